@@ -1,0 +1,67 @@
+# Every target sets up what it needs in .venv by itself, from the versions pinned in constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lint types imports docs bench bench-peers fuzz clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "error: debubble needs Python 3.11 or newer; set PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first and alone: asked for by another package, a newer one with its CUDA libraries would come.
+$(VENV)/.torch: constraints.txt | $(BIN)/python
+	$(PIP) install "$$(grep '^torch==' constraints.txt)" --constraint constraints.txt
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+	$(PIP) install --editable '.[torch]' --constraint constraints.txt
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+	$(PIP) install --editable '.[dev]' --constraint constraints.txt
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo ## run a real four-stage pipeline on this machine and look at its traces
+	$(BIN)/debubble demo --out debubble-demo --force
+
+test: $(VENV)/.dev ## run all tests
+	$(BIN)/python -m pytest
+
+check: format lint types imports test docs ## what CI runs
+
+format: $(VENV)/.dev ## is the code formatted?
+	$(BIN)/ruff format --check .
+
+lint: $(VENV)/.dev ## ruff, all rules
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev ## mypy, strict
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev ## the import contract of the house
+	$(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/.dev ## build the documentation; warnings are errors
+	$(BIN)/sphinx-build -q -W -E -b html docs docs/_build/html
+
+bench: $(VENV)/.dev ## measure the bars of the reader, as ratios of one run
+	$(BIN)/python benchmarks/read.py
+
+bench-peers: $(VENV)/.dev ## the same beside HolisticTraceAnalysis, in a venv of its own
+	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip --disable-pip-version-check --quiet install traceinsight==0.6.1
+	$(BIN)/python benchmarks/read.py --peer .venv-peers/bin/python
+
+fuzz: $(VENV)/.dev ## throw 20,000 mutated traces at the reader
+	$(BIN)/python tests/fuzz/fuzz_reader.py --cases 20000
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) .venv-peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis \
+	  docs/_build benchmarks/.data debubble-demo build dist

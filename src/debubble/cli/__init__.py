@@ -1,0 +1,79 @@
+"""Words in → calls of the other rooms out. One module a verb; only this room prints."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from debubble import __version__
+from debubble.errors import DebubbleError
+
+# A verb's module is imported only when the verb is called: `debubble --help` stays instant.
+VERBS = {
+    "inspect": "What have I got? Files, ranks, steps and events; what is missing or broken.",
+    "demo": "Show me: a real four-stage pipeline on this machine, no GPU needed.",
+}
+
+EXIT_NO_ANSWER = 2
+EXIT_INTERRUPTED = 130
+
+
+class Verbs(click.Group):
+    """Commands by name, imported on demand."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the verbs in the order of a user's questions."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import a verb's module and return its command."""
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"debubble.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the verbs without importing them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="debubble")
+def cli() -> None:
+    """Find the bubble in a pipeline-parallel PyTorch job, and pay it down."""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line: the one place where errors are caught and the exit code is chosen."""
+    try:
+        cli.main(args=None if words is None else list(words), standalone_mode=False)
+    except DebubbleError as error:
+        complain(str(error), error.hint)
+        sys.exit(EXIT_NO_ANSWER)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        complain(error.format_message(), _usage_hint(error))
+        sys.exit(EXIT_NO_ANSWER)
+    except (click.Abort, KeyboardInterrupt):
+        complain("interrupted")
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def complain(message: str, hint: str = "") -> None:
+    """Say what is wrong and what to do about it, on stderr."""
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f"\nhint: {hint}", err=True)
+
+
+def _usage_hint(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path} --help" if context else "debubble --help"

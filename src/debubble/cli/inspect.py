@@ -1,0 +1,51 @@
+"""`debubble inspect`: what was found, and what is missing or broken."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+
+from debubble.cli.options import (
+    exit_strictly,
+    limits_from,
+    output_options,
+    print_answer,
+    progress,
+    trace_options,
+)
+from debubble.report.inspect import inspect_json, inspect_page
+from debubble.trace.run import find_run, read_run
+
+
+@click.command("inspect")
+@click.argument("traces", nargs=-1, required=True)
+@trace_options
+@output_options
+def command(  # noqa: PLR0913 (one argument a flag)
+    *,
+    traces: tuple[str, ...],
+    capture: str | None,
+    rank: int | None,
+    max_inflated: str,
+    max_ratio: float,
+    as_json: bool,
+    strict: bool,
+    color: str,
+    quiet: bool,
+) -> None:
+    """Say what TRACES hold: ranks, steps, events, kernels; what is missing or broken.
+
+    TRACES are files, folders, globs or URLs: torch.profiler traces, Nsight Systems SQLite exports,
+    or op tables.
+    """
+    limits = limits_from(max_inflated, max_ratio)
+    found = find_run(traces, capture=capture, limits=limits)
+    with progress("reading", quiet=quiet) as show:
+        run = read_run(found, limits=limits, rank=rank, on_progress=show)
+    words = " ".join(shlex.quote(word) for word in traces)
+    other = next((c.name for c in run.found.captures if c is not run.found.capture), "")
+    more = f" --capture {shlex.quote(other)}" if other else " --json"
+    page = inspect_page(run, "" if quiet else f"debubble inspect {words}{more}")
+    print_answer(page, inspect_json(run), as_json=as_json, color=color)
+    exit_strictly(run.gaps, strict=strict)

@@ -1,0 +1,127 @@
+"""Options and manners that all verbs share."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from debubble.errors import Gap
+from debubble.trace.run import Progress
+from debubble.trace.source import DEFAULT_LIMITS, Limits
+from debubble.units import parse_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from debubble.report.text import Page
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+# A progress bar for anything that takes longer than a moment.
+_PATIENCE_S = 2.0
+EXIT_STRICT = 2
+
+
+def output_options(command: _Command) -> _Command:
+    """Add what every verb takes: --json, --strict, --color, -q."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+        click.option("--strict", is_flag=True, help="Exit with 2 when there is any warning."),
+        click.option(
+            "--color",
+            type=click.Choice(["auto", "always", "never"]),
+            default="auto",
+            show_default=True,
+            help="Colour; NO_COLOR is honoured.",
+        ),
+        click.option("-q", "--quiet", is_flag=True, help="No progress, and no hints."),
+    ):
+        command = option(command)
+    return command
+
+
+def trace_options(command: _Command) -> _Command:
+    """Add what every verb that reads traces takes."""
+    for option in (
+        click.option("--capture", metavar="NAME", help="Which capture, where there are several."),
+        click.option(
+            "--rank", type=int, metavar="N", help="The rank of a single file without one."
+        ),
+        click.option(
+            "--max-inflated",
+            metavar="SIZE",
+            default=f"{DEFAULT_LIMITS.inflated_bytes // 1024**3}GiB",
+            show_default=True,
+            help="Largest size that one file may inflate to.",
+        ),
+        click.option(
+            "--max-ratio",
+            type=click.FloatRange(min=1),
+            default=DEFAULT_LIMITS.ratio,
+            show_default=True,
+            help="Largest factor by which one file may inflate.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def limits_from(max_inflated: str, max_ratio: float) -> Limits:
+    """Return the limits as the user set them."""
+    return Limits(inflated_bytes=parse_bytes(max_inflated), ratio=max_ratio)
+
+
+def print_answer(page: Page, data: dict[str, Any], *, as_json: bool, color: str) -> None:
+    """Print the answer on stdout, for a person or for a program."""
+    if as_json:
+        click.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    from debubble.report.text import print_page  # noqa: PLC0415 (rich is not needed for JSON)
+
+    print_page(page, console_for(color))
+
+
+def console_for(color: str) -> Console:
+    """Make a console for stdout, as wide as the terminal or, without one, as a wide page."""
+    from rich.console import Console  # noqa: PLC0415
+
+    plain_width = None if sys.stdout.isatty() else 120
+    return Console(
+        force_terminal=True if color == "always" else None,
+        no_color=True if color == "never" else None,
+        width=plain_width,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def exit_strictly(gaps: tuple[Gap, ...], *, strict: bool) -> None:
+    """Exit with 2 where there are warnings and the user asked for that."""
+    if strict and gaps:
+        raise click.exceptions.Exit(EXIT_STRICT)
+
+
+@contextmanager
+def progress(what: str, *, quiet: bool) -> Iterator[Progress]:
+    """Lend a function that shows how far the work is, on a terminal, after a moment's patience."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    began = time.monotonic()
+    with Bar(console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+        task = bar.add_task(what, total=None, visible=False)
+
+        def show(done: int, total: int) -> None:
+            late = time.monotonic() - began > _PATIENCE_S
+            bar.update(task, completed=done, total=total, visible=late, refresh=late)
+
+        yield show

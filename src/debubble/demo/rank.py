@@ -1,0 +1,144 @@
+"""One process of the demo's pipeline: `python -m debubble.demo.rank FOLDER RANK`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from debubble.demo.files import RunFiles
+from debubble.demo.layers import listening, make_batch
+from debubble.demo.pipeline import build_schedule, build_stages
+from debubble.demo.truth import Recorder, Truth
+from debubble.demo.workload import PROFILER_WARMUP_STEPS, decode_workload
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from debubble.demo.truth import Phase, TrueStep
+    from debubble.demo.workload import Workload
+
+# Large, so that a wrong gradient shows in the next step's loss.
+LEARNING_RATE = 1.0
+
+
+class Rank:
+    """What one process holds between steps: its stages, its schedule, its optimizer."""
+
+    def __init__(self, workload: Workload, rank: int) -> None:
+        self.workload = workload
+        self.rank = rank
+        self.recorder = Recorder()
+        self.stages = build_stages(workload, rank, self.recorder)
+        self.schedule = build_schedule(workload, self.stages)
+        weights = [weight for stage in self.stages for weight in stage.submod.parameters()]
+        self.optimizer = torch.optim.SGD(weights, lr=LEARNING_RATE) if workload.trains else None
+
+    def run_step(self, step: int, phase: Phase) -> TrueStep:
+        """Run one batch through the pipeline and wait until every rank is through.
+
+        Without the barrier the first rank of a forward-only pipeline runs ahead by whole steps,
+        and the first to end a training step would export its trace while others still compute.
+        """
+        if phase == "profiled" and self.workload.fail_rank == self.rank:
+            raise RuntimeError(f"rank {self.rank} was asked to fail")
+        batch = make_batch(self.workload, step)
+        start_ns = time.time_ns()
+        with torch.set_grad_enabled(self.workload.trains):
+            loss = self._run_schedule(*batch)
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        dist.barrier()
+        return self.recorder.end_step(
+            step=step, phase=phase, start_ns=start_ns, end_ns=time.time_ns(), loss=loss
+        )
+
+    def _run_schedule(self, x: torch.Tensor, target: torch.Tensor) -> float | None:
+        inputs = (x,) if any(stage.is_first for stage in self.stages) else ()
+        if not self.workload.trains or not any(stage.is_last for stage in self.stages):
+            self.schedule.step(*inputs)
+            return None
+        losses: list[torch.Tensor] = []
+        self.schedule.step(*inputs, target=target, losses=losses)
+        return float(torch.stack(losses).mean())
+
+
+def run_rank(files: RunFiles, rank: int) -> None:
+    """Join the other ranks, run all steps, and write this rank's trace and truth."""
+    workload = decode_workload(files.workload.read_bytes())
+    torch.set_num_threads(1)
+    # torch's own stubs leave FileStore out of what torch.distributed exports.
+    store = dist.FileStore(str(files.rendezvous), workload.ranks)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=workload.ranks)
+    pipeline = Rank(workload, rank)
+    with listening(pipeline.recorder.record_call):
+        steps = run_steps(pipeline, files)
+    truth = Truth(rank=rank, stages=workload.stages_of(rank), workload=workload, steps=steps)
+    files.write(files.truth(rank), msgspec.json.encode(truth))
+    dist.destroy_process_group()
+
+
+def run_steps(pipeline: Rank, files: RunFiles) -> tuple[TrueStep, ...]:
+    """Run the unprofiled steps, then the profiled ones."""
+    workload = pipeline.workload
+    steps: list[TrueStep] = []
+
+    def run(phase: Phase) -> None:
+        steps.append(pipeline.run_step(len(steps), phase))
+        if pipeline.rank == 0:
+            files.count_step()
+
+    for _ in range(workload.warmup):
+        run("unprofiled")
+    with _profiling(workload.steps, files, pipeline.rank) as profiler:
+        for _ in range(PROFILER_WARMUP_STEPS):
+            run("profiler-warm-up")
+            profiler.step()
+        for _ in range(workload.steps):
+            run("profiled")
+            profiler.step()
+    return tuple(steps)
+
+
+def _profiling(steps: int, files: RunFiles, rank: int) -> torch.profiler.profile:
+    def export(profiler: torch.profiler.profile) -> None:
+        with files.replacing(files.trace(rank)) as partial:
+            profiler.export_chrome_trace(str(partial))
+
+    return torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        record_shapes=True,
+        profile_memory=True,
+        schedule=torch.profiler.schedule(
+            wait=0, warmup=PROFILER_WARMUP_STEPS, active=steps, repeat=1
+        ),
+        on_trace_ready=export,
+    )
+
+
+def main(folder: str, rank: str) -> None:
+    """Run one rank; where it fails, note when, so that the first to fail is the one to blame."""
+    files = RunFiles(folder=Path(folder))
+
+    def leave_at_once(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        files.write(files.failure(int(rank)), str(time.time_ns()).encode())
+        # sys.stderr is a buffer here: torch.distributed wraps this hook to prefix its output.
+        traceback.print_exception(kind, error, trace, file=sys.__stderr__)
+        os._exit(1)
+
+    sys.excepthook = leave_at_once
+    run_rank(files, int(rank))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

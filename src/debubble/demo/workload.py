@@ -1,0 +1,193 @@
+"""What the demo's pipeline does: how many ranks, which layers, how long each takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from debubble.errors import UsageError
+
+NS_PER_MS = 1_000_000
+
+# The profiler's first step pays for its set-up; torch keeps that step out of the trace.
+PROFILER_WARMUP_STEPS = 1
+
+# Below two ranks nothing is passed along, so there is no pipeline to show.
+LEAST_RANKS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchSchedule:
+    """Where torch.distributed.pipelining keeps a schedule, and how it lays stages on ranks."""
+
+    torch_class: str
+    layout: Literal["single", "loop", "v"]
+
+
+SCHEDULES = {
+    "forward-only": TorchSchedule(torch_class="_ScheduleForwardOnly", layout="single"),
+    "gpipe": TorchSchedule(torch_class="ScheduleGPipe", layout="single"),
+    "1f1b": TorchSchedule(torch_class="Schedule1F1B", layout="single"),
+    "interleaved-1f1b": TorchSchedule(torch_class="ScheduleInterleaved1F1B", layout="loop"),
+    "looped-bfs": TorchSchedule(torch_class="ScheduleLoopedBFS", layout="loop"),
+    "interleaved-zb": TorchSchedule(torch_class="ScheduleInterleavedZeroBubble", layout="loop"),
+    "zbv": TorchSchedule(torch_class="ScheduleZBVZeroBubble", layout="v"),
+    "dualpipe-v": TorchSchedule(torch_class="ScheduleDualPipeV", layout="v"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A pipeline of layers whose time is set, so that its bubble is known beforehand.
+
+    `layers` counts the layers of each stage; schedules with two chunks a rank have twice as many
+    stages as ranks. `layer_scale` stretches single layers, to plant an imbalance. `fail_rank`
+    makes that rank crash in its first profiled step; it is there for tests.
+    """
+
+    ranks: int = 4
+    layers: tuple[int, ...] = (4, 4, 4, 4)
+    microbatches: int = 8
+    schedule: str = "1f1b"
+    forward_ms: float = 4.0
+    backward_ms: float = 8.0
+    layer_scale: tuple[float, ...] | None = None
+    tokens: int = 64
+    width: int = 32
+    steps: int = 2
+    warmup: int = 2
+    fail_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        _check_times(self)
+        _check_layout(self)
+        _check_microbatches(self)
+
+    @property
+    def stages(self) -> int:
+        """Slices that the model is cut into, over all ranks."""
+        return len(self.layers)
+
+    @property
+    def all_steps(self) -> int:
+        """Steps that are run, in the trace or not."""
+        return self.warmup + PROFILER_WARMUP_STEPS + self.steps
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a backward pass."""
+        return self.schedule != "forward-only"
+
+    def rank_of(self, stage: int) -> int:
+        """Return the rank that holds a stage."""
+        chunk, place = divmod(stage, self.ranks)
+        if SCHEDULES[self.schedule].layout == "v" and chunk % 2:
+            return self.ranks - 1 - place
+        return place
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages that a rank holds, in the order of the model."""
+        return tuple(stage for stage in range(self.stages) if self.rank_of(stage) == rank)
+
+    def layers_of(self, stage: int) -> range:
+        """Return the layers of a stage, counted through the whole model."""
+        first = sum(self.layers[:stage])
+        return range(first, first + self.layers[stage])
+
+    def forward_ns(self, layer: int) -> int:
+        """Return how long the forward pass of a layer takes."""
+        return round(self.forward_ms * self._scale(layer) * NS_PER_MS)
+
+    def backward_ns(self, layer: int) -> int:
+        """Return how long the full backward pass of a layer takes: input and weight gradient."""
+        return round(self.backward_ms * self._scale(layer) * NS_PER_MS)
+
+    def _scale(self, layer: int) -> float:
+        return 1.0 if self.layer_scale is None else self.layer_scale[layer]
+
+
+def encode_workload(workload: Workload) -> bytes:
+    """Write a workload as JSON, for the processes that run it."""
+    return msgspec.json.encode(workload)
+
+
+def decode_workload(text: bytes) -> Workload:
+    """Read back what `encode_workload` wrote."""
+    try:
+        return msgspec.json.decode(text, type=Workload)
+    except msgspec.MsgspecError as error:
+        raise UsageError(
+            f"this is no workload: {error}", hint="write it with encode_workload"
+        ) from error
+
+
+def _check_sizes(workload: Workload) -> None:
+    least = {
+        "ranks": LEAST_RANKS,
+        "microbatches": 1,
+        "tokens": 1,
+        "width": 1,
+        "steps": 1,
+        "warmup": 1,  # the first step infers shapes and connects the ranks
+    }
+    for name, bound in least.items():
+        size = getattr(workload, name)
+        if size < bound:
+            raise UsageError(f"{name} is {size}", hint=f"give at least {bound}")
+    if any(layers < 1 for layers in workload.layers):
+        raise UsageError(
+            f"a stage without layers: {workload.layers}", hint="give every stage one layer or more"
+        )
+    if workload.fail_rank is not None and not 0 <= workload.fail_rank < workload.ranks:
+        raise UsageError(
+            f"fail_rank is {workload.fail_rank}", hint=f"ranks count from 0 to {workload.ranks - 1}"
+        )
+
+
+def _check_times(workload: Workload) -> None:
+    scale = workload.layer_scale or ()
+    times = (workload.forward_ms, workload.backward_ms, *scale)
+    # Written so that a NaN fails too.
+    if not all(0 <= time < float("inf") for time in times):
+        raise UsageError("a layer's time must be zero or more", hint="give times in milliseconds")
+    if workload.layer_scale is not None and len(scale) != sum(workload.layers):
+        raise UsageError(
+            f"layer_scale has {len(scale)} entries for {sum(workload.layers)} layers",
+            hint="give one multiplier for each layer of the model",
+        )
+
+
+def _check_layout(workload: Workload) -> None:
+    known = SCHEDULES.get(workload.schedule)
+    if known is None:
+        raise UsageError(
+            f"torch has no schedule {workload.schedule!r}", hint=f"one of {', '.join(SCHEDULES)}"
+        )
+    ranks, stages = workload.ranks, workload.stages
+    wanted = {"single": stages == ranks, "v": stages == 2 * ranks, "loop": stages % ranks == 0}
+    if not stages or not wanted[known.layout]:
+        rule = {"single": f"{ranks}", "v": f"{2 * ranks}", "loop": f"a multiple of {ranks}"}
+        raise UsageError(
+            f"layers names {stages} stages, which {workload.schedule} cannot lay on {ranks} ranks",
+            hint=f"give one count of layers for each stage; {rule[known.layout]} stages here",
+        )
+
+
+def _check_microbatches(workload: Workload) -> None:
+    """Refuse what torch's schedules refuse, before four processes are started for it."""
+    microbatches, ranks = workload.microbatches, workload.ranks
+    least = {"1f1b": ranks, "dualpipe-v": workload.stages}.get(workload.schedule, 1)
+    if microbatches < least:
+        raise UsageError(
+            f"{workload.schedule} needs {least} microbatches or more, not {microbatches}",
+            hint=f"give {least} microbatches, or the schedule gpipe",
+        )
+    rounds = max(1, microbatches // ranks)
+    if workload.schedule in {"interleaved-1f1b", "interleaved-zb"} and microbatches % rounds:
+        raise UsageError(
+            f"{workload.schedule} cannot cut {microbatches} microbatches into {rounds} rounds",
+            hint=f"give a multiple of {ranks} microbatches",
+        )

@@ -1,0 +1,96 @@
+"""Every error raised on purpose, and the gaps that are reported instead of raised.
+
+DebubbleError            anything debubble says no to; printed as `error:` and `hint:`, exit code 2
+├── UsageError           the words on the command line do not fit together
+├── MissingExtra         an optional dependency is not installed
+├── RunNotFound          no traces where the user pointed, or no such capture
+├── TraceError           one file cannot be read
+│   ├── NotATrace        it is readable, but it is something else
+│   └── TraceTooLarge    it inflates beyond the limits
+└── DemoError            the demo's own pipeline failed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class DebubbleError(Exception):
+    """Says what is wrong, in which file and rank, and what to do about it."""
+
+    def __init__(
+        self, message: str, *, hint: str = "", file: str = "", rank: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.file = file
+        self.rank = rank
+
+    def __str__(self) -> str:
+        return f"{place(self.file, self.rank)}{self.message}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Survive the way back from a worker process."""
+        return _rebuild, (type(self), self.message, self.hint, self.file, self.rank)
+
+
+def _rebuild(
+    kind: type[DebubbleError], message: str, hint: str, file: str, rank: int | None
+) -> DebubbleError:
+    return kind(message, hint=hint, file=file, rank=rank)
+
+
+class UsageError(DebubbleError):
+    """The words on the command line do not fit together."""
+
+
+class MissingExtra(DebubbleError):
+    """An optional dependency is not installed."""
+
+
+class RunNotFound(DebubbleError):
+    """No traces where the user pointed, or no capture of that name."""
+
+
+class TraceError(DebubbleError):
+    """One file cannot be read; the files beside it can."""
+
+
+class NotATrace(TraceError):
+    """The file is readable, but it is something else than a trace."""
+
+
+class TraceTooLarge(TraceError):
+    """The file inflates beyond the limits that guard against gzip bombs."""
+
+
+class DemoError(DebubbleError):
+    """The demo's own pipeline did not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Something missing or broken that the answer had to do without: a warning in every output."""
+
+    code: str
+    message: str
+    hint: str = ""
+    file: str = ""
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        return f"{place(self.file, self.rank)}{self.message}"
+
+
+def as_gap(error: DebubbleError, *, code: str) -> Gap:
+    """Turn the error of one file into a gap of the whole answer."""
+    return Gap(code=code, message=error.message, hint=error.hint, file=error.file, rank=error.rank)
+
+
+def place(file: str, rank: int | None) -> str:
+    """Return `rank 3, a/b.json: `, or less where less is known."""
+    parts = [] if rank is None else [f"rank {rank}"]
+    if file:
+        parts.append(file)
+    return ", ".join(parts) + ": " if parts else ""

@@ -1,0 +1,1 @@
+"""Results in → text and JSON out. Only this room draws."""

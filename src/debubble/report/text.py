@@ -1,0 +1,69 @@
+"""Pages in → lines for a terminal or a file out: the answer first, readable without colour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+if TYPE_CHECKING:
+    from debubble.errors import Gap
+
+# Figures stand under each other when right-aligned; words when left-aligned.
+_WORDS = frozenset({"rank", "device", "op", "name in the table", "to"})
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows of cells, all text."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    title: str = ""
+
+
+@dataclass(slots=True)
+class Page:
+    """One verb's answer, in the order every verb keeps."""
+
+    answer: str
+    tables: list[Table] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    next_command: str = ""
+
+
+def print_page(page: Page, console: Console) -> None:
+    """Print a page; strangers' names are escaped, never taken for markup."""
+    console.print(escape(page.answer), style="bold", soft_wrap=True)
+    for table in page.tables:
+        console.print()
+        if table.title:
+            console.print(escape(table.title), soft_wrap=True)
+        console.print(_draw(table))
+    if page.notes:
+        console.print()
+    for note in page.notes:
+        console.print(escape(note), soft_wrap=True)
+    if page.gaps:
+        console.print()
+    for gap in page.gaps:
+        console.print(f"[yellow]warning:[/yellow] {escape(str(gap))}", soft_wrap=True)
+        if gap.hint:
+            console.print(f"   [cyan]hint:[/cyan] {escape(gap.hint)}", soft_wrap=True)
+    if page.next_command:
+        console.print()
+        console.print(f"next: {escape(page.next_command)}", soft_wrap=True)
+
+
+def _draw(table: Table) -> RichTable:
+    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in table.columns:
+        drawn.add_column(column, justify="left" if column in _WORDS else "right")
+    for row in table.rows:
+        drawn.add_row(*(escape(cell) for cell in row))
+    return drawn

@@ -1,0 +1,1 @@
+"""Trace files in → columns out (`RankTrace`, `OpTable`). Knows file formats, no pipelines."""

@@ -1,0 +1,261 @@
+"""What every reader returns: columns of one rank, in integer nanoseconds, with interned names.
+
+Nothing here knows of pipelines. A row of a table is an index into its arrays; `name`, `thread` and
+`group` are indices into the tuples of `RankTrace`; -1 means "not known".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.errors import Gap
+
+I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
+U8 = NDArray[np.uint8]
+
+UNKNOWN = -1
+
+
+class KernelKind(IntEnum):
+    """What a piece of device work is for. From PEER up it is communication, never busy time."""
+
+    COMPUTE = 0
+    COPY = 1
+    MEMSET = 2
+    PEER = 3
+    """Point to point: sends and receives, alone or fused."""
+    COLLECTIVE = 4
+    COMMUNICATION = 5
+    """Communication, but the trace does not tell whether point to point or collective."""
+
+
+FIRST_COMMUNICATION_KIND = KernelKind.PEER
+
+
+class Operation(IntEnum):
+    """What a communication operator does."""
+
+    OTHER = 0
+    SEND = 1
+    RECEIVE = 2
+    COLLECTIVE = 3
+    WAIT = 4
+    BARRIER = 5
+
+
+class MemoryDevice(IntEnum):
+    """Whose memory an allocation event counts."""
+
+    CPU = 0
+    DEVICE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Arrays of one length, sorted by start."""
+
+    start_ns: I64
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def bytes(self) -> int:
+        """Return the memory that the columns take."""
+        return sum(getattr(self, column.name).nbytes for column in fields(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels(Table):
+    """Device kernels, copies and memsets."""
+
+    duration_ns: I64
+    name: I32
+    kind: U8
+    device: I32
+    stream: I32
+    correlation: I64
+    graph: I64
+    """Identity of the CUDA graph the kernel belongs to, where the trace says so."""
+    copy_bytes: I64
+    launch: I32
+    """Row in `launches` of the call that queued it. Kernels of one graph launch share a row."""
+
+    @property
+    def communication(self) -> NDArray[np.bool_]:
+        """True where a row is communication of any kind."""
+        return self.kind >= FIRST_COMMUNICATION_KIND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launches(Table):
+    """Host calls that queue device work or wait for it."""
+
+    duration_ns: I64
+    name: I32
+    thread: I32
+    correlation: I64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operators(Table):
+    """Communication operators: the host side of sends, receives and collectives."""
+
+    duration_ns: I64
+    name: I32
+    thread: I32
+    operation: U8
+    local_peer: I32
+    """The other side of a send or receive, counted inside its process group."""
+    peer: I32
+    """The same as a global rank, where the group is known."""
+    group: I32
+    elements: I64
+    message_bytes: I64
+    dtype: I32
+    tag: I32
+    kernel: I32
+    """Row in `kernels` that carried it out. A fused exchange: several operators, one kernel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotations(Table):
+    """`record_function` and NVTX ranges, of the host (thread) or mirrored on a device (stream)."""
+
+    duration_ns: I64
+    name: I32
+    thread: I32
+    stream: I32
+    """The stream of a device annotation; -1 for a host annotation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory(Table):
+    """The allocator after each allocation (positive) or release (negative)."""
+
+    device_type: U8
+    device: I32
+    change_bytes: I64
+    allocated_bytes: I64
+    reserved_bytes: I64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuOperators(Table):
+    """The outermost operators of each thread; only kept where no device work was traced."""
+
+    duration_ns: I64
+    name: I32
+    thread: I32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A process group and its members as global ranks, in group order."""
+
+    name: str
+    description: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """An accelerator as the trace describes it."""
+
+    index: int
+    name: str
+    memory_bytes: int | None = None
+    multiprocessors: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thread:
+    """A host thread that launched work or was annotated."""
+
+    identity: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What the file says about itself."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str = ""
+    groups: tuple[Group, ...] = ()
+    devices: tuple[Device, ...] = ()
+    host: str = ""
+    base_time_ns: int = 0
+    record_shapes: bool | None = None
+    profile_memory: bool | None = None
+    with_stack: bool | None = None
+    versions: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """One rank's trace, reduced to what the product uses."""
+
+    file: str
+    format: str
+    header: Header
+    names: tuple[str, ...]
+    threads: tuple[Thread, ...]
+    groups: tuple[Group, ...] = ()
+    """The header's process groups and those that only operators name."""
+    kernels: Kernels
+    launches: Launches
+    operators: Operators
+    annotations: Annotations
+    memory: Memory
+    cpu_operators: CpuOperators
+    events: int
+    """Events in the file, kept or not."""
+    inflated_bytes: int
+    rank: int | None = None
+    """From the header, else the file name; None until one of them told."""
+    gaps: tuple[Gap, ...] = field(default=())
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All tables, for counting."""
+        return (
+            self.kernels,
+            self.launches,
+            self.operators,
+            self.annotations,
+            self.memory,
+            self.cpu_operators,
+        )
+
+    def kept_bytes(self) -> int:
+        """Return the memory that all columns take."""
+        return sum(table.bytes() for table in self.tables)
+
+
+_COLUMN_TYPES = {"I64": np.int64, "I32": np.int32, "U8": np.uint8}
+
+
+TableType = TypeVar("TableType", bound=Table)
+
+
+def build(table: type[TableType], rows: int, /, **columns: object) -> TableType:
+    """Make a table of `rows` rows; columns not given are -1 (0 for unsigned ones)."""
+    made = {}
+    for column in fields(table):
+        dtype = _COLUMN_TYPES[str(column.type)]
+        given = columns.pop(column.name, None)
+        if given is None:
+            given = np.full(rows, 0 if dtype is np.uint8 else UNKNOWN, dtype=dtype)
+        made[column.name] = np.asarray(given, dtype=dtype)
+    if columns:
+        unknown = ", ".join(sorted(columns))
+        message = f"{table.__name__} has no column {unknown}"
+        raise TypeError(message)
+    return table(**made)

@@ -1,0 +1,112 @@
+"""First bytes of a file in → what it is, told by content and never by extension."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from debubble.errors import TraceError
+from debubble.trace.kineto.document import Opening, not_a_trace, scan_opening
+from debubble.trace.kineto.header import parse_header
+from debubble.trace.nsight import is_sqlite
+from debubble.trace.optable import sniff_op_table
+from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
+
+# Kineto's header is at most 40 KB in the traces we have seen; the rank is in it.
+_PREFIX_BYTES = 256 * 1024
+
+# Fields that only a Kineto file begins with, should its header be longer than the prefix.
+_KINETO_FIELDS = frozenset({"schemaVersion", "deviceProperties", "distributedInfo", "traceName"})
+
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_PARALLEL_IN_NAME = re.compile(r"(?:^|[-_.])(?:tp|pp)[-_]?(\d{1,5})(?=[-_.]|$)", re.IGNORECASE)
+
+
+class Format(StrEnum):
+    """What a file can be."""
+
+    KINETO = "kineto"
+    NSIGHT = "nsight"
+    OP_TABLE = "op table"
+    OTHER_JSON = "other JSON"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recognised:
+    """A file, what it is, and whose it is as far as its first bytes and its name tell."""
+
+    file: str
+    format: Format
+    rank: int | None = None
+    world_size: int | None = None
+    why_not: TraceError | None = None
+    """For what is no trace: how to say so."""
+
+    @property
+    def is_trace(self) -> bool:
+        """True for the formats that can be read."""
+        return self.format in {Format.KINETO, Format.NSIGHT, Format.OP_TABLE}
+
+
+def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> Recognised:
+    """Say what a file is. Raises `TraceError` where it cannot be opened or is empty."""
+    source = Source(file, limits)
+    prefix = source.prefix(_PREFIX_BYTES)
+    if not prefix:
+        problem = source.damage or "is empty"
+        raise TraceError(problem, hint="record the trace again", file=file)
+    if is_sqlite(prefix):
+        return Recognised(file=file, format=Format.NSIGHT, rank=rank_from_name(file))
+    opening = scan_opening(prefix)
+    if _is_kineto(opening):
+        header = parse_header(opening.fields)
+        rank = rank_from_name(file) if header.rank is None else header.rank
+        return Recognised(file=file, format=Format.KINETO, rank=rank, world_size=header.world_size)
+    if sniff_op_table(prefix):
+        return Recognised(file=file, format=Format.OP_TABLE)
+    return Recognised(
+        file=file,
+        format=Format.OTHER_JSON if _is_json(prefix, opening) else Format.OTHER,
+        why_not=_why_not(prefix, opening, file),
+    )
+
+
+def rank_from_name(file: str) -> int | None:
+    """Find the rank in a path: `rank3.json`, `…_rank-3…`, `rank_3/trace.json`, SGLang's `-TP-3`."""
+    for part in reversed(re.split(r"[/\\]", file)):
+        found = _RANK_IN_NAME.findall(part)
+        if found:
+            return int(found[-1])
+    name = re.split(r"[/\\]", file)[-1]
+    found = _PARALLEL_IN_NAME.findall(name)
+    return int(found[0]) if len(found) == 1 else None
+
+
+def _is_kineto(opening: Opening) -> bool:
+    if opening.events_at >= 0:
+        return True
+    return not opening.ended and bool(_KINETO_FIELDS & opening.fields.keys())
+
+
+def _is_json(prefix: bytes, opening: Opening) -> bool:
+    """Tell JSON of another kind from garbage, also where the prefix cuts it off."""
+    if opening.ended and (opening.fields or opening.bare):
+        return True
+    try:
+        json.loads(prefix)
+    except (ValueError, RecursionError):
+        return bool(opening.fields)
+    return True
+
+
+def _why_not(prefix: bytes, opening: Opening, file: str) -> TraceError:
+    if prefix[:1] in {b"{", b"["} or _is_json(prefix, opening):
+        return not_a_trace(opening.fields, file)
+    return TraceError(
+        "is neither a Kineto trace nor an Nsight export nor an op table",
+        hint="give torch.profiler's Chrome traces, `nsys export --type sqlite` files, or op tables",
+        file=file,
+    )

@@ -1,0 +1,252 @@
+"""A Chrome trace as a stream: header fields and batches of events, in whatever order they come.
+
+The file is either an object with a `traceEvents` list among other fields or the bare list. Events
+are cut into stretches at event borders and decoded typed; nothing is held longer than a stretch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import msgspec
+
+from debubble.errors import NotATrace, TraceError
+from debubble.trace.kineto.events import AnyKind, decode_any_events, decode_known_events
+from debubble.trace.kineto.walk import BORDER, Walk, walk_events
+from debubble.trace.source import Source
+from debubble.units import show_bytes
+
+EVENTS_FIELD = "traceEvents"
+
+# No field beside the events, and no single event, is larger in any trace we have seen (the largest
+# header is 40 KB). The limit bounds memory when a file is not what it seems.
+MAX_HELD_BYTES = 16 * 1024 * 1024
+
+# Event borders are looked for in the last bytes of a piece; an event is some 300 bytes long.
+_BORDER_WINDOWS = (2_048, 65_536, MAX_HELD_BYTES)
+
+_scan = json.JSONDecoder().raw_decode
+_WHITESPACE = " \t\r\n"
+_BOM = "\u00ef\u00bb\u00bf"  # a byte order mark, read one character a byte
+
+
+class Place(Enum):
+    """Where in the document the reader stands."""
+
+    BEFORE = auto()
+    EVENTS = auto()
+    AFTER = auto()
+
+
+class Document:
+    """Streams one file. After `batches` is exhausted, the attributes say what else was found."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.fields: dict[str, Any] = {}
+        self.closed = False
+        """The list of events was closed properly."""
+        self.bare = False
+        """The file is the list itself, with no fields around it."""
+        self.malformed = 0
+        self.first_malformed = ""
+        self.bad_text = 0
+        self._place = Place.BEFORE
+        self._held = b""
+
+    def batches(self) -> Iterator[Sequence[AnyKind]]:
+        """Yield all events, a stretch at a time."""
+        for piece in self.source.pieces():
+            if self._place is Place.EVENTS:
+                yield from self._take_events(piece)
+            else:
+                self._hold(piece)
+                if self._place is Place.BEFORE and self._open_events():
+                    rest, self._held = self._held, b""
+                    yield from self._take_events(rest)
+        yield from self._finish()
+
+    def _hold(self, piece: bytes) -> None:
+        if self._place is Place.AFTER and len(self._held) > MAX_HELD_BYTES:
+            return  # whatever follows 16 MiB after the events, no field of ours does
+        self._held += piece
+        if self._place is Place.BEFORE and len(self._held) > MAX_HELD_BYTES:
+            raise NotATrace(
+                f"has no `{EVENTS_FIELD}` in its first {show_bytes(MAX_HELD_BYTES)}",
+                hint="give files written by torch.profiler's export_chrome_trace",
+                file=self.source.file,
+            )
+
+    def _open_events(self, *, final: bool = False) -> bool:
+        """Read fields up to the first event; False while more text is needed."""
+        opening = scan_opening(self._held)
+        self.fields, self.bare = opening.fields, opening.bare
+        if opening.events_at < 0:
+            if opening.ended or (final and not self.source.damage):
+                raise not_a_trace(self.fields, self.source.file)
+            return False
+        self._held = self._held[opening.events_at :]
+        self._place = Place.EVENTS
+        return True
+
+    def _take_events(self, piece: bytes) -> Iterator[Sequence[AnyKind]]:
+        cut = _last_border(piece)
+        if cut < 0:
+            self._held += piece
+            if len(self._held) > MAX_HELD_BYTES:
+                yield from self._walk(self._held, final=False)
+            return
+        stretch = b"".join((b"[", self._held, memoryview(piece)[:cut], b"]"))
+        batch = _decode(stretch)
+        if batch is not None:
+            self._held = piece[cut + 1 :]
+            yield batch
+        else:
+            yield from self._walk(self._held + piece, final=False)
+
+    def _walk(self, data: bytes, *, final: bool) -> Iterator[Sequence[AnyKind]]:
+        walk = walk_events(data, final=final)
+        self._note(walk)
+        self._held = data[walk.consumed :]
+        if walk.closed:
+            self._place = Place.AFTER
+            self.closed = True
+        elif len(self._held) > MAX_HELD_BYTES:
+            raise TraceError(
+                f"holds an event larger than {show_bytes(MAX_HELD_BYTES)}: damaged, or no trace",
+                hint="record it again",
+                file=self.source.file,
+            )
+        if walk.events:
+            yield walk.events
+
+    def _finish(self) -> Iterator[Sequence[AnyKind]]:
+        if self._place is Place.BEFORE and self._open_events(final=True):
+            pass  # a file that ends right after `"traceEvents": [`
+        if self._place is Place.EVENTS:
+            yield from self._walk(self._held, final=True)
+        if self._place is Place.AFTER:
+            self.fields |= scan_trailing_fields(self._held)
+        self._held = b""
+
+    def _note(self, walk: Walk) -> None:
+        self.malformed += walk.malformed
+        self.first_malformed = self.first_malformed or walk.first_malformed
+        self.bad_text += walk.bad_text
+
+
+def _decode(stretch: bytes) -> Sequence[AnyKind] | None:
+    """Decode a stretch typed; None if it is not a plain list of well-formed events."""
+    try:
+        return decode_known_events(stretch)
+    except msgspec.ValidationError:
+        pass
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    try:
+        return decode_any_events(stretch)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def _last_border(piece: bytes) -> int:
+    """Return the position of the last comma between two events, or -1."""
+    for window in _BORDER_WINDOWS:
+        start = max(0, len(piece) - window)
+        last = -1
+        for match in BORDER.finditer(piece, start):
+            last = match.start(1)
+        if last >= 0 or start == 0:
+            return last
+    return -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """The beginning of a document: its fields up to the first event, and where that is."""
+
+    fields: dict[str, Any]
+    events_at: int = -1
+    """Position of the first event; -1 where there is none, or not yet."""
+    bare: bool = False
+    ended: bool = False
+    """Whether the text is enough to tell: without events, a complete text is no trace."""
+
+
+def scan_opening(data: bytes) -> Opening:
+    """Read the fields before the events from the first bytes of a document."""
+    text = data.decode("latin-1")
+    fields: dict[str, Any] = {}
+    position = _skip(text, len(_BOM) if text.startswith(_BOM) else 0)
+    if position == len(text):
+        return Opening(fields=fields)
+    if text[position] == "[":
+        first = _skip(text, position + 1)
+        holds_events = text[first : first + 1] in {"{", "]"}
+        events_at = position + 1 if holds_events else -1
+        return Opening(fields=fields, events_at=events_at, bare=True, ended=first < len(text))
+    if text[position] != "{":
+        return Opening(fields=fields, ended=True)
+    try:
+        events_at = _scan_members(data, text, position + 1, fields)
+    except (ValueError, IndexError, RecursionError):
+        return Opening(fields=fields)
+    return Opening(fields=fields, events_at=events_at, ended=True)
+
+
+def _scan_members(data: bytes, text: str, position: int, fields: dict[str, Any]) -> int:
+    """Fill `fields` from `position` on; return where the events begin, -1 at the last brace."""
+    while True:
+        position = _skip(text, position)
+        if text[position] == ",":
+            position = _skip(text, position + 1)
+        if text[position] == "}":
+            return -1
+        key, position = _scan(text, position)
+        position = _skip(text, position)
+        if text[position] != ":" or not isinstance(key, str):
+            raise ValueError("not an object")
+        position = _skip(text, position + 1)
+        if key == EVENTS_FIELD and text[position] == "[":
+            return position + 1
+        start = position
+        _, position = _scan(text, position)
+        if position == len(text):
+            raise IndexError("the value may go on")
+        fields[key] = json.loads(data[start:position].decode("utf-8", "replace"))
+
+
+def scan_trailing_fields(data: bytes) -> dict[str, Any]:
+    """Read the fields after the events; what cannot be read is left out."""
+    fields: dict[str, Any] = {}
+    text = data.decode("latin-1")
+    with suppress(ValueError, IndexError, RecursionError):
+        _scan_members(data, text, 0, fields)
+    return fields
+
+
+def not_a_trace(fields: dict[str, Any], file: str) -> NotATrace:
+    """Say what a file without events is, if its fields tell."""
+    if {"schema", "nodes"} <= fields.keys():
+        return NotATrace(
+            "is an execution trace (a graph of operators), not a profiler trace",
+            hint="export with torch.profiler's export_chrome_trace",
+            file=file,
+        )
+    named = ", ".join(list(fields)[:5])
+    return NotATrace(
+        f"is no trace: no `{EVENTS_FIELD}` in it" + (f" (its fields: {named})" if named else ""),
+        hint="give files written by torch.profiler's export_chrome_trace",
+        file=file,
+    )
+
+
+def _skip(text: str, position: int) -> int:
+    while position < len(text) and text[position] in _WHITESPACE:
+        position += 1
+    return position

@@ -1,0 +1,139 @@
+"""How events look in a Kineto file, as typed structs: other fields are never built."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+# The categories that Kineto writes. A file with others is read by `AnyEvent`, a little slower.
+Category = Literal[
+    "", "ac2g", "async_cpu_to_gpu", "collective_comm", "cpu_instant_event", "cpu_op", "cuda_driver",
+    "cuda_profiler_range", "cuda_runtime", "cuda_sync", "forward_backward", "fwdbwd",
+    "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "kernel", "overhead", "python_function",
+    "Trace", "user_annotation",
+]  # fmt: skip
+
+NO_ARGS = Raw(b"{}")
+
+# Columns are 64-bit; a larger number is a damaged event, not a reason to fail.
+Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Event(Struct, gc=False):
+    """One trace event. Arguments stay raw: three quarters of them are never looked at."""
+
+    cat: Category = ""
+    name: str = ""
+    tid: int | str = 0
+    ts: float = math.nan
+    dur: float = math.nan
+    args: Raw = NO_ARGS
+
+
+class AnyEvent(Struct, gc=False):
+    """The same, for categories that Kineto does not know."""
+
+    cat: str = ""
+    name: str = ""
+    tid: int | str = 0
+    ts: float = math.nan
+    dur: float = math.nan
+    args: Raw = NO_ARGS
+
+
+AnyKind = Event | AnyEvent
+
+
+class DeviceArgs(Struct, gc=False):
+    """Arguments of kernels, copies and memsets."""
+
+    device: Int = -1
+    stream: Int = -1
+    correlation: Int = -1
+    bytes: Int = -1
+    graph: Int = msgspec.field(name="graph id", default=-1)
+    collective: str = msgspec.field(name="Collective name", default="")
+
+
+class LaunchArgs(Struct, gc=False):
+    """Arguments of runtime and driver calls."""
+
+    correlation: Int = -1
+
+
+class MemoryArgs(Struct, gc=False):
+    """Arguments of `[memory]` events."""
+
+    bytes: Int = msgspec.field(name="Bytes", default=0)
+    allocated: Int = msgspec.field(name="Total Allocated", default=-1)
+    reserved: Int = msgspec.field(name="Total Reserved", default=-1)
+    device_type: Int = msgspec.field(name="Device Type", default=0)
+    device: Int = msgspec.field(name="Device Id", default=-1)
+
+
+class OperatorArgs(Struct, gc=False):
+    """Arguments of communication operators, and of kernels that carry them themselves."""
+
+    collective: str = msgspec.field(name="Collective name", default="")
+    in_elements: Int = msgspec.field(name="In msg nelems", default=-1)
+    out_elements: Int = msgspec.field(name="Out msg nelems", default=-1)
+    dtype: str = ""
+    group: str = msgspec.field(name="Process Group Name", default="")
+    description: str = msgspec.field(name="Process Group Description", default="")
+    group_ranks: str | list[Int] = msgspec.field(name="Process Group Ranks", default="")
+    source: Int = msgspec.field(name="Src Rank", default=-1)
+    destination: Int = msgspec.field(name="Dst Rank", default=-1)
+    concrete_inputs: list[Any] = msgspec.field(name="Concrete Inputs", default_factory=list)
+    shapes: list[Any] = msgspec.field(name="Input Dims", default_factory=list)
+    types: list[Any] = msgspec.field(name="Input type", default_factory=list)
+
+
+class MetadataArgs(Struct, gc=False):
+    """Arguments of `ph: M` events: names of processes and threads."""
+
+    name: str = ""
+
+
+decode_known_events = msgspec.json.Decoder(list[Event]).decode
+decode_any_events = msgspec.json.Decoder(list[AnyEvent]).decode
+decode_any_event = msgspec.json.Decoder(AnyEvent).decode
+
+_ArgsType = TypeVar("_ArgsType", bound=Struct)
+
+
+class ArgsDecoder:
+    """Decodes the arguments of many events in one go; one by one only where that fails."""
+
+    def __init__(self, kind: type[_ArgsType]) -> None:
+        self._kind = kind
+        self._decode = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
+        self._fields = msgspec.structs.fields(kind)
+
+    def __call__(self, events: Sequence[AnyKind]) -> list[Any]:
+        """Return one struct an event, in order; what cannot be understood keeps its default."""
+        raws = [event.args for event in events]
+        try:
+            return self._decode(b"[%b]" % b",".join(raws))
+        except (msgspec.MsgspecError, RecursionError):
+            return [self._salvage(raw) for raw in raws]
+
+    def _salvage(self, raw: Raw) -> Any:
+        try:
+            value = json.loads(bytes(raw).decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            return self._kind()
+        known = {}
+        for field in self._fields if isinstance(value, dict) else ():
+            if field.encode_name in value:
+                try:
+                    known[field.name] = msgspec.convert(
+                        value[field.encode_name], field.type, strict=False
+                    )
+                except (msgspec.ValidationError, OverflowError):
+                    continue
+        return self._kind(**known)

@@ -1,0 +1,255 @@
+"""Raw communication events in → one row for each send, receive or collective out.
+
+torch writes one communication up to three times: `c10d::send` (peer, shape), inside it
+`record_param_comms` (group, elements, type), and an annotation `nccl:…` or `gloo:…` that begins
+inside it and may end much later. They are folded into one; a bracket `nccl:coalesced`, which holds
+the launch of a whole batch issued just before it, is kept apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from debubble.trace.columns import I32, I64, UNKNOWN, Group, Header, Operation, Operators, build
+from debubble.trace.communication import classify_operation, element_bytes
+from debubble.trace.interning import Interner
+from debubble.trace.kineto.events import OperatorArgs
+
+_DETAIL = "record_param_comms"
+_BRACKET = "nccl:coalesced"
+_HOST_BACKENDS = ("gloo:", "mpi:")
+# Where `c10d::send(tensors, group, peer, tag)` keeps its peer and tag among the concrete inputs.
+_PEER_INPUT, _TAG_INPUT = 2, 3
+_MAX_PEER = 2**31 - 1
+
+
+@dataclass(slots=True)
+class Folded:
+    """One communication, gathered from its events."""
+
+    start_ns: int
+    duration_ns: int
+    name: str
+    thread: int
+    device_row: int
+    operation: Operation
+    on_host: bool = False
+    peer: int = UNKNOWN
+    tag: int = UNKNOWN
+    group: str = ""
+    description: str = ""
+    group_ranks: str = ""
+    elements: int = UNKNOWN
+    dtype: str = ""
+
+
+@dataclass(slots=True)
+class Communication:
+    """What the operators of a file come to, before kernels are joined to them."""
+
+    operators: Operators
+    device_row: I64
+    on_host: np.ndarray[Any, np.dtype[np.bool_]]
+    bracket_start_ns: I64
+    bracket_end_ns: I64
+    bracket_thread: I32
+    groups: tuple[Group, ...]
+
+
+@dataclass(slots=True)
+class _Walk:
+    folded: list[Folded] = field(default_factory=list)
+    brackets: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def fold_operators(  # noqa: PLR0913 (columns of one table)
+    *,
+    start_ns: I64,
+    duration_ns: I64,
+    name: I32,
+    thread: I32,
+    device_row: I64,
+    args: list[OperatorArgs],
+    names: Interner,
+    header: Header,
+) -> Communication:
+    """Fold the events of each communication into one row, sorted by start."""
+    strings = names.strings()
+    order = np.lexsort((-(start_ns + duration_ns), start_ns, thread, device_row))
+    walk = _Walk()
+    current: Folded | None = None
+    for row in order.tolist():
+        text = strings[name[row]]
+        one = Folded(
+            start_ns=int(start_ns[row]),
+            duration_ns=int(duration_ns[row]),
+            name=text,
+            thread=int(thread[row]) if device_row[row] < 0 else UNKNOWN,
+            device_row=int(device_row[row]),
+            operation=classify_operation(args[row].collective or text),
+        )
+        if text == _BRACKET:
+            walk.brackets.append((one.start_ns, one.duration_ns, one.thread))
+        elif current is not None and _belongs(one, current):
+            _describe(current, args[row], text)
+        else:
+            current = one
+            _describe(current, args[row], text)
+            walk.folded.append(current)
+    return _tabulate(walk, names, header)
+
+
+def _belongs(one: Folded, current: Folded) -> bool:
+    """Tell whether an event is about the communication before it; annotations hold nothing else."""
+    if one.thread != current.thread or not one.device_row == current.device_row == UNKNOWN:
+        return False
+    if not current.name.startswith(("c10d::", _DETAIL)):
+        return False
+    end_ns = current.start_ns + current.duration_ns
+    if one.name.startswith("c10d::") and one.start_ns + one.duration_ns > end_ns:
+        return False
+    return one.start_ns < end_ns or one.start_ns == current.start_ns
+
+
+def _describe(folded: Folded, args: OperatorArgs, text: str) -> None:
+    """Add what one more event of the same communication knows."""
+    folded.on_host |= text.startswith(_HOST_BACKENDS)
+    if args.collective:
+        folded.operation = classify_operation(args.collective)
+    described = args.in_elements if args.in_elements >= 0 else args.out_elements
+    folded.elements = described if described >= 0 else max(folded.elements, _count(args.shapes))
+    folded.group = args.group or folded.group
+    folded.description = args.description or folded.description
+    folded.group_ranks = str(args.group_ranks) if args.group_ranks else folded.group_ranks
+    folded.dtype = args.dtype or folded.dtype or _first_type(args.types)
+    if folded.operation is Operation.SEND and args.destination >= 0:
+        folded.peer = args.destination
+    elif folded.operation is Operation.RECEIVE and args.source >= 0:
+        folded.peer = args.source
+    if text.startswith("c10d::") and folded.operation in {Operation.SEND, Operation.RECEIVE}:
+        folded.peer = _input(args, _PEER_INPUT) if folded.peer < 0 else folded.peer
+        folded.tag = _input(args, _TAG_INPUT)
+
+
+def _input(args: OperatorArgs, position: int) -> int:
+    try:
+        number = int(args.concrete_inputs[position])
+    except (IndexError, ValueError, TypeError):
+        return UNKNOWN
+    return number if 0 <= number <= _MAX_PEER else UNKNOWN
+
+
+def _count(shapes: list[Any]) -> int:
+    """Count the elements of the first input: a tensor `[2, 3]` or a list of tensors `[[2, 3]]`."""
+    if not shapes or not isinstance(shapes[0], list) or not shapes[0]:
+        return UNKNOWN
+    tensors = shapes[0] if isinstance(shapes[0][0], list) else [shapes[0]]
+    total = 0
+    for shape in tensors:
+        if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
+            return UNKNOWN
+        count = 1
+        for size in shape:
+            count *= size
+        total += count
+    return total if total < 2**62 else UNKNOWN
+
+
+def _first_type(types: list[Any]) -> str:
+    first = types[0] if types else ""
+    return first if isinstance(first, str) and element_bytes(first) else ""
+
+
+def _tabulate(walk: _Walk, names: Interner, header: Header) -> Communication:
+    folded = sorted(walk.folded, key=lambda one: one.start_ns)
+    groups = _all_groups(folded, header)
+    number = {group.name: row for row, group in enumerate(groups)}
+    only = 0 if len(groups) == 1 else UNKNOWN
+    group = [number.get(one.group, only) if one.group else only for one in folded]
+    size = [element_bytes(one.dtype) for one in folded]
+    operators = build(
+        Operators,
+        len(folded),
+        start_ns=[one.start_ns for one in folded],
+        duration_ns=[one.duration_ns for one in folded],
+        name=[names[one.name] for one in folded],
+        thread=[one.thread for one in folded],
+        operation=[one.operation for one in folded],
+        local_peer=[min(one.peer, _MAX_PEER) for one in folded],
+        peer=[
+            _globally(one.peer, groups, row, header) for one, row in zip(folded, group, strict=True)
+        ],
+        group=group,
+        elements=[one.elements for one in folded],
+        message_bytes=[
+            UNKNOWN if one.elements < 0 or each is None else min(one.elements * each, 2**63 - 1)
+            for one, each in zip(folded, size, strict=True)
+        ],
+        dtype=[names[one.dtype] if one.dtype else UNKNOWN for one in folded],
+        tag=[one.tag for one in folded],
+    )
+    brackets = np.array(sorted(walk.brackets), dtype=np.int64).reshape(-1, 3)
+    return Communication(
+        operators=operators,
+        device_row=np.array([one.device_row for one in folded], dtype=np.int64),
+        on_host=np.array([one.on_host for one in folded], dtype=bool),
+        bracket_start_ns=brackets[:, 0],
+        bracket_end_ns=brackets[:, 0] + brackets[:, 1],
+        bracket_thread=brackets[:, 2].astype(np.int32),
+        groups=groups,
+    )
+
+
+def _globally(peer: int, groups: tuple[Group, ...], group: int, header: Header) -> int:
+    """Translate a peer counted inside its group; -1 where the group's members are not known."""
+    if peer < 0 or peer > _MAX_PEER:
+        return UNKNOWN
+    if group >= 0:
+        ranks = groups[group].ranks
+        return ranks[peer] if peer < len(ranks) else UNKNOWN
+    alone = not groups and header.world_size is not None and peer < header.world_size
+    return peer if alone else UNKNOWN
+
+
+def _all_groups(folded: list[Folded], header: Header) -> tuple[Group, ...]:
+    """Return the header's groups and those that only the operators name."""
+    known = {group.name: group for group in header.groups}
+    for one in folded:
+        if one.group and (one.group not in known or not known[one.group].ranks):
+            known[one.group] = Group(
+                name=one.group,
+                description=one.description,
+                ranks=parse_ranks(one.group_ranks),
+            )
+    return tuple(known.values())
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Read `[0, 1, 2]`; nothing where torch elided the middle of a long list."""
+    try:
+        ranks = json.loads(text) if text else []
+    except ValueError:
+        return ()
+    if not isinstance(ranks, list) or not all(
+        isinstance(rank, int) and 0 <= rank <= _MAX_PEER for rank in ranks
+    ):
+        return ()
+    return tuple(ranks)
+
+
+def parse_groups(info: Mapping[str, Any]) -> tuple[Group, ...]:
+    """Read the process groups of `distributedInfo`."""
+    config = info.get("pg_config")
+    groups = []
+    for entry in config if isinstance(config, list) else ():
+        if isinstance(entry, dict):
+            name = entry.get("pg_name", entry.get("pg_id", ""))
+            description = entry.get("pg_desc", "")
+            ranks = parse_ranks(json.dumps(entry.get("ranks", [])))
+            groups.append(Group(name=str(name), description=str(description), ranks=ranks))
+    return tuple(groups)

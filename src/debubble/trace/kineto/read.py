@@ -1,0 +1,142 @@
+"""One Kineto file in → one `RankTrace` out, with a gap for everything missing or broken."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+from debubble.errors import Gap, NotATrace, TraceError
+from debubble.trace.columns import Header, RankTrace, Thread
+from debubble.trace.kineto.document import Document, not_a_trace
+from debubble.trace.kineto.header import parse_header
+from debubble.trace.kineto.reduce import FOREIGN_DEVICE, Reducer
+from debubble.trace.kineto.tables import BadTimes, Tables, make_tables
+from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
+from debubble.units import counted, show_count
+
+FORMAT = "kineto"
+
+
+def read_kineto(file: str, limits: Limits = DEFAULT_LIMITS) -> RankTrace:
+    """Read and reduce one file. Raises `TraceError` only when nothing of use is in it."""
+    document = Document(Source(file, limits))
+    reducer = Reducer()
+    _gather(document, reducer)
+    events = sum(reducer.counts.values())
+    if not events:
+        raise _nothing_in(document)
+    header = parse_header(document.fields)
+    bad = BadTimes()
+    tables = make_tables(reducer, header, bad)
+    return RankTrace(
+        file=file,
+        format=FORMAT,
+        header=header,
+        names=reducer.names.strings(),
+        threads=_threads(reducer),
+        groups=tables.communication.groups,
+        kernels=tables.kernels,
+        launches=tables.launches,
+        operators=tables.operators,
+        annotations=tables.annotations,
+        memory=tables.memory,
+        cpu_operators=tables.cpu_operators,
+        events=events,
+        inflated_bytes=document.source.inflated_bytes,
+        rank=header.rank,
+        gaps=tuple(_gaps(document, reducer, header, tables, bad)),
+    )
+
+
+def _gather(document: Document, reducer: Reducer) -> None:
+    """Run the stream through the reducer. Events form no cycles: the collector only costs time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for batch in document.batches():
+            reducer.add(batch)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _threads(reducer: Reducer) -> tuple[Thread, ...]:
+    return tuple(
+        Thread(identity=str(identity), name=reducer.thread_names.get(identity, ""))
+        for identity in reducer.threads
+    )
+
+
+def _nothing_in(document: Document) -> TraceError:
+    file = document.source.file
+    if document.source.damage:
+        return TraceError(
+            f"{document.source.damage}, before the first event",
+            hint="copy the file again, or record the trace again",
+            file=file,
+        )
+    if document.malformed:
+        return not_a_trace({}, file)
+    return NotATrace(
+        "holds no events",
+        hint="call prof.step() in the loop, and export in on_trace_ready",
+        file=file,
+    )
+
+
+def _gaps(
+    document: Document, reducer: Reducer, header: Header, tables: Tables, bad: BadTimes
+) -> Iterator[Gap]:
+    """Say everything that was missing or broken in this file."""
+    yield from _damage(document, header, sum(reducer.counts.values()))
+    for problem, count in bad.counts.items():
+        if count:
+            yield _gap(
+                document,
+                header,
+                "bad_times",
+                f"{counted(count, 'event')} with {problem} left out",
+                "a profiler bug: newer torch versions write them less often",
+            )
+    foreign = {name: n for name, n in reducer.counts.items() if FOREIGN_DEVICE.match(name)}
+    if foreign:
+        listed = ", ".join(f"{show_count(n)} {name}" for name, n in sorted(foreign.items()))
+        yield _gap(
+            document,
+            header,
+            "foreign_device",
+            f"device events that are not read: {listed}",
+            "only CUDA and ROCm devices are known; times on others cannot be told",
+        )
+    elif header.devices and not len(tables.kernels):
+        yield _gap(
+            document,
+            header,
+            "no_kernels",
+            "there is a device but none of its kernels was traced; CPU operators are used",
+            "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+        )
+
+
+def _damage(document: Document, header: Header, events: int) -> Iterator[Gap]:
+    again = "copy the file again, or record the trace again"
+    kept = f"{counted(events, 'event')} before that kept"
+    damage = document.source.damage
+    if damage:
+        yield _gap(document, header, "truncated", f"{damage}; {kept}", again)
+    elif not document.closed and not document.bare:
+        message = f"the file ends inside its list of events; {kept}"
+        yield _gap(document, header, "truncated", message, again)
+    if document.malformed:
+        sample = f", the first near {document.first_malformed!r}"
+        message = f"{counted(document.malformed, 'malformed event')} left out{sample}"
+        yield _gap(document, header, "malformed", message, again)
+    if document.bad_text:
+        message = (
+            f"{counted(document.bad_text, 'name')} with bad UTF-8; the bad bytes were replaced"
+        )
+        yield _gap(document, header, "bad_text", message, "")
+
+
+def _gap(document: Document, header: Header, code: str, message: str, hint: str) -> Gap:
+    return Gap(code=code, message=message, hint=hint, file=document.source.file, rank=header.rank)

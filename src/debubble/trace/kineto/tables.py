@@ -1,0 +1,269 @@
+"""Gathered rows in → sorted tables in nanoseconds out, kernels joined to launches and operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.trace.columns import (
+    FIRST_COMMUNICATION_KIND,
+    I64,
+    U8,
+    UNKNOWN,
+    Annotations,
+    CpuOperators,
+    Header,
+    KernelKind,
+    Kernels,
+    Launches,
+    Memory,
+    MemoryDevice,
+    Operation,
+    Operators,
+    build,
+)
+from debubble.trace.communication import classify_kernel_name
+from debubble.trace.joins import find_enclosing, find_next, join_launches
+from debubble.trace.kineto.operators import Communication, fold_operators
+from debubble.trace.kineto.reduce import Reducer, Rows, outermost
+from debubble.trace.times import is_duration, is_time, to_ns
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(slots=True)
+class BadTimes:
+    """Rows left out because of their times, counted by what was wrong."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def judge(self, rows: Rows, *, durations: bool = True) -> NDArray[np.intp]:
+        """Return the rows whose times can be used, sorted by start; count the others."""
+        start = rows["ts"].astype(np.float64)
+        good = is_time(start)
+        self.counts["no usable start"] += int((~good).sum())
+        if durations:
+            length = rows["dur"].astype(np.float64)
+            self.counts["a negative duration"] += int((good & (length < 0)).sum())
+            self.counts["no usable duration"] += int((good & ~is_time(length)).sum())
+            good &= is_duration(length)
+        kept = np.flatnonzero(good)
+        return kept[np.argsort(start[kept], kind="stable")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """All tables of one file."""
+
+    kernels: Kernels
+    launches: Launches
+    communication: Communication
+    operators: Operators
+    annotations: Annotations
+    memory: Memory
+    cpu_operators: CpuOperators
+
+
+def make_tables(reducer: Reducer, header: Header, bad: BadTimes) -> Tables:
+    """Sort, convert and join everything that was gathered."""
+    base_ns = header.base_time_ns
+    launches = _launches(reducer.launches, base_ns, bad)
+    device_order = bad.judge(reducer.device)
+    kernels = _kernels(reducer, device_order, base_ns, launches)
+    communication = _communication(reducer, header, device_order, bad)
+    kernel_of = _kernels_of_operators(communication, kernels, launches)
+    kernels, operators = _settle(communication, kernels, kernel_of)
+    if len(kernels):
+        cpu_rows = np.zeros(0, dtype=np.intp)
+    else:
+        reducer.cpu_operators.keep(outermost(reducer.cpu_operators))
+        cpu_rows = bad.judge(reducer.cpu_operators)
+    return Tables(
+        kernels=kernels,
+        launches=launches,
+        communication=communication,
+        operators=operators,
+        annotations=_annotations(reducer.annotations, base_ns, bad),
+        memory=_memory(reducer.memory, base_ns, bad),
+        cpu_operators=_cpu_operators(reducer.cpu_operators, cpu_rows, base_ns),
+    )
+
+
+def _start(rows: Rows, order: NDArray[np.intp], base_ns: int) -> I64:
+    return to_ns(rows["ts"][order].astype(np.float64), base_ns)
+
+
+def _duration(rows: Rows, order: NDArray[np.intp]) -> I64:
+    return to_ns(rows["dur"][order].astype(np.float64))
+
+
+def _small(values: NDArray[np.generic]) -> NDArray[np.int64]:
+    """Fit numbers of strangers into 32 bits; what does not fit is unknown."""
+    wide = values.astype(np.int64)
+    return np.where(np.abs(wide) <= _INT32_MAX, wide, UNKNOWN)
+
+
+def _launches(rows: Rows, base_ns: int, bad: BadTimes) -> Launches:
+    order = bad.judge(rows)
+    return build(
+        Launches,
+        len(order),
+        start_ns=_start(rows, order, base_ns),
+        duration_ns=_duration(rows, order),
+        name=rows["name"][order],
+        thread=rows["thread"][order],
+        correlation=rows["correlation"][order],
+    )
+
+
+def _kernels(
+    reducer: Reducer, order: NDArray[np.intp], base_ns: int, launches: Launches
+) -> Kernels:
+    rows = reducer.device
+    kind_of_name = np.array(
+        [classify_kernel_name(name) for name in reducer.names.strings()] or [KernelKind.COMPUTE],
+        dtype=np.uint8,
+    )
+    name = rows["name"][order].astype(np.int32)
+    correlation = rows["correlation"][order].astype(np.int64)
+    return build(
+        Kernels,
+        len(order),
+        start_ns=_start(rows, order, base_ns),
+        duration_ns=_duration(rows, order),
+        name=name,
+        kind=kind_of_name[name],
+        device=_small(rows["device"][order]),
+        stream=_small(rows["stream"][order]),
+        correlation=correlation,
+        graph=rows["graph"][order],
+        copy_bytes=rows["bytes"][order],
+        launch=join_launches(correlation, launches.correlation),
+    )
+
+
+def _communication(
+    reducer: Reducer, header: Header, device_order: NDArray[np.intp], bad: BadTimes
+) -> Communication:
+    rows = reducer.operators
+    order = bad.judge(rows)
+    device_row = rows["device_row"][order].astype(np.int64)
+    sorted_row = np.full(len(reducer.device) + 1, UNKNOWN, dtype=np.int64)
+    sorted_row[device_order] = np.arange(len(device_order))
+    return fold_operators(
+        start_ns=_start(rows, order, header.base_time_ns),
+        duration_ns=_duration(rows, order),
+        name=rows["name"][order].astype(np.int32),
+        thread=rows["thread"][order].astype(np.int32),
+        device_row=sorted_row[device_row],  # row -1 is the last one, and unknown
+        args=[reducer.operator_args[row] for row in order.tolist()],
+        names=reducer.names,
+        header=header,
+    )
+
+
+def _kernels_of_operators(
+    communication: Communication, kernels: Kernels, launches: Launches
+) -> NDArray[np.intp]:
+    """Return the kernel that carried out each operator; -1 where none did or none is known.
+
+    An operator that launches holds the launch. A coalesced one only queues: its batch is launched
+    inside the bracket that follows it on the same thread.
+    """
+    operators = communication.operators
+    kernel_of = np.full(len(operators), UNKNOWN, dtype=np.intp)
+    speaking = np.flatnonzero((kernels.kind >= FIRST_COMMUNICATION_KIND) & (kernels.launch >= 0))
+    called_ns = launches.start_ns[kernels.launch[speaking]]
+    caller = launches.thread[kernels.launch[speaking]]
+    end_ns = operators.start_ns + operators.duration_ns
+    direct = find_enclosing(called_ns, caller, operators.start_ns, end_ns, operators.thread)
+    kernel_of[direct[direct >= 0]] = speaking[direct >= 0]
+    batched = find_enclosing(
+        called_ns,
+        caller,
+        communication.bracket_start_ns,
+        communication.bracket_end_ns,
+        communication.bracket_thread,
+    )
+    kernel_of_bracket = np.full(len(communication.bracket_start_ns) + 1, UNKNOWN, dtype=np.intp)
+    kernel_of_bracket[batched[batched >= 0]] = speaking[batched >= 0]
+    bracket = find_next(
+        end_ns, operators.thread, communication.bracket_start_ns, communication.bracket_thread
+    )
+    queued = (kernel_of < 0) & ~communication.on_host & _moves_data(operators.operation)
+    kernel_of[queued] = kernel_of_bracket[bracket[queued]]
+    own = np.flatnonzero(communication.device_row >= 0)
+    kernel_of[own] = communication.device_row[own]
+    return kernel_of
+
+
+def _moves_data(operation: U8) -> NDArray[np.bool_]:
+    return np.isin(operation, (Operation.SEND, Operation.RECEIVE, Operation.COLLECTIVE))
+
+
+def _settle(
+    communication: Communication, kernels: Kernels, kernel_of: NDArray[np.intp]
+) -> tuple[Kernels, Operators]:
+    """Name each kernel's kind by its operators, and drop what kernels say twice.
+
+    A kernel's own description is kept only where no operator of the host tells the same.
+    """
+    operators = communication.operators
+    told_by_host = np.zeros(len(kernels) + 1, dtype=bool)
+    on_device = communication.device_row >= 0
+    told_by_host[kernel_of[~on_device & (kernel_of >= 0)]] = True
+    kept = ~on_device | ~told_by_host[kernel_of]
+    kind = kernels.kind.copy()
+    for operation, meant in (
+        (Operation.COLLECTIVE, KernelKind.COLLECTIVE),
+        (Operation.BARRIER, KernelKind.COLLECTIVE),
+        (Operation.SEND, KernelKind.PEER),
+        (Operation.RECEIVE, KernelKind.PEER),
+    ):
+        rows = kernel_of[kept & (operators.operation == operation)]
+        kind[rows[rows >= 0]] = meant
+    columns = {name: getattr(operators, name)[kept] for name in operators.__dataclass_fields__}
+    columns["kernel"] = kernel_of[kept]
+    return replace(kernels, kind=kind), build(Operators, int(kept.sum()), **columns)
+
+
+def _annotations(rows: Rows, base_ns: int, bad: BadTimes) -> Annotations:
+    order = bad.judge(rows)
+    return build(
+        Annotations,
+        len(order),
+        start_ns=_start(rows, order, base_ns),
+        duration_ns=_duration(rows, order),
+        name=rows["name"][order],
+        thread=rows["thread"][order],
+        stream=_small(rows["stream"][order]),
+    )
+
+
+def _memory(rows: Rows, base_ns: int, bad: BadTimes) -> Memory:
+    order = bad.judge(rows, durations=False)
+    on_cpu = rows["device_type"][order] == MemoryDevice.CPU
+    return build(
+        Memory,
+        len(order),
+        start_ns=_start(rows, order, base_ns),
+        device_type=np.where(on_cpu, MemoryDevice.CPU, MemoryDevice.DEVICE),
+        device=_small(rows["device"][order]),
+        change_bytes=rows["bytes"][order],
+        allocated_bytes=rows["allocated"][order],
+        reserved_bytes=rows["reserved"][order],
+    )
+
+
+def _cpu_operators(rows: Rows, order: NDArray[np.intp], base_ns: int) -> CpuOperators:
+    return build(
+        CpuOperators,
+        len(order),
+        start_ns=_start(rows, order, base_ns),
+        duration_ns=_duration(rows, order),
+        name=rows["name"][order],
+        thread=rows["thread"][order],
+    )

@@ -1,0 +1,254 @@
+"""One process of an Nsight export: its rows of every table, joined, as a `RankTrace`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from debubble.errors import Gap
+from debubble.trace.columns import (
+    FIRST_COMMUNICATION_KIND,
+    I32,
+    I64,
+    U8,
+    UNKNOWN,
+    Annotations,
+    CpuOperators,
+    Header,
+    KernelKind,
+    Kernels,
+    Launches,
+    Memory,
+    Operation,
+    Operators,
+    RankTrace,
+    Thread,
+    build,
+)
+from debubble.trace.nsight.export import MISSING_TIME
+from debubble.trace.nsight.nccl import Exchange, find_exchanges, launched_by, name_kinds
+from debubble.trace.nsight.tables import (
+    GRAPH_NAME,
+    DeviceWork,
+    HostSpans,
+    Tables,
+    TimedType,
+    plausible,
+    take,
+)
+from debubble.units import show_count
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Global ids hold the machine, the process and, in the low 24 bits, the thread.
+_THREAD_BITS: Final = 24
+_THREAD_MASK: Final = (1 << _THREAD_BITS) - 1
+_KEPT_CALLS: Final = re.compile(r"Launch|Memcpy|Memset|Graph|Synchronize")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What is known of a process before its rows are looked at."""
+
+    file: str
+    key: int
+    rows: NDArray[np.bool_]
+    """Its rows of the file's device work."""
+    header: Header
+    thread_names: dict[int, str]
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Local:
+    """How this rank counts: its clock, its names, its threads."""
+
+    base_ns: int
+    names: I32
+    """The index among this rank's names of each of the file's."""
+    threads: I64
+
+    def place(self, spans: HostSpans) -> dict[str, NDArray[np.generic]]:
+        """Return the columns that all host tables share."""
+        return {
+            "start_ns": spans.start + self.base_ns,
+            "duration_ns": spans.end - spans.start,
+            "name": self.names[spans.name],
+            "thread": np.searchsorted(self.threads, spans.thread),
+        }
+
+
+def process_of(identity: I64) -> I64:
+    """Return the process part of global process or thread ids."""
+    return identity >> _THREAD_BITS
+
+
+def read_process(part: Part, file: Tables, gaps: tuple[Gap, ...]) -> RankTrace:
+    """Cut one process out of the whole file's rows and join them."""
+    mine = replace(
+        file,
+        work=take(file.work, part.rows),
+        calls=take(file.calls, process_of(file.calls.thread) == part.key),
+        ranges=take(file.ranges, process_of(file.ranges.thread) == part.key),
+    )
+    unclosed = mine.ranges.end == MISSING_TIME
+    kept_names = np.array([bool(_KEPT_CALLS.search(n)) for n in file.names], dtype=np.bool_)
+    asked = replace(
+        mine,
+        calls=take(mine.calls, kept_names[mine.calls.name]),
+        ranges=take(mine.ranges, ~unclosed),
+    )
+    kept = replace(
+        asked,
+        work=_in_order(asked.work),
+        calls=_in_order(asked.calls),
+        ranges=_in_order(asked.ranges),
+    )
+    gaps += _count_gaps(part, kept, int(np.sum(unclosed)), len(asked) - len(kept))
+    return _join(part, kept, len(mine), gaps)
+
+
+def _join(part: Part, tables: Tables, events: int, gaps: tuple[Gap, ...]) -> RankTrace:
+    work, calls, ranges = tables.work, tables.calls, tables.ranges
+    used = np.unique(np.concatenate((work.name, calls.name, ranges.name)))
+    names = np.full(len(tables.names), UNKNOWN, dtype=np.int32)
+    names[used] = np.arange(len(used), dtype=np.int32)
+    threads = np.unique(np.concatenate((calls.thread, ranges.thread)))
+    local = _Local(base_ns=part.header.base_time_ns, names=names, threads=threads)
+    launch = _find_launches(work, calls)
+    exchanges = find_exchanges(ranges, tables.names)
+    kind, exchange = _tell_kinds(tables, launch, exchanges)
+    return RankTrace(
+        file=part.file,
+        format="nsight",
+        header=part.header,
+        names=tuple(tables.names[index] for index in used.tolist()),
+        threads=tuple(
+            Thread(identity=str(t & _THREAD_MASK), name=part.thread_names.get(t, ""))
+            for t in threads.tolist()
+        ),
+        kernels=_kernels(work, local, kind, launch),
+        launches=build(Launches, len(calls), correlation=calls.correlation, **local.place(calls)),
+        operators=_operators(ranges, local, exchanges, exchange, kind),
+        annotations=build(Annotations, len(ranges), **local.place(ranges)),
+        memory=build(Memory, 0),
+        cpu_operators=build(CpuOperators, 0),
+        events=events,
+        inflated_bytes=part.file_bytes,
+        rank=part.header.rank,
+        gaps=gaps,
+    )
+
+
+def _in_order(table: TimedType) -> TimedType:
+    """Sort by start, without the rows whose times cannot be."""
+    good = np.flatnonzero(plausible(table))
+    return take(table, good[np.lexsort((table.end[good], table.start[good]))])
+
+
+def _find_launches(work: DeviceWork, calls: HostSpans) -> I32:
+    """Return the call that queued each piece of device work; -1 where it was not traced."""
+    if not len(calls):
+        return np.full(len(work), UNKNOWN, dtype=np.int32)
+    order = np.argsort(calls.correlation, kind="stable")
+    ids = calls.correlation[order]
+    place = np.minimum(np.searchsorted(ids, work.correlation), len(ids) - 1)
+    found = (ids[place] == work.correlation) & (work.correlation > 0)
+    return np.where(found, order[place], UNKNOWN).astype(np.int32)
+
+
+def _tell_kinds(tables: Tables, launch: I32, exchanges: tuple[Exchange, ...]) -> tuple[U8, I32]:
+    """Return what each row is for, and the NCCL exchange that launched it; -1 for none."""
+    kind = tables.work.kind.copy()
+    exchange = np.full(len(kind), UNKNOWN, dtype=np.int32)
+    communicates = tables.work.is_kernel & (kind >= FIRST_COMMUNICATION_KIND)
+    asked = np.flatnonzero(communicates & (launch != UNKNOWN))
+    thread = tables.calls.thread[launch[asked]]
+    start = tables.calls.start[launch[asked]]
+    exchange[asked] = launched_by(exchanges, thread, start)
+    told = np.array([e.kind for e in exchanges] + [KernelKind.COMMUNICATION], dtype=np.uint8)
+    named = name_kinds(tables.ranges, tables.names, thread, start)
+    named = np.where(named == KernelKind.COMMUNICATION, told[exchange[asked]], named)
+    kind[asked] = np.where(kind[asked] == KernelKind.COMMUNICATION, named, kind[asked])
+    return kind, exchange
+
+
+def _kernels(work: DeviceWork, local: _Local, kind: U8, launch: I32) -> Kernels:
+    return Kernels(
+        start_ns=work.start + local.base_ns,
+        duration_ns=work.end - work.start,
+        name=local.names[work.name],
+        kind=kind,
+        device=_small(work.device),
+        stream=_small(work.stream),
+        correlation=work.correlation,
+        graph=work.graph,
+        copy_bytes=work.copy_bytes,
+        launch=launch,
+    )
+
+
+def _operators(
+    ranges: HostSpans, local: _Local, exchanges: tuple[Exchange, ...], exchange: I32, kind: U8
+) -> Operators:
+    """Make NCCL's calls operators; each points to the first kernel that its exchange launched.
+
+    The sends of an all-to-all are no sends: they do what the kernel does.
+    """
+    first_kernel = np.full(len(exchanges), UNKNOWN, dtype=np.int32)
+    launched = np.flatnonzero(exchange != UNKNOWN)[::-1]
+    first_kernel[exchange[launched]] = launched
+    told = np.array([one.kind for one in exchanges], dtype=np.uint8)
+    carried = first_kernel != UNKNOWN
+    told[carried] = kind[first_kernel[carried]]
+    # By row is by start: the ranges are sorted.
+    calls = sorted(
+        (call.row, call.operation, index)
+        for index, one in enumerate(exchanges)
+        for call in one.calls
+    )
+    rows, operations, groups = np.array(calls, dtype=np.int64).reshape(-1, 3).T
+    operations = np.where(told[groups] == KernelKind.COLLECTIVE, Operation.COLLECTIVE, operations)
+    operations = np.where(told[groups] == KernelKind.COMMUNICATION, Operation.OTHER, operations)
+    return build(
+        Operators,
+        len(rows),
+        operation=operations,
+        kernel=first_kernel[groups],
+        **local.place(take(ranges, rows)),
+    )
+
+
+def _small(values: I64) -> I32:
+    """Narrow to int32; what does not fit is unknown."""
+    fits = np.abs(values) < np.iinfo(np.int32).max
+    return np.where(fits, values, UNKNOWN).astype(np.int32)
+
+
+def _count_gaps(part: Part, kept: Tables, unclosed: int, bad_times: int) -> tuple[Gap, ...]:
+    is_graph = np.array([name == GRAPH_NAME for name in kept.names], dtype=np.bool_)
+    graphs = int(np.sum(is_graph[kept.work.name] & kept.work.is_kernel))
+    told = {
+        "open_ranges": (unclosed, "NVTX ranges without an end, left out", ""),
+        "bad_times": (bad_times, "events that end before their start, left out", ""),
+        "closed_graphs": (
+            graphs,
+            "CUDA graphs traced as a whole, so that communication inside counts as compute",
+            "profile with `nsys profile --cuda-graph-trace=node`",
+        ),
+    }
+    return tuple(
+        Gap(
+            code=code,
+            message=f"{message}: {show_count(count)}",
+            hint=hint,
+            file=part.file,
+            rank=part.header.rank,
+        )
+        for code, (count, message, hint) in told.items()
+        if count
+    )

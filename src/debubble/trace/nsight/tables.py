@@ -1,0 +1,235 @@
+"""The tables of an Nsight Systems export as columns, whatever Nsight version wrote them.
+
+Times are nanoseconds after the capture's start, ids are Nsight's own; `process.py` makes
+ranks of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+
+from debubble.trace.columns import I32, I64, U8, UNKNOWN, KernelKind
+from debubble.trace.communication import classify_kernel_name
+from debubble.trace.nsight.export import Export, Names
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
+COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMSETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
+GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
+RANGES: Final = "NVTX_EVENTS"
+
+# 126 years either way: beyond it a stamp is rubbish and its differences would overflow.
+_LAST_TIME: Final = 4 * 10**18
+
+_PUSH_POP_RANGE, _START_END_RANGE = 59, 60
+_PEER_TO_PEER: Final = 10
+GRAPH_NAME: Final = "CUDA graph"
+_COPY_LABELS: Final = {
+    1: "Host-to-Device",
+    2: "Device-to-Host",
+    8: "Device-to-Device",
+    9: "Host-to-Host",
+    _PEER_TO_PEER: "Peer-to-Peer",
+}
+# The upper half of a graph node's id is the id of its graph.
+_NODE_BITS: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """Rows with a start and an end."""
+
+    start: I64
+    end: I64
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+TimedType = TypeVar("TimedType", bound=Timed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWork(Timed):
+    """Kernels, copies, memsets and whole graphs of all processes."""
+
+    is_kernel: NDArray[np.bool_]
+    process: I64
+    device: I64
+    stream: I64
+    correlation: I64
+    graph: I64
+    copy_bytes: I64
+    name: I32
+    kind: U8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSpans(Timed):
+    """CUDA calls or NVTX ranges of all threads."""
+
+    thread: I64
+    correlation: I64
+    name: I32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """Everything that is kept of a file, or of one process in it."""
+
+    work: DeviceWork
+    calls: HostSpans
+    ranges: HostSpans
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.work) + len(self.calls) + len(self.ranges)
+
+
+def read_tables(export: Export) -> Tables:
+    """Read the whole file."""
+    names = Names()
+    work = _read_device_work(export, names)
+    calls = _read_calls(export, names)
+    ranges = _read_ranges(export, names)
+    return Tables(work=work, calls=calls, ranges=ranges, names=names.all())
+
+
+def take(table: TimedType, rows: NDArray[np.bool_] | NDArray[np.intp]) -> TimedType:
+    """Keep some rows of a table."""
+    return type(table)(**{f.name: getattr(table, f.name)[rows] for f in fields(table)})
+
+
+def plausible(table: Timed) -> NDArray[np.bool_]:
+    """Tell which rows end at or after their start, at times that can be."""
+    inside = (np.abs(table.start // 2) < _LAST_TIME // 2) & (
+        np.abs(table.end // 2) < _LAST_TIME // 2
+    )
+    return inside & (table.end >= table.start)
+
+
+def _read_device_work(export: Export, names: Names) -> DeviceWork:
+    """Read everything that ran on a device."""
+    readers = {
+        KERNELS: _read_kernels,
+        GRAPHS: _read_graphs,
+        COPIES: _read_copies,
+        MEMSETS: _read_memsets,
+    }
+    parts = [read(export, names) for table, read in readers.items() if export.has(table)]
+    joined = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(parts[0])}
+    return DeviceWork(**joined)
+
+
+def _read_calls(export: Export, names: Names) -> HostSpans:
+    """Read the CUDA calls of the host."""
+    if not export.has(CALLS):
+        return _no_spans()
+    start, end, thread, correlation, name = export.integers(
+        CALLS, "start", "end", "globalTid", "correlationId", "nameId"
+    )
+    return HostSpans(
+        start=start,
+        end=end,
+        thread=thread,
+        correlation=correlation,
+        name=names.look_up(name, export),
+    )
+
+
+def _read_ranges(export: Export, names: Names) -> HostSpans:
+    """Read the NVTX ranges, also those that were never closed; no marks, no domains."""
+    if not export.has(RANGES):
+        return _no_spans()
+    start, end, kind, thread, text_id = export.integers(
+        RANGES, "start", "end", "eventType", "globalTid", "textId"
+    )
+    texts = export.texts(RANGES, "text")
+    by_id = names.look_up(text_id, export)
+    own = np.fromiter((names.add(text) for text in texts), dtype=np.int32, count=len(texts))
+    spans = HostSpans(
+        start=start,
+        end=end,
+        thread=thread,
+        correlation=np.full(len(start), UNKNOWN, dtype=np.int64),
+        name=np.where(own == names.add(""), by_id, own),
+    )
+    return take(spans, np.isin(kind, (_PUSH_POP_RANGE, _START_END_RANGE)))
+
+
+def _read_kernels(export: Export, names: Names) -> DeviceWork:
+    column = next(
+        (c for c in ("demangledName", "shortName", "mangledName") if export.has(KERNELS, c)),
+        "demangledName",
+    )
+    (ids,) = export.integers(KERNELS, column)
+    name = names.look_up(ids, export)
+    all_names = names.all()
+    kinds = np.zeros(len(all_names), dtype=np.uint8)
+    for index in np.unique(name).tolist():
+        kinds[index] = classify_kernel_name(all_names[index])
+    return _device_work(export, KERNELS, name, kinds[name])
+
+
+def _read_copies(export: Export, names: Names) -> DeviceWork:
+    copy_kind, source, target = export.integers(COPIES, "copyKind", "srcDeviceId", "dstDeviceId")
+    labels = dict(_COPY_LABELS)
+    if export.has("ENUM_CUDA_MEMCPY_OPER", "id", "label"):
+        rows = export.rows("SELECT id, label FROM ENUM_CUDA_MEMCPY_OPER WHERE label IS NOT NULL")
+        labels.update((int(str(key)), str(label)) for key, label in rows)
+    unique, inverse = np.unique(copy_kind, return_inverse=True)
+    texts = [labels.get(kind, "Unknown") for kind in unique.tolist()]
+    name = np.array([names.add(f"Memcpy {text}") for text in texts], dtype=np.int32)
+    peer = np.array([text.startswith("Peer") for text in texts], dtype=np.bool_)
+    between = (source >= 0) & (target >= 0) & (source != target)
+    is_peer = peer[inverse.reshape(-1)] | between
+    kind = np.where(is_peer, KernelKind.COMMUNICATION, KernelKind.COPY).astype(np.uint8)
+    return _device_work(export, COPIES, name[inverse.reshape(-1)], kind)
+
+
+def _read_memsets(export: Export, names: Names) -> DeviceWork:
+    rows = export.count(MEMSETS)
+    name = np.full(rows, names.add("Memset"), dtype=np.int32)
+    return _device_work(export, MEMSETS, name, np.full(rows, KernelKind.MEMSET, dtype=np.uint8))
+
+
+def _read_graphs(export: Export, names: Names) -> DeviceWork:
+    rows = export.count(GRAPHS)
+    name = np.full(rows, names.add(GRAPH_NAME), dtype=np.int32)
+    return _device_work(export, GRAPHS, name, np.full(rows, KernelKind.COMPUTE, dtype=np.uint8))
+
+
+def _device_work(export: Export, table: str, name: I32, kind: U8) -> DeviceWork:
+    start, end, process, device, stream, correlation, graph, node, copied = export.integers(
+        table,
+        *("start", "end", "globalPid", "deviceId", "streamId", "correlationId"),
+        *("graphId", "graphNodeId", "bytes"),
+    )
+    graph = np.where(graph > 0, graph, np.where(node > 0, node >> _NODE_BITS, UNKNOWN))
+    return DeviceWork(
+        start=start,
+        end=end,
+        is_kernel=np.full(len(start), table in {KERNELS, GRAPHS}),
+        process=process,
+        device=device,
+        stream=stream,
+        correlation=correlation,
+        graph=graph,
+        copy_bytes=copied if table == COPIES else np.full(len(start), UNKNOWN, dtype=np.int64),
+        name=name,
+        kind=kind,
+    )
+
+
+def _no_spans() -> HostSpans:
+    none = np.zeros(0, dtype=np.int64)
+    return HostSpans(
+        start=none, end=none, thread=none, correlation=none, name=none.astype(np.int32)
+    )

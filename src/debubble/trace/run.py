@@ -1,0 +1,318 @@
+"""What the user pointed at in → all its ranks read, through an executor, with every gap named."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from debubble.errors import Gap, RunNotFound, TraceError, as_gap
+from debubble.trace.captures import Capture, choose_capture, group_captures
+from debubble.trace.columns import Operation, RankTrace
+from debubble.trace.files import expand
+from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
+from debubble.trace.kineto import read_kineto
+from debubble.trace.nsight import read_nsight
+from debubble.trace.optable import OpTable, read_op_table
+from debubble.trace.source import DEFAULT_LIMITS, Limits, Source, is_url, local_copy
+from debubble.units import counted
+
+# Below this, starting worker processes takes longer than reading (4 ranks of 5 MB: 0.2 s).
+_WORTH_A_POOL_BYTES = 8 * 1024 * 1024
+
+# Op tables are held whole; a row takes about 60 bytes, so this is some 16 million passes.
+_TABLE_BYTES = 1024**3
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The files of one capture, before they are read."""
+
+    capture: Capture
+    captures: tuple[Capture, ...]
+    left_alone: tuple[str, ...]
+    """JSON beside the traces that is something else."""
+    gaps: tuple[Gap, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One capture, read. `ranks` is sorted; op tables hold all their ranks themselves."""
+
+    found: Found
+    ranks: tuple[RankTrace, ...]
+    tables: tuple[OpTable, ...]
+    world_size: int | None
+    missing_ranks: tuple[int, ...]
+    gaps: tuple[Gap, ...]
+
+
+def find_run(
+    places: Sequence[str], *, capture: str | None = None, limits: Limits = DEFAULT_LIMITS
+) -> Found:
+    """Find the traces the user means; the newest complete capture where there are several."""
+    files, named = expand(places)
+    traces, left_alone, gaps = [], [], []
+    for file in files:
+        try:
+            known = recognise(file, limits)
+        except TraceError as error:
+            if named or _named_like_a_trace(file):
+                gaps.append(_unreadable(error))
+            continue
+        if known.is_trace:
+            traces.append(known)
+        elif known.why_not and (named or _is_garbage_trace(known)):
+            gaps.append(_unreadable(known.why_not))
+        elif known.format is Format.OTHER_JSON:
+            left_alone.append(file)
+    if not traces:
+        raise _nothing_found(places, gaps, left_alone)
+    captures = group_captures(traces, named=named)
+    chosen, more = choose_capture(captures, capture)
+    return Found(
+        capture=chosen,
+        captures=captures,
+        left_alone=tuple(left_alone),
+        gaps=tuple(gaps + more),
+    )
+
+
+def read_run(
+    found: Found,
+    *,
+    executor: Executor | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    rank: int | None = None,
+    on_progress: Progress | None = None,
+) -> Run:
+    """Read every file of a capture; a file that cannot be read becomes a gap, the others go on."""
+    gaps = [*found.gaps, *(_duplicate(rank, files) for rank, files in found.capture.duplicates)]
+    ranks: list[RankTrace] = []
+    tables: list[OpTable] = []
+    for outcome in _read_all(found.capture.files, executor, limits, on_progress):
+        if isinstance(outcome, TraceError):
+            gaps.append(_unreadable(outcome))
+        elif isinstance(outcome, OpTable):
+            tables.append(outcome)
+        else:
+            ranks += outcome
+    ranks, more = _settle_ranks(ranks, rank)
+    gaps += [gap for trace in ranks for gap in trace.gaps]
+    gaps += [gap for table in tables for gap in table.gaps]
+    gaps += more
+    if not ranks and not tables:
+        raise _nothing_found([found.capture.name], gaps, ())
+    world_size = max((t.header.world_size or 0 for t in ranks), default=0) or None
+    missing = missing_ranks(ranks)
+    if missing:
+        gaps.append(_missing(missing, ranks))
+    return Run(
+        found=found,
+        ranks=tuple(ranks),
+        tables=tuple(tables),
+        world_size=world_size,
+        missing_ranks=missing,
+        gaps=tuple(gaps),
+    )
+
+
+def read_file(known: Recognised, limits: Limits) -> tuple[RankTrace, ...] | OpTable | TraceError:
+    """Read one file of any format; errors are returned, so that they come back from workers."""
+    try:
+        if known.format is Format.NSIGHT:
+            with local_copy(known.file) as path:
+                return tuple(replace(trace, file=known.file) for trace in read_nsight(path))
+        if known.format is Format.OP_TABLE:
+            table_limits = replace(limits, inflated_bytes=min(limits.inflated_bytes, _TABLE_BYTES))
+            data = b"".join(Source(known.file, table_limits).pieces())
+            return read_op_table(known.file, data=data)
+        trace = read_kineto(known.file, limits)
+    except TraceError as error:
+        if error.rank is None:
+            error.rank = known.rank
+        return error
+    return (trace,)
+
+
+def missing_ranks(ranks: Sequence[RankTrace]) -> tuple[int, ...]:
+    """Return the ranks that the captured ones talked to, point to point, and that are not there.
+
+    So one whole pipeline out of a larger world is complete. Where no rank sends or receives, every
+    rank of the world is expected.
+    """
+    captured = {trace.rank for trace in ranks}
+    worlds = [trace.header.world_size or 0 for trace in ranks]
+    expected: set[int] = set()
+    talks = False
+    for trace in ranks:
+        operators = trace.operators
+        pairs = (operators.operation == Operation.SEND) | (operators.operation == Operation.RECEIVE)
+        talks |= bool((pairs & (operators.local_peer >= 0)).any())
+        expected.update(operators.peer[pairs & (operators.peer >= 0)].tolist())
+        for group in set(operators.group[pairs].tolist()):
+            members = trace.groups[group].ranks if group >= 0 else ()
+            if len(members) < (trace.header.world_size or 0):
+                expected.update(members)
+    if not talks:
+        expected = set(range(max(worlds, default=0)))
+    return tuple(sorted(expected - captured))
+
+
+def _read_all(
+    files: Sequence[Recognised],
+    executor: Executor | None,
+    limits: Limits,
+    on_progress: Progress | None,
+) -> Iterator[tuple[RankTrace, ...] | OpTable | TraceError]:
+    """Yield what comes of each file, in the files' order whatever the workers' order was."""
+    report = on_progress or (lambda _done, _total: None)
+    with _workers(files, executor) as pool:
+        if pool is None:
+            for done, known in enumerate(files, start=1):
+                outcome = read_file(known, limits)
+                report(done, len(files))
+                yield outcome
+            return
+        futures: list[Future[tuple[RankTrace, ...] | OpTable | TraceError]] = [
+            pool.submit(read_file, known, limits) for known in files
+        ]
+        for done, _ in enumerate(as_completed(futures), start=1):
+            report(done, len(files))
+        for future in futures:
+            yield future.result()
+
+
+@contextmanager
+def _workers(files: Sequence[Recognised], executor: Executor | None) -> Iterator[Executor | None]:
+    """Lend the executor given, or a process pool where the files are worth one, or nothing."""
+    size = sum(_size(known.file) for known in files)
+    if executor is not None or len(files) < 2 or size < _WORTH_A_POOL_BYTES:
+        yield executor
+        return
+    # Forking is quickest, and safe only while no other thread may hold a lock.
+    method = "fork" if threading.active_count() == 1 and os.name == "posix" else "spawn"
+    workers = min(len(files), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context(method)) as pool:
+        yield pool
+
+
+def _size(file: str) -> int:
+    try:
+        return 0 if is_url(file) else os.path.getsize(file)  # noqa: PTH202
+    except OSError:
+        return 0
+
+
+def _settle_ranks(
+    traces: Sequence[RankTrace], given: int | None
+) -> tuple[list[RankTrace], list[Gap]]:
+    """Give every trace its rank, sort them, and leave out what cannot be placed."""
+    gaps: list[Gap] = []
+    by_rank: dict[int, list[RankTrace]] = {}
+    for trace in traces:
+        rank = trace.rank if trace.rank is not None else rank_from_name(trace.file)
+        if rank is None and len(traces) == 1:
+            rank = given
+        if rank is None:
+            gaps.append(_no_rank(trace))
+        else:
+            by_rank.setdefault(rank, []).append(replace(trace, rank=rank))
+    settled = []
+    for rank, same in sorted(by_rank.items()):
+        if len(same) > 1:
+            gaps.append(_duplicate(rank, tuple(trace.file for trace in same)))
+        else:
+            settled += same
+    with_kernels = [trace for trace in settled if len(trace.kernels)]
+    for trace in settled if with_kernels else ():
+        known = any(gap.code in {"no_kernels", "foreign_device"} for gap in trace.gaps)
+        if not len(trace.kernels) and not known:
+            gaps.append(_no_kernels(trace))
+    return settled, gaps
+
+
+def _named_like_a_trace(file: str) -> bool:
+    name = file.lower()
+    return any(word in name for word in (".json", "trace", ".sqlite", ".parquet", ".csv"))
+
+
+def _is_garbage_trace(known: Recognised) -> bool:
+    """Tell a file that is not JSON at all, though its name says so."""
+    return known.format is Format.OTHER and _named_like_a_trace(known.file)
+
+
+def _unreadable(error: TraceError) -> Gap:
+    gap = as_gap(error, code="unreadable")
+    return gap if gap.rank is not None else replace(gap, rank=rank_from_name(gap.file))
+
+
+def _nothing_found(
+    places: Sequence[str], gaps: Sequence[Gap], left_alone: Sequence[str]
+) -> RunNotFound:
+    if gaps:
+        more = f" (and {counted(len(gaps) - 1, 'more problem')})" if len(gaps) > 1 else ""
+        return RunNotFound(f"{gaps[0]}{more}", hint=gaps[0].hint)
+    seen = f"; {counted(len(left_alone), 'JSON file')} there, none of them a trace"
+    return RunNotFound(
+        f"no traces in {', '.join(places)}{seen if left_alone else ''}",
+        hint="give torch.profiler's Chrome traces, `nsys export --type sqlite` files, or op tables",
+    )
+
+
+def _duplicate(rank: int, files: Sequence[str]) -> Gap:
+    return Gap(
+        code="duplicate_rank",
+        message=f"{counted(len(files), 'file')} of the same rank, none of them read: "
+        + ", ".join(files),
+        hint="keep one of them, or give the files one by one",
+        file=files[0],
+        rank=rank,
+    )
+
+
+def _no_rank(trace: RankTrace) -> Gap:
+    return Gap(
+        code="no_rank",
+        message="no rank: neither distributedInfo nor the file name tells it",
+        hint="rename it to rank<N>.json.gz, or give it alone with --rank N",
+        file=trace.file,
+    )
+
+
+def _no_kernels(trace: RankTrace) -> Gap:
+    return Gap(
+        code="no_kernels",
+        message="no device kernels in it, though other ranks have some",
+        hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] on every rank",
+        file=trace.file,
+        rank=trace.rank,
+    )
+
+
+def _missing(missing: Sequence[int], ranks: Sequence[RankTrace]) -> Gap:
+    names = f"{'rank' if len(missing) == 1 else 'ranks'} {show_ranks(missing)}"
+    talk = any((trace.operators.local_peer >= 0).any() for trace in ranks)
+    why = "which these ranks exchange data with" if talk else "which the same job ran"
+    return Gap(
+        code="missing_ranks",
+        message=f"no trace of {names}, {why}",
+        hint="capture all ranks of at least one pipeline",
+    )
+
+
+def show_ranks(ranks: Sequence[int]) -> str:
+    """Write ranks briefly: `0-3, 7`."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

@@ -1,0 +1,64 @@
+"""Every number that a person types or reads: sizes, times, shares."""
+
+from __future__ import annotations
+
+import re
+
+from debubble.errors import UsageError
+
+NS_PER_S = 1_000_000_000
+NS_PER_US = 1_000
+
+_SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([kmgtp]?)(i?)b?\s*$", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+
+
+def parse_bytes(text: str) -> int:
+    """Read `80GiB`, `1.5 GB`, `4096`: binary with an i, decimal without."""
+    match = _SIZE.match(text)
+    if match is None:
+        raise UsageError(f"{text!r} is no size", hint="write it as 80GiB, 1.5GB or 4096")
+    number, power, binary = match.groups()
+    base = 1024 if binary else 1000
+    return round(float(number) * float(base ** _POWERS[power.lower()]))
+
+
+def show_bytes(count: float) -> str:
+    """Write a size with three digits: `3.66 GiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{_three(size)} {unit}"
+        size /= 1024
+    return f"{_three(size)} TiB"
+
+
+def show_duration(nanoseconds: float) -> str:
+    """Write a time with three digits in the unit that fits: `302 ms`, `1.94 s`, `38.6 us`."""
+    size = float(nanoseconds)
+    for unit in ("ns", "us", "ms"):
+        if abs(size) < 999.5:
+            return f"{size:.0f} ns" if unit == "ns" else f"{_three(size)} {unit}"
+        size /= 1000
+    return f"{_three(size)} s"
+
+
+def show_share(fraction: float | None) -> str:
+    """Write a fraction as percent: `61.2 %`; a dash where it is not known."""
+    return "–" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def show_count(count: int) -> str:
+    """Write a whole number with separators: `1,301,930`."""
+    return f"{count:,}"
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Write a count with its noun: `1 rank`, `4 ranks`, `2 processes`."""
+    return f"{show_count(count)} {noun if count == 1 else plural or noun + 's'}"
+
+
+def _three(size: float) -> str:
+    if abs(size) >= 99.95:
+        return f"{size:.0f}"
+    return f"{size:.1f}" if abs(size) >= 9.995 else f"{size:.2f}"

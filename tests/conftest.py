@@ -1,0 +1,22 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import pytest
+from making import PUBLIC, SHARED
+
+
+@pytest.fixture(scope="session")
+def public_data():
+    """Other people's recordings, which lie beside a checkout and are never copied into it."""
+    if not PUBLIC.is_dir():
+        pytest.skip(f"{PUBLIC} is not there: these recordings belong to others and are not shipped")
+    return PUBLIC
+
+
+@pytest.fixture(scope="session")
+def recorded_data():
+    """All of our own H200 recordings; the repository itself holds two of them."""
+    if not (SHARED / "h200").is_dir():
+        pytest.skip(f"{SHARED / 'h200'} is not there: only a part of our recordings is shipped")
+    return SHARED / "h200"

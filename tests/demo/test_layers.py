@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from debubble.demo.layers import TimedLayer, build_stage, listening, make_batch  # noqa: E402
+from debubble.demo.workload import Workload  # noqa: E402
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def calls():
+    heard = []
+    with listening(lambda part, layer, start, end: heard.append((part, layer, end - start))):
+        yield heard
+
+
+def durations(calls, part):
+    return [duration for heard, _, duration in calls if heard == part]
+
+
+def test_the_forward_pass_lasts_as_long_as_it_was_told(calls):
+    layer = TimedLayer(Workload(forward_ms=3), 0)
+    x = torch.randn(1, 64, 32)
+    begin = time.perf_counter_ns()
+    for _ in range(15):
+        layer(x)
+    each = (time.perf_counter_ns() - begin) / 15
+    assert sorted(durations(calls, "forward"))[7] == pytest.approx(3 * MS, rel=0.05)
+    # Others use the two cores too, and a mean hears all of them.
+    assert 3 * MS <= each <= 6 * MS
+
+
+def test_a_full_backward_is_half_input_gradient_and_half_weight_gradient(calls):
+    layer = TimedLayer(Workload(forward_ms=0, backward_ms=6), 5)
+    x = torch.randn(1, 64, 32, requires_grad=True)
+    for _ in range(9):
+        layer(x).sum().backward()
+    assert [(part, index) for part, index, _ in calls][:3] == [
+        ("forward", 5),
+        ("input", 5),
+        ("weight", 5),
+    ]
+    assert sorted(durations(calls, "input"))[4] == pytest.approx(3 * MS, rel=0.05)
+    assert sorted(durations(calls, "weight"))[4] == pytest.approx(3 * MS, rel=0.05)
+
+
+def test_a_split_backward_pays_for_each_half_once(calls):
+    layer = TimedLayer(Workload(forward_ms=0, backward_ms=0), 0)
+    x = torch.randn(1, 64, 32, requires_grad=True)
+    loss = layer(x).sum()
+    calls.clear()
+    torch.autograd.grad(loss, [x], retain_graph=True)
+    assert [part for part, _, _ in calls] == ["input"]
+    calls.clear()
+    torch.autograd.grad(loss, [layer.weight])
+    assert [part for part, _, _ in calls] == ["weight"]
+
+
+def test_the_gradients_are_those_of_the_formula():
+    workload = Workload(forward_ms=0, backward_ms=0)
+    layer = TimedLayer(workload, 3)
+    x = torch.randn(1, 64, 32, requires_grad=True)
+    upstream = torch.randn(1, 64, 32)
+    gradients = torch.autograd.grad(layer(x), [x, layer.weight], upstream)
+    plain = torch.autograd.grad(torch.tanh(x) * layer.weight, [x, layer.weight], upstream)
+    for gradient, expected in zip(gradients, plain, strict=True):
+        torch.testing.assert_close(gradient, expected)
+
+
+def test_the_first_layer_of_the_model_has_an_input_gradient_too(calls):
+    model = build_stage(Workload(forward_ms=0, backward_ms=0), 0)
+    model(torch.randn(1, 64, 32)).sum().backward()
+    assert len(durations(calls, "input")) == len(durations(calls, "weight")) == 4
+
+
+def test_every_rank_makes_the_same_batch_and_each_step_another():
+    workload = Workload()
+    assert torch.equal(make_batch(workload, 1)[0], make_batch(workload, 1)[0])
+    assert not torch.equal(make_batch(workload, 1)[0], make_batch(workload, 2)[0])

@@ -1,0 +1,220 @@
+"""Damaged and odd files: whatever is whole is kept, and what is not is said."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+
+import pytest
+from making import document, kernel, launch, memory, operator, write
+
+from debubble.errors import NotATrace, TraceError, TraceTooLarge
+from debubble.trace.kineto import read_kineto
+from debubble.trace.source import Limits
+
+MANY = [kernel(f"k{i % 7}", ts=10.0 * i, dur=5.0, correlation=i) for i in range(3000)]
+
+
+def codes(trace):
+    return [gap.code for gap in trace.gaps]
+
+
+def test_truncated_gzip_keeps_the_events_before_the_cut(tmp_path):
+    packed = gzip.compress(json.dumps(document(MANY)).encode())
+    path = write(tmp_path / "rank0.json.gz", packed[: len(packed) // 2], packed=False)
+    trace = read_kineto(path)
+    assert 0 < len(trace.kernels) < 3000
+    assert codes(trace) == ["truncated"]
+    assert trace.gaps[0].file == path
+    assert trace.gaps[0].rank == 0
+    assert f"{trace.events:,} events" in trace.gaps[0].message
+    assert trace.gaps[0].hint
+
+
+def test_truncated_json_keeps_every_complete_event(tmp_path):
+    data = json.dumps(document(MANY)).encode()
+    cut = data.index(b'"correlation": 2000}') - 5
+    trace = read_kineto(write(tmp_path / "a.json", data[:cut]))
+    assert len(trace.kernels) == 2000
+    assert codes(trace) == ["truncated"]
+
+
+def test_damaged_gzip_keeps_the_events_before_the_damage(tmp_path):
+    packed = bytearray(gzip.compress(json.dumps(document(MANY)).encode()))
+    packed[-2000:-1900] = bytes(100)
+    trace = read_kineto(write(tmp_path / "a.json.gz", bytes(packed), packed=False))
+    assert len(trace.kernels) > 1000
+    assert codes(trace)[0] == "truncated"
+    assert "damaged gzip" in trace.gaps[0].message
+
+
+def test_a_gzip_file_cut_before_its_first_event_is_an_error(tmp_path):
+    packed = gzip.compress(json.dumps(document(MANY)).encode())
+    path = write(tmp_path / "a.json.gz", packed[:15], packed=False)
+    with pytest.raises(TraceError, match="truncated") as caught:
+        read_kineto(path)
+    assert caught.value.file == path
+    assert caught.value.hint
+
+
+def test_empty_files_are_an_error(tmp_path):
+    for name, packed in (("a.json", False), ("b.json.gz", True)):
+        with pytest.raises(TraceError):
+            read_kineto(write(tmp_path / name, b"", packed=packed))
+
+
+def test_garbage_is_an_error(tmp_path):
+    with pytest.raises(NotATrace):
+        read_kineto(write(tmp_path / "a.json", bytes(range(256)) * 100))
+
+
+def test_no_events_is_an_error_with_a_cure(tmp_path):
+    with pytest.raises(NotATrace, match="no events") as caught:
+        read_kineto(write(tmp_path / "a.json", document([])))
+    assert "prof.step()" in caught.value.hint
+
+
+def test_execution_traces_are_named_as_such(tmp_path):
+    content = {"schema": "1.0.1", "pid": 1, "nodes": [{"name": "aten::add", "id": 2}]}
+    with pytest.raises(NotATrace, match="execution trace"):
+        read_kineto(write(tmp_path / "a.json", content))
+
+
+@pytest.mark.parametrize(
+    "content", [{"a": 1}, {}, [1, 2], [[1, 2]], 7, "text", None, {"traceEvents": 3}]
+)
+def test_other_json_is_no_trace(tmp_path, content):
+    with pytest.raises(TraceError):
+        read_kineto(write(tmp_path / "a.json", content))
+
+
+def test_bad_utf8_costs_a_name_and_nothing_else(tmp_path):
+    data = json.dumps(document([kernel("bad-name"), kernel("good", ts=30.0)])).encode()
+    trace = read_kineto(write(tmp_path / "a.json", data.replace(b"bad-name", b"bad\xff\xfename")))
+    assert len(trace.kernels) == 2
+    assert codes(trace) == ["bad_text"]
+    assert any("\ufffd" in name for name in trace.names)
+
+
+@pytest.mark.parametrize(
+    ("duration", "problem"),
+    [
+        (math.nan, "no usable duration"),
+        (math.inf, "no usable duration"),
+        (None, "no usable duration"),
+        ("soon", "no usable duration"),
+        (-1.0, "a negative duration"),
+        (1e300, "no usable duration"),
+    ],
+)
+def test_events_with_impossible_durations_are_left_out_and_counted(tmp_path, duration, problem):
+    trace = read_kineto(
+        write(tmp_path / "a.json", document([kernel(dur=duration), kernel("good")]))
+    )
+    assert [trace.names[n] for n in trace.kernels.name] == ["good"]
+    assert [(gap.code, gap.message) for gap in trace.gaps] == [
+        ("bad_times", f"1 event with {problem} left out")
+    ]
+
+
+def test_missing_durations_and_starts_are_counted(tmp_path):
+    no_duration, no_start = kernel(), kernel()
+    del no_duration["dur"], no_start["ts"]
+    trace = read_kineto(
+        write(tmp_path / "a.json", document([no_duration, no_start, kernel("good")]))
+    )
+    assert len(trace.kernels) == 1
+    assert codes(trace) == ["bad_times", "bad_times"]
+
+
+def test_times_written_as_text_are_read(tmp_path):
+    trace = read_kineto(
+        write(tmp_path / "a.json", document([kernel(ts="12.5", dur="3.25")], baseTimeNanoseconds=0))
+    )
+    assert trace.kernels.start_ns.tolist() == [12_500]
+    assert trace.kernels.duration_ns.tolist() == [3_250]
+    assert not trace.gaps
+
+
+def test_arguments_of_the_wrong_type_cost_only_themselves(tmp_path):
+    odd = kernel("odd", device="0x0", stream=None, correlation=5, bytes=1e400)
+    trace = read_kineto(
+        write(tmp_path / "a.json", document([odd, launch(correlation=5), kernel("even")]))
+    )
+    row = trace.names.index("odd")
+    assert trace.kernels.correlation[trace.kernels.name == row].tolist() == [5]
+    assert trace.kernels.device[trace.kernels.name == row].tolist() == [-1]
+    assert len(trace.kernels) == 2
+
+
+def test_numbers_beyond_64_bits_are_unknown_not_fatal(tmp_path):
+    huge = kernel("huge", correlation=10**30, stream=10**12)
+    trace = read_kineto(write(tmp_path / "a.json", document([huge])))
+    assert trace.kernels.correlation.tolist() == [-1]
+    assert trace.kernels.stream.tolist() == [-1]
+
+
+def test_a_malformed_event_in_the_middle_costs_only_itself(tmp_path):
+    data = json.dumps(document(MANY)).encode()
+    broken = data.replace(b'"ts": 500.0', b'"ts" 500.0', 1)
+    trace = read_kineto(write(tmp_path / "a.json", broken))
+    assert len(trace.kernels) == 2999
+    assert codes(trace) == ["malformed"]
+
+
+def test_events_that_are_no_objects_are_counted(tmp_path):
+    trace = read_kineto(
+        write(tmp_path / "a.json", document([kernel(), 7, None, [kernel()], kernel()]))
+    )
+    assert len(trace.kernels) == 2
+    assert "3 malformed events" in trace.gaps[0].message
+
+
+def test_deep_nesting_does_not_overflow_the_stack(tmp_path):
+    data = json.dumps(document([kernel(), kernel(ts=20.0)])).encode()
+    deep = b"[" * 200_000 + b"]" * 200_000
+    trace = read_kineto(
+        write(tmp_path / "a.json", data.replace(b'"stream": 7', b'"x": ' + deep, 1))
+    )
+    assert len(trace.kernels) >= 1
+
+
+def test_a_gzip_bomb_is_refused_by_ratio(tmp_path):
+    bomb = b'{"traceEvents": [' + b" " * 80_000_000
+    with pytest.raises(TraceTooLarge, match="250 times") as caught:
+        read_kineto(write(tmp_path / "a.json.gz", bomb))
+    assert "--max-ratio" in caught.value.hint
+
+
+def test_a_file_that_inflates_beyond_the_limit_is_refused(tmp_path):
+    path = write(tmp_path / "a.json.gz", document(MANY))
+    with pytest.raises(TraceTooLarge, match=r"97\.7 KiB") as caught:
+        read_kineto(path, Limits(inflated_bytes=100_000))
+    assert "--max-inflated" in caught.value.hint
+    assert len(read_kineto(path, Limits(inflated_bytes=10_000_000)).kernels) == 3000
+
+
+def test_a_cpu_trace_of_a_gpu_job_says_so(tmp_path):
+    trace = read_kineto(write(tmp_path / "a.json", document([operator("aten::mm")])))
+    assert codes(trace) == ["no_kernels"]
+    assert "ProfilerActivity.CUDA" in trace.gaps[0].hint
+    assert len(trace.cpu_operators) == 1
+
+
+def test_a_cpu_trace_of_a_cpu_job_has_nothing_to_complain_about(tmp_path):
+    content = document([operator("aten::mm"), memory(device_type=0)], deviceProperties=[])
+    assert not read_kineto(write(tmp_path / "a.json", content)).gaps
+
+
+def test_device_events_of_unknown_accelerators_are_counted_not_called_idle(tmp_path):
+    foreign = [{**kernel(), "cat": "mtia_ccp_events"}, operator("aten::mm")]
+    trace = read_kineto(write(tmp_path / "a.json", document(foreign)))
+    assert codes(trace) == ["foreign_device"]
+    assert "1 mtia_ccp_events" in trace.gaps[0].message
+
+
+def test_an_unreadable_file_is_named(tmp_path):
+    with pytest.raises(TraceError, match="No such file") as caught:
+        read_kineto(str(tmp_path / "absent.json"))
+    assert caught.value.file.endswith("absent.json")

@@ -1,0 +1,514 @@
+"""Nsight exports: the tables that versions share, the ones they do not, and what NVTX tells."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from debubble.errors import NotATrace, TraceError
+from debubble.trace.columns import KernelKind, Operation
+from debubble.trace.nsight import is_sqlite, read_nsight
+
+PUBLIC = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "public"
+MFU = PUBLIC / "nsys-ai" / "mfu_2gpu_before.sqlite"
+
+BASE = 1_700_000_000_000_000_000
+SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)"
+
+SCHEMA = """
+CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
+  streamId INTEGER, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER,
+  shortName INTEGER, graphNodeId INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER,
+  streamId INTEGER, correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER,
+  srcDeviceId INTEGER, dstDeviceId INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER, deviceId INTEGER,
+  streamId INTEGER, correlationId INTEGER, globalPid INTEGER, bytes INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER,
+  correlationId INTEGER, nameId INTEGER);
+CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT,
+  globalTid INTEGER, textId INTEGER, domainId INTEGER);
+CREATE TABLE ThreadNames (nameId INTEGER, priority INTEGER, globalTid INTEGER);
+CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER);
+CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT);
+"""
+
+
+def global_id(pid: int, tid: int = 0) -> int:
+    return (1 << 48) | (pid << 24) | tid
+
+
+class Export:
+    """A small export, written table by table."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.db = sqlite3.connect(path)
+        self.db.executescript(SCHEMA)
+        self.db.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?)", (BASE,))
+        self._strings: dict[str, int] = {}
+        self._correlation = 0
+
+    def string(self, value: str) -> int:
+        if value not in self._strings:
+            self._strings[value] = len(self._strings) + 1
+            self.db.execute("INSERT INTO StringIds VALUES (?, ?)", (self._strings[value], value))
+        return self._strings[value]
+
+    def insert(self, table: str, *values: object) -> None:
+        marks = ", ".join("?" * len(values))
+        self.db.execute(f"INSERT INTO {table} VALUES ({marks})", values)  # noqa: S608
+
+    def kernel(self, name: str, start: int, end: int, *, pid=7, device=0, launch=None, node=None):
+        """Add a kernel, launched at `launch` by the thread that bears the process's number."""
+        self._correlation += 1
+        if launch is not None:
+            self.call("cudaLaunchKernel_v7000", launch, launch + 5, pid, self._correlation)
+        self.insert(
+            "CUPTI_ACTIVITY_KIND_KERNEL",
+            *(start, end, device, 3, self._correlation, global_id(pid)),
+            *(self.string(name), self.string(name.split("(", maxsplit=1)[0]), node),
+        )
+
+    def call(self, name: str, start: int, end: int, pid: int = 7, correlation: int = 0) -> None:
+        table = "CUPTI_ACTIVITY_KIND_RUNTIME"
+        self.insert(table, start, end, global_id(pid, pid), correlation, self.string(name))
+
+    def nvtx(self, name: str, start: int, end: int | None, *, pid=7, by_id=False, kind=59) -> None:
+        text, identity = (None, self.string(name)) if by_id else (name, None)
+        row = (start, end, kind, text, global_id(pid, pid), identity, 0)
+        self.insert("NVTX_EVENTS", *row)
+
+    def group(self, start: int, *calls: str) -> None:
+        """Add a NCCL group whose end lasts from `start + 50` to `start + 90`, with its kernel."""
+        self.nvtx("ncclGroupStart", start, start + 1, by_id=True)
+        for place, call in enumerate(calls):
+            self.nvtx(call, start + 2 + 2 * place, start + 3 + 2 * place, by_id=True)
+        self.nvtx("ncclGroupEnd", start + 50, start + 90, by_id=True)
+        self.kernel(SEND_RECV, start + 100, start + 200, launch=start + 60)
+
+    def read(self):
+        self.db.commit()
+        self.db.close()
+        return read_nsight(str(self.path))
+
+
+@pytest.fixture
+def export(tmp_path):
+    made = Export(tmp_path / "report #1?.sqlite")
+    yield made
+    made.db.close()
+
+
+def kinds(trace):
+    return [KernelKind(kind).name for kind in trace.kernels.kind.tolist()]
+
+
+def names(trace, table):
+    return [trace.names[index] for index in table.name.tolist()]
+
+
+def codes(trace):
+    return [gap.code for gap in trace.gaps]
+
+
+def test_a_kernel_has_its_absolute_time_its_launch_and_its_thread(export):
+    export.kernel("gemm(float)", 1_000, 1_300, launch=900)
+    export.insert("ThreadNames", export.string("pt_main"), 10, global_id(7, 7))
+    (trace,) = export.read()
+    assert trace.kernels.start_ns.tolist() == [BASE + 1_000]
+    assert trace.kernels.duration_ns.tolist() == [300]
+    assert names(trace, trace.kernels) == ["gemm(float)"]
+    assert trace.kernels.stream.tolist() == [3]
+    assert trace.header.base_time_ns == BASE
+    launch = trace.kernels.launch[0]
+    assert trace.launches.start_ns[launch] == BASE + 900
+    thread = trace.threads[trace.launches.thread[launch]]
+    assert (thread.identity, thread.name) == ("7", "pt_main")
+    assert (trace.format, trace.gaps, trace.events) == ("nsight", (), 2)
+    assert trace.inflated_bytes == export.path.stat().st_size
+
+
+def test_rows_come_sorted_by_start_and_joins_survive_the_sorting(export):
+    export.kernel("late", 5_000, 5_100, launch=4_000)
+    export.kernel("early", 1_000, 1_100, launch=500)
+    export.insert("CUPTI_ACTIVITY_KIND_MEMSET", 3_000, 3_010, 0, 3, 99, global_id(7), 64)
+    (trace,) = export.read()
+    assert names(trace, trace.kernels) == ["early", "Memset", "late"]
+    launches = trace.launches.start_ns[trace.kernels.launch[[0, 2]]] - BASE
+    assert launches.tolist() == [500, 4_000]
+    assert trace.kernels.launch[1] == -1
+    assert kinds(trace) == ["COMPUTE", "MEMSET", "COMPUTE"]
+
+
+def test_a_copy_between_devices_is_communication_and_one_inside_is_not(export):
+    export.kernel("gemm", 0, 10)
+    table = "CUPTI_ACTIVITY_KIND_MEMCPY"
+    export.insert(table, 20, 30, 0, 3, 5, global_id(7), 4096, 1, None, None)
+    export.insert(table, 40, 50, 0, 3, 6, global_id(7), 8192, 10, None, None)
+    export.insert(table, 60, 70, 0, 3, 7, global_id(7), 512, 8, 0, 1)
+    export.insert(table, 80, 90, 0, 3, 8, global_id(7), 256, 8, 0, 0)
+    (trace,) = export.read()
+    assert kinds(trace) == ["COMPUTE", "COPY", "COMMUNICATION", "COMMUNICATION", "COPY"]
+    assert trace.kernels.copy_bytes.tolist() == [-1, 4096, 8192, 512, 256]
+    assert names(trace, trace.kernels)[1:3] == ["Memcpy Host-to-Device", "Memcpy Peer-to-Peer"]
+
+
+def test_the_exports_own_labels_name_the_copies(export):
+    export.kernel("gemm", 0, 10)
+    export.insert("CUPTI_ACTIVITY_KIND_MEMCPY", 20, 30, 0, 3, 5, global_id(7), 64, 77, None, None)
+    export.db.execute("CREATE TABLE ENUM_CUDA_MEMCPY_OPER (id INTEGER, name TEXT, label TEXT)")
+    export.insert("ENUM_CUDA_MEMCPY_OPER", 77, "CUDA_MEMCPY_KIND_NEW", "Peer-to-Peer")
+    (trace,) = export.read()
+    assert names(trace, trace.kernels)[1] == "Memcpy Peer-to-Peer"
+    assert kinds(trace)[1] == "COMMUNICATION"
+
+
+def test_only_calls_that_queue_or_wait_are_kept(export):
+    export.kernel("gemm", 100, 200, launch=50)
+    export.call("cudaEventQuery_v3020", 60, 61)
+    export.call("cudaStreamSynchronize_v3020", 70, 300)
+    export.call("cudaGraphLaunch_v10000", 80, 90)
+    (trace,) = export.read()
+    assert names(trace, trace.launches) == [
+        "cudaLaunchKernel_v7000",
+        "cudaStreamSynchronize_v3020",
+        "cudaGraphLaunch_v10000",
+    ]
+    assert trace.events == 5
+    assert "cudaEventQuery_v3020" not in trace.names
+
+
+def test_ranges_are_annotations_whether_their_text_is_inline_or_interned(export):
+    export.kernel("gemm", 0, 10)
+    export.nvtx("Forward 0", 100, 150)
+    export.nvtx("Backward 0", 200, 260, by_id=True, kind=60)
+    export.nvtx("a mark", 300, None, kind=34)
+    (trace,) = export.read()
+    assert names(trace, trace.annotations) == ["Forward 0", "Backward 0"]
+    assert trace.annotations.duration_ns.tolist() == [50, 60]
+    assert trace.annotations.stream.tolist() == [-1, -1]
+    assert codes(trace) == []
+
+
+def test_a_range_that_never_ends_is_a_gap_with_a_count(export):
+    export.kernel("gemm", 0, 10)
+    export.nvtx("Forward 0", 100, None)
+    export.nvtx("Forward 1", 200, 250)
+    (trace,) = export.read()
+    assert names(trace, trace.annotations) == ["Forward 1"]
+    assert codes(trace) == ["open_ranges"]
+    assert trace.gaps[0].message.endswith(": 1")
+
+
+def test_one_send_and_one_receive_in_a_group_are_a_peers(export):
+    export.group(1_000, "ncclSend", "ncclRecv")
+    export.group(2_000, "ncclRecv")
+    (trace,) = export.read()
+    assert kinds(trace) == ["PEER", "PEER"]
+    assert trace.operators.operation.tolist() == [
+        Operation.SEND,
+        Operation.RECEIVE,
+        Operation.RECEIVE,
+    ]
+    assert trace.operators.kernel.tolist() == [0, 0, 1]
+    assert (trace.operators.start_ns - BASE).tolist() == [1_002, 1_004, 2_002]
+
+
+def test_an_exchange_with_several_ranks_is_communication_of_unknown_kind(export):
+    export.group(1_000, "ncclSend", "ncclRecv", "ncclSend", "ncclRecv")
+    (trace,) = export.read()
+    assert kinds(trace) == ["COMMUNICATION"]
+    assert set(trace.operators.operation.tolist()) == {Operation.OTHER}
+
+
+def test_a_collective_call_makes_a_generic_kernel_collective(export):
+    export.nvtx("ncclAllReduce", 100, 160, by_id=True)
+    export.kernel("ncclDevKernel_Generic(x)", 200, 300, launch=120)
+    (trace,) = export.read()
+    assert kinds(trace) == ["COLLECTIVE"]
+    assert trace.operators.operation.tolist() == [Operation.COLLECTIVE]
+
+
+def test_torchs_own_range_names_the_collective(export):
+    export.nvtx("nccl:all_to_all, op_id = 991144", 990, 1_095)
+    export.group(1_000, "ncclSend", "ncclRecv")
+    export.nvtx("nccl:coalesced", 1_990, 2_095)
+    export.group(2_000, "ncclSend", "ncclRecv")
+    export.nvtx("nccl:send 0->1", 2_990, 3_095)
+    export.group(3_000, "ncclSend", "ncclSend")
+    (trace,) = export.read()
+    assert kinds(trace) == ["COLLECTIVE", "PEER", "PEER"]
+    assert trace.operators.operation.tolist()[:2] == [Operation.COLLECTIVE] * 2
+
+
+def test_a_group_of_another_thread_says_nothing_about_a_launch(export):
+    export.nvtx("ncclSend", 100, 160, by_id=True, pid=8)
+    export.kernel("gemm", 0, 10, pid=8)
+    export.kernel(SEND_RECV, 200, 300, launch=120, device=1)
+    eight, seven = export.read()
+    assert kinds(eight) == ["COMPUTE"]
+    assert kinds(seven) == ["COMMUNICATION"]
+    assert eight.operators.kernel.tolist() == [-1]
+
+
+def test_nested_groups_are_one_exchange(export):
+    export.nvtx("ncclGroupStart", 10, 11, by_id=True)
+    export.nvtx("ncclGroupStart", 12, 13, by_id=True)
+    export.nvtx("ncclSend", 14, 15, by_id=True)
+    export.nvtx("ncclGroupEnd", 16, 17, by_id=True)
+    export.nvtx("ncclSend", 18, 19, by_id=True)
+    export.nvtx("ncclGroupEnd", 20, 60, by_id=True)
+    export.kernel(SEND_RECV, 100, 200, launch=30)
+    (trace,) = export.read()
+    assert kinds(trace) == ["COMMUNICATION"]
+
+
+def test_a_group_cut_by_the_captures_start_stays_unknown(export):
+    export.nvtx("ncclRecv", 14, 15, by_id=True)
+    export.nvtx("ncclGroupEnd", 20, 60, by_id=True)
+    export.kernel(SEND_RECV, 100, 200, launch=30)
+    export.group(1_000, "ncclSend")
+    (trace,) = export.read()
+    assert kinds(trace) == ["COMMUNICATION", "PEER"]
+
+
+def test_calls_inside_a_collective_are_its_own(export):
+    export.nvtx("ncclAlltoAll", 100, 160, by_id=True)
+    export.nvtx("ncclGroupStart", 101, 102, by_id=True)
+    export.nvtx("ncclSend", 103, 104, by_id=True)
+    export.nvtx("ncclGroupEnd", 105, 150, by_id=True)
+    export.kernel(SEND_RECV, 200, 300, launch=110)
+    (trace,) = export.read()
+    assert kinds(trace) == ["COLLECTIVE"]
+    assert names(trace, trace.operators) == ["ncclAlltoAll"]
+
+
+def test_each_process_is_a_rank_in_the_order_of_devices_and_that_is_said(export):
+    export.kernel("b", 10, 20, pid=7, device=1, launch=5)
+    export.kernel("a", 10, 20, pid=9, device=0, launch=6)
+    zero, one = export.read()
+    assert (zero.rank, names(zero, zero.kernels)) == (0, ["a"])
+    assert (one.rank, names(one, one.kernels)) == (1, ["b"])
+    assert zero.header.devices[0].index == 0
+    assert codes(zero) == ["rank_assumed"]
+    assert codes(one) == []
+    assert "process 9 (device 0) is rank 0" in zero.gaps[0].message
+    assert [len(zero.launches), len(one.launches)] == [1, 1]
+
+
+def test_equal_correlations_of_two_processes_do_not_mix(export):
+    for pid, device, launch in ((7, 0, 100), (9, 1, 200)):
+        export.call("cudaLaunchKernel", launch, launch + 1, pid, 42)
+        row = (500, 600, device, 3, 42, global_id(pid), export.string("gemm"), 1, None)
+        export.insert("CUPTI_ACTIVITY_KIND_KERNEL", *row)
+    zero, one = export.read()
+    assert (zero.launches.start_ns[zero.kernels.launch] - BASE).tolist() == [100]
+    assert (one.launches.start_ns[one.kernels.launch] - BASE).tolist() == [200]
+
+
+def test_processes_that_all_see_device_0_are_ordered_by_the_real_device(export):
+    export.db.executescript(
+        "CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT, totalMemory INTEGER);"
+        "CREATE TABLE TARGET_INFO_CUDA_DEVICE (gpuId INTEGER, cudaId INTEGER, pid INTEGER);"
+    )
+    for gpu, pid in ((5, 7), (2, 9)):
+        export.insert("TARGET_INFO_GPU", gpu, f"H200-{gpu}", 1 << 37)
+        export.insert("TARGET_INFO_CUDA_DEVICE", gpu, 0, pid)
+        export.kernel(f"of {pid}", 10, 20, pid=pid)
+    zero, one = export.read()
+    assert [names(t, t.kernels) for t in (zero, one)] == [["of 9"], ["of 7"]]
+    device = zero.header.devices[0]
+    assert (device.index, device.name, device.memory_bytes) == (0, "H200-2", 1 << 37)
+
+
+def test_rank_comes_from_the_environment_and_no_other_variable_is_kept(export):
+    export.kernel("gemm", 0, 10)
+    for value in ('RANK="3"', 'SECRET_TOKEN="hunter2"', 'LOCAL_RANK="1"'):
+        export.insert("META_DATA_CAPTURE", "PROCESS_0:ENVIRONMENT_VARIABLE", value)
+    (trace,) = export.read()
+    assert (trace.rank, trace.header.rank) == (3, 3)
+    assert "hunter2" not in repr(trace)
+    assert "LOCAL_RANK" not in repr(trace)
+
+
+def test_one_process_without_rank_leaves_it_to_the_caller(export):
+    export.kernel("gemm", 0, 10)
+    (trace,) = export.read()
+    assert trace.rank is None
+    assert codes(trace) == []
+
+
+def test_times_that_run_backwards_are_left_out_and_counted(export):
+    export.kernel("good", 100, 200)
+    export.kernel("backwards", 300, 250)
+    export.kernel("endless", 300, None)
+    export.kernel("absurd", -(2**63), 2**63 - 1)
+    (trace,) = export.read()
+    assert names(trace, trace.kernels) == ["good"]
+    assert codes(trace) == ["bad_times"]
+    assert trace.gaps[0].message.endswith(": 3")
+
+
+def test_kernels_of_a_graph_know_it_and_share_its_launch(export):
+    export.call("cudaGraphLaunch_v10000", 5, 9, 7, 50)
+    for start, node in ((10, (4 << 32) | 1), (20, (4 << 32) | 2)):
+        row = (start, start + 5, 0, 3, 50, global_id(7), export.string("gemm"), 1, node)
+        export.insert("CUPTI_ACTIVITY_KIND_KERNEL", *row)
+    export.kernel("eager", 40, 50, node=0)
+    (trace,) = export.read()
+    assert trace.kernels.graph.tolist() == [4, 4, -1]
+    assert trace.kernels.launch.tolist() == [0, 0, -1]
+
+
+def test_graphs_traced_as_a_whole_are_compute_and_said(export):
+    export.db.execute(
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER,"
+        " deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER,"
+        " graphId INTEGER)"
+    )
+    export.insert("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", 100, 400, 0, 3, 9, global_id(7), 12)
+    (trace,) = export.read()
+    assert trace.kernels.duration_ns.tolist() == [300]
+    assert trace.kernels.graph.tolist() == [12]
+    assert kinds(trace) == ["COMPUTE"]
+    assert codes(trace) == ["closed_graphs"]
+
+
+def test_an_old_export_without_process_ids_is_cut_by_device(tmp_path):
+    path = tmp_path / "old.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(
+            "CREATE TABLE StringIds (id INTEGER, value TEXT);"
+            "INSERT INTO StringIds VALUES (1, 'gemm'), (2, 'cudaLaunchKernel');"
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER,"
+            " deviceId INTEGER, streamId INTEGER, correlationId INTEGER, shortName INTEGER);"
+            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL"
+            " VALUES (10, 20, 0, 7, 1, 1), (15, 40, 1, 7, 2, 1);"
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER,"
+            " globalTid INTEGER, correlationId INTEGER, nameId INTEGER);"
+        )
+        rows = [(5, 6, global_id(9, 9), 1, 2), (12, 13, global_id(7, 7), 2, 2)]
+        db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", rows)
+        db.commit()
+    zero, one = read_nsight(str(path))
+    assert [t.kernels.duration_ns.tolist() for t in (zero, one)] == [[10], [25]]
+    assert [t.launches.start_ns.tolist() for t in (zero, one)] == [[5], [12]]
+    assert codes(zero) == ["rank_assumed", "no_clock"]
+    assert zero.header.base_time_ns == 0
+
+
+def test_another_database_is_no_trace_and_the_hint_says_how_to_export(tmp_path):
+    path = tmp_path / "history.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("CREATE TABLE runs (id INTEGER); INSERT INTO runs VALUES (1);")
+    with pytest.raises(NotATrace) as caught:
+        read_nsight(str(path))
+    assert caught.value.file == str(path)
+    assert "nsys export --type sqlite" in caught.value.hint
+
+
+def test_an_export_without_kernels_says_so(export):
+    export.nvtx("Forward 0", 1, 2)
+    with pytest.raises(TraceError, match="no CUDA kernels") as caught:
+        export.read()
+    assert "nsys profile -t cuda,nvtx" in caught.value.hint
+
+
+@pytest.mark.parametrize("cut", [100, 5_000])
+def test_a_damaged_database_is_an_error_that_names_the_file(export, cut):
+    for index in range(500):
+        export.kernel("gemm", index * 10, index * 10 + 5)
+    export.db.commit()
+    export.db.close()
+    export.path.write_bytes(export.path.read_bytes()[:cut])
+    with pytest.raises(TraceError) as caught:
+        read_nsight(str(export.path))
+    assert caught.value.file == str(export.path)
+
+
+def test_a_damaged_schema_that_is_not_even_text_is_an_error_too(export):
+    export.kernel("gemm", 0, 10)
+    export.db.commit()
+    export.db.close()
+    damaged = export.path.read_bytes().replace(b"TABLE ThreadNames", b"TABLE \xadhreadN(mes")
+    export.path.write_bytes(damaged)
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_nsight(str(export.path))
+
+
+def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(TraceError) as caught:
+        read_nsight(str(tmp_path / "none.sqlite"))
+    assert "none.sqlite" in caught.value.file
+
+
+def test_a_kernel_table_without_times_is_an_error_that_names_the_column(tmp_path):
+    path = tmp_path / "odd.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(
+            "CREATE TABLE StringIds (id INTEGER, value TEXT);"
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, deviceId INTEGER);"
+            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1, 0);"
+        )
+    with pytest.raises(TraceError, match="no column end"):
+        read_nsight(str(path))
+
+
+def test_text_where_numbers_belong_does_not_stop_the_reader(export):
+    export.kernel("gemm", "100", "200 ns")
+    (trace,) = export.read()
+    assert trace.kernels.duration_ns.tolist() == [100]
+
+
+def test_reading_writes_nothing_beside_the_file(export, monkeypatch):
+    export.kernel("gemm", 0, 10)
+    export.db.commit()
+    export.db.close()
+    before = export.path.read_bytes()
+    opened = []
+    connect = sqlite3.connect
+
+    def spy(place, **options):
+        opened.append(place)
+        return connect(place, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", spy)
+    read_nsight(str(export.path))
+    assert [uri.rsplit("?", maxsplit=1)[1] for uri in opened] == ["mode=ro&immutable=1"]
+    assert [p.name for p in export.path.parent.iterdir()] == [export.path.name]
+    assert export.path.read_bytes() == before
+
+
+def test_a_database_is_known_by_its_first_bytes(export):
+    export.db.commit()
+    assert is_sqlite(export.path.read_bytes()[:64])
+    assert not is_sqlite(b'{"traceEvents": []}')
+    assert not is_sqlite(b"SQLite format 2\0")
+
+
+@pytest.mark.skipif(not MFU.exists(), reason="the public traces are not on this machine")
+def test_the_public_two_gpu_export_reads_with_its_all_to_alls_as_collectives():
+    zero, one = read_nsight(str(MFU))
+    assert [t.rank for t in (zero, one)] == [0, 1]
+    assert [len(t.kernels) for t in (zero, one)] == [1993 + 510 + 133, 2017 + 510 + 136]
+    assert sum(t.events for t in (zero, one)) == 4010 + 1020 + 269 + 7466 + 19118
+    for trace in (zero, one):
+        exchanges = np.array(["SendRecv" in name for name in names(trace, trace.kernels)])
+        assert exchanges.sum() == 33
+        told = trace.kernels.kind[exchanges].tolist()
+        # torch's `nccl:all_to_all` names 32; the launch of one lies before the captured window.
+        assert told.count(KernelKind.COLLECTIVE) == 32
+        assert told.count(KernelKind.COMMUNICATION) == 1
+        assert KernelKind.PEER not in kinds(trace)
+        assert Operation.SEND not in trace.operators.operation.tolist()
+        assert trace.header.base_time_ns == 1_779_782_330_176_752_435
+        assert np.all(np.diff(trace.kernels.start_ns) >= 0)
+    assert codes(zero) == ["rank_assumed"]
+    first = zero.kernels.start_ns[0] - zero.header.base_time_ns
+    assert 60_111_418_026 <= first <= 60_111_541_307
