@@ -108,3 +108,20 @@ def write(
     packed = path.suffix == ".gz" if packed is None else packed
     path.write_bytes(gzip.compress(data) if packed else data)
     return str(path)
+
+
+def kineto_layout(content: dict[str, Any]) -> bytes:
+    """Write a document with Kineto's own line breaks and indents."""
+    fields = dict(content)
+    events = fields.pop("traceEvents")
+    lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items()]
+    listed = ",".join(map(_event_layout, events))
+    lines += [f'  "traceEvents": [{listed}\n  ]', '  "traceName": "x"']
+    return f"  {{\n{f',{chr(10)}'.join(lines)}\n}}".encode()
+
+
+def _event_layout(event: Event) -> str:
+    body = json.dumps({key: value for key, value in event.items() if key != "args"})[1:-1]
+    args = event.get("args")
+    tail = "" if args is None else f',\n    "args": {{\n      {json.dumps(args)[1:-1]}\n    }}'
+    return f"\n  {{\n    {body}{tail}\n  }}"

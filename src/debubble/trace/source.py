@@ -20,9 +20,10 @@ from debubble.units import show_bytes
 GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 
-# Pieces that fit the second-level cache decode a third faster than 4 MB ones (benchmarks/read.py).
-PIECE_BYTES = 700_000
-_READ_BYTES = 128 * 1024
+# Large enough that a call of numpy costs nothing beside its work, small enough for the cache: half
+# or twice as much is slower by a tenth (benchmarks/read.py).
+PIECE_BYTES = 1_500_000
+_READ_BYTES = 192 * 1024
 _BITE_BYTES = 64
 
 # The ratio says nothing about a small file: a few kilobytes of one repeated event are harmless.

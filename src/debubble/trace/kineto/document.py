@@ -16,7 +16,16 @@ from typing import Any
 import msgspec
 
 from debubble.errors import NotATrace, TraceError
-from debubble.trace.kineto.events import AnyKind, decode_any_events, decode_known_events
+from debubble.trace.kineto.events import (
+    AnyKind,
+    Batch,
+    decode_any_events,
+    decode_device_events,
+    decode_known_events,
+    decode_launch_events,
+    decode_memory_events,
+)
+from debubble.trace.kineto.sieve import Sifted, sift
 from debubble.trace.kineto.walk import BORDER, Walk, walk_events
 from debubble.trace.source import Source
 from debubble.units import show_bytes
@@ -46,8 +55,12 @@ class Place(Enum):
 class Document:
     """Streams one file. After `batches` is exhausted, the attributes say what else was found."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, cpu_operators: bool | None = None) -> None:
         self.source = source
+        self.cpu_operators = cpu_operators
+        """Whether operators of the CPU are wanted; None: where the header names no device."""
+        self.skipped = 0
+        """Events that were stepped over and are in no batch."""
         self.fields: dict[str, Any] = {}
         self.closed = False
         """The list of events was closed properly."""
@@ -59,7 +72,7 @@ class Document:
         self._place = Place.BEFORE
         self._held = b""
 
-    def batches(self) -> Iterator[Sequence[AnyKind]]:
+    def batches(self) -> Iterator[Batch]:
         """Yield all events, a stretch at a time."""
         for piece in self.source.pieces():
             if self._place is Place.EVENTS:
@@ -92,9 +105,21 @@ class Document:
             return False
         self._held = self._held[opening.events_at :]
         self._place = Place.EVENTS
+        if self.cpu_operators is None:
+            self.cpu_operators = not self.fields.get("deviceProperties")
         return True
 
-    def _take_events(self, piece: bytes) -> Iterator[Sequence[AnyKind]]:
+    def _take_events(self, piece: bytes) -> Iterator[Batch]:
+        sifted = None if self.cpu_operators else sift(self._held + piece)
+        batch = _decode_sifted(sifted) if sifted else None
+        if sifted is None or batch is None:
+            yield from self._take_all_events(piece)
+            return
+        self._held = sifted.rest
+        self.skipped += sifted.skipped
+        yield batch
+
+    def _take_all_events(self, piece: bytes) -> Iterator[Batch]:
         cut = _last_border(piece)
         if cut < 0:
             self._held += piece
@@ -105,11 +130,11 @@ class Document:
         batch = _decode(stretch)
         if batch is not None:
             self._held = piece[cut + 1 :]
-            yield batch
+            yield Batch(others=batch)
         else:
             yield from self._walk(self._held + piece, final=False)
 
-    def _walk(self, data: bytes, *, final: bool) -> Iterator[Sequence[AnyKind]]:
+    def _walk(self, data: bytes, *, final: bool) -> Iterator[Batch]:
         walk = walk_events(data, final=final)
         self._note(walk)
         self._held = data[walk.consumed :]
@@ -123,9 +148,9 @@ class Document:
                 file=self.source.file,
             )
         if walk.events:
-            yield walk.events
+            yield Batch(others=walk.events)
 
-    def _finish(self) -> Iterator[Sequence[AnyKind]]:
+    def _finish(self) -> Iterator[Batch]:
         if self._place is Place.BEFORE and self._open_events(final=True):
             pass  # a file that ends right after `"traceEvents": [`
         if self._place is Place.EVENTS:
@@ -150,6 +175,19 @@ def _decode(stretch: bytes) -> Sequence[AnyKind] | None:
         return None
     try:
         return decode_any_events(stretch)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+
+
+def _decode_sifted(sifted: Sifted) -> Batch | None:
+    """Decode each kind into its own fields; None if any of it is not well-formed."""
+    try:
+        return Batch(
+            device=decode_device_events(sifted.device)[:-1] if sifted.device else (),
+            launches=decode_launch_events(sifted.launches)[:-1] if sifted.launches else (),
+            memory=decode_memory_events(sifted.memory)[:-1] if sifted.memory else (),
+            others=decode_known_events(sifted.others)[:-1] if sifted.others else (),
+        )
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
 

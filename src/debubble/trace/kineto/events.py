@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -49,7 +50,7 @@ class AnyEvent(Struct, gc=False):
 AnyKind = Event | AnyEvent
 
 
-class DeviceArgs(Struct, gc=False):
+class DeviceArgs(Struct, gc=False, frozen=True):
     """Arguments of kernels, copies and memsets."""
 
     device: Int = -1
@@ -57,16 +58,15 @@ class DeviceArgs(Struct, gc=False):
     correlation: Int = -1
     bytes: Int = -1
     graph: Int = msgspec.field(name="graph id", default=-1)
-    collective: str = msgspec.field(name="Collective name", default="")
 
 
-class LaunchArgs(Struct, gc=False):
+class LaunchArgs(Struct, gc=False, frozen=True):
     """Arguments of runtime and driver calls."""
 
     correlation: Int = -1
 
 
-class MemoryArgs(Struct, gc=False):
+class MemoryArgs(Struct, gc=False, frozen=True):
     """Arguments of `[memory]` events."""
 
     bytes: Int = msgspec.field(name="Bytes", default=0)
@@ -74,6 +74,42 @@ class MemoryArgs(Struct, gc=False):
     reserved: Int = msgspec.field(name="Total Reserved", default=-1)
     device_type: Int = msgspec.field(name="Device Type", default=0)
     device: Int = msgspec.field(name="Device Id", default=-1)
+
+
+class DeviceEvent(Struct, gc=False):
+    """A kernel, with its arguments."""
+
+    name: str = ""
+    ts: float = math.nan
+    dur: float = math.nan
+    args: DeviceArgs = DeviceArgs()
+
+
+class LaunchEvent(Struct, gc=False):
+    """A runtime or driver call, with its arguments."""
+
+    name: str = ""
+    tid: int | str = 0
+    ts: float = math.nan
+    dur: float = math.nan
+    args: LaunchArgs = LaunchArgs()
+
+
+class MemoryEvent(Struct, gc=False):
+    """A `[memory]` event, with its arguments."""
+
+    ts: float = math.nan
+    args: MemoryArgs = MemoryArgs()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Events that were decoded together: sorted by kind where that was possible."""
+
+    others: Sequence[AnyKind] = ()
+    device: Sequence[DeviceEvent] = ()
+    launches: Sequence[LaunchEvent] = ()
+    memory: Sequence[MemoryEvent] = ()
 
 
 class OperatorArgs(Struct, gc=False):
@@ -102,6 +138,9 @@ class MetadataArgs(Struct, gc=False):
 decode_known_events = msgspec.json.Decoder(list[Event]).decode
 decode_any_events = msgspec.json.Decoder(list[AnyEvent]).decode
 decode_any_event = msgspec.json.Decoder(AnyEvent).decode
+decode_device_events = msgspec.json.Decoder(list[DeviceEvent]).decode
+decode_launch_events = msgspec.json.Decoder(list[LaunchEvent]).decode
+decode_memory_events = msgspec.json.Decoder(list[MemoryEvent]).decode
 
 _ArgsType = TypeVar("_ArgsType", bound=Struct)
 

@@ -75,26 +75,29 @@ def fold_operators(  # noqa: PLR0913 (columns of one table)
     thread: I32,
     device_row: I64,
     args: list[OperatorArgs],
-    names: Interner,
+    names: Interner[str],
     header: Header,
 ) -> Communication:
     """Fold the events of each communication into one row, sorted by start."""
-    strings = names.strings()
+    strings = names.all()
     order = np.lexsort((-(start_ns + duration_ns), start_ns, thread, device_row))
+    columns = (start_ns, duration_ns, name, thread, device_row)
     walk = _Walk()
     current: Folded | None = None
-    for row in order.tolist():
-        text = strings[name[row]]
+    for row, start, duration, named, caller, device in zip(
+        order.tolist(), *(column[order].tolist() for column in columns), strict=True
+    ):
+        text = strings[named]
         one = Folded(
-            start_ns=int(start_ns[row]),
-            duration_ns=int(duration_ns[row]),
+            start_ns=start,
+            duration_ns=duration,
             name=text,
-            thread=int(thread[row]) if device_row[row] < 0 else UNKNOWN,
-            device_row=int(device_row[row]),
+            thread=caller if device < 0 else UNKNOWN,
+            device_row=device,
             operation=classify_operation(args[row].collective or text),
         )
         if text == _BRACKET:
-            walk.brackets.append((one.start_ns, one.duration_ns, one.thread))
+            walk.brackets.append((start, duration, caller))
         elif current is not None and _belongs(one, current):
             _describe(current, args[row], text)
         else:
@@ -165,7 +168,7 @@ def _first_type(types: list[Any]) -> str:
     return first if isinstance(first, str) and element_bytes(first) else ""
 
 
-def _tabulate(walk: _Walk, names: Interner, header: Header) -> Communication:
+def _tabulate(walk: _Walk, names: Interner[str], header: Header) -> Communication:
     folded = sorted(walk.folded, key=lambda one: one.start_ns)
     groups = _all_groups(folded, header)
     number = {group.name: row for row, group in enumerate(groups)}

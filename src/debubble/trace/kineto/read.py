@@ -19,10 +19,10 @@ FORMAT = "kineto"
 
 def read_kineto(file: str, limits: Limits = DEFAULT_LIMITS) -> RankTrace:
     """Read and reduce one file. Raises `TraceError` only when nothing of use is in it."""
-    document = Document(Source(file, limits))
-    reducer = Reducer()
-    _gather(document, reducer)
-    events = sum(reducer.counts.values())
+    document, reducer = _gather(file, limits, cpu_operators=None)
+    if not len(reducer.device) and not document.cpu_operators:
+        document, reducer = _gather(file, limits, cpu_operators=True)
+    events = sum(reducer.counts.values()) + document.skipped
     if not events:
         raise _nothing_in(document)
     header = parse_header(document.fields)
@@ -32,7 +32,7 @@ def read_kineto(file: str, limits: Limits = DEFAULT_LIMITS) -> RankTrace:
         file=file,
         format=FORMAT,
         header=header,
-        names=reducer.names.strings(),
+        names=reducer.names.all(),
         threads=_threads(reducer),
         groups=tables.communication.groups,
         kernels=tables.kernels,
@@ -48,16 +48,24 @@ def read_kineto(file: str, limits: Limits = DEFAULT_LIMITS) -> RankTrace:
     )
 
 
-def _gather(document: Document, reducer: Reducer) -> None:
-    """Run the stream through the reducer. Events form no cycles: the collector only costs time."""
+def _gather(file: str, limits: Limits, *, cpu_operators: bool | None) -> tuple[Document, Reducer]:
+    """Run the stream through the reducer.
+
+    CPU operators are a third of a trace and of no use beside kernels. Unless told, they are read
+    only where the header names no device; a device whose kernels then do not come costs a second
+    reading.
+    """
+    document = Document(Source(file, limits), cpu_operators=cpu_operators)
+    reducer = Reducer()
     collecting = gc.isenabled()
-    gc.disable()
+    gc.disable()  # events form no cycles: the collector would only cost time
     try:
         for batch in document.batches():
-            reducer.add(batch)
+            reducer.add(batch, cpu_operators=bool(document.cpu_operators))
     finally:
         if collecting:
             gc.enable()
+    return document, reducer
 
 
 def _threads(reducer: Reducer) -> tuple[Thread, ...]:
@@ -88,7 +96,7 @@ def _gaps(
     document: Document, reducer: Reducer, header: Header, tables: Tables, bad: BadTimes
 ) -> Iterator[Gap]:
     """Say everything that was missing or broken in this file."""
-    yield from _damage(document, header, sum(reducer.counts.values()))
+    yield from _damage(document, header, sum(reducer.counts.values()) + document.skipped)
     for problem, count in bad.counts.items():
         if count:
             yield _gap(

@@ -7,7 +7,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,18 @@ from debubble.trace.interning import Interner
 from debubble.trace.kineto.events import (
     AnyKind,
     ArgsDecoder,
+    Batch,
     DeviceArgs,
+    DeviceEvent,
     LaunchArgs,
+    LaunchEvent,
     MemoryArgs,
+    MemoryEvent,
     MetadataArgs,
     OperatorArgs,
 )
+
+Call = TypeVar("Call", bound=AnyKind | LaunchEvent)
 
 # Categories before torch 1.12 were spelt as in the second column of each pair.
 DEVICE_CATEGORIES = frozenset({"kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset"})
@@ -78,8 +84,8 @@ class Reducer:
     """Gathers the rows of one file; times stay microseconds as written."""
 
     def __init__(self) -> None:
-        self.names = Interner()
-        self.threads: dict[int | str, int] = {}
+        self.names: Interner[str] = Interner()
+        self.threads: Interner[int | str] = Interner()
         self.thread_names: dict[int | str, str] = {}
         self.counts: Counter[str] = Counter()
         self.device = Rows(
@@ -101,41 +107,63 @@ class Reducer:
         self._metadata_args = ArgsDecoder(MetadataArgs)
         self._condense_at = _CONDENSE_ROWS
 
-    def add(self, events: Sequence[AnyKind]) -> None:
-        """Take what the product uses from a batch of events."""
+    def add(self, batch: Batch, *, cpu_operators: bool = True) -> None:
+        """Take what the product uses from a batch; operators of the CPU only where wanted."""
+        if batch.device:
+            self.counts["kernel"] += len(batch.device)
+            self._add_device(batch.device, [event.args for event in batch.device])
+        if batch.launches:
+            self.counts["cuda_runtime"] += len(batch.launches)
+            kept = self._queueing(batch.launches)
+            self._add_launches(kept, [event.args for event in kept])
+        if batch.memory:
+            self.counts["cpu_instant_event"] += len(batch.memory)
+            self._add_memory(batch.memory, [event.args for event in batch.memory])
         groups: defaultdict[str, list[AnyKind]] = defaultdict(list)
-        for event in events:
+        for event in batch.others:
             groups[event.cat].append(event)
         for category, group in groups.items():
             self.counts[category] += len(group)
-            if category in _OPERATORS:
-                self._add_operators(group)
-            elif category in _LAUNCHES:
-                self._add_launches(group)
-            elif category in DEVICE_CATEGORIES:
-                self._add_device(group)
-            elif category == "cpu_instant_event":
-                self._add_memory(group)
-            elif category in _HOST_ANNOTATIONS:
-                self._add_annotations(group)
-            elif category == "gpu_user_annotation":
-                self._add_device_annotations(group)
-            elif not category:
-                self._add_metadata(group)
+            if category in _OPERATORS and cpu_operators and not len(self.device):
+                self._add_cpu_operators(group)  # beside device work they are of no use
+            self._sort(category, group)
 
-    def _add_device(self, group: list[AnyKind]) -> None:
-        args = self._device_args(group)
-        described = [row for row, known in enumerate(args) if known.collective]
-        if described:
+    def _sort(self, category: str, group: list[AnyKind]) -> None:
+        if category in DEVICE_CATEGORIES:
+            self._add_described(group)
+            self._add_device(group, self._device_args(group))
+        elif category in _LAUNCHES:
+            kept = self._queueing(group)
+            self._add_launches(kept, self._launch_args(kept))
+        elif category in _OPERATORS:
+            self._add_communication(group, _COMMUNICATION_OPERATORS)
+        elif category == "cpu_instant_event":
+            kept = [event for event in group if event.name == "[memory]"]
+            self._add_memory(kept, self._memory_args(kept))
+        elif category in _HOST_ANNOTATIONS:
+            self._add_communication(group, _COMMUNICATION_ANNOTATIONS)
+            self._annotate(group, self._thread_numbers(group), [-1] * len(group))
+        elif category == "gpu_user_annotation":
+            self._annotate(group, [-1] * len(group), [_stream(event.tid) for event in group])
+        elif not category:
+            self._add_metadata(group)
+
+    def _add_described(self, group: list[AnyKind]) -> None:
+        """Take kernels that say themselves what they communicate, as operators of their own."""
+        speaking = [row for row, e in enumerate(group) if b"Collective name" in bytes(e.args)]
+        if speaking:
             first = len(self.device)
-            self._add_operator_rows(
-                [group[row] for row in described], [first + r for r in described]
-            )
+            rows = [first + row for row in speaking]
+            self._add_operator_rows([group[row] for row in speaking], rows)
+
+    def _add_device(
+        self, events: Sequence[AnyKind | DeviceEvent], args: Sequence[DeviceArgs]
+    ) -> None:
         names = self.names
         self.device.add(
-            ts=[e.ts for e in group],
-            dur=[e.dur for e in group],
-            name=[names[e.name] for e in group],
+            ts=[e.ts for e in events],
+            dur=[e.dur for e in events],
+            name=[names[e.name] for e in events],
             device=[a.device for a in args],
             stream=[a.stream for a in args],
             correlation=[a.correlation for a in args],
@@ -143,26 +171,40 @@ class Reducer:
             bytes=[a.bytes for a in args],
         )
 
-    def _add_launches(self, group: list[AnyKind]) -> None:
+    def _queueing(self, events: Sequence[Call]) -> list[Call]:
         queues = self._queues
-        kept = [e for e in group if queues[e.name]]
-        if not kept:
-            return
+        return [event for event in events if queues[event.name]]
+
+    def _add_launches(
+        self, events: Sequence[AnyKind | LaunchEvent], args: Sequence[LaunchArgs]
+    ) -> None:
         names = self.names
         self.launches.add(
-            ts=[e.ts for e in kept],
-            dur=[e.dur for e in kept],
-            name=[names[e.name] for e in kept],
-            thread=self._thread_numbers(kept),
-            correlation=[a.correlation for a in self._launch_args(kept)],
+            ts=[e.ts for e in events],
+            dur=[e.dur for e in events],
+            name=[names[e.name] for e in events],
+            thread=self._thread_numbers(events),
+            correlation=[a.correlation for a in args],
         )
 
-    def _add_operators(self, group: list[AnyKind]) -> None:
-        communication = [e for e in group if e.name.startswith(_COMMUNICATION_OPERATORS)]
+    def _add_memory(
+        self, events: Sequence[AnyKind | MemoryEvent], args: Sequence[MemoryArgs]
+    ) -> None:
+        self.memory.add(
+            ts=[e.ts for e in events],
+            device_type=[a.device_type for a in args],
+            device=[a.device for a in args],
+            bytes=[a.bytes for a in args],
+            allocated=[a.allocated for a in args],
+            reserved=[a.reserved for a in args],
+        )
+
+    def _add_communication(self, group: list[AnyKind], prefixes: tuple[str, ...]) -> None:
+        communication = [e for e in group if e.name.startswith(prefixes)]
         if communication:
             self._add_operator_rows(communication, [-1] * len(communication))
-        if len(self.device):
-            return  # with device work in the trace, busy time is the device's
+
+    def _add_cpu_operators(self, group: list[AnyKind]) -> None:
         names = self.names
         self.cpu_operators.add(
             ts=[e.ts for e in group],
@@ -185,16 +227,6 @@ class Reducer:
         )
         self.operator_args += self._operator_args(group)
 
-    def _add_annotations(self, group: list[AnyKind]) -> None:
-        communication = [e for e in group if e.name.startswith(_COMMUNICATION_ANNOTATIONS)]
-        if communication:
-            self._add_operator_rows(communication, [-1] * len(communication))
-        self._annotate(group, self._thread_numbers(group), [-1] * len(group))
-
-    def _add_device_annotations(self, group: list[AnyKind]) -> None:
-        streams = [e.tid if isinstance(e.tid, int) and abs(e.tid) < 2**63 else -1 for e in group]
-        self._annotate(group, [-1] * len(group), streams)
-
     def _annotate(self, group: list[AnyKind], threads: list[int], streams: list[int]) -> None:
         names = self.names
         self.annotations.add(
@@ -205,26 +237,18 @@ class Reducer:
             stream=streams,
         )
 
-    def _add_memory(self, group: list[AnyKind]) -> None:
-        kept = [e for e in group if e.name == "[memory]"]
-        args = self._memory_args(kept)
-        self.memory.add(
-            ts=[e.ts for e in kept],
-            device_type=[a.device_type for a in args],
-            device=[a.device for a in args],
-            bytes=[a.bytes for a in args],
-            allocated=[a.allocated for a in args],
-            reserved=[a.reserved for a in args],
-        )
-
     def _add_metadata(self, group: list[AnyKind]) -> None:
         named = [e for e in group if e.name == "thread_name"]
         for event, args in zip(named, self._metadata_args(named), strict=True):
             self.thread_names[event.tid] = args.name
 
-    def _thread_numbers(self, group: list[AnyKind]) -> list[int]:
+    def _thread_numbers(self, events: Sequence[AnyKind | LaunchEvent]) -> list[int]:
         threads = self.threads
-        return [threads.setdefault(e.tid, len(threads)) for e in group]
+        return [threads[event.tid] for event in events]
+
+
+def _stream(identity: int | str) -> int:
+    return identity if isinstance(identity, int) and abs(identity) < 2**63 else -1
 
 
 def outermost(rows: Rows) -> NDArray[np.intp]:

@@ -124,7 +124,7 @@ def _kernels(
 ) -> Kernels:
     rows = reducer.device
     kind_of_name = np.array(
-        [classify_kernel_name(name) for name in reducer.names.strings()] or [KernelKind.COMPUTE],
+        [classify_kernel_name(name) for name in reducer.names.all()] or [KernelKind.COMPUTE],
         dtype=np.uint8,
     )
     name = rows["name"][order].astype(np.int32)

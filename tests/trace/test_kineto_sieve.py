@@ -1,0 +1,141 @@
+"""Sorting before decoding changes the speed and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from making import (
+    H200,
+    annotation,
+    details,
+    document,
+    kernel,
+    kineto_layout,
+    launch,
+    memory,
+    operator,
+    send,
+    write,
+)
+
+from debubble.trace.kineto import document as document_module
+from debubble.trace.kineto import read_kineto
+from debubble.trace.kineto.sieve import sift
+
+ARROW = {"ph": "s", "id": 3, "pid": 1, "tid": 100, "ts": 5.0, "cat": "ac2g", "name": "ac2g"}
+QUERY = {**launch(ts=3.0), "name": "cudaEventQuery"}
+WAIT = {**launch(ts=4.0), "name": "cudaStreamSynchronize"}
+METADATA = {
+    "name": "thread_name",
+    "ph": "M",
+    "ts": 0,
+    "pid": 1,
+    "tid": 100,
+    "args": {"name": "main"},
+}
+ONE_OF_EACH = [
+    operator("aten::mm"), send(to=1, ts=6.0), details("send", ts=6.5),
+    operator("record_function", ts=7.0), launch(ts=8.0, correlation=4), QUERY, WAIT,
+    kernel("gemm", ts=9.0, correlation=4), ARROW, memory(ts=9.5),
+    kernel("ncclDevKernel_SendRecv(x)", ts=11.0, correlation=5), annotation("ProfilerStep#1"),
+    {**kernel("Memset (Device)", ts=12.0), "cat": "gpu_memset"}, METADATA,
+    {**annotation("ProfilerStep#1"), "cat": "gpu_user_annotation", "tid": 7},
+    {**operator("python"), "cat": "python_function"}, {**ARROW, "ph": "f", "bp": "e"},
+]  # fmt: skip
+
+
+def content_of(trace):
+    """All tables with names spelt out: the order in which names were met may differ."""
+    rows = {}
+    for table in trace.tables:
+        columns = {}
+        for column in table.__dataclass_fields__:
+            values = getattr(table, column)
+            spelt = column in {"name", "dtype"}
+            columns[column] = (
+                [trace.names[v] if v >= 0 else "" for v in values] if spelt else values.tolist()
+            )
+            if column == "thread":
+                columns[column] = [trace.threads[v].identity if v >= 0 else "" for v in values]
+        rows[type(table).__name__] = columns
+    return rows, trace.events, trace.gaps, trace.header
+
+
+def read_plainly(path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(document_module, "sift", lambda _: None)
+        return read_kineto(path)
+
+
+@pytest.mark.parametrize("run", ["fwd_closed_m4", "1f1b_p2_m4"])
+@pytest.mark.parametrize("piece", [1_500_000, 70_001])
+def test_recorded_traces_read_the_same_either_way(run, piece, monkeypatch):
+    monkeypatch.setattr("debubble.trace.source.PIECE_BYTES", piece)
+    for path in sorted((H200 / run).glob("rank*.gz")):
+        assert content_of(read_kineto(str(path))) == content_of(read_plainly(str(path)))
+
+
+def test_useless_events_are_stepped_over_and_counted():
+    text = kineto_layout(document([*ONE_OF_EACH, kernel("last", ts=99.0)]))
+    sifted = sift(text[text.index(b'"traceEvents": [') + 16 :])
+    assert sifted.skipped == 5
+    for gone in (b"aten::mm", b"cudaEventQuery", b"ac2g", b"python"):
+        assert gone not in sifted.device + sifted.launches + sifted.memory + sifted.others
+    assert sifted.device.count(b'"gemm"') == 1
+    assert b"cudaStreamSynchronize" in sifted.launches
+    assert b"ncclDevKernel" in sifted.others
+    assert b"c10d::send" in sifted.others
+    assert b"[memory]" in sifted.memory
+    assert sifted.rest.lstrip().startswith(b"{\n")
+    assert b'"last"' in sifted.rest
+
+
+def test_other_layouts_are_left_to_the_general_decoder():
+    assert sift(b'{"ph": "X", "cat": "kernel"}, {"ph": "X", "cat": "kernel"}' * 10) is None
+    assert sift(b"") is None
+
+
+events = st.lists(
+    st.one_of(
+        st.sampled_from(ONE_OF_EACH),
+        st.builds(kernel, st.text(max_size=20), ts=st.floats(0, 1e6), dur=st.floats(0, 1e3)),
+        st.builds(operator, st.text(max_size=20), ts=st.floats(0, 1e6)),
+        st.builds(lambda cat: {**kernel("odd"), "cat": cat}, st.text(max_size=9)),
+        st.builds(
+            lambda name: {**launch(), "name": name},
+            st.sampled_from(
+                [
+                    "cudaEventRecord",
+                    "cudaStreamWaitEvent",
+                    "cudaStreamSynchronize",
+                    "cudaLaunchKernel",
+                    "x",
+                ]
+            ),
+        ),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(events=events, piece=st.integers(min_value=150, max_value=3000))
+def test_any_mixture_reads_the_same_either_way(tmp_path_factory, events, piece):
+    content = document([kernel("sure"), *events], world=2)
+    path = write(tmp_path_factory.getbasetemp() / "mixture.json", kineto_layout(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("debubble.trace.source.PIECE_BYTES", piece)
+        sorted_first = read_kineto(path)
+    assert content_of(sorted_first) == content_of(read_plainly(path))
+    assert sorted_first.events == len(events) + 1
+
+
+def test_a_cpu_trace_of_a_gpu_job_is_read_again_for_its_operators(tmp_path):
+    content = document([operator("aten::mm", ts=float(10 * n)) for n in range(50)])
+    trace = read_kineto(write(tmp_path / "a.json", kineto_layout(content)))
+    assert len(trace.cpu_operators) == 50
+    assert trace.events == 50
+    assert np.all(np.diff(trace.cpu_operators.start_ns) == 10_000)
