@@ -11,7 +11,8 @@ import pytest
 
 from debubble.errors import NotATrace, TraceError
 from debubble.trace.columns import KernelKind, Operation
-from debubble.trace.nsight import is_sqlite, read_nsight
+from debubble.trace.formats import Format, recognise
+from debubble.trace.nsight import read_nsight
 
 PUBLIC = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "public"
 MFU = PUBLIC / "nsys-ai" / "mfu_2gpu_before.sqlite"
@@ -487,9 +488,7 @@ def test_reading_writes_nothing_beside_the_file(export, monkeypatch):
 
 def test_a_database_is_known_by_its_first_bytes(export):
     export.db.commit()
-    assert is_sqlite(export.path.read_bytes()[:64])
-    assert not is_sqlite(b'{"traceEvents": []}')
-    assert not is_sqlite(b"SQLite format 2\0")
+    assert recognise(str(export.path)).format is Format.NSIGHT
 
 
 @pytest.mark.skipif(not MFU.exists(), reason="the public traces are not on this machine")

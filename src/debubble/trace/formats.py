@@ -10,12 +10,12 @@ from enum import StrEnum
 from debubble.errors import TraceError
 from debubble.trace.kineto.document import Opening, not_a_trace, scan_opening
 from debubble.trace.kineto.header import parse_header
-from debubble.trace.nsight import is_sqlite
-from debubble.trace.optable import sniff_op_table
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 
 # Kineto's header is at most 40 KB in the traces we have seen; the rank is in it.
 _PREFIX_BYTES = 256 * 1024
+
+_SQLITE_MAGIC = b"SQLite format 3\0"
 
 # Fields that only a Kineto file begins with, should its header be longer than the prefix.
 _KINETO_FIELDS = frozenset({"schemaVersion", "deviceProperties", "distributedInfo", "traceName"})
@@ -58,13 +58,15 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> Recognised:
     if not prefix:
         problem = source.damage or "is empty"
         raise TraceError(problem, hint="record the trace again", file=file)
-    if is_sqlite(prefix):
+    if prefix.startswith(_SQLITE_MAGIC):
         return Recognised(file=file, format=Format.NSIGHT, rank=rank_from_name(file))
     opening = scan_opening(prefix)
     if _is_kineto(opening):
         header = parse_header(opening.fields)
         rank = rank_from_name(file) if header.rank is None else header.rank
         return Recognised(file=file, format=Format.KINETO, rank=rank, world_size=header.world_size)
+    from debubble.trace.optable import sniff_op_table  # noqa: PLC0415 (rare, and 20 ms)
+
     if sniff_op_table(prefix):
         return Recognised(file=file, format=Format.OP_TABLE)
     return Recognised(

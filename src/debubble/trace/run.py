@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from debubble.errors import Gap, RunNotFound, TraceError, as_gap
 from debubble.trace.captures import Capture, choose_capture, group_captures
@@ -16,10 +17,11 @@ from debubble.trace.columns import Operation, RankTrace
 from debubble.trace.files import expand
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
 from debubble.trace.kineto import read_kineto
-from debubble.trace.nsight import read_nsight
-from debubble.trace.optable import OpTable, read_op_table
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source, is_url, local_copy
 from debubble.units import counted
+
+if TYPE_CHECKING:
+    from debubble.trace.optable import OpTable
 
 # Below this, starting worker processes takes longer than reading (4 ranks of 5 MB: 0.2 s).
 _WORTH_A_POOL_BYTES = 8 * 1024 * 1024
@@ -28,6 +30,15 @@ _WORTH_A_POOL_BYTES = 8 * 1024 * 1024
 _TABLE_BYTES = 1024**3
 
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What came of one file: the traces in it, or a table, or the reason why not."""
+
+    traces: tuple[RankTrace, ...] = ()
+    table: OpTable | None = None
+    error: TraceError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +107,12 @@ def read_run(
     gaps = [*found.gaps, *(_duplicate(rank, files) for rank, files in found.capture.duplicates)]
     ranks: list[RankTrace] = []
     tables: list[OpTable] = []
-    for outcome in _read_all(found.capture.files, executor, limits, on_progress):
-        if isinstance(outcome, TraceError):
-            gaps.append(_unreadable(outcome))
-        elif isinstance(outcome, OpTable):
-            tables.append(outcome)
-        else:
-            ranks += outcome
+    for reading in _read_all(found.capture.files, executor, limits, on_progress):
+        if reading.error:
+            gaps.append(_unreadable(reading.error))
+        if reading.table is not None:
+            tables.append(reading.table)
+        ranks += reading.traces
     ranks, more = _settle_ranks(ranks, rank)
     gaps += [gap for trace in ranks for gap in trace.gaps]
     gaps += [gap for table in tables for gap in table.gaps]
@@ -123,22 +133,32 @@ def read_run(
     )
 
 
-def read_file(known: Recognised, limits: Limits) -> tuple[RankTrace, ...] | OpTable | TraceError:
+def read_file(known: Recognised, limits: Limits) -> Reading:
     """Read one file of any format; errors are returned, so that they come back from workers."""
     try:
         if known.format is Format.NSIGHT:
-            with local_copy(known.file) as path:
-                return tuple(replace(trace, file=known.file) for trace in read_nsight(path))
+            return Reading(traces=_read_nsight(known.file))
         if known.format is Format.OP_TABLE:
-            table_limits = replace(limits, inflated_bytes=min(limits.inflated_bytes, _TABLE_BYTES))
-            data = b"".join(Source(known.file, table_limits).pieces())
-            return read_op_table(known.file, data=data)
-        trace = read_kineto(known.file, limits)
+            return Reading(table=_read_op_table(known.file, limits))
+        return Reading(traces=(read_kineto(known.file, limits),))
     except TraceError as error:
         if error.rank is None:
             error.rank = known.rank
-        return error
-    return (trace,)
+        return Reading(error=error)
+
+
+def _read_nsight(file: str) -> tuple[RankTrace, ...]:
+    from debubble.trace.nsight import read_nsight  # noqa: PLC0415 (rare, and 30 ms)
+
+    with local_copy(file) as path:
+        return tuple(replace(trace, file=file) for trace in read_nsight(path))
+
+
+def _read_op_table(file: str, limits: Limits) -> OpTable:
+    from debubble.trace.optable import read_op_table  # noqa: PLC0415 (rare, and 20 ms)
+
+    held = replace(limits, inflated_bytes=min(limits.inflated_bytes, _TABLE_BYTES))
+    return read_op_table(file, data=b"".join(Source(file, held).pieces()))
 
 
 def missing_ranks(ranks: Sequence[RankTrace]) -> tuple[int, ...]:
@@ -170,7 +190,7 @@ def _read_all(
     executor: Executor | None,
     limits: Limits,
     on_progress: Progress | None,
-) -> Iterator[tuple[RankTrace, ...] | OpTable | TraceError]:
+) -> Iterator[Reading]:
     """Yield what comes of each file, in the files' order whatever the workers' order was."""
     report = on_progress or (lambda _done, _total: None)
     with _workers(files, executor) as pool:
@@ -180,9 +200,7 @@ def _read_all(
                 report(done, len(files))
                 yield outcome
             return
-        futures: list[Future[tuple[RankTrace, ...] | OpTable | TraceError]] = [
-            pool.submit(read_file, known, limits) for known in files
-        ]
+        futures: list[Future[Reading]] = [pool.submit(read_file, known, limits) for known in files]
         for done, _ in enumerate(as_completed(futures), start=1):
             report(done, len(files))
         for future in futures:

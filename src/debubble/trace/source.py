@@ -23,7 +23,7 @@ _GZIP_WINDOW = 31
 # Large enough that a call of numpy costs nothing beside its work, small enough for the cache: half
 # or twice as much is slower by a tenth (benchmarks/read.py).
 PIECE_BYTES = 1_500_000
-_READ_BYTES = 192 * 1024
+_READ_BYTES = 128 * 1024
 _BITE_BYTES = 64
 
 # The ratio says nothing about a small file: a few kilobytes of one repeated event are harmless.

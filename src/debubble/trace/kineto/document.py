@@ -110,7 +110,7 @@ class Document:
         return True
 
     def _take_events(self, piece: bytes) -> Iterator[Batch]:
-        sifted = None if self.cpu_operators else sift(self._held + piece)
+        sifted = None if self.cpu_operators else sift(self._held, piece)
         batch = _decode_sifted(sifted) if sifted else None
         if sifted is None or batch is None:
             yield from self._take_all_events(piece)

@@ -58,20 +58,24 @@ class Sifted:
     """From the last event on: it may not be complete yet."""
 
 
-def sift(data: bytes) -> Sifted | None:
-    """Sort a stretch of events; None where the layout is not Kineto's."""
-    text = np.frombuffer(data, dtype=np.uint8)
+def sift(held: bytes, piece: bytes) -> Sifted | None:
+    """Sort the events of a piece; None where the layout is not Kineto's.
+
+    `held` is the beginning of the event that the piece before ended in.
+    """
+    text = np.frombuffer(piece, dtype=np.uint8)
     starts = _find_events(text)
-    if len(starts) < 2 or data[: starts[0]].strip(b", \n"):
+    if len(starts) < 2:
         return None
     kinds = _tell_kinds(text, starts[:-1])
+    carried = held + piece[: starts[0]]
     return Sifted(
-        device=_collect(data, starts, kinds == Kind.DEVICE),
-        launches=_collect(data, starts, kinds == Kind.LAUNCH),
-        memory=_collect(data, starts, kinds == Kind.MEMORY),
-        others=_collect(data, starts, kinds == Kind.OTHER),
+        device=_collect(piece, starts, kinds == Kind.DEVICE),
+        launches=_collect(piece, starts, kinds == Kind.LAUNCH),
+        memory=_collect(piece, starts, kinds == Kind.MEMORY),
+        others=_collect(piece, starts, kinds == Kind.OTHER, carried if carried.strip() else b""),
         skipped=int((kinds == Kind.SKIPPED).sum()),
-        rest=data[starts[-1] - _BEFORE :],
+        rest=piece[starts[-1] :],
     )
 
 
@@ -141,10 +145,10 @@ def _where(text: Letters, places: Positions, rows: Positions, letters: dict[int,
     return rows
 
 
-def _collect(data: bytes, starts: Positions, wanted: Flags) -> bytes:
+def _collect(piece: bytes, starts: Positions, wanted: Flags, first: bytes = b"") -> bytes:
     """Join the wanted events into one JSON list; nothing where there are none."""
     rows = np.flatnonzero(wanted)
-    if not len(rows):
+    if not len(rows) and not first:
         return b""
     bounds = zip(starts[rows].tolist(), starts[rows + 1].tolist(), strict=True)
-    return b"[%b{}]" % b"".join([data[begin:end] for begin, end in bounds])
+    return b"".join([b"[", first, *[piece[begin:end] for begin, end in bounds], b"{}]"])

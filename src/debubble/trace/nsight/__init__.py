@@ -1,5 +1,5 @@
 """Nsight Systems SQLite exports in → `RankTrace`s out."""
 
-from debubble.trace.nsight.read import is_sqlite, read_nsight
+from debubble.trace.nsight.read import read_nsight
 
-__all__ = ["is_sqlite", "read_nsight"]
+__all__ = ["read_nsight"]

@@ -24,7 +24,6 @@ from debubble.trace.nsight.tables import GRAPHS, KERNELS, HostSpans, Tables, rea
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MAGIC: Final = b"SQLite format 3\0"
 _EXPORT_HINT: Final = (
     "export the report with `nsys export --type sqlite report.nsys-rep` and give that file"
 )
@@ -53,11 +52,6 @@ class _Process:
     @property
     def pid(self) -> int:
         return self.key & _PID_MASK
-
-
-def is_sqlite(prefix: bytes) -> bool:
-    """Tell a SQLite database by its first bytes."""
-    return prefix.startswith(_MAGIC)
 
 
 def read_nsight(path: str) -> tuple[RankTrace, ...]:
