@@ -20,3 +20,9 @@ def recorded_data():
     if not (SHARED / "h200").is_dir():
         pytest.skip(f"{SHARED / 'h200'} is not there: only a part of our recordings is shipped")
     return SHARED / "h200"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--update-golden", action="store_true", help="write what the command line prints now"
+    )

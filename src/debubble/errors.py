@@ -13,6 +13,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 class DebubbleError(Exception):
@@ -69,11 +70,33 @@ class DemoError(DebubbleError):
     """The demo's own pipeline did not run."""
 
 
+class Code(StrEnum):
+    """What can be missing or broken. docs/reference/warnings.md explains each."""
+
+    B_IS_INPUT_GRADIENT = "b_is_input_gradient"
+    BAD_TEXT = "bad_text"
+    BAD_TIMES = "bad_times"
+    CLOSED_GRAPHS = "closed_graphs"
+    DUPLICATE_RANK = "duplicate_rank"
+    FOREIGN_DEVICE = "foreign_device"
+    MALFORMED = "malformed"
+    MISSING_RANKS = "missing_ranks"
+    NEWER_INCOMPLETE = "newer_incomplete"
+    NO_CLOCK = "no_clock"
+    NO_KERNELS = "no_kernels"
+    NO_RANK = "no_rank"
+    OPEN_RANGES = "open_ranges"
+    RANK_ASSUMED = "rank_assumed"
+    TRUNCATED = "truncated"
+    UNIT_ASSUMED = "unit_assumed"
+    UNREADABLE = "unreadable"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
     """Something missing or broken that the answer had to do without: a warning in every output."""
 
-    code: str
+    code: Code
     message: str
     hint: str = ""
     file: str = ""
@@ -83,13 +106,13 @@ class Gap:
         return f"{place(self.file, self.rank)}{self.message}"
 
 
-def as_gap(error: DebubbleError, *, code: str) -> Gap:
+def as_gap(error: DebubbleError, *, code: Code) -> Gap:
     """Turn the error of one file into a gap of the whole answer."""
     return Gap(code=code, message=error.message, hint=error.hint, file=error.file, rank=error.rank)
 
 
 def place(file: str, rank: int | None) -> str:
-    """Return `rank 3, a/b.json: `, or less where less is known."""
+    """Return where something is the matter, such as "rank 3, a/b.json: ", as far as known."""
     parts = [] if rank is None else [f"rank {rank}"]
     if file:
         parts.append(file)

@@ -10,6 +10,7 @@ import click
 
 from debubble import __version__
 from debubble.errors import DebubbleError
+from debubble.report.names import printable
 
 # A verb's module is imported only when the verb is called: `debubble --help` stays instant.
 VERBS = {
@@ -41,21 +42,30 @@ class Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Verbs,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="debubble")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Find the bubble in a pipeline-parallel PyTorch job, and pay it down."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command line: the one place where errors are caught and the exit code is chosen."""
     try:
-        cli.main(args=None if words is None else list(words), standalone_mode=False)
+        code = cli.main(
+            args=None if words is None else list(words),
+            prog_name="debubble",
+            standalone_mode=False,
+        )
     except DebubbleError as error:
         complain(str(error), error.hint)
         sys.exit(EXIT_NO_ANSWER)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
     except click.ClickException as error:
         complain(error.format_message(), _usage_hint(error))
         sys.exit(EXIT_NO_ANSWER)
@@ -65,13 +75,15 @@ def main(words: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(EXIT_INTERRUPTED)
+    # Without its standalone mode click returns the code that a command exited with.
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def complain(message: str, hint: str = "") -> None:
     """Say what is wrong and what to do about it, on stderr."""
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {printable(message, breaks=True)}", err=True)
     if hint:
-        click.echo(f"\nhint: {hint}", err=True)
+        click.echo(f"\nhint: {printable(hint, breaks=True)}", err=True)
 
 
 def _usage_hint(error: click.ClickException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from debubble.errors import Code
 from debubble.report.text import Page, Table
 from debubble.trace.optable import Op
 from debubble.trace.run import Run, show_ranks
@@ -37,7 +38,7 @@ def inspect_page(run: Run, next_command: str) -> Page:
             f"{capture.name} ({counted(len(capture.files), 'file')})"
             for capture in run.found.captures
         )
-        page.notes.append(f"captures here, oldest first: {names}; read: {run.found.capture.name}")
+        page.notes.append(f"captures here: {names}; read: {run.found.capture.name}")
     if run.found.left_alone:
         page.notes.append(f"left alone, no traces: {_briefly(run.found.left_alone)}")
     page.gaps = list(run.gaps)
@@ -84,7 +85,7 @@ def _answer(run: Run, ranks: list[RankSummary]) -> str:
     parts += [f"an op table of {counted(len(table), 'row')}" for table in run.tables]
     if run.missing_ranks:
         parts.append(f"missing: rank {show_ranks(run.missing_ranks)}")
-    problems = [gap for gap in run.gaps if gap.code != "missing_ranks"]
+    problems = [gap for gap in run.gaps if gap.code != Code.MISSING_RANKS]
     if problems:
         parts.append(counted(len(problems), "warning"))
     elif not run.missing_ranks:

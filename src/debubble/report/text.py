@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from debubble.report.names import printable
+
 if TYPE_CHECKING:
     from debubble.errors import Gap
 
@@ -38,26 +40,30 @@ class Page:
 
 
 def print_page(page: Page, console: Console) -> None:
-    """Print a page; strangers' names are escaped, never taken for markup."""
-    console.print(escape(page.answer), style="bold", soft_wrap=True)
+    """Print a page; strangers' names are shown, never obeyed."""
+    console.print(_safe(page.answer), style="bold", soft_wrap=True)
     for table in page.tables:
         console.print()
         if table.title:
-            console.print(escape(table.title), soft_wrap=True)
+            console.print(_safe(table.title), soft_wrap=True)
         console.print(_draw(table))
     if page.notes:
         console.print()
     for note in page.notes:
-        console.print(escape(note), soft_wrap=True)
+        console.print(_safe(note), soft_wrap=True)
     if page.gaps:
         console.print()
     for gap in page.gaps:
-        console.print(f"[yellow]warning:[/yellow] {escape(str(gap))}", soft_wrap=True)
+        console.print(f"[yellow]warning:[/yellow] {_safe(str(gap))}", soft_wrap=True)
         if gap.hint:
-            console.print(f"   [cyan]hint:[/cyan] {escape(gap.hint)}", soft_wrap=True)
+            console.print(f"   [cyan]hint:[/cyan] {_safe(gap.hint)}", soft_wrap=True)
     if page.next_command:
         console.print()
-        console.print(f"next: {escape(page.next_command)}", soft_wrap=True)
+        console.print(f"next: {_safe(page.next_command)}", soft_wrap=True)
+
+
+def _safe(text: str) -> str:
+    return escape(printable(text))
 
 
 def _draw(table: Table) -> RichTable:
@@ -65,5 +71,5 @@ def _draw(table: Table) -> RichTable:
     for column in table.columns:
         drawn.add_column(column, justify="left" if column in _WORDS else "right")
     for row in table.rows:
-        drawn.add_row(*(escape(cell) for cell in row))
+        drawn.add_row(*(_safe(cell) for cell in row))
     return drawn

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from debubble.errors import Gap, RunNotFound
+from debubble.errors import Code, Gap, RunNotFound
 from debubble.trace.formats import Format, Recognised
 
 # Seconds, milliseconds or nanoseconds since 1970, as TensorBoard, vLLM and SGLang write them.
@@ -91,7 +91,7 @@ def choose_capture(captures: Sequence[Capture], wanted: str | None) -> tuple[Cap
     if chosen is not captures[-1]:
         gaps.append(
             Gap(
-                code="newer_incomplete",
+                code=Code.NEWER_INCOMPLETE,
                 message=f"capture {captures[-1].name} comes later but has fewer ranks "
                 f"({len(captures[-1].files)} of {fullest}); {chosen.name} is used",
                 hint=f"--capture {captures[-1].name} reads the later one",

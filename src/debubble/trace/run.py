@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from debubble.errors import Gap, RunNotFound, TraceError, as_gap
+from debubble.errors import Code, Gap, RunNotFound, TraceError, as_gap
 from debubble.trace.captures import Capture, choose_capture, group_captures
 from debubble.trace.columns import Operation, RankTrace
 from debubble.trace.files import expand
@@ -250,7 +250,7 @@ def _settle_ranks(
             settled += same
     with_kernels = [trace for trace in settled if len(trace.kernels)]
     for trace in settled if with_kernels else ():
-        known = any(gap.code in {"no_kernels", "foreign_device"} for gap in trace.gaps)
+        known = any(gap.code in {Code.NO_KERNELS, Code.FOREIGN_DEVICE} for gap in trace.gaps)
         if not len(trace.kernels) and not known:
             gaps.append(_no_kernels(trace))
     return settled, gaps
@@ -267,7 +267,7 @@ def _is_garbage_trace(known: Recognised) -> bool:
 
 
 def _unreadable(error: TraceError) -> Gap:
-    gap = as_gap(error, code="unreadable")
+    gap = as_gap(error, code=Code.UNREADABLE)
     return gap if gap.rank is not None else replace(gap, rank=rank_from_name(gap.file))
 
 
@@ -286,7 +286,7 @@ def _nothing_found(
 
 def _duplicate(rank: int, files: Sequence[str]) -> Gap:
     return Gap(
-        code="duplicate_rank",
+        code=Code.DUPLICATE_RANK,
         message=f"{counted(len(files), 'file')} of the same rank, none of them read: "
         + ", ".join(files),
         hint="keep one of them, or give the files one by one",
@@ -297,7 +297,7 @@ def _duplicate(rank: int, files: Sequence[str]) -> Gap:
 
 def _no_rank(trace: RankTrace) -> Gap:
     return Gap(
-        code="no_rank",
+        code=Code.NO_RANK,
         message="no rank: neither distributedInfo nor the file name tells it",
         hint="rename it to rank<N>.json.gz, or give it alone with --rank N",
         file=trace.file,
@@ -306,7 +306,7 @@ def _no_rank(trace: RankTrace) -> Gap:
 
 def _no_kernels(trace: RankTrace) -> Gap:
     return Gap(
-        code="no_kernels",
+        code=Code.NO_KERNELS,
         message="no device kernels in it, though other ranks have some",
         hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] on every rank",
         file=trace.file,
@@ -319,7 +319,7 @@ def _missing(missing: Sequence[int], ranks: Sequence[RankTrace]) -> Gap:
     talk = any((trace.operators.local_peer >= 0).any() for trace in ranks)
     why = "which these ranks exchange data with" if talk else "which the same job ran"
     return Gap(
-        code="missing_ranks",
+        code=Code.MISSING_RANKS,
         message=f"no trace of {names}, {why}",
         hint="capture all ranks of at least one pipeline",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 
-from debubble.errors import Gap, NotATrace, TraceError
+from debubble.errors import Code, Gap, NotATrace, TraceError
 from debubble.trace.columns import Header, RankTrace, Thread
 from debubble.trace.kineto.document import Document, not_a_trace
 from debubble.trace.kineto.header import parse_header
@@ -102,7 +102,7 @@ def _gaps(
             yield _gap(
                 document,
                 header,
-                "bad_times",
+                Code.BAD_TIMES,
                 f"{counted(count, 'event')} with {problem} left out",
                 "a profiler bug: newer torch versions write them less often",
             )
@@ -112,7 +112,7 @@ def _gaps(
         yield _gap(
             document,
             header,
-            "foreign_device",
+            Code.FOREIGN_DEVICE,
             f"device events that are not read: {listed}",
             "only CUDA and ROCm devices are known; times on others cannot be told",
         )
@@ -120,7 +120,7 @@ def _gaps(
         yield _gap(
             document,
             header,
-            "no_kernels",
+            Code.NO_KERNELS,
             "there is a device but none of its kernels was traced; CPU operators are used",
             "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
         )
@@ -131,20 +131,20 @@ def _damage(document: Document, header: Header, events: int) -> Iterator[Gap]:
     kept = f"{counted(events, 'event')} before that kept"
     damage = document.source.damage
     if damage:
-        yield _gap(document, header, "truncated", f"{damage}; {kept}", again)
+        yield _gap(document, header, Code.TRUNCATED, f"{damage}; {kept}", again)
     elif not document.closed and not document.bare:
         message = f"the file ends inside its list of events; {kept}"
-        yield _gap(document, header, "truncated", message, again)
+        yield _gap(document, header, Code.TRUNCATED, message, again)
     if document.malformed:
         sample = f", the first near {document.first_malformed!r}"
         message = f"{counted(document.malformed, 'malformed event')} left out{sample}"
-        yield _gap(document, header, "malformed", message, again)
+        yield _gap(document, header, Code.MALFORMED, message, again)
     if document.bad_text:
         message = (
             f"{counted(document.bad_text, 'name')} with bad UTF-8; the bad bytes were replaced"
         )
-        yield _gap(document, header, "bad_text", message, "")
+        yield _gap(document, header, Code.BAD_TEXT, message, "")
 
 
-def _gap(document: Document, header: Header, code: str, message: str, hint: str) -> Gap:
+def _gap(document: Document, header: Header, code: Code, message: str, hint: str) -> Gap:
     return Gap(code=code, message=message, hint=hint, file=document.source.file, rank=header.rank)

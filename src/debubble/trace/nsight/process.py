@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from debubble.errors import Gap
+from debubble.errors import Code, Gap
 from debubble.trace.columns import (
     FIRST_COMMUNICATION_KIND,
     I32,
@@ -233,9 +233,9 @@ def _count_gaps(part: Part, kept: Tables, unclosed: int, bad_times: int) -> tupl
     is_graph = np.array([name == GRAPH_NAME for name in kept.names], dtype=np.bool_)
     graphs = int(np.sum(is_graph[kept.work.name] & kept.work.is_kernel))
     told = {
-        "open_ranges": (unclosed, "NVTX ranges without an end, left out", ""),
-        "bad_times": (bad_times, "events that end before their start, left out", ""),
-        "closed_graphs": (
+        Code.OPEN_RANGES: (unclosed, "NVTX ranges without an end, left out", ""),
+        Code.BAD_TIMES: (bad_times, "events that end before their start, left out", ""),
+        Code.CLOSED_GRAPHS: (
             graphs,
             "CUDA graphs traced as a whole, so that communication inside counts as compute",
             "profile with `nsys profile --cuda-graph-trace=node`",

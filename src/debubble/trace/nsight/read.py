@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from debubble.errors import Gap, NotATrace, TraceError
+from debubble.errors import Code, Gap, NotATrace, TraceError
 from debubble.trace.columns import I64, UNKNOWN, Device, Header, RankTrace
 from debubble.trace.nsight.export import STRINGS, Export
 from debubble.trace.nsight.process import Part, process_of, read_process
@@ -147,7 +147,7 @@ def _assign_ranks(
         for rank, p in enumerate(processes)
     )
     gap = Gap(
-        code="rank_assumed",
+        code=Code.RANK_ASSUMED,
         message=f"the export does not tell the ranks of its processes; by device: {who}",
         hint="profile each rank into a file of its own: `nsys profile -o report_rank%q{RANK}`",
         file=path,
@@ -180,7 +180,7 @@ def _no_clock(base: int | None, path: str) -> tuple[Gap, ...]:
     if base is not None:
         return ()
     message = "the export does not say when the capture began: its times start at zero"
-    return (Gap(code="no_clock", message=message, file=path, hint="export it with a newer nsys"),)
+    return (Gap(code=Code.NO_CLOCK, message=message, file=path, hint="export with a newer nsys"),)
 
 
 def _describe(devices: dict[tuple[int, int], Device], pid: int, index: int) -> Device:

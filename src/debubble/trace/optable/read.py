@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from debubble.errors import Gap, TraceError, UsageError
+from debubble.errors import Code, Gap, TraceError, UsageError
 from debubble.trace.columns import I32, I64, U8, UNKNOWN
 from debubble.trace.optable.files import RawTable, empty, read_raw, sniff_op_table
 from debubble.trace.optable.numbers import read_integers, read_times
@@ -186,7 +186,7 @@ def _read_both_times(
 def _unit_assumed(table: RawTable, layout: Layout, used: tuple[str, str]) -> Gap:
     columns = " and ".join(layout.fields[time] for time in used)
     return Gap(
-        code="unit_assumed",
+        code=Code.UNIT_ASSUMED,
         message=f"the columns {columns} name no unit; read as seconds",
         hint="end their names in _s, _ms, _us or _ns",
         file=table.file,
@@ -217,7 +217,7 @@ def _name_split_backwards(table: RawTable, columns: dict[str, I64]) -> tuple[I64
     if not split.any():
         return op, ()
     gap = Gap(
-        code="b_is_input_gradient",
+        code=Code.B_IS_INPUT_GRADIENT,
         message="backward passes with a weight gradient beside them are read as input gradients",
         hint="write them as I (input gradient) and W (weight gradient)",
         file=table.file,

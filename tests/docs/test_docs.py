@@ -1,0 +1,62 @@
+"""Docs cannot rot: every command in them is run, every flag, code and verb has its heading."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+from console import REPOSITORY, matches, type_command
+
+from debubble.cli import VERBS
+from debubble.errors import Code
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+def sessions():
+    """Each `$ command` of each console block, with the output shown under it."""
+    for page in PAGES:
+        for block in CONSOLE.findall(page.read_text("utf-8")):
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                command, _, shown = part.partition("\n")
+                yield pytest.param(command, shown, id=f"{page.stem}: {command}")
+
+
+@pytest.mark.parametrize(("command", "shown"), list(sessions()))
+def test_every_command_in_the_docs_prints_what_the_docs_show(command, shown, tmp_path):
+    answer = type_command(command, tmp_path)
+    assert matches(shown, answer.text), answer.text
+
+
+def test_there_are_commands_in_the_docs():
+    assert len(list(sessions())) >= 4
+
+
+def headings(page):
+    return " ".join(HEADING.findall((REPOSITORY / "docs" / "reference" / page).read_text("utf-8")))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_and_each_of_its_flags_has_a_heading(verb):
+    titles = headings("command-line.md")
+    assert f"`debubble {verb}" in titles
+    command = importlib.import_module(f"debubble.cli.{verb}").command
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            assert f"`{max(parameter.opts, key=len)}" in titles
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_every_warning_has_a_heading(code):
+    assert f"`{code}`" in headings("warnings.md")
+
+
+def test_no_heading_is_about_a_warning_that_does_not_exist():
+    assert set(re.findall(r"`(\w+)`", headings("warnings.md"))) == set(Code)
+
+
+def test_every_json_schema_has_a_heading():
+    assert "debubble.inspect/1" in headings("json.md")
