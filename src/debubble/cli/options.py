@@ -80,7 +80,7 @@ def limits_from(max_inflated: str, max_ratio: float) -> Limits:
 def print_answer(page: Page, data: dict[str, Any], *, as_json: bool, color: str) -> None:
     """Print the answer on stdout, for a person or for a program."""
     if as_json:
-        click.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+        click.echo(json.dumps(data, indent=2, allow_nan=False))
         return
     from debubble.report.text import print_page  # noqa: PLC0415 (rich is not needed for JSON)
 
