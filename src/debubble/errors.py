@@ -7,6 +7,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 ├── TraceError           one file cannot be read
 │   ├── NotATrace        it is readable, but it is something else
 │   └── TraceTooLarge    it inflates beyond the limits
+├── NoPipeline           traces without a pipeline in them
 └── DemoError            the demo's own pipeline failed
 """
 
@@ -66,6 +67,10 @@ class TraceTooLarge(TraceError):
     """The file inflates beyond the limits that guard against gzip bombs."""
 
 
+class NoPipeline(DebubbleError):
+    """The traces can be read, but no pipeline is in them."""
+
+
 class DemoError(DebubbleError):
     """The demo's own pipeline did not run."""
 
@@ -83,12 +88,15 @@ class Code(StrEnum):
     MISSING_RANKS = "missing_ranks"
     NEWER_INCOMPLETE = "newer_incomplete"
     NO_CLOCK = "no_clock"
+    NO_COMMON_SPAN = "no_common_span"
     NO_KERNELS = "no_kernels"
     NO_RANK = "no_rank"
+    NO_STEPS = "no_steps"
     OPEN_RANGES = "open_ranges"
     RANK_ASSUMED = "rank_assumed"
     TRUNCATED = "truncated"
     UNIT_ASSUMED = "unit_assumed"
+    UNMATCHED_TRANSFERS = "unmatched_transfers"
     UNREADABLE = "unreadable"
 
 

@@ -23,6 +23,18 @@ def parse_bytes(text: str) -> int:
     return round(float(number) * float(base ** _POWERS[power.lower()]))
 
 
+def parse_share(text: str) -> float:
+    """Read `20%`, `20 %` or `0.2` as a fraction."""
+    number = text.strip().removesuffix("%").strip()
+    try:
+        share = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError(f"{text!r} is no share", hint="write it as 20% or 0.2")
+    return share
+
+
 def show_bytes(count: float) -> str:
     """Write a size with three digits: `3.66 GiB`."""
     size = float(count)

@@ -15,6 +15,7 @@ from debubble.report.names import printable
 # A verb's module is imported only when the verb is called: `debubble --help` stays instant.
 VERBS = {
     "inspect": "What have I got? Files, ranks, steps and events; what is missing or broken.",
+    "find": "Where does the time go? The bubble, measured, against theory.",
     "demo": "Show me: a real four-stage pipeline on this machine, no GPU needed.",
 }
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from debubble.errors import Gap
 
 # Figures stand under each other when right-aligned; words when left-aligned.
-_WORDS = frozenset({"rank", "device", "op", "name in the table", "to"})
+_WORDS = frozenset({"rank", "device", "op", "name in the table", "to", "stage", "pass", "hop"})
 
 
 @dataclass(slots=True)

@@ -1,0 +1,192 @@
+"""Measured pipelines in → what `debubble find` prints out, as text or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from debubble.errors import Gap
+from debubble.report.inspect import gap_json
+from debubble.report.text import Page, Table
+from debubble.simulate.theory import bubble_fraction
+from debubble.timeline.figures import HopFigures, PipelineFigures
+from debubble.timeline.model import PassKind, Timeline
+from debubble.trace.run import Run, show_ranks
+from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
+
+SCHEMA = "debubble.find/1"
+
+
+def find_page(figures: Sequence[PipelineFigures], gaps: Sequence[Gap], next_command: str) -> Page:
+    """Lay out the answer: the bubble against theory, then stages and hops."""
+    worst = max(figures, key=lambda one: one.bubble_fraction or 0.0)
+    page = Page(answer=answer(worst, len(figures)))
+    page.notes.append(_about(worst))
+    page.tables = [_stage_table(worst), _hop_table(worst)]
+    page.gaps = list(gaps)
+    page.next_command = next_command
+    return page
+
+
+def answer(one: PipelineFigures, pipelines: int = 1) -> str:
+    """Say the bubble in a sentence."""
+    of = f" (pipeline {one.pipeline}, the worst of {pipelines})" if pipelines > 1 else ""
+    if one.bubble_fraction is None:
+        shares = ", ".join(f"rank {rank.rank} {show_share(_own_share(rank))}" for rank in one.ranks)
+        return f"The bubble cannot be told: no span that all ranks share. Busy: {shares}."
+    waits = f"Ranks wait {_percent(one.bubble_fraction)} of the "
+    if one.kind == "stream":
+        return f"{waits}time{of}; batches overlap, so no theory of one batch applies."
+    sentence = f"{waits}batch{of}"
+    expected = theory_of(one)
+    if expected is not None:
+        sentence += (
+            f" (theory for {counted(len(one.ranks), 'rank')}, "
+            f"{counted(one.microbatches or 0, 'microbatch', 'microbatches')}: {_percent(expected)})"
+        )
+    if one.apparent_fraction is not None and one.useful_fraction is not None:
+        sentence += (
+            f"; a dashboard would show {_percent(one.apparent_fraction)} busy, "
+            f"{_percent(one.useful_fraction)} is useful"
+        )
+    return f"{sentence}."
+
+
+def theory_of(one: PipelineFigures) -> float | None:
+    """Return the formula's bubble, where it applies: one stage a rank, a fixed batch."""
+    single = all(len(rank.stages) == 1 for rank in one.ranks)
+    if one.microbatches is None or not single or one.kind == "stream":
+        return None
+    return bubble_fraction(len(one.ranks), one.microbatches)
+
+
+def find_json(
+    run: Run, timeline: Timeline, figures: Sequence[PipelineFigures], gaps: Sequence[Gap]
+) -> dict[str, Any]:
+    """Return the answer as data: the worst pipeline in full, the others as one line each."""
+    worst = max(figures, key=lambda one: one.bubble_fraction or 0.0)
+    return {
+        "schema": SCHEMA,
+        "run": {
+            "kind": worst.kind,
+            "pipelines": [[rank.rank for rank in one.ranks] for one in figures],
+            "ranks": len(worst.ranks),
+            "stages": len({stage for rank in worst.ranks for stage in rank.stages}),
+            "chunks": max(len(rank.stages) for rank in worst.ranks),
+            "microbatches": worst.microbatches,
+            "schedule": worst.schedule,
+            "steps": [window.step for window in worst.windows],
+            "devices": sorted({d.name for trace in run.ranks for d in trace.header.devices}),
+            "clock_uncertainty_s": timeline.clock_uncertainty_ns / NS_PER_S,
+            "missing_ranks": list(run.missing_ranks),
+        },
+        "numbers": {
+            "bubble_fraction": worst.bubble_fraction,
+            "batch_latency_s": _seconds(worst.batch_latency_ns),
+            "step_time_s": _seconds(worst.step_time_ns),
+            "peak_memory_bytes": [rank.peak_memory_bytes for rank in worst.ranks],
+            "microbatches_per_s": _rate(worst),
+            "tokens_per_s": None,
+        },
+        "theory": {"bubble_fraction": theory_of(worst)},
+        "longest_stage_bubble": worst.longest_stage_bubble,
+        "bubble_over_ideal": worst.bubble_over_ideal,
+        "utilisation": {
+            "apparent_fraction": worst.apparent_fraction,
+            "useful_fraction": worst.useful_fraction,
+        },
+        "stages": _stages_json(worst),
+        "hops": [_hop_json(hop) for hop in worst.hops],
+        "verdict": answer(worst, len(figures)),
+        "warnings": [gap_json(gap) for gap in gaps],
+    }
+
+
+def _about(one: PipelineFigures) -> str:
+    parts = [
+        f"ranks {show_ranks([rank.rank for rank in one.ranks])}",
+        one.schedule or "schedule unknown",
+    ]
+    if one.batch_latency_ns is not None:
+        steps = counted(len(one.windows), "step")
+        parts.append(f"batch latency {show_duration(one.batch_latency_ns)} (median of {steps})")
+    peaks = [rank.peak_memory_bytes for rank in one.ranks if rank.peak_memory_bytes is not None]
+    if peaks:
+        parts.append(f"peak memory {' '.join(show_bytes(peak) for peak in peaks)}")
+    return "; ".join(parts)
+
+
+def _stage_table(one: PipelineFigures) -> Table:
+    table = Table(columns=("stage", "rank", "pass", "median", "spread", "count"))
+    for row in one.stages:
+        table.rows.append(
+            (
+                str(row.stage),
+                str(row.rank),
+                PassKind(row.kind).name,
+                show_duration(row.median_ns),
+                f"± {show_duration(row.mad_ns)}",
+                str(row.count),
+            )
+        )
+    return table
+
+
+def _hop_table(one: PipelineFigures) -> Table:
+    table = Table(columns=("hop", "size", "wire", "wait", "buffered", "count"))
+    for hop in one.hops:
+        table.rows.append(
+            (
+                f"{hop.source} → {hop.destination}",
+                "unknown" if hop.message_bytes < 0 else show_bytes(hop.message_bytes),
+                "hidden" if hop.wire_ns is None else show_duration(hop.wire_ns),
+                show_duration(hop.wait_ns),
+                show_share(hop.buffered_fraction),
+                str(hop.count),
+            )
+        )
+    return table
+
+
+def _stages_json(one: PipelineFigures) -> list[dict[str, Any]]:
+    stages: dict[int, dict[str, Any]] = {}
+    for row in one.stages:
+        stage = stages.setdefault(row.stage, {"stage": row.stage, "rank": row.rank, "passes": {}})
+        stage["passes"][PassKind(row.kind).name] = {
+            "median_s": row.median_ns / NS_PER_S,
+            "mad_s": row.mad_ns / NS_PER_S,
+            "n": row.count,
+        }
+    return list(stages.values())
+
+
+def _hop_json(hop: HopFigures) -> dict[str, Any]:
+    return {
+        "from_rank": hop.source,
+        "to_rank": hop.destination,
+        "bytes": hop.message_bytes if hop.message_bytes >= 0 else None,
+        "wire_s": {"median": _seconds(hop.wire_ns), "n": hop.count},
+        "wait_s": {"median": _seconds(hop.wait_ns)},
+        "buffered_fraction": hop.buffered_fraction,
+    }
+
+
+def _own_share(rank: Any) -> float | None:
+    intervals = rank.busy
+    if not len(intervals.start_ns):
+        return None
+    begin, end = int(intervals.start_ns[0]), int(intervals.end_ns[-1])
+    return float(intervals.inside(begin, end) / (end - begin)) if end > begin else None
+
+
+def _rate(one: PipelineFigures) -> float | None:
+    step = one.step_time_ns or one.batch_latency_ns
+    return one.microbatches * NS_PER_S / step if one.microbatches and step else None
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / NS_PER_S
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %"

@@ -1,0 +1,1 @@
+"""`Schedule` and `Costs` in → `Timeline` out. Today: the closed forms of theory."""

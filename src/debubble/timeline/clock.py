@@ -1,0 +1,186 @@
+"""Matched transfers in → what to add to each rank's stamps, so that all lie on one clock.
+
+No message arrives before it was sent: each transfer bounds the difference of two clocks from one
+side, and the bounds add up along every way from rank to rank. Stamps that keep all bounds where
+both sides are bounded are believed as they are: the ranks share a host, or a good clock.
+
+Otherwise the offsets are fitted to all hops at once. A receive that waited ends one wire time after
+its send began; the shortest receive of the hop is a measure of that time, and where messages come
+back, by whatever way, the fit finds the factor between the two. A fused exchange ends on both ranks
+at once. Receives that did not wait for their sender say nothing: it may just have run ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from debubble.timeline.model import I64, Flags, Transfers
+
+# Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.
+_ENDS_AGREE_NS = 300_000
+_FEWEST_EXCHANGES = 3
+# A receive this much longer than the shortest of its hop was waiting when the data came; a sender
+# whose sends are as much longer than the receives waits itself, for buffers that are full.
+_WAITED_FACTOR = 3
+# Wire time over the shortest receive: 1.3 to 1.8 ms over 0.7 to 0.9 ms for 8 MiB over sockets. Only
+# a guess, for hops that nothing comes back over; it counts a hundredth of a measurement.
+_WIRE_FACTOR, _WIRE_FACTOR_WEIGHT = 1.8, 0.1
+# What even an empty message takes between two hosts.
+_LATENCY_NS = 30_000.0
+_UNBOUNDED = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """What to add to each rank's stamps, and how sure that is."""
+
+    offset_ns: dict[int, int]
+    uncertainty_ns: int
+
+
+def align(transfers: Transfers, ranks: Iterable[int]) -> Clocks:
+    """Lay all ranks on the clock of the first."""
+    names = sorted(ranks)
+    widths = _believable_widths(transfers, names)
+    if widths is not None:
+        return Clocks(offset_ns=dict.fromkeys(names, 0), uncertainty_ns=max(widths, default=0) // 2)
+    fitted = _fit(transfers, names)
+    if _contradictions(transfers, fitted.offset_ns) > _contradictions(transfers, {}):
+        return Clocks(offset_ns=dict.fromkeys(names, 0), uncertainty_ns=fitted.uncertainty_ns)
+    return fitted
+
+
+def _contradictions(transfers: Transfers, offset_ns: dict[int, int]) -> int:
+    """Count the messages that would have arrived before they were sent."""
+    ranks = np.arange(
+        1 + max((*transfers.source.tolist(), *transfers.destination.tolist()), default=0)
+    )
+    added = np.array([offset_ns.get(rank, 0) for rank in ranks.tolist()], dtype=np.int64)
+    arrived = transfers.receive_end_ns + added[transfers.destination]
+    return int((arrived < transfers.send_start_ns + added[transfers.source]).sum())
+
+
+def _believable_widths(transfers: Transfers, names: list[int]) -> list[int] | None:
+    """Return how far each clock could be off although it contradicts nothing; None if one does.
+
+    A rank that is bounded from one side only is not believed if a receive shows that it can be
+    estimated: a late clock would look just the same.
+    """
+    most = _bounds(transfers, names)
+    scale = _ns_per_byte(transfers)
+    first = names[0]
+    widths = []
+    for rank in names[1:]:
+        high, low = most[first, rank], -most[rank, first]
+        if low > 0 or high < 0:
+            return None
+        if high - low < _UNBOUNDED:
+            widths.append(int(high - low))
+        elif any(_waited(hop, scale).any() for hop in _hops(transfers) if _leads_to(hop, rank)):
+            return None
+    return widths
+
+
+def _bounds(transfers: Transfers, names: list[int]) -> dict[tuple[int, int], float]:
+    """Return by how much each clock can be ahead of each other one, over all ways of messages."""
+    most: dict[tuple[int, int], float] = {
+        (left, right): 0.0 if left == right else _UNBOUNDED for left in names for right in names
+    }
+    for hop in _hops(transfers):
+        ends = int(hop.source[0]), int(hop.destination[0])
+        most[ends] = float((hop.receive_end_ns - hop.send_start_ns).min())
+    for middle in names:
+        for left in names:
+            for right in names:
+                way = most[left, middle] + most[middle, right]
+                most[left, right] = min(most[left, right], way)
+    return most
+
+
+def _fit(transfers: Transfers, names: list[int]) -> Clocks:
+    """Solve for all offsets and the wire factor at once, each hop weighted by its own wire."""
+    rows: list[list[float]] = []
+    values: list[float] = []
+    scale = _ns_per_byte(transfers)
+    group = {rank: rank for rank in names}
+    for hop in _hops(transfers):
+        source, destination = int(hop.source[0]), int(hop.destination[0])
+        for measured, wire, unsure in _equations(hop, scale):
+            row = [0.0] * (len(names) + 1)
+            row[names.index(source)] = -1.0 / unsure
+            row[names.index(destination)] = 1.0 / unsure
+            row[-1] = wire / unsure
+            rows.append(row)
+            values.append(measured / unsure)
+            _unite(group, source, destination)
+    guess = [0.0] * len(names) + [_WIRE_FACTOR_WEIGHT]
+    matrix = np.array([*rows, guess])
+    target = np.array([*values, _WIRE_FACTOR * _WIRE_FACTOR_WEIGHT])
+    ahead = np.linalg.lstsq(matrix, target, rcond=None)[0]
+    off = np.abs(matrix @ ahead - target)[:-1] / np.abs(matrix[:-1, :-1]).max(axis=1, initial=1e-18)
+    offsets = {
+        rank: -round(float(ahead[place] - ahead[names.index(group[rank])]))
+        for place, rank in enumerate(names)
+    }
+    return Clocks(offset_ns=offsets, uncertainty_ns=int(max(off.max(initial=0.0), _ENDS_AGREE_NS)))
+
+
+def _unite(group: dict[int, int], left: int, right: int) -> None:
+    """Note that two ranks can be compared; each group keeps its lowest rank's clock."""
+    low, high = sorted((group[left], group[right]))
+    for rank, of in group.items():
+        if of == high:
+            group[rank] = low
+
+
+def _hops(transfers: Transfers) -> list[Transfers]:
+    """Return the transfers of each pair of ranks and direction."""
+    pairs = sorted(set(zip(transfers.source.tolist(), transfers.destination.tolist(), strict=True)))
+    return [
+        transfers.where((transfers.source == source) & (transfers.destination == destination))
+        for source, destination in pairs
+    ]
+
+
+def _leads_to(hop: Transfers, rank: int) -> bool:
+    return int(hop.destination[0]) == rank
+
+
+def _equations(hop: Transfers, scale: float) -> list[tuple[float, float, float]]:
+    """Return what a hop tells: (clock difference plus wire, wire, give or take) in ns."""
+    told = []
+    fused = hop.where(hop.fused)
+    if len(fused) >= _FEWEST_EXCHANGES:
+        ends = float(np.median(fused.receive_end_ns - fused.send_end_ns))
+        told.append((ends, 0.0, float(_ENDS_AGREE_NS)))
+    waited = hop.where(_waited(hop, scale))
+    if len(waited):
+        wire = _wire(hop, scale)
+        told.append((float((waited.receive_end_ns - waited.send_start_ns).min()), wire, wire))
+    return told
+
+
+def _ns_per_byte(transfers: Transfers) -> float:
+    """Return how long the quickest receive took for each of its bytes."""
+    length = transfers.receive_end_ns - transfers.receive_start_ns
+    known = transfers.message_bytes > 0
+    return float((length[known] / transfers.message_bytes[known]).min()) if known.any() else 0.0
+
+
+def _wire(hop: Transfers, scale: float) -> float:
+    """Return the shortest receive of a hop; less, where that waited too: a small lone message."""
+    shortest = float((hop.receive_end_ns - hop.receive_start_ns).min())
+    size = float(hop.message_bytes.max())
+    return max(min(shortest, max(scale * size, _LATENCY_NS)) if size > 0 else shortest, 1.0)
+
+
+def _waited(hop: Transfers, scale: float) -> Flags:
+    """Return which receives were there before the data."""
+    received: I64 = hop.receive_end_ns - hop.receive_start_ns
+    sent: I64 = hop.send_end_ns - hop.send_start_ns
+    if np.median(sent) > _WAITED_FACTOR * np.median(received):
+        return np.zeros(len(sent), dtype=bool)
+    return received > _WAITED_FACTOR * _wire(hop, scale)

@@ -1,0 +1,189 @@
+"""A `Timeline` in → the figures of one pipeline out: medians over its steps, stages and hops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from debubble.errors import Code, Gap
+from debubble.timeline.bubble import Window, common_span, measure_windows, steps_overlap
+from debubble.timeline.model import PassKind, RankTimeline, Timeline, Transfers
+from debubble.timeline.recognise import count_microbatches, recognise_schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFigures:
+    """What one kind of pass takes on one stage."""
+
+    stage: int
+    rank: int
+    kind: PassKind
+    median_ns: int
+    mad_ns: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopFigures:
+    """One direction between two ranks.
+
+    Wire is from the moment both sides are there to the receive's end; where the message had left
+    before the receive began (`buffered`), it is hidden, and no wire is claimed.
+    """
+
+    source: int
+    destination: int
+    message_bytes: int
+    wire_ns: int | None
+    wait_ns: int
+    buffered_fraction: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineFigures:
+    """Everything measured of one pipeline; None is what cannot be said."""
+
+    pipeline: int
+    ranks: tuple[RankTimeline, ...]
+    kind: str
+    """training, forward, or stream."""
+    microbatches: int | None
+    schedule: str | None
+    windows: tuple[Window, ...]
+    bubble_fraction: float | None
+    batch_latency_ns: int | None
+    step_time_ns: int | None
+    useful_fraction: float | None
+    apparent_fraction: float | None
+    longest_stage_bubble: float | None
+    bubble_over_ideal: float | None
+    stages: tuple[StageFigures, ...]
+    hops: tuple[HopFigures, ...]
+    gaps: tuple[Gap, ...]
+
+
+def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None) -> PipelineFigures:
+    """Measure a pipeline over all its steps, or over one."""
+    ranks = timeline.ranks_of(pipeline)
+    all_windows = measure_windows(timeline, pipeline)
+    microbatches = count_microbatches(timeline, pipeline)
+    stream = steps_overlap(all_windows)
+    windows = tuple(w for w in all_windows if step is None or w.step == step)
+    gaps = _gaps(ranks, windows, stream=stream)
+    counted = () if stream else windows
+    trains = bool((timeline.passes.kind != PassKind.F).any())
+    return PipelineFigures(
+        pipeline=pipeline,
+        ranks=ranks,
+        kind="stream" if stream else "training" if trains else "forward",
+        microbatches=None if stream else microbatches,
+        schedule=recognise_schedule(timeline, pipeline, microbatches),
+        windows=counted,
+        bubble_fraction=_stream_bubble(ranks)
+        if stream
+        else _middle([w.bubble_fraction for w in counted]),
+        batch_latency_ns=_whole([w.length_ns for w in counted]),
+        step_time_ns=_whole(np.diff([w.start_ns for w in all_windows]).tolist()),
+        useful_fraction=_middle([w.useful_fraction for w in counted]),
+        apparent_fraction=_middle([w.apparent_fraction for w in counted]),
+        longest_stage_bubble=_middle([w.longest_stage_bubble for w in counted]),
+        bubble_over_ideal=_middle([w.bubble_over_ideal for w in counted]),
+        stages=_stages(timeline, ranks),
+        hops=_hops(timeline, ranks),
+        gaps=gaps,
+    )
+
+
+def _middle(values: list[float]) -> float | None:
+    return float(median(values)) if values else None
+
+
+def _whole(values: list[int]) -> int | None:
+    return round(median(values)) if values else None
+
+
+def _stream_bubble(ranks: tuple[RankTimeline, ...]) -> float | None:
+    span = common_span(ranks)
+    if span is None:
+        return None
+    occupied = sum(rank.occupied.inside(*span) for rank in ranks)
+    return 1 - occupied / (len(ranks) * (span[1] - span[0]))
+
+
+def _gaps(
+    ranks: tuple[RankTimeline, ...], windows: tuple[Window, ...], *, stream: bool
+) -> tuple[Gap, ...]:
+    if stream and common_span(ranks) is None:
+        return (
+            Gap(
+                code=Code.NO_COMMON_SPAN,
+                message="the ranks were captured at different times; no span is common to all",
+                hint="capture a closed loop, or more steps, so that the captures overlap",
+            ),
+        )
+    if not windows:
+        return (
+            Gap(
+                code=Code.NO_STEPS,
+                message="no step in which every rank ran passes",
+                hint="call prof.step() once a batch, and capture the same steps on all ranks",
+            ),
+        )
+    return ()
+
+
+def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageFigures, ...]:
+    passes = timeline.passes
+    figures = []
+    for rank in ranks:
+        for stage in rank.stages:
+            for kind in PassKind:
+                mine = (passes.rank == rank.rank) & (passes.stage == stage) & (passes.kind == kind)
+                lengths = (passes.end_ns - passes.start_ns)[mine]
+                if len(lengths):
+                    middle = float(np.median(lengths))
+                    figures.append(
+                        StageFigures(
+                            stage=stage,
+                            rank=rank.rank,
+                            kind=kind,
+                            median_ns=round(middle),
+                            mad_ns=round(float(np.median(np.abs(lengths - middle)))),
+                            count=len(lengths),
+                        )
+                    )
+    return tuple(sorted(figures, key=lambda one: (one.stage, one.kind)))
+
+
+def _hops(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[HopFigures, ...]:
+    """Measure each direction between neighbours; a last rank's answer to the first is no hop."""
+    figures = []
+    for left, right in pairwise(ranks):
+        for source, destination in ((left.rank, right.rank), (right.rank, left.rank)):
+            rows = timeline.transfers.where(
+                (timeline.transfers.source == source)
+                & (timeline.transfers.destination == destination)
+            )
+            if len(rows):
+                figures.append(_hop(rows, source, destination))
+    return tuple(figures)
+
+
+def _hop(rows: Transfers, source: int, destination: int) -> HopFigures:
+    buffered = rows.send_end_ns < rows.receive_start_ns
+    both_there = np.maximum(rows.send_start_ns, rows.receive_start_ns)
+    wire = (rows.receive_end_ns - both_there)[~buffered]
+    wait = np.maximum(both_there - rows.receive_start_ns, 0)
+    return HopFigures(
+        source=source,
+        destination=destination,
+        message_bytes=int(rows.message_bytes.max()),
+        wire_ns=round(float(np.median(wire))) if len(wire) else None,
+        wait_ns=round(float(np.median(wait))),
+        buffered_fraction=float(buffered.mean()),
+        count=len(rows),
+    )

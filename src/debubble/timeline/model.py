@@ -1,0 +1,129 @@
+"""The types that measured and simulated runs share: passes, transfers, busy time, one clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.errors import Gap
+
+I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
+U8 = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
+
+UNKNOWN = -1
+
+
+class PassKind(IntEnum):
+    """What a pass computes."""
+
+    F = 0
+    B = 1
+    I = 2  # noqa: E741 (the papers' letter)
+    W = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Stretches of compute, one a stage, microbatch and kind, sorted by start."""
+
+    rank: I32
+    stage: I32
+    kind: U8
+    microbatch: I32
+    step: I32
+    start_ns: I64
+    end_ns: I64
+    busy_ns: I64
+    """Compute inside the stretch, as a union."""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def where(self, kept: Flags) -> Passes:
+        """Return a part of the rows."""
+        return Passes(**{column.name: getattr(self, column.name)[kept] for column in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """Messages from rank to rank, each send matched with its receive, sorted by receive end."""
+
+    source: I32
+    destination: I32
+    step: I32
+    message_bytes: I64
+    send_start_ns: I64
+    send_end_ns: I64
+    receive_start_ns: I64
+    receive_end_ns: I64
+    fused: Flags
+    """Part of an exchange: its kernel also carried a message the other way."""
+
+    def __len__(self) -> int:
+        return len(self.send_start_ns)
+
+    def where(self, kept: Flags) -> Transfers:
+        """Return a part of the rows."""
+        return Transfers(
+            **{column.name: getattr(self, column.name)[kept] for column in fields(self)}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intervals:
+    """Disjoint stretches of time, sorted."""
+
+    start_ns: I64
+    end_ns: I64
+
+    def inside(self, begin_ns: int, end_ns: int) -> int:
+        """Return how many nanoseconds of a window they cover."""
+        start = np.clip(self.start_ns, begin_ns, end_ns)
+        return int((np.clip(self.end_ns, begin_ns, end_ns) - start).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimeline:
+    """One rank: where it stands in its pipeline, and when it was busy."""
+
+    rank: int
+    pipeline: int
+    position: int
+    """Its place among the ranks of the pipeline, from the first."""
+    stages: tuple[int, ...]
+    busy: Intervals
+    """Compute."""
+    occupied: Intervals
+    """Compute, and collectives inside passes that nothing covers."""
+    apparent: Intervals
+    """Any kernel at all: what a dashboard shows."""
+    peak_memory_bytes: int | None
+    clock_offset_ns: int
+    """What was added to this rank's stamps to lay them on the first rank's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """A run on one clock."""
+
+    ranks: tuple[RankTimeline, ...]
+    passes: Passes
+    transfers: Transfers
+    steps: tuple[int, ...]
+    clock_uncertainty_ns: int
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def pipelines(self) -> tuple[int, ...]:
+        """The numbers of the pipelines."""
+        return tuple(sorted({rank.pipeline for rank in self.ranks}))
+
+    def ranks_of(self, pipeline: int) -> tuple[RankTimeline, ...]:
+        """Return the ranks of a pipeline, first to last."""
+        members = [rank for rank in self.ranks if rank.pipeline == pipeline]
+        return tuple(sorted(members, key=lambda rank: rank.position))

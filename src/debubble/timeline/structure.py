@@ -1,0 +1,114 @@
+"""Work and messages in → which pass is which, with no label at all.
+
+The host issues a schedule in order: a pass is what it launches between two messages. Forward passes
+come from its own thread, backward passes from autograd's. A forward pass needs an input that was
+received (on the first rank: an output that is sent), a backward pass a gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from debubble.timeline.labels import Assignment
+from debubble.timeline.model import I32, I64, UNKNOWN, PassKind
+from debubble.timeline.work import Messages, Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbours:
+    """The ranks before and after one in its pipeline; None at its ends."""
+
+    previous: int | None
+    next: int | None
+
+
+@dataclass(slots=True)
+class _Count:
+    """What a step has seen so far."""
+
+    forwards: int = 0
+    backwards: int = 0
+
+
+def assign_by_structure(
+    work: Work, work_step: I32, messages: Messages, message_step: I32, beside: Neighbours
+) -> Assignment:
+    """Give each piece of work its pass, counting microbatches in order."""
+    posted = np.searchsorted(messages.issued_ns, work.issued_ns)
+    changes = (
+        (np.diff(posted, prepend=-1) != 0)
+        | (np.diff(work.backward.astype(np.int8), prepend=-1) != 0)
+        | (np.diff(work_step, prepend=-2) != 0)
+    )
+    segment = np.cumsum(changes) - 1
+    first = np.flatnonzero(changes)
+    tells = _Teller(messages, message_step, beside)
+    kinds, numbers = tells.passes_of(posted[first], work.backward[first], work_step[first])
+    stage = np.full(len(work), UNKNOWN, dtype=np.int32)
+    return Assignment(kind=kinds[segment], stage=stage, microbatch=numbers[segment])
+
+
+class _Teller:
+    """Goes through the segments of a rank in the order of the host."""
+
+    def __init__(self, messages: Messages, step: I32, beside: Neighbours) -> None:
+        self._step = step
+        self._beside = beside
+        arrives = ~messages.is_send
+        self._inputs = _running(arrives & (messages.peer == _rank(beside.previous)))
+        self._gradients = _running(arrives & (messages.peer == _rank(beside.next)))
+        self._is_output = messages.is_send & (messages.peer == _rank(beside.next))
+
+    def passes_of(
+        self, posted: I64, backward: np.ndarray[tuple[int], np.dtype[np.bool_]], step: I32
+    ) -> tuple[I32, I32]:
+        kinds = np.full(len(posted), UNKNOWN, dtype=np.int32)
+        numbers = np.full(len(posted), UNKNOWN, dtype=np.int32)
+        counts: dict[int, _Count] = {}
+        for row, (before, is_backward, number) in enumerate(
+            zip(posted.tolist(), backward.tolist(), step.tolist(), strict=True)
+        ):
+            if number < 0:
+                continue
+            count = counts.setdefault(number, _Count())
+            began = int(np.searchsorted(self._step, number)) if len(self._step) else 0
+            if is_backward:
+                if self._has_gradient(before, began, count):
+                    count.backwards += 1
+                if count.backwards:
+                    kinds[row], numbers[row] = PassKind.B, count.backwards - 1
+            elif self._has_input(before, began, number, count):
+                kinds[row], numbers[row] = PassKind.F, count.forwards
+                count.forwards += 1
+        _join_preludes(kinds, numbers, posted, step)
+        return kinds, numbers
+
+    def _has_input(self, before: int, began: int, step: int, count: _Count) -> bool:
+        if self._beside.previous is not None:
+            return int(self._inputs[before] - self._inputs[began]) > count.forwards
+        there = before < len(self._step) and self._step[before] == step
+        return bool(there and self._is_output[before])
+
+    def _has_gradient(self, before: int, began: int, count: _Count) -> bool:
+        if self._beside.next is not None:
+            return int(self._gradients[before] - self._gradients[began]) > count.backwards
+        return count.forwards > count.backwards
+
+
+def _rank(neighbour: int | None) -> int:
+    return -2 if neighbour is None else neighbour
+
+
+def _running(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> I64:
+    """Return how many came before each position, and after the last one."""
+    return np.concatenate(([0], np.cumsum(flags)))
+
+
+def _join_preludes(kinds: I32, numbers: I32, posted: I64, step: I32) -> None:
+    """Give what the host launches itself just before a backward pass, a loss say, to that pass."""
+    for row in range(len(kinds) - 2, -1, -1):
+        same = posted[row] == posted[row + 1] and step[row] == step[row + 1]
+        if kinds[row] == UNKNOWN and kinds[row + 1] == PassKind.B and same:
+            kinds[row], numbers[row] = PassKind.B, numbers[row + 1]

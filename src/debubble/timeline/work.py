@@ -1,0 +1,172 @@
+"""One rank's trace in → its compute and its messages in the order the host issued them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from debubble.timeline.model import I32, I64, UNKNOWN, Flags, Intervals
+from debubble.trace.busy import merge
+from debubble.trace.columns import KernelKind, Operation, RankTrace
+
+# On a CPU trace autograd runs on the thread that called it; its operators say so.
+_BACKWARD_OPERATOR = "autograd::engine::evaluate_function"
+_COMMUNICATION_OPERATOR = "c10d::"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Compute and collectives, sorted by the moment the host issued them."""
+
+    issued_ns: I64
+    start_ns: I64
+    end_ns: I64
+    backward: Flags
+    """Issued by autograd."""
+    collective: Flags
+
+    def __len__(self) -> int:
+        return len(self.issued_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Sends and receives, sorted by the moment the host issued them."""
+
+    issued_ns: I64
+    peer: I32
+    is_send: Flags
+    start_ns: I64
+    end_ns: I64
+    message_bytes: I64
+    fused: Flags
+
+    def __len__(self) -> int:
+        return len(self.issued_ns)
+
+
+def find_work(trace: RankTrace) -> Work:
+    """List everything that computes: kernels by their launches, or operators of the CPU."""
+    if not len(trace.kernels):
+        return _cpu_work(trace)
+    kernels, launches = trace.kernels, trace.launches
+    kept = ~kernels.communication | (kernels.kind == KernelKind.COLLECTIVE)
+    launch = kernels.launch[kept]
+    known = launch >= 0
+    row = np.where(known, launch, 0)
+    start = kernels.start_ns[kept]
+    issued = np.where(known, launches.start_ns[row], start) if len(launches) else start
+    caller = np.where(known, launches.thread[row], UNKNOWN) if len(launches) else launch
+    main = main_thread(trace)
+    order = np.lexsort((start, issued))
+    return Work(
+        issued_ns=issued[order],
+        start_ns=start[order],
+        end_ns=(start + kernels.duration_ns[kept])[order],
+        backward=((caller != main) & (caller >= 0))[order],
+        collective=kernels.communication[kept][order],
+    )
+
+
+def _cpu_work(trace: RankTrace) -> Work:
+    operators = trace.cpu_operators
+    communicates = _names_that(trace, _COMMUNICATION_OPERATOR)
+    backward = _names_that(trace, _BACKWARD_OPERATOR)
+    kept = ~communicates[operators.name] if len(operators) else np.zeros(0, dtype=bool)
+    start = operators.start_ns[kept]
+    return Work(
+        issued_ns=start,
+        start_ns=start,
+        end_ns=start + operators.duration_ns[kept],
+        backward=backward[operators.name[kept]],
+        collective=np.zeros(len(start), dtype=bool),
+    )
+
+
+def _names_that(trace: RankTrace, begins: str) -> Flags:
+    return np.array([name.startswith(begins) for name in trace.names], dtype=bool)
+
+
+def main_thread(trace: RankTrace) -> int:
+    """Return the thread that runs the schedule: it posts the messages, or marks the steps."""
+    operators = trace.operators
+    posts = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+    threads = operators.thread[posts & (operators.thread >= 0)].tolist()
+    if not threads:
+        marks = np.array([name.startswith("ProfilerStep#") for name in trace.names], dtype=bool)
+        annotations = trace.annotations
+        on_host = annotations.stream < 0
+        threads = (
+            annotations.thread[marks[annotations.name] & on_host].tolist() if len(marks) else []
+        )
+    return int(Counter(threads).most_common(1)[0][0]) if threads else UNKNOWN
+
+
+def find_messages(trace: RankTrace) -> Messages:
+    """List sends and receives with the time they took on the device, or on the wire of gloo."""
+    operators, kernels = trace.operators, trace.kernels
+    rows = np.flatnonzero(np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE)))
+    kernel = operators.kernel[rows]
+    start, end = operators.start_ns[rows].copy(), _ends_of_posts(trace, rows)
+    carried = kernel >= 0
+    start[carried] = kernels.start_ns[kernel[carried]]
+    end[carried] = start[carried] + kernels.duration_ns[kernel[carried]]
+    shared = np.bincount(operators.kernel[operators.kernel >= 0], minlength=len(kernels) + 1) > 1
+    return Messages(
+        issued_ns=operators.start_ns[rows],
+        peer=operators.peer[rows],
+        is_send=operators.operation[rows] == Operation.SEND,
+        start_ns=start,
+        end_ns=end,
+        message_bytes=operators.message_bytes[rows],
+        fused=np.where(carried, shared[kernel], False),
+    )
+
+
+def _ends_of_posts(trace: RankTrace, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> I64:
+    """Return when each receive was waited for: where its gloo annotation ends.
+
+    A send's annotation ends when somebody asks for it, which says nothing of the message.
+    """
+    operators, annotations = trace.operators, trace.annotations
+    end = operators.start_ns[rows] + operators.duration_ns[rows]
+    lives = np.array(
+        [name.startswith(("gloo:send", "gloo:recv")) for name in trace.names], dtype=bool
+    )
+    if not len(annotations) or not lives.any():
+        return end
+    alive = np.flatnonzero(lives[annotations.name] & (annotations.stream < 0))
+    if not len(alive):
+        return end
+    after = np.searchsorted(annotations.start_ns[alive], operators.start_ns[rows])
+    row = alive[np.minimum(after, len(alive) - 1)]
+    inside = (after < len(alive)) & (annotations.start_ns[row] <= end)
+    receives = operators.operation[rows] == Operation.RECEIVE
+    waited_for = annotations.start_ns[row] + annotations.duration_ns[row]
+    return np.where(inside & receives, waited_for, end)
+
+
+def busy_of(work: Work) -> Intervals:
+    """Return the union of all compute."""
+    return _union(work, ~work.collective)
+
+
+def _union(work: Work, kept: Flags) -> Intervals:
+    order = np.argsort(work.start_ns[kept], kind="stable")
+    start, end = merge(work.start_ns[kept][order], work.end_ns[kept][order])
+    return Intervals(start_ns=start, end_ns=end)
+
+
+def occupied_of(work: Work, in_pass: Flags) -> Intervals:
+    """Return the union of compute and of collectives that belong to a pass."""
+    return _union(work, ~work.collective | in_pass)
+
+
+def apparent_of(trace: RankTrace, work: Work) -> Intervals:
+    """Return the union of everything a dashboard takes for work."""
+    if not len(trace.kernels):
+        return busy_of(work)
+    start, end = merge(trace.kernels.start_ns, trace.kernels.start_ns + trace.kernels.duration_ns)
+    return Intervals(start_ns=start, end_ns=end)

@@ -1,0 +1,182 @@
+"""The recorded H200 pipelines: every figure against a second way of computing it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from making import H200, SHARED
+
+from debubble.errors import NoPipeline
+from debubble.timeline.build import build_timeline
+from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.model import PassKind
+from debubble.trace.run import find_run, read_run
+
+ALL = SHARED / "h200"
+# name, ranks, stages, microbatches, schedule, kinds of passes
+RUNS = [
+    ("1f1b_m8", 4, 4, 8, "1f1b", "FB"),
+    ("1f1b_m8_split3337", 4, 4, 8, "1f1b", "FB"),
+    ("1f1b_m8_slow23", 4, 4, 8, "1f1b", "FB"),
+    ("1f1b_p2_m4", 2, 2, 4, "1f1b", "FB"),
+    ("gpipe_m8", 4, 4, 8, "gpipe", "FB"),
+    ("fwd_closed_m4", 4, 4, 4, "forward-only", "F"),
+    ("fwd_closed_m8", 4, 4, 8, "forward-only", "F"),
+    ("fwd_closed_m8_t512", 4, 4, 8, "forward-only", "F"),
+    ("fwd_closed_m8_slow12", 4, 4, 8, "forward-only", "F"),
+]
+
+
+@cache
+def traces_of(name):
+    folder = H200 / name if (H200 / name).is_dir() else ALL / name
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    return read_run(find_run([str(folder)])).ranks
+
+
+def bubble_by_definition(name, windows):
+    """Count compute nanoseconds from the raw JSON, knowing nothing of the analysis but windows."""
+    folder = H200 / name if (H200 / name).is_dir() else ALL / name
+    shares = []
+    spans = []
+    for path in sorted(folder.glob("rank*.json.gz")):
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        base = document["baseTimeNanoseconds"]
+        spans.append(
+            sorted(
+                (base + round(e["ts"] * 1000), base + round((e["ts"] + e["dur"]) * 1000))
+                for e in document["traceEvents"]
+                if e.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}
+                and "nccl" not in e["name"]
+            )
+        )
+    for begin, end in windows:
+        busy = 0
+        for rank in spans:
+            reach = begin
+            for start, stop in rank:
+                fresh = min(stop, end) - max(start, reach)
+                if fresh > 0:
+                    busy += fresh
+                    reach = min(stop, end)
+        shares.append(1 - busy / (len(spans) * (end - begin)))
+    return shares
+
+
+@pytest.mark.parametrize(("name", "ranks", "stages", "microbatches", "schedule", "kinds"), RUNS)
+def test_recorded_pipelines_are_recognised(name, ranks, stages, microbatches, schedule, kinds):
+    timeline = build_timeline(traces_of(name))
+    assert timeline.pipelines == (0,)
+    figures = measure_pipeline(timeline, 0)
+    assert [rank.rank for rank in figures.ranks] == list(range(ranks))
+    assert [rank.stages for rank in figures.ranks] == [(stage,) for stage in range(stages)]
+    assert (figures.microbatches, figures.schedule) == (microbatches, schedule)
+    assert figures.kind == ("training" if "B" in kinds else "forward")
+    assert timeline.gaps == figures.gaps == ()
+    passes = timeline.passes
+    for rank in range(ranks):
+        for step in timeline.steps:
+            here = passes.where((passes.rank == rank) & (passes.step == step))
+            for kind in "FB":
+                numbers = sorted(here.microbatch[here.kind == PassKind[kind]].tolist())
+                assert numbers == (list(range(microbatches)) if kind in kinds else [])
+
+
+@pytest.mark.parametrize("name", [run[0] for run in RUNS] + ["zbv_m8"])
+def test_the_bubble_is_what_its_definition_says(name):
+    figures = measure_pipeline(build_timeline(traces_of(name)), 0)
+    windows = [(window.start_ns, window.end_ns) for window in figures.windows]
+    assert len(windows) == 2
+    for window, expected in zip(figures.windows, bubble_by_definition(name, windows), strict=True):
+        assert window.bubble_fraction == pytest.approx(expected, abs=0.001)
+
+
+def test_the_window_is_the_batch_as_the_job_itself_timed_it():
+    figures = measure_pipeline(build_timeline(traces_of("fwd_closed_m8")), 0)
+    truth = json.loads((ALL / "fwd_closed_m8" / "truth0.json").read_text())
+    assert figures.batch_latency_ns / 1e9 == pytest.approx(np.median(truth["wall_s"]), rel=0.1)
+
+
+def test_a_v_shaped_schedule_puts_two_stages_on_a_rank():
+    timeline = build_timeline(traces_of("zbv_m8"))
+    figures = measure_pipeline(timeline, 0)
+    assert [rank.stages for rank in figures.ranks] == [(0, 7), (1, 6), (2, 5), (3, 4)]
+    assert figures.microbatches == 8
+    passes = timeline.passes
+    for stage in range(8):
+        for kind in (PassKind.F, PassKind.W):
+            assert ((passes.stage == stage) & (passes.kind == kind)).sum() == 16
+    # torch makes the first stage's input gradient a no-op.
+    assert ((passes.stage == 0) & (passes.kind == PassKind.I)).sum() == 0
+    assert ((passes.stage == 5) & (passes.kind == PassKind.I)).sum() == 16
+
+
+@pytest.mark.parametrize("name", [run[0] for run in RUNS] + ["zbv_m8"])
+def test_every_transfer_is_matched_and_none_arrives_before_it_was_sent(name):
+    timeline = build_timeline(traces_of(name))
+    transfers = timeline.transfers
+    sends = sum(int((trace.operators.operation == 1).sum()) for trace in traces_of(name))
+    assert len(transfers) == sends
+    assert (transfers.receive_end_ns > transfers.send_start_ns).all()
+
+
+def test_peak_memory_is_the_truth():
+    for name in ("1f1b_p2_m4", "fwd_closed_m4"):
+        for rank in build_timeline(traces_of(name)).ranks:
+            truth = json.loads((H200 / name / f"truth{rank.rank}.json").read_text())
+            assert rank.peak_memory_bytes == pytest.approx(truth["peak_bytes"], rel=0.01)
+
+
+def test_free_running_ranks_without_a_common_span_are_told_so():
+    figures = measure_pipeline(build_timeline(traces_of("fwd_m8")), 0)
+    assert figures.kind == "stream"
+    assert figures.bubble_fraction is None
+    assert [gap.code for gap in figures.gaps] == ["no_common_span"]
+
+
+def shifted(trace, offset_ns, ppm=20.0):
+    """The same rank on a clock that is wrong and runs fast."""
+
+    def move(table):
+        since = table.start_ns - trace.kernels.start_ns[0]
+        drift = np.rint(since * ppm * 1e-6).astype(np.int64)
+        return replace(table, start_ns=table.start_ns + drift + offset_ns)
+
+    tables = ("kernels", "launches", "operators", "annotations", "memory", "cpu_operators")
+    return replace(trace, **{name: move(getattr(trace, name)) for name in tables})
+
+
+@pytest.mark.parametrize("name", [run[0] for run in RUNS] + ["zbv_m8"])
+@pytest.mark.parametrize("offset_ns", [50_000_000, -50_000_000, 7_200_000_000_000])
+def test_no_clock_error_changes_the_answer_by_one_percent(name, offset_ns):
+    traces = traces_of(name)
+    right = measure_pipeline(build_timeline(traces), 0)
+    for wrong in range(len(traces)):
+        moved = [shifted(t, offset_ns) if t.rank == wrong else t for t in traces]
+        figures = measure_pipeline(build_timeline(moved), 0)
+        assert figures.bubble_fraction == pytest.approx(right.bubble_fraction, rel=0.01)
+        assert figures.batch_latency_ns == pytest.approx(right.batch_latency_ns, rel=0.01)
+        assert figures.schedule == right.schedule
+
+
+def test_the_order_of_the_ranks_changes_nothing():
+    traces = traces_of("1f1b_p2_m4")
+    forward, backward = build_timeline(traces), build_timeline(traces[::-1])
+    assert (
+        measure_pipeline(forward, 0).bubble_fraction
+        == measure_pipeline(backward, 0).bubble_fraction
+    )
+
+
+@pytest.mark.parametrize(
+    "pattern", ["sglang-tp8/*DECODE*", "hta/*trace_filter__sampled*", "nsys-ai/*"]
+)
+def test_traces_without_a_pipeline_say_so(public_data, pattern):
+    with pytest.raises(NoPipeline, match="no pipeline"):
+        build_timeline(read_run(find_run([str(public_data / pattern)])).ranks)
