@@ -64,4 +64,4 @@ fuzz: $(VENV)/.dev ## throw 20,000 mutated traces at the reader
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .venv-peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis \
-	  docs/_build benchmarks/.data debubble-demo build dist
+	  docs/_build benchmarks/.data debubble-demo fuzz-findings build dist

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from making import document, kernel, write
 
 from debubble.errors import RunNotFound
+from debubble.trace.captures import group_captures
+from debubble.trace.formats import Format, Recognised
 from debubble.trace.run import find_run, read_run
 
 
@@ -124,3 +128,20 @@ def test_a_rank_found_twice_only_after_reading_is_a_duplicate_too(tmp_path):
         write(tmp_path / f"{name}.json", content)
     with pytest.raises(RunNotFound, match="same rank"):
         read_run(find_run([str(tmp_path / "x.json"), str(tmp_path / "y.json")]))
+
+
+def test_twenty_thousand_captures_are_sorted_in_no_time():
+    files = [
+        Recognised(
+            file=f"it_{i // 2}/rank{i % 2}.json", format=Format.KINETO, rank=i % 2, world_size=4
+        )
+        for i in range(20_000)
+    ]
+    files += [
+        Recognised(file=f"x.{1_700_000_000_000}.{i}.json", format=Format.KINETO, rank=i)
+        for i in range(20_000)
+    ]
+    began = time.monotonic()
+    captures = group_captures(files)
+    assert len(captures) > 10_000
+    assert time.monotonic() - began < 10  # it was an hour

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import time
 
 import pytest
 from making import document, kernel, launch, memory, operator, write
@@ -218,3 +219,110 @@ def test_an_unreadable_file_is_named(tmp_path):
     with pytest.raises(TraceError, match="No such file") as caught:
         read_kineto(str(tmp_path / "absent.json"))
     assert caught.value.file.endswith("absent.json")
+
+
+def test_what_follows_the_events_is_not_lost_without_a_word(tmp_path):
+    data = json.dumps(document([kernel()])).encode()
+    for number, tail in enumerate((data, b"rubbish", b'"')):
+        trace = read_kineto(write(tmp_path / f"{number}.json", data + tail))
+        assert codes(trace) == ["truncated"]
+    whole = read_kineto(write(tmp_path / "whole.json", data + b"\n"))
+    assert not whole.gaps
+
+
+def test_a_second_list_of_events_is_said_to_be_left_out(tmp_path):
+    events = json.dumps([kernel()])
+    text = f'{{"traceEvents": {events}, "traceEvents": {events}}}'
+    assert codes(read_kineto(write(tmp_path / "a.json", text.encode()))) == ["truncated"]
+
+
+def test_text_that_cannot_be_printed_is_mended(tmp_path):
+    odd = kernel("half \ud800 of a pair \U0001f600", ts="10")
+    named = {"ph": "M", "name": "thread_name", "tid": 100, "args": {"name": "\udfff", "x": 1e999}}
+    content = document([odd, launch(), named], host_name="\ud800")
+    trace = read_kineto(write(tmp_path / "a.json", content))
+    assert trace.names[trace.kernels.name[0]] == "half \ufffd of a pair \U0001f600"
+    assert (trace.threads[0].name, trace.header.host) == ("\ufffd", "\ufffd")
+    assert "bad_text" in codes(trace)
+
+
+def test_names_beside_odd_values_keep_their_letters(tmp_path):
+    content = json.dumps(document([kernel("café", ts="10")]), ensure_ascii=False).encode()
+    trace = read_kineto(write(tmp_path / "a.json", content))
+    assert trace.names[trace.kernels.name[0]] == "café"
+    assert not trace.gaps
+
+
+@pytest.mark.parametrize("depth", [*range(900, 1000, 7), 100_000])
+@pytest.mark.parametrize("key", ["name", "tid", "ts", "args", "Process Group Ranks"])
+def test_nesting_as_deep_as_python_goes_costs_at_most_its_event(tmp_path, depth, key):
+    event = operator("c10d::send", **{"Process Group Name": "9"})
+    (event["args"] if key[0] == "P" else event)[key] = "<deep>"
+    data = json.dumps(document([event, kernel()])).encode()
+    deep = b"[" * depth + b"]" * depth
+    quoted = b'"' + deep + b'"' if key[0] == "P" else deep
+    trace = read_kineto(write(tmp_path / "a.json", data.replace(b'"<deep>"', quoted)))
+    assert len(trace.kernels) == 1
+
+
+def test_numbers_of_any_length_cost_only_themselves(tmp_path):
+    data = json.dumps(document([kernel("long", ts=1), kernel()], notes=2)).encode()
+    data = data.replace(b'"ts": 1,', b'"ts": ' + b"7" * 5000 + b",", 1)
+    data = data.replace(b'"notes": 2', b'"notes": ' + b"7" * 5000)
+    trace = read_kineto(write(tmp_path / "a.json", data))
+    assert len(trace.kernels) == 1
+    assert trace.rank == 0
+
+
+def test_an_end_beyond_64_bits_is_no_time(tmp_path):
+    late = kernel("late", ts=3.9e15, dur=3.9e15)
+    content = document([late, kernel()], baseTimeNanoseconds=3_900_000_000_000_000_000)
+    trace = read_kineto(write(tmp_path / "a.json", content))
+    assert len(trace.kernels) == 1
+    assert codes(trace) == ["bad_times"]
+
+
+def test_the_smallest_number_is_no_stream(tmp_path):
+    trace = read_kineto(write(tmp_path / "a.json", document([kernel(stream=-(2**63))])))
+    assert trace.kernels.stream.tolist() == [-1]
+
+
+def test_infinite_times_of_cpu_operators_are_counted(tmp_path):
+    events = [operator("a", ts=math.inf), operator("b", ts=math.inf), operator("c")]
+    trace = read_kineto(write(tmp_path / "a.json", document(events, deviceProperties=[])))
+    assert len(trace.cpu_operators) == 1
+    assert trace.gaps[0].message == "2 events with no usable start left out"
+
+
+def test_a_world_that_cannot_be_is_not_counted(tmp_path):
+    trace = read_kineto(write(tmp_path / "a.json", document([kernel()], rank=2, world=2**60)))
+    assert (trace.rank, trace.header.world_size) == (2, None)
+
+
+HOSTILE = {
+    "no events at all": b"0," * 1_000_000,
+    "one malformed event after the other": b'{"ts" 1},' * 150_000,
+    "lists in lists with borders": b'{"a":[{},' * 100_000,
+    "the same, and bad at the end": (b'{"a":[{},' * 400 + b"?},") * 400,
+    "names that never end": b'{"a":"},{"a":"' * 100_000,
+    "spaces": b" " * 30_000_000,
+    "brackets": b"[" * 30_000_000,
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_text_takes_no_longer_than_other_text(tmp_path, body):
+    began = time.monotonic()
+    with pytest.raises(TraceError):
+        read_kineto(write(tmp_path / "a.json", b'{"traceEvents":[' + body))
+    assert time.monotonic() - began < 10  # it was minutes
+
+
+def test_shapes_without_end_are_unknown_and_quickly_so(tmp_path):
+    endless = operator("c10d::send", **{"Input Dims": [[2**62] * 200_000]})
+    infinite = operator("c10d::send", ts=9.0, **{"Concrete Inputs": ["", "", math.inf, "0"]})
+    began = time.monotonic()
+    trace = read_kineto(write(tmp_path / "a.json", document([endless, infinite, kernel()])))
+    assert trace.operators.elements.tolist() == [-1, -1]
+    assert trace.operators.local_peer.tolist() == [-1, -1]
+    assert time.monotonic() - began < 5

@@ -511,3 +511,32 @@ def test_the_public_two_gpu_export_reads_with_its_all_to_alls_as_collectives():
     assert codes(zero) == ["rank_assumed"]
     first = zero.kernels.start_ns[0] - zero.header.base_time_ns
     assert 60_111_418_026 <= first <= 60_111_541_307
+
+
+def test_kinds_of_copies_with_odd_ids_are_no_reason_to_fail(export):
+    export.kernel("gemm(float)", 1_000, 1_300)
+    export.insert("CUPTI_ACTIVITY_KIND_MEMCPY", 1, 2, 0, 3, 9, global_id(7), 64, 1, 0, 0)
+    export.db.execute("CREATE TABLE ENUM_CUDA_MEMCPY_OPER (id, label)")
+    export.insert("ENUM_CUDA_MEMCPY_OPER", "[red]", "odd")
+    (trace,) = export.read()
+    assert names(trace, trace.kernels)[0] == "Memcpy Host-to-Device"
+
+
+def test_an_export_of_a_hundred_thousand_processes_is_refused(export):
+    for pid in range(2_000):
+        export.insert("CUPTI_ACTIVITY_KIND_KERNEL", 1, 2, 0, 3, 1, global_id(pid), 1, 1, None)
+    with pytest.raises(TraceError, match="2,000 processes"):
+        export.read()
+
+
+def test_names_without_end_are_refused(export):
+    export.kernel("x" * 17_000_000, 1_000, 1_300)
+    with pytest.raises(TraceError, match="too big"):
+        export.read()
+
+
+def test_a_name_that_is_null_is_empty(export):
+    export.kernel("gemm(float)", 1_000, 1_300)
+    export.db.execute("UPDATE StringIds SET value = NULL")
+    (trace,) = export.read()
+    assert names(trace, trace.kernels) == [""]

@@ -449,3 +449,12 @@ def test_b_beside_w_is_the_input_gradient_as_in_the_papers(tmp_path):
     ]
     assert [Op(op) for op in table.op[table.stage == 2]] == [Op.BACKWARD]
     assert [gap.code for gap in table.gaps] == ["b_is_input_gradient"]
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("s"), pa.duration("s")])
+def test_dates_that_python_cannot_hold_are_an_error_of_the_file(kind):
+    far = pa.array([2**30 if kind == pa.date32() else 2**50], type=kind)
+    columns = {"step": [1], "stage": [0], "microbatch": [0], "op": ["F"], "start": far, "end": [2]}
+    with pytest.raises(TraceError) as caught:
+        read_op_table("ops.parquet", data=as_parquet(columns))
+    assert caught.value.file == "ops.parquet"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import os
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -11,6 +14,7 @@ import pytest
 from making import H200, PUBLIC, document, kernel, send, write
 
 from debubble.errors import RunNotFound
+from debubble.trace.kineto import read_kineto
 from debubble.trace.run import find_run, missing_ranks, read_run, show_ranks
 
 PIPELINE = {"pg_name": "9", "pg_desc": "pp", "ranks": [1, 3]}
@@ -222,3 +226,78 @@ def test_every_recorded_run_reads_whole(recorded_data):
         for trace in run.ranks:
             assert trace.kept_bytes() < 0.06 * trace.inflated_bytes
             assert (trace.kernels.launch >= 0).all()
+
+
+def test_a_pipe_among_the_traces_is_named_and_not_waited_for(tmp_path):
+    write(tmp_path / "rank0.json", document([kernel()], rank=0))
+    os.mkfifo(tmp_path / "rank1.json")
+    (tmp_path / "rank2.json").symlink_to("rank2.json")
+    run = read(tmp_path)
+    assert codes(run) == ["unreadable", "unreadable"]
+    assert [gap.rank for gap in run.gaps] == [1, 2]
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    write(tmp_path / "rank0.json", document([kernel()], rank=0))
+    (tmp_path / "closed").mkdir()
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    run = read(tmp_path)
+    assert codes(run) == ["unreadable"]
+    assert run.gaps[0].file.endswith("closed")
+
+
+def test_a_worker_that_dies_is_a_gap_for_each_file_it_took_along(tmp_path):
+    for rank in range(2):
+        write(tmp_path / f"rank{rank}.json", document([kernel()], rank=rank, world=2))
+    with pytest.raises(RunNotFound, match="a worker process died"):
+        read(tmp_path, executor=Dying())
+
+
+class Dying(Executor):
+    """Takes one order and dies of it."""
+
+    def __init__(self):
+        self.alive = True
+
+    def submit(self, *_):
+        if not self.alive:
+            raise BrokenProcessPool("dead already")
+        self.alive = False
+        future = Future()
+        future.set_exception(BrokenProcessPool("died"))
+        return future
+
+
+def test_a_file_that_does_not_fit_into_memory_does_not_stop_the_others(tmp_path, monkeypatch):
+    for rank in range(2):
+        write(tmp_path / f"rank{rank}.json", document([kernel()], rank=rank, world=2))
+    real = read_kineto
+
+    def read_or_fail(file, limits):
+        if file.endswith("rank1.json"):
+            raise MemoryError
+        return real(file, limits)
+
+    monkeypatch.setattr("debubble.trace.run.read_kineto", read_or_fail)
+    run = read(tmp_path)
+    assert codes(run) == ["unreadable", "missing_ranks"]
+    assert "does not fit into memory" in run.gaps[0].message
+
+
+def test_thousands_of_files_of_one_rank_make_one_short_message(tmp_path):
+    write(tmp_path / "rank1.json", document([kernel()], rank=1))
+    for number in range(100):
+        write(tmp_path / f"{number}" / "rank0.json", document([kernel()], rank=0))
+    files = [str(path) for path in sorted(tmp_path.rglob("rank*.json"))]
+    found = find_run([str(tmp_path)])
+    doubled = replace(found.capture, duplicates=((0, tuple(files)),))
+    run = read_run(replace(found, capture=doubled))
+    assert run.gaps[0].message.endswith(", …")
+    assert run.gaps[0].message.count("rank0.json") == 20

@@ -112,13 +112,14 @@ def _family(file: str) -> str:
 def _split(name: str, family: list[Recognised]) -> Iterable[_Gathering]:
     """Cut a family where a rank comes again, in the order of the stamps."""
     stamped = sorted(((_stamp(file.file), file) for file in family), key=lambda one: one[0])
-    current = _Gathering(name=name)
+    current, ranks = _Gathering(name=name), set[int | None]()
     for stamp, file in stamped:
-        again = file.rank is not None and any(file.rank == other.rank for other in current.files)
+        again = file.rank is not None and file.rank in ranks
         if again and stamp > current.stamp:
             yield current
-            current = _Gathering(name=name)
+            current, ranks = _Gathering(name=name), set()
         current.files.append(file)
+        ranks.add(file.rank)
         current.stamp = max(current.stamp, stamp)
     yield current
 
@@ -135,30 +136,60 @@ def _stamp(file: str) -> float:
 def _merge_nodes(gatherings: list[_Gathering]) -> list[_Gathering]:
     """Join folders of different nodes: parts of one world, none whole, no rank in both."""
     merged: list[_Gathering] = []
+    worlds: defaultdict[int, list[_Node]] = defaultdict(list)
+    # Who did not take these ranks once never will: so many folders take no longer than they must.
+    tried: defaultdict[tuple[int, frozenset[int]], int] = defaultdict(int)
     for part in gatherings:
-        for whole in merged:
-            if _fit_together(whole, part):
-                whole.files += part.files
-                whole.name = _shared_name(whole.name, part.name)
-                break
+        node = _as_node(part)
+        if node is None:
+            merged.append(part)
+            continue
+        key = node.world, frozenset(node.ranks)
+        wholes = worlds[node.world]
+        while tried[key] < len(wholes) and not wholes[tried[key]].takes(node):
+            tried[key] += 1
+        if tried[key] < len(wholes):
+            wholes[tried[key]].join(node)
         else:
+            wholes.append(node)
             merged.append(part)
     return merged
+
+
+@dataclass(slots=True)
+class _Node:
+    """Files of some ranks of a known world."""
+
+    gathering: _Gathering
+    world: int
+    ranks: set[int]
+
+    def takes(self, other: _Node) -> bool:
+        """Tell whether two parts can be of one capture."""
+        fits = len(self.ranks) + len(other.ranks) <= self.world
+        return fits and self.ranks.isdisjoint(other.ranks)
+
+    def join(self, other: _Node) -> None:
+        """Take the files of another part."""
+        self.ranks |= other.ranks
+        self.gathering.files += other.gathering.files
+        self.gathering.name = _shared_name(self.gathering.name, other.gathering.name)
+
+
+def _as_node(part: _Gathering) -> _Node | None:
+    """Return several files with a rank each and one world; None for anything else."""
+    worlds = {file.world_size for file in part.files}
+    ranks = {file.rank for file in part.files if file.rank is not None}
+    world = worlds.pop() if len(worlds) == 1 else None
+    if world is None or len(part.files) < 2 or len(ranks) < len(part.files):
+        return None
+    return _Node(gathering=part, world=world, ranks=ranks)
 
 
 def _shared_name(left: str, right: str) -> str:
     """Return the folders that two families share: `run` of `run/alpha/` and `run/beta/`."""
     pairs = zip(left.split("/"), right.split("/"), strict=False)
     return "/".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _fit_together(left: _Gathering, right: _Gathering) -> bool:
-    worlds = {file.world_size for file in left.files + right.files}
-    ranks = [file.rank for file in left.files + right.files]
-    world = worlds.pop() if len(worlds) == 1 else None
-    if world is None or None in ranks or len(set(ranks)) != len(ranks):
-        return False
-    return len(left.files) > 1 and len(right.files) > 1 and len(ranks) <= world
 
 
 def _finish(gathering: _Gathering, shared: tuple[int, int] = (0, 0)) -> Capture:

@@ -39,12 +39,16 @@ def _expand_path(place: str) -> tuple[list[str], bool]:
 
 
 def _walk(folder: str) -> list[str]:
-    """List all files below a folder; hidden ones are nobody's traces."""
-    found = []
-    for path, folders, names in os.walk(folder):
+    """List all files below a folder; hidden ones are nobody's traces.
+
+    A folder that cannot be listed stands for its files, so that reading it says why.
+    """
+    found: list[str] = []
+    closed: list[OSError] = []
+    for path, folders, names in os.walk(folder, onerror=closed.append):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [os.path.join(path, name) for name in names if not name.startswith(".")]  # noqa: PTH118
-    return found
+    return found + [str(error.filename) for error in closed]
 
 
 def _expand_url(place: str) -> tuple[list[str], bool]:

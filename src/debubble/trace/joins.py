@@ -20,36 +20,61 @@ def join_launches(kernel_correlation: I64, launch_correlation: I64) -> I32:
 
 
 def find_enclosing(
-    moment_ns: I64, thread: I32, start_ns: I64, end_ns: I64, range_thread: I32
+    moment_ns: I64,
+    thread: NDArray[np.signedinteger],
+    start_ns: I64,
+    end_ns: I64,
+    range_thread: NDArray[np.signedinteger],
 ) -> NDArray[np.intp]:
     """Return the range of the same thread that holds each moment; -1 where none does.
 
     Of ranges that overlap, the one that started last is meant.
     """
-    found = np.full(len(moment_ns), UNKNOWN, dtype=np.intp)
-    for number in np.unique(thread):
-        ranges = np.flatnonzero(range_thread == number)
-        moments = np.flatnonzero(thread == number)
-        if number < 0 or not len(ranges):
-            continue
-        ranges = ranges[np.argsort(start_ns[ranges], kind="stable")]
-        last = np.searchsorted(start_ns[ranges], moment_ns[moments], side="right") - 1
-        candidate = ranges[np.maximum(last, 0)]
-        inside = (last >= 0) & (moment_ns[moments] <= end_ns[candidate])
-        found[moments] = np.where(inside, candidate, UNKNOWN)
-    return found
+    found = _neighbours(moment_ns, thread, start_ns, range_thread, after=False)
+    inside = found >= 0
+    inside[inside] = moment_ns[inside] <= end_ns[found[inside]]
+    return np.where(inside, found, UNKNOWN)
 
 
-def find_next(moment_ns: I64, thread: I32, start_ns: I64, range_thread: I32) -> NDArray[np.intp]:
+def find_next(
+    moment_ns: I64,
+    thread: NDArray[np.signedinteger],
+    start_ns: I64,
+    range_thread: NDArray[np.signedinteger],
+) -> NDArray[np.intp]:
     """Return the first range of the same thread that starts at or after each moment, or -1."""
+    return _neighbours(moment_ns, thread, start_ns, range_thread, after=True)
+
+
+def _neighbours(
+    moment_ns: I64,
+    thread: NDArray[np.signedinteger],
+    start_ns: I64,
+    range_thread: NDArray[np.signedinteger],
+    *,
+    after: bool,
+) -> NDArray[np.intp]:
+    """Return the range of the same thread that starts last before, or first after, each moment.
+
+    One sort of moments and ranges together: a loop over threads would take minutes where a broken
+    trace has a hundred thousand of them.
+    """
+    ranges = len(start_ns)
     found = np.full(len(moment_ns), UNKNOWN, dtype=np.intp)
-    for number in np.unique(thread):
-        ranges = np.flatnonzero(range_thread == number)
-        moments = np.flatnonzero(thread == number)
-        if number < 0 or not len(ranges):
-            continue
-        ranges = ranges[np.argsort(start_ns[ranges], kind="stable")]
-        after = np.searchsorted(start_ns[ranges], moment_ns[moments], side="left")
-        there = after < len(ranges)
-        found[moments[there]] = ranges[after[there]]
+    if not ranges:
+        return found
+    is_moment = np.arange(ranges + len(moment_ns)) >= ranges
+    threads = np.concatenate((range_thread, thread))
+    ties = ~is_moment if after else is_moment
+    order = np.lexsort((ties, np.concatenate((start_ns, moment_ns)), threads))
+    place = np.arange(len(order))
+    if after:
+        nearest = np.where(is_moment[order], len(order), place)[::-1]
+        nearest = np.minimum.accumulate(nearest)[::-1]
+    else:
+        nearest = np.maximum.accumulate(np.where(is_moment[order], UNKNOWN, place))
+    asked = is_moment[order] & (nearest >= 0) & (nearest < len(order))
+    neighbour, moment = order[nearest[asked]], order[asked]
+    same = (threads[neighbour] == threads[moment]) & (threads[moment] != UNKNOWN)
+    found[moment[same] - ranges] = neighbour[same]
     return found

@@ -6,12 +6,18 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from debubble.errors import Code, Gap, RunNotFound, TraceError, as_gap
+from debubble.errors import Code, Gap, RunNotFound, TraceError, TraceTooLarge, as_gap
 from debubble.trace.captures import Capture, choose_capture, group_captures
 from debubble.trace.columns import Operation, RankTrace
 from debubble.trace.files import expand
@@ -26,8 +32,11 @@ if TYPE_CHECKING:
 # Below this, starting worker processes takes longer than reading (4 ranks of 5 MB: 0.2 s).
 _WORTH_A_POOL_BYTES = 8 * 1024 * 1024
 
-# Op tables are held whole; a row takes about 60 bytes, so this is some 16 million passes.
-_TABLE_BYTES = 1024**3
+# Op tables are held whole, some ten times their size; this is about four million passes.
+_TABLE_BYTES = 256 * 1024**2
+
+# Thousands of names make no message clearer.
+_FILES_SHOWN = 20
 
 Progress = Callable[[int, int], None]
 
@@ -74,7 +83,7 @@ def find_run(
         try:
             known = recognise(file, limits)
         except TraceError as error:
-            if named or _named_like_a_trace(file):
+            if named or _named_like_a_trace(file) or os.path.isdir(file):  # noqa: PTH112
                 gaps.append(_unreadable(error))
             continue
         if known.is_trace:
@@ -145,6 +154,17 @@ def read_file(known: Recognised, limits: Limits) -> Reading:
         if error.rank is None:
             error.rank = known.rank
         return Reading(error=error)
+    except MemoryError:
+        return Reading(error=_too_large(known))
+
+
+def _too_large(known: Recognised) -> TraceTooLarge:
+    return TraceTooLarge(
+        "does not fit into memory",
+        hint="record fewer steps, or read it on a larger machine",
+        file=known.file,
+        rank=known.rank,
+    )
 
 
 def _read_nsight(file: str) -> tuple[RankTrace, ...]:
@@ -200,11 +220,32 @@ def _read_all(
                 report(done, len(files))
                 yield outcome
             return
-        futures: list[Future[Reading]] = [pool.submit(read_file, known, limits) for known in files]
+        futures = [_submit(pool, known, limits) for known in files]
         for done, _ in enumerate(as_completed(futures), start=1):
             report(done, len(files))
-        for future in futures:
-            yield future.result()
+        for known, future in zip(files, futures, strict=True):
+            try:
+                yield future.result()
+            except BrokenExecutor:
+                yield Reading(error=_lost(known))
+
+
+def _submit(pool: Executor, known: Recognised, limits: Limits) -> Future[Reading]:
+    try:
+        return pool.submit(read_file, known, limits)
+    except BrokenExecutor as error:
+        lost: Future[Reading] = Future()
+        lost.set_exception(error)
+        return lost
+
+
+def _lost(known: Recognised) -> TraceError:
+    return TraceError(
+        "was not read: a worker process died, perhaps for want of memory",
+        hint="read fewer files at once, or on a larger machine",
+        file=known.file,
+        rank=known.rank,
+    )
 
 
 @contextmanager
@@ -258,7 +299,7 @@ def _settle_ranks(
 
 def _named_like_a_trace(file: str) -> bool:
     name = file.lower()
-    return any(word in name for word in (".json", "trace", ".sqlite", ".parquet", ".csv"))
+    return any(word in name for word in (".json", ".gz", "trace", ".sqlite", ".parquet", ".csv"))
 
 
 def _is_garbage_trace(known: Recognised) -> bool:
@@ -288,7 +329,8 @@ def _duplicate(rank: int, files: Sequence[str]) -> Gap:
     return Gap(
         code=Code.DUPLICATE_RANK,
         message=f"{counted(len(files), 'file')} of the same rank, none of them read: "
-        + ", ".join(files),
+        + ", ".join(files[:_FILES_SHOWN])
+        + (", …" if len(files) > _FILES_SHOWN else ""),
         hint="keep one of them, or give the files one by one",
         file=files[0],
         rank=rank,

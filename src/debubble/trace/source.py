@@ -5,6 +5,8 @@ Never holds more than a piece; guards against gzip bombs; says where a damaged f
 
 from __future__ import annotations
 
+import os
+import stat
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -25,6 +27,10 @@ _GZIP_WINDOW = 31
 PIECE_BYTES = 1_500_000
 _READ_BYTES = 128 * 1024
 _BITE_BYTES = 64
+
+# Each gzip member costs some 20 us, however small. Those of `bgzip` hold 64 KiB.
+_MANY_MEMBERS = 10_000
+_SMALL_MEMBER_BYTES = 1024
 
 # The ratio says nothing about a small file: a few kilobytes of one repeated event are harmless.
 _RATIO_APPLIES_FROM = 64 * 1024 * 1024
@@ -82,8 +88,22 @@ class Source:
             piece = self._read(stream, PIECE_BYTES)
 
     def _inflate(self, stream: BinaryIO, first: bytes) -> Iterator[bytes]:
+        """Inflate member after member; small ones are joined, so that pieces are never tiny."""
+        waiting: list[bytes] = []
+        size = 0
+        for part in self._inflate_members(stream, first):
+            waiting.append(part)
+            size += len(part)
+            if size >= PIECE_BYTES:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+        if waiting:
+            yield b"".join(waiting)
+
+    def _inflate_members(self, stream: BinaryIO, first: bytes) -> Iterator[bytes]:
         inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
         packed = first + self._read(stream, _READ_BYTES)
+        members = 1
         while packed:
             try:
                 piece = inflater.decompress(packed, PIECE_BYTES)
@@ -97,8 +117,14 @@ class Source:
                 yield piece
             packed = inflater.unconsumed_tail
             if inflater.eof:  # a further gzip member may follow
-                packed = inflater.unused_data or self._read(stream, _READ_BYTES)
+                packed = inflater.unused_data
+                if len(packed) < len(GZIP_MAGIC):
+                    packed += self._read(stream, _READ_BYTES)
                 if not packed.startswith(GZIP_MAGIC):
+                    return
+                members += 1
+                if members > _MANY_MEMBERS and self.inflated_bytes < members * _SMALL_MEMBER_BYTES:
+                    self.damage = "gzip data in too many too small members"
                     return
                 inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
             packed = packed or self._read(stream, _READ_BYTES)
@@ -113,7 +139,7 @@ class Source:
         reached = 0
         inflater = zlib.decompressobj(wbits=_GZIP_WINDOW)
         with closing(open_binary(self.file)) as stream:
-            while bite := inflater.unconsumed_tail or stream.read(_BITE_BYTES):
+            while bite := inflater.unconsumed_tail or self._read(stream, _BITE_BYTES):
                 try:
                     piece = inflater.decompress(bite, PIECE_BYTES)
                 except zlib.error:
@@ -161,12 +187,24 @@ def open_binary(file: str) -> BinaryIO:
     """Open a path or an fsspec URL for reading; say clearly when that is not possible."""
     try:
         if not is_url(file):
+            _check_is_file(file)
             return open(file, "rb")  # noqa: PTH123 (the caller closes it)
         import fsspec  # noqa: PLC0415 (a tenth of a second that local files need not pay)
 
         return fsspec.open(file, "rb").open()  # type: ignore[no-any-return]
     except (OSError, ImportError, ValueError) as error:
         raise _unreadable(file, error) from error
+
+
+def _check_is_file(file: str) -> None:
+    """Refuse pipes and devices: opening one may wait for ever, and reading it never end."""
+    mode = os.stat(file).st_mode  # noqa: PTH116 (plain strings serve paths and URLs alike)
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise TraceError(
+            "cannot be read: a pipe or a device, not a file",
+            hint="write it to a file first",
+            file=file,
+        )
 
 
 @contextmanager

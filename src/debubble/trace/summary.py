@@ -61,7 +61,7 @@ def summarise(trace: RankTrace) -> RankSummary:
         collectives=int((operators.operation == Operation.COLLECTIVE).sum()),
         sent_bytes=None if (sent < 0).any() else int(sent.sum()),
         peers=tuple(np.unique(operators.peer[operators.peer >= 0]).tolist()),
-        peak_memory_bytes=_peak(trace),
+        peak_memory_bytes=peak_memory(trace),
     )
 
 
@@ -85,7 +85,7 @@ def _device(trace: RankTrace) -> str:
     return "unknown device" if used else "CPU"
 
 
-def _peak(trace: RankTrace) -> int | None:
+def peak_memory(trace: RankTrace) -> int | None:
     """Return the most bytes allocated on a device; totals of the CPU are relative, so no peak."""
     on_device = trace.memory.device_type == MemoryDevice.DEVICE
     allocated = trace.memory.allocated_bytes[on_device]

@@ -13,6 +13,8 @@ Bool = NDArray[np.bool_]
 
 # The year 2096 in microseconds; with a base as large, int64 nanoseconds do not overflow.
 MAX_TIME_US = 4.0e15
+# 31 years: added to the latest start and the latest base, it stays inside int64 nanoseconds.
+MAX_DURATION_US = 1.0e15
 
 
 def to_ns(microseconds: F64, base_ns: int = 0) -> I64:
@@ -29,4 +31,4 @@ def is_time(microseconds: F64) -> Bool:
 
 def is_duration(microseconds: F64) -> Bool:
     """Return where a duration is there and not negative."""
-    return is_time(microseconds) & (microseconds >= 0)
+    return (microseconds >= 0) & (microseconds < MAX_DURATION_US)

@@ -6,9 +6,8 @@ are cut into stretches at event borders and decoded typed; nothing is held longe
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -25,10 +24,11 @@ from debubble.trace.kineto.events import (
     decode_launch_events,
     decode_memory_events,
 )
+from debubble.trace.kineto.lenient import load_json, mend_text, scan_json
 from debubble.trace.kineto.sieve import Sifted, sift
-from debubble.trace.kineto.walk import BORDER, Walk, walk_events
+from debubble.trace.kineto.walk import BORDER, MOST_MALFORMED, Walk, walk_events
 from debubble.trace.source import Source
-from debubble.units import show_bytes
+from debubble.units import show_bytes, show_count
 
 EVENTS_FIELD = "traceEvents"
 
@@ -39,8 +39,8 @@ MAX_HELD_BYTES = 16 * 1024 * 1024
 # Event borders are looked for in the last bytes of a piece; an event is some 300 bytes long.
 _BORDER_WINDOWS = (2_048, 65_536, MAX_HELD_BYTES)
 
-_scan = json.JSONDecoder().raw_decode
-_WHITESPACE = " \t\r\n"
+_WHITESPACE = re.compile(r"[ \t\r\n]*")
+_NAME_SHOWN = 40
 _BOM = "\u00ef\u00bb\u00bf"  # a byte order mark, read one character a byte
 
 
@@ -66,6 +66,8 @@ class Document:
         """The list of events was closed properly."""
         self.bare = False
         """The file is the list itself, with no fields around it."""
+        self.tail_lost = False
+        """What follows the events was not read to its end: damaged, or a second document."""
         self.malformed = 0
         self.first_malformed = ""
         self.bad_text = 0
@@ -156,13 +158,21 @@ class Document:
         if self._place is Place.EVENTS:
             yield from self._walk(self._held, final=True)
         if self._place is Place.AFTER:
-            self.fields |= scan_trailing_fields(self._held)
+            fields, complete = scan_trailing_fields(self._held, bare=self.bare)
+            self.fields |= fields
+            self.tail_lost = not complete
         self._held = b""
 
     def _note(self, walk: Walk) -> None:
         self.malformed += walk.malformed
         self.first_malformed = self.first_malformed or walk.first_malformed
         self.bad_text += walk.bad_text
+        if self.malformed > MOST_MALFORMED:
+            raise TraceError(
+                f"holds more than {show_count(MOST_MALFORMED)} malformed events: no trace",
+                hint="give files written by torch.profiler's export_chrome_trace",
+                file=self.source.file,
+            )
 
 
 def _decode(stretch: bytes) -> Sequence[AnyKind] | None:
@@ -171,11 +181,11 @@ def _decode(stretch: bytes) -> Sequence[AnyKind] | None:
         return decode_known_events(stretch)
     except msgspec.ValidationError:
         pass
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
     try:
         return decode_any_events(stretch)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
 
 
@@ -188,7 +198,7 @@ def _decode_sifted(sifted: Sifted) -> Batch | None:
             memory=decode_memory_events(sifted.memory)[:-1] if sifted.memory else (),
             others=decode_known_events(sifted.others)[:-1] if sifted.others else (),
         )
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
 
 
@@ -231,41 +241,47 @@ def scan_opening(data: bytes) -> Opening:
     if text[position] != "{":
         return Opening(fields=fields, ended=True)
     try:
-        events_at = _scan_members(data, text, position + 1, fields)
+        position, found = _scan_members(data, text, position + 1, fields)
     except (ValueError, IndexError, RecursionError):
         return Opening(fields=fields)
-    return Opening(fields=fields, events_at=events_at, ended=True)
+    return Opening(fields=fields, events_at=position if found else -1, ended=True)
 
 
-def _scan_members(data: bytes, text: str, position: int, fields: dict[str, Any]) -> int:
-    """Fill `fields` from `position` on; return where the events begin, -1 at the last brace."""
+def _scan_members(
+    data: bytes, text: str, position: int, fields: dict[str, Any]
+) -> tuple[int, bool]:
+    """Fill `fields` from `position` on; return where they end, and whether at a list of events."""
     while True:
         position = _skip(text, position)
         if text[position] == ",":
             position = _skip(text, position + 1)
         if text[position] == "}":
-            return -1
-        key, position = _scan(text, position)
+            return position + 1, False
+        key, position = scan_json(text, position)
         position = _skip(text, position)
         if text[position] != ":" or not isinstance(key, str):
             raise ValueError("not an object")
         position = _skip(text, position + 1)
         if key == EVENTS_FIELD and text[position] == "[":
-            return position + 1
+            return position + 1, True
         start = position
-        _, position = _scan(text, position)
+        _, position = scan_json(text, position)
         if position == len(text):
             raise IndexError("the value may go on")
-        fields[key] = json.loads(data[start:position].decode("utf-8", "replace"))
+        fields[key] = load_json(mend_text(data[start:position]))
 
 
-def scan_trailing_fields(data: bytes) -> dict[str, Any]:
-    """Read the fields after the events; what cannot be read is left out."""
+def scan_trailing_fields(data: bytes, *, bare: bool = False) -> tuple[dict[str, Any], bool]:
+    """Read the fields after the events, and tell whether the document ends properly there."""
     fields: dict[str, Any] = {}
     text = data.decode("latin-1")
-    with suppress(ValueError, IndexError, RecursionError):
-        _scan_members(data, text, 0, fields)
-    return fields
+    position, events_again = 0, False
+    try:
+        if not bare:
+            position, events_again = _scan_members(data, text, 0, fields)
+    except (ValueError, IndexError, RecursionError):
+        return fields, False
+    return fields, not events_again and _skip(text, position) == len(text)
 
 
 def not_a_trace(fields: dict[str, Any], file: str) -> NotATrace:
@@ -276,7 +292,7 @@ def not_a_trace(fields: dict[str, Any], file: str) -> NotATrace:
             hint="export with torch.profiler's export_chrome_trace",
             file=file,
         )
-    named = ", ".join(list(fields)[:5])
+    named = ", ".join(name[:_NAME_SHOWN] for name in list(fields)[:5])
     return NotATrace(
         f"is no trace: no `{EVENTS_FIELD}` in it" + (f" (its fields: {named})" if named else ""),
         hint="give files written by torch.profiler's export_chrome_trace",
@@ -285,6 +301,5 @@ def not_a_trace(fields: dict[str, Any], file: str) -> NotATrace:
 
 
 def _skip(text: str, position: int) -> int:
-    while position < len(text) and text[position] in _WHITESPACE:
-        position += 1
-    return position
+    found = _WHITESPACE.match(text, position)
+    return found.end() if found else position

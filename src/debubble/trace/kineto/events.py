@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+
+from debubble.trace.kineto.lenient import load_json, mend_text
 
 # The categories that Kineto writes. A file with others is read by `AnyEvent`, a little slower.
 Category = Literal[
@@ -158,12 +159,12 @@ class ArgsDecoder:
         raws = [event.args for event in events]
         try:
             return self._decode(b"[%b]" % b",".join(raws))
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, RecursionError, ValueError):
             return [self._salvage(raw) for raw in raws]
 
     def _salvage(self, raw: Raw) -> Any:
         try:
-            value = json.loads(bytes(raw).decode("utf-8", "replace"))
+            value = load_json(mend_text(bytes(raw)))
         except (ValueError, RecursionError):
             return self._kind()
         known = {}
@@ -173,6 +174,6 @@ class ArgsDecoder:
                     known[field.name] = msgspec.convert(
                         value[field.encode_name], field.type, strict=False
                     )
-                except (msgspec.ValidationError, OverflowError):
+                except (msgspec.ValidationError, OverflowError, RecursionError):
                     continue
         return self._kind(**known)

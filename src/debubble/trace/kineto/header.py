@@ -17,6 +17,8 @@ _VERSION_FIELDS = {
     "pytorch_version": "torch",
 }
 _MAX_BASE_NS = 4 * 10**18
+# Ten times the largest clusters there are: ranks beyond are damage, and all missing ones are named.
+_MAX_WORLD = 2**20
 
 
 def parse_header(fields: Mapping[str, Any]) -> Header:
@@ -30,8 +32,8 @@ def parse_header(fields: Mapping[str, Any]) -> Header:
         versions["nccl"] = str(info["nccl_version"])
     host = fields.get("host_name")
     return Header(
-        rank=_count(info.get("rank")),
-        world_size=_count(info.get("world_size")),
+        rank=_count(info.get("rank"), below=_MAX_WORLD),
+        world_size=_count(info.get("world_size"), below=_MAX_WORLD),
         backend=str(info.get("backend", "")),
         groups=parse_groups(info),
         devices=_devices(fields.get("deviceProperties")),
@@ -65,11 +67,11 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _count(value: object) -> int | None:
+def _count(value: object, *, below: int = 2**63) -> int | None:
     """Return a whole number from zero up, also where it is written as text; else None."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < below:
         return None
     return value
 

@@ -26,6 +26,7 @@ _HOST_BACKENDS = ("gloo:", "mpi:")
 # Where `c10d::send(tensors, group, peer, tag)` keeps its peer and tag among the concrete inputs.
 _PEER_INPUT, _TAG_INPUT = 2, 3
 _MAX_PEER = 2**31 - 1
+_MAX_ELEMENTS = 2**62
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ def _describe(folded: Folded, args: OperatorArgs, text: str) -> None:
 def _input(args: OperatorArgs, position: int) -> int:
     try:
         number = int(args.concrete_inputs[position])
-    except (IndexError, ValueError, TypeError):
+    except (IndexError, ValueError, TypeError, OverflowError):
         return UNKNOWN
     return number if 0 <= number <= _MAX_PEER else UNKNOWN
 
@@ -158,9 +159,9 @@ def _count(shapes: list[Any]) -> int:
             return UNKNOWN
         count = 1
         for size in shape:
-            count *= size
+            count = min(count * size, _MAX_ELEMENTS)  # numbers without end take time without end
         total += count
-    return total if total < 2**62 else UNKNOWN
+    return total if total < _MAX_ELEMENTS else UNKNOWN
 
 
 def _first_type(types: list[Any]) -> str:
@@ -236,8 +237,13 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     """Read `[0, 1, 2]`; nothing where torch elided the middle of a long list."""
     try:
         ranks = json.loads(text) if text else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
+    return check_ranks(ranks)
+
+
+def check_ranks(ranks: object) -> tuple[int, ...]:
+    """Return the members of a group; nothing where any of them is no rank."""
     if not isinstance(ranks, list) or not all(
         isinstance(rank, int) and 0 <= rank <= _MAX_PEER for rank in ranks
     ):
@@ -253,6 +259,6 @@ def parse_groups(info: Mapping[str, Any]) -> tuple[Group, ...]:
         if isinstance(entry, dict):
             name = entry.get("pg_name", entry.get("pg_id", ""))
             description = entry.get("pg_desc", "")
-            ranks = parse_ranks(json.dumps(entry.get("ranks", [])))
+            ranks = check_ranks(entry.get("ranks", []))
             groups.append(Group(name=str(name), description=str(description), ranks=ranks))
     return tuple(groups)

@@ -135,6 +135,9 @@ def _damage(document: Document, header: Header, events: int) -> Iterator[Gap]:
     elif not document.closed and not document.bare:
         message = f"the file ends inside its list of events; {kept}"
         yield _gap(document, header, Code.TRUNCATED, message, again)
+    elif document.tail_lost:
+        message = f"what follows the list of events is damaged and was not read; {kept}"
+        yield _gap(document, header, Code.TRUNCATED, message, again)
     if document.malformed:
         sample = f", the first near {document.first_malformed!r}"
         message = f"{counted(document.malformed, 'malformed event')} left out{sample}"

@@ -254,7 +254,9 @@ def _stream(identity: int | str) -> int:
 def outermost(rows: Rows) -> NDArray[np.intp]:
     """Return the rows that no other of their thread contains, ordered by thread and start."""
     start = rows["ts"].astype(np.float64)
-    end = start + np.nan_to_num(rows["dur"].astype(np.float64))
+    with np.errstate(over="ignore"):
+        end = start + np.nan_to_num(rows["dur"].astype(np.float64))
+    end[~np.isfinite(end)] = np.nan
     order = np.lexsort((-end, start, rows["thread"]))
     end, thread = end[order], rows["thread"][order]
     kept = np.isnan(end)  # times that are no times are judged, and counted, later

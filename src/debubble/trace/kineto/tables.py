@@ -47,9 +47,10 @@ class BadTimes:
         self.counts["no usable start"] += int((~good).sum())
         if durations:
             length = rows["dur"].astype(np.float64)
-            self.counts["a negative duration"] += int((good & (length < 0)).sum())
-            self.counts["no usable duration"] += int((good & ~is_time(length)).sum())
-            good &= is_duration(length)
+            negative, usable = length < 0, is_duration(length)
+            self.counts["a negative duration"] += int((good & negative).sum())
+            self.counts["no usable duration"] += int((good & ~negative & ~usable).sum())
+            good &= usable
         kept = np.flatnonzero(good)
         return kept[np.argsort(start[kept], kind="stable")]
 
@@ -103,7 +104,7 @@ def _duration(rows: Rows, order: NDArray[np.intp]) -> I64:
 def _small(values: NDArray[np.generic]) -> NDArray[np.int64]:
     """Fit numbers of strangers into 32 bits; what does not fit is unknown."""
     wide = values.astype(np.int64)
-    return np.where(np.abs(wide) <= _INT32_MAX, wide, UNKNOWN)
+    return np.where((wide >= UNKNOWN) & (wide <= _INT32_MAX), wide, UNKNOWN)
 
 
 def _launches(rows: Rows, base_ns: int, bad: BadTimes) -> Launches:

@@ -66,7 +66,9 @@ class Export:
         """Count the rows of a table; 0 where there is none."""
         if not self.has(table):
             return 0
-        (count,) = self._connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()  # noqa: S608  # our own names
+        # An index is shorter to count, but where it is damaged it disagrees with its table.
+        query = f"SELECT COUNT(*) FROM {table} NOT INDEXED"  # noqa: S608  # our own names
+        (count,) = self._connection.execute(query).fetchone()
         return int(count)
 
     def rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
@@ -80,7 +82,8 @@ class Export:
         for first in range(0, len(wanted), _IDS_PER_QUERY):
             part = wanted[first : first + _IDS_PER_QUERY]
             marks = ", ".join("?" * len(part))
-            query = f"SELECT id, CAST(value AS TEXT) FROM {STRINGS} WHERE id IN ({marks})"  # noqa: S608  # our own names
+            text = "CAST(COALESCE(value, '') AS TEXT)"
+            query = f"SELECT id, {text} FROM {STRINGS} WHERE id IN ({marks})"  # noqa: S608  # our own names
             found.update(self._connection.execute(query, part).fetchall())
         return found
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from debubble.trace.columns import I32, I64, U8, UNKNOWN, KernelKind, Operation
+from debubble.trace.columns import I32, I64, U8, KernelKind, Operation
+from debubble.trace.joins import find_enclosing
 
 if TYPE_CHECKING:
     from debubble.trace.nsight.tables import HostSpans
@@ -61,48 +62,35 @@ _PEER_OPERATIONS: Final = (Operation.SEND, Operation.RECEIVE)
 def find_exchanges(ranges: HostSpans, names: tuple[str, ...]) -> tuple[Exchange, ...]:
     """Collect NCCL's calls, group by group, in the order of each thread."""
     told = np.array([_is_call(name) for name in names], dtype=np.bool_)
-    rows = np.flatnonzero(told[ranges.name])
-    order = rows[np.lexsort((-ranges.end[rows], ranges.start[rows], ranges.thread[rows]))]
+    calls = np.flatnonzero(told[ranges.name])
+    order = calls[np.lexsort((-ranges.end[calls], ranges.start[calls], ranges.thread[calls]))]
     found: list[Exchange] = []
-    for thread in np.unique(ranges.thread[order]).tolist():
-        found += _exchanges_of_thread(ranges, names, order[ranges.thread[order] == thread].tolist())
+    borders = np.flatnonzero(np.diff(ranges.thread[order])) + 1
+    for rows in np.split(order, borders):
+        found += _exchanges_of_thread(ranges, names, rows.tolist())
     return tuple(found)
 
 
 def launched_by(exchanges: tuple[Exchange, ...], thread: I64, start: I64) -> I32:
     """Return for each launch the exchange that it happened in; -1 for none."""
-    return _enclosing(
-        np.array([e.thread for e in exchanges], dtype=np.int64),
+    return find_enclosing(
+        start,
+        thread,
         np.array([e.start for e in exchanges], dtype=np.int64),
         np.array([e.end for e in exchanges], dtype=np.int64),
-        thread,
-        start,
-    )
+        np.array([e.thread for e in exchanges], dtype=np.int64),
+    ).astype(np.int32)
 
 
 def name_kinds(ranges: HostSpans, names: tuple[str, ...], thread: I64, start: I64) -> U8:
     """Return the kind of each launch as torch's range around it names it; else COMMUNICATION."""
     kinds = np.array([_torch_kind(name) for name in names], dtype=np.uint8)
     rows = np.flatnonzero(kinds[ranges.name] != KernelKind.COMMUNICATION)
-    inside = _enclosing(ranges.thread[rows], ranges.start[rows], ranges.end[rows], thread, start)
+    inside = find_enclosing(
+        start, thread, ranges.start[rows], ranges.end[rows], ranges.thread[rows]
+    )
     told = np.append(kinds[ranges.name[rows]], np.uint8(KernelKind.COMMUNICATION))
     return told[inside]
-
-
-def _enclosing(threads: I64, starts: I64, ends: I64, thread: I64, time: I64) -> I32:
-    """Find on each time's thread the latest span that began before it, if it holds the time."""
-    found = np.full(len(time), UNKNOWN, dtype=np.int32)
-    for one in np.unique(thread).tolist():
-        spans = np.flatnonzero(threads == one)
-        if not len(spans):
-            continue
-        spans = spans[np.argsort(starts[spans], kind="stable")]
-        asked = np.flatnonzero(thread == one)
-        latest = np.searchsorted(starts[spans], time[asked], side="right") - 1
-        span = spans[np.maximum(latest, 0)]
-        held = (latest >= 0) & (time[asked] <= ends[span])
-        found[asked[held]] = span[held]
-    return found
 
 
 def _exchanges_of_thread(

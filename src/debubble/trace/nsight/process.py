@@ -225,7 +225,7 @@ def _operators(
 
 def _small(values: I64) -> I32:
     """Narrow to int32; what does not fit is unknown."""
-    fits = np.abs(values) < np.iinfo(np.int32).max
+    fits = (values >= UNKNOWN) & (values <= np.iinfo(np.int32).max)
     return np.where(fits, values, UNKNOWN).astype(np.int32)
 
 

@@ -20,6 +20,7 @@ from debubble.trace.columns import I64, UNKNOWN, Device, Header, RankTrace
 from debubble.trace.nsight.export import STRINGS, Export
 from debubble.trace.nsight.process import Part, process_of, read_process
 from debubble.trace.nsight.tables import GRAPHS, KERNELS, HostSpans, Tables, read_tables
+from debubble.units import show_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,6 +37,10 @@ _MARKS: Final = re.compile(
 _RANK: Final = re.compile(r'^RANK="?(\d{1,6})"?$')
 # Sums of a base and a stamp stay inside int64; the year 2096.
 _LAST_BASE: Final = 4 * 10**18
+# No name is so long; a text of a broken file may be a gigabyte.
+_LONGEST_VALUE: Final = 16 * 1024 * 1024
+# A node has some ten. Each is cut out of the whole file, so their number must have a bound.
+_MOST_PROCESSES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,7 @@ def read_nsight(path: str) -> tuple[RankTrace, ...]:
         with closing(sqlite3.connect(uri, uri=True)) as connection:
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             connection.execute("PRAGMA trusted_schema = OFF")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
             return _read(Export(connection, path), path)
     except (sqlite3.Error, UnicodeDecodeError) as error:  # its messages may quote broken names
         message = f"the database cannot be read: {error}"
@@ -71,7 +77,7 @@ def _read(export: Export, path: str) -> tuple[RankTrace, ...]:
     _check(export, path)
     tables = read_tables(export)
     devices = _read_devices(export)
-    processes = _find_processes(tables, devices)
+    processes = _find_processes(tables, devices, path)
     ranks, assumed = _assign_ranks(export, processes, path)
     base = _read_base(export)
     gaps = (*assumed, *_no_clock(base, path))
@@ -108,9 +114,19 @@ def _check(export: Export, path: str) -> None:
         raise TraceError("the export holds no CUDA kernels", file=path, hint=_PROFILE_HINT)
 
 
-def _find_processes(tables: Tables, devices: dict[tuple[int, int], Device]) -> tuple[_Process, ...]:
+def _check_number(identities: I64, path: str) -> None:
+    if len(identities) > _MOST_PROCESSES:
+        message = f"the export claims {show_count(len(identities))} processes or devices"
+        raise TraceError(message, file=path, hint=f"{_EXPORT_HINT} again")
+
+
+def _find_processes(
+    tables: Tables, devices: dict[tuple[int, int], Device], path: str
+) -> tuple[_Process, ...]:
     """Cut the device work by process; where an old export does not name it, by device."""
     work = tables.work
+    for identities in (work.process, work.device, process_of(tables.calls.thread)):
+        _check_number(np.unique(identities), path)
     found = []
     known = bool(np.any(work.process[work.is_kernel] != UNKNOWN))
     labels = process_of(work.process) if known else work.device

@@ -182,8 +182,9 @@ def _read_copies(export: Export, names: Names) -> DeviceWork:
     copy_kind, source, target = export.integers(COPIES, "copyKind", "srcDeviceId", "dstDeviceId")
     labels = dict(_COPY_LABELS)
     if export.has("ENUM_CUDA_MEMCPY_OPER", "id", "label"):
-        rows = export.rows("SELECT id, label FROM ENUM_CUDA_MEMCPY_OPER WHERE label IS NOT NULL")
-        labels.update((int(str(key)), str(label)) for key, label in rows)
+        (ids,) = export.integers("ENUM_CUDA_MEMCPY_OPER", "id")
+        told = zip(ids.tolist(), export.texts("ENUM_CUDA_MEMCPY_OPER", "label"), strict=True)
+        labels.update((key, label) for key, label in told if label)
     unique, inverse = np.unique(copy_kind, return_inverse=True)
     texts = [labels.get(kind, "Unknown") for kind in unique.tolist()]
     name = np.array([names.add(f"Memcpy {text}") for text in texts], dtype=np.int32)

@@ -178,7 +178,7 @@ def _read_parquet(path: str, content: bytes) -> RawTable:
     def read(name: str) -> Values:
         try:
             values = _to_values(table.read(columns=[name], use_threads=False).column(0))
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
             raise _broken(path, error) from error
         if len(values) != rows:
             raise _broken(path, f"column {name} has {len(values)} of {rows} rows")

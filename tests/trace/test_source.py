@@ -1,0 +1,66 @@
+"""Bytes come out of files whole, or it is said why not."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+
+import pytest
+from making import write
+
+from debubble.errors import TraceError
+from debubble.trace import source
+from debubble.trace.source import Source, open_binary
+
+
+def inflate(path):
+    opened = Source(str(path))
+    return b"".join(opened.pieces()), opened.damage
+
+
+def test_gzip_members_are_joined_wherever_their_borders_fall(tmp_path, monkeypatch):
+    path = tmp_path / "a.gz"
+    data = random.Random(1).randbytes(3_000)  # noqa: S311
+    path.write_bytes(b"".join(gzip.compress(data[i : i + 600]) for i in range(0, 3_000, 600)))
+    for size in range(2, 200):
+        monkeypatch.setattr(source, "_READ_BYTES", size)
+        assert inflate(path) == (data, "")
+
+
+def test_a_million_tiny_members_are_refused_not_waited_for(tmp_path):
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b" ") * 20_000)
+    assert inflate(path)[1] == "gzip data in too many too small members"
+    path.write_bytes(gzip.compress(b" ") * 5_000)
+    assert inflate(path) == (b" " * 5_000, "")
+
+
+def test_pipes_and_devices_are_refused_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "rank0.json")
+    for file in (str(tmp_path / "rank0.json"), "/dev/zero"):
+        with pytest.raises(TraceError, match="a pipe or a device") as caught:
+            open_binary(file)
+        assert caught.value.hint
+
+
+def test_a_disk_that_fails_while_damage_is_looked_at_is_an_error_of_the_file(tmp_path, monkeypatch):
+    packed = bytearray(gzip.compress(os.urandom(2_000_000)))
+    packed[1_000_000:1_000_100] = bytes(100)
+    path = write(tmp_path / "a.json.gz", bytes(packed), packed=False)
+    monkeypatch.setattr(source, "open_binary", Failing)
+    with pytest.raises(TraceError, match="cannot be read"):
+        Source(path)._read(Failing(path), 1)
+    with pytest.raises(TraceError, match="cannot be read"):
+        list(Source(path)._salvage())
+
+
+class Failing:
+    def __init__(self, _file):
+        pass
+
+    def read(self, _size):
+        raise OSError("the disk is gone")
+
+    def close(self):
+        pass
