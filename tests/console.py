@@ -12,7 +12,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _SETTINGS = {"NO_COLOR": "1", "COLUMNS": "120", "PYTHONIOENCODING": "utf-8"}
-# In expected output this stands for anything on its line.
+# In expected output this stands for anything on its line; alone on a line, for any lines.
 WILDCARD = "…"
 
 
@@ -43,11 +43,14 @@ def type_command(command: str, folder: Path) -> Answer:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Compare line by line; trailing blanks do not count, a wildcard stands for anything."""
-    left, right = (text.strip("\n").splitlines() for text in (expected, printed))
-    return len(left) == len(right) and all(map(_same_line, left, right))
+    """Compare line by line: a wildcard stands for anything on its line, or alone for any lines."""
+    lines = [line.rstrip() for line in expected.strip("\n").splitlines()]
+    pattern = "".join(map(_pattern, lines))
+    text = "".join(f"{line.rstrip()}\n" for line in printed.strip("\n").splitlines())
+    return re.fullmatch(pattern, text) is not None
 
 
-def _same_line(expected: str, printed: str) -> bool:
-    pattern = ".*".join(map(re.escape, expected.rstrip().split(WILDCARD)))
-    return re.fullmatch(pattern, printed.rstrip()) is not None
+def _pattern(line: str) -> str:
+    if line == WILDCARD:
+        return r"(?:.*\n)*"
+    return "[^\n]*".join(map(re.escape, line.split(WILDCARD))) + r"\n"

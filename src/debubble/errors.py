@@ -96,6 +96,7 @@ class Code(StrEnum):
     RANK_ASSUMED = "rank_assumed"
     TRUNCATED = "truncated"
     UNIT_ASSUMED = "unit_assumed"
+    UNKNOWN_GROUP = "unknown_group"
     UNMATCHED_TRANSFERS = "unmatched_transfers"
     UNREADABLE = "unreadable"
 

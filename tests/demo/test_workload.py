@@ -38,6 +38,11 @@ def test_what_is_no_workload_is_refused():
         ({"microbatches": 3}, "1f1b needs 4 microbatches or more"),
         ({"schedule": "dualpipe-v", "layers": (1,) * 8, "microbatches": 7}, "needs 8"),
         ({"schedule": "interleaved-1f1b", "layers": (1,) * 8, "microbatches": 9}, "2 rounds"),
+        ({"replicas": 0}, "replicas is 0"),
+        ({"reduce_kib": 64}, "needs replicas"),
+        ({"mark_steps": False}, "for a server"),
+        ({"schedule": "forward-only", "microbatches": 1, "in_flight": 0}, "in_flight is 0"),
+        ({"in_flight": 2}, "one forward pass a batch"),
     ],
 )
 def test_a_workload_that_torch_would_refuse_is_refused_with_a_hint(wrong, message):
@@ -55,6 +60,14 @@ def test_a_v_schedule_folds_the_stages_back_onto_the_first_rank():
 def test_a_looped_schedule_deals_the_stages_around():
     workload = Workload(schedule="interleaved-1f1b", layers=(1,) * 8)
     assert workload.stages_of(1) == (1, 5)
+
+
+def test_replicas_of_a_stage_lie_side_by_side():
+    workload = Workload(ranks=4, replicas=2)
+    assert workload.world == 8
+    assert workload.pipeline_of(3) == (1, 3, 5, 7)
+    assert workload.replicas_of(3) == (2, 3)
+    assert [workload.position_of(process) for process in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_layers_are_counted_through_the_whole_model():

@@ -24,6 +24,7 @@ RUNS = [
     ("1f1b_m8_split3337", 4, 4, 8, "1f1b", "FB"),
     ("1f1b_m8_slow23", 4, 4, 8, "1f1b", "FB"),
     ("1f1b_p2_m4", 2, 2, 4, "1f1b", "FB"),
+    ("1f1b_p3_m7", 3, 3, 7, "1f1b", "FB"),
     ("gpipe_m8", 4, 4, 8, "gpipe", "FB"),
     ("fwd_closed_m4", 4, 4, 4, "forward-only", "F"),
     ("fwd_closed_m8", 4, 4, 8, "forward-only", "F"),
@@ -92,9 +93,18 @@ def test_recorded_pipelines_are_recognised(name, ranks, stages, microbatches, sc
 def test_the_bubble_is_what_its_definition_says(name):
     figures = measure_pipeline(build_timeline(traces_of(name)), 0)
     windows = [(window.start_ns, window.end_ns) for window in figures.windows]
-    assert len(windows) == 2
+    assert len(windows) == (4 if name == "1f1b_p3_m7" else 2)
     for window, expected in zip(figures.windows, bubble_by_definition(name, windows), strict=True):
         assert window.bubble_fraction == pytest.approx(expected, abs=0.001)
+
+
+def test_kernels_launched_before_the_capture_are_of_no_step():
+    traces = traces_of("1f1b_p3_m7")
+    assert any((trace.kernels.launch < 0).any() for trace in traces)
+    figures = measure_pipeline(build_timeline(traces), 0)
+    truth = json.loads((H200 / "1f1b_p3_m7" / "truth0.json").read_text())
+    assert figures.batch_latency_ns / 1e9 == pytest.approx(np.median(truth["wall_s"]), rel=0.02)
+    assert figures.step_time_ns / 1e9 == pytest.approx(np.median(truth["wall_s"]), rel=0.02)
 
 
 def test_the_window_is_the_batch_as_the_job_itself_timed_it():

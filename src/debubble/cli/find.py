@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
+from pathlib import Path
 
 import click
 
@@ -15,9 +18,12 @@ from debubble.cli.options import (
     trace_options,
 )
 from debubble.errors import UsageError
+from debubble.report.chrome import write_chrome
 from debubble.report.find import find_json, find_page
-from debubble.timeline.build import build_timeline
+from debubble.report.lanes import PLAIN_WIDTH, draw_lanes
+from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.model import Timeline
 from debubble.trace.run import find_run, read_run
 from debubble.units import parse_share
 
@@ -31,6 +37,9 @@ EXIT_FAILED = 1
 @click.option(
     "--fail-over", metavar="SHARE", help="Exit with 1 when the bubble is larger, such as 20%."
 )
+@click.option("--timeline", "draws", is_flag=True, help="Draw a step, a lane a rank.")
+@click.option("--perfetto", metavar="OUT", help="Write all ranks as one trace for Perfetto.")
+@click.option("--force", is_flag=True, help="Let --perfetto replace a file.")
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -39,6 +48,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     step: int | None,
     pipeline: int | None,
     fail_over: str | None,
+    draws: bool,
+    perfetto: str | None,
+    force: bool,
     capture: str | None,
     rank: int | None,
     max_inflated: str,
@@ -51,10 +63,12 @@ def command(  # noqa: PLR0913 (one argument a flag)
     """Measure the bubble of a pipeline from TRACES of all its ranks, against theory."""
     limits = limits_from(max_inflated, max_ratio)
     allowed = None if fail_over is None else parse_share(fail_over)
+    if draws and as_json:
+        raise UsageError("--timeline draws for people, --json is for programs", hint="leave one")
     found = find_run(traces, capture=capture, limits=limits)
     with progress("reading", quiet=quiet) as show:
         run = read_run(found, limits=limits, rank=rank, on_progress=show)
-    timeline = build_timeline(run.ranks)
+    timeline = build_run(run)
     chosen = [one for one in timeline.pipelines if pipeline is None or one == pipeline]
     if not chosen:
         known = ", ".join(str(one) for one in timeline.pipelines)
@@ -68,7 +82,22 @@ def command(  # noqa: PLR0913 (one argument a flag)
     gaps = (*run.gaps, *timeline.gaps, *(gap for one in figures for gap in one.gaps))
     words = " ".join(shlex.quote(word) for word in traces)
     page = find_page(figures, gaps, "" if quiet else f"debubble inspect {words}")
+    if draws:
+        worst = max(figures, key=lambda one: one.bubble_fraction or 0.0).pipeline
+        page.drawing = draw_lanes(timeline, worst, step, _drawing_width())
+    if perfetto is not None:
+        _write_perfetto(timeline, Path(perfetto), force=force, quiet=quiet)
     print_answer(page, find_json(run, timeline, figures, gaps), as_json=as_json, color=color)
     exit_strictly(gaps, strict=strict)
     if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in figures):
         raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _drawing_width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
+
+
+def _write_perfetto(timeline: Timeline, path: Path, *, force: bool, quiet: bool) -> None:
+    write_chrome(timeline, path, force=force)
+    if not quiet:
+        click.echo(f"{path} written; open it in https://ui.perfetto.dev", err=True)

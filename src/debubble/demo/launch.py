@@ -60,7 +60,7 @@ def run_workload(
     files.write(files.workload, encode_workload(workload))
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        for rank in range(workload.ranks):
+        for rank in range(workload.world):
             processes.append(_start(files, rank))  # noqa: PERF401  (each is known once started)
         deadline_s = time.monotonic() + timeout_s
         while _running(processes, files):
@@ -74,7 +74,7 @@ def run_workload(
         files.remove(RESULTS, SCRATCH)
         raise
     files.remove(LOGS, SCRATCH)
-    return tuple(files.trace(rank) for rank in range(workload.ranks))
+    return tuple(files.trace(rank) for rank in range(workload.world))
 
 
 def _prepare(out: Path, *, force: bool) -> RunFiles:

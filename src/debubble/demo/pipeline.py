@@ -8,10 +8,12 @@ import torch
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from debubble.demo.layers import build_stage
+from debubble.demo.replicas import Reduction
 from debubble.demo.workload import SCHEDULES
 from debubble.errors import DemoError
 
 if TYPE_CHECKING:
+    from debubble.demo.replicas import Groups
     from debubble.demo.truth import Kind, Recorder
     from debubble.demo.workload import Workload
 
@@ -19,8 +21,12 @@ if TYPE_CHECKING:
 class RecordedStage(PipelineStage):
     """A stage that writes down when each of its passes began and ended."""
 
-    def __init__(self, workload: Workload, stage: int, recorder: Recorder) -> None:
-        super().__init__(build_stage(workload, stage), stage, workload.stages, torch.device("cpu"))
+    def __init__(self, workload: Workload, stage: int, recorder: Recorder, groups: Groups) -> None:
+        model = build_stage(workload, stage)
+        if workload.reduce_kib:
+            layer = workload.layers_of(stage)[-1]
+            model.append(Reduction(workload, layer, groups.data, recorder.record_call))
+        super().__init__(model, stage, workload.stages, torch.device("cpu"), group=groups.pipeline)
         self.recorder = recorder
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -46,9 +52,11 @@ class RecordedStage(PipelineStage):
             return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
 
-def build_stages(workload: Workload, rank: int, recorder: Recorder) -> list[RecordedStage]:
-    """Return the stages that this rank holds."""
-    return [RecordedStage(workload, stage, recorder) for stage in workload.stages_of(rank)]
+def build_stages(
+    workload: Workload, rank: int, recorder: Recorder, groups: Groups
+) -> list[RecordedStage]:
+    """Return the stages that a rank of a pipeline holds."""
+    return [RecordedStage(workload, stage, recorder, groups) for stage in workload.stages_of(rank)]
 
 
 def build_schedule(workload: Workload, stages: list[RecordedStage]) -> Any:

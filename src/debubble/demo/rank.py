@@ -16,6 +16,8 @@ import torch.distributed as dist
 from debubble.demo.files import RunFiles
 from debubble.demo.layers import listening, make_batch
 from debubble.demo.pipeline import build_schedule, build_stages
+from debubble.demo.replicas import average_gradients, build_groups
+from debubble.demo.serve import Server
 from debubble.demo.truth import Recorder, Truth
 from debubble.demo.workload import PROFILER_WARMUP_STEPS, decode_workload
 
@@ -28,18 +30,24 @@ if TYPE_CHECKING:
 # Large, so that a wrong gradient shows in the next step's loss.
 LEARNING_RATE = 1.0
 
+# Real steps clip their gradients; this one never has to, so a cut model learns like a whole one.
+MOST_NORM = 1e6
+
 
 class Rank:
     """What one process holds between steps: its stages, its schedule, its optimizer."""
 
-    def __init__(self, workload: Workload, rank: int) -> None:
+    def __init__(self, workload: Workload, rank: int, recorder: Recorder) -> None:
         self.workload = workload
         self.rank = rank
-        self.recorder = Recorder()
-        self.stages = build_stages(workload, rank, self.recorder)
+        self.recorder = recorder
+        self.groups = build_groups(workload, rank)
+        self.stages = build_stages(workload, workload.position_of(rank), self.recorder, self.groups)
         self.schedule = build_schedule(workload, self.stages)
-        weights = [weight for stage in self.stages for weight in stage.submod.parameters()]
-        self.optimizer = torch.optim.SGD(weights, lr=LEARNING_RATE) if workload.trains else None
+        self.weights = [weight for stage in self.stages for weight in stage.submod.parameters()]
+        self.optimizer = (
+            torch.optim.SGD(self.weights, lr=LEARNING_RATE) if workload.trains else None
+        )
 
     def run_step(self, step: int, phase: Phase) -> TrueStep:
         """Run one batch through the pipeline and wait until every rank is through.
@@ -47,19 +55,26 @@ class Rank:
         Without the barrier the first rank of a forward-only pipeline runs ahead by whole steps,
         and the first to end a training step would export its trace while others still compute.
         """
-        if phase == "profiled" and self.workload.fail_rank == self.rank:
-            raise RuntimeError(f"rank {self.rank} was asked to fail")
         batch = make_batch(self.workload, step)
         start_ns = time.time_ns()
         with torch.set_grad_enabled(self.workload.trains):
             loss = self._run_schedule(*batch)
         if self.optimizer is not None:
+            if self.workload.replicas > 1:
+                average_gradients(self.weights, self.groups, self.workload.replicas)
+            torch.nn.utils.clip_grad_norm_(self.weights, MOST_NORM)
             self.optimizer.step()
             self.optimizer.zero_grad()
         dist.barrier()
         return self.recorder.end_step(
             step=step, phase=phase, start_ns=start_ns, end_ns=time.time_ns(), loss=loss
         )
+
+    def settle(self) -> None:
+        """Do nothing: the barrier after each step left nothing to wait for."""
+
+    def finish(self) -> None:
+        """Do nothing, for the same reason."""
 
     def _run_schedule(self, x: torch.Tensor, target: torch.Tensor) -> float | None:
         inputs = (x,) if any(stage.is_first for stage in self.stages) else ()
@@ -76,50 +91,65 @@ def run_rank(files: RunFiles, rank: int) -> None:
     workload = decode_workload(files.workload.read_bytes())
     torch.set_num_threads(1)
     # torch's own stubs leave FileStore out of what torch.distributed exports.
-    store = dist.FileStore(str(files.rendezvous), workload.ranks)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=workload.ranks)
-    pipeline = Rank(workload, rank)
-    with listening(pipeline.recorder.record_call):
+    store = dist.FileStore(str(files.rendezvous), workload.world)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=workload.world)
+    recorder = Recorder()
+    serves = workload.in_flight is not None
+    pipeline = (Server if serves else Rank)(workload, rank, recorder)
+    with listening(recorder.record_call):
         steps = run_steps(pipeline, files)
-    truth = Truth(rank=rank, stages=workload.stages_of(rank), workload=workload, steps=steps)
+    stages = workload.stages_of(workload.position_of(rank))
+    truth = Truth(rank=rank, stages=stages, workload=workload, steps=steps)
     files.write(files.truth(rank), msgspec.json.encode(truth))
     dist.destroy_process_group()
 
 
-def run_steps(pipeline: Rank, files: RunFiles) -> tuple[TrueStep, ...]:
+def run_steps(pipeline: Rank | Server, files: RunFiles) -> tuple[TrueStep, ...]:
     """Run the unprofiled steps, then the profiled ones."""
     workload = pipeline.workload
     steps: list[TrueStep] = []
 
     def run(phase: Phase) -> None:
+        if phase == "profiled" and workload.fail_rank == pipeline.rank:
+            raise RuntimeError(f"rank {pipeline.rank} was asked to fail")
         steps.append(pipeline.run_step(len(steps), phase))
         if pipeline.rank == 0:
             files.count_step()
 
     for _ in range(workload.warmup):
         run("unprofiled")
-    with _profiling(workload.steps, files, pipeline.rank) as profiler:
+    profiler = _profiler(workload, files, pipeline.rank)
+    with profiler:
         for _ in range(PROFILER_WARMUP_STEPS):
-            run("profiler-warm-up")
-            profiler.step()
-        for _ in range(workload.steps):
+            run("profiler-warm-up" if workload.mark_steps else "profiled")
+            _mark(profiler, workload)
+        for left in reversed(range(workload.steps)):
             run("profiled")
-            profiler.step()
+            if not left:
+                pipeline.settle()
+            _mark(profiler, workload)
+    pipeline.finish()
     return tuple(steps)
 
 
-def _profiling(steps: int, files: RunFiles, rank: int) -> torch.profiler.profile:
+def _mark(profiler: torch.profiler.profile, workload: Workload) -> None:
+    if workload.mark_steps:
+        profiler.step()
+
+
+def _profiler(workload: Workload, files: RunFiles, rank: int) -> torch.profiler.profile:
     def export(profiler: torch.profiler.profile) -> None:
         with files.replacing(files.trace(rank)) as partial:
             profiler.export_chrome_trace(str(partial))
 
+    steps = torch.profiler.schedule(
+        wait=0, warmup=PROFILER_WARMUP_STEPS, active=workload.steps, repeat=1
+    )
     return torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU],
         record_shapes=True,
         profile_memory=True,
-        schedule=torch.profiler.schedule(
-            wait=0, warmup=PROFILER_WARMUP_STEPS, active=steps, repeat=1
-        ),
+        schedule=steps if workload.mark_steps else None,
         on_trace_ready=export,
     )
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Kind = Literal["F", "B", "I", "W"]
-Part = Literal["forward", "input", "weight"]
+Part = Literal["forward", "input", "weight", "reduce"]
 Phase = Literal["unprofiled", "profiler-warm-up", "profiled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrueCall:
-    """One timed operator: the forward, input-gradient or weight-gradient part of one layer."""
+    """One timed call: a layer's forward, input or weight gradient, or a reduction after it."""
 
     kind: Kind
     part: Part

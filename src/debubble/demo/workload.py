@@ -43,8 +43,14 @@ class Workload:
     """A pipeline of layers whose time is set, so that its bubble is known beforehand.
 
     `layers` counts the layers of each stage; schedules with two chunks a rank have twice as many
-    stages as ranks. `layer_scale` stretches single layers, to plant an imbalance. `fail_rank`
-    makes that rank crash in its first profiled step; it is there for tests.
+    stages as ranks. `layer_scale` stretches single layers, to plant an imbalance. `replicas` runs
+    as many pipelines side by side and adds up their gradients; `reduce_kib` makes every forward
+    pass of a stage end in an all-reduce of that size between them, as tensor parallelism does.
+
+    With `in_flight` the ranks are a server: a step is one batch, and the first rank starts a new
+    one whenever fewer than so many are unanswered. Without `mark_steps` the profiler is told
+    nothing of steps, as in a serving engine. `fail_rank` makes that rank crash in its first
+    profiled step; it is there for tests.
     """
 
     ranks: int = 4
@@ -58,6 +64,10 @@ class Workload:
     width: int = 32
     steps: int = 2
     warmup: int = 2
+    replicas: int = 1
+    reduce_kib: int = 0
+    in_flight: int | None = None
+    mark_steps: bool = True
     fail_rank: int | None = None
 
     def __post_init__(self) -> None:
@@ -65,6 +75,13 @@ class Workload:
         _check_times(self)
         _check_layout(self)
         _check_microbatches(self)
+        _check_replicas(self)
+        _check_server(self)
+
+    @property
+    def world(self) -> int:
+        """Processes over all pipelines."""
+        return self.ranks * self.replicas
 
     @property
     def stages(self) -> int:
@@ -80,6 +97,19 @@ class Workload:
     def trains(self) -> bool:
         """Whether there is a backward pass."""
         return self.schedule != "forward-only"
+
+    def position_of(self, process: int) -> int:
+        """Return a process's rank in its pipeline: replicas of a stage lie side by side."""
+        return process // self.replicas
+
+    def pipeline_of(self, process: int) -> tuple[int, ...]:
+        """Return the processes that a process passes batches along with."""
+        return tuple(range(process % self.replicas, self.world, self.replicas))
+
+    def replicas_of(self, process: int) -> tuple[int, ...]:
+        """Return the processes that hold the same stages."""
+        first = self.position_of(process) * self.replicas
+        return tuple(range(first, first + self.replicas))
 
     def rank_of(self, stage: int) -> int:
         """Return the rank that holds a stage."""
@@ -132,6 +162,8 @@ def _check_sizes(workload: Workload) -> None:
         "width": 1,
         "steps": 1,
         "warmup": 1,  # the first step infers shapes and connects the ranks
+        "replicas": 1,
+        "reduce_kib": 0,
     }
     for name, bound in least.items():
         size = getattr(workload, name)
@@ -141,9 +173,9 @@ def _check_sizes(workload: Workload) -> None:
         raise UsageError(
             f"a stage without layers: {workload.layers}", hint="give every stage one layer or more"
         )
-    if workload.fail_rank is not None and not 0 <= workload.fail_rank < workload.ranks:
+    if workload.fail_rank is not None and not 0 <= workload.fail_rank < workload.world:
         raise UsageError(
-            f"fail_rank is {workload.fail_rank}", hint=f"ranks count from 0 to {workload.ranks - 1}"
+            f"fail_rank is {workload.fail_rank}", hint=f"ranks count from 0 to {workload.world - 1}"
         )
 
 
@@ -190,4 +222,23 @@ def _check_microbatches(workload: Workload) -> None:
         raise UsageError(
             f"{workload.schedule} cannot cut {microbatches} microbatches into {rounds} rounds",
             hint=f"give a multiple of {ranks} microbatches",
+        )
+
+
+def _check_replicas(workload: Workload) -> None:
+    if workload.reduce_kib and workload.replicas == 1:
+        raise UsageError("reduce_kib needs replicas to reduce between", hint="give replicas=2")
+
+
+def _check_server(workload: Workload) -> None:
+    if workload.in_flight is None:
+        if not workload.mark_steps:
+            raise UsageError("steps without marks are for a server", hint="give in_flight=1")
+        return
+    if workload.in_flight < 1:
+        raise UsageError(f"in_flight is {workload.in_flight}", hint="give at least 1")
+    if (workload.schedule, workload.microbatches, workload.replicas) != ("forward-only", 1, 1):
+        raise UsageError(
+            "a server runs one forward pass a batch in one pipeline",
+            hint="give schedule='forward-only', microbatches=1 and replicas=1 with in_flight",
         )

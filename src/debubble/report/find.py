@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from debubble.errors import Gap
 from debubble.report.inspect import gap_json
+from debubble.report.stream import stream_answer, stream_json, stream_latency
 from debubble.report.text import Page, Table
+from debubble.schedules import order_of
+from debubble.simulate.ideal import ideal_bubble
 from debubble.simulate.theory import bubble_fraction
 from debubble.timeline.figures import HopFigures, PipelineFigures
-from debubble.timeline.model import PassKind, Timeline
+from debubble.timeline.model import PassKind, RankTimeline, StageLayers, Timeline
 from debubble.trace.run import Run, show_ranks
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
 
 SCHEMA = "debubble.find/1"
+# More than half of the waiting time in waits unlike the others of their rank.
+_JAGGED = 0.5
 
 
 def find_page(figures: Sequence[PipelineFigures], gaps: Sequence[Gap], next_command: str) -> Page:
     """Lay out the answer: the bubble against theory, then stages and hops."""
     worst = max(figures, key=lambda one: one.bubble_fraction or 0.0)
     page = Page(answer=answer(worst, len(figures)))
-    page.notes.append(_about(worst))
+    page.notes += [_about(worst), _shape_of(worst), _outside_of(worst)]
+    page.notes = [note for note in page.notes if note]
     page.tables = [_stage_table(worst), _hop_table(worst)]
     page.gaps = list(gaps)
     page.next_command = next_command
@@ -36,7 +43,7 @@ def answer(one: PipelineFigures, pipelines: int = 1) -> str:
         return f"The bubble cannot be told: no span that all ranks share. Busy: {shares}."
     waits = f"Ranks wait {_percent(one.bubble_fraction)} of the "
     if one.kind == "stream":
-        return f"{waits}time{of}; batches overlap, so no theory of one batch applies."
+        return stream_answer(f"{waits}time{of}", one)
     sentence = f"{waits}batch{of}"
     expected = theory_of(one)
     if expected is not None:
@@ -44,6 +51,8 @@ def answer(one: PipelineFigures, pipelines: int = 1) -> str:
             f" (theory for {counted(len(one.ranks), 'rank')}, "
             f"{counted(one.microbatches or 0, 'microbatch', 'microbatches')}: {_percent(expected)})"
         )
+    elif (alike := theory_of_schedule(one)) is not None:
+        sentence += f" ({one.schedule} with equal stages and free transfers: {_percent(alike)})"
     if one.apparent_fraction is not None and one.useful_fraction is not None:
         sentence += (
             f"; a dashboard would show {_percent(one.apparent_fraction)} busy, "
@@ -58,6 +67,19 @@ def theory_of(one: PipelineFigures) -> float | None:
     if one.microbatches is None or not single or one.kind == "stream":
         return None
     return bubble_fraction(len(one.ranks), one.microbatches)
+
+
+def theory_of_schedule(one: PipelineFigures) -> float | None:
+    """Return the bubble of this schedule with equal stages and free transfers."""
+    if one.schedule is None or one.microbatches is None or one.kind == "stream":
+        return None
+    chunks = len(one.ranks[0].stages)
+    order = order_of(one.schedule, len(one.ranks), one.microbatches, chunks)
+    stages = len(one.ranks) * chunks
+    total: defaultdict[str, float] = defaultdict(float)
+    for row in one.stages:
+        total[PassKind(row.kind).name] += row.median_ns
+    return ideal_bubble(order, {kind: total[kind] / stages for kind in "FBIW"})
 
 
 def find_json(
@@ -88,14 +110,21 @@ def find_json(
             "microbatches_per_s": _rate(worst),
             "tokens_per_s": None,
         },
-        "theory": {"bubble_fraction": theory_of(worst)},
+        "theory": {
+            "bubble_fraction": theory_of(worst),
+            "schedule_bubble_fraction": theory_of_schedule(worst),
+        },
         "longest_stage_bubble": worst.longest_stage_bubble,
         "bubble_over_ideal": worst.bubble_over_ideal,
         "utilisation": {
             "apparent_fraction": worst.apparent_fraction,
             "useful_fraction": worst.useful_fraction,
         },
+        "outside": {what: _seconds(length) for what, length in worst.outside_ns.items()},
+        "stream": stream_json(worst),
+        "shape": _shape_json(worst),
         "stages": _stages_json(worst),
+        "memory": [_memory_json(rank) for rank in worst.ranks if rank.memory],
         "hops": [_hop_json(hop) for hop in worst.hops],
         "verdict": answer(worst, len(figures)),
         "warnings": [gap_json(gap) for gap in gaps],
@@ -107,7 +136,9 @@ def _about(one: PipelineFigures) -> str:
         f"ranks {show_ranks([rank.rank for rank in one.ranks])}",
         one.schedule or "schedule unknown",
     ]
-    if one.batch_latency_ns is not None:
+    if one.stream is not None:
+        parts[1] = stream_latency(one.stream)
+    elif one.batch_latency_ns is not None:
         steps = counted(len(one.windows), "step")
         parts.append(f"batch latency {show_duration(one.batch_latency_ns)} (median of {steps})")
     peaks = [rank.peak_memory_bytes for rank in one.ranks if rank.peak_memory_bytes is not None]
@@ -117,12 +148,13 @@ def _about(one: PipelineFigures) -> str:
 
 
 def _stage_table(one: PipelineFigures) -> Table:
-    table = Table(columns=("stage", "rank", "pass", "median", "spread", "count"))
+    table = Table(columns=("stage", "rank", "layers", "pass", "median", "spread", "count"))
     for row in one.stages:
         table.rows.append(
             (
                 str(row.stage),
                 str(row.rank),
+                str(layers.layers) if (layers := _layers_of(one, row.stage)) else "–",
                 PassKind(row.kind).name,
                 show_duration(row.median_ns),
                 f"± {show_duration(row.mad_ns)}",
@@ -148,16 +180,76 @@ def _hop_table(one: PipelineFigures) -> Table:
     return table
 
 
+def _shape_json(one: PipelineFigures) -> dict[str, Any] | None:
+    if one.shape is None:
+        return None
+    return {
+        "jagged_fraction": one.shape.jagged_fraction,
+        "where": one.shape.where,
+        "median_wait_s": one.shape.median_wait_ns / NS_PER_S,
+        "waits": one.shape.waits,
+    }
+
+
+def _shape_of(one: PipelineFigures) -> str:
+    if one.shape is None:
+        return "" if one.kind == "stream" else "no waits between passes"
+    places = {"everywhere": "on all ranks alike", "middle": "mostly in the middle of the pipeline"}
+    where = places.get(one.shape.where, f"mostly on the {one.shape.where} rank")
+    evenness = "jagged" if one.shape.jagged_fraction > _JAGGED else "even"
+    middle = show_duration(one.shape.median_wait_ns)
+    return f"waits between passes: {evenness}, {middle} in the middle, {where}"
+
+
+def _outside_of(one: PipelineFigures) -> str:
+    parts = [
+        f"{what.replace('_', ' ')} {show_duration(length)}"
+        for what, length in one.outside_ns.items()
+    ]
+    return f"between two steps: {', '.join(parts)}" if parts else ""
+
+
+def _layers_of(one: PipelineFigures, stage: int) -> StageLayers | None:
+    found = (layers for rank in one.ranks for layers in rank.layers if layers.stage == stage)
+    return next(found, None)
+
+
 def _stages_json(one: PipelineFigures) -> list[dict[str, Any]]:
     stages: dict[int, dict[str, Any]] = {}
     for row in one.stages:
-        stage = stages.setdefault(row.stage, {"stage": row.stage, "rank": row.rank, "passes": {}})
+        layers = _layers_of(one, row.stage)
+        stage = stages.setdefault(
+            row.stage,
+            {
+                "stage": row.stage,
+                "rank": row.rank,
+                "layers": layers.layers if layers else None,
+                "layer_s": layers.layer_ns / NS_PER_S if layers else None,
+                "passes": {},
+            },
+        )
         stage["passes"][PassKind(row.kind).name] = {
             "median_s": row.median_ns / NS_PER_S,
             "mad_s": row.mad_ns / NS_PER_S,
             "n": row.count,
         }
     return list(stages.values())
+
+
+def _memory_json(rank: RankTimeline) -> dict[str, Any]:
+    memory = rank.memory
+    if memory is None:
+        return {"rank": rank.rank}
+    return {
+        "rank": rank.rank,
+        "static_bytes": memory.static_bytes,
+        "per_microbatch_bytes": memory.per_microbatch_bytes,
+        "transient_bytes": memory.transient_bytes,
+        "peak_bytes": memory.peak_bytes,
+        "peak_reserved_bytes": memory.peak_reserved_bytes,
+        "most_in_flight": memory.most_in_flight,
+        "limit_bytes": memory.limit_bytes,
+    }
 
 
 def _hop_json(hop: HopFigures) -> dict[str, Any]:
@@ -171,7 +263,7 @@ def _hop_json(hop: HopFigures) -> dict[str, Any]:
     }
 
 
-def _own_share(rank: Any) -> float | None:
+def _own_share(rank: RankTimeline) -> float | None:
     intervals = rank.busy
     if not len(intervals.start_ns):
         return None
@@ -180,6 +272,8 @@ def _own_share(rank: Any) -> float | None:
 
 
 def _rate(one: PipelineFigures) -> float | None:
+    if one.stream is not None:
+        return one.stream.batches_per_s
     step = one.step_time_ns or one.batch_latency_ns
     return one.microbatches * NS_PER_S / step if one.microbatches and step else None
 

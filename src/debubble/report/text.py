@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from debubble.report.names import printable
 
@@ -33,6 +34,7 @@ class Page:
     """One verb's answer, in the order every verb keeps."""
 
     answer: str
+    drawing: list[Text] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
@@ -42,6 +44,8 @@ class Page:
 def print_page(page: Page, console: Console) -> None:
     """Print a page; strangers' names are shown, never obeyed."""
     console.print(_safe(page.answer), style="bold", soft_wrap=True)
+    if page.drawing:
+        console.print("", *page.drawing, sep="\n", soft_wrap=True)
     for table in page.tables:
         console.print()
         if table.title:

@@ -11,6 +11,6 @@ def bubble_fraction(p: int, m: int) -> float:
     return (p - 1) / (m + p - 1)
 
 
-def bubble_fraction_of_stream(p: int, k: int) -> float:
+def bubble_fraction_of_stream(p: int, k: float) -> float:
     """Return the share of time that ranks wait with k batches in flight at all times."""
     return max(0.0, 1 - k / p)

@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from debubble.errors import Code, Gap, NoPipeline
 from debubble.timeline.chain import Chain, find_chains
 from debubble.timeline.clock import Clocks, align
+from debubble.timeline.from_table import build_from_table
 from debubble.timeline.labels import Assignment, assign_by_labels
+from debubble.timeline.layers import measure_layers
+from debubble.timeline.memory import measure_memory
 from debubble.timeline.model import (
     I32,
     I64,
     UNKNOWN,
     Intervals,
     Passes,
+    PassKind,
     RankTimeline,
+    StageLayers,
     Timeline,
     Transfers,
 )
-from debubble.timeline.steps import find_steps
-from debubble.timeline.structure import assign_by_structure
-from debubble.timeline.transfers import Posted, match_transfers
+from debubble.timeline.outside import find_outside
+from debubble.timeline.peers import name_peers
+from debubble.timeline.steps import find_steps, whole_run
+from debubble.timeline.structure import Posts, assign_by_structure
+from debubble.timeline.transfers import (
+    Posted,
+    answers_lag,
+    count_early,
+    match_transfers,
+)
 from debubble.timeline.work import (
     Messages,
     Work,
     apparent_of,
     busy_of,
     find_messages,
+    find_waits,
     find_work,
     occupied_of,
 )
 from debubble.trace.busy import merge
 from debubble.trace.columns import RankTrace
-from debubble.trace.summary import peak_memory
+from debubble.trace.run import Run
 from debubble.units import counted
 
 
@@ -51,42 +65,53 @@ class _Rank:
     message_step: I32
 
 
+def build_run(run: Run) -> Timeline:
+    """Build the timeline of whatever was read: traces of ranks, or an op table."""
+    if run.ranks or not run.tables:
+        return build_timeline(run.ranks)
+    return build_from_table(run.tables[0])
+
+
 def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     """Turn unlabelled ranks into pipelines of named passes on one clock."""
-    ranks = [_prepare(trace) for trace in traces]
+    named, unknown_groups = name_peers(traces)
+    marked = any(len(find_steps(trace).number) for trace in named)
+    ranks = [_prepare(trace, marked=marked) for trace in named]
     chains = find_chains({rank.rank: rank.messages for rank in ranks})
     chains = tuple(chain for chain in chains if len(chain.ranks) > 1)
     if not chains:
-        raise _no_pipeline(ranks)
-    gaps: list[Gap] = []
+        raise _no_pipeline(ranks, unknown_groups)
+    gaps = list(unknown_groups)
     posted = {r.rank: Posted(messages=r.messages, step=r.message_step) for r in ranks}
-    transfers, unmatched = match_transfers(posted)
+    transfers, unmatched = match_transfers(posted, _pairs_across_steps(posted, chains, marked))
     if unmatched:
         gaps.append(_unmatched(unmatched))
     clocks = align(transfers, posted)
     lines: list[RankTimeline] = []
     parts: list[Passes] = []
     for number, chain in enumerate(chains):
+        before = {} if marked else _batches_before(posted, chain)
         for rank in (one for one in ranks if one.rank in chain.ranks):
-            assignment = _assign(rank, chain)
+            assignment = _assign(rank, chain, before.get(rank.rank))
             position, offset = chain.ranks.index(rank.rank), clocks.offset_ns[rank.rank]
             passes = _passes(rank, assignment, position)
             stages = tuple(sorted(set(passes.stage.tolist())))
             parts.append(_shift_passes(passes, offset))
             lines.append(_line(rank, assignment, stages, (number, position), offset))
-    steps = sorted({step for rank in ranks for step in rank.work_step.tolist() if step >= 0})
+    steps = {step for rank in ranks for step in rank.work_step.tolist() if marked and step >= 0}
     return Timeline(
         ranks=tuple(sorted(lines, key=lambda line: (line.pipeline, line.position))),
         passes=_join_passes(parts),
         transfers=_shift_transfers(transfers, clocks),
-        steps=tuple(steps),
+        steps=tuple(sorted(steps)),
         clock_uncertainty_ns=clocks.uncertainty_ns,
         gaps=tuple(gaps),
     )
 
 
-def _prepare(trace: RankTrace) -> _Rank:
-    work, messages, steps = find_work(trace), find_messages(trace), find_steps(trace)
+def _prepare(trace: RankTrace, *, marked: bool) -> _Rank:
+    work, messages = find_work(trace), find_messages(trace)
+    steps = find_steps(trace) if marked else whole_run()
     return _Rank(
         trace=trace,
         rank=trace.rank if trace.rank is not None else UNKNOWN,
@@ -97,12 +122,37 @@ def _prepare(trace: RankTrace) -> _Rank:
     )
 
 
-def _assign(rank: _Rank, chain: Chain) -> Assignment:
-    labelled = assign_by_labels(rank.trace, rank.work)
+def _pairs_across_steps(
+    posted: Mapping[int, Posted], chains: Sequence[Chain], marked: bool
+) -> set[tuple[int, int]]:
+    """Return the pairs of ranks between which steps say nothing: all, or a server's ends."""
+    if not marked:
+        return {(source, destination) for source in posted for destination in posted}
+    ends = [(chain.ranks[0], chain.ranks[1], chain.ranks[-1]) for chain in chains]
+    return {
+        (last, first)
+        for first, following, last in ends
+        if first in posted and answers_lag(posted[first], following, last)
+    }
+
+
+def _batches_before(posted: Mapping[int, Posted], chain: Chain) -> dict[int, int]:
+    """Return what to add to a rank's count of batches, where captures began at different ones."""
+    first = [0]
+    for left, right in pairwise(chain.ranks):
+        captured = left in posted and right in posted
+        first.append(first[-1] - (count_early(posted, left, right) if captured else 0))
+    return {rank: one - min(first) for rank, one in zip(chain.ranks, first, strict=True)}
+
+
+def _assign(rank: _Rank, chain: Chain, before: int | None) -> Assignment:
+    """Name the passes of a rank. Without steps labels repeat from batch to batch, so count on."""
+    labelled = assign_by_labels(rank.trace, rank.work) if before is None else None
     if labelled is not None:
         return labelled
-    beside = chain.beside(rank.rank)
-    return assign_by_structure(rank.work, rank.work_step, rank.messages, rank.message_step, beside)
+    posts = Posts(messages=rank.messages, step=rank.message_step, waits_ns=find_waits(rank.trace))
+    found = assign_by_structure(rank.work, rank.work_step, posts, chain.beside(rank.rank))
+    return replace(found, microbatch=found.microbatch + (before or 0))
 
 
 def _passes(rank: _Rank, assignment: Assignment, position: int) -> Passes:
@@ -161,9 +211,37 @@ def _line(
         busy=_shift(busy_of(rank.work), offset),
         occupied=_shift(occupied_of(rank.work, assignment.kind >= 0), offset),
         apparent=_shift(apparent_of(rank.trace, rank.work), offset),
-        peak_memory_bytes=peak_memory(rank.trace),
         clock_offset_ns=offset,
+        memory=measure_memory(rank.trace, rank.work, assignment, rank.work_step),
+        layers=_layers(rank, assignment, position),
+        outside=tuple(
+            (name, _shift(intervals, offset))
+            for name, intervals in find_outside(rank.trace, rank.work, assignment.kind >= 0)
+        ),
     )
+
+
+def _layers(rank: _Rank, assignment: Assignment, position: int) -> tuple[StageLayers, ...]:
+    """Measure the layers of each stage on one forward pass, the second where there are several.
+
+    The first may still warm something up; all others launch the same kernels.
+    """
+    forward = (assignment.kind == PassKind.F) & (rank.work_step >= 0)
+    found = []
+    for stage in np.unique(assignment.stage[forward]).tolist():
+        mine = forward & (assignment.stage == stage)
+        number = min(1, int(assignment.microbatch[mine].max()))
+        last = int(rank.work_step[mine].max())
+        rows = np.flatnonzero(mine & (assignment.microbatch == number) & (rank.work_step == last))
+        layers = measure_layers(
+            stage if stage >= 0 else position,
+            rank.work.name[rows],
+            rank.work.start_ns[rows],
+            rank.work.end_ns[rows],
+        )
+        if layers:
+            found.append(layers)
+    return tuple(found)
 
 
 def _shift(intervals: Intervals, offset: int) -> Intervals:
@@ -197,7 +275,7 @@ def _join_passes(parts: Sequence[Passes]) -> Passes:
     return Passes(**{name: column[order] for name, column in columns.items()})
 
 
-def _no_pipeline(ranks: Sequence[_Rank]) -> NoPipeline:
+def _no_pipeline(ranks: Sequence[_Rank], unknown_groups: Sequence[Gap]) -> NoPipeline:
     posts = sum(len(rank.messages) for rank in ranks)
     if not posts:
         return NoPipeline(
@@ -206,7 +284,7 @@ def _no_pipeline(ranks: Sequence[_Rank]) -> NoPipeline:
         )
     return NoPipeline(
         f"no pipeline can be told: the peers of all {counted(posts, 'message')} are unknown",
-        hint="record with record_shapes=True",
+        hint=unknown_groups[0].hint if unknown_groups else "record with record_shapes=True",
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from debubble.timeline.structure import Neighbours
 from debubble.timeline.work import Messages
 
@@ -29,6 +31,8 @@ def find_chains(messages: Mapping[int, Messages]) -> tuple[Chain, ...]:
 
     A rank's first receive comes from the rank before it, its first send goes to the rank after it.
     A rank that sends first is the first of its pipeline; a last rank's answer to it is no hop.
+    Where a rank only ever receives from one and sends to another, the order does not matter: a
+    server may be captured while it runs.
     """
     after: dict[int, int] = {}
     heads = []
@@ -38,12 +42,47 @@ def find_chains(messages: Mapping[int, Messages]) -> tuple[Chain, ...]:
             continue
         first = int(known.argmax())
         peer = int(posts.peer[first])
-        if posts.is_send[first]:
+        if (way := _one_way(posts)) is not None:
+            previous, following = way
+            after.setdefault(previous, rank)
+            after.setdefault(rank, following)
+        elif posts.is_send[first]:
             heads.append(rank)
             after.setdefault(rank, peer)
         else:
             after.setdefault(peer, rank)
-    return tuple(_follow(head, after) for head in _all_heads(heads, after))
+    chains = [_follow(head, after) for head in _all_heads(heads, after)]
+    placed = {rank for chain in chains for rank in chain.ranks}
+    while left := sorted(set(after) - placed):
+        ring = _follow(left[0], after).ranks
+        chains.append(_follow(_first_of_ring(ring, messages), after))
+        placed.update(ring)
+    return tuple(chains)
+
+
+def _one_way(posts: Messages) -> tuple[int, int] | None:
+    """Return whom a rank receives from and sends to, where it is one and another."""
+    known = posts.peer >= 0
+    sources = set(posts.peer[known & ~posts.is_send].tolist())
+    targets = set(posts.peer[known & posts.is_send].tolist())
+    if len(sources) != 1 or len(targets) != 1 or sources == targets:
+        return None
+    return sources.pop(), targets.pop()
+
+
+def _first_of_ring(ring: tuple[int, ...], messages: Mapping[int, Messages]) -> int:
+    """Return the first rank of a ring: the last one answers it, or stages go around.
+
+    Tokens weigh less than activations. Where nothing does, the first rank sends before it receives,
+    if it was captured from its start; else it is the lowest.
+    """
+
+    def weight(rank: int) -> tuple[int, bool, int]:
+        posts = messages[rank]
+        arrived = posts.message_bytes[~posts.is_send]
+        return int(np.median(arrived)) if len(arrived) else 0, not posts.is_send[0], rank
+
+    return min((rank for rank in ring if rank in messages), key=weight)
 
 
 def _all_heads(heads: list[int], after: Mapping[int, int]) -> list[int]:

@@ -22,8 +22,8 @@ from debubble.timeline.model import I64, Flags, Transfers
 # Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.
 _ENDS_AGREE_NS = 300_000
 _FEWEST_EXCHANGES = 3
-# A receive this much longer than the shortest of its hop was waiting when the data came; a sender
-# whose sends are as much longer than the receives waits itself, for buffers that are full.
+# A receive this much longer than the shortest message of its hop was waiting when the data came; a
+# send as much longer waited itself, for its receive or for buffers that are full.
 _WAITED_FACTOR = 3
 # Wire time over the shortest receive: 1.3 to 1.8 ms over 0.7 to 0.9 ms for 8 MiB over sockets. Only
 # a guess, for hops that nothing comes back over; it counts a hundredth of a measurement.
@@ -164,15 +164,22 @@ def _equations(hop: Transfers, scale: float) -> list[tuple[float, float, float]]
 
 
 def _ns_per_byte(transfers: Transfers) -> float:
-    """Return how long the quickest receive took for each of its bytes."""
-    length = transfers.receive_end_ns - transfers.receive_start_ns
+    """Return how long the quickest message took for each of its bytes."""
+    length = _lengths(transfers)
     known = transfers.message_bytes > 0
     return float((length[known] / transfers.message_bytes[known]).min()) if known.any() else 0.0
 
 
+def _lengths(transfers: Transfers) -> I64:
+    """Return the shorter side of each message: the one that came last and did not wait."""
+    received = transfers.receive_end_ns - transfers.receive_start_ns
+    shorter: I64 = np.minimum(received, transfers.send_end_ns - transfers.send_start_ns)
+    return shorter
+
+
 def _wire(hop: Transfers, scale: float) -> float:
-    """Return the shortest receive of a hop; less, where that waited too: a small lone message."""
-    shortest = float((hop.receive_end_ns - hop.receive_start_ns).min())
+    """Return the shortest message of a hop; less, where that waited too: a small lone message."""
+    shortest = float(_lengths(hop).min())
     size = float(hop.message_bytes.max())
     return max(min(shortest, max(scale * size, _LATENCY_NS)) if size > 0 else shortest, 1.0)
 
@@ -181,6 +188,5 @@ def _waited(hop: Transfers, scale: float) -> Flags:
     """Return which receives were there before the data."""
     received: I64 = hop.receive_end_ns - hop.receive_start_ns
     sent: I64 = hop.send_end_ns - hop.send_start_ns
-    if np.median(sent) > _WAITED_FACTOR * np.median(received):
-        return np.zeros(len(sent), dtype=bool)
-    return received > _WAITED_FACTOR * _wire(hop, scale)
+    long = _WAITED_FACTOR * _wire(hop, scale)
+    return (received > long) & (sent <= long)

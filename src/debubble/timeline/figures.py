@@ -9,9 +9,12 @@ from statistics import median
 import numpy as np
 
 from debubble.errors import Code, Gap
-from debubble.timeline.bubble import Window, common_span, measure_windows, steps_overlap
+from debubble.timeline.bubble import Window, measure_windows
 from debubble.timeline.model import PassKind, RankTimeline, Timeline, Transfers
+from debubble.timeline.outside import measure_outside
 from debubble.timeline.recognise import count_microbatches, recognise_schedule
+from debubble.timeline.shape import Shape, measure_shape
+from debubble.timeline.stream import StreamFigures, is_stream, measure_stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,8 @@ class PipelineFigures:
     microbatches: int | None
     schedule: str | None
     windows: tuple[Window, ...]
+    stream: StreamFigures | None
+    """The one window of a stream, which has none per step."""
     bubble_fraction: float | None
     batch_latency_ns: int | None
     step_time_ns: int | None
@@ -63,6 +68,9 @@ class PipelineFigures:
     bubble_over_ideal: float | None
     stages: tuple[StageFigures, ...]
     hops: tuple[HopFigures, ...]
+    shape: Shape | None
+    outside_ns: dict[str, int]
+    """What lies between two steps, by kind; empty where no two steps follow each other."""
     gaps: tuple[Gap, ...]
 
 
@@ -71,30 +79,34 @@ def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None)
     ranks = timeline.ranks_of(pipeline)
     all_windows = measure_windows(timeline, pipeline)
     microbatches = count_microbatches(timeline, pipeline)
-    stream = steps_overlap(all_windows)
+    streams = is_stream(timeline, all_windows)
+    stream = measure_stream(timeline, pipeline) if streams else None
     windows = tuple(w for w in all_windows if step is None or w.step == step)
-    gaps = _gaps(ranks, windows, stream=stream)
-    counted = () if stream else windows
+    counted = () if streams else windows
+    measured = (stream,) if stream else counted
     trains = bool((timeline.passes.kind != PassKind.F).any())
     return PipelineFigures(
         pipeline=pipeline,
         ranks=ranks,
-        kind="stream" if stream else "training" if trains else "forward",
-        microbatches=None if stream else microbatches,
-        schedule=recognise_schedule(timeline, pipeline, microbatches),
+        kind="stream" if streams else "training" if trains else "forward",
+        microbatches=None if streams else microbatches,
+        schedule=None if streams else recognise_schedule(timeline, pipeline, microbatches),
         windows=counted,
-        bubble_fraction=_stream_bubble(ranks)
+        stream=stream,
+        bubble_fraction=_middle([w.bubble_fraction for w in measured]),
+        batch_latency_ns=stream.batch_latency_ns
         if stream
-        else _middle([w.bubble_fraction for w in counted]),
-        batch_latency_ns=_whole([w.length_ns for w in counted]),
+        else _whole([w.length_ns for w in counted]),
         step_time_ns=_whole(np.diff([w.start_ns for w in all_windows]).tolist()),
-        useful_fraction=_middle([w.useful_fraction for w in counted]),
-        apparent_fraction=_middle([w.apparent_fraction for w in counted]),
+        useful_fraction=_middle([w.useful_fraction for w in measured]),
+        apparent_fraction=_middle([w.apparent_fraction for w in measured]),
         longest_stage_bubble=_middle([w.longest_stage_bubble for w in counted]),
         bubble_over_ideal=_middle([w.bubble_over_ideal for w in counted]),
         stages=_stages(timeline, ranks),
         hops=_hops(timeline, ranks),
-        gaps=gaps,
+        shape=measure_shape(timeline, counted, pipeline) if counted else None,
+        outside_ns=measure_outside(ranks, () if streams else all_windows),
+        gaps=_gaps(streams=streams, measured=bool(measured)),
     )
 
 
@@ -106,18 +118,10 @@ def _whole(values: list[int]) -> int | None:
     return round(median(values)) if values else None
 
 
-def _stream_bubble(ranks: tuple[RankTimeline, ...]) -> float | None:
-    span = common_span(ranks)
-    if span is None:
-        return None
-    occupied = sum(rank.occupied.inside(*span) for rank in ranks)
-    return 1 - occupied / (len(ranks) * (span[1] - span[0]))
-
-
-def _gaps(
-    ranks: tuple[RankTimeline, ...], windows: tuple[Window, ...], *, stream: bool
-) -> tuple[Gap, ...]:
-    if stream and common_span(ranks) is None:
+def _gaps(*, streams: bool, measured: bool) -> tuple[Gap, ...]:
+    if measured:
+        return ()
+    if streams:
         return (
             Gap(
                 code=Code.NO_COMMON_SPAN,
@@ -125,15 +129,13 @@ def _gaps(
                 hint="capture a closed loop, or more steps, so that the captures overlap",
             ),
         )
-    if not windows:
-        return (
-            Gap(
-                code=Code.NO_STEPS,
-                message="no step in which every rank ran passes",
-                hint="call prof.step() once a batch, and capture the same steps on all ranks",
-            ),
-        )
-    return ()
+    return (
+        Gap(
+            code=Code.NO_STEPS,
+            message="no step in which every rank ran passes",
+            hint="call prof.step() once a batch, and capture the same steps on all ranks",
+        ),
+    )
 
 
 def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageFigures, ...]:

@@ -88,6 +88,32 @@ class Intervals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFigures:
+    """Allocated bytes of one rank, as a line over microbatches in flight."""
+
+    peak_bytes: int
+    peak_reserved_bytes: int | None
+    static_bytes: int | None
+    """Held with no microbatch in flight: parameters, gradients, optimizer."""
+    per_microbatch_bytes: int | None
+    transient_bytes: int | None
+    """What the peak has beyond the line: work space of a pass."""
+    most_in_flight: int
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLayers:
+    """What one forward pass of a stage is made of."""
+
+    stage: int
+    layers: int
+    layer_ns: int
+    before_ns: int
+    after_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimeline:
     """One rank: where it stands in its pipeline, and when it was busy."""
 
@@ -102,9 +128,18 @@ class RankTimeline:
     """Compute, and collectives inside passes that nothing covers."""
     apparent: Intervals
     """Any kernel at all: what a dashboard shows."""
-    peak_memory_bytes: int | None
     clock_offset_ns: int
     """What was added to this rank's stamps to lay them on the first rank's clock."""
+    memory: MemoryFigures | None = None
+    layers: tuple[StageLayers, ...] = ()
+    """What each of its stages is made of, where kernels repeat."""
+    outside: tuple[tuple[str, Intervals], ...] = ()
+    """What it does besides its passes: optimizer, reductions, data loading."""
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """The most bytes allocated on the device."""
+        return self.memory.peak_bytes if self.memory else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +150,7 @@ class Timeline:
     passes: Passes
     transfers: Transfers
     steps: tuple[int, ...]
+    """None where the run marks none; then all passes carry step 0."""
     clock_uncertainty_ns: int
     gaps: tuple[Gap, ...] = ()
 

@@ -30,6 +30,16 @@ class Steps:
         return np.where(inside, self.number[row], UNKNOWN).astype(np.int32)
 
 
+def whole_run() -> Steps:
+    """Return the one step of a run that marks none: all of it, as number 0."""
+    limits = np.iinfo(np.int64)
+    return Steps(
+        number=np.zeros(1, dtype=np.int32),
+        start_ns=np.array([limits.min], dtype=np.int64),
+        end_ns=np.array([limits.max], dtype=np.int64),
+    )
+
+
 def find_steps(trace: RankTrace) -> Steps:
     """Read the profiler's own marks; none of them: no steps."""
     numbers = np.array(

@@ -32,19 +32,28 @@ class _Count:
     backwards: int = 0
 
 
-def assign_by_structure(
-    work: Work, work_step: I32, messages: Messages, message_step: I32, beside: Neighbours
-) -> Assignment:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posts:
+    """What parts the passes of a rank: its messages, and the waits for them."""
+
+    messages: Messages
+    step: I32
+    """Of each message."""
+    waits_ns: I64
+
+
+def assign_by_structure(work: Work, work_step: I32, posts: Posts, beside: Neighbours) -> Assignment:
     """Give each piece of work its pass, counting microbatches in order."""
-    posted = np.searchsorted(messages.issued_ns, work.issued_ns)
+    posted = np.searchsorted(posts.messages.issued_ns, work.issued_ns)
     changes = (
         (np.diff(posted, prepend=-1) != 0)
+        | (np.diff(np.searchsorted(posts.waits_ns, work.issued_ns), prepend=-1) != 0)
         | (np.diff(work.backward.astype(np.int8), prepend=-1) != 0)
         | (np.diff(work_step, prepend=-2) != 0)
     )
     segment = np.cumsum(changes) - 1
     first = np.flatnonzero(changes)
-    tells = _Teller(messages, message_step, beside)
+    tells = _Teller(posts.messages, posts.step, beside)
     kinds, numbers = tells.passes_of(posted[first], work.backward[first], work_step[first])
     stage = np.full(len(work), UNKNOWN, dtype=np.int32)
     return Assignment(kind=kinds[segment], stage=stage, microbatch=numbers[segment])
@@ -67,34 +76,45 @@ class _Teller:
         kinds = np.full(len(posted), UNKNOWN, dtype=np.int32)
         numbers = np.full(len(posted), UNKNOWN, dtype=np.int32)
         counts: dict[int, _Count] = {}
-        for row, (before, is_backward, number) in enumerate(
+        last = None
+        for row, here in enumerate(
             zip(posted.tolist(), backward.tolist(), step.tolist(), strict=True)
         ):
+            before, is_backward, number = here
             if number < 0:
                 continue
             count = counts.setdefault(number, _Count())
             began = int(np.searchsorted(self._step, number)) if len(self._step) else 0
+            goes_on = here == last
             if is_backward:
-                if self._has_gradient(before, began, count):
+                if self._has_gradient(before, began, count, goes_on=goes_on):
                     count.backwards += 1
                 if count.backwards:
                     kinds[row], numbers[row] = PassKind.B, count.backwards - 1
-            elif self._has_input(before, began, number, count):
+            elif self._has_input(before, began, number, count, goes_on=goes_on):
                 kinds[row], numbers[row] = PassKind.F, count.forwards
                 count.forwards += 1
+            elif goes_on:
+                kinds[row], numbers[row] = kinds[row - 1], numbers[row - 1]
+            last = here
         _join_preludes(kinds, numbers, posted, step)
         return kinds, numbers
 
-    def _has_input(self, before: int, began: int, step: int, count: _Count) -> bool:
+    def _has_input(
+        self, before: int, began: int, step: int, count: _Count, *, goes_on: bool
+    ) -> bool:
+        """Tell whether a forward pass begins. Where only a wait came, it must be for an input."""
         if self._beside.previous is not None:
             return int(self._inputs[before] - self._inputs[began]) > count.forwards
+        if goes_on:
+            return False
         there = before < len(self._step) and self._step[before] == step
         return bool(there and self._is_output[before])
 
-    def _has_gradient(self, before: int, began: int, count: _Count) -> bool:
+    def _has_gradient(self, before: int, began: int, count: _Count, *, goes_on: bool) -> bool:
         if self._beside.next is not None:
             return int(self._gradients[before] - self._gradients[began]) > count.backwards
-        return count.forwards > count.backwards
+        return not goes_on and count.forwards > count.backwards
 
 
 def _rank(neighbour: int | None) -> int:

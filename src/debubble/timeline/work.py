@@ -14,6 +14,10 @@ from debubble.trace.columns import KernelKind, Operation, RankTrace
 # On a CPU trace autograd runs on the thread that called it; its operators say so.
 _BACKWARD_OPERATOR = "autograd::engine::evaluate_function"
 _COMMUNICATION_OPERATOR = "c10d::"
+_CARRIED_OUT = "gloo:"
+
+
+BEFORE_CAPTURE = np.int64(np.iinfo(np.int64).min)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,8 @@ class Work:
     issued_ns: I64
     start_ns: I64
     end_ns: I64
+    name: I32
+    """Of the kernel or operator, as the trace numbers names."""
     backward: Flags
     """Issued by autograd."""
     collective: Flags
@@ -57,7 +63,8 @@ def find_work(trace: RankTrace) -> Work:
     known = launch >= 0
     row = np.where(known, launch, 0)
     start = kernels.start_ns[kept]
-    issued = np.where(known, launches.start_ns[row], start) if len(launches) else start
+    # Without a launch in the trace it was issued before the capture began, and is of no step in it.
+    issued = np.where(known, launches.start_ns[row], BEFORE_CAPTURE) if len(launches) else start
     caller = np.where(known, launches.thread[row], UNKNOWN) if len(launches) else launch
     main = main_thread(trace)
     order = np.lexsort((start, issued))
@@ -65,6 +72,7 @@ def find_work(trace: RankTrace) -> Work:
         issued_ns=issued[order],
         start_ns=start[order],
         end_ns=(start + kernels.duration_ns[kept])[order],
+        name=kernels.name[kept][order],
         backward=((caller != main) & (caller >= 0))[order],
         collective=kernels.communication[kept][order],
     )
@@ -75,14 +83,43 @@ def _cpu_work(trace: RankTrace) -> Work:
     communicates = _names_that(trace, _COMMUNICATION_OPERATOR)
     backward = _names_that(trace, _BACKWARD_OPERATOR)
     kept = ~communicates[operators.name] if len(operators) else np.zeros(0, dtype=bool)
-    start = operators.start_ns[kept]
+    issued, end, name = _cpu_collectives(trace)
+    computes = np.zeros(int(kept.sum()), dtype=bool)
+    start = np.concatenate((operators.start_ns[kept], issued))
+    order = np.argsort(start, kind="stable")
     return Work(
-        issued_ns=start,
-        start_ns=start,
-        end_ns=start + operators.duration_ns[kept],
-        backward=backward[operators.name[kept]],
-        collective=np.zeros(len(start), dtype=bool),
+        issued_ns=start[order],
+        start_ns=start[order],
+        end_ns=np.concatenate(((operators.start_ns + operators.duration_ns)[kept], end))[order],
+        name=np.concatenate((operators.name[kept], name))[order],
+        backward=np.concatenate((backward[operators.name[kept]], np.zeros(len(end), dtype=bool)))[
+            order
+        ],
+        collective=np.concatenate((computes, np.ones(len(end), dtype=bool)))[order],
     )
+
+
+def _cpu_collectives(trace: RankTrace) -> tuple[I64, I64, I32]:
+    """Return when each collective was asked for, when it ended, and its name.
+
+    gloo posts it as `c10d::allreduce_` and carries it out on a thread of its own, where its
+    annotation ends with it. The caller waits meanwhile and leaves no mark.
+    """
+    operators = trace.operators
+    collective = operators.operation == Operation.COLLECTIVE
+    posted = operators.start_ns[collective & _names_of(trace, _COMMUNICATION_OPERATOR)]
+    carried = collective & _names_of(trace, _CARRIED_OUT)
+    start = operators.start_ns[carried]
+    latest = np.searchsorted(posted, start, side="right") - 1
+    known = latest >= 0
+    issued = np.where(known, posted[np.maximum(latest, 0)], start) if len(posted) else start
+    return issued, start + operators.duration_ns[carried], operators.name[carried]
+
+
+def _names_of(trace: RankTrace, begins: str) -> Flags:
+    """Tell which communication operators have a name that begins so."""
+    names = _names_that(trace, begins)
+    return names[trace.operators.name] if len(names) else np.zeros(0, dtype=bool)
 
 
 def _names_that(trace: RankTrace, begins: str) -> Flags:
@@ -123,6 +160,15 @@ def find_messages(trace: RankTrace) -> Messages:
         message_bytes=operators.message_bytes[rows],
         fused=np.where(carried, shared[kernel], False),
     )
+
+
+def find_waits(trace: RankTrace) -> I64:
+    """List when the host waited for messages: its waits in the groups that they go through."""
+    operators = trace.operators
+    posts = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+    waits = operators.operation == Operation.WAIT
+    moments: I64 = operators.start_ns[waits & np.isin(operators.group, operators.group[posts])]
+    return moments
 
 
 def _ends_of_posts(trace: RankTrace, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> I64:

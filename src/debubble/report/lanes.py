@@ -1,0 +1,185 @@
+"""One step of a `Timeline` in → the pipeline as text out: a lane a rank, a column a bit of time.
+
+Every column of a lane says which pass had most of it, by letter and by microbatch, so that a wrong
+label stands out without colour too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from rich.text import Text
+
+from debubble.errors import UsageError
+from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
+from debubble.units import show_duration
+
+# Where stdout is no terminal: wide enough for passes, narrow enough for a mail.
+PLAIN_WIDTH = 100
+_NARROWEST = 40
+
+_WAIT, _WIRE, _BLANK = "·", "=", " "
+# Neighbouring microbatches differ in shade, kinds in colour.
+_STYLES = {
+    "F": ("black on blue", "black on bright_blue"),
+    "B": ("black on green", "black on bright_green"),
+    "I": ("black on cyan", "black on bright_cyan"),
+    "W": ("black on yellow", "black on bright_yellow"),
+}
+_MEANINGS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+}
+_TICKS = (1, 2, 5)
+# A tick's label and some air.
+_TICK_COLUMNS = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """The time that is drawn, and how: edges of the columns, one more than columns."""
+
+    step: int
+    edges_ns: I64
+    margin: int
+
+    @property
+    def column_ns(self) -> float:
+        return float(self.edges_ns[1] - self.edges_ns[0])
+
+
+def draw_lanes(timeline: Timeline, pipeline: int, step: int | None, width: int) -> list[Text]:
+    """Draw one step of a pipeline in lines no wider than `width`; by default its first step."""
+    ranks = timeline.ranks_of(pipeline)
+    passes = timeline.passes.where(np.isin(timeline.passes.rank, [r.rank for r in ranks]))
+    view = _look(passes, ranks, step, max(width, _NARROWEST))
+    near = passes.where((passes.end_ns > view.edges_ns[0]) & (passes.start_ns < view.edges_ns[-1]))
+    lines = [Text(_title(view, pipeline, len(timeline.pipelines)))]
+    for rank in ranks:
+        arrivals = timeline.transfers.where(timeline.transfers.destination == rank.rank)
+        lines += _lane(near.where(near.rank == rank.rank), arrivals, rank, view)
+    lines.append(Text(_axis(view), style="dim"))
+    return [*lines, *_legend(near, ranks, view)]
+
+
+def _look(passes: Passes, ranks: tuple[RankTimeline, ...], step: int | None, width: int) -> _View:
+    """Frame a step from its first pass's start to its last pass's end."""
+    known = sorted(set(passes.step.tolist()))
+    whole = [one for one in known if len(set(passes.rank[passes.step == one])) == len(ranks)]
+    chosen = step if step is not None else (whole or known or [None])[0]
+    if chosen not in known:
+        raise UsageError(
+            f"there is nothing to draw: no pass in step {chosen}",
+            hint=f"--step takes one of: {', '.join(map(str, known))}" if known else "",
+        )
+    here = passes.where(passes.step == chosen)
+    margin = max(len(f"rank {rank.rank} ") for rank in ranks)
+    edges = np.linspace(int(here.start_ns.min()), int(here.end_ns.max()), width - margin + 1)
+    return _View(step=chosen, edges_ns=np.rint(edges).astype(np.int64), margin=margin)
+
+
+def _title(view: _View, pipeline: int, pipelines: int) -> str:
+    of = f"pipeline {pipeline}, " if pipelines > 1 else ""
+    return f"{of}step {view.step}; a column is {show_duration(view.column_ns)}"
+
+
+def _lane(passes: Passes, arrivals: Transfers, rank: RankTimeline, view: _View) -> list[Text]:
+    """Draw a rank: letters, under them microbatches and, where it holds several, stages."""
+    owner = _owners(passes, view)
+    wired = _share(_both_there(arrivals), arrivals.receive_end_ns, view).sum(axis=0) >= 0.5
+    idle = np.where(wired, _WIRE, _WAIT)
+    kinds = [PassKind(kind).name for kind in passes.kind.tolist()]
+    others = passes.step != view.step
+    letters = [kind.lower() if other else kind for kind, other in zip(kinds, others, strict=True)]
+    styles = [
+        _STYLES[kind][number % 2]
+        for kind, number in zip(kinds, passes.microbatch.tolist(), strict=True)
+    ]
+    lines = [
+        _paint(f"rank {rank.rank}", letters, styles, owner, idle, view),
+        _paint("mb", _digits(passes.microbatch), styles, owner, None, view),
+    ]
+    if len(rank.stages) > 1:
+        lines.append(_paint("stage", _digits(passes.stage), styles, owner, None, view))
+    return lines
+
+
+def _digits(numbers: np.ndarray[tuple[int], np.dtype[np.int32]]) -> list[str]:
+    return [str(number % 10) if number >= 0 else "?" for number in numbers.tolist()]
+
+
+def _owners(passes: Passes, view: _View) -> I64:
+    """Return which pass has most of each column; -1 where waiting has."""
+    if not len(passes):
+        return np.full(len(view.edges_ns) - 1, -1)
+    share = _share(passes.start_ns, passes.end_ns, view)
+    return np.where(share.sum(axis=0) >= 0.5, share.argmax(axis=0), -1)
+
+
+def _share(start: I64, end: I64, view: _View) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Return how much of each column (across) each interval (down) covers."""
+    first, last = view.edges_ns[:-1], view.edges_ns[1:]
+    covered = np.minimum(end[:, None], last) - np.maximum(start[:, None], first)
+    share: np.ndarray[tuple[int, int], np.dtype[np.float64]] = np.maximum(covered, 0) / np.maximum(
+        last - first, 1
+    )
+    return share
+
+
+def _both_there(transfers: Transfers) -> I64:
+    """Return when data began to flow, as the receiver saw it."""
+    both: I64 = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
+    return both
+
+
+def _paint(  # noqa: PLR0913, PLR0917 (a row of the drawing)
+    name: str,
+    signs: list[str],
+    styles: list[str],
+    owner: I64,
+    idle: np.ndarray[tuple[int], np.dtype[np.str_]] | None,
+    view: _View,
+) -> Text:
+    """Write one row: the sign of each column's pass, or what stands for waiting."""
+    line = Text(f"{name:>{view.margin - 1}} ")
+    for column, row in enumerate(owner.tolist()):
+        if row >= 0:
+            line.append(signs[row], style=styles[row])
+        else:
+            line.append(_BLANK if idle is None else str(idle[column]), style="dim")
+    return line
+
+
+def _axis(view: _View) -> str:
+    """Write the time in ms under the columns, at round distances."""
+    columns = len(view.edges_ns) - 1
+    column_ms = view.column_ns / 1e6
+    least = _TICK_COLUMNS * column_ms
+    power = 10.0 ** np.floor(np.log10(least))
+    apart = next(n * power for n in (*_TICKS, 10) if n * power >= least)
+    decimals = max(0, -int(np.floor(np.log10(apart))))
+    cells = [_BLANK] * (view.margin + columns)
+    for tick in range(int(columns * column_ms / apart) + 1):
+        label = f"|{tick * apart:.{decimals}f}" + (" ms" if tick == 0 else "")
+        at = view.margin + round(tick * apart / column_ms)
+        if at + len(label) <= len(cells):
+            cells[at : at + len(label)] = label
+    return "".join(cells).rstrip()
+
+
+def _legend(passes: Passes, ranks: tuple[RankTimeline, ...], view: _View) -> list[Text]:
+    here = {PassKind(kind).name for kind in np.unique(passes.kind).tolist()}
+    line = Text()
+    for letter in (letter for letter in _MEANINGS if letter in here):
+        line.append(letter, style=_STYLES[letter][0])
+        line.append(f" {_MEANINGS[letter]}  ")
+    line.append(f"{_WAIT} wait  {_WIRE} wire  mb microbatch")
+    more = []
+    if passes.microbatch.max(initial=0) > 9 or max(max(rank.stages) for rank in ranks) > 9:
+        more.append("numbers: last digit")
+    if (passes.step != view.step).any():
+        more.append("lower case: another step")
+    return [line, Text("  ".join(more))] if more else [line]

@@ -1,0 +1,67 @@
+"""An order and one duration a kind in → the bubble of equal stages and free transfers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from debubble.schedules import Action, Order
+
+Key = tuple[int, str, int]
+"""Stage, kind and microbatch of a pass."""
+
+
+def ideal_bubble(order: Order, duration: Mapping[str, float]) -> float:
+    """Return the share of time that ranks wait when nothing but the order makes them wait.
+
+    Each rank runs its passes in order; a pass begins when its rank is free and what it needs is
+    there. Two passes that overlap are one: both inputs are needed, both results come at the end.
+    """
+    ended: dict[Key, float] = {}
+    free = [0.0] * len(order)
+    waiting = [list(_units(actions)) for actions in order]
+    last_stage = max(action.stage for actions in order for action in actions)
+    while any(waiting):
+        before = len(ended)
+        for rank, units in enumerate(waiting):
+            while units:
+                moments = [
+                    moment for action in units[0] for moment in _needs(action, last_stage, ended)
+                ]
+                if None in moments:
+                    break
+                length = sum(duration[action.kind] for action in units[0])
+                free[rank] = max([free[rank], *(m for m in moments if m is not None)]) + length
+                ended.update(dict.fromkeys(map(_key, units.pop(0)), free[rank]))
+        if len(ended) == before:
+            raise ValueError("this order cannot finish")
+    busy = sum(duration[action.kind] for actions in order for action in actions)
+    return 1 - busy / (len(order) * max(free))
+
+
+def _units(actions: list[Action]) -> Iterator[tuple[Action, ...]]:
+    """Yield passes, those that run as one together."""
+    pending: tuple[Action, ...] = ()
+    for action in actions:
+        pending = (*pending, action)
+        if not action.overlap:
+            yield pending
+            pending = ()
+
+
+def _key(action: Action) -> Key:
+    return action.stage, action.kind, action.microbatch
+
+
+def _needs(action: Action, last_stage: int, ended: Mapping[Key, float]) -> Iterator[float | None]:
+    """Yield when each input of a pass was there; None for one that is not there yet."""
+    stage, kind, number = _key(action)
+    if kind == "F":
+        if stage:
+            yield ended.get((stage - 1, "F", number))
+    elif kind == "W":
+        yield ended.get((stage, "I", number))
+    else:
+        yield ended.get((stage, "F", number))
+        if stage < last_stage:
+            whole = ended.get((stage + 1, "B", number))
+            yield whole if whole is not None else ended.get((stage + 1, "I", number))

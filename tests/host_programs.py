@@ -1,0 +1,238 @@
+"""What the host of each rank of a pipeline does in a step: compute, post messages, wait for them.
+
+As torch does it: fused exchanges for 1F1B, separate sends and receives for all other schedules.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby, zip_longest
+from typing import NamedTuple
+
+import numpy as np
+
+from debubble.schedules import Action, order_of
+
+MS, US = 1_000_000, 1_000
+# Of a stage of weight one. A full backward pass computes both gradients.
+LENGTH_NS = {"F": 5 * MS, "B": 10 * MS, "I": 5 * MS, "W": 5 * MS}
+KERNELS = {"F": 3, "B": 5, "I": 3, "W": 2}
+# A message of a few bytes.
+TOKEN_NS = 30 * US
+MAIN, AUTOGRAD = 100, 200
+
+Group = tuple[Action, ...]
+"""One pass, or a forward and a backward pass that run as one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is run, and how its messages behave."""
+
+    schedule: str
+    ranks: int
+    microbatches: int
+    chunks: int | None = None
+    steps: int = 2
+    weights: tuple[float, ...] = ()
+    fused: bool = False
+    """As torch's 1F1B: a send and the next receive in one batch, waited for at once."""
+    buffered: bool = False
+    """A send ends before its receive begins, as over a network."""
+    early: bool = False
+    """Receives are posted one pass ahead and spin; a stream for each peer and direction."""
+    wire_ns: int = 1_300 * US
+    run_ahead: bool = True
+    """The host never waits for its device; otherwise at the end of each step."""
+    messages: int = 1
+    """Tensors in each message of the schedule, such as hidden states and residual."""
+    separate: bool = False
+    """Each of them is posted and carried on its own."""
+    recompute: bool = False
+    graphs: bool = False
+    """A pass is one launch of a CUDA graph."""
+    noise: float = 0.03
+    seed: int = 0
+
+    @property
+    def trains(self) -> bool:
+        return self.schedule != "forward-only"
+
+
+class Message(NamedTuple):
+    source: int
+    destination: int
+    what: tuple[str, int, int, int]
+    """Kind, stage that sends, microbatch, and which tensor."""
+
+
+@dataclass(eq=False)
+class Kernel:
+    """Something on a device: a part of a pass, a batch of messages, or neither."""
+
+    stream: int
+    thread: int = MAIN
+    action: Action | None = None
+    messages: tuple[Message, ...] = ()
+    collective: bool = False
+    first_of_launch: bool = True
+    length_ns: int = 0
+    launch_ns: int = 0
+    ready_ns: int = -1
+    behind: Kernel | None = None
+    start_ns: int = -1
+    end_ns: int = -1
+
+    @property
+    def computes(self) -> bool:
+        return not self.messages and not self.collective
+
+
+@dataclass
+class Block:
+    """What the host does in one go, under a label where the framework writes one."""
+
+    name: str
+    items: list[tuple[str, Kernel]] = field(default_factory=list)
+    """`run` or `wait`, and for which kernel."""
+    start_ns: int = 0
+    end_ns: int = 0
+
+
+class Programs:
+    """Writes the host program of each rank, from the schedule's order."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.order = order_of(setup.schedule, setup.ranks, setup.microbatches, setup.chunks)
+        self.home = {a.stage: r for r, actions in enumerate(self.order) for a in actions}
+        self.stages = len(self.home)
+        self.noise = np.random.default_rng(setup.seed)
+
+    def step(self) -> list[list[Block]]:
+        """Return the blocks of one step for each rank."""
+        groups = [_pairs(actions) for actions in self.order]
+        self.sent: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
+        for rank, actions in enumerate(self.order):
+            for message in (m for action in actions for m in self._sends(rank, action)):
+                self.sent[rank, message.destination].append(message)
+        write = self._fused if self.setup.fused else self._asynchronous
+        return [[*write(rank, mine), *self._ending(rank)] for rank, mine in enumerate(groups)]
+
+    def _sends(self, rank: int, action: Action) -> list[Message]:
+        target = {"F": 1, "B": -1, "I": -1}.get(action.kind, 0) + action.stage
+        if target == action.stage or self.home.get(target, rank) == rank:
+            return []
+        kind = "F" if action.kind == "F" else "B"
+        return [
+            Message(rank, self.home[target], (kind, action.stage, action.microbatch, tensor))
+            for tensor in range(self.setup.messages)
+        ]
+
+    def _needs(self, rank: int, action: Action) -> list[Message]:
+        source = {"F": -1, "B": 1, "I": 1}.get(action.kind, 0) + action.stage
+        if source == action.stage or self.home.get(source, rank) == rank:
+            return []
+        kind = "F" if action.kind == "F" else "B"
+        return [
+            Message(self.home[source], rank, (kind, source, action.microbatch, tensor))
+            for tensor in range(self.setup.messages)
+        ]
+
+    def _compute(self, action: Action) -> list[Kernel]:
+        weights = self.setup.weights or (1.0,) * self.stages
+        length = LENGTH_NS[action.kind] * weights[action.stage]
+        length *= 1 + self.setup.noise * float(self.noise.standard_normal())
+        count = KERNELS[action.kind] - (action.kind == "B" and action.microbatch == 0)
+        thread = MAIN if action.kind == "F" else AUTOGRAD
+        if self.setup.recompute and action.kind == "B":
+            length, count = length * 1.5, count + KERNELS["F"]
+        return [
+            Kernel(7, thread, action, length_ns=round(length / count),
+                   first_of_launch=not (self.setup.graphs and number))
+            for number in range(count)
+        ]  # fmt: skip
+
+    def _post(self, messages: list[Message]) -> list[Kernel]:
+        """Carry messages in one kernel, or each in its own."""
+        size = 1 if self.setup.separate else max(len(messages), 1)
+        batches = [messages[at : at + size] for at in range(0, len(messages), size)]
+        return [Kernel(self._stream(batch[0]), messages=tuple(batch)) for batch in batches]
+
+    def _stream(self, message: Message) -> int:
+        return 16 + (message.source * 64 + message.destination if self.setup.early else 0)
+
+    def _ending(self, rank: int) -> list[Block]:
+        """Scale gradients and reduce them; or hand the last rank's token to the first."""
+        if self.setup.trains:
+            scale = [("run", Kernel(7, length_ns=40 * US)) for _ in range(3)]
+            return [Block("", scale), Block("", [("run", Kernel(20, collective=True))])]
+        last = self.setup.ranks - 1
+        token = Message(last, 0, ("token", 0, 0, 0))
+        if rank not in {0, last}:
+            return []
+        kernel = Kernel(self._stream(token), messages=(token,))
+        return [Block("", [("run", kernel), ("wait", kernel)])]
+
+    def _asynchronous(self, rank: int, groups: list[Group]) -> Iterator[Block]:
+        """Post receives in the order of their sends, just before their pass or one pass ahead."""
+        posted: dict[Message, Kernel] = {}
+        for number, group in enumerate(groups):
+            needs = [n for action in group for n in self._needs(rank, action)]
+            for one in groups[number : number + (2 if self.setup.early else 1)]:
+                wanted = [n for action in one for n in self._needs(rank, action)]
+                for batch in self._unposted(rank, wanted, posted):
+                    kernels = self._post(batch)
+                    posted |= {message: kernel for kernel in kernels for message in kernel.messages}
+                    name = f"{one[0].stage}RECV_{batch[0].what[0]}{batch[0].what[2]}"
+                    yield Block(name, [("run", kernel) for kernel in kernels])
+            yield Block(_name(group), [("wait", posted[n]) for n in needs] + self._run(group))
+            for action in group:
+                if sends := self._post(self._sends(rank, action)):
+                    name = f"{action.stage}SEND_{action.kind}{action.microbatch}"
+                    yield Block(name, [("run", kernel) for kernel in sends])
+
+    def _unposted(
+        self, rank: int, wanted: list[Message], posted: dict[Message, Kernel]
+    ) -> Iterator[list[Message]]:
+        """Yield what must be posted for a pass: each message behind all that were sent before."""
+        for source in sorted({message.source for message in wanted}):
+            queue = self.sent[source, rank]
+            last = max(queue.index(message) for message in wanted if message.source == source)
+            missing = [message for message in queue[: last + 1] if message not in posted]
+            for _, batch in groupby(missing, key=lambda message: message.what[:3]):
+                yield list(batch)
+
+    def _fused(self, rank: int, groups: list[Group]) -> Iterator[Block]:
+        """Write torch's Schedule1F1B: between F and B, sends and receives go in one batch."""
+        pending: list[Message] = []
+        before = ""
+        for (action,) in groups:
+            needs = self._needs(rank, action)
+            together = before not in {"", action.kind}
+            batches = [[*pending, *needs]] if together else [pending, needs]
+            kernels = [kernel for batch in batches for kernel in self._post(batch)]
+            waited = [k for k in kernels if together or k.messages[0].destination == rank]
+            yield Block("", [("run", kernel) for kernel in kernels])
+            yield Block("", [*(("wait", k) for k in waited), *self._run((action,))])
+            pending, before = self._sends(rank, action), action.kind
+        yield Block("", [("run", kernel) for kernel in self._post(pending)])
+
+    def _run(self, group: Group) -> list[tuple[str, Kernel]]:
+        """Launch the kernels of a pass, or of two passes in turns."""
+        parts = [self._compute(action) for action in group]
+        turns = zip_longest(*parts)
+        return [("run", kernel) for turn in turns for kernel in turn if kernel]
+
+
+def _pairs(actions: list[Action]) -> list[Group]:
+    """Put a forward pass that overlaps together with the backward pass after it."""
+    rest = iter(actions)
+    return [(action, next(rest)) if action.overlap else (action,) for action in rest]
+
+
+def _name(group: Group) -> str:
+    names = [str(action) for action in group]
+    return names[0] if len(names) == 1 else f"({';'.join(names)})OVERLAP_F_B"

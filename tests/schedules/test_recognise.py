@@ -1,0 +1,170 @@
+"""Names for runs: what a schedule ordered is called by its name, and nothing else is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from making import SHARED
+
+from debubble.errors import UsageError
+from debubble.schedules import SCHEDULES, order_of
+from debubble.timeline.build import build_timeline
+from debubble.timeline.model import Intervals, Passes, PassKind, RankTimeline, Timeline, Transfers
+from debubble.timeline.recognise import count_microbatches, recognise_schedule
+from debubble.trace.run import find_run, read_run
+
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
+def timeline_of(order, *, steps=(3, 4), names=None, positions=None):
+    """A run in which each rank starts one pass a nanosecond, in order."""
+    names = names or list(range(len(order)))
+    positions = positions or list(range(len(order)))
+    rows = [
+        (names[rank], action.stage, PassKind[action.kind], action.microbatch, step, start)
+        for step in steps
+        for rank, actions in enumerate(order)
+        for start, action in enumerate(actions, start=10_000 * step)
+    ]
+    rank, stage, kind, microbatch, step, start = np.array(rows).T
+    none = Intervals(start_ns=NOTHING, end_ns=NOTHING)
+    lines = [
+        RankTimeline(
+            rank=names[rank],
+            pipeline=0,
+            position=positions[rank],
+            stages=tuple(sorted({action.stage for action in actions})),
+            busy=none,
+            occupied=none,
+            apparent=none,
+            clock_offset_ns=0,
+        )
+        for rank, actions in enumerate(order)
+    ]
+    return Timeline(
+        ranks=tuple(lines),
+        passes=Passes(
+            rank=rank.astype(np.int32),
+            stage=stage.astype(np.int32),
+            kind=kind.astype(np.uint8),
+            microbatch=microbatch.astype(np.int32),
+            step=step.astype(np.int32),
+            start_ns=start,
+            end_ns=start + 1,
+            busy_ns=np.ones_like(start),
+        ),
+        transfers=Transfers(**dict.fromkeys(Transfers.__dataclass_fields__, NOTHING)),
+        steps=steps,
+        clock_uncertainty_ns=0,
+    )
+
+
+def name_of(order, **more):
+    timeline = timeline_of(order, **more)
+    return recognise_schedule(timeline, 0, count_microbatches(timeline, 0))
+
+
+def swap(actions, first, second):
+    actions[first], actions[second] = actions[second], actions[first]
+
+
+@given(st.sampled_from(sorted(SCHEDULES)), st.integers(2, 6), st.integers(1, 16), st.integers(1, 3))
+def test_every_schedule_is_called_by_a_name_of_its_order(name, ranks, microbatches, chunks):
+    try:
+        order = order_of(name, ranks, microbatches, chunks)
+    except UsageError:
+        assume(False)
+    found = name_of(order)
+    assert found is not None
+    assert order_of(found, ranks, microbatches, chunks) == order
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_with_more_microbatches_than_stages_names_are_unique(name):
+    assert name_of(order_of(name, 4, 12)) == name
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "interleaved-zb", "zbv", "dualpipe-v"])
+def test_the_first_stages_input_gradient_may_be_missing_as_in_torch(name):
+    order = order_of(name, 4, 8)
+    kept = [[a for a in rank if (a.stage, a.kind) != (0, "I")] for rank in order]
+    assert sum(map(len, kept)) < sum(map(len, order))
+    assert name_of(kept) == name
+
+
+def test_no_other_pass_may_be_missing():
+    order = order_of("zbv", 4, 8)
+    kept = [[a for a in rank if (a.stage, a.kind) != (1, "I")] for rank in order]
+    assert name_of(kept) is None
+
+
+def test_one_pass_out_of_order_in_one_step_is_no_known_schedule():
+    order = order_of("interleaved-1f1b", 4, 8)
+    timeline = timeline_of(order)
+    row = int(np.flatnonzero((timeline.passes.rank == 2) & (timeline.passes.step == 4))[3])
+    timeline.passes.start_ns[[row, row + 1]] = timeline.passes.start_ns[[row + 1, row]]
+    assert recognise_schedule(timeline, 0, 8) is None
+
+
+def test_of_a_pair_that_overlaps_either_may_begin_first():
+    order = order_of("dualpipe-v", 4, 12)
+    position = next(n for n, action in enumerate(order[1]) if action.overlap)
+    swap(order[1], position, position + 1)
+    assert name_of(order) == "dualpipe-v"
+
+
+def test_of_a_pair_that_does_not_overlap_the_first_begins_first():
+    order = order_of("dualpipe-v", 4, 12)
+    swap(order[1], 0, 1)
+    assert name_of(order) is None
+
+
+def test_a_v_on_looped_ranks_has_no_name():
+    order = order_of("zbv", 4, 8)
+    looped = [[a for rank in order for a in rank if a.stage % 4 == home] for home in range(4)]
+    assert name_of(looped) is None
+
+
+def test_the_numbers_of_the_ranks_and_where_messages_put_them_change_nothing():
+    order = order_of("interleaved-1f1b", 4, 8)
+    assert name_of(order, names=[5, 1, 7, 3], positions=[2, 3, 0, 1]) == "interleaved-1f1b"
+
+
+def test_a_rank_that_was_not_recorded_in_a_step_does_not_hide_the_name():
+    timeline = timeline_of(order_of("1f1b", 3, 6))
+    passes = timeline.passes
+    partly = Timeline(
+        ranks=timeline.ranks,
+        passes=passes.where((passes.rank != 2) | (passes.step != 4)),
+        transfers=timeline.transfers,
+        steps=timeline.steps,
+        clock_uncertainty_ns=0,
+    )
+    assert recognise_schedule(partly, 0, 6) == "1f1b"
+
+
+def test_a_rank_that_was_never_recorded_leaves_the_schedule_unknown():
+    timeline = timeline_of(order_of("1f1b", 3, 6))
+    partly = Timeline(
+        ranks=timeline.ranks,
+        passes=timeline.passes.where(timeline.passes.rank != 2),
+        transfers=timeline.transfers,
+        steps=timeline.steps,
+        clock_uncertainty_ns=0,
+    )
+    assert recognise_schedule(partly, 0, 6) is None
+
+
+def test_ranks_with_different_numbers_of_chunks_are_no_known_schedule():
+    order = order_of("gpipe", 3, 4)
+    assert name_of([order[0] + order[1], order[2]]) is None
+
+
+def test_the_recorded_zbv_run_is_called_zbv():
+    folder = SHARED / "h200" / "zbv_m8"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    timeline = build_timeline(read_run(find_run([str(folder)])).ranks)
+    assert recognise_schedule(timeline, 0, 8) == "zbv"

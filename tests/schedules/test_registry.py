@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+
+from debubble.errors import UsageError
+from debubble.schedules import SCHEDULES, Action, order_of, placement_of
+
+
+def test_the_names_are_the_designs():
+    names = (
+        "forward-only gpipe 1f1b interleaved-1f1b looped-bfs zb-h1 zb-h2 interleaved-zb zbv "
+        "dualpipe-v"
+    )
+    assert set(SCHEDULES) == set(names.split())
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_without_a_word_a_rank_has_as_few_chunks_as_the_schedule_can_do_with(name):
+    order = order_of(name, 2, 4)
+    least = 1 if name in {"forward-only", "gpipe", "1f1b", "zb-h1", "zb-h2"} else 2
+    for actions, stages in zip(order, placement_of(name, 2), strict=True):
+        assert {action.stage for action in actions} == set(stages)
+        assert len(stages) == least
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (("zb-v", 4, 8), "no schedule is called 'zb-v'", "one of forward-only, 1f1b, gpipe"),
+        (("zbv", 4, 8, 1), "zbv needs 2 chunks a rank, not 1", "use --chunks 2"),
+        (("dualpipe-v", 4, 8, 3), "dualpipe-v needs 2 chunks a rank, not 3", "use --chunks 2"),
+        (("gpipe", 4, 8, 2), "gpipe needs 1 chunk a rank, not 2", "use --chunks 1"),
+        (
+            ("looped-bfs", 4, 8, 1),
+            "looped-bfs needs 2 chunks or more a rank, not 1",
+            "use --chunks 2",
+        ),
+        (
+            ("dualpipe-v", 4, 7),
+            "dualpipe-v needs a microbatch for each of 8 stages, not 7",
+            "give 8 microbatches or more",
+        ),
+        (
+            ("interleaved-1f1b", 4, 9),
+            "interleaved-1f1b cannot cut 9 microbatches into 2 equal rounds",
+            "give a multiple of 4 microbatches",
+        ),
+        (("1f1b", 0, 8), "8 microbatches on 0 ranks make no step", "give one or more of each"),
+        (("1f1b", 4, 0), "0 microbatches on 4 ranks make no step", "give one or more of each"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_way_out(arguments, message, hint):
+    with pytest.raises(UsageError) as caught:
+        order_of(*arguments)
+    assert caught.value.message == message
+    assert caught.value.hint.startswith(hint)
+
+
+def test_a_placement_needs_the_same_chunks_as_the_order():
+    with pytest.raises(UsageError, match="zbv needs 2 chunks"):
+        placement_of("zbv", 4, 3)
+
+
+def test_the_second_chunk_of_a_v_lies_mirrored():
+    assert placement_of("zbv", 4) == ((0, 7), (1, 6), (2, 5), (3, 4))
+    assert placement_of("looped-bfs", 4, 2) == ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+def test_an_action_is_written_as_torch_writes_it():
+    assert str(Action(3, "I", 12)) == "3I12"
+
+
+def test_only_a_pair_of_dualpipe_v_overlaps():
+    for name in SCHEDULES:
+        pairs = [action for rank in order_of(name, 4, 8) for action in rank if action.overlap]
+        assert bool(pairs) == (name == "dualpipe-v")
+        assert all(action.kind == "F" for action in pairs)

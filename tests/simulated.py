@@ -1,0 +1,198 @@
+"""Pipelines that never ran: what the devices would have done, as ground truth for the analysis.
+
+A host program per rank is played on a compute stream and on streams for messages, the way NCCL does
+it: a message's kernel spins until its counterpart is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from host_programs import TOKEN_NS, US, Block, Kernel, Message, Programs, Setup
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruePass:
+    """What a pass really was: from its first kernel's start to its last one's end."""
+
+    rank: int
+    step: int
+    stage: int
+    kind: str
+    microbatch: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass
+class RankStep:
+    blocks: list[Block]
+    start_ns: int = 0
+    end_ns: int = 0
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        return [kernel for block in self.blocks for verb, kernel in block.items if verb == "run"]
+
+
+class Device:
+    """One rank's streams while its program is played."""
+
+    def __init__(self) -> None:
+        self.host_ns = 0
+        self.free_ns = 0
+        """When its compute stream is."""
+        self.last: dict[int, Kernel] = {}
+        self.todo: list[tuple[str, Kernel]] = []
+        self.done = 0
+
+
+class Play:
+    """Plays the programs of all ranks; times are true times of one clock."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.programs = Programs(setup)
+        self.devices = [Device() for _ in range(setup.ranks)]
+        self.steps: list[list[RankStep]] = []
+        for _ in range(setup.steps):
+            self.steps.append(self._step())
+
+    def _step(self) -> list[RankStep]:
+        self.ends: dict[tuple[Message, str], Kernel] = {}
+        steps = [RankStep(blocks) for blocks in self.programs.step()]
+        for step, device in zip(steps, self.devices, strict=True):
+            _issue(step, device)
+        for rank, step in enumerate(steps):
+            for kernel in step.kernels:
+                for message in kernel.messages:
+                    side = "out" if message.source == rank else "in"
+                    self.ends[message, side] = kernel
+        while any(device.done < len(device.todo) for device in self.devices):
+            assert any(self._advance(device) for device in self.devices), "deadlock"
+        self._finish(steps)
+        return steps
+
+    def _advance(self, device: Device) -> bool:
+        """Go on until the device would wait for something that is not known yet."""
+        before = device.done
+        while device.done < len(device.todo):
+            verb, kernel = device.todo[device.done]
+            if verb == "run":
+                _queue(device, kernel)
+            elif self._end(kernel) < 0:
+                break
+            else:
+                device.free_ns = max(device.free_ns, kernel.end_ns)
+            device.done += 1
+        return device.done > before
+
+    def _start(self, kernel: Kernel) -> int:
+        """Return when a message's kernel starts: after the one before it on its stream."""
+        if kernel.start_ns < 0 and kernel.ready_ns >= 0:
+            behind = self._end(kernel.behind) if kernel.behind else 0
+            kernel.start_ns = -1 if behind < 0 else max(kernel.ready_ns, behind)
+        return kernel.start_ns
+
+    def _end(self, kernel: Kernel) -> int:
+        """Return when a kernel ends; -1 where that is not known yet: messages need both sides."""
+        if kernel.end_ns < 0 and kernel.messages and self._start(kernel) >= 0:
+            ends = [self._arrival(message, kernel) for message in kernel.messages]
+            kernel.end_ns = -1 if min(ends) < 0 else max(ends)
+        return kernel.end_ns
+
+    def _arrival(self, message: Message, mine: Kernel) -> int:
+        out, into = self.ends[message, "out"], self.ends[message, "in"]
+        wire = TOKEN_NS if message.what[0] == "token" else self.setup.wire_ns
+        if self.setup.buffered and mine is out:
+            return out.start_ns + wire
+        if self._start(out) < 0 or self._start(into) < 0:
+            return -1
+        if self.setup.buffered:
+            return max(out.start_ns + wire, into.start_ns + wire // 2)
+        return max(out.start_ns, into.start_ns) + wire
+
+    def _finish(self, steps: list[RankStep]) -> None:
+        """End the reduction of gradients everywhere at once; let hosts wait where they do."""
+        reductions = [k for step in steps for k in step.kernels if k.collective]
+        together = max((kernel.start_ns for kernel in reductions), default=0) + 500 * US
+        for step, device in zip(steps, self.devices, strict=True):
+            for kernel in step.kernels:
+                if kernel.collective:
+                    kernel.end_ns = device.free_ns = together
+                assert self._end(kernel) >= 0
+            if not self.setup.run_ahead:
+                device.host_ns = max(kernel.end_ns for kernel in step.kernels) + 10 * US
+                step.end_ns = device.host_ns
+            device.todo, device.done = [], 0
+
+
+def _queue(device: Device, kernel: Kernel) -> None:
+    """Put a kernel on its stream. Each waits for all compute that was issued before it."""
+    kernel.ready_ns = max(device.free_ns, kernel.launch_ns + 5 * US)
+    kernel.behind = device.last.get(kernel.stream) if kernel.messages else None
+    device.last[kernel.stream] = kernel
+    if not kernel.messages:
+        kernel.start_ns = kernel.ready_ns + US
+    if kernel.computes:
+        kernel.end_ns = device.free_ns = kernel.start_ns + kernel.length_ns
+
+
+def _issue(step: RankStep, device: Device) -> None:
+    """Let the host go through its program: it queues everything and waits for nothing."""
+    step.start_ns = device.host_ns = device.host_ns + 100 * US
+    for block in step.blocks:
+        block.start_ns = device.host_ns = device.host_ns + 5 * US
+        for verb, kernel in block.items:
+            device.todo.append((verb, kernel))
+            if verb == "run" and kernel.first_of_launch:
+                device.host_ns += 40 * US + 60 * US * len(kernel.messages)
+            if verb == "run":
+                kernel.launch_ns = device.host_ns - 15 * US
+        block.end_ns = device.host_ns = device.host_ns + 5 * US
+    step.end_ns = device.host_ns = device.host_ns + 20 * US
+
+
+def true_passes(play: Play) -> list[TruePass]:
+    """Return every pass, by the kernels that were launched for it."""
+    passes = []
+    for number, step in enumerate(play.steps):
+        for rank, mine in enumerate(step):
+            kernels: dict[tuple[int, str, int], list[Kernel]] = {}
+            for kernel in mine.kernels:
+                if kernel.action:
+                    kernels.setdefault(kernel.action[:3], []).append(kernel)
+            passes += [
+                TruePass(
+                    rank=rank,
+                    step=number,
+                    stage=stage,
+                    kind=kind,
+                    microbatch=microbatch,
+                    start_ns=min(kernel.start_ns for kernel in parts),
+                    end_ns=max(kernel.end_ns for kernel in parts),
+                )
+                for (stage, kind, microbatch), parts in kernels.items()
+            ]
+    return passes
+
+
+def true_windows(play: Play) -> list[tuple[int, int]]:
+    """Return each step's window: from the first pass's start to the last pass's end."""
+    return [
+        (min(one.start_ns for one in here), max(one.end_ns for one in here))
+        for here in (
+            [one for one in true_passes(play) if one.step == step]
+            for step in range(len(play.steps))
+        )
+    ]
+
+
+def true_bubbles(play: Play) -> list[float]:
+    """Return each step's bubble: what no kernel of the compute stream covers."""
+    bubbles = []
+    kernels = [k for step in play.steps for rank in step for k in rank.kernels if k.computes]
+    for begin, end in true_windows(play):
+        busy = sum(max(0, min(k.end_ns, end) - max(k.start_ns, begin)) for k in kernels)
+        bubbles.append(1 - busy / (play.setup.ranks * (end - begin)))
+    return bubbles

@@ -1,0 +1,167 @@
+"""Played pipelines in → one Kineto document a rank out, as torch and NCCL write them.
+
+Modelled on the recorded H200 runs: kernels tell nothing of their messages, the operators of the
+host tell all; labels stand on the host; the host's steps end long before the device's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from host_programs import AUTOGRAD, MAIN, Block, Kernel, Message
+from making import Event, annotation, details, document, kernel, launch, memory, send, write
+from simulated import Play, RankStep
+
+# Room for clocks that are behind.
+BEGIN_NS = 10_000_000_000
+ELEMENTS = 1024 * 4096
+MICROBATCH_BYTES = 300 * 1024**2
+STATIC_BYTES = 2 * 1024**3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """What a rank's clock shows at a true time."""
+
+    skew_ns: int = 0
+    drift_ppm: float = 0.0
+
+    def us(self, true_ns: float) -> float:
+        return round(BEGIN_NS + self.skew_ns + true_ns * (1 + self.drift_ppm * 1e-6)) / 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """How a run is written down."""
+
+    labels: str = "none"
+    """`runtime` for `PP:1F0`, `simple` for `Forward 3`, or `none`."""
+    clocks: Sequence[Clock] = ()
+    members: tuple[int, ...] = ()
+    """The global ranks of the pipeline; peers are counted inside it."""
+    world: int = 0
+
+
+class RankWriter:
+    """Writes the events of one rank."""
+
+    def __init__(self, play: Play, rank: int, writing: Writing) -> None:
+        self.rank = rank
+        self.writing = writing
+        self.members = writing.members or tuple(range(play.setup.ranks))
+        self.clock = writing.clocks[rank] if writing.clocks else Clock()
+        self.graphs = play.setup.graphs
+        self.correlation = count(1)
+        self.in_flight = 0
+
+    def events(self, steps: Sequence[RankStep]) -> Iterator[Event]:
+        for number, step in enumerate(steps):
+            yield self._annotation(f"ProfilerStep#{number}", step.start_ns, step.end_ns)
+            for block in step.blocks:
+                yield from self._block(block)
+
+    def _annotation(self, name: str, start_ns: int, end_ns: int) -> Event:
+        begin = self.clock.us(start_ns)
+        return annotation(name, ts=begin, dur=self.clock.us(end_ns) - begin, tid=MAIN)
+
+    def _block(self, block: Block) -> Iterator[Event]:
+        name = self._label(block.name)
+        if name:
+            yield self._annotation(name, block.start_ns, block.end_ns)
+        launched = 0
+        if any(verb == "wait" for verb, _ in block.items):
+            at = self.clock.us(block.start_ns)
+            yield details("wait", ts=at, dur=3, **{"Process Group Name": "pp"})
+        for one in (item for verb, item in block.items if verb == "run"):
+            launched = next(self.correlation) if one.first_of_launch else launched
+            if one.messages:
+                yield from self._batch(one, launched)
+            elif one.collective:
+                yield from self._reduction(one, launched)
+            else:
+                yield from self._compute(one, launched)
+        yield from self._memory(block)
+
+    def _label(self, name: str) -> str:
+        """Return what torch calls this: runtime schedules name all, older ones only passes."""
+        if not name or self.writing.labels == "none":
+            return ""
+        if self.writing.labels == "runtime":
+            return f"PP:{name}"
+        kind = {"F": "Forward", "B": "Backward"}.get(name.lstrip("0123456789")[0], "")
+        return f"{kind} {name.rpartition(name.lstrip('0123456789')[0])[2]}" if kind else ""
+
+    def _memory(self, block: Block) -> Iterator[Event]:
+        actions = {item.action for _, item in block.items if item.action}
+        for action in actions:
+            change = {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
+            self.in_flight += change
+            yield memory(
+                ts=self.clock.us(block.end_ns),
+                allocated=STATIC_BYTES + self.in_flight * MICROBATCH_BYTES,
+                change=change * MICROBATCH_BYTES,
+            )
+
+    def _device(self, one: Kernel, name: str, correlation: int) -> Event:
+        begin = self.clock.us(one.start_ns)
+        length = self.clock.us(one.end_ns) - begin
+        return kernel(name, ts=begin, dur=length, stream=one.stream, correlation=correlation)
+
+    def _compute(self, one: Kernel, correlation: int) -> Iterator[Event]:
+        if one.first_of_launch:
+            event = launch(
+                self.clock.us(one.launch_ns), 5.0, tid=one.thread, correlation=correlation
+            )
+            yield event | ({"name": "cudaGraphLaunch"} if self.graphs else {})
+        name = "gemm_bwd" if one.thread == AUTOGRAD else "gemm_fwd"
+        yield self._device(one, name if one.action else "multi_tensor_scale", correlation)
+
+    def _reduction(self, one: Kernel, correlation: int) -> Iterator[Event]:
+        at = self.clock.us(one.launch_ns)
+        yield send(ts=at - 10, dur=20, kind="allreduce_", **{"Concrete Inputs": []})
+        yield details("allreduce", ts=at - 8, dur=16)
+        yield launch(at, 5.0, tid=MAIN, correlation=correlation)
+        yield self._device(one, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", correlation)
+
+    def _batch(self, one: Kernel, correlation: int) -> Iterator[Event]:
+        """Write queued sends and receives, and the bracket that launches them all."""
+        at = self.clock.us(one.launch_ns)
+        for number, message in enumerate(reversed(one.messages)):
+            yield from self._operator(message, at - 60 * (number + 1))
+        yield annotation("nccl:coalesced", ts=at - 2, dur=12, tid=MAIN)
+        yield launch(at, 5.0, tid=MAIN, correlation=correlation) | {
+            "cat": "cuda_driver",
+            "name": "cuLaunchKernelEx",
+        }
+        name = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+        yield self._device(one, name, correlation)
+
+    def _operator(self, message: Message, at: float) -> Iterator[Event]:
+        sends = message.source == self.rank
+        peer = message.destination if sends else message.source
+        yield send(peer, ts=at, dur=50, kind="send" if sends else "recv_")
+        yield details(
+            "send" if sends else "recv",
+            ts=at + 10,
+            dur=30,
+            **{
+                "In msg nelems": 1 if message.what[0] == "token" else ELEMENTS,
+                "Process Group Name": "pp",
+                "Process Group Ranks": str(list(self.members)),
+                ("Dst Rank" if sends else "Src Rank"): peer,
+            },
+        )
+
+
+def write_run(play: Play, folder: Path, writing: Writing | None = None) -> None:
+    """Write a trace a rank; the middle of a real trace lies between its hosts' steps."""
+    writing = writing or Writing()
+    for rank in range(play.setup.ranks):
+        writer = RankWriter(play, rank, writing)
+        events = list(writer.events([step[rank] for step in play.steps]))
+        name = writer.members[rank]
+        world = writing.world or play.setup.ranks
+        write(folder / f"rank{name}.json", document(events, rank=name, world=world))
