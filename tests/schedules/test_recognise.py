@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -106,6 +108,12 @@ def test_one_pass_out_of_order_in_one_step_is_no_known_schedule():
     row = int(np.flatnonzero((timeline.passes.rank == 2) & (timeline.passes.step == 4))[3])
     timeline.passes.start_ns[[row, row + 1]] = timeline.passes.start_ns[[row + 1, row]]
     assert recognise_schedule(timeline, 0, 8) is None
+    # A step that the timeline does not count is not looked at.
+    assert recognise_schedule(replace(timeline, steps=(3,)), 0, 8) == "interleaved-1f1b"
+
+
+def test_no_pipeline_has_no_schedule():
+    assert recognise_schedule(timeline_of(order_of("gpipe", 2, 2)), 1, 2) is None
 
 
 def test_of_a_pair_that_overlaps_either_may_begin_first():
@@ -135,25 +143,13 @@ def test_the_numbers_of_the_ranks_and_where_messages_put_them_change_nothing():
 def test_a_rank_that_was_not_recorded_in_a_step_does_not_hide_the_name():
     timeline = timeline_of(order_of("1f1b", 3, 6))
     passes = timeline.passes
-    partly = Timeline(
-        ranks=timeline.ranks,
-        passes=passes.where((passes.rank != 2) | (passes.step != 4)),
-        transfers=timeline.transfers,
-        steps=timeline.steps,
-        clock_uncertainty_ns=0,
-    )
+    partly = replace(timeline, passes=passes.where((passes.rank != 2) | (passes.step != 4)))
     assert recognise_schedule(partly, 0, 6) == "1f1b"
 
 
 def test_a_rank_that_was_never_recorded_leaves_the_schedule_unknown():
     timeline = timeline_of(order_of("1f1b", 3, 6))
-    partly = Timeline(
-        ranks=timeline.ranks,
-        passes=timeline.passes.where(timeline.passes.rank != 2),
-        transfers=timeline.transfers,
-        steps=timeline.steps,
-        clock_uncertainty_ns=0,
-    )
+    partly = replace(timeline, passes=timeline.passes.where(timeline.passes.rank != 2))
     assert recognise_schedule(partly, 0, 6) is None
 
 

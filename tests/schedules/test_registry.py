@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from debubble.errors import UsageError
-from debubble.schedules import SCHEDULES, Action, order_of, placement_of
+from debubble.schedules import SCHEDULES, Action, candidate_orders, order_of, placement_of
 
 
 def test_the_names_are_the_designs():
@@ -75,3 +75,26 @@ def test_only_a_pair_of_dualpipe_v_overlaps():
         pairs = [action for rank in order_of(name, 4, 8) for action in rank if action.overlap]
         assert bool(pairs) == (name == "dualpipe-v")
         assert all(action.kind == "F" for action in pairs)
+
+
+@pytest.mark.parametrize(
+    ("like", "chunks", "kinds", "microbatches", "expected"),
+    [
+        ("1f1b", 1, "F", 8, ["forward-only"]),
+        ("1f1b", 1, "FB", 8, ["1f1b", "gpipe"]),
+        ("zb-h1", 1, "FIW", 8, ["zb-h1", "zb-h2"]),
+        ("looped-bfs", 3, "FB", 8, ["interleaved-1f1b", "looped-bfs"]),
+        ("looped-bfs", 3, "FB", 9, ["looped-bfs"]),
+        ("looped-bfs", 2, "FIW", 8, ["interleaved-zb"]),
+        ("zbv", 2, "FIW", 8, ["zbv"]),
+        ("zbv", 2, "FBIW", 8, ["dualpipe-v"]),
+        ("zbv", 2, "FBIW", 7, []),
+        ("zbv", 2, "FB", 8, []),
+    ],
+)
+def test_only_schedules_that_fit_are_tried(like, chunks, kinds, microbatches, expected):
+    placement = placement_of(like, 4, chunks)
+    found = dict(candidate_orders(placement, frozenset(kinds), microbatches))
+    assert list(found) == expected
+    for name, order in found.items():
+        assert order == order_of(name, 4, microbatches, chunks)

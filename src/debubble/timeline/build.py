@@ -12,6 +12,7 @@ from debubble.errors import Code, Gap, NoPipeline
 from debubble.timeline.chain import Chain, find_chains
 from debubble.timeline.clock import Clocks, align
 from debubble.timeline.from_table import build_from_table
+from debubble.timeline.grouping import number_passes
 from debubble.timeline.labels import Assignment, assign_by_labels
 from debubble.timeline.layers import measure_layers
 from debubble.timeline.memory import measure_memory
@@ -159,11 +160,9 @@ def _passes(rank: _Rank, assignment: Assignment, position: int) -> Passes:
     """Gather the work of each pass: from its first start to its last end."""
     kept = np.flatnonzero((assignment.kind >= 0) & (rank.work_step >= 0))
     stage = np.where(assignment.stage[kept] >= 0, assignment.stage[kept], position)
-    keys = np.stack(
-        (rank.work_step[kept], stage, assignment.kind[kept], assignment.microbatch[kept])
-    ).astype(np.int64)
-    unique, group = np.unique(keys, axis=1, return_inverse=True)
-    group = group.reshape(-1)
+    unique, group = number_passes(
+        rank.work_step[kept], stage, assignment.kind[kept], assignment.microbatch[kept]
+    )
     start, end = rank.work.start_ns[kept], rank.work.end_ns[kept]
     starts = np.full(unique.shape[1], np.iinfo(np.int64).max, dtype=np.int64)
     ends = np.full(unique.shape[1], np.iinfo(np.int64).min, dtype=np.int64)

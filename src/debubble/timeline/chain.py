@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from debubble.timeline.model import UNKNOWN
 from debubble.timeline.structure import Neighbours
 from debubble.timeline.work import Messages
 
@@ -51,6 +52,7 @@ def find_chains(messages: Mapping[int, Messages]) -> tuple[Chain, ...]:
             after.setdefault(rank, peer)
         else:
             after.setdefault(peer, rank)
+    _lead_to_missing(after, messages)
     chains = [_follow(head, after) for head in _all_heads(heads, after)]
     placed = {rank for chain in chains for rank in chain.ranks}
     while left := sorted(set(after) - placed):
@@ -58,6 +60,20 @@ def find_chains(messages: Mapping[int, Messages]) -> tuple[Chain, ...]:
         chains.append(_follow(_first_of_ring(ring, messages), after))
         placed.update(ring)
     return tuple(chains)
+
+
+def _lead_to_missing(after: dict[int, int], messages: Mapping[int, Messages]) -> None:
+    """Let ranks lead to a rank that was not captured and so cannot tell who leads to it."""
+    for rank, posts in sorted(messages.items()):
+        first = _first_peer(posts, is_send=True)
+        missing = first not in messages and first not in after.values()
+        if rank not in after and missing and first != _first_peer(posts, is_send=False):
+            after[rank] = first
+
+
+def _first_peer(posts: Messages, *, is_send: bool) -> int:
+    peers = posts.peer[(posts.is_send == is_send) & (posts.peer >= 0)]
+    return int(peers[0]) if len(peers) else UNKNOWN
 
 
 def _one_way(posts: Messages) -> tuple[int, int] | None:
@@ -78,11 +94,13 @@ def _first_of_ring(ring: tuple[int, ...], messages: Mapping[int, Messages]) -> i
     """
 
     def weight(rank: int) -> tuple[int, bool, int]:
-        posts = messages[rank]
-        arrived = posts.message_bytes[~posts.is_send]
-        return int(np.median(arrived)) if len(arrived) else 0, not posts.is_send[0], rank
+        arrived = np.concatenate(
+            [one.message_bytes[one.is_send & (one.peer == rank)] for one in messages.values()]
+        )
+        sends_first = rank in messages and bool(messages[rank].is_send[0])
+        return int(np.median(arrived)) if len(arrived) else 0, not sends_first, rank
 
-    return min((rank for rank in ring if rank in messages), key=weight)
+    return min(ring, key=weight)
 
 
 def _all_heads(heads: list[int], after: Mapping[int, int]) -> list[int]:

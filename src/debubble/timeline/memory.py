@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from debubble.timeline.grouping import number_passes
 from debubble.timeline.labels import Assignment
 from debubble.timeline.model import I32, I64, MemoryFigures, PassKind
 from debubble.timeline.work import Work
@@ -56,12 +57,11 @@ class _Fit:
 def _in_flight(work: Work, assignment: Assignment, step: I32) -> tuple[I64, I64, I64]:
     """Return, each time a pass had been issued: when, microbatches in flight, gradients there."""
     kept = np.flatnonzero((assignment.kind >= 0) & (step >= 0))
-    keys = np.stack(
-        (step[kept], assignment.stage[kept], assignment.kind[kept], assignment.microbatch[kept])
+    passes, group = number_passes(
+        step[kept], assignment.stage[kept], assignment.kind[kept], assignment.microbatch[kept]
     )
-    passes, group = np.unique(keys, axis=1, return_inverse=True)
     issued = np.zeros(passes.shape[1], dtype=np.int64)
-    np.maximum.at(issued, group.reshape(-1), work.issued_ns[kept])
+    np.maximum.at(issued, group, work.issued_ns[kept])
     order = np.argsort(issued, kind="stable")
     change = np.array([_KEEPS[PassKind(kind)] for kind in passes[2].tolist()], dtype=np.int64)
     held = np.zeros(len(order), dtype=np.int64)

@@ -83,8 +83,10 @@ class Intervals:
 
     def inside(self, begin_ns: int, end_ns: int) -> int:
         """Return how many nanoseconds of a window they cover."""
-        start = np.clip(self.start_ns, begin_ns, end_ns)
-        return int((np.clip(self.end_ns, begin_ns, end_ns) - start).sum())
+        first = np.searchsorted(self.end_ns, begin_ns, side="right")
+        last = np.searchsorted(self.start_ns, end_ns, side="left")
+        start = np.maximum(self.start_ns[first:last], begin_ns)
+        return int((np.minimum(self.end_ns[first:last], end_ns) - start).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

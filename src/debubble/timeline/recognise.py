@@ -31,11 +31,8 @@ def recognise_schedule(timeline: Timeline, pipeline: int, microbatches: int | No
     """
     # By first stage, as schedules count ranks: around a loop, messages alone show no first rank.
     ranks = sorted(timeline.ranks_of(pipeline), key=lambda rank: min(rank.stages))
-    chunks = {len(rank.stages) for rank in ranks}
-    if microbatches is None or len(chunks) != 1:
-        return None
     passes = _passes_of(timeline, ranks)
-    if len(np.unique(passes.rank)) != len(ranks):
+    if microbatches is None or not ranks or len(np.unique(passes.rank)) != len(ranks):
         return None
     kinds = frozenset(PassKind(kind).name for kind in np.unique(passes.kind).tolist())
     placement = tuple(rank.stages for rank in ranks)
