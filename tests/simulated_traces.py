@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from host_programs import AUTOGRAD, MAIN, Block, Kernel, Message
+from host_programs import AUTOGRAD, MAIN, US, Block, Kernel, Message
 from making import Event, annotation, details, document, kernel, launch, memory, send, write
 from simulated import Play, RankStep
 
@@ -43,6 +43,8 @@ class Writing:
     members: tuple[int, ...] = ()
     """The global ranks of the pipeline; peers are counted inside it."""
     world: int = 0
+    waits_inside: str = ""
+    """The group in which the host waits for something in the middle of each pass."""
 
 
 class RankWriter:
@@ -73,8 +75,7 @@ class RankWriter:
             yield self._annotation(name, block.start_ns, block.end_ns)
         launched = 0
         if any(verb == "wait" for verb, _ in block.items):
-            at = self.clock.us(block.start_ns)
-            yield details("wait", ts=at, dur=3, **{"Process Group Name": "pp"})
+            yield self._wait(block.start_ns, "pp")
         for one in (item for verb, item in block.items if verb == "run"):
             launched = next(self.correlation) if one.first_of_launch else launched
             if one.messages:
@@ -84,6 +85,9 @@ class RankWriter:
             else:
                 yield from self._compute(one, launched)
         yield from self._memory(block)
+
+    def _wait(self, at_ns: int, group: str) -> Event:
+        return details("wait", ts=self.clock.us(at_ns), dur=3, **{"Process Group Name": group})
 
     def _label(self, name: str) -> str:
         """Return what torch calls this: runtime schedules name all, older ones only passes."""
@@ -118,6 +122,8 @@ class RankWriter:
             yield event | ({"name": "cudaGraphLaunch"} if self.graphs else {})
         name = "gemm_bwd" if one.thread == AUTOGRAD else "gemm_fwd"
         yield self._device(one, name if one.action else "multi_tensor_scale", correlation)
+        if self.writing.waits_inside and one.action:
+            yield self._wait(one.launch_ns + 10 * US, self.writing.waits_inside)
 
     def _reduction(self, one: Kernel, correlation: int) -> Iterator[Event]:
         at = self.clock.us(one.launch_ns)

@@ -10,7 +10,7 @@ import numpy as np
 
 from debubble.errors import Code, Gap, NoPipeline
 from debubble.timeline.chain import Chain, find_chains
-from debubble.timeline.clock import Clocks, align
+from debubble.timeline.clock import align, shift_transfers
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.grouping import number_passes
 from debubble.timeline.labels import Assignment, assign_by_labels
@@ -26,16 +26,16 @@ from debubble.timeline.model import (
     RankTimeline,
     StageLayers,
     Timeline,
-    Transfers,
 )
 from debubble.timeline.outside import find_outside
 from debubble.timeline.peers import name_peers
 from debubble.timeline.steps import find_steps, whole_run
-from debubble.timeline.structure import Posts, assign_by_structure
+from debubble.timeline.structure import Posts, assign_by_structure, messages_a_pass
 from debubble.timeline.transfers import (
     Posted,
     answers_lag,
-    count_early,
+    count_cut_off,
+    find_shift,
     match_transfers,
 )
 from debubble.timeline.work import (
@@ -93,7 +93,7 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     for number, chain in enumerate(chains):
         before = {} if marked else _batches_before(posted, chain)
         for rank in (one for one in ranks if one.rank in chain.ranks):
-            assignment = _assign(rank, chain, before.get(rank.rank))
+            assignment = _assign(rank, chain, ranks, before.get(rank.rank))
             position, offset = chain.ranks.index(rank.rank), clocks.offset_ns[rank.rank]
             passes = _passes(rank, assignment, position)
             stages = tuple(sorted(set(passes.stage.tolist())))
@@ -103,7 +103,7 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     return Timeline(
         ranks=tuple(sorted(lines, key=lambda line: (line.pipeline, line.position))),
         passes=_join_passes(parts),
-        transfers=_shift_transfers(transfers, clocks),
+        transfers=shift_transfers(transfers, clocks),
         steps=tuple(sorted(steps)),
         clock_uncertainty_ns=clocks.uncertainty_ns,
         gaps=tuple(gaps),
@@ -141,19 +141,35 @@ def _batches_before(posted: Mapping[int, Posted], chain: Chain) -> dict[int, int
     """Return what to add to a rank's count of batches, where captures began at different ones."""
     first = [0]
     for left, right in pairwise(chain.ranks):
-        captured = left in posted and right in posted
-        first.append(first[-1] - (count_early(posted, left, right) if captured else 0))
+        shift = 0
+        if left in posted and right in posted:
+            shift = find_shift(posted, left, right)
+            shift -= count_cut_off(posted[left].messages, chain.beside(left))
+        first.append(first[-1] + shift)
     return {rank: one - min(first) for rank, one in zip(chain.ranks, first, strict=True)}
 
 
-def _assign(rank: _Rank, chain: Chain, before: int | None) -> Assignment:
+def _assign(rank: _Rank, chain: Chain, ranks: Sequence[_Rank], before: int | None) -> Assignment:
     """Name the passes of a rank. Without steps labels repeat from batch to batch, so count on."""
     labelled = assign_by_labels(rank.trace, rank.work) if before is None else None
     if labelled is not None:
         return labelled
-    posts = Posts(messages=rank.messages, step=rank.message_step, waits_ns=find_waits(rank.trace))
-    found = assign_by_structure(rank.work, rank.work_step, posts, chain.beside(rank.rank))
+    beside = chain.beside(rank.rank)
+    posts = Posts(
+        messages=rank.messages,
+        step=rank.message_step,
+        waits_ns=find_waits(rank.trace),
+        inputs_each=_sent_at_a_time(ranks, beside.previous, rank.rank),
+        gradients_each=_sent_at_a_time(ranks, beside.next, rank.rank),
+    )
+    found = assign_by_structure(rank.work, rank.work_step, posts, beside)
     return replace(found, microbatch=found.microbatch + (before or 0))
+
+
+def _sent_at_a_time(ranks: Sequence[_Rank], source: int | None, destination: int) -> int:
+    """Ask the sender, who sends when it has computed; receives may be posted long ahead."""
+    sender = next((rank for rank in ranks if rank.rank == source), None)
+    return messages_a_pass(sender.messages, sender.work, destination) if sender else 1
 
 
 def _passes(rank: _Rank, assignment: Assignment, position: int) -> Passes:
@@ -249,20 +265,6 @@ def _shift(intervals: Intervals, offset: int) -> Intervals:
 
 def _shift_passes(passes: Passes, offset: int) -> Passes:
     return replace(passes, start_ns=passes.start_ns + offset, end_ns=passes.end_ns + offset)
-
-
-def _shift_transfers(transfers: Transfers, clocks: Clocks) -> Transfers:
-    ranks = np.array(sorted(clocks.offset_ns), dtype=np.int64)
-    offsets = np.array([clocks.offset_ns[rank] for rank in ranks.tolist()], dtype=np.int64)
-    sent = offsets[np.searchsorted(ranks, transfers.source)]
-    received = offsets[np.searchsorted(ranks, transfers.destination)]
-    return replace(
-        transfers,
-        send_start_ns=transfers.send_start_ns + sent,
-        send_end_ns=transfers.send_end_ns + sent,
-        receive_start_ns=transfers.receive_start_ns + received,
-        receive_end_ns=transfers.receive_end_ns + received,
-    )
 
 
 def _join_passes(parts: Sequence[Passes]) -> Passes:

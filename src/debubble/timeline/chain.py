@@ -94,10 +94,15 @@ def _first_of_ring(ring: tuple[int, ...], messages: Mapping[int, Messages]) -> i
     """
 
     def weight(rank: int) -> tuple[int, bool, int]:
-        arrived = np.concatenate(
-            [one.message_bytes[one.is_send & (one.peer == rank)] for one in messages.values()]
-        )
-        sends_first = rank in messages and bool(messages[rank].is_send[0])
+        posts = messages.get(rank)
+        if posts is not None:
+            arrived = posts.message_bytes[~posts.is_send]
+        else:
+            told = (
+                one.message_bytes[one.is_send & (one.peer == rank)] for one in messages.values()
+            )
+            arrived = np.concatenate(list(told))
+        sends_first = posts is not None and bool(posts.is_send[0])
         return int(np.median(arrived)) if len(arrived) else 0, not sends_first, rank
 
     return min(ring, key=weight)

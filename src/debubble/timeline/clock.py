@@ -13,7 +13,7 @@ at once. Receives that did not wait for their sender say nothing: it may just ha
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,6 +51,21 @@ def align(transfers: Transfers, ranks: Iterable[int]) -> Clocks:
     if _contradictions(transfers, fitted.offset_ns) > _contradictions(transfers, {}):
         return Clocks(offset_ns=dict.fromkeys(names, 0), uncertainty_ns=fitted.uncertainty_ns)
     return fitted
+
+
+def shift_transfers(transfers: Transfers, clocks: Clocks) -> Transfers:
+    """Lay both sides of each transfer on one clock."""
+    ranks = np.array(sorted(clocks.offset_ns), dtype=np.int64)
+    offsets = np.array([clocks.offset_ns[rank] for rank in ranks.tolist()], dtype=np.int64)
+    sent = offsets[np.searchsorted(ranks, transfers.source)]
+    received = offsets[np.searchsorted(ranks, transfers.destination)]
+    return replace(
+        transfers,
+        send_start_ns=transfers.send_start_ns + sent,
+        send_end_ns=transfers.send_end_ns + sent,
+        receive_start_ns=transfers.receive_start_ns + received,
+        receive_end_ns=transfers.receive_end_ns + received,
+    )
 
 
 def _contradictions(transfers: Transfers, offset_ns: dict[int, int]) -> int:

@@ -40,6 +40,16 @@ class Posts:
     step: I32
     """Of each message."""
     waits_ns: I64
+    inputs_each: int = 1
+    """Messages that make one input: hidden states and residual may come apart."""
+    gradients_each: int = 1
+
+
+def messages_a_pass(messages: Messages, work: Work, peer: int) -> int:
+    """Return how many messages a rank sends to another at a time: no work lies between them."""
+    sends = messages.issued_ns[messages.is_send & (messages.peer == peer)]
+    _, runs = np.unique(np.searchsorted(work.issued_ns, sends), return_counts=True)
+    return int(np.bincount(runs).argmax()) if len(runs) else 1
 
 
 def assign_by_structure(work: Work, work_step: I32, posts: Posts, beside: Neighbours) -> Assignment:
@@ -53,7 +63,7 @@ def assign_by_structure(work: Work, work_step: I32, posts: Posts, beside: Neighb
     )
     segment = np.cumsum(changes) - 1
     first = np.flatnonzero(changes)
-    tells = _Teller(posts.messages, posts.step, beside)
+    tells = _Teller(posts, beside)
     kinds, numbers = tells.passes_of(posted[first], work.backward[first], work_step[first])
     stage = np.full(len(work), UNKNOWN, dtype=np.int32)
     return Assignment(kind=kinds[segment], stage=stage, microbatch=numbers[segment])
@@ -62,8 +72,10 @@ def assign_by_structure(work: Work, work_step: I32, posts: Posts, beside: Neighb
 class _Teller:
     """Goes through the segments of a rank in the order of the host."""
 
-    def __init__(self, messages: Messages, step: I32, beside: Neighbours) -> None:
-        self._step = step
+    def __init__(self, posts: Posts, beside: Neighbours) -> None:
+        messages = posts.messages
+        self._posts = posts
+        self._step = posts.step
         self._beside = beside
         arrives = ~messages.is_send
         self._inputs = _running(arrives & (messages.peer == _rank(beside.previous)))
@@ -105,7 +117,8 @@ class _Teller:
     ) -> bool:
         """Tell whether a forward pass begins. Where only a wait came, it must be for an input."""
         if self._beside.previous is not None:
-            return int(self._inputs[before] - self._inputs[began]) > count.forwards
+            arrived = int(self._inputs[before] - self._inputs[began])
+            return arrived // self._posts.inputs_each > count.forwards
         if goes_on:
             return False
         there = before < len(self._step) and self._step[before] == step
@@ -113,7 +126,8 @@ class _Teller:
 
     def _has_gradient(self, before: int, began: int, count: _Count, *, goes_on: bool) -> bool:
         if self._beside.next is not None:
-            return int(self._gradients[before] - self._gradients[began]) > count.backwards
+            arrived = int(self._gradients[before] - self._gradients[began])
+            return arrived // self._posts.gradients_each > count.backwards
         return not goes_on and count.forwards > count.backwards
 
 

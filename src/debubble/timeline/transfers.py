@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.timeline.model import I32, Transfers
+from debubble.timeline.structure import Neighbours
 from debubble.timeline.work import Messages
+
+# More batches in flight than any server keeps; vLLM and SGLang keep one or two a rank.
+_MOST_SHIFT = 64
+# With k of p batches in flight a rank waits 1 - k/p of each turn: a quarter with 3 of 4. A busy
+# host wakes a receive late, too, but not often.
+_WAITED_SHARE, _FEWEST_WAITS, _MOSTLY = 0.2, 3, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +77,49 @@ def answers_lag(first: Posted, following: int, last: int) -> bool:
     return False
 
 
-def count_early(posted: Mapping[int, Posted], source: int, destination: int) -> int:
-    """Return how many of the first receives answer to sends from before the sender's capture.
+def find_shift(posted: Mapping[int, Posted], source: int, destination: int) -> int:
+    """Return which send the first receive belongs to; below 0: to one from before the capture.
 
-    As few as will do: one less, and messages would arrive before they are sent. A wrong pair is
-    off by a whole turn; less than half of one may be a clock that is off.
+    It is the nearest to 0 under which nothing arrives before it is sent: captures are taken to
+    begin at the same batch. Only receives that had to wait can tell otherwise: they end soon after
+    their message was sent.
     """
     sends, receives = _all_rows(posted, source, destination)
     started = posted[source].messages.start_ns[sends]
+    begun = posted[destination].messages.start_ns[receives]
     ended = posted[destination].messages.end_ns[receives]
-    tolerated = np.median(np.diff(started)) / 2 if len(started) > 1 else 0.0
-    for early in range(len(ended)):
-        count = min(len(started), len(ended) - early)
-        if (ended[early : early + count] - started[:count]).min(initial=0) >= -tolerated:
-            return early
-    return len(ended)
+    turn = float(np.median(np.diff(started))) if len(started) > 1 else 0.0
+    waited = ended - begun > _WAITED_SHARE * turn
+    enough = max(_FEWEST_WAITS, int(waited.sum()) // 2)
+    nearest = None
+    for shift in sorted(range(-_MOST_SHIFT, _MOST_SHIFT + 1), key=abs):
+        sent, received = _overlap(len(started), len(ended), shift)
+        way = ended[received] - started[sent]
+        # A wrong pair is off by a whole turn; less than half of one may be a clock that is off.
+        # Any other shift needs proof: clocks are fitted to it.
+        if not len(way) or way.min() < (0 if shift else -turn / 2):
+            continue
+        nearest = shift if nearest is None else nearest
+        prompt = (way < turn / 2)[waited[received]]
+        if len(prompt) >= enough and prompt.mean() > _MOSTLY:
+            return shift
+    return nearest or 0
+
+
+def count_cut_off(messages: Messages, beside: Neighbours) -> int:
+    """Return how many sends go on with batches whose receive was before the rank's capture."""
+    if beside.previous is None or beside.next is None:
+        return 0
+    receives = np.flatnonzero((messages.peer == beside.previous) & ~messages.is_send)
+    sends = np.flatnonzero((messages.peer == beside.next) & messages.is_send)
+    return int((sends < receives[0]).sum()) if len(receives) else 0
+
+
+def _overlap(sends: int, receives: int, shift: int) -> tuple[slice, slice]:
+    """Return the rows that meet when receive i belongs to send i + shift."""
+    early, late = max(0, -shift), max(0, shift)
+    count = max(0, min(sends - late, receives - early))
+    return slice(late, late + count), slice(early, early + count)
 
 
 def _all_rows(
@@ -102,9 +137,9 @@ def _pair_across_steps(
 ) -> dict[str, NDArray[np.generic]]:
     sent, received = posted[source], posted[destination]
     sends, receives = _all_rows(posted, source, destination)
-    early = count_early(posted, source, destination)
-    receives = receives[early : early + len(sends)]
-    sends = sends[: len(receives)]
+    shift = find_shift(posted, source, destination)
+    sent_rows, received_rows = _overlap(len(sends), len(receives), shift)
+    sends, receives = sends[sent_rows], receives[received_rows]
     pair = _pair(source, destination, 0, (sent, sends), (received, receives))
     return {**pair, "step": sent.step[sends]}
 

@@ -1,0 +1,159 @@
+"""The Chrome trace that we write: valid, complete, and readable by ourselves."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from console import type_command
+from host_programs import Setup
+from making import H200
+from simulated import Play
+from simulated_traces import Writing, write_run
+
+from debubble.errors import UsageError
+from debubble.report.chrome import chrome_trace, write_chrome
+from debubble.timeline.build import build_timeline
+from debubble.trace.run import find_run, read_run
+
+
+@pytest.fixture(scope="module", params=["recorded", "overlapping"])
+def timeline(request, tmp_path_factory):
+    folder = H200 / "1f1b_p2_m4"
+    if request.param == "overlapping":
+        folder = tmp_path_factory.mktemp("dualpipe")
+        setup = Setup(schedule="dualpipe-v", ranks=2, microbatches=4, early=True)
+        write_run(Play(setup), folder, Writing(labels="runtime"))
+    return build_timeline(read_run(find_run([str(folder)])).ranks)
+
+
+@pytest.fixture
+def events(timeline):
+    return chrome_trace(timeline)["traceEvents"]
+
+
+def slices(events, category):
+    return [e for e in events if e["ph"] == "X" and e["cat"] == category]
+
+
+def test_every_event_has_what_the_format_asks_for(events):
+    assert Counter(e["ph"] for e in events).keys() == {"M", "X", "C", "s", "f"}
+    for event in events:
+        assert {"ph", "ts", "pid", "tid", "name"} <= event.keys()
+        assert event["ts"] >= 0
+        assert event["ph"] != "X" or event["dur"] >= 0
+
+
+def test_every_pass_is_there_in_microseconds_on_one_clock(timeline, events):
+    base = chrome_trace(timeline)["baseTimeNanoseconds"]
+    passes = timeline.passes
+    shown = slices(events, "pass")
+    begins = sorted(base + round(e["ts"] * 1000) for e in shown)
+    assert begins == sorted(passes.start_ns.tolist())
+    lengths = sorted(round(e["dur"] * 1000) for e in shown)
+    assert lengths == sorted((passes.end_ns - passes.start_ns).tolist())
+    for event in shown:
+        assert event["name"][0] in "FBIW"
+        assert event["name"][1:] == str(event["args"]["microbatch"])
+        assert {"stage", "step"} <= event["args"].keys()
+
+
+def test_each_rank_is_a_process_that_says_its_stages(timeline, events):
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    for rank in timeline.ranks:
+        plural = "s" if len(rank.stages) > 1 else ""
+        stages = " ".join(map(str, rank.stages))
+        assert names[rank.rank] == f"rank {rank.rank}, stage{plural} {stages}"
+
+
+def test_an_arrow_goes_from_each_send_into_its_receive(timeline, events):
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    assert len(starts) == len(timeline.transfers)
+    spans = defaultdict(list)
+    for event in (*slices(events, "send"), *slices(events, "receive")):
+        spans[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for number, start in starts.items():
+        end = ends[number]
+        assert start["ts"] < end["ts"]
+        for one in (start, end):
+            assert any(a <= one["ts"] <= b for a, b in spans[one["pid"], one["tid"]])
+
+
+def test_nothing_overlaps_on_a_track(events):
+    tracks = defaultdict(list)
+    for event in (e for e in events if e["ph"] == "X"):
+        tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert tracks.keys() == named
+    for spans in tracks.values():
+        for before, after in pairwise(sorted(spans)):
+            assert after[0] >= before[1] - 1e-3
+
+
+def test_passes_and_waits_cover_each_step_of_each_rank(timeline, events):
+    steps = np.unique(timeline.passes.step).tolist()
+    windows = [
+        (int(p.start_ns.min()), int(p.end_ns.max()))
+        for p in (timeline.passes.where(timeline.passes.step == step) for step in steps)
+    ]
+    for rank in timeline.ranks:
+        mine = [e for e in slices(events, "wait") if e["pid"] == rank.rank]
+        waited = sum(round(e["dur"] * 1000) for e in mine)
+        inside = timeline.passes.where(timeline.passes.rank == rank.rank)
+        spans = sorted(zip(inside.start_ns.tolist(), inside.end_ns.tolist(), strict=True))
+        total, reach = 0, 0
+        for begin, end in spans:
+            total += max(0, end - max(begin, reach))
+            reach = max(reach, end)
+        assert waited + total == sum(end - begin for begin, end in windows)
+
+
+def test_no_microbatch_is_left_in_flight(events):
+    counts = defaultdict(list)
+    for event in (e for e in events if e["name"] == "microbatches in flight"):
+        counts[event["pid"]].append(event["args"]["count"])
+    for values in counts.values():
+        assert min(values) == values[-1] == 0
+        assert max(values) >= 1
+
+
+def test_our_own_reader_takes_it_for_a_trace(timeline, tmp_path):
+    write_chrome(timeline, tmp_path / "rank0.json.gz")
+    (trace,) = read_run(find_run([str(tmp_path)])).ranks
+    assert trace.format == "kineto"
+    assert trace.events == len(chrome_trace(timeline)["traceEvents"])
+    assert trace.gaps == ()
+
+
+def test_a_file_is_packed_by_its_name_and_replaced_only_by_force(timeline, tmp_path):
+    plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
+    write_chrome(timeline, plain)
+    write_chrome(timeline, packed)
+    assert json.loads(gzip.decompress(packed.read_bytes())) == json.loads(plain.read_bytes())
+    plain.write_text("precious")
+    with pytest.raises(UsageError, match=r"a\.json is there already"):
+        write_chrome(timeline, plain)
+    assert plain.read_text() == "precious"
+    write_chrome(timeline, plain, force=True)
+    assert plain.read_bytes().startswith(b"{")
+
+
+def test_a_folder_that_is_not_there_is_an_error_with_a_name(timeline, tmp_path):
+    with pytest.raises(UsageError, match="cannot be written: No such file"):
+        write_chrome(timeline, tmp_path / "nowhere" / "a.json")
+
+
+def test_the_command_line_says_where_the_file_is(tmp_path):
+    words = "debubble find tests/data/h200/1f1b_p2_m4 --json --perfetto out.json.gz"
+    answer = type_command(words, tmp_path)
+    assert "out.json.gz written" in answer.text
+    assert json.loads(answer.text[: answer.text.rindex("}") + 1])["schema"] == "debubble.find/1"
+    again = type_command(words, tmp_path)
+    assert (again.code, "--force" in again.text) == (2, True)
+    assert type_command(f"{words} --force", tmp_path).code == 0

@@ -1,0 +1,160 @@
+"""The timeline as text: every column tells pass and microbatch, with no colour at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from console import type_command
+from making import H200
+
+from debubble.errors import UsageError
+from debubble.report.lanes import draw_lanes
+from debubble.timeline.build import build_timeline
+from debubble.timeline.model import (
+    Intervals,
+    Passes,
+    PassKind,
+    RankTimeline,
+    Timeline,
+    Transfers,
+)
+from debubble.trace.run import find_run, read_run
+
+MS = 1_000_000
+NOTHING = Intervals(start_ns=np.zeros(0, np.int64), end_ns=np.zeros(0, np.int64))
+
+
+def a_rank(rank, stages):
+    return RankTimeline(
+        rank=rank,
+        pipeline=0,
+        position=rank,
+        stages=stages,
+        busy=NOTHING,
+        occupied=NOTHING,
+        apparent=NOTHING,
+        clock_offset_ns=0,
+    )
+
+
+def a_timeline(passes, transfers=(), stages=((0,), (1,))):
+    """Passes as (rank, stage, kind, microbatch, step, start ms, end ms)."""
+    rank, stage, kind, microbatch, step, start, end = zip(*passes, strict=True)
+    source, destination, sent, posted, arrived = (
+        zip(*transfers, strict=True) if transfers else [()] * 5
+    )
+    ns = [np.array(times, dtype=np.int64) * MS for times in (sent, posted, arrived)]
+    return Timeline(
+        ranks=tuple(a_rank(number, held) for number, held in enumerate(stages)),
+        passes=Passes(
+            rank=np.array(rank, np.int32),
+            stage=np.array(stage, np.int32),
+            kind=np.array([PassKind[k] for k in kind], np.uint8),
+            microbatch=np.array(microbatch, np.int32),
+            step=np.array(step, np.int32),
+            start_ns=np.array(start, np.int64) * MS,
+            end_ns=np.array(end, np.int64) * MS,
+            busy_ns=(np.array(end, np.int64) - np.array(start, np.int64)) * MS,
+        ),
+        transfers=Transfers(
+            source=np.array(source, np.int32),
+            destination=np.array(destination, np.int32),
+            step=np.zeros(len(source), np.int32),
+            message_bytes=np.ones(len(source), np.int64),
+            send_start_ns=ns[0],
+            send_end_ns=ns[2],
+            receive_start_ns=ns[1],
+            receive_end_ns=ns[2],
+            fused=np.zeros(len(source), bool),
+        ),
+        steps=tuple(sorted(set(step))),
+        clock_uncertainty_ns=0,
+    )
+
+
+def drawn(timeline, step=None, width=47):
+    return [line.plain for line in draw_lanes(timeline, 0, step, width)]
+
+
+# Forty columns beside a margin of seven: one millisecond each.
+TWO_RANKS = [
+    (0, 0, "F", 0, 0, 0, 8),
+    (0, 0, "F", 1, 0, 8, 16),
+    (1, 1, "F", 0, 0, 10, 18),
+    (1, 1, "B", 0, 0, 18, 30),
+    (0, 0, "B", 0, 0, 32, 40),
+]
+
+
+def test_each_column_says_which_pass_and_which_microbatch():
+    lines = drawn(a_timeline(TWO_RANKS, [(0, 1, 8, 4, 10)]))
+    assert lines == [
+        "step 0; a column is 1.00 ms",
+        "rank 0 FFFFFFFFFFFFFFFF················BBBBBBBB",
+        "    mb 0000000011111111                00000000",
+        "rank 1 ········==FFFFFFFFBBBBBBBBBBBB··········",
+        "    mb           00000000000000000000          ",
+        "       |0 ms     |10       |20       |30",
+        "F forward  B backward  · wait  = wire  mb microbatch",
+    ]
+
+
+def test_a_rank_with_two_stages_has_a_line_for_them():
+    passes = [(0, 0, "F", 0, 0, 0, 20), (0, 3, "I", 0, 0, 20, 40)]
+    lines = drawn(a_timeline(passes, stages=((0, 3),)))
+    assert lines[1:4] == [
+        "rank 0 " + "F" * 20 + "I" * 20,
+        "    mb " + "0" * 40,
+        " stage " + "0" * 20 + "3" * 20,
+    ]
+
+
+def test_passes_of_another_step_are_in_lower_case():
+    passes = [*TWO_RANKS, (1, 1, "F", 0, 1, 35, 45), (0, 0, "F", 0, 1, 41, 45)]
+    lines = drawn(a_timeline(passes))
+    assert lines[3].endswith("·····fffff")
+    assert lines[-1] == "lower case: another step"
+    assert drawn(a_timeline(passes), step=1)[0].startswith("step 1;")
+
+
+def test_only_the_last_digit_of_a_number_is_shown_and_the_legend_says_so():
+    lines = drawn(a_timeline([(0, 0, "F", 12, 0, 0, 40)], stages=((0,),)))
+    assert set(lines[2].removeprefix("    mb ")) == {"2"}
+    assert lines[-1] == "numbers: last digit"
+
+
+def test_half_a_column_of_waiting_is_waiting():
+    passes = [(0, 0, "F", 0, 0, 0, 40), (0, 0, "F", 1, 0, 79, 80)]
+    assert drawn(a_timeline(passes, stages=((0,),)))[1] == "rank 0 " + "F" * 20 + "·" * 19 + "F"
+
+
+@pytest.mark.parametrize("width", [1, 40, 99, 250])
+def test_no_line_of_a_recorded_run_is_wider_than_asked(width):
+    timeline = build_timeline(read_run(find_run([str(H200 / "1f1b_p2_m4")])).ranks)
+    lines = drawn(timeline, width=width)
+    assert max(map(len, lines[:-1])) == max(width, 40)
+
+
+def test_letters_and_numbers_of_a_recorded_run_stand_under_each_other():
+    timeline = build_timeline(read_run(find_run([str(H200 / "1f1b_p2_m4")])).ranks)
+    lines = drawn(timeline, width=100)
+    for lane, numbers in ((lines[1], lines[2]), (lines[3], lines[4])):
+        pairs = zip(lane[7:], numbers[7:].ljust(93), strict=True)
+        assert {"".join(pair) for pair in pairs if pair[0] in "FB"} == {
+            f"{kind}{number}" for kind in "FB" for number in range(4)
+        }
+
+
+def test_the_command_line_draws_below_its_answer(tmp_path):
+    words = "debubble find tests/data/h200/1f1b_p2_m4 --timeline --step 3"
+    lines = type_command(words, tmp_path).text.splitlines()
+    assert lines[0].startswith("Ranks wait")
+    assert lines[2].startswith("step 3; a column is")
+    assert lines[3].startswith("rank 0 FFFF")
+    refused = type_command(f"{words} --json", tmp_path)
+    assert (refused.code, "--timeline" in refused.text) == (2, True)
+
+
+def test_a_step_without_passes_cannot_be_drawn():
+    with pytest.raises(UsageError, match="no pass in step 7"):
+        drawn(a_timeline(TWO_RANKS), step=7)

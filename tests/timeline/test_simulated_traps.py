@@ -1,0 +1,131 @@
+"""Traps, each seen in somebody's trace, set on purpose in simulated ones."""
+
+from __future__ import annotations
+
+import pytest
+from played import (
+    EARLY,
+    FUSED,
+    analyse,
+    assert_all_named,
+    assert_measured,
+    assert_measured_shares,
+    names_of,
+    played,
+    setup_of,
+    true_names,
+)
+from simulated import Play, true_bubbles
+from simulated_traces import Writing, write_run
+
+from debubble.errors import Code
+from debubble.timeline.figures import measure_pipeline
+
+
+@pytest.mark.parametrize(
+    ("name", "behaviour"),
+    [
+        ("forward-only", {}),
+        ("forward-only", {"separate": True}),
+        ("gpipe", {}),
+        ("gpipe", {"separate": True}),
+        ("gpipe", {"early": True, "separate": True}),
+        ("1f1b", FUSED),
+    ],
+)
+def test_hidden_states_and_residual_are_one_hop(name, behaviour, tmp_path):
+    setup = setup_of(name, 4, 5, messages=2, even=False, **behaviour)
+    found = played(tmp_path, setup)
+    assert_all_named(found)
+    assert_measured(found)
+    assert found.figures.schedule == name
+    ways = [(hop.source, hop.destination) for hop in found.figures.hops]
+    assert len(set(ways)) == len(ways) == (3 if name == "forward-only" else 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "behaviour"),
+    [
+        ("1f1b", "tp", FUSED),
+        ("gpipe", "tp", EARLY),
+        ("forward-only", "tp", EARLY),
+        ("1f1b", "pp", FUSED),
+        ("gpipe", "pp", {"messages": 2}),
+        ("forward-only", "pp", {"messages": 2, "separate": True}),
+    ],
+)
+def test_a_wait_in_the_middle_of_a_pass_does_not_part_it(name, group, behaviour, tmp_path):
+    found = played(tmp_path, setup_of(name, 3, 5, **behaviour), waits_inside=group)
+    assert sorted(names_of(found)) == sorted(true_names(found))
+    assert_measured(found)
+
+
+def test_a_recomputed_forward_pass_belongs_to_its_backward_pass(tmp_path):
+    found = played(tmp_path, setup_of("1f1b", 3, 6, fused=True, recompute=True))
+    assert_all_named(found)
+    assert_measured(found)
+
+
+@pytest.mark.parametrize(("name", "labels"), [("forward-only", "none"), ("gpipe", "simple")])
+def test_all_kernels_of_a_graph_belong_to_the_pass_that_launched_it(name, labels, tmp_path):
+    found = played(tmp_path, setup_of(name, 3, 4, graphs=True), labels=labels)
+    assert_all_named(found)
+    assert_measured(found)
+
+
+def test_work_belongs_to_the_step_of_its_launch_though_it_runs_in_the_next(tmp_path):
+    found = played(tmp_path, setup_of("1f1b", 3, 4, fused=True, run_ahead=True))
+    first, second = (step[1] for step in found.play.steps)
+    late = [k for k in first.kernels if k.start_ns > second.start_ns and k.action]
+    assert len(late) > len(first.kernels) // 2
+    assert_all_named(found)
+
+
+def test_a_host_that_waits_for_its_device_changes_nothing(tmp_path):
+    found = played(tmp_path, setup_of("1f1b", 3, 4, fused=True, run_ahead=False))
+    assert_all_named(found)
+    assert_measured(found)
+
+
+def test_the_last_ranks_token_to_the_first_is_no_hop(tmp_path):
+    found = played(tmp_path, setup_of("forward-only", 3, 4))
+    assert any(m.what[0] == "token" for k in found.play.steps[0][0].kernels for m in k.messages)
+    assert [(hop.source, hop.destination) for hop in found.figures.hops] == [(0, 1), (1, 2)]
+
+
+def test_peers_counted_inside_their_group_are_translated(tmp_path):
+    setup = setup_of("1f1b", 4, 6, fused=True)
+    found = played(tmp_path, setup, members=(1, 3, 5, 7), world=8)
+    assert [rank.rank for rank in found.figures.ranks] == [1, 3, 5, 7]
+    assert [rank.stages for rank in found.figures.ranks] == [(0,), (1,), (2,), (3,)]
+    assert found.figures.schedule == "1f1b"
+    assert_measured_shares(found)
+    assert found.gaps == ()
+
+
+def test_two_replicas_are_two_pipelines(tmp_path):
+    plays = []
+    for replica in range(2):
+        plays.append(Play(setup_of("1f1b", 2, 4, fused=True, seed=replica)))
+        writing = Writing(members=(replica, replica + 2), world=4)
+        write_run(plays[-1], tmp_path, writing)
+    found = analyse(tmp_path, plays[0])
+    assert found.timeline.pipelines == (0, 1)
+    for number, play in enumerate(plays):
+        figures = measure_pipeline(found.timeline, number)
+        assert [rank.rank for rank in figures.ranks] == [number, number + 2]
+        assert [w.bubble_fraction for w in figures.windows] == pytest.approx(true_bubbles(play))
+
+
+@pytest.mark.parametrize("name", ["forward-only", "gpipe", "1f1b"])
+@pytest.mark.parametrize("missing", [0, 1, 2, 3])
+def test_a_missing_rank_is_named_and_the_others_keep_their_places(name, missing, tmp_path):
+    play = Play(setup_of(name, 4, 5, fused=name == "1f1b"))
+    write_run(play, tmp_path, Writing())
+    (tmp_path / f"rank{missing}.json").unlink()
+    found = analyse(tmp_path, play)
+    assert found.timeline.pipelines == (0,)
+    kept = [rank for rank in range(4) if rank != missing]
+    assert [(r.rank, r.position) for r in found.figures.ranks] == [(rank, rank) for rank in kept]
+    assert sorted(names_of(found)) == sorted(n for n in true_names(found) if n[0] != missing)
+    assert Code.MISSING_RANKS in [gap.code for gap in found.gaps]
