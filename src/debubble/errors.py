@@ -90,6 +90,7 @@ class Code(StrEnum):
     NO_CLOCK = "no_clock"
     NO_COMMON_SPAN = "no_common_span"
     NO_KERNELS = "no_kernels"
+    NO_PIPELINE = "no_pipeline"
     NO_RANK = "no_rank"
     NO_STEPS = "no_steps"
     OPEN_RANGES = "open_ranges"

@@ -17,9 +17,9 @@ from debubble.cli.options import (
     progress,
     trace_options,
 )
-from debubble.errors import UsageError
+from debubble.errors import NoPipeline, UsageError
 from debubble.report.chrome import write_chrome
-from debubble.report.find import find_json, find_page
+from debubble.report.find import find_json, find_page, no_pipeline_json, no_pipeline_page
 from debubble.report.lanes import PLAIN_WIDTH, draw_lanes
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
@@ -68,20 +68,20 @@ def command(  # noqa: PLR0913 (one argument a flag)
     found = find_run(traces, capture=capture, limits=limits)
     with progress("reading", quiet=quiet) as show:
         run = read_run(found, limits=limits, rank=rank, on_progress=show)
-    timeline = build_run(run)
-    chosen = [one for one in timeline.pipelines if pipeline is None or one == pipeline]
-    if not chosen:
-        known = ", ".join(str(one) for one in timeline.pipelines)
-        raise UsageError(
-            f"there is no pipeline {pipeline}", hint=f"--pipeline takes one of: {known}"
-        )
-    if step is not None and step not in timeline.steps:
-        known = ", ".join(str(one) for one in timeline.steps)
-        raise UsageError(f"there is no step {step}", hint=f"--step takes one of: {known}")
-    figures = [measure_pipeline(timeline, one, step) for one in chosen]
-    gaps = (*run.gaps, *timeline.gaps, *(gap for one in figures for gap in one.gaps))
     words = " ".join(shlex.quote(word) for word in traces)
-    page = find_page(figures, gaps, "" if quiet else f"debubble inspect {words}")
+    next_command = "" if quiet else f"debubble inspect {words}"
+    try:
+        timeline = build_run(run)
+    except NoPipeline as why:
+        if not run.ranks:
+            raise
+        page = no_pipeline_page(run, why, next_command)
+        print_answer(page, no_pipeline_json(run, why), as_json=as_json, color=color)
+        exit_strictly(tuple(page.gaps), strict=strict)
+        return
+    figures = [measure_pipeline(timeline, one, step) for one in _choose(timeline, pipeline, step)]
+    gaps = (*run.gaps, *timeline.gaps, *(gap for one in figures for gap in one.gaps))
+    page = find_page(figures, gaps, next_command)
     if draws:
         worst = max(figures, key=lambda one: one.bubble_fraction or 0.0).pipeline
         page.drawing = draw_lanes(timeline, worst, step, _drawing_width())
@@ -91,6 +91,20 @@ def command(  # noqa: PLR0913 (one argument a flag)
     exit_strictly(gaps, strict=strict)
     if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in figures):
         raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _choose(timeline: Timeline, pipeline: int | None, step: int | None) -> list[int]:
+    """Return the pipelines asked for; say what there is where there is no such pipeline or step."""
+    chosen = [one for one in timeline.pipelines if pipeline is None or one == pipeline]
+    if not chosen:
+        known = ", ".join(str(one) for one in timeline.pipelines)
+        raise UsageError(
+            f"there is no pipeline {pipeline}", hint=f"--pipeline takes one of: {known}"
+        )
+    if step is not None and step not in timeline.steps:
+        known = ", ".join(str(one) for one in timeline.steps)
+        raise UsageError(f"there is no step {step}", hint=f"--step takes one of: {known}")
+    return chosen
 
 
 def _drawing_width() -> int:

@@ -46,8 +46,8 @@ class Server:
     def settle(self) -> None:
         """Wait for what was sent.
 
-        A message must end before the profiler does: torch writes its end into the profiler's
-        memory, and a later profiler in the same process was seen to crash on that.
+        Messages that outlived the profiler are what we suspect of a crash in a later profiler of
+        the same process (`free(): invalid size`, seen once; not again since they are waited for).
         """
         for work, _ in self.sent:
             work.wait()

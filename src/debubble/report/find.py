@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from debubble.errors import Gap
-from debubble.report.inspect import gap_json
+from debubble.errors import Code, Gap, NoPipeline, as_gap
+from debubble.report.inspect import gap_json, rank_table
 from debubble.report.stream import stream_answer, stream_json, stream_latency
 from debubble.report.text import Page, Table
 from debubble.schedules import order_of
@@ -16,6 +16,7 @@ from debubble.simulate.theory import bubble_fraction
 from debubble.timeline.figures import HopFigures, PipelineFigures
 from debubble.timeline.model import PassKind, RankTimeline, StageLayers, Timeline
 from debubble.trace.run import Run, show_ranks
+from debubble.trace.summary import summarise
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
 
 SCHEMA = "debubble.find/1"
@@ -35,20 +36,52 @@ def find_page(figures: Sequence[PipelineFigures], gaps: Sequence[Gap], next_comm
     return page
 
 
+def no_pipeline_page(run: Run, why: NoPipeline, next_command: str) -> Page:
+    """Say that there is no pipeline, and what holds without one."""
+    ranks = [summarise(trace) for trace in run.ranks]
+    shares = ", ".join(f"rank {rank.rank} {show_share(rank.busy_fraction)}" for rank in ranks)
+    page = Page(answer=f"{why.message[:1].upper()}{why.message[1:]}. Busy: {shares}.")
+    page.tables = [rank_table(ranks)]
+    page.gaps = [*run.gaps, as_gap(why, code=Code.NO_PIPELINE)]
+    page.next_command = next_command
+    return page
+
+
+def no_pipeline_json(run: Run, why: NoPipeline) -> dict[str, Any]:
+    """Return the same as data: no numbers of a pipeline, each rank's own share."""
+    gaps = [*run.gaps, as_gap(why, code=Code.NO_PIPELINE)]
+    return {
+        "schema": SCHEMA,
+        "run": {"kind": None, "pipelines": [], "missing_ranks": list(run.missing_ranks)},
+        "numbers": None,
+        "utilisation": {
+            "ranks": [
+                {"rank": rank.rank, "busy_fraction": rank.busy_fraction}
+                for rank in map(summarise, run.ranks)
+            ]
+        },
+        "verdict": why.message,
+        "warnings": [gap_json(gap) for gap in gaps],
+    }
+
+
 def answer(one: PipelineFigures, pipelines: int = 1) -> str:
     """Say the bubble in a sentence."""
     of = f" (pipeline {one.pipeline}, the worst of {pipelines})" if pipelines > 1 else ""
     if one.bubble_fraction is None:
         shares = ", ".join(f"rank {rank.rank} {show_share(_own_share(rank))}" for rank in one.ranks)
         return f"The bubble cannot be told: no span that all ranks share. Busy: {shares}."
-    waits = f"Ranks wait {_percent(one.bubble_fraction)} of the "
+    who = "Ranks wait"
+    if one.absent:
+        who = f"In part, with no trace of rank {show_ranks(one.absent)}: the other ranks wait"
+    waits = f"{who} {_percent(one.bubble_fraction)} of the "
     if one.kind == "stream":
         return stream_answer(f"{waits}time{of}", one)
     sentence = f"{waits}batch{of}"
     expected = theory_of(one)
     if expected is not None:
         sentence += (
-            f" (theory for {counted(len(one.ranks), 'rank')}, "
+            f" (theory for {counted(len(one.ranks) + len(one.absent), 'rank')}, "
             f"{counted(one.microbatches or 0, 'microbatch', 'microbatches')}: {_percent(expected)})"
         )
     elif (alike := theory_of_schedule(one)) is not None:
@@ -64,14 +97,17 @@ def answer(one: PipelineFigures, pipelines: int = 1) -> str:
 def theory_of(one: PipelineFigures) -> float | None:
     """Return the formula's bubble, where it applies: one stage a rank, a fixed batch."""
     single = all(len(rank.stages) == 1 for rank in one.ranks)
-    if one.microbatches is None or not single or one.kind == "stream":
+    members = one.ranks[0].members
+    # Beyond an end that was not captured there may be more ranks.
+    ends_known = not {*members[:1], *members[-1:]} & set(one.absent)
+    if one.microbatches is None or not single or not ends_known or one.kind == "stream":
         return None
-    return bubble_fraction(len(one.ranks), one.microbatches)
+    return bubble_fraction(len(one.ranks) + len(one.absent), one.microbatches)
 
 
 def theory_of_schedule(one: PipelineFigures) -> float | None:
     """Return the bubble of this schedule with equal stages and free transfers."""
-    if one.schedule is None or one.microbatches is None or one.kind == "stream":
+    if one.schedule is None or one.microbatches is None or one.kind == "stream" or one.absent:
         return None
     chunks = len(one.ranks[0].stages)
     order = order_of(one.schedule, len(one.ranks), one.microbatches, chunks)
@@ -101,6 +137,7 @@ def find_json(
             "devices": sorted({d.name for trace in run.ranks for d in trace.header.devices}),
             "clock_uncertainty_s": timeline.clock_uncertainty_ns / NS_PER_S,
             "missing_ranks": list(run.missing_ranks),
+            "partial": bool(worst.absent),
         },
         "numbers": {
             "bubble_fraction": worst.bubble_fraction,

@@ -31,7 +31,7 @@ def inspect_page(run: Run, next_command: str) -> Page:
     ranks = [summarise(trace) for trace in run.ranks]
     page = Page(answer=_answer(run, ranks))
     if ranks:
-        page.tables.append(_rank_table(ranks))
+        page.tables.append(rank_table(ranks))
     page.tables += [_op_table(table) for table in run.tables]
     if len(run.found.captures) > 1:
         names = ", ".join(
@@ -107,7 +107,8 @@ def _briefly(files: tuple[str, ...]) -> str:
     return f"{named} and {counted(more, 'more file')}" if more > 0 else named
 
 
-def _rank_table(ranks: list[RankSummary]) -> Table:
+def rank_table(ranks: list[RankSummary]) -> Table:
+    """Lay out what each rank's trace holds."""
     table = Table(
         columns=(
             "rank",

@@ -98,7 +98,8 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
             passes = _passes(rank, assignment, position)
             stages = tuple(sorted(set(passes.stage.tolist())))
             parts.append(_shift_passes(passes, offset))
-            lines.append(_line(rank, assignment, stages, (number, position), offset))
+            line = _line(rank, assignment, stages, (number, position), offset)
+            lines.append(replace(line, members=chain.ranks))
     steps = {step for rank in ranks for step in rank.work_step.tolist() if marked and step >= 0}
     return Timeline(
         ranks=tuple(sorted(lines, key=lambda line: (line.pipeline, line.position))),

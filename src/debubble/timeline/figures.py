@@ -73,6 +73,12 @@ class PipelineFigures:
     """What lies between two steps, by kind; empty where no two steps follow each other."""
     gaps: tuple[Gap, ...]
 
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The ranks of the pipeline that have no trace: what is measured is a part of it."""
+        captured = {rank.rank for rank in self.ranks}
+        return tuple(rank for rank in self.ranks[0].members if rank not in captured)
+
 
 def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None) -> PipelineFigures:
     """Measure a pipeline over all its steps, or over one."""

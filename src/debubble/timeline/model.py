@@ -133,6 +133,8 @@ class RankTimeline:
     clock_offset_ns: int
     """What was added to this rank's stamps to lay them on the first rank's clock."""
     memory: MemoryFigures | None = None
+    members: tuple[int, ...] = ()
+    """All ranks of its pipeline, first to last, those without a trace too."""
     layers: tuple[StageLayers, ...] = ()
     """What each of its stages is made of, where kernels repeat."""
     outside: tuple[tuple[str, Intervals], ...] = ()

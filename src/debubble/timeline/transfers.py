@@ -12,7 +12,7 @@ from debubble.timeline.model import I32, Transfers
 from debubble.timeline.structure import Neighbours
 from debubble.timeline.work import Messages
 
-# More batches in flight than any server keeps; vLLM and SGLang keep one or two a rank.
+# More batches in flight than servers keep: vLLM as many as ranks or one more, SGLang about so.
 _MOST_SHIFT = 64
 # With k of p batches in flight a rank waits 1 - k/p of each turn: a quarter with 3 of 4. A busy
 # host wakes a receive late, too, but not often.
