@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types imports docs bench bench-peers fuzz clean
+.PHONY: help demo test check format lint types imports docs bench bench-peers accuracy fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ bench-peers: $(VENV)/.dev ## the same beside HolisticTraceAnalysis, in a venv of
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip --disable-pip-version-check --quiet install traceinsight==0.6.1
 	$(BIN)/python benchmarks/read.py --peer .venv-peers/bin/python
+
+accuracy: $(VENV)/.dev ## real pipelines on this machine, against what they logged; wants a quiet machine
+	$(BIN)/python -m pytest -m accuracy
 
 fuzz: $(VENV)/.dev ## throw 20,000 mutated traces at the reader
 	$(BIN)/python tests/fuzz/fuzz_reader.py --cases 20000

@@ -1,4 +1,7 @@
-"""Real gloo pipelines on this machine: the analysis against what the stages themselves logged."""
+"""Real gloo pipelines on this machine: the analysis against what the stages themselves logged.
+
+What depends on how busy the machine is carries the mark `accuracy` and runs by `make accuracy`.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +96,26 @@ def spans_of(truths, step, what):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+def test_real_pipelines_are_recognised_whatever_else_the_machine_does(runs, name):
+    figures = measure_pipeline(build_timeline(runs(name)), 0)
+    truths = truths_of(runs, name)
+    assert (figures.schedule, figures.microbatches) == (name, 4)
+    assert len(figures.windows) == WORKLOADS[name].steps
+    for step, window in enumerate(figures.windows):
+        logged = bubble_of(spans_of(truths, step, "calls"))
+        assert window.bubble_fraction == pytest.approx(logged, abs=0.15)
+
+
+@pytest.mark.parametrize("name", ["serve1", "serve2", "serve2_marked"])
+def test_a_server_is_a_stream_whatever_else_the_machine_does(runs, name):
+    figures = measure_pipeline(build_timeline(runs(name)), 0)
+    assert figures.kind == "stream"
+    assert figures.microbatches is None
+    assert figures.stream.batches >= WORKLOADS[name].steps - 2
+
+
+@pytest.mark.accuracy
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_the_bubble_is_what_the_stages_logged(runs, name):
     figures = measure_pipeline(build_timeline(runs(name)), 0)
     truths = truths_of(runs, name)
@@ -143,6 +166,7 @@ def test_a_group_that_fits_as_well_leaves_the_peers_unknown_and_says_so(runs):
     assert "group_desc" in refusal.value.hint
 
 
+@pytest.mark.accuracy
 def test_an_all_reduce_inside_a_pass_is_no_bubble(runs):
     timeline = build_timeline(runs("2x2"))
     truths = truths_of(runs, "2x2")
@@ -166,6 +190,7 @@ def test_an_all_reduce_inside_a_pass_is_no_bubble(runs):
             assert reduced / whole > 0.02
 
 
+@pytest.mark.accuracy
 def test_optimizer_and_gradient_reduction_lie_outside_the_window(runs):
     timeline = build_timeline(runs("2x2"))
     truths = truths_of(runs, "2x2")
@@ -191,6 +216,7 @@ def test_optimizer_and_gradient_reduction_lie_outside_the_window(runs):
                 assert intervals.inside(window.start_ns, window.start_ns + 80 * MS) == 0
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("in_flight", IN_FLIGHT)
 def test_a_server_without_steps_is_a_stream_with_its_batches_in_flight(runs, in_flight):
     timeline = build_timeline(runs(f"serve{in_flight}"))
@@ -221,6 +247,7 @@ def logged_stream(truths, what, span):
     return 1 - busy / (len(spans) * (span[1] - span[0])), latency
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", [f"serve{k}" for k in IN_FLIGHT] + ["serve2_marked"])
 def test_a_streams_bubble_and_latency_are_what_the_stages_logged(runs, name):
     """Each call lies inside its operators, and these inside their pass: so do the figures."""
@@ -242,6 +269,7 @@ def test_a_streams_bubble_and_latency_are_what_the_stages_logged(runs, name):
     assert np.percentile(short, 95) < stream.batch_latency_p95_ns < np.percentile(long, 95) + made
 
 
+@pytest.mark.accuracy
 def test_a_server_that_marks_its_batches_as_steps_is_the_same_stream(runs):
     figures = measure_pipeline(build_timeline(runs("serve2_marked")), 0)
     assert figures.kind == "stream"
@@ -249,6 +277,7 @@ def test_a_server_that_marks_its_batches_as_steps_is_the_same_stream(runs):
     assert figures.bubble_fraction == pytest.approx(0.5, abs=0.03)
 
 
+@pytest.mark.accuracy
 def test_one_marked_batch_at_a_time_is_a_loop_of_one_microbatch(runs):
     """Steps that do not overlap are steps, and theory says the same of both."""
     figures = measure_pipeline(build_timeline(runs("serve1_marked")), 0)
@@ -256,6 +285,7 @@ def test_one_marked_batch_at_a_time_is_a_loop_of_one_microbatch(runs):
     assert figures.bubble_fraction == pytest.approx(0.75, abs=0.03)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", ["serve1", "serve2", "serve2_marked"])
 def test_an_answer_is_matched_with_the_batch_it_answers(runs, name):
     """It comes steps later than it was asked for, and it tells that the ranks share a clock."""
@@ -281,6 +311,7 @@ def captured_from(trace, begin_ns):
     return replace(trace, **{name: cut(getattr(trace, name)) for name in tables})
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("late", [(0,), (0, 1), (1,), (2, 3), (3,)])
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_ranks_captured_from_different_batches_on_are_joined_batch_by_batch(runs, in_flight, late):
