@@ -19,7 +19,7 @@ SMALL = Workload(
 
 # Left alone, it would run for 40 s; whoever kills it is through in a few.
 LONG = replace(SMALL, forward_ms=2000)
-SOON_S = 15
+SOON_S = 30
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path):
