@@ -93,11 +93,13 @@ class Code(StrEnum):
     NO_PIPELINE = "no_pipeline"
     NO_RANK = "no_rank"
     NO_STEPS = "no_steps"
+    ORDER_CYCLE = "order_cycle"
     OPEN_RANGES = "open_ranges"
     RANK_ASSUMED = "rank_assumed"
     TRUNCATED = "truncated"
     UNIT_ASSUMED = "unit_assumed"
     UNKNOWN_GROUP = "unknown_group"
+    UNLINKED_MESSAGES = "unlinked_messages"
     UNMATCHED_TRANSFERS = "unmatched_transfers"
     UNREADABLE = "unreadable"
 

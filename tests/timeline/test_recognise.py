@@ -53,6 +53,7 @@ def timeline_of(order, *, steps=(3, 4), names=None, positions=None):
             kind=kind.astype(np.uint8),
             microbatch=microbatch.astype(np.int32),
             step=step.astype(np.int32),
+            issued_ns=start,
             start_ns=start,
             end_ns=start + 1,
             busy_ns=np.ones_like(start),

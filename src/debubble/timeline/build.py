@@ -47,6 +47,7 @@ from debubble.timeline.work import (
     find_waits,
     find_work,
     occupied_of,
+    unissued_of,
 )
 from debubble.trace.busy import merge
 from debubble.trace.columns import RankTrace
@@ -182,15 +183,18 @@ def _passes(rank: _Rank, assignment: Assignment, position: int) -> Passes:
     )
     start, end = rank.work.start_ns[kept], rank.work.end_ns[kept]
     starts = np.full(unique.shape[1], np.iinfo(np.int64).max, dtype=np.int64)
+    issued = starts.copy()
     ends = np.full(unique.shape[1], np.iinfo(np.int64).min, dtype=np.int64)
     np.minimum.at(starts, group, start)
     np.maximum.at(ends, group, end)
+    np.minimum.at(issued, group, rank.work.issued_ns[kept])
     return Passes(
         rank=np.full(unique.shape[1], rank.rank, dtype=np.int32),
         stage=unique[1].astype(np.int32),
         kind=unique[2].astype(np.uint8),
         microbatch=unique[3].astype(np.int32),
         step=unique[0].astype(np.int32),
+        issued_ns=issued,
         start_ns=starts,
         end_ns=ends,
         busy_ns=_busy_of_groups(start, end, group, unique.shape[1]),
@@ -227,6 +231,7 @@ def _line(
         busy=_shift(busy_of(rank.work), offset),
         occupied=_shift(occupied_of(rank.work, assignment.kind >= 0), offset),
         apparent=_shift(apparent_of(rank.trace, rank.work), offset),
+        unissued=_shift(unissued_of(rank.work), offset),
         clock_offset_ns=offset,
         memory=measure_memory(rank.trace, rank.work, assignment, rank.work_step),
         layers=_layers(rank, assignment, position),
@@ -234,6 +239,8 @@ def _line(
             (name, _shift(intervals, offset))
             for name, intervals in find_outside(rank.trace, rank.work, assignment.kind >= 0)
         ),
+        file=rank.trace.file,
+        base_ns=rank.trace.header.base_time_ns,
     )
 
 
@@ -265,7 +272,12 @@ def _shift(intervals: Intervals, offset: int) -> Intervals:
 
 
 def _shift_passes(passes: Passes, offset: int) -> Passes:
-    return replace(passes, start_ns=passes.start_ns + offset, end_ns=passes.end_ns + offset)
+    return replace(
+        passes,
+        issued_ns=passes.issued_ns + offset,
+        start_ns=passes.start_ns + offset,
+        end_ns=passes.end_ns + offset,
+    )
 
 
 def _join_passes(parts: Sequence[Passes]) -> Passes:

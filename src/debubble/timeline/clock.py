@@ -65,6 +65,8 @@ def shift_transfers(transfers: Transfers, clocks: Clocks) -> Transfers:
         send_end_ns=transfers.send_end_ns + sent,
         receive_start_ns=transfers.receive_start_ns + received,
         receive_end_ns=transfers.receive_end_ns + received,
+        send_issued_ns=transfers.send_issued_ns + sent,
+        receive_issued_ns=transfers.receive_issued_ns + received,
     )
 
 

@@ -89,6 +89,7 @@ def _passes(table: OpTable, rank: I32, start: I64, end: I64, kept: Flags) -> Pas
         kind=kind[table.op[order]],
         microbatch=table.microbatch[order],
         step=table.step[order].astype(np.int32),
+        issued_ns=start[order],
         start_ns=start[order],
         end_ns=end[order],
         busy_ns=end[order] - start[order],
@@ -154,6 +155,7 @@ def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, Posted]
             end_ns=end[rows],
             message_bytes=table.message_bytes[rows],
             fused=_fused(start[rows], end[rows]),
+            queue=np.full(len(rows), -1, dtype=np.int32),
         )
         posts[name] = Posted(messages=messages, step=table.step[rows].astype(np.int32))
     return posts

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import Gap
+from debubble.units import NS_PER_US
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -36,6 +37,8 @@ class Passes:
     kind: U8
     microbatch: I32
     step: I32
+    issued_ns: I64
+    """When the host issued the first piece of it."""
     start_ns: I64
     end_ns: I64
     busy_ns: I64
@@ -63,6 +66,12 @@ class Transfers:
     receive_end_ns: I64
     fused: Flags
     """Part of an exchange: its kernel also carried a message the other way."""
+    send_issued_ns: I64
+    """When the sender's host issued it."""
+    receive_issued_ns: I64
+    send_queue: I32
+    """The sender's stream for it: what is on one stream keeps its order. -1 where there is none."""
+    receive_queue: I32
 
     def __len__(self) -> int:
         return len(self.send_start_ns)
@@ -87,6 +96,11 @@ class Intervals:
         last = np.searchsorted(self.start_ns, end_ns, side="left")
         start = np.maximum(self.start_ns[first:last], begin_ns)
         return int((np.minimum(self.end_ns[first:last], end_ns) - start).sum())
+
+
+def no_intervals() -> Intervals:
+    """Return no time at all."""
+    return Intervals(start_ns=np.zeros(0, dtype=np.int64), end_ns=np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +144,8 @@ class RankTimeline:
     """Compute, and collectives inside passes that nothing covers."""
     apparent: Intervals
     """Any kernel at all: what a dashboard shows."""
+    unissued: Intervals = field(default_factory=no_intervals)
+    """Without compute, and the host had not issued the next of it."""
     clock_offset_ns: int
     """What was added to this rank's stamps to lay them on the first rank's clock."""
     memory: MemoryFigures | None = None
@@ -139,6 +155,14 @@ class RankTimeline:
     """What each of its stages is made of, where kernels repeat."""
     outside: tuple[tuple[str, Intervals], ...] = ()
     """What it does besides its passes: optimizer, reductions, data loading."""
+    file: str = ""
+    """Its trace."""
+    base_ns: int = 0
+    """What the trace counts its stamps from."""
+
+    def stamp_us(self, moment_ns: int) -> float:
+        """Return a moment as the rank's own trace writes it."""
+        return (moment_ns - self.clock_offset_ns - self.base_ns) / NS_PER_US
 
     @property
     def peak_memory_bytes(self) -> int | None:

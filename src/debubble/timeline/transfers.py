@@ -178,6 +178,10 @@ def _pair(
         "receive_start_ns": receives.start_ns[into],
         "receive_end_ns": receives.end_ns[into],
         "fused": sends.fused[out] & receives.fused[into],
+        "send_issued_ns": sends.issued_ns[out],
+        "receive_issued_ns": receives.issued_ns[into],
+        "send_queue": sends.queue[out],
+        "receive_queue": receives.queue[into],
     }
 
 
@@ -194,6 +198,10 @@ def _join(parts: list[dict[str, NDArray[np.generic]]]) -> Transfers:
             ("receive_start_ns", np.int64),
             ("receive_end_ns", np.int64),
             ("fused", np.bool_),
+            ("send_issued_ns", np.int64),
+            ("receive_issued_ns", np.int64),
+            ("send_queue", np.int32),
+            ("receive_queue", np.int32),
         )
     }
     columns = {

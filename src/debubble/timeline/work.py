@@ -48,6 +48,8 @@ class Messages:
     end_ns: I64
     message_bytes: I64
     fused: Flags
+    queue: I32
+    """The stream that carried it; -1 where there is none."""
 
     def __len__(self) -> int:
         return len(self.issued_ns)
@@ -159,6 +161,9 @@ def find_messages(trace: RankTrace) -> Messages:
         end_ns=end,
         message_bytes=operators.message_bytes[rows],
         fused=np.where(carried, shared[kernel], False),
+        queue=np.where(carried, kernels.stream[kernel], UNKNOWN).astype(np.int32)
+        if len(kernels)
+        else np.full(len(rows), UNKNOWN, dtype=np.int32),
     )
 
 
@@ -203,6 +208,19 @@ def _union(work: Work, kept: Flags) -> Intervals:
     order = np.argsort(work.start_ns[kept], kind="stable")
     start, end = merge(work.start_ns[kept][order], work.end_ns[kept][order])
     return Intervals(start_ns=start, end_ns=end)
+
+
+def unissued_of(work: Work) -> Intervals:
+    """Return when nothing ran because the host had not yet issued what runs next.
+
+    Of a CPU trace that is all the time between two pieces of work: the host is the device.
+    """
+    order = np.argsort(work.start_ns, kind="stable")
+    start, end = work.start_ns[order], work.end_ns[order]
+    covered = np.maximum.accumulate(end)[:-1]
+    issued = np.minimum(work.issued_ns[order][1:], start[1:])
+    late = issued > covered
+    return Intervals(start_ns=covered[late], end_ns=issued[late])
 
 
 def occupied_of(work: Work, in_pass: Flags) -> Intervals:

@@ -1,0 +1,1 @@
+"""`Timeline`s in → what a pass, a transfer, a microbatch in flight costs."""

@@ -1,0 +1,152 @@
+"""A `Timeline` in → the `Ledger` of one pipeline: causes, culprits, savings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from debubble.costs.passes import collectives_inside, measure_passes
+from debubble.errors import Code, Gap
+from debubble.ledger.account import account_step
+from debubble.ledger.culprits import Culprit, find_culprits
+from debubble.ledger.model import Account, Cause
+from debubble.ledger.savings import Remedies, Replays, replay_step
+from debubble.links.expectation import expect_wire
+from debubble.simulate.events import OrderCycle
+from debubble.simulate.measured import MeasuredStep, measure_step
+from debubble.timeline.model import I64, RankTimeline, Timeline
+from debubble.units import counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """What a step would take without a cause: medians over the steps."""
+
+    cause: str
+    batch_latency_ns: int
+    saved_ns: int
+
+    @property
+    def saved_fraction(self) -> float:
+        """Of the unchanged replay."""
+        return self.saved_ns / max(self.batch_latency_ns + self.saved_ns, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Where the time of a pipeline's steps went. Sums are over all steps, exact to the ns."""
+
+    ranks: tuple[RankTimeline, ...]
+    steps: tuple[MeasuredStep, ...]
+    accounts: tuple[Account, ...]
+    replays: tuple[Replays, ...]
+    """Empty where the order of the passes contradicts itself."""
+    remedies: tuple[Remedies, ...]
+    culprits: tuple[Culprit, ...]
+    savings: tuple[Saving, ...]
+    """The largest first."""
+    gaps: tuple[Gap, ...]
+
+    @property
+    def total_ns(self) -> int:
+        """Ranks times window, all steps."""
+        return len(self.ranks) * sum(int(step.times.pass_end.max()) for step in self.steps)
+
+    def causes(self, place: int | None = None) -> dict[Cause, int]:
+        """Return the nanoseconds under each cause, of all ranks or of one."""
+        total = dict.fromkeys(Cause, 0)
+        for account in self.accounts:
+            mine = account if place is None else account.where(account.place == place)
+            for cause, length in mine.totals().items():
+                total[cause] += length
+        return total
+
+    @property
+    def replay_error(self) -> float | None:
+        """How far the replay of the unchanged step lands from the measured window; the worst."""
+        errors = [one.unchanged_ns / one.measured_ns - 1 for one in self.replays]
+        return max(errors, key=abs) if errors else None
+
+    def saving_of(self, cause: str) -> Saving | None:
+        """Return what removing a cause would buy."""
+        return next((one for one in self.savings if one.cause == cause), None)
+
+
+def build_ledger(timeline: Timeline, pipeline: int, steps: Sequence[int]) -> Ledger | None:
+    """Account for the given steps of a pipeline; None where there is none."""
+    ranks = timeline.ranks_of(pipeline)
+    measured = tuple(measure_step(timeline, pipeline, step) for step in steps)
+    if not measured:
+        return None
+    costs = measure_passes(timeline.passes, ranks)
+    expected = expect_wire(measured)
+    accounts = tuple(
+        account_step(step, ranks, costs, wire)
+        for step, wire in zip(measured, expected, strict=True)
+    )
+    remedies = tuple(
+        Remedies(
+            step=step,
+            costs=costs,
+            collectives_ns=_collectives_in(step, timeline, ranks),
+            expected_wire=wire,
+        )
+        for step, wire in zip(measured, expected, strict=True)
+    )
+    gaps = list(_doubts(measured))
+    try:
+        replays = tuple(replay_step(one) for one in remedies)
+    except OrderCycle as error:
+        replays = ()
+        gaps.append(Gap(code=Code.ORDER_CYCLE, message=f"no replay: {error}", hint=error.hint))
+    return Ledger(
+        ranks=ranks,
+        steps=measured,
+        accounts=accounts,
+        replays=replays,
+        remedies=remedies,
+        culprits=find_culprits(measured, accounts, ranks),
+        savings=_savings(replays),
+        gaps=tuple(gaps),
+    )
+
+
+def _collectives_in(step: MeasuredStep, timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> I64:
+    """Return the collectives inside each pass, in the order of the program."""
+    passes = timeline.passes
+    names = list(step.program.ranks)
+    mine = passes.where((passes.step == step.number) & np.isin(passes.rank, names))
+    place = np.array([names.index(rank) for rank in mine.rank.tolist()])
+    order = np.lexsort((mine.start_ns, place))
+    return collectives_inside(mine, ranks)[order]
+
+
+def _savings(replays: Sequence[Replays]) -> tuple[Saving, ...]:
+    if not replays:
+        return ()
+    savings = [
+        Saving(
+            cause=cause,
+            batch_latency_ns=round(median(one.without_ns[cause] for one in replays)),
+            saved_ns=round(median(one.unchanged_ns - one.without_ns[cause] for one in replays)),
+        )
+        for cause in replays[0].without_ns
+    ]
+    return tuple(sorted(savings, key=lambda one: -one.saved_ns))
+
+
+def _doubts(steps: Sequence[MeasuredStep]) -> list[Gap]:
+    unlinked = sum(step.unlinked for step in steps)
+    if not unlinked:
+        return []
+    return [
+        Gap(
+            code=Code.UNLINKED_MESSAGES,
+            message=f"{counted(unlinked, 'message')} between neighbours belong to no pass that"
+            " could be told; waits for them are unexplained",
+            hint="passes are missing on a rank, or a rank was captured for another stretch of time",
+        )
+    ]

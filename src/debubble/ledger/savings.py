@@ -1,0 +1,181 @@
+"""A measured step in → what removing each cause would buy, by replaying it without.
+
+Time in a cause is not time one gets back: where one wait ends another may begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from debubble.costs.passes import PassCosts
+from debubble.ledger.model import Cause
+from debubble.simulate.engine import Engine
+from debubble.simulate.events import NEVER_NS
+from debubble.simulate.lengths import hop_of
+from debubble.simulate.measured import MeasuredStep
+from debubble.simulate.program import Lengths
+from debubble.timeline.model import I64, Flags
+
+SCHEDULE, HEAD_OF_LINE, ALL = "schedule", "head_of_line", "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replays:
+    """Windows of one step, replayed unchanged and with changes."""
+
+    measured_ns: int
+    unchanged_ns: int
+    without_ns: dict[str, int]
+    """By what was removed: a cause, `schedule`, `head_of_line`, or `all`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedies:
+    """The lengths of a step with one thing put right at a time."""
+
+    step: MeasuredStep
+    costs: PassCosts
+    collectives_ns: I64
+    """Inside each pass."""
+    expected_wire: I64
+
+    def equal_stages(self, stage: int | None = None) -> Lengths:
+        """Let every stage take as long as any other; or let one of them."""
+        return self._with_passes(self._keys(), self.costs.equal, self.costs.median, stage)
+
+    def no_jitter(self, place: int | None = None) -> Lengths:
+        """Let every pass take the median of its stage and kind."""
+        passes = self.step.program.passes
+        numbers = passes.microbatch.tolist()
+        typical = [
+            self.costs.typical(key, number)
+            for key, number in zip(self._keys(), numbers, strict=True)
+        ]
+        steady = np.array(typical, dtype=np.int64) + self.collectives_ns
+        if place is not None:
+            steady = np.where(passes.place == place, steady, self.step.lengths.passes)
+        return replace(self.step.lengths, passes=steady)
+
+    def no_collectives(self) -> Lengths:
+        """Let no pass wait in a collective."""
+        return replace(self.step.lengths, passes=self.step.lengths.passes - self.collectives_ns)
+
+    def free_wire(self) -> Lengths:
+        """Let no message take time but what it takes beyond its peers."""
+        lengths, limit = self.step.lengths, self.expected_wire
+        return replace(
+            lengths,
+            sending=np.maximum(lengths.sending - limit, 0),
+            wire=np.maximum(lengths.wire - limit, 0),
+            drain=np.maximum(lengths.drain - limit, 0),
+        )
+
+    def expected_wires(self, hop: int | None = None) -> Lengths:
+        """Let no message take longer than its peers do; or those of one hop."""
+        limit = self.expected_wire
+        if hop is not None:
+            limit = np.where(hop_of(self.step.program) == hop, limit, -NEVER_NS)
+        return self._with_wire(limit)
+
+    def no_host(self, place: int | None = None) -> Lengths:
+        """Let every host issue in time; or one of them."""
+        lengths, program = self.step.lengths, self.step.program
+        mine, batches = _of(program.passes.place, place), _of(program.batches.place, place)
+        if self.step.on_host:
+            return replace(
+                lengths,
+                pass_gaps=np.where(mine, 0, lengths.pass_gaps),
+                batch_gaps=np.where(batches, 0, lengths.batch_gaps),
+            )
+        # A rank's first pass waits for what the rank did before the step, whoever issued it.
+        begins = np.where(program.passes.before < 0, np.minimum(lengths.pass_floor, 0), NEVER_NS)
+        return replace(
+            lengths,
+            pass_floor=np.where(mine, begins, lengths.pass_floor),
+            batch_floor=np.where(batches, NEVER_NS, lengths.batch_floor),
+        )
+
+    def _keys(self) -> list[tuple[int, int]]:
+        passes = self.step.program.passes
+        return list(zip(passes.stage.tolist(), passes.kind.tolist(), strict=True))
+
+    def _with_passes(
+        self,
+        keys: Iterable[tuple[int, int]],
+        wanted: Mapping[tuple[int, int], int],
+        measured: Mapping[tuple[int, int], int],
+        stage: int | None,
+    ) -> Lengths:
+        scale = np.array(
+            [
+                wanted[key] / max(measured[key], 1) if stage in {None, key[0]} else 1.0
+                for key in keys
+            ]
+        )
+        own = self.step.lengths.passes - self.collectives_ns
+        scaled = np.rint(own * scale).astype(np.int64) + self.collectives_ns
+        return replace(self.step.lengths, passes=scaled)
+
+    def _with_wire(self, limit: I64) -> Lengths:
+        lengths = self.step.lengths
+        return replace(
+            lengths,
+            sending=np.minimum(lengths.sending, limit),
+            wire=np.minimum(lengths.wire, limit),
+            drain=np.minimum(lengths.drain, limit),
+        )
+
+
+def _of(places: np.ndarray[tuple[int], np.dtype[np.int32]], place: int | None) -> Flags:
+    every: Flags = np.ones(len(places), dtype=bool) if place is None else places == place
+    return every
+
+
+def replay_step(remedies: Remedies) -> Replays:
+    """Replay a step unchanged, and without each cause."""
+    step = remedies.step
+    engine = Engine(step.program)
+    changes = {
+        str(Cause.IMBALANCE): remedies.equal_stages(),
+        str(Cause.JITTER): remedies.no_jitter(),
+        str(Cause.TRANSFER): remedies.free_wire(),
+        str(Cause.SLOW_LINK): remedies.expected_wires(),
+        str(Cause.HOST): remedies.no_host(),
+        str(Cause.COLLECTIVE): remedies.no_collectives(),
+    }
+    windows = run_together(engine, [step.lengths, *changes.values()])
+    unchanged = windows[0]
+    without = dict(zip(changes, windows[1:], strict=True))
+    without[HEAD_OF_LINE] = int(Engine(step.program, queues=False).run(step.lengths).window_ns)
+    # Twice the microbatches halve what a batch waits at its begin and end.
+    without[SCHEDULE] = unchanged - (unchanged - own_work(step)) // 2
+    return Replays(
+        measured_ns=int(step.times.window_ns), unchanged_ns=unchanged, without_ns=without
+    )
+
+
+def run_together(engine: Engine, many: list[Lengths]) -> list[int]:
+    """Return the window of each, all replayed in one go."""
+    columns = [one.columns() for one in many]
+    together = Lengths(
+        **{name: np.stack([one[name] for one in columns], axis=1) for name in columns[0]}
+    )
+    windows: list[int] = engine.run(together).window_ns.tolist()
+    return windows
+
+
+def own_work(step: MeasuredStep) -> int:
+    """Return what the busiest rank would take if all it needs were always there."""
+    program, lengths = step.program, step.lengths
+    passes, messages = program.passes, program.messages
+    total = np.zeros(len(program.ranks), dtype=np.int64)
+    np.add.at(total, passes.place, lengths.passes + lengths.pass_gaps)
+    # A batch that a pass waits for costs its rank what it takes with both sides there.
+    cost = np.zeros(len(program.batches), dtype=np.int64)
+    needed = messages.consumer >= 0
+    np.maximum.at(cost, messages.received[needed], lengths.drain[needed])
+    np.add.at(total, program.batches.place, cost)
+    return int(total.max())

@@ -1,0 +1,140 @@
+"""A `Ledger` in → what to say first: the causes that matter, whose they are, what fixing buys.
+
+Every pipeline pays for its order: theory says how much. So what comes on top is named first, by
+what removing it would buy, and the order itself after it; or first, where nothing comes on top.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from debubble.ledger.ledger import Ledger, Saving
+from debubble.ledger.model import Cause, RootKind
+from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE, Remedies, run_together
+from debubble.simulate.engine import Engine
+from debubble.simulate.lengths import hop_of
+from debubble.simulate.program import Lengths
+
+# What buys less than a fiftieth of the batch is not worth a name: steps vary by more.
+MATTERS = 0.02
+# What buys less than a tenth of it is little.
+LITTLE = 0.1
+SCHEDULE_CAUSES = (Cause.WARM_UP, Cause.TURNAROUND, Cause.DRAIN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """A cause that matters, and whose it mostly is."""
+
+    cause: str
+    saving: Saving
+    rank: int | None = None
+    stage: int | None = None
+    hop: tuple[int, int] | None = None
+    culprit_saved_ns: int | None = None
+    """What putting right this culprit alone would save, where it can be put right alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """What takes more of a step than all waiting does."""
+
+    what: str
+    """`compute`, `host`, `collective`, `gaps`, or what lies between steps, such as `optimizer`."""
+    length_ns: int
+    waits_ns: int
+    """Waiting for each other, a step and rank."""
+
+
+def name_causes(ledger: Ledger) -> tuple[Named, ...]:
+    """Return the causes that matter: what comes on top of the schedule first."""
+    noise = max(MATTERS, abs(ledger.replay_error or 0.0))
+    kept = [one for one in ledger.savings if one.saved_fraction >= noise]
+    kept.sort(key=lambda one: one.cause == SCHEDULE)  # stable: else by what it buys
+    return tuple(_name(ledger, one) for one in kept)
+
+
+def _name(ledger: Ledger, saving: Saving) -> Named:
+    if saving.cause == SCHEDULE:
+        return Named(cause=saving.cause, saving=saving)
+    if saving.cause == Cause.COLLECTIVE:
+        times = [ledger.causes(place)[Cause.COLLECTIVE] for place in range(len(ledger.ranks))]
+        return Named(
+            cause=saving.cause, saving=saving, rank=ledger.ranks[int(np.argmax(times))].rank
+        )
+    if saving.cause == HEAD_OF_LINE:
+        return Named(cause=saving.cause, saving=saving, hop=_queue_of(ledger))
+    waits: defaultdict[tuple[int, int | None, tuple[int, int] | None], int] = defaultdict(int)
+    for culprit in ledger.culprits:
+        if culprit.cause == saving.cause:
+            waits[culprit.rank, culprit.stage, culprit.hop] += culprit.wait_ns
+    if not waits:
+        return Named(cause=saving.cause, saving=saving)
+    rank, stage, hop = max(waits, key=lambda who: waits[who])
+    return Named(
+        cause=saving.cause,
+        saving=saving,
+        rank=rank,
+        stage=stage,
+        hop=hop,
+        culprit_saved_ns=_saved_alone(ledger, saving.cause, rank, hop),
+    )
+
+
+def _saved_alone(ledger: Ledger, cause: str, rank: int, hop: tuple[int, int] | None) -> int | None:
+    """Replay with one culprit put right."""
+    names = [one.rank for one in ledger.ranks]
+    place = names.index(rank)
+    remedy: Callable[[Remedies], Lengths] | None = None
+    if cause == Cause.SLOW_LINK and hop is not None:
+        number = place * len(names) + names.index(hop[1])
+        remedy = lambda one: one.expected_wires(number)  # noqa: E731
+    elif cause == Cause.JITTER:
+        remedy = lambda one: one.no_jitter(place)  # noqa: E731
+    elif cause == Cause.HOST:
+        remedy = lambda one: one.no_host(place)  # noqa: E731
+    if remedy is None:
+        return None
+    saved = []
+    for one in ledger.remedies:
+        before, after = run_together(Engine(one.step.program), [one.step.lengths, remedy(one)])
+        saved.append(before - after)
+    return round(median(saved))
+
+
+def _queue_of(ledger: Ledger) -> tuple[int, int] | None:
+    """Return the hop whose messages others stood behind for longest."""
+    waits: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for step, account in zip(ledger.steps, ledger.accounts, strict=True):
+        hops, count = hop_of(step.program), len(step.program.ranks)
+        behind = account.queued & (account.root_kind == RootKind.MESSAGE)
+        for row in np.flatnonzero(behind).tolist():
+            hop = int(hops[account.root[row]])
+            names = step.program.ranks[hop // count], step.program.ranks[hop % count]
+            waits[names] += int(account.end_ns[row] - account.start_ns[row])
+    return max(waits, key=lambda hop: waits[hop]) if waits else None
+
+
+def find_bottleneck(ledger: Ledger, outside_ns: dict[str, int]) -> Bottleneck | None:
+    """Return what takes more of a step than ranks wait for each other; None if nothing does."""
+    each = len(ledger.ranks) * len(ledger.steps)
+    mean = {cause: round(length / each) for cause, length in ledger.causes().items()}
+    others = {
+        "host": mean[Cause.HOST],
+        "collective": mean[Cause.COLLECTIVE],
+        "gaps": mean[Cause.UNEXPLAINED],
+    }
+    besides = {*others, Cause.COMPUTE}
+    waits = sum(length for cause, length in mean.items() if cause not in besides | {"unexplained"})
+    found = max((others | outside_ns).items(), key=lambda one: one[1])
+    if found[1] > waits:
+        return Bottleneck(what=found[0], length_ns=found[1], waits_ns=waits)
+    window = sum(mean.values())
+    if waits < MATTERS * window:
+        return Bottleneck(what="compute", length_ns=mean[Cause.COMPUTE], waits_ns=waits)
+    return None

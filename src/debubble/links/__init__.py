@@ -1,0 +1,1 @@
+"""What a hop should do, and what it does."""

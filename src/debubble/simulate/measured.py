@@ -1,0 +1,224 @@
+"""One measured step in → the `Program` it ran, with the times and lengths that were measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from debubble.simulate.dependencies import inputs_of, link_messages
+from debubble.simulate.events import NEVER_NS
+from debubble.simulate.lengths import measure_lengths
+from debubble.simulate.program import (
+    NONE,
+    BatchTable,
+    Lengths,
+    MessageTable,
+    PassTable,
+    Program,
+    Times,
+)
+from debubble.timeline.model import I32, I64, Passes, RankTimeline, Timeline, Transfers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """A step as it ran. Times count from the start of its window."""
+
+    number: int
+    begin_ns: int
+    """The window's start on the clock of the timeline."""
+    program: Program
+    times: Times
+    lengths: Lengths
+    transfer_bytes: I64
+    """Of each message of the program."""
+    fused: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    """Whether each message of the program shared its batch with one the other way."""
+    on_host: bool
+    """The host itself runs the passes, as on a CPU: it issues what it runs."""
+    unlinked: int
+    """Messages whose passes could not be told."""
+
+
+def measure_step(timeline: Timeline, pipeline: int, step: int) -> MeasuredStep:
+    """Rebuild a step of a pipeline as passes and messages that wait for each other."""
+    ranks = timeline.ranks_of(pipeline)
+    names = tuple(rank.rank for rank in ranks)
+    passes, table = _passes_in_order(timeline.passes, names, step)
+    begin = int(passes.start_ns.min())
+    transfers = _transfers_among(timeline.transfers, names, step)
+    messages, batches, batch_times = _gather(transfers, passes, table, names)
+    producer, consumer = link_messages(table, messages, batches)
+    unlinked = int(((producer < 0) & _between_neighbours(messages, batches)).sum())
+    tied = MessageTable(
+        sent=messages.sent,
+        received=messages.received,
+        producer=producer,
+        consumer=consumer,
+        rendezvous=messages.rendezvous,
+    )
+    program = Program(
+        ranks=names,
+        passes=table,
+        batches=batches,
+        messages=tied,
+        needs=inputs_of(table, tied),
+    )
+    start, end = _one_after_the_other(passes, table)
+    times = Times(
+        pass_start=start - begin,
+        pass_end=end - begin,
+        batch_start=batch_times[0] - begin,
+        batch_end=batch_times[1] - begin,
+    )
+    on_host = bool((passes.issued_ns == passes.start_ns).all())
+    never = (np.full(len(table), NEVER_NS), np.full(len(batches), NEVER_NS))
+    floors = never if on_host else _floors(passes, transfers, messages, len(batches), begin)
+    free = np.array([_free_from(rank, passes, begin) for rank in ranks], dtype=np.int64)
+    lengths = measure_lengths(program, times, floors=floors, free_ns=free)
+    return MeasuredStep(
+        number=step,
+        begin_ns=begin,
+        program=program,
+        times=times,
+        lengths=lengths,
+        transfer_bytes=transfers.message_bytes,
+        fused=transfers.fused,
+        on_host=on_host,
+        unlinked=unlinked,
+    )
+
+
+def _passes_in_order(passes: Passes, names: tuple[int, ...], step: int) -> tuple[Passes, PassTable]:
+    mine = passes.where((passes.step == step) & np.isin(passes.rank, names))
+    place = _places(mine.rank, names)
+    order = np.lexsort((mine.start_ns, place))
+    mine, place = mine.where(order), place[order]  # type: ignore[arg-type]
+    before = np.arange(len(place)) - 1
+    before[np.diff(place, prepend=-1) != 0] = NONE
+    return mine, PassTable(
+        place=place,
+        stage=mine.stage,
+        kind=mine.kind,
+        microbatch=mine.microbatch,
+        before=before,
+    )
+
+
+def _places(rank: I32, names: tuple[int, ...]) -> I32:
+    sorted_names = np.argsort(names)
+    found = np.searchsorted(np.array(names)[sorted_names], rank)
+    return sorted_names[found].astype(np.int32)
+
+
+def _transfers_among(transfers: Transfers, names: tuple[int, ...], step: int) -> Transfers:
+    return transfers.where(
+        (transfers.step == step)
+        & np.isin(transfers.source, names)
+        & np.isin(transfers.destination, names)
+    )
+
+
+def _gather(
+    transfers: Transfers, passes: Passes, table: PassTable, names: tuple[int, ...]
+) -> tuple[MessageTable, BatchTable, tuple[I64, I64]]:
+    """Put messages that one kernel carried on a rank into one batch."""
+    count = len(transfers)
+    place = np.concatenate(
+        (_places(transfers.source, names), _places(transfers.destination, names))
+    )
+    queue = np.concatenate((transfers.send_queue, transfers.receive_queue))
+    start = np.concatenate((transfers.send_start_ns, transfers.receive_start_ns))
+    end = np.concatenate((transfers.send_end_ns, transfers.receive_end_ns))
+    issued = np.concatenate((transfers.send_issued_ns, transfers.receive_issued_ns))
+    # What has no queue stands alone, unless it is one exchange by its times.
+    alone = (queue < 0) & ~np.concatenate((transfers.fused, transfers.fused))
+    identity = np.where(alone, np.arange(2 * count), NONE)
+    keys = np.stack((place, queue, start, end, identity))
+    unique, row = np.unique(keys, axis=1, return_inverse=True)
+    row = row.reshape(-1)
+    batches = unique.shape[1]
+    issue = np.full(batches, np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(issue, row, issued)
+    # Rows are sorted by place, queue and start: a queue's batches follow each other.
+    before = np.arange(batches) - 1
+    changes = (np.diff(unique[0], prepend=-1) != 0) | (np.diff(unique[1], prepend=-2) != 0)
+    before[changes | (unique[1] < 0)] = NONE
+    messages = MessageTable(
+        sent=row[:count],
+        received=row[count:],
+        producer=np.full(count, NONE),
+        consumer=np.full(count, NONE),
+        rendezvous=_meet(transfers),
+    )
+    table_of_batches = BatchTable(
+        place=unique[0].astype(np.int32),
+        before=before,
+        after=_passes_before(unique[0], issue, passes, table),
+    )
+    return messages, table_of_batches, (unique[2], unique[3])
+
+
+def _meet(transfers: Transfers) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Tell messages whose sender waits: in an exchange, or on a hop where no send ever ended early.
+
+    Over a network a send ends in a buffer. One such send tells how its hop works.
+    """
+    early = (transfers.send_end_ns < transfers.receive_start_ns) & ~transfers.fused
+    hop = transfers.source.astype(np.int64) << 32 | transfers.destination
+    return transfers.fused | ~np.isin(hop, hop[early])
+
+
+def _passes_before(place: I64, issued: I64, passes: Passes, table: PassTable) -> I64:
+    """Return the last pass of the same rank that was issued before each batch."""
+    after = np.full(len(place), NONE)
+    for here in np.unique(place).tolist():
+        rows = np.flatnonzero(table.place == here)
+        mine = place == here
+        order = np.maximum.accumulate(passes.issued_ns[rows]) if len(rows) else rows
+        found = np.searchsorted(order, issued[mine], side="left") - 1
+        after[mine] = np.where(found >= 0, rows[np.maximum(found, 0)], NONE) if len(rows) else NONE
+    return after
+
+
+def _between_neighbours(
+    messages: MessageTable, batches: BatchTable
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    apart = np.abs(batches.place[messages.sent] - batches.place[messages.received])
+    neighbours: np.ndarray[tuple[int], np.dtype[np.bool_]] = apart == 1
+    return neighbours
+
+
+def _one_after_the_other(passes: Passes, table: PassTable) -> tuple[I64, I64]:
+    """Return starts and ends; where two passes of a rank overlap, the later begins when it can."""
+    start, end = passes.start_ns.copy(), passes.end_ns.copy()
+    for here in np.unique(table.place).tolist():
+        rows = np.flatnonzero(table.place == here)
+        reach = np.maximum.accumulate(end[rows])
+        start[rows[1:]] = np.maximum(start[rows[1:]], reach[:-1])
+        end[rows] = reach
+    return start, end
+
+
+def _floors(
+    passes: Passes,
+    transfers: Transfers,
+    messages: MessageTable,
+    batches: int,
+    begin: int,
+) -> tuple[I64, I64]:
+    """Return when the host issued each pass and each batch."""
+    issued = np.full(batches, NEVER_NS)
+    np.maximum.at(issued, messages.sent, transfers.send_issued_ns - begin)
+    np.maximum.at(issued, messages.received, transfers.receive_issued_ns - begin)
+    return passes.issued_ns - begin, issued
+
+
+def _free_from(rank: RankTimeline, passes: Passes, begin: int) -> int:
+    """Return when a rank was done with what it did before the step, such as the last optimizer."""
+    mine = passes.start_ns[passes.rank == rank.rank]
+    if not len(mine):
+        return 0
+    earlier = np.searchsorted(rank.busy.start_ns, int(mine.min()), side="left") - 1
+    return max(0, int(rank.busy.end_ns[earlier]) - begin) if earlier >= 0 else 0

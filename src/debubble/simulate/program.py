@@ -1,0 +1,109 @@
+"""What a step runs and in what order, with no durations: measured steps and planned ones alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from debubble.timeline.model import I32, I64, U8, Flags
+
+NONE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTable:
+    """The passes of all ranks, by rank and then in the order that each rank runs them."""
+
+    place: I32
+    """Which of the pipeline's ranks, counted from the first."""
+    stage: I32
+    kind: U8
+    microbatch: I32
+    before: I64
+    """The row of the pass before it on its rank; -1 for the first."""
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTable:
+    """Messages that a rank carries out as one: a kernel on a queue, that spins until it is done."""
+
+    place: I32
+    before: I64
+    """The row of the batch before it on its queue, which it cannot overtake; -1 for none."""
+    after: I64
+    """The row of the last pass issued before it on its rank, which it waits for; -1 for none."""
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageTable:
+    """Messages, each sent by a batch and received by another."""
+
+    sent: I64
+    """Row of the batch that sends it."""
+    received: I64
+    producer: I64
+    """Row of the pass whose result it is; -1 where that is not known."""
+    consumer: I64
+    rendezvous: Flags
+    """The sender waits for the receiver; otherwise the message is buffered on its way."""
+
+    def __len__(self) -> int:
+        return len(self.sent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A step: passes, batches of messages, and passes that need others with no message known."""
+
+    ranks: tuple[int, ...]
+    passes: PassTable
+    batches: BatchTable
+    messages: MessageTable
+    needs: I64
+    """Two columns, one row a need: a pass, and the pass whose result it needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """How long everything takes. A second dimension holds many runs at once."""
+
+    passes: I64
+    pass_gaps: I64
+    """From the moment a pass could start to its start."""
+    batch_gaps: I64
+    sending: I64
+    """Of each message: from its sending batch's start to that one's end."""
+    wire: I64
+    """From the sending batch's start to the receiving one's end, if that was there."""
+    drain: I64
+    """From the receiving batch's start to its end, if the message was there."""
+    pass_floor: I64
+    """When the host issued it: it cannot start before."""
+    batch_floor: I64
+
+    def columns(self) -> dict[str, I64]:
+        """Return all of them by name."""
+        return {column.name: getattr(self, column.name) for column in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """When everything started and ended, in the order of the program's tables."""
+
+    pass_start: I64
+    pass_end: I64
+    batch_start: I64
+    batch_end: I64
+
+    @property
+    def window_ns(self) -> I64:
+        """From the first pass's start to the last pass's end."""
+        length: I64 = np.asarray(self.pass_end.max(axis=0) - self.pass_start.min(axis=0))
+        return length
