@@ -5,6 +5,7 @@ As torch does it: fused exchanges for 1F1B, separate sends and receives for all 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -55,6 +56,17 @@ class Setup:
     """A pass is one launch of a CUDA graph."""
     noise: float = 0.03
     seed: int = 0
+    # What can be wrong with a run, each to be planted.
+    slow_hop: tuple[int, int, float] | None = None
+    """Sender, receiver, and how many times as long its messages take."""
+    spikes: tuple[int, float] | None = None
+    """A rank whose every fourth pass takes so many times as long."""
+    late_host: tuple[int, int, int] | None = None
+    """A rank whose host takes so many ns more before every n-th pass."""
+    collective: tuple[int, int] | None = None
+    """A rank whose passes each hold a collective of so many ns."""
+    lowered: tuple[tuple[str, ...], ...] = ()
+    """What each rank's host does in torch's own words: `0F0`, `0SEND_F0`, `4RECV_F0`."""
 
     @property
     def trains(self) -> bool:
@@ -77,6 +89,8 @@ class Kernel:
     action: Action | None = None
     messages: tuple[Message, ...] = ()
     collective: bool = False
+    reduces: bool = False
+    """A collective in the middle of a pass."""
     first_of_launch: bool = True
     length_ns: int = 0
     launch_ns: int = 0
@@ -110,6 +124,7 @@ class Programs:
         self.home = {a.stage: r for r, actions in enumerate(self.order) for a in actions}
         self.stages = len(self.home)
         self.noise = np.random.default_rng(setup.seed)
+        self.computed = [0] * setup.ranks
 
     def step(self) -> list[list[Block]]:
         """Return the blocks of one step for each rank."""
@@ -119,6 +134,7 @@ class Programs:
             for message in (m for action in actions for m in self._sends(rank, action)):
                 self.sent[rank, message.destination].append(message)
         write = self._fused if self.setup.fused else self._asynchronous
+        write = self._in_torchs_words if self.setup.lowered else write
         return [[*write(rank, mine), *self._ending(rank)] for rank, mine in enumerate(groups)]
 
     def _sends(self, rank: int, action: Action) -> list[Message]:
@@ -145,15 +161,23 @@ class Programs:
         weights = self.setup.weights or (1.0,) * self.stages
         length = LENGTH_NS[action.kind] * weights[action.stage]
         length *= 1 + self.setup.noise * float(self.noise.standard_normal())
+        rank = self.home[action.stage]
+        self.computed[rank] += 1
+        if self.setup.spikes and self.setup.spikes[0] == rank and self.computed[rank] % 4 == 0:
+            length *= self.setup.spikes[1]
         count = KERNELS[action.kind] - (action.kind == "B" and action.microbatch == 0)
         thread = MAIN if action.kind == "F" else AUTOGRAD
         if self.setup.recompute and action.kind == "B":
             length, count = length * 1.5, count + KERNELS["F"]
-        return [
+        kernels = [
             Kernel(7, thread, action, length_ns=round(length / count),
                    first_of_launch=not (self.setup.graphs and number))
             for number in range(count)
         ]  # fmt: skip
+        if self.setup.collective and self.setup.collective[0] == rank:
+            reduction = Kernel(7, thread, action, reduces=True, length_ns=self.setup.collective[1])
+            kernels.insert(1, reduction)
+        return kernels
 
     def _post(self, messages: list[Message]) -> list[Kernel]:
         """Carry messages in one kernel, or each in its own."""
@@ -194,6 +218,22 @@ class Programs:
                     name = f"{action.stage}SEND_{action.kind}{action.microbatch}"
                     yield Block(name, [("run", kernel) for kernel in sends])
 
+    def _in_torchs_words(self, rank: int, groups: list[Group]) -> Iterator[Block]:
+        """Post receives where torch does: ahead of their pass, maybe in front of ready sends."""
+        actions = {str(action): action for group in groups for action in group}
+        posted: dict[Message, Kernel] = {}
+        for word in self.setup.lowered[rank]:
+            if word in actions:
+                waits = [("wait", posted[need]) for need in self._needs(rank, actions[word])]
+                yield Block(word, waits + self._run((actions[word],)))
+                continue
+            stage, verb, kind, number = _TORCHS_WORD.fullmatch(word).groups()
+            action = actions[f"{stage}{kind}{number}"]
+            take = self._needs if verb == "RECV" else self._sends
+            kernels = self._post(take(rank, action))
+            posted |= {message: kernel for kernel in kernels for message in kernel.messages}
+            yield Block(word, [("run", kernel) for kernel in kernels])
+
     def _unposted(
         self, rank: int, wanted: list[Message], posted: dict[Message, Kernel]
     ) -> Iterator[list[Message]]:
@@ -225,6 +265,9 @@ class Programs:
         parts = [self._compute(action) for action in group]
         turns = zip_longest(*parts)
         return [("run", kernel) for turn in turns for kernel in turn if kernel]
+
+
+_TORCHS_WORD = re.compile(r"(\d+)(SEND|RECV)_([FB])(\d+)")
 
 
 def _pairs(actions: list[Action]) -> list[Group]:

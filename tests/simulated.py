@@ -61,8 +61,9 @@ class Play:
     def _step(self) -> list[RankStep]:
         self.ends: dict[tuple[Message, str], Kernel] = {}
         steps = [RankStep(blocks) for blocks in self.programs.step()]
-        for step, device in zip(steps, self.devices, strict=True):
-            _issue(step, device)
+        for rank, (step, device) in enumerate(zip(steps, self.devices, strict=True)):
+            late = self.setup.late_host
+            _issue(step, device, late[1:] if late and late[0] == rank else (0, 1))
         for rank, step in enumerate(steps):
             for kernel in step.kernels:
                 for message in kernel.messages:
@@ -103,7 +104,7 @@ class Play:
 
     def _arrival(self, message: Message, mine: Kernel) -> int:
         out, into = self.ends[message, "out"], self.ends[message, "in"]
-        wire = TOKEN_NS if message.what[0] == "token" else self.setup.wire_ns
+        wire = TOKEN_NS if message.what[0] == "token" else self._wire(message)
         if self.setup.buffered and mine is out:
             return out.start_ns + wire
         if self._start(out) < 0 or self._start(into) < 0:
@@ -111,6 +112,12 @@ class Play:
         if self.setup.buffered:
             return max(out.start_ns + wire, into.start_ns + wire // 2)
         return max(out.start_ns, into.start_ns) + wire
+
+    def _wire(self, message: Message) -> int:
+        slow = self.setup.slow_hop
+        if slow and (message.source, message.destination) == slow[:2]:
+            return round(self.setup.wire_ns * slow[2])
+        return self.setup.wire_ns
 
     def _finish(self, steps: list[RankStep]) -> None:
         """End the reduction of gradients everywhere at once; let hosts wait where they do."""
@@ -138,10 +145,14 @@ def _queue(device: Device, kernel: Kernel) -> None:
         kernel.end_ns = device.free_ns = kernel.start_ns + kernel.length_ns
 
 
-def _issue(step: RankStep, device: Device) -> None:
+def _issue(step: RankStep, device: Device, late: tuple[int, int]) -> None:
     """Let the host go through its program: it queues everything and waits for nothing."""
     step.start_ns = device.host_ns = device.host_ns + 100 * US
+    passes = 0
     for block in step.blocks:
+        if any(kernel.action for _, kernel in block.items):
+            passes += 1
+            device.host_ns += late[0] if passes % late[1] == 0 else 0
         block.start_ns = device.host_ns = device.host_ns + 5 * US
         for verb, kernel in block.items:
             device.todo.append((verb, kernel))

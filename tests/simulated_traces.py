@@ -121,6 +121,7 @@ class RankWriter:
             )
             yield event | ({"name": "cudaGraphLaunch"} if self.graphs else {})
         name = "gemm_bwd" if one.thread == AUTOGRAD else "gemm_fwd"
+        name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL" if one.reduces else name
         yield self._device(one, name if one.action else "multi_tensor_scale", correlation)
         if self.writing.waits_inside and one.action:
             yield self._wait(one.launch_ns + 10 * US, self.writing.waits_inside)

@@ -37,7 +37,7 @@ def measure_passes(passes: Passes, ranks: tuple[RankTimeline, ...]) -> PassCosts
         mine = (passes.stage == stage) & (passes.kind == kind)
         later = mine & (passes.microbatch > 0)
         median[stage, kind] = int(np.median(lengths[later if later.any() else mine]))
-        if several_steps and kind in {PassKind.B, PassKind.W} and later.any():
+        if several_steps and kind in {PassKind.B, PassKind.W} and (mine & ~later).any():
             first[stage, kind] = int(np.median(lengths[mine & ~later]))
     return PassCosts(median=median, equal=equal_stages(median), first=first)
 

@@ -10,8 +10,9 @@ import numpy as np
 from debubble.costs.passes import PassCosts, collectives_of, without
 from debubble.ledger.blame import Blame, Piece
 from debubble.ledger.model import NUMBER_OF, Account, Cause, RootKind
+from debubble.links.expectation import Expected
 from debubble.simulate.measured import MeasuredStep
-from debubble.timeline.model import I64, Intervals, RankTimeline
+from debubble.timeline.model import Intervals, RankTimeline
 
 Stretch = tuple[int, int, Cause]
 _NO_ROOT = (RootKind.NOTHING, -1)
@@ -47,12 +48,12 @@ class _Cutter:
         self,
         step: MeasuredStep,
         costs: PassCosts,
-        expected_wire: I64,
+        expected: Expected,
         collectives: tuple[Intervals, ...],
     ) -> None:
         self._step = step
         self._costs = costs
-        self._expected = expected_wire
+        self._expected = expected.seen
         self._collectives = collectives
         passes, times = step.program.passes, step.times
         places = range(len(step.program.ranks))
@@ -109,13 +110,13 @@ def account_step(
     step: MeasuredStep,
     ranks: tuple[RankTimeline, ...],
     costs: PassCosts,
-    expected_wire: I64,
+    expected: Expected,
 ) -> Account:
     """Cut ranks and window into intervals with one cause each; nothing is left out."""
     begin, length = step.begin_ns, int(step.times.pass_end.max())
     collectives = tuple(clip(collectives_of(rank), begin, length) for rank in ranks)
     blame = Blame(step, tuple(_shift(rank.unissued, begin) for rank in ranks))
-    cutter = _Cutter(step, costs, expected_wire, collectives)
+    cutter = _Cutter(step, costs, expected, collectives)
     rows = _Rows()
     for place, rank in enumerate(ranks):
         occupied = clip(rank.occupied, begin, length)

@@ -84,17 +84,16 @@ def build_ledger(timeline: Timeline, pipeline: int, steps: Sequence[int]) -> Led
     costs = measure_passes(timeline.passes, ranks)
     expected = expect_wire(measured)
     accounts = tuple(
-        account_step(step, ranks, costs, wire)
-        for step, wire in zip(measured, expected, strict=True)
+        account_step(step, ranks, costs, one) for step, one in zip(measured, expected, strict=True)
     )
     remedies = tuple(
         Remedies(
             step=step,
             costs=costs,
             collectives_ns=_collectives_in(step, timeline, ranks),
-            expected_wire=wire,
+            expected=one,
         )
-        for step, wire in zip(measured, expected, strict=True)
+        for step, one in zip(measured, expected, strict=True)
     )
     gaps = list(_doubts(measured))
     try:

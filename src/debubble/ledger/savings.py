@@ -12,6 +12,7 @@ import numpy as np
 
 from debubble.costs.passes import PassCosts
 from debubble.ledger.model import Cause
+from debubble.links.expectation import Expected
 from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import hop_of
@@ -40,7 +41,7 @@ class Remedies:
     costs: PassCosts
     collectives_ns: I64
     """Inside each pass."""
-    expected_wire: I64
+    expected: Expected
 
     def equal_stages(self, stage: int | None = None) -> Lengths:
         """Let every stage take as long as any other; or let one of them."""
@@ -65,20 +66,37 @@ class Remedies:
 
     def free_wire(self) -> Lengths:
         """Let no message take time but what it takes beyond its peers."""
-        lengths, limit = self.step.lengths, self.expected_wire
+        lengths = self.step.lengths
+        wire, drain = self._limits()
         return replace(
             lengths,
-            sending=np.maximum(lengths.sending - limit, 0),
-            wire=np.maximum(lengths.wire - limit, 0),
-            drain=np.maximum(lengths.drain - limit, 0),
+            sending=np.maximum(lengths.sending - wire, 0),
+            wire=np.maximum(lengths.wire - wire, 0),
+            drain=np.maximum(lengths.drain - drain, 0),
         )
 
-    def expected_wires(self, hop: int | None = None) -> Lengths:
-        """Let no message take longer than its peers do; or those of one hop."""
-        limit = self.expected_wire
-        if hop is not None:
-            limit = np.where(hop_of(self.step.program) == hop, limit, -NEVER_NS)
-        return self._with_wire(limit)
+    def repaired_hop(self, hop: int) -> Lengths:
+        """Let a hop be as fast as its peers; its messages still vary as they do."""
+        lengths = self.step.lengths
+        mine = hop_of(self.step.program) == hop
+        faster = np.where(mine, np.minimum(self.expected.of_hop, 1.0), 1.0)
+        return replace(
+            lengths,
+            sending=np.rint(lengths.sending * faster).astype(np.int64),
+            wire=np.rint(lengths.wire * faster).astype(np.int64),
+            drain=np.rint(lengths.drain * faster).astype(np.int64),
+        )
+
+    def expected_wires(self) -> Lengths:
+        """Let no message take longer than its peers do."""
+        lengths = self.step.lengths
+        wire, drain = self._limits()
+        return replace(
+            lengths,
+            sending=np.minimum(lengths.sending, wire),
+            wire=np.minimum(lengths.wire, wire),
+            drain=np.minimum(lengths.drain, drain),
+        )
 
     def no_host(self, place: int | None = None) -> Lengths:
         """Let every host issue in time; or one of them."""
@@ -119,14 +137,10 @@ class Remedies:
         scaled = np.rint(own * scale).astype(np.int64) + self.collectives_ns
         return replace(self.step.lengths, passes=scaled)
 
-    def _with_wire(self, limit: I64) -> Lengths:
-        lengths = self.step.lengths
-        return replace(
-            lengths,
-            sending=np.minimum(lengths.sending, limit),
-            wire=np.minimum(lengths.wire, limit),
-            drain=np.minimum(lengths.drain, limit),
-        )
+    def _limits(self) -> tuple[I64, I64]:
+        """Return the expected wire and drain; where both sides meet there is no difference."""
+        meets = self.step.program.messages.rendezvous
+        return self.expected.wire, np.where(meets, self.expected.wire, self.expected.drain)
 
 
 def _of(places: np.ndarray[tuple[int], np.dtype[np.int32]], place: int | None) -> Flags:

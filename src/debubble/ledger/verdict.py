@@ -1,7 +1,7 @@
 """A `Ledger` in → what to say first: the causes that matter, whose they are, what fixing buys.
 
-Every pipeline pays for its order: theory says how much. So what comes on top is named first, by
-what removing it would buy, and the order itself after it; or first, where nothing comes on top.
+Every pipeline pays for its order and its wires: theory says how much. So what comes on top is named
+first, by what removing it would buy, and these two after it; or first, where nothing is on top.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from debubble.simulate.program import Lengths
 MATTERS = 0.02
 # What buys less than a tenth of it is little.
 LITTLE = 0.1
-SCHEDULE_CAUSES = (Cause.WARM_UP, Cause.TURNAROUND, Cause.DRAIN)
+# A hop whose messages mostly take so many times what its peers take is slow, not just unsteady.
+SLOW = 1.5
+_OF_ANY_PIPELINE = {SCHEDULE, str(Cause.TRANSFER)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class Named:
     rank: int | None = None
     stage: int | None = None
     hop: tuple[int, int] | None = None
+    times_expected: float | None = None
+    """How many times as long a hop's messages mostly take as those of its peers."""
     culprit_saved_ns: int | None = None
     """What putting right this culprit alone would save, where it can be put right alone."""
 
@@ -55,7 +59,7 @@ def name_causes(ledger: Ledger) -> tuple[Named, ...]:
     """Return the causes that matter: what comes on top of the schedule first."""
     noise = max(MATTERS, abs(ledger.replay_error or 0.0))
     kept = [one for one in ledger.savings if one.saved_fraction >= noise]
-    kept.sort(key=lambda one: one.cause == SCHEDULE)  # stable: else by what it buys
+    kept.sort(key=lambda one: one.cause in _OF_ANY_PIPELINE)  # stable: else by what it buys
     return tuple(_name(ledger, one) for one in kept)
 
 
@@ -82,8 +86,22 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         rank=rank,
         stage=stage,
         hop=hop,
+        times_expected=_times_expected(ledger, hop) if saving.cause == Cause.SLOW_LINK else None,
         culprit_saved_ns=_saved_alone(ledger, saving.cause, rank, hop),
     )
+
+
+def _hop_number(ledger: Ledger, hop: tuple[int, int]) -> int:
+    names = [one.rank for one in ledger.ranks]
+    return names.index(hop[0]) * len(names) + names.index(hop[1])
+
+
+def _times_expected(ledger: Ledger, hop: tuple[int, int] | None) -> float | None:
+    if hop is None:
+        return None
+    number = _hop_number(ledger, hop)
+    shares = [one.expected.of_hop[hop_of(one.step.program) == number] for one in ledger.remedies]
+    return float(1 / np.median(np.concatenate(shares)))
 
 
 def _saved_alone(ledger: Ledger, cause: str, rank: int, hop: tuple[int, int] | None) -> int | None:
@@ -92,8 +110,8 @@ def _saved_alone(ledger: Ledger, cause: str, rank: int, hop: tuple[int, int] | N
     place = names.index(rank)
     remedy: Callable[[Remedies], Lengths] | None = None
     if cause == Cause.SLOW_LINK and hop is not None:
-        number = place * len(names) + names.index(hop[1])
-        remedy = lambda one: one.expected_wires(number)  # noqa: E731
+        number = _hop_number(ledger, hop)
+        remedy = lambda one: one.repaired_hop(number)  # noqa: E731
     elif cause == Cause.JITTER:
         remedy = lambda one: one.no_jitter(place)  # noqa: E731
     elif cause == Cause.HOST:

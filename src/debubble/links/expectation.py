@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
-from debubble.timeline.model import I64
+from debubble.timeline.model import I64, Flags
 
 
-def expect_wire(steps: tuple[MeasuredStep, ...]) -> tuple[I64, ...]:
-    """Return the expected wire time of each message of each step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Nanoseconds of each message of a step."""
+
+    wire: I64
+    """From when both sides are there to the receive's end."""
+    drain: I64
+    """The same where the message came before its receive began, and only has to be taken in."""
+    there_before: Flags
+    of_hop: NDArray[np.float64]
+    """What it should have taken as a share of what its hop's messages mostly take."""
+
+    @property
+    def seen(self) -> I64:
+        """What the receive should have taken, as it came."""
+        return np.where(self.there_before, self.drain, self.wire)
+
+
+def expect_wire(steps: tuple[MeasuredStep, ...]) -> tuple[Expected, ...]:
+    """Return what each message of each step should have taken.
 
     Hops of one class carry messages of one size, one way or both ways at once. What a hop should do
     is the median of what the hops of its class do; alone in its class, what it does itself.
@@ -18,19 +39,41 @@ def expect_wire(steps: tuple[MeasuredStep, ...]) -> tuple[I64, ...]:
     hop = np.concatenate([hop_of(step.program) for step in steps])
     size = np.concatenate([step.transfer_bytes for step in steps])
     fused = np.concatenate([step.fused for step in steps])
-    wire = np.concatenate([seen_wire(step) for step in steps])
-    expected = wire.copy()
+    seen = np.concatenate([_seen(step) for step in steps])
+    before = np.concatenate([_there_before(step) for step in steps])
+    wire, drain = seen.copy(), seen.copy()
+    share = np.ones(len(seen))
     for one_size, both_ways in sorted(set(zip(size.tolist(), fused.tolist(), strict=True))):
         mine = (size == one_size) & (fused == both_ways)
-        medians = [int(np.median(wire[mine & (hop == one)])) for one in np.unique(hop[mine])]
-        # Of two hops the faster says what is possible.
-        expected[mine] = sorted(medians)[(len(medians) - 1) // 2]
-    return tuple(np.split(expected, np.cumsum([len(step.fused) for step in steps])[:-1]))
+        wire[mine] = _typical(seen, hop, mine & ~before, mine)
+        drain[mine] = _typical(seen, hop, mine & before, mine)
+        for one in np.unique(hop[mine & ~before]):
+            own = mine & (hop == one)
+            share[own] = wire[own] / max(float(np.median(seen[own & ~before])), 1.0)
+    cuts = np.cumsum([len(step.fused) for step in steps])[:-1]
+    parts = (np.split(column, cuts) for column in (wire, drain, before, share))
+    return tuple(
+        Expected(wire=w, drain=d, there_before=b, of_hop=s)
+        for w, d, b, s in zip(*parts, strict=True)
+    )
 
 
-def seen_wire(step: MeasuredStep) -> I64:
+def _typical(seen: I64, hop: I64, wanted: Flags, otherwise: Flags) -> int:
+    """Return the middle of the hops' medians. Of two hops the faster says what is possible."""
+    rows = wanted if wanted.any() else otherwise
+    medians = sorted(int(np.median(seen[rows & (hop == one)])) for one in np.unique(hop[rows]))
+    return medians[(len(medians) - 1) // 2]
+
+
+def _seen(step: MeasuredStep) -> I64:
     """Return from when both sides of each message were there to the receive's end."""
     times, messages = step.times, step.program.messages
     both = np.maximum(times.batch_start[messages.sent], times.batch_start[messages.received])
     seen: I64 = np.maximum(times.batch_end[messages.received] - both, 0)
     return seen
+
+
+def _there_before(step: MeasuredStep) -> Flags:
+    times, messages = step.times, step.program.messages
+    before: Flags = times.batch_end[messages.sent] <= times.batch_start[messages.received]
+    return before & ~messages.rendezvous

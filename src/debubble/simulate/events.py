@@ -7,6 +7,7 @@ while after. Many sets of durations are run at once, a column each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -90,7 +91,7 @@ def _group(level: I64, target: I64) -> list[_Level]:
     """Cut edges, sorted by the level of their targets, into levels."""
     found = []
     cuts = np.flatnonzero(np.diff(level[target], prepend=-1)).tolist()
-    for begin, end in zip(cuts, [*cuts[1:], len(target)], strict=True):
+    for begin, end in pairwise([*cuts, len(target)]):
         events, first = np.unique(target[begin:end], return_index=True)
         found.append(_Level(events, slice(begin, end), first))
     return found

@@ -1,0 +1,57 @@
+"""When events happen, against the plain definition: the longest way to each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from debubble.simulate.events import EventGraph, OrderCycle
+
+
+@st.composite
+def graphs(draw):
+    events = draw(st.integers(1, 12))
+    pairs = [(target, source) for target in range(events) for source in range(target)]
+    edges = draw(st.lists(st.sampled_from(pairs), max_size=30)) if pairs else []
+    lengths = draw(st.lists(st.integers(0, 100), min_size=len(edges), max_size=len(edges)))
+    floors = draw(st.lists(st.integers(-50, 50), min_size=events, max_size=events))
+    names = draw(st.permutations(range(events)))
+    return events, edges, lengths, floors, names
+
+
+def longest_ways(events, edges, lengths, floors):
+    moments = list(floors)
+    for event in range(events):
+        for (target, source), length in zip(edges, lengths, strict=True):
+            if target == event:
+                moments[event] = max(moments[event], moments[source] + length)
+    return moments
+
+
+@given(graphs())
+def test_every_event_happens_at_the_latest_of_its_sources(graph):
+    events, edges, lengths, floors, names = graph
+    target = np.array([names[one] for one, _ in edges], dtype=np.int64)
+    source = np.array([names[one] for _, one in edges], dtype=np.int64)
+    floor = np.zeros(events, dtype=np.int64)
+    floor[list(names)] = floors
+    moments = EventGraph(events, target, source).run(np.array(lengths, dtype=np.int64), floor)
+    assert moments[list(names)].tolist() == longest_ways(events, edges, lengths, floors)
+
+
+@given(graphs(), st.integers(2, 4))
+def test_many_runs_at_once_are_as_many_single_ones(graph, runs):
+    events, edges, lengths, floors, _ = graph
+    ends = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+    many = np.array(lengths, dtype=np.int64)[:, None] * np.arange(1, runs + 1)
+    together = EventGraph(events, *ends).run(many, np.array(floors, dtype=np.int64))
+    for run in range(runs):
+        alone = longest_ways(events, edges, many[:, run].tolist(), floors)
+        assert together[:, run].tolist() == alone
+
+
+def test_a_circle_is_refused_with_its_cure():
+    with pytest.raises(OrderCycle, match="circle"):
+        EventGraph(3, np.array([1, 2, 1]), np.array([0, 1, 2]))
