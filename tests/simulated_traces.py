@@ -6,8 +6,8 @@ host tell all; labels stand on the host; the host's steps end long before the de
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -43,6 +43,10 @@ class Writing:
     members: tuple[int, ...] = ()
     """The global ranks of the pipeline; peers are counted inside it."""
     world: int = 0
+    group: str = "pp"
+    """The group that messages go through."""
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """What the header tells of groups; peers are counted inside `group` if it is one of them."""
     waits_inside: str = ""
     """The group in which the host waits for something in the middle of each pass."""
 
@@ -75,7 +79,7 @@ class RankWriter:
             yield self._annotation(name, block.start_ns, block.end_ns)
         launched = 0
         if any(verb == "wait" for verb, _ in block.items):
-            yield self._wait(block.start_ns, "pp")
+            yield self._wait(block.start_ns, self.writing.group)
         for one in (item for verb, item in block.items if verb == "run"):
             launched = next(self.correlation) if one.first_of_launch else launched
             if one.messages:
@@ -148,6 +152,8 @@ class RankWriter:
     def _operator(self, message: Message, at: float) -> Iterator[Event]:
         sends = message.source == self.rank
         peer = message.destination if sends else message.source
+        group = self.writing.groups.get(self.writing.group, self.members)
+        peer = group.index(self.members[peer])
         yield send(peer, ts=at, dur=50, kind="send" if sends else "recv_")
         yield details(
             "send" if sends else "recv",
@@ -155,8 +161,8 @@ class RankWriter:
             dur=30,
             **{
                 "In msg nelems": 1 if message.what[0] == "token" else ELEMENTS,
-                "Process Group Name": "pp",
-                "Process Group Ranks": str(list(self.members)),
+                "Process Group Name": self.writing.group,
+                "Process Group Ranks": str(list(group)),
                 ("Dst Rank" if sends else "Src Rank"): peer,
             },
         )
@@ -170,4 +176,8 @@ def write_run(play: Play, folder: Path, writing: Writing | None = None) -> None:
         events = list(writer.events([step[rank] for step in play.steps]))
         name = writer.members[rank]
         world = writing.world or play.setup.ranks
-        write(folder / f"rank{name}.json", document(events, rank=name, world=world))
+        content = document(events, rank=name, world=world)
+        content["distributedInfo"]["pg_config"] = [
+            {"pg_name": group, "ranks": list(ranks)} for group, ranks in writing.groups.items()
+        ]
+        write(folder / f"rank{name}.json", content)

@@ -16,6 +16,7 @@ from debubble.timeline.grouping import number_passes
 from debubble.timeline.labels import Assignment, assign_by_labels
 from debubble.timeline.layers import measure_layers
 from debubble.timeline.memory import measure_memory
+from debubble.timeline.missing import join_over_missing
 from debubble.timeline.model import (
     I32,
     I64,
@@ -78,7 +79,8 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     named, unknown_groups = name_peers(traces)
     marked = any(len(find_steps(trace).number) for trace in named)
     ranks = [_prepare(trace, marked=marked) for trace in named]
-    chains = find_chains({rank.rank: rank.messages for rank in ranks})
+    messages = {rank.rank: rank.messages for rank in ranks}
+    chains = join_over_missing(find_chains(messages), named, messages)
     chains = tuple(chain for chain in chains if len(chain.ranks) > 1)
     if not chains:
         raise _no_pipeline(ranks, unknown_groups)

@@ -10,7 +10,7 @@ import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.timeline.bubble import Window, measure_windows
-from debubble.timeline.model import UNKNOWN, PassKind, RankTimeline, Timeline, Transfers
+from debubble.timeline.model import PassKind, RankTimeline, Timeline, Transfers
 from debubble.timeline.outside import measure_outside
 from debubble.timeline.recognise import count_microbatches, recognise_schedule
 from debubble.timeline.shape import Shape, measure_shape
@@ -77,7 +77,7 @@ class PipelineFigures:
     def absent(self) -> tuple[int, ...]:
         """The ranks of the pipeline that have no trace: what is measured is a part of it."""
         captured = {rank.rank for rank in self.ranks}
-        return tuple(rank for rank in self.ranks[0].members if rank not in captured | {UNKNOWN})
+        return tuple(rank for rank in self.ranks[0].members if rank not in captured)
 
 
 def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None) -> PipelineFigures:
