@@ -53,6 +53,8 @@ class Setup:
     recompute: bool = False
     answers: bool = True
     """The last rank of a forward-only run hands a token to the first; else ranks run freely."""
+    context: int = 1
+    """Ranks that share each stage, side by side; they pass blocks around a ring in each pass."""
     graphs: bool = False
     """A pass is one launch of a CUDA graph."""
     noise: float = 0.03

@@ -30,6 +30,7 @@ from debubble.timeline.model import (
 )
 from debubble.timeline.outside import find_outside
 from debubble.timeline.peers import name_peers
+from debubble.timeline.rings import as_collectives, find_rings
 from debubble.timeline.steps import find_steps, whole_run
 from debubble.timeline.structure import Posts, assign_by_structure, messages_a_pass
 from debubble.timeline.transfers import (
@@ -77,13 +78,20 @@ def build_run(run: Run) -> Timeline:
 def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     """Turn unlabelled ranks into pipelines of named passes on one clock."""
     named, unknown_groups = name_peers(traces)
+    work = [find_work(trace) for trace in named]
+    if rings := find_rings(named, work):
+        named = tuple(as_collectives(trace, rings) for trace in named)
+        work = [find_work(trace) for trace in named]
     marked = any(len(find_steps(trace).number) for trace in named)
-    ranks = [_prepare(trace, marked=marked) for trace in named]
+    ranks = [
+        _prepare(trace, computed, marked=marked)
+        for trace, computed in zip(named, work, strict=True)
+    ]
     messages = {rank.rank: rank.messages for rank in ranks}
     chains = join_over_missing(find_chains(messages), named, messages)
     chains = tuple(chain for chain in chains if len(chain.ranks) > 1)
     if not chains:
-        raise _no_pipeline(ranks, unknown_groups)
+        raise _no_pipeline(ranks, unknown_groups, rings=bool(rings))
     gaps = list(unknown_groups)
     posted = {r.rank: Posted(messages=r.messages, step=r.message_step) for r in ranks}
     transfers, unmatched = match_transfers(posted, _pairs_across_steps(posted, chains, marked))
@@ -113,8 +121,8 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     )
 
 
-def _prepare(trace: RankTrace, *, marked: bool) -> _Rank:
-    work, messages = find_work(trace), find_messages(trace)
+def _prepare(trace: RankTrace, work: Work, *, marked: bool) -> _Rank:
+    messages = find_messages(trace)
     steps = find_steps(trace) if marked else whole_run()
     return _Rank(
         trace=trace,
@@ -279,8 +287,15 @@ def _join_passes(parts: Sequence[Passes]) -> Passes:
     return Passes(**{name: column[order] for name, column in columns.items()})
 
 
-def _no_pipeline(ranks: Sequence[_Rank], unknown_groups: Sequence[Gap]) -> NoPipeline:
+def _no_pipeline(
+    ranks: Sequence[_Rank], unknown_groups: Sequence[Gap], *, rings: bool
+) -> NoPipeline:
     posts = sum(len(rank.messages) for rank in ranks)
+    if not posts and rings:
+        return NoPipeline(
+            "no pipeline in these traces: ranks only pass blocks around a ring",
+            hint="context parallelism looks so; it makes no pipeline, nor do collectives",
+        )
     if not posts:
         return NoPipeline(
             "no pipeline in these traces: no rank sends or receives point to point",
