@@ -53,6 +53,8 @@ class Setup:
     recompute: bool = False
     answers: bool = True
     """The last rank of a forward-only run hands a token to the first; else ranks run freely."""
+    megatron: bool = False
+    """Interleaved: a forward and a backward pass, then all their messages in one batch."""
     context: int = 1
     """Ranks that share each stage, side by side; they pass blocks around a ring in each pass."""
     graphs: bool = False

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from context_rings import is_ring, put_in_lane
 from host_programs import TOKEN_NS, US, Block, Kernel, Message, Programs, Setup
+from megatron_programs import MegatronPrograms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Play:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.programs = Programs(setup)
+        self.programs = (MegatronPrograms if setup.megatron else Programs)(setup)
         self.devices = [Device() for _ in range(setup.ranks * setup.context)]
         self.steps: list[list[RankStep]] = []
         for _ in range(setup.steps):

@@ -95,6 +95,7 @@ class Code(StrEnum):
     NO_STEPS = "no_steps"
     OPEN_RANGES = "open_ranges"
     RANK_ASSUMED = "rank_assumed"
+    STAGES_UNKNOWN = "stages_unknown"
     TRUNCATED = "truncated"
     UNIT_ASSUMED = "unit_assumed"
     UNKNOWN_GROUP = "unknown_group"

@@ -13,8 +13,9 @@ from debubble.timeline.chain import Chain, find_chains
 from debubble.timeline.clock import align, shift_transfers
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.grouping import number_passes
-from debubble.timeline.labels import Assignment, assign_by_labels
+from debubble.timeline.labels import Assignment, assign_by_labels, has_labels
 from debubble.timeline.layers import measure_layers
+from debubble.timeline.loops import Host, count_pieces, holds_several, name_around
 from debubble.timeline.memory import measure_memory
 from debubble.timeline.missing import join_over_missing
 from debubble.timeline.model import (
@@ -52,7 +53,7 @@ from debubble.timeline.work import (
 )
 from debubble.trace.busy import merge
 from debubble.trace.columns import RankTrace
-from debubble.trace.run import Run
+from debubble.trace.run import Run, show_ranks
 from debubble.units import counted
 
 
@@ -102,8 +103,9 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     parts: list[Passes] = []
     for number, chain in enumerate(chains):
         before = {} if marked else _batches_before(posted, chain)
+        around = _name_around(chain, ranks, gaps) if marked else {}
         for rank in (one for one in ranks if one.rank in chain.ranks):
-            assignment = _assign(rank, chain, ranks, before.get(rank.rank))
+            assignment = around.get(rank.rank) or _assign(rank, chain, ranks, before.get(rank.rank))
             position, offset = chain.ranks.index(rank.rank), clocks.offset_ns[rank.rank]
             passes = _passes(rank, assignment, position)
             stages = tuple(sorted(set(passes.stage.tolist())))
@@ -175,6 +177,36 @@ def _assign(rank: _Rank, chain: Chain, ranks: Sequence[_Rank], before: int | Non
     )
     found = assign_by_structure(rank.work, rank.work_step, posts, beside)
     return replace(found, microbatch=found.microbatch + (before or 0))
+
+
+def _name_around(chain: Chain, ranks: Sequence[_Rank], gaps: list[Gap]) -> dict[int, Assignment]:
+    """Name the passes of unlabelled ranks that hold several stages each; say where none can be."""
+    mine = {rank.rank: rank for rank in ranks if rank.rank in chain.ranks}
+    if len(mine) < len(chain.ranks) or any(has_labels(rank.trace) for rank in mine.values()):
+        return {}
+    hosts = [
+        Host(
+            rank=rank,
+            work=mine[rank].work,
+            step=mine[rank].work_step,
+            posts=Posts(
+                messages=mine[rank].messages,
+                step=mine[rank].message_step,
+                waits_ns=find_waits(mine[rank].trace),
+            ),
+            sent_at_a_time=_sent_at_a_time(ranks, rank, following or chain.ranks[0]),
+        )
+        for rank in chain.ranks
+        for following in (chain.beside(rank).next,)
+    ]
+    named = name_around(hosts)
+    if named is None and holds_several(hosts[0]):
+        gaps.append(_stages_unknown(chain))
+        return {
+            host.rank: count_pieces(host, receives_first=place > 0)
+            for place, host in enumerate(hosts)
+        }
+    return named or {}
 
 
 def _sent_at_a_time(ranks: Sequence[_Rank], source: int | None, destination: int) -> int:
@@ -304,6 +336,15 @@ def _no_pipeline(
     return NoPipeline(
         f"no pipeline can be told: the peers of all {counted(posts, 'message')} are unknown",
         hint=unknown_groups[0].hint if unknown_groups else "record with record_shapes=True",
+    )
+
+
+def _stages_unknown(chain: Chain) -> Gap:
+    return Gap(
+        code=Code.STAGES_UNKNOWN,
+        message=f"ranks {show_ranks(chain.ranks)} hold several stages each, "
+        "and their passes are in no order that is known: all of a rank count as one stage",
+        hint="label passes as torch does, such as record_function('PP:4F0'): stage 4, microbatch 0",
     )
 
 

@@ -168,10 +168,19 @@ def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageF
 
 
 def _hops(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[HopFigures, ...]:
-    """Measure each direction between neighbours; a last rank's answer to the first is no hop."""
+    """Measure each direction between neighbours; a last rank's answer to the first is no hop.
+
+    Where stages go around, the first rank is the last one's neighbour.
+    """
     figures = []
-    for left, right in pairwise(ranks):
-        for source, destination in ((left.rank, right.rank), (right.rank, left.rank)):
+    home = {stage: rank.rank for rank in ranks for stage in rank.stages}
+    along = [(left.rank, right.rank) for left, right in pairwise(ranks)]
+    onward = [(home[stage], home[stage + 1]) for stage in sorted(home) if stage + 1 in home]
+    pairs: dict[frozenset[int], tuple[int, int]] = {}
+    for pair in (*along, *onward):
+        pairs.setdefault(frozenset(pair), pair)
+    for left_rank, right_rank in pairs.values():
+        for source, destination in ((left_rank, right_rank), (right_rank, left_rank)):
             rows = timeline.transfers.where(
                 (timeline.transfers.source == source)
                 & (timeline.transfers.destination == destination)
