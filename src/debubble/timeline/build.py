@@ -50,6 +50,7 @@ from debubble.timeline.work import (
     find_waits,
     find_work,
     occupied_of,
+    order_by_use,
 )
 from debubble.trace.busy import merge
 from debubble.trace.columns import RankTrace
@@ -168,15 +169,20 @@ def _assign(rank: _Rank, chain: Chain, ranks: Sequence[_Rank], before: int | Non
     if labelled is not None:
         return labelled
     beside = chain.beside(rank.rank)
-    posts = Posts(
-        messages=rank.messages,
-        step=rank.message_step,
-        waits_ns=find_waits(rank.trace),
+    posts = replace(
+        _posts(rank),
         inputs_each=_sent_at_a_time(ranks, beside.previous, rank.rank),
         gradients_each=_sent_at_a_time(ranks, beside.next, rank.rank),
     )
     found = assign_by_structure(rank.work, rank.work_step, posts, beside)
     return replace(found, microbatch=found.microbatch + (before or 0))
+
+
+def _posts(rank: _Rank) -> Posts:
+    messages, step = rank.messages, rank.message_step
+    if not len(rank.trace.kernels):
+        messages, step = order_by_use(messages, step)
+    return Posts(messages=messages, step=step, waits_ns=find_waits(rank.trace))
 
 
 def _name_around(chain: Chain, ranks: Sequence[_Rank], gaps: list[Gap]) -> dict[int, Assignment]:
@@ -189,11 +195,7 @@ def _name_around(chain: Chain, ranks: Sequence[_Rank], gaps: list[Gap]) -> dict[
             rank=rank,
             work=mine[rank].work,
             step=mine[rank].work_step,
-            posts=Posts(
-                messages=mine[rank].messages,
-                step=mine[rank].message_step,
-                waits_ns=find_waits(mine[rank].trace),
-            ),
+            posts=_posts(mine[rank]),
             sent_at_a_time=_sent_at_a_time(ranks, rank, following or chain.ranks[0]),
         )
         for rank in chain.ranks

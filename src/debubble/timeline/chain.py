@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from debubble.timeline.model import Flags
 from debubble.timeline.structure import Neighbours
 from debubble.timeline.work import Messages
 
@@ -31,16 +32,16 @@ def find_chains(messages: Mapping[int, Messages]) -> tuple[Chain, ...]:
 
     A rank's first receive comes from the rank before it, its first send goes to the rank after it.
     A rank that sends first is the first of its pipeline; a last rank's answer to it is no hop.
+    Receives count from their end: they may be posted long ahead.
     Where a rank only ever receives from one and sends to another, the order does not matter: a
     server may be captured while it runs.
     """
     after: dict[int, int] = {}
     heads = []
     for rank, posts in sorted(messages.items()):
-        known = posts.peer >= 0
-        if not known.any():
+        if not (posts.peer >= 0).any():
             continue
-        first = int(known.argmax())
+        first = _first(posts, posts.peer >= 0)
         peer = int(posts.peer[first])
         if (way := _one_way(posts)) is not None:
             previous, following = way
@@ -73,8 +74,15 @@ def _lead_to_missing(after: dict[int, int], messages: Mapping[int, Messages]) ->
 
 def _first_peer(posts: Messages, *, is_send: bool) -> int | None:
     """Return whom a rank first sends to or receives from; a last rank may send to nobody."""
-    peers = posts.peer[(posts.is_send == is_send) & (posts.peer >= 0)]
-    return int(peers[0]) if len(peers) else None
+    mine = (posts.is_send == is_send) & (posts.peer >= 0)
+    return int(posts.peer[_first(posts, mine)]) if mine.any() else None
+
+
+def _first(posts: Messages, kept: Flags) -> int:
+    """Return which of some messages was used first: a send begins, a receive ends."""
+    rows = np.flatnonzero(kept)
+    used = np.where(posts.is_send, posts.start_ns, posts.end_ns)
+    return int(rows[used[rows].argmin()])
 
 
 def _one_way(posts: Messages) -> tuple[int, int] | None:
@@ -96,7 +104,7 @@ def _first_of_ring(ring: tuple[int, ...], messages: Mapping[int, Messages]) -> i
 
     def weight(rank: int) -> tuple[float, bool, int]:
         posts = messages.get(rank)
-        sends_first = posts is not None and bool(posts.is_send[0])
+        sends_first = posts is not None and bool(posts.is_send[_first(posts, posts.peer >= 0)])
         return arriving_bytes(rank, messages), not sends_first, rank
 
     return min(ring, key=weight)

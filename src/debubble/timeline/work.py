@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -169,6 +169,17 @@ def find_messages(trace: RankTrace) -> Messages:
         message_bytes=operators.message_bytes[rows],
         fused=np.where(carried, shared[kernel], False),
     )
+
+
+def order_by_use(messages: Messages, step: I32) -> tuple[Messages, I32]:
+    """Return gloo's messages, and their steps, as their rank used them: receives when waited for.
+
+    They may be posted long ahead, and nothing but their end shows the wait.
+    """
+    used = np.where(messages.is_send, messages.issued_ns, messages.end_ns)
+    order = np.argsort(used, kind="stable")
+    columns = {one.name: getattr(messages, one.name)[order] for one in fields(messages)}
+    return Messages(**columns | {"issued_ns": used[order]}), np.maximum.accumulate(step[order])
 
 
 def find_waits(trace: RankTrace) -> I64:
