@@ -77,6 +77,15 @@ def test_ranks_missing_side_by_side_leave_one_pipeline_in_part(
     assert answer(found.figures).startswith("In part, with no trace of rank ")
 
 
+def test_the_only_group_of_a_job_tells_all_missing_ranks(tmp_path):
+    """Rank 2 talks to no captured rank."""
+    play = Play(setup_of("gpipe", 6, 8))
+    found = without(tmp_path, play, (1, 2, 3), group="0", groups={"0": tuple(range(6))})
+    assert found.figures.absent == (1, 2, 3)
+    (gap,) = [gap for gap in found.gaps if gap.code == Code.MISSING_RANKS]
+    assert "ranks 1-3" in gap.message
+
+
 def test_the_answer_alone_tells_which_end_is_which(tmp_path):
     """The group is all ranks there are, beside another one: it does not tell its pipelines."""
     play = Play(setup_of("forward-only", 4, 6))

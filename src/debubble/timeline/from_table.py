@@ -8,6 +8,7 @@ from debubble.errors import NoPipeline
 from debubble.timeline.model import (
     I32,
     I64,
+    UNKNOWN,
     Flags,
     Intervals,
     Passes,
@@ -154,6 +155,7 @@ def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, Posted]
             end_ns=end[rows],
             message_bytes=table.message_bytes[rows],
             fused=_fused(start[rows], end[rows]),
+            tag=np.full(len(rows), UNKNOWN, dtype=np.int32),
         )
         posts[name] = Posted(messages=messages, step=table.step[rows].astype(np.int32))
     return posts

@@ -47,8 +47,8 @@ def _fit(pieces: Sequence[Chain], members: tuple[int, ...], captured: Collection
 def _pipeline_groups(traces: Sequence[RankTrace]) -> set[tuple[int, ...]]:
     """Return the members of the groups that messages went through, each for one pipeline.
 
-    A group of all ranks may hold several pipelines, unless it is called after one or no other group
-    is known: replicas would have a group to reduce their gradients in.
+    A group of all ranks may hold several pipelines, unless it is called after one or the job has no
+    other: replicas would have a group to reduce their gradients in.
     """
     found = set()
     for trace in traces:
@@ -63,8 +63,8 @@ def _pipeline_groups(traces: Sequence[RankTrace]) -> set[tuple[int, ...]]:
 
 def _is_one_pipeline(group: Group, trace: RankTrace) -> bool:
     named = PIPELINE_NAME.search(f"{group.name} {group.description}") is not None
-    others = {one.ranks for one in trace.groups if len(one.ranks) > 1} - {group.ranks}
-    return named or not others or len(group.ranks) < (trace.header.world_size or 0)
+    alone = trace.header.groups and {one.ranks for one in trace.groups} == {group.ranks}
+    return named or bool(alone) or len(group.ranks) < (trace.header.world_size or 0)
 
 
 def _begin_with_answered(chain: Chain, messages: Mapping[int, Messages]) -> Chain:

@@ -49,6 +49,8 @@ class Messages:
     end_ns: I64
     message_bytes: I64
     fused: Flags
+    tag: I32
+    """What its sender called it; -1 where nothing tells."""
 
     def __len__(self) -> int:
         return len(self.issued_ns)
@@ -168,6 +170,7 @@ def find_messages(trace: RankTrace) -> Messages:
         end_ns=end,
         message_bytes=operators.message_bytes[rows],
         fused=np.where(carried, shared[kernel], False),
+        tag=operators.tag[rows],
     )
 
 
