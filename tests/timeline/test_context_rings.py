@@ -59,3 +59,20 @@ def test_a_ring_alone_is_no_pipeline(context, missing, group, tmp_path):
         (tmp_path / f"rank{rank}.json").unlink()
     with pytest.raises(NoPipeline, match=r"no pipeline in these traces: .* around a ring"):
         analyse(tmp_path, play)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "context", "missing"), [(2, 2, 3), (2, 2, 0), (4, 2, 4), (3, 3, 4)]
+)
+def test_a_missing_rank_breaks_neither_the_ring_nor_the_pipelines(
+    ranks, context, missing, tmp_path
+):
+    play = Play(setup_of("1f1b", ranks, 6, context=context, fused=True))
+    write_run(play, tmp_path, Writing())
+    (tmp_path / f"rank{missing}.json").unlink()
+    found = analyse(tmp_path, play)
+    for pipeline in range(context):
+        lane = tuple(range(pipeline, ranks * context, context))
+        figures = measure_pipeline(found.timeline, pipeline)
+        assert figures.ranks[0].members == lane
+        assert figures.absent == tuple(rank for rank in lane if rank == missing)

@@ -46,7 +46,19 @@ def find_rings(traces: Sequence[RankTrace], work: Sequence[Work]) -> dict[int, P
             ring = _follow(rank, place, could) if rank not in rings else {}
             if len(ring) >= _FEWEST_MEMBERS and _all_alike(ring, messages):
                 rings |= ring
-    return rings
+    return rings | _left_alone(rings, could)
+
+
+def _left_alone(
+    rings: Mapping[int, Place], could: Mapping[int, Sequence[Place]]
+) -> dict[int, Place]:
+    """Return the places of ranks whose whole ring is missing, where others of the run have one."""
+    return {
+        rank: place
+        for rank, places in could.items()
+        for place in places
+        if rings and rank not in rings and not {place.source, place.target} & set(could)
+    }
 
 
 def as_collectives(trace: RankTrace, rings: Mapping[int, Place]) -> RankTrace:
