@@ -52,6 +52,12 @@ class Setup:
     separate: bool = False
     """Each of them is posted and carried on its own."""
     recompute: bool = False
+    answers: bool = True
+    """The last rank of a forward-only run hands a token to the first; else ranks run freely."""
+    megatron: bool = False
+    """Interleaved: a forward and a backward pass, then all their messages in one batch."""
+    context: int = 1
+    """Ranks that share each stage, side by side; they pass blocks around a ring in each pass."""
     graphs: bool = False
     """A pass is one launch of a CUDA graph."""
     noise: float = 0.03
@@ -195,7 +201,7 @@ class Programs:
             return [Block("", scale), Block("", [("run", Kernel(20, collective=True))])]
         last = self.setup.ranks - 1
         token = Message(last, 0, ("token", 0, 0, 0))
-        if rank not in {0, last}:
+        if rank not in {0, last} or not self.setup.answers:
             return []
         kernel = Kernel(self._stream(token), messages=(token,))
         return [Block("", [("run", kernel), ("wait", kernel)])]

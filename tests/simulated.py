@@ -6,9 +6,12 @@ it: a message's kernel spins until its counterpart is there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from context_rings import is_ring, put_in_lane
 from host_programs import TOKEN_NS, US, Block, Kernel, Message, Programs, Setup
+from megatron_programs import MegatronPrograms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +55,15 @@ class Play:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.programs = Programs(setup)
-        self.devices = [Device() for _ in range(setup.ranks)]
+        self.programs = (MegatronPrograms if setup.megatron else Programs)(setup)
+        self.devices = [Device() for _ in range(setup.ranks * setup.context)]
         self.steps: list[list[RankStep]] = []
         for _ in range(setup.steps):
             self.steps.append(self._step())
 
     def _step(self) -> list[RankStep]:
         self.ends: dict[tuple[Message, str], Kernel] = {}
-        steps = [RankStep(blocks) for blocks in self.programs.step()]
+        steps = [RankStep(blocks) for blocks in self._programs()]
         for rank, (step, device) in enumerate(zip(steps, self.devices, strict=True)):
             late = self.setup.late_host
             _issue(step, device, late[1:] if late and late[0] == rank else (0, 1))
@@ -73,6 +76,17 @@ class Play:
             assert any(self._advance(device) for device in self.devices), "deadlock"
         self._finish(steps)
         return steps
+
+    def _programs(self) -> list[list[Block]]:
+        lanes = self.setup.context
+        if lanes == 1:
+            return self.programs.step()
+        alike = [self.programs.step() for _ in range(lanes)]
+        return [
+            put_in_lane(alike[lane][rank], rank, lane, lanes)
+            for rank in range(self.setup.ranks)
+            for lane in range(lanes)
+        ]
 
     def _advance(self, device: Device) -> bool:
         """Go on until the device would wait for something that is not known yet."""
@@ -188,22 +202,34 @@ def true_passes(play: Play) -> list[TruePass]:
     return passes
 
 
-def true_windows(play: Play) -> list[tuple[int, int]]:
+def true_windows(play: Play, ranks: Sequence[int] = ()) -> list[tuple[int, int]]:
     """Return each step's window: from the first pass's start to the last pass's end."""
+    ranks = ranks or range(len(play.devices))
     return [
         (min(one.start_ns for one in here), max(one.end_ns for one in here))
         for here in (
-            [one for one in true_passes(play) if one.step == step]
+            [one for one in true_passes(play) if one.step == step and one.rank in ranks]
             for step in range(len(play.steps))
         )
     ]
 
 
-def true_bubbles(play: Play) -> list[float]:
-    """Return each step's bubble: what no kernel of the compute stream covers."""
+def true_bubbles(play: Play, ranks: Sequence[int] = ()) -> list[float]:
+    """Return each step's bubble: what neither compute nor a ring covers; of some ranks, or all."""
     bubbles = []
-    kernels = [k for step in play.steps for rank in step for k in rank.kernels if k.computes]
-    for begin, end in true_windows(play):
-        busy = sum(max(0, min(k.end_ns, end) - max(k.start_ns, begin)) for k in kernels)
-        bubbles.append(1 - busy / (play.setup.ranks * (end - begin)))
+    ranks = ranks or range(len(play.devices))
+    for begin, end in true_windows(play, ranks):
+        busy = 0
+        for rank in ranks:
+            spans = sorted(
+                (max(k.start_ns, begin), min(k.end_ns, end))
+                for step in play.steps
+                for k in step[rank].kernels
+                if k.computes or is_ring(k)
+            )
+            reach = begin
+            for start, stop in spans:
+                busy += max(0, stop - max(start, reach))
+                reach = max(reach, stop)
+        bubbles.append(1 - busy / (len(ranks) * (end - begin)))
     return bubbles

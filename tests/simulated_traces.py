@@ -6,8 +6,8 @@ host tell all; labels stand on the host; the host's steps end long before the de
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -43,6 +43,10 @@ class Writing:
     members: tuple[int, ...] = ()
     """The global ranks of the pipeline; peers are counted inside it."""
     world: int = 0
+    group: str = "pp"
+    """The group that messages go through."""
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """What the header tells of groups; peers are counted inside `group` if it is one of them."""
     waits_inside: str = ""
     """The group in which the host waits for something in the middle of each pass."""
 
@@ -53,7 +57,10 @@ class RankWriter:
     def __init__(self, play: Play, rank: int, writing: Writing) -> None:
         self.rank = rank
         self.writing = writing
-        self.members = writing.members or tuple(range(play.setup.ranks))
+        self.members = writing.members or tuple(range(len(play.devices)))
+        lanes = play.setup.context
+        self.lane = tuple(range(rank % lanes, len(play.devices), lanes))
+        self.ring = tuple(range(rank - rank % lanes, rank - rank % lanes + lanes))
         self.clock = writing.clocks[rank] if writing.clocks else Clock()
         self.graphs = play.setup.graphs
         self.correlation = count(1)
@@ -75,7 +82,7 @@ class RankWriter:
             yield self._annotation(name, block.start_ns, block.end_ns)
         launched = 0
         if any(verb == "wait" for verb, _ in block.items):
-            yield self._wait(block.start_ns, "pp")
+            yield self._wait(block.start_ns, self.writing.group)
         for one in (item for verb, item in block.items if verb == "run"):
             launched = next(self.correlation) if one.first_of_launch else launched
             if one.messages:
@@ -137,38 +144,51 @@ class RankWriter:
         """Write queued sends and receives, and the bracket that launches them all."""
         at = self.clock.us(one.launch_ns)
         for number, message in enumerate(reversed(one.messages)):
-            yield from self._operator(message, at - 60 * (number + 1))
-        yield annotation("nccl:coalesced", ts=at - 2, dur=12, tid=MAIN)
-        yield launch(at, 5.0, tid=MAIN, correlation=correlation) | {
+            yield from self._operator(message, at - 60 * (number + 1), one.thread)
+        yield annotation("nccl:coalesced", ts=at - 2, dur=12, tid=one.thread)
+        yield launch(at, 5.0, tid=one.thread, correlation=correlation) | {
             "cat": "cuda_driver",
             "name": "cuLaunchKernelEx",
         }
         name = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
         yield self._device(one, name, correlation)
 
-    def _operator(self, message: Message, at: float) -> Iterator[Event]:
+    def _group_of(self, message: Message) -> tuple[str, tuple[int, ...]]:
+        """Return the group that a message goes through, and its members."""
+        if message.what[0].startswith("ring"):
+            return ("cp", self.ring) if self.writing.group == "pp" else ("0", self.members)
+        name = self.writing.group
+        lane = tuple(self.members[rank] for rank in self.lane)
+        return name, self.writing.groups.get(name, lane if name == "pp" else self.members)
+
+    def _operator(self, message: Message, at: float, thread: int) -> Iterator[Event]:
         sends = message.source == self.rank
-        peer = message.destination if sends else message.source
-        yield send(peer, ts=at, dur=50, kind="send" if sends else "recv_")
+        name, group = self._group_of(message)
+        peer = group.index(self.members[message.destination if sends else message.source])
+        yield send(peer, ts=at, dur=50, kind="send" if sends else "recv_") | {"tid": thread}
         yield details(
             "send" if sends else "recv",
             ts=at + 10,
             dur=30,
             **{
                 "In msg nelems": 1 if message.what[0] == "token" else ELEMENTS,
-                "Process Group Name": "pp",
-                "Process Group Ranks": str(list(self.members)),
+                "Process Group Name": name,
+                "Process Group Ranks": str(list(group)),
                 ("Dst Rank" if sends else "Src Rank"): peer,
             },
-        )
+        ) | {"tid": thread}
 
 
 def write_run(play: Play, folder: Path, writing: Writing | None = None) -> None:
     """Write a trace a rank; the middle of a real trace lies between its hosts' steps."""
     writing = writing or Writing()
-    for rank in range(play.setup.ranks):
+    for rank in range(len(play.devices)):
         writer = RankWriter(play, rank, writing)
         events = list(writer.events([step[rank] for step in play.steps]))
         name = writer.members[rank]
-        world = writing.world or play.setup.ranks
-        write(folder / f"rank{name}.json", document(events, rank=name, world=world))
+        world = writing.world or len(play.devices)
+        content = document(events, rank=name, world=world)
+        content["distributedInfo"]["pg_config"] = [
+            {"pg_name": group, "ranks": list(ranks)} for group, ranks in writing.groups.items()
+        ]
+        write(folder / f"rank{name}.json", content)

@@ -96,6 +96,7 @@ class Code(StrEnum):
     ORDER_CYCLE = "order_cycle"
     OPEN_RANGES = "open_ranges"
     RANK_ASSUMED = "rank_assumed"
+    STAGES_UNKNOWN = "stages_unknown"
     TRUNCATED = "truncated"
     UNIT_ASSUMED = "unit_assumed"
     UNKNOWN_GROUP = "unknown_group"

@@ -13,9 +13,11 @@ from debubble.timeline.chain import Chain, find_chains
 from debubble.timeline.clock import align, shift_transfers
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.grouping import number_passes
-from debubble.timeline.labels import Assignment, assign_by_labels
+from debubble.timeline.labels import Assignment, assign_by_labels, has_labels
 from debubble.timeline.layers import measure_layers
+from debubble.timeline.loops import Host, count_pieces, holds_several, name_around
 from debubble.timeline.memory import measure_memory
+from debubble.timeline.missing import join_over_missing
 from debubble.timeline.model import (
     I32,
     I64,
@@ -29,6 +31,7 @@ from debubble.timeline.model import (
 )
 from debubble.timeline.outside import find_outside
 from debubble.timeline.peers import name_peers
+from debubble.timeline.rings import as_collectives, find_rings
 from debubble.timeline.steps import find_steps, whole_run
 from debubble.timeline.structure import Posts, assign_by_structure, messages_a_pass
 from debubble.timeline.transfers import (
@@ -47,11 +50,12 @@ from debubble.timeline.work import (
     find_waits,
     find_work,
     occupied_of,
+    order_by_use,
     unissued_of,
 )
 from debubble.trace.busy import merge
 from debubble.trace.columns import RankTrace
-from debubble.trace.run import Run
+from debubble.trace.run import Run, show_ranks
 from debubble.units import counted
 
 
@@ -77,12 +81,20 @@ def build_run(run: Run) -> Timeline:
 def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     """Turn unlabelled ranks into pipelines of named passes on one clock."""
     named, unknown_groups = name_peers(traces)
+    work = [find_work(trace) for trace in named]
+    if rings := find_rings(named, work):
+        named = tuple(as_collectives(trace, rings) for trace in named)
+        work = [find_work(trace) for trace in named]
     marked = any(len(find_steps(trace).number) for trace in named)
-    ranks = [_prepare(trace, marked=marked) for trace in named]
-    chains = find_chains({rank.rank: rank.messages for rank in ranks})
+    ranks = [
+        _prepare(trace, computed, marked=marked)
+        for trace, computed in zip(named, work, strict=True)
+    ]
+    messages = {rank.rank: rank.messages for rank in ranks}
+    chains = join_over_missing(find_chains(messages), named, messages)
     chains = tuple(chain for chain in chains if len(chain.ranks) > 1)
     if not chains:
-        raise _no_pipeline(ranks, unknown_groups)
+        raise _no_pipeline(ranks, unknown_groups, rings=bool(rings))
     gaps = list(unknown_groups)
     posted = {r.rank: Posted(messages=r.messages, step=r.message_step) for r in ranks}
     transfers, unmatched = match_transfers(posted, _pairs_across_steps(posted, chains, marked))
@@ -93,8 +105,9 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     parts: list[Passes] = []
     for number, chain in enumerate(chains):
         before = {} if marked else _batches_before(posted, chain)
+        around = _name_around(chain, ranks, gaps) if marked else {}
         for rank in (one for one in ranks if one.rank in chain.ranks):
-            assignment = _assign(rank, chain, ranks, before.get(rank.rank))
+            assignment = around.get(rank.rank) or _assign(rank, chain, ranks, before.get(rank.rank))
             position, offset = chain.ranks.index(rank.rank), clocks.offset_ns[rank.rank]
             passes = _passes(rank, assignment, position)
             stages = tuple(sorted(set(passes.stage.tolist())))
@@ -112,8 +125,8 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     )
 
 
-def _prepare(trace: RankTrace, *, marked: bool) -> _Rank:
-    work, messages = find_work(trace), find_messages(trace)
+def _prepare(trace: RankTrace, work: Work, *, marked: bool) -> _Rank:
+    messages = find_messages(trace)
     steps = find_steps(trace) if marked else whole_run()
     return _Rank(
         trace=trace,
@@ -157,15 +170,46 @@ def _assign(rank: _Rank, chain: Chain, ranks: Sequence[_Rank], before: int | Non
     if labelled is not None:
         return labelled
     beside = chain.beside(rank.rank)
-    posts = Posts(
-        messages=rank.messages,
-        step=rank.message_step,
-        waits_ns=find_waits(rank.trace),
+    posts = replace(
+        _posts(rank),
         inputs_each=_sent_at_a_time(ranks, beside.previous, rank.rank),
         gradients_each=_sent_at_a_time(ranks, beside.next, rank.rank),
     )
     found = assign_by_structure(rank.work, rank.work_step, posts, beside)
     return replace(found, microbatch=found.microbatch + (before or 0))
+
+
+def _posts(rank: _Rank) -> Posts:
+    messages, step = rank.messages, rank.message_step
+    if not len(rank.trace.kernels):
+        messages, step = order_by_use(messages, step)
+    return Posts(messages=messages, step=step, waits_ns=find_waits(rank.trace))
+
+
+def _name_around(chain: Chain, ranks: Sequence[_Rank], gaps: list[Gap]) -> dict[int, Assignment]:
+    """Name the passes of unlabelled ranks that hold several stages each; say where none can be."""
+    mine = {rank.rank: rank for rank in ranks if rank.rank in chain.ranks}
+    if len(mine) < len(chain.ranks) or any(has_labels(rank.trace) for rank in mine.values()):
+        return {}
+    hosts = [
+        Host(
+            rank=rank,
+            work=mine[rank].work,
+            step=mine[rank].work_step,
+            posts=_posts(mine[rank]),
+            sent_at_a_time=_sent_at_a_time(ranks, rank, following or chain.ranks[0]),
+        )
+        for rank in chain.ranks
+        for following in (chain.beside(rank).next,)
+    ]
+    named = name_around(hosts)
+    if named is None and holds_several(hosts[0]):
+        gaps.append(_stages_unknown(chain))
+        return {
+            host.rank: count_pieces(host, receives_first=place > 0)
+            for place, host in enumerate(hosts)
+        }
+    return named or {}
 
 
 def _sent_at_a_time(ranks: Sequence[_Rank], source: int | None, destination: int) -> int:
@@ -289,8 +333,15 @@ def _join_passes(parts: Sequence[Passes]) -> Passes:
     return Passes(**{name: column[order] for name, column in columns.items()})
 
 
-def _no_pipeline(ranks: Sequence[_Rank], unknown_groups: Sequence[Gap]) -> NoPipeline:
+def _no_pipeline(
+    ranks: Sequence[_Rank], unknown_groups: Sequence[Gap], *, rings: bool
+) -> NoPipeline:
     posts = sum(len(rank.messages) for rank in ranks)
+    if not posts and rings:
+        return NoPipeline(
+            "no pipeline in these traces: ranks only pass blocks around a ring",
+            hint="context parallelism looks so; it makes no pipeline, nor do collectives",
+        )
     if not posts:
         return NoPipeline(
             "no pipeline in these traces: no rank sends or receives point to point",
@@ -299,6 +350,15 @@ def _no_pipeline(ranks: Sequence[_Rank], unknown_groups: Sequence[Gap]) -> NoPip
     return NoPipeline(
         f"no pipeline can be told: the peers of all {counted(posts, 'message')} are unknown",
         hint=unknown_groups[0].hint if unknown_groups else "record with record_shapes=True",
+    )
+
+
+def _stages_unknown(chain: Chain) -> Gap:
+    return Gap(
+        code=Code.STAGES_UNKNOWN,
+        message=f"ranks {show_ranks(chain.ranks)} hold several stages each, "
+        "and their passes are in no order that is known: all of a rank count as one stage",
+        hint="label passes as torch does, such as record_function('PP:4F0'): stage 4, microbatch 0",
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.timeline.model import UNKNOWN
+from debubble.timeline.model import Flags
 from debubble.timeline.structure import Neighbours
 from debubble.timeline.work import Messages
 
@@ -32,16 +32,16 @@ def find_chains(messages: Mapping[int, Messages]) -> tuple[Chain, ...]:
 
     A rank's first receive comes from the rank before it, its first send goes to the rank after it.
     A rank that sends first is the first of its pipeline; a last rank's answer to it is no hop.
+    Receives count from their end: they may be posted long ahead.
     Where a rank only ever receives from one and sends to another, the order does not matter: a
     server may be captured while it runs.
     """
     after: dict[int, int] = {}
     heads = []
     for rank, posts in sorted(messages.items()):
-        known = posts.peer >= 0
-        if not known.any():
+        if not (posts.peer >= 0).any():
             continue
-        first = int(known.argmax())
+        first = _first(posts, posts.peer >= 0)
         peer = int(posts.peer[first])
         if (way := _one_way(posts)) is not None:
             previous, following = way
@@ -66,14 +66,23 @@ def _lead_to_missing(after: dict[int, int], messages: Mapping[int, Messages]) ->
     """Let ranks lead to a rank that was not captured and so cannot tell who leads to it."""
     for rank, posts in sorted(messages.items()):
         first = _first_peer(posts, is_send=True)
-        missing = first not in messages and first not in after.values()
-        if rank not in after and missing and first != _first_peer(posts, is_send=False):
+        if first is None or rank in after or first in messages or first in after.values():
+            continue
+        if first != _first_peer(posts, is_send=False):
             after[rank] = first
 
 
-def _first_peer(posts: Messages, *, is_send: bool) -> int:
-    peers = posts.peer[(posts.is_send == is_send) & (posts.peer >= 0)]
-    return int(peers[0]) if len(peers) else UNKNOWN
+def _first_peer(posts: Messages, *, is_send: bool) -> int | None:
+    """Return whom a rank first sends to or receives from; a last rank may send to nobody."""
+    mine = (posts.is_send == is_send) & (posts.peer >= 0)
+    return int(posts.peer[_first(posts, mine)]) if mine.any() else None
+
+
+def _first(posts: Messages, kept: Flags) -> int:
+    """Return which of some messages was used first: a send begins, a receive ends."""
+    rows = np.flatnonzero(kept)
+    used = np.where(posts.is_send, posts.start_ns, posts.end_ns)
+    return int(rows[used[rows].argmin()])
 
 
 def _one_way(posts: Messages) -> tuple[int, int] | None:
@@ -93,19 +102,23 @@ def _first_of_ring(ring: tuple[int, ...], messages: Mapping[int, Messages]) -> i
     if it was captured from its start; else it is the lowest.
     """
 
-    def weight(rank: int) -> tuple[int, bool, int]:
+    def weight(rank: int) -> tuple[float, bool, int]:
         posts = messages.get(rank)
-        if posts is not None:
-            arrived = posts.message_bytes[~posts.is_send]
-        else:
-            told = (
-                one.message_bytes[one.is_send & (one.peer == rank)] for one in messages.values()
-            )
-            arrived = np.concatenate(list(told))
-        sends_first = posts is not None and bool(posts.is_send[0])
-        return int(np.median(arrived)) if len(arrived) else 0, not sends_first, rank
+        sends_first = posts is not None and bool(posts.is_send[_first(posts, posts.peer >= 0)])
+        return arriving_bytes(rank, messages), not sends_first, rank
 
     return min(ring, key=weight)
+
+
+def arriving_bytes(rank: int, messages: Mapping[int, Messages]) -> float:
+    """Return the size of what a rank receives, as itself or its senders tell; else no bound."""
+    posts = messages.get(rank)
+    if posts is not None:
+        arrived = posts.message_bytes[~posts.is_send]
+    else:
+        told = (one.message_bytes[one.is_send & (one.peer == rank)] for one in messages.values())
+        arrived = np.concatenate(list(told))
+    return float(np.median(arrived)) if len(arrived) else np.inf
 
 
 def _all_heads(heads: list[int], after: Mapping[int, int]) -> list[int]:

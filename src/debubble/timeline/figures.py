@@ -10,7 +10,7 @@ import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.timeline.bubble import Window, measure_windows
-from debubble.timeline.model import UNKNOWN, PassKind, RankTimeline, Timeline, Transfers
+from debubble.timeline.model import PassKind, RankTimeline, Timeline, Transfers
 from debubble.timeline.outside import measure_outside
 from debubble.timeline.recognise import count_microbatches, recognise_schedule
 from debubble.timeline.shape import Shape, measure_shape
@@ -77,7 +77,7 @@ class PipelineFigures:
     def absent(self) -> tuple[int, ...]:
         """The ranks of the pipeline that have no trace: what is measured is a part of it."""
         captured = {rank.rank for rank in self.ranks}
-        return tuple(rank for rank in self.ranks[0].members if rank not in captured | {UNKNOWN})
+        return tuple(rank for rank in self.ranks[0].members if rank not in captured)
 
 
 def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None) -> PipelineFigures:
@@ -168,10 +168,19 @@ def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageF
 
 
 def _hops(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[HopFigures, ...]:
-    """Measure each direction between neighbours; a last rank's answer to the first is no hop."""
+    """Measure each direction between neighbours; a last rank's answer to the first is no hop.
+
+    Where stages go around, the first rank is the last one's neighbour.
+    """
     figures = []
-    for left, right in pairwise(ranks):
-        for source, destination in ((left.rank, right.rank), (right.rank, left.rank)):
+    home = {stage: rank.rank for rank in ranks for stage in rank.stages}
+    along = [(left.rank, right.rank) for left, right in pairwise(ranks)]
+    onward = [(home[stage], home[stage + 1]) for stage in sorted(home) if stage + 1 in home]
+    pairs: dict[frozenset[int], tuple[int, int]] = {}
+    for pair in (*along, *onward):
+        pairs.setdefault(frozenset(pair), pair)
+    for left_rank, right_rank in pairs.values():
+        for source, destination in ((left_rank, right_rank), (right_rank, left_rank)):
             rows = timeline.transfers.where(
                 (timeline.transfers.source == source)
                 & (timeline.transfers.destination == destination)

@@ -8,6 +8,7 @@ from debubble.errors import NoPipeline
 from debubble.timeline.model import (
     I32,
     I64,
+    UNKNOWN,
     Flags,
     Intervals,
     Passes,
@@ -156,6 +157,7 @@ def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, Posted]
             message_bytes=table.message_bytes[rows],
             fused=_fused(start[rows], end[rows]),
             queue=np.full(len(rows), -1, dtype=np.int32),
+            tag=np.full(len(rows), UNKNOWN, dtype=np.int32),
         )
         posts[name] = Posted(messages=messages, step=table.step[rows].astype(np.int32))
     return posts

@@ -60,6 +60,11 @@ def _parse_action(text: str) -> tuple[PassKind, int, int] | None:
     return (PassKind[found[2]], int(found[1]), int(found[3])) if found else None
 
 
+def has_labels(trace: RankTrace) -> bool:
+    """Tell whether the schedule names any pass."""
+    return any(parse_label(name) for name in trace.names)
+
+
 def assign_by_labels(trace: RankTrace, work: Work) -> Assignment | None:
     """Give work to the label whose window holds its launch; None where there are no labels.
 

@@ -8,19 +8,16 @@ agree about every message is believed; where several do, one that is called afte
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from debubble.errors import Code, Gap
+from debubble.timeline.missing import PIPELINE_NAME
 from debubble.timeline.model import I32, UNKNOWN
 from debubble.trace.columns import Group, Operation, RankTrace
 from debubble.units import counted
-
-# torch's meshes are called `mesh_pp`, Megatron's groups `PIPELINE_MODEL_PARALLEL_GROUP`.
-_PIPELINE_NAME = re.compile(r"(?:^|[^a-z])(?:pp|pipe|pipeline)(?:[^a-z]|$)", re.IGNORECASE)
 
 Edges = set[tuple[bool, int]]
 """Whether sent, and the peer as its group counts it."""
@@ -61,7 +58,7 @@ def _members(trace: RankTrace, rank: int, edges: Mapping[int, Edges]) -> tuple[i
     """Return the members of the group that the messages went through; None where not certain."""
     fitting = [group for group in trace.groups if _agrees(group, rank, edges)]
     if len({group.ranks for group in fitting}) > 1:
-        fitting = [group for group in fitting if _PIPELINE_NAME.search(group.description)]
+        fitting = [group for group in fitting if PIPELINE_NAME.search(group.description)]
     found = {group.ranks for group in fitting}
     return found.pop() if len(found) == 1 else None
 
@@ -86,7 +83,15 @@ def _translate(trace: RankTrace, members: tuple[int, ...]) -> RankTrace:
     known = np.array(members, dtype=np.int32)
     peer: I32 = np.full(len(operators), UNKNOWN, dtype=np.int32)
     peer[rows] = known[operators.local_peer[rows]]
-    return replace(trace, operators=replace(operators, peer=np.where(rows, peer, operators.peer)))
+    found = next(row for row, group in enumerate(trace.groups) if group.ranks == members)
+    return replace(
+        trace,
+        operators=replace(
+            operators,
+            peer=np.where(rows, peer, operators.peer),
+            group=np.where(rows, np.int32(found), operators.group),
+        ),
+    )
 
 
 def _unknown_group(trace: RankTrace, rank: int) -> Gap:

@@ -82,7 +82,7 @@ def find_shift(posted: Mapping[int, Posted], source: int, destination: int) -> i
 
     It is the nearest to 0 under which nothing arrives before it is sent: captures are taken to
     begin at the same batch. Only receives that had to wait can tell otherwise: they end soon after
-    their message was sent.
+    their message was sent. Tags that differ from message to message tell all.
     """
     sends, receives = _all_rows(posted, source, destination)
     started = posted[source].messages.start_ns[sends]
@@ -92,8 +92,11 @@ def find_shift(posted: Mapping[int, Posted], source: int, destination: int) -> i
     waited = ended - begun > _WAITED_SHARE * turn
     enough = max(_FEWEST_WAITS, int(waited.sum()) // 2)
     nearest = None
+    out_tag, in_tag = posted[source].messages.tag[sends], posted[destination].messages.tag[receives]
     for shift in sorted(range(-_MOST_SHIFT, _MOST_SHIFT + 1), key=abs):
         sent, received = _overlap(len(started), len(ended), shift)
+        if _differ(out_tag[sent], in_tag[received]):
+            continue
         way = ended[received] - started[sent]
         # A wrong pair is off by a whole turn; less than half of one may be a clock that is off.
         # Any other shift needs proof: clocks are fitted to it.
@@ -104,6 +107,11 @@ def find_shift(posted: Mapping[int, Posted], source: int, destination: int) -> i
         if len(prompt) >= enough and prompt.mean() > _MOSTLY:
             return shift
     return nearest or 0
+
+
+def _differ(sent: I32, received: I32) -> bool:
+    """Tell whether messages cannot be the same: their tags are known and not equal."""
+    return bool(((sent != received) & (sent >= 0) & (received >= 0)).any())
 
 
 def count_cut_off(messages: Messages, beside: Neighbours) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from debubble.trace.columns import KernelKind, Operation, RankTrace
 _BACKWARD_OPERATOR = "autograd::engine::evaluate_function"
 _COMMUNICATION_OPERATOR = "c10d::"
 _CARRIED_OUT = "gloo:"
+_RING_OPERATORS = ("c10d::send", "c10d::recv")
 
 
 BEFORE_CAPTURE = np.int64(np.iinfo(np.int64).min)
@@ -50,6 +51,8 @@ class Messages:
     fused: Flags
     queue: I32
     """The stream that carried it; -1 where there is none."""
+    tag: I32
+    """What its sender called it; -1 where nothing tells."""
 
     def __len__(self) -> int:
         return len(self.issued_ns)
@@ -105,26 +108,34 @@ def _cpu_collectives(trace: RankTrace) -> tuple[I64, I64, I32]:
     """Return when each collective was asked for, when it ended, and its name.
 
     gloo posts it as `c10d::allreduce_` and carries it out on a thread of its own, where its
-    annotation ends with it. The caller waits meanwhile and leaves no mark.
+    annotation ends with it. The caller waits meanwhile and leaves no mark. Sends and receives
+    around a ring are whole as they are.
     """
     operators = trace.operators
     collective = operators.operation == Operation.COLLECTIVE
+    around = collective & _names_of(trace, *_RING_OPERATORS)
+    collective &= ~around
     posted = operators.start_ns[collective & _names_of(trace, _COMMUNICATION_OPERATOR)]
     carried = collective & _names_of(trace, _CARRIED_OUT)
     start = operators.start_ns[carried]
     latest = np.searchsorted(posted, start, side="right") - 1
     known = latest >= 0
     issued = np.where(known, posted[np.maximum(latest, 0)], start) if len(posted) else start
-    return issued, start + operators.duration_ns[carried], operators.name[carried]
+    ends = operators.start_ns + operators.duration_ns
+    return (
+        np.concatenate((issued, operators.start_ns[around])),
+        np.concatenate((ends[carried], ends[around])),
+        np.concatenate((operators.name[carried], operators.name[around])),
+    )
 
 
-def _names_of(trace: RankTrace, begins: str) -> Flags:
+def _names_of(trace: RankTrace, *begins: str) -> Flags:
     """Tell which communication operators have a name that begins so."""
-    names = _names_that(trace, begins)
+    names = _names_that(trace, *begins)
     return names[trace.operators.name] if len(names) else np.zeros(0, dtype=bool)
 
 
-def _names_that(trace: RankTrace, begins: str) -> Flags:
+def _names_that(trace: RankTrace, *begins: str) -> Flags:
     return np.array([name.startswith(begins) for name in trace.names], dtype=bool)
 
 
@@ -148,7 +159,7 @@ def find_messages(trace: RankTrace) -> Messages:
     operators, kernels = trace.operators, trace.kernels
     rows = np.flatnonzero(np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE)))
     kernel = operators.kernel[rows]
-    start, end = operators.start_ns[rows].copy(), _ends_of_posts(trace, rows)
+    start, end = operators.start_ns[rows].copy(), ends_of_posts(trace, rows)
     carried = kernel >= 0
     start[carried] = kernels.start_ns[kernel[carried]]
     end[carried] = start[carried] + kernels.duration_ns[kernel[carried]]
@@ -164,7 +175,19 @@ def find_messages(trace: RankTrace) -> Messages:
         queue=np.where(carried, kernels.stream[kernel], UNKNOWN).astype(np.int32)
         if len(kernels)
         else np.full(len(rows), UNKNOWN, dtype=np.int32),
+        tag=operators.tag[rows],
     )
+
+
+def order_by_use(messages: Messages, step: I32) -> tuple[Messages, I32]:
+    """Return gloo's messages, and their steps, as their rank used them: receives when waited for.
+
+    They may be posted long ahead, and nothing but their end shows the wait.
+    """
+    used = np.where(messages.is_send, messages.issued_ns, messages.end_ns)
+    order = np.argsort(used, kind="stable")
+    columns = {one.name: getattr(messages, one.name)[order] for one in fields(messages)}
+    return Messages(**columns | {"issued_ns": used[order]}), np.maximum.accumulate(step[order])
 
 
 def find_waits(trace: RankTrace) -> I64:
@@ -176,7 +199,7 @@ def find_waits(trace: RankTrace) -> I64:
     return moments
 
 
-def _ends_of_posts(trace: RankTrace, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> I64:
+def ends_of_posts(trace: RankTrace, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> I64:
     """Return when each receive was waited for: where its gloo annotation ends.
 
     A send's annotation ends when somebody asks for it, which says nothing of the message.

@@ -184,8 +184,8 @@ def _read_op_table(file: str, limits: Limits) -> OpTable:
 def missing_ranks(ranks: Sequence[RankTrace]) -> tuple[int, ...]:
     """Return the ranks that the captured ones talked to, point to point, and that are not there.
 
-    So one whole pipeline out of a larger world is complete. Where no rank sends or receives, every
-    rank of the world is expected.
+    So one whole pipeline out of a larger world is complete. Where no rank sends or receives, or the
+    job has no group but that of all ranks, every rank of the world is expected.
     """
     captured = {trace.rank for trace in ranks}
     worlds = [trace.header.world_size or 0 for trace in ranks]
@@ -198,7 +198,8 @@ def missing_ranks(ranks: Sequence[RankTrace]) -> tuple[int, ...]:
         expected.update(operators.peer[pairs & (operators.peer >= 0)].tolist())
         for group in set(operators.group[pairs].tolist()):
             members = trace.groups[group].ranks if group >= 0 else ()
-            if len(members) < (trace.header.world_size or 0):
+            alone = {one.ranks for one in trace.header.groups} == {members}
+            if alone or len(members) < (trace.header.world_size or 0):
                 expected.update(members)
     if not talks:
         expected = set(range(max(worlds, default=0)))
