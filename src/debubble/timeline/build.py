@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +17,6 @@ from debubble.timeline.labels import Assignment, assign_by_labels
 from debubble.timeline.layers import measure_layers
 from debubble.timeline.memory import measure_memory
 from debubble.timeline.model import (
-    I32,
     I64,
     UNKNOWN,
     Intervals,
@@ -29,7 +28,9 @@ from debubble.timeline.model import (
 )
 from debubble.timeline.outside import find_outside
 from debubble.timeline.peers import name_peers
-from debubble.timeline.steps import find_steps, whole_run
+from debubble.timeline.prepared import Prepared, prepare
+from debubble.timeline.rhythm import infer_steps, leading
+from debubble.timeline.steps import Steps, find_steps, whole_run
 from debubble.timeline.structure import Posts, assign_by_structure, messages_a_pass
 from debubble.timeline.transfers import (
     Posted,
@@ -39,31 +40,15 @@ from debubble.timeline.transfers import (
     match_transfers,
 )
 from debubble.timeline.work import (
-    Messages,
-    Work,
     apparent_of,
     busy_of,
-    find_messages,
     find_waits,
-    find_work,
     occupied_of,
 )
 from debubble.trace.busy import merge
 from debubble.trace.columns import RankTrace
 from debubble.trace.run import Run
 from debubble.units import counted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
-    """One rank on the way to the timeline."""
-
-    trace: RankTrace
-    rank: int
-    work: Work
-    messages: Messages
-    work_step: I32
-    message_step: I32
 
 
 def build_run(run: Run) -> Timeline:
@@ -77,12 +62,16 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     """Turn unlabelled ranks into pipelines of named passes on one clock."""
     named, unknown_groups = name_peers(traces)
     marked = any(len(find_steps(trace).number) for trace in named)
-    ranks = [_prepare(trace, marked=marked) for trace in named]
-    chains = find_chains({rank.rank: rank.messages for rank in ranks})
+    ranks = [prepare(trace, find_steps(trace) if marked else whole_run()) for trace in named]
+    chains = find_chains({rank.rank: leading(rank) for rank in ranks})
     chains = tuple(chain for chain in chains if len(chain.ranks) > 1)
     if not chains:
         raise _no_pipeline(ranks, unknown_groups)
     gaps = list(unknown_groups)
+    if not marked:
+        ranks, inferred = _in_inferred_steps(ranks, chains)
+        gaps += [_inferred(ranks)] if inferred else []
+        marked = inferred
     posted = {r.rank: Posted(messages=r.messages, step=r.message_step) for r in ranks}
     transfers, unmatched = match_transfers(posted, _pairs_across_steps(posted, chains, marked))
     if unmatched:
@@ -111,17 +100,19 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     )
 
 
-def _prepare(trace: RankTrace, *, marked: bool) -> _Rank:
-    work, messages = find_work(trace), find_messages(trace)
-    steps = find_steps(trace) if marked else whole_run()
-    return _Rank(
-        trace=trace,
-        rank=trace.rank if trace.rank is not None else UNKNOWN,
-        work=work,
-        messages=messages,
-        work_step=steps.at(work.issued_ns),
-        message_step=steps.at(messages.issued_ns),
-    )
+def _in_inferred_steps(
+    ranks: Sequence[Prepared], chains: Sequence[Chain]
+) -> tuple[list[Prepared], bool]:
+    """Part a run that marks no steps by its own rhythm, where every pipeline shows one."""
+    found: dict[int, Steps] = {}
+    for chain in chains:
+        mine = [one for one in ranks if one.rank in chain.ranks]
+        assigned = {one.rank: _assign(one, chain, ranks, 0) for one in mine}
+        steps = infer_steps(mine, chain, assigned)
+        if steps is None:
+            return list(ranks), False
+        found |= steps
+    return [one.in_steps(found[one.rank]) if one.rank in found else one for one in ranks], True
 
 
 def _pairs_across_steps(
@@ -150,7 +141,7 @@ def _batches_before(posted: Mapping[int, Posted], chain: Chain) -> dict[int, int
     return {rank: one - min(first) for rank, one in zip(chain.ranks, first, strict=True)}
 
 
-def _assign(rank: _Rank, chain: Chain, ranks: Sequence[_Rank], before: int | None) -> Assignment:
+def _assign(rank: Prepared, chain: Chain, ranks: Sequence[Prepared], before: int | None) -> Assignment:
     """Name the passes of a rank. Without steps labels repeat from batch to batch, so count on."""
     labelled = assign_by_labels(rank.trace, rank.work) if before is None else None
     if labelled is not None:
@@ -167,13 +158,13 @@ def _assign(rank: _Rank, chain: Chain, ranks: Sequence[_Rank], before: int | Non
     return replace(found, microbatch=found.microbatch + (before or 0))
 
 
-def _sent_at_a_time(ranks: Sequence[_Rank], source: int | None, destination: int) -> int:
+def _sent_at_a_time(ranks: Sequence[Prepared], source: int | None, destination: int) -> int:
     """Ask the sender, who sends when it has computed; receives may be posted long ahead."""
     sender = next((rank for rank in ranks if rank.rank == source), None)
     return messages_a_pass(sender.messages, sender.work, destination) if sender else 1
 
 
-def _passes(rank: _Rank, assignment: Assignment, position: int) -> Passes:
+def _passes(rank: Prepared, assignment: Assignment, position: int) -> Passes:
     """Gather the work of each pass: from its first start to its last end."""
     kept = np.flatnonzero((assignment.kind >= 0) & (rank.work_step >= 0))
     stage = np.where(assignment.stage[kept] >= 0, assignment.stage[kept], position)
@@ -212,7 +203,7 @@ def _busy_of_groups(start: I64, end: I64, group: I64, groups: int) -> I64:
 
 
 def _line(
-    rank: _Rank,
+    rank: Prepared,
     assignment: Assignment,
     stages: tuple[int, ...],
     place: tuple[int, int],
@@ -237,7 +228,7 @@ def _line(
     )
 
 
-def _layers(rank: _Rank, assignment: Assignment, position: int) -> tuple[StageLayers, ...]:
+def _layers(rank: Prepared, assignment: Assignment, position: int) -> tuple[StageLayers, ...]:
     """Measure the layers of each stage on one forward pass, the second where there are several.
 
     The first may still warm something up; all others launch the same kernels.
@@ -277,7 +268,7 @@ def _join_passes(parts: Sequence[Passes]) -> Passes:
     return Passes(**{name: column[order] for name, column in columns.items()})
 
 
-def _no_pipeline(ranks: Sequence[_Rank], unknown_groups: Sequence[Gap]) -> NoPipeline:
+def _no_pipeline(ranks: Sequence[Prepared], unknown_groups: Sequence[Gap]) -> NoPipeline:
     posts = sum(len(rank.messages) for rank in ranks)
     if not posts:
         return NoPipeline(
@@ -295,4 +286,13 @@ def _unmatched(count: int) -> Gap:
         code=Code.UNMATCHED_TRANSFERS,
         message=f"{counted(count, 'message')} without a counterpart left out",
         hint="a rank is missing, or was captured for another stretch of time",
+    )
+
+
+def _inferred(ranks: Sequence[Prepared]) -> Gap:
+    count = len({step for rank in ranks for step in rank.message_step.tolist() if step >= 0})
+    return Gap(
+        code=Code.STEPS_INFERRED,
+        message=f"no step is marked; {counted(count, 'step')} told by the order of the passes",
+        hint="call prof.step() once a batch to have them marked",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -51,6 +51,12 @@ class Messages:
 
     def __len__(self) -> int:
         return len(self.issued_ns)
+
+    def where(self, kept: Flags) -> Messages:
+        """Return a part of the rows."""
+        return Messages(
+            **{column.name: getattr(self, column.name)[kept] for column in fields(self)}
+        )
 
 
 def find_work(trace: RankTrace) -> Work:
