@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
 import pytest
 from making import H200, SHARED
 from played import EARLY, FUSED, names_of, played, setup_of, true_names
@@ -168,25 +167,13 @@ def test_a_capture_that_begins_in_the_middle_of_a_step_leaves_that_step_out(
 
 
 def test_a_rhythm_that_is_none_is_said(tmp_path):
-    """Each step has another number of microbatches: nothing repeats."""
-    play = Play(setup_of("1f1b", 3, 6, fused=True, steps=3))
+    """Forward and backward in turns, without the beginning or the end of a step."""
+    play = Play(setup_of("1f1b", 3, 16, fused=True, steps=1, run_ahead=False))
     write_run(play, tmp_path, Writing())
-    traces = [without_marks(trace) for trace in read_run(find_run([str(tmp_path)])).ranks]
-    for place, trace in enumerate(traces):
-        # The middle third of what rank 1 posted is lost.
-        if place == 1:
-            kept = np.ones(len(trace.operators), dtype=bool)
-            kept[len(kept) // 3 : 2 * len(kept) // 3] = False
-            traces[place] = trace.__class__(
-                **{
-                    **{name: getattr(trace, name) for name in trace.__dataclass_fields__},
-                    "operators": rows_of(trace.operators, kept),
-                }
-            )
-    figures, codes = analyse(traces)
+    traces = read_run(find_run([str(tmp_path)])).ranks
+    span = traces[0].launches.start_ns[[0, -1]]
+    begin, end = (int(span[0] + share * (span[1] - span[0])) for share in (0.3, 0.6))
+    figures, codes = analyse([without_marks(captured(trace, begin, end)) for trace in traces])
     assert figures.bubble_fraction is None
-    assert "no_steps" in codes
-
-
-def rows_of(table, kept):
-    return type(table)(**{name: getattr(table, name)[kept] for name in table.__dataclass_fields__})
+    assert codes == ["no_steps"]
+    assert "no rhythm" in figures.gaps[0].message

@@ -81,6 +81,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         return
     figures = [measure_pipeline(timeline, one, step) for one in _choose(timeline, pipeline, step)]
     gaps = (*run.gaps, *timeline.gaps, *(gap for one in figures for gap in one.gaps))
+    gaps = tuple(dict.fromkeys(gaps))
     page = find_page(figures, gaps, next_command)
     if draws:
         worst = max(figures, key=lambda one: one.bubble_fraction or 0.0).pipeline

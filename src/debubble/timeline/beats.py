@@ -98,12 +98,6 @@ def beats_of_training(one: Prepared, beside: Neighbours, assigned: Assignment) -
         for place, (now, following) in enumerate(pairwise(passes))
         if level[place] == lowest and now[0] != PassKind.F and following[0] == PassKind.F
     ]
-    counts = [
-        sum(kind == PassKind.F for kind, _, _ in passes[begin:end])
-        for begin, end in pairwise([*starts, len(passes)])
-    ]
-    if not _regular(counts):
-        return None
     rows = [passes[start][1] for start in starts]
     begins = [_first_message_or_work(one, beside, assigned, row) for row in rows]
     if passes[0][0] != PassKind.F or beside.previous is not None:

@@ -11,11 +11,13 @@ import numpy as np
 from debubble.errors import Code, Gap, NoPipeline
 from debubble.timeline.chain import Chain, find_chains
 from debubble.timeline.clock import align, shift_transfers
+from debubble.timeline.evidence import find_set_up, find_unfinished
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.grouping import number_passes
 from debubble.timeline.labels import Assignment, assign_by_labels
 from debubble.timeline.layers import measure_layers
 from debubble.timeline.memory import measure_memory
+from debubble.timeline.mixed import find_mixed
 from debubble.timeline.model import (
     I64,
     UNKNOWN,
@@ -68,14 +70,15 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
     if not chains:
         raise _no_pipeline(ranks, unknown_groups)
     gaps = list(unknown_groups)
+    inferred = False
     if not marked:
         ranks, inferred = _in_inferred_steps(ranks, chains)
-        gaps += [_inferred(ranks)] if inferred else []
         marked = inferred
     posted = {r.rank: Posted(messages=r.messages, step=r.message_step) for r in ranks}
-    transfers, unmatched = match_transfers(posted, _pairs_across_steps(posted, chains, marked))
-    if unmatched:
-        gaps.append(_unmatched(unmatched))
+    across = _pairs_across_steps(posted, chains, marked)
+    transfers, unmatched = match_transfers(posted, across)
+    found = [find_mixed(ranks, chain, transfers, across) for chain in chains]
+    gaps += [gap for gap in found if gap]
     clocks = align(transfers, posted)
     lines: list[RankTimeline] = []
     parts: list[Passes] = []
@@ -97,6 +100,9 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
         steps=tuple(sorted(steps)),
         clock_uncertainty_ns=clocks.uncertainty_ns,
         gaps=tuple(gaps),
+        unmatched=unmatched,
+        inferred=inferred,
+        mixed=frozenset(number for number, gap in enumerate(found) if gap),
     )
 
 
@@ -219,6 +225,8 @@ def _line(
         occupied=_shift(occupied_of(rank.work, assignment.kind >= 0), offset),
         apparent=_shift(apparent_of(rank.trace, rank.work), offset),
         clock_offset_ns=offset,
+        set_up=find_set_up(rank, rank.steps),
+        unfinished=find_unfinished(rank, rank.steps),
         memory=measure_memory(rank.trace, rank.work, assignment, rank.work_step),
         layers=_layers(rank, assignment, position),
         outside=tuple(
@@ -280,19 +288,3 @@ def _no_pipeline(ranks: Sequence[Prepared], unknown_groups: Sequence[Gap]) -> No
         hint=unknown_groups[0].hint if unknown_groups else "record with record_shapes=True",
     )
 
-
-def _unmatched(count: int) -> Gap:
-    return Gap(
-        code=Code.UNMATCHED_TRANSFERS,
-        message=f"{counted(count, 'message')} without a counterpart left out",
-        hint="a rank is missing, or was captured for another stretch of time",
-    )
-
-
-def _inferred(ranks: Sequence[Prepared]) -> Gap:
-    count = len({step for rank in ranks for step in rank.message_step.tolist() if step >= 0})
-    return Gap(
-        code=Code.STEPS_INFERRED,
-        message=f"no step is marked; {counted(count, 'step')} told by the order of the passes",
-        hint="call prof.step() once a batch to have them marked",
-    )

@@ -20,11 +20,13 @@ class Prepared:
     messages: Messages
     work_step: I32
     message_step: I32
+    steps: Steps
 
     def in_steps(self, steps: Steps) -> Prepared:
         """Return the same rank with other steps."""
         return replace(
             self,
+            steps=steps,
             work_step=steps.at(self.work.issued_ns),
             message_step=steps.at(self.messages.issued_ns),
         )
@@ -40,4 +42,5 @@ def prepare(trace: RankTrace, steps: Steps) -> Prepared:
         messages=messages,
         work_step=steps.at(work.issued_ns),
         message_step=steps.at(messages.issued_ns),
+        steps=steps,
     )

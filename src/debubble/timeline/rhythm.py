@@ -108,21 +108,29 @@ def _follow(before: Prepared, one: Prepared, theirs: _Numbered) -> _Numbered | N
     sends, receives = _hop(before, one)
     if not len(sends) or not len(receives):
         return None
-    step_of_send = theirs.of(before.messages.issued_ns[sends])
-    first = np.flatnonzero(np.diff(step_of_send, prepend=step_of_send[0] - 1))
     at = np.arange(len(receives)) + _shift(before, one, sends, receives)
-    step = np.full(len(receives), theirs.first)
-    if len(first) > 1:
-        inside = np.diff(first)[1:] if len(first) > 2 else np.diff(first)
-        size = max(int(inside.max()), len(sends) - int(first[-1]))
-        if len(first) > 2 and int(inside.min()) != size:
-            return None
-        # Counted on beyond what the rank before was captured for.
-        step = int(step_of_send[first[1]]) + (at - int(first[1])) // size
+    step = _steps_of_sends(theirs.of(before.messages.issued_ns[sends]), at)
+    if step is None:
+        return None
     begins = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
     moments = one.messages.issued_ns[receives[begins]]
     moments[0] = BEFORE_CAPTURE + 1
     return _Numbered(beats=Beats(begins_ns=moments), first=int(step[0]))
+
+
+def _steps_of_sends(step: I32, at: I64) -> I64 | None:
+    """Return the steps of sends by their place; beyond what was captured, counted on."""
+    first = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
+    known = (at >= 0) & (at < len(step))
+    found: I64 = step[np.clip(at, 0, len(step) - 1)].astype(np.int64)
+    if known.all() or len(first) < 2:
+        return found
+    sizes = np.diff(first)[1:] if len(first) > 2 else np.diff(first)
+    size = max(int(sizes.max()), len(step) - int(first[-1]))
+    if len(first) > 2 and int(sizes.min()) != size:
+        return None
+    counted = int(step[first[1]]) + (at - int(first[1])) // size
+    return np.where(known, found, counted)
 
 
 def _hop(before: Prepared, one: Prepared) -> tuple[I64, I64]:

@@ -1,0 +1,270 @@
+"""Steps that no figure is made of: cut by the capture, not on all ranks, or full of set-up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from making import annotation, send
+from played import analyse, setup_of
+from simulated import Play, true_bubbles
+from simulated_traces import BEGIN_NS, RankWriter, Writing, write_run
+from unmarked import captured
+
+from debubble.timeline.build import build_run, build_timeline
+from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.steps import find_steps
+from debubble.trace.run import find_run, read_run
+
+KINDS = [
+    ("forward-only", "none", {}),
+    ("forward-only", "simple", {"buffered": True}),
+    ("gpipe", "simple", {}),
+    ("gpipe", "none", {"early": True}),
+    ("1f1b", "none", {"fused": True}),
+    ("1f1b", "none", {"fused": True, "run_ahead": False}),
+    ("zbv", "runtime", {"buffered": True}),
+]
+EACH_KIND = pytest.mark.parametrize(("name", "labels", "behaviour"), KINDS)
+
+
+def run_of(folder, name, labels, behaviour, steps):
+    play = Play(setup_of(name, 4, 8, even=False, steps=steps, **behaviour))
+    write_run(play, folder, Writing(labels=labels))
+    return play, list(read_run(find_run([str(folder)])).ranks)
+
+
+def middle_of(play, rank, step, share=0.5):
+    """A moment in a step, on the host and on the device alike."""
+    kernels = [one for one in play.steps[step][rank].kernels if one.computes]
+    begin, end = kernels[0].start_ns, kernels[-1].end_ns
+    return BEGIN_NS + begin + int(share * (end - begin))
+
+
+def measured(traces):
+    timeline = build_timeline(traces)
+    figures = measure_pipeline(timeline, 0)
+    return figures, [str(gap.code) for gap in (*timeline.gaps, *figures.gaps)]
+
+
+def assert_true(figures, play, steps):
+    assert [window.step for window in figures.windows] == steps
+    bubbles = [window.bubble_fraction for window in figures.windows]
+    assert bubbles == pytest.approx([true_bubbles(play)[step] for step in steps], abs=0.001)
+    assert figures.microbatches == play.setup.microbatches
+    assert figures.schedule == play.setup.schedule
+
+
+@EACH_KIND
+@pytest.mark.parametrize("cut", [(0,), (2,), (3,), (0, 1, 2, 3)])
+def test_a_step_whose_end_was_not_captured_is_left_out_and_named(
+    name, labels, behaviour, cut, tmp_path
+):
+    play, traces = run_of(tmp_path, name, labels, behaviour, steps=3)
+    for rank in cut:
+        traces[rank] = captured(traces[rank], end_ns=middle_of(play, rank, 2))
+    figures, codes = measured(traces)
+    assert_true(figures, play, [0, 1])
+    assert codes == ["cut_steps"]
+    assert [(one.step, one.why) for one in figures.left_out] == [(2, "cut_steps")]
+    assert figures.gaps[0].message.startswith("step 2 captured in part by rank")
+    assert str(cut[0]) in figures.gaps[0].message.partition("by rank")[2]
+
+
+@pytest.mark.parametrize("cut", [(0,), (2,), (3,), (0, 1, 2, 3)])
+@pytest.mark.parametrize(
+    ("name", "labels", "behaviour"), [kind for kind in KINDS if "run_ahead" in kind[2]]
+)
+def test_a_step_whose_beginning_was_not_captured_has_no_mark_and_is_named(
+    name, labels, behaviour, cut, tmp_path
+):
+    play, traces = run_of(tmp_path, name, labels, behaviour, steps=3)
+    for rank in cut:
+        start = play.steps[0][rank].blocks[5].start_ns + BEGIN_NS
+        traces[rank] = captured(traces[rank], begin_ns=start)
+    figures, codes = measured(traces)
+    assert_true(figures, play, [1, 2])
+    assert codes == (["cut_steps"] if len(cut) == 4 else ["cut_steps", "uneven_steps"])
+
+
+@EACH_KIND
+def test_a_single_step_that_is_cut_is_measured_in_part_and_marked_so(
+    name, labels, behaviour, tmp_path
+):
+    play, traces = run_of(tmp_path, name, labels, behaviour, steps=1)
+    cut = [captured(trace, end_ns=middle_of(play, trace.rank, 0, 0.7)) for trace in traces]
+    figures, codes = measured(cut)
+    assert figures.cut
+    assert codes == ["cut_steps"]
+    assert figures.left_out == ()
+    assert len(figures.windows) == 1
+    assert 0 < figures.bubble_fraction < 1
+    assert figures.microbatches is None
+    whole, _ = measured(traces)
+    assert not whole.cut
+
+
+@EACH_KIND
+def test_the_last_kernels_may_be_missing_though_every_pass_was_begun(
+    name, labels, behaviour, tmp_path
+):
+    play, traces = run_of(tmp_path, name, labels, behaviour, steps=2)
+    kernels = [one for one in play.steps[1][0].kernels if one.computes and one.action]
+    end = BEGIN_NS + max(one.start_ns for one in kernels) + 1
+    if max(one.launch_ns for one in kernels) + BEGIN_NS > end:
+        pytest.skip("this host does not run ahead of its device")
+    traces[0] = captured(traces[0], end_ns=end)
+    figures, codes = measured(traces)
+    assert_true(figures, play, [0])
+    assert codes == ["cut_steps"]
+
+
+@pytest.mark.parametrize(("less", "more"), [(0, 3), (3, 0), (1, 2)])
+def test_only_steps_that_all_ranks_hold_are_measured(less, more, tmp_path):
+    play, traces = run_of(tmp_path, "1f1b", "none", {"fused": True, "run_ahead": False}, 4)
+    marks = [find_steps(trace) for trace in traces]
+    traces[less] = captured(traces[less], begin_ns=int(marks[less].start_ns[1]))
+    traces[more] = captured(traces[more], end_ns=int(marks[more].start_ns[3]))
+    figures, codes = measured(traces)
+    assert_true(figures, play, [1, 2])
+    assert codes == ["uneven_steps"]
+    message = figures.gaps[0].message
+    assert message.startswith("steps 0, 3 left out")
+    assert [one.step for one in figures.left_out] == [0, 3]
+
+
+def test_time_from_step_to_step_is_not_taken_over_one_that_was_left_out(tmp_path):
+    play, traces = run_of(tmp_path, "1f1b", "none", {"fused": True, "run_ahead": False}, 3)
+    marks = find_steps(traces[1])
+    begin, end = int(marks.start_ns[1]), int(marks.end_ns[1])
+    table = traces[1].operators
+    kept = (table.start_ns < begin) | (table.start_ns > end)
+    assert not kept.all()
+    figures, _ = measured([captured(t, end_ns=int(find_steps(t).start_ns[2])) for t in traces])
+    assert figures.step_time_ns == pytest.approx(
+        play.steps[1][0].start_ns - play.steps[0][0].start_ns, rel=0.1
+    )
+
+
+class WithSetUp(RankWriter):
+    """A rank that makes a communicator in some steps, as NCCL's own ranges tell."""
+
+    cold = (0,)
+    what = "communicator"
+
+    def events(self, steps):
+        yield from super().events(steps)
+        for number in self.cold:
+            at = self.clock.us(steps[number].start_ns) + 1
+            if self.what == "communicator":
+                yield annotation("ncclCommInitRankConfig", ts=at, dur=3, tid=100)
+            elif self.what == "slow":
+                yield annotation("something else", ts=at, dur=3, tid=100)
+
+
+def with_set_up(folder, monkeypatch, *, steps, cold=(0,), what="communicator", schedule="1f1b"):
+    monkeypatch.setattr("simulated_traces.RankWriter", WithSetUp)
+    monkeypatch.setattr(WithSetUp, "cold", cold)
+    monkeypatch.setattr(WithSetUp, "what", what)
+    play = Play(setup_of(schedule, 3, 6, fused=schedule == "1f1b", steps=steps))
+    write_run(play, folder, Writing())
+    return analyse(folder, play)
+
+
+@pytest.mark.parametrize("cold", [(0,), (0, 1), (2,)])
+def test_steps_in_which_communicators_are_made_are_cold(cold, tmp_path, monkeypatch):
+    found = with_set_up(tmp_path, monkeypatch, steps=5, cold=cold)
+    kept = [step for step in range(5) if step not in cold]
+    assert_true(found.figures, found.play, kept)
+    assert [str(gap.code) for gap in found.gaps] == ["cold_steps"]
+    assert "communicators were made" in found.gaps[0].message
+    assert {row.count for row in found.figures.stages} == {6 * len(kept)}
+
+
+def test_of_three_steps_none_is_left_out_for_being_cold(tmp_path, monkeypatch):
+    found = with_set_up(tmp_path, monkeypatch, steps=3)
+    assert_true(found.figures, found.play, [0, 1, 2])
+    assert found.gaps == ()
+
+
+def test_where_all_steps_set_something_up_none_is_colder_than_the_others(tmp_path, monkeypatch):
+    found = with_set_up(tmp_path, monkeypatch, steps=4, cold=(0, 1, 2, 3))
+    assert_true(found.figures, found.play, [0, 1, 2, 3])
+
+
+def test_a_step_is_not_cold_for_being_slow(tmp_path):
+    play = Play(setup_of("1f1b", 3, 6, fused=True, steps=5, run_ahead=False))
+    for rank, mine in enumerate(play.steps[0]):
+        for kernel in mine.kernels:
+            stretch = 3
+            for name in ("start_ns", "end_ns"):
+                setattr(kernel, name, getattr(kernel, name) * stretch - 2 * play_end(play))
+            kernel.launch_ns = kernel.launch_ns * stretch - 2 * play_end(play)
+        assert mine.kernels[0].end_ns < play.steps[1][rank].kernels[0].start_ns
+    write_run(play, tmp_path, Writing(marks=False))
+    found = analyse(tmp_path, play)
+    lengths = [window.length_ns for window in found.figures.windows]
+    assert lengths[0] > 2.5 * np.median(lengths)
+    assert len(lengths) == 5
+
+
+def play_end(play):
+    return max(kernel.end_ns for rank in play.steps[0] for kernel in rank.kernels) // 3
+
+
+def test_an_allocator_that_still_grows_is_set_up(tmp_path):
+    play, traces = run_of(tmp_path, "1f1b", "none", {"fused": True, "run_ahead": False}, 5)
+    before, _ = measured(traces)
+    assert len(before.windows) == 5
+    moments = traces[2].memory.start_ns
+    first = find_steps(traces[2]).at(moments) == 0
+    reserved = np.where(first, np.cumsum(first), first.sum()) * 2**30
+    traces[2].memory.reserved_bytes[:] = reserved
+    figures, codes = measured(traces)
+    assert_true(figures, play, [1, 2, 3, 4])
+    assert codes == ["cold_steps"]
+    assert "allocator" in figures.gaps[0].message
+
+
+@pytest.mark.parametrize(("slowest", "kept"), [(0, [1, 2, 3, 4]), (2, [0, 1, 2, 3, 4])])
+def test_the_first_step_of_a_job_is_cold_where_a_table_counts_it_and_it_is_slow(
+    slowest, kept, tmp_path
+):
+    rows = ["step,pipeline,stage,microbatch,op,start_us,duration_us"]
+    for step in range(5):
+        length = 30 if step == slowest else 10
+        rows += [
+            f"{step},0,{stage},{m},F,{1000 * step + length * (stage + m)},{length}"
+            for stage in range(3)
+            for m in range(4)
+        ]
+    (tmp_path / "ops.csv").write_text("\n".join(rows))
+    figures = measure_pipeline(build_run(read_run(find_run([str(tmp_path / "ops.csv")]))), 0)
+    assert [window.step for window in figures.windows] == kept
+    assert [str(gap.code) for gap in figures.gaps] == ([] if len(kept) == 5 else ["cold_steps"])
+
+
+def test_shapes_that_are_sent_ahead_make_the_first_step_cold(tmp_path):
+    """As torch does: a few bytes to the next stage before the first batch."""
+
+    class Sends(RankWriter):
+        def events(self, steps):
+            yield from super().events(steps)
+            at = self.clock.us(steps[0].start_ns) + 1
+            peer = self.rank + 1
+            if peer < len(self.members):
+                yield send(peer, ts=at + 0.5, dur=0.2, shape=[8])
+            if self.rank:
+                yield send(self.rank - 1, ts=at, dur=0.2, kind="recv_", shape=[8])
+
+    import simulated_traces
+
+    play = Play(setup_of("gpipe", 3, 6, steps=5))
+    original = simulated_traces.RankWriter
+    simulated_traces.RankWriter = Sends
+    try:
+        write_run(play, tmp_path, Writing(labels="simple"))
+    finally:
+        simulated_traces.RankWriter = original
+    found = analyse(tmp_path, play)
+    assert_true(found.figures, play, [1, 2, 3, 4])
+    assert [str(gap.code) for gap in found.gaps] == ["cold_steps"]
