@@ -55,6 +55,8 @@ class Setup:
     """A pass is one launch of a CUDA graph."""
     noise: float = 0.03
     seed: int = 0
+    slow_first: float = 1.0
+    """How much longer every pass of the first step takes."""
 
     @property
     def trains(self) -> bool:
@@ -110,9 +112,11 @@ class Programs:
         self.home = {a.stage: r for r, actions in enumerate(self.order) for a in actions}
         self.stages = len(self.home)
         self.noise = np.random.default_rng(setup.seed)
+        self.steps = 0
 
     def step(self) -> list[list[Block]]:
         """Return the blocks of one step for each rank."""
+        self.steps += 1
         groups = [_pairs(actions) for actions in self.order]
         self.sent: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
         for rank, actions in enumerate(self.order):
@@ -144,6 +148,7 @@ class Programs:
     def _compute(self, action: Action) -> list[Kernel]:
         weights = self.setup.weights or (1.0,) * self.stages
         length = LENGTH_NS[action.kind] * weights[action.stage]
+        length *= self.setup.slow_first if self.steps == 1 else 1
         length *= 1 + self.setup.noise * float(self.noise.standard_normal())
         count = KERNELS[action.kind] - (action.kind == "B" and action.microbatch == 0)
         thread = MAIN if action.kind == "F" else AUTOGRAD

@@ -49,7 +49,7 @@ from debubble.timeline.work import (
 )
 from debubble.trace.busy import merge
 from debubble.trace.columns import RankTrace
-from debubble.trace.run import Run
+from debubble.trace.run import Run, show_ranks
 from debubble.units import counted
 
 
@@ -71,7 +71,9 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
         raise _no_pipeline(ranks, unknown_groups)
     gaps = list(unknown_groups)
     inferred = False
-    if not marked:
+    if marked:
+        gaps += _beside_marks(ranks, chains)
+    else:
         ranks, inferred = _in_inferred_steps(ranks, chains)
         marked = inferred
     posted = {r.rank: Posted(messages=r.messages, step=r.message_step) for r in ranks}
@@ -274,6 +276,27 @@ def _join_passes(parts: Sequence[Passes]) -> Passes:
     }
     order = np.argsort(columns["start_ns"], kind="stable")
     return Passes(**{name: column[order] for name, column in columns.items()})
+
+
+def _beside_marks(ranks: Sequence[Prepared], chains: Sequence[Chain]) -> list[Gap]:
+    """Name the ranks that exchange messages before their first mark, or after their last one."""
+    found = []
+    for one in ranks:
+        outside = one.message_step < 0
+        if len(one.steps.number) and any(one.rank in chain.ranks for chain in chains):
+            issued = one.messages.issued_ns[outside]
+            ends = (issued < one.steps.start_ns[0]) | (issued >= one.steps.end_ns[-1])
+            found += [one.rank] if ends.any() else []
+    if not found:
+        return []
+    who = f"{'rank' if len(found) == 1 else 'ranks'} {show_ranks(found)}"
+    return [
+        Gap(
+            code=Code.CUT_STEPS,
+            message=f"a step before or after the marked ones, captured in part by {who}, left out",
+            hint="let the capture begin and end between two steps",
+        )
+    ]
 
 
 def _no_pipeline(ranks: Sequence[Prepared], unknown_groups: Sequence[Gap]) -> NoPipeline:

@@ -96,7 +96,7 @@ def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None)
     told = _tell(timeline, pipeline)
     timeline = told.timeline
     streams = told.kind == "stream"
-    microbatches = count_microbatches(timeline, pipeline) if told.one_run else None
+    microbatches = None if told.cut or not told.one_run else count_microbatches(timeline, pipeline)
     stream = measure_stream(timeline, pipeline) if streams else None
     all_windows = measure_windows(timeline, pipeline)
     windows = tuple(w for w in all_windows if step is None or w.step == step)

@@ -178,6 +178,7 @@ def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, Posted]
             end_ns=end[rows],
             message_bytes=table.message_bytes[rows],
             fused=_fused(start[rows], end[rows]),
+            timed=np.ones(len(rows), dtype=bool),
         )
         posts[name] = Posted(messages=messages, step=table.step[rows].astype(np.int32))
     return posts

@@ -50,6 +50,11 @@ def match_transfers(
             if left_over:
                 unmatched.append(Unmatched(source=source, step=step, count=left_over))
                 sends, receives = _cut_alike((sent, sends), (received, receives))
+            timed = sent.messages.timed[sends] & received.messages.timed[receives]
+            if not timed.all():
+                lost = int((~timed).sum())
+                unmatched.append(Unmatched(source=source, step=step, count=lost))
+                sends, receives = sends[timed], receives[timed]
             if len(sends):
                 parts.append(_pair(source, destination, step, (sent, sends), (received, receives)))
     return _join(parts), tuple(unmatched)
@@ -150,6 +155,8 @@ def _pair_across_steps(
     shift = find_shift(posted, source, destination)
     sent_rows, received_rows = _overlap(len(sends), len(receives), shift)
     sends, receives = sends[sent_rows], receives[received_rows]
+    timed = sent.messages.timed[sends] & received.messages.timed[receives]
+    sends, receives = sends[timed], receives[timed]
     pair = _pair(source, destination, 0, (sent, sends), (received, receives))
     return {**pair, "step": sent.step[sends]}
 

@@ -48,6 +48,8 @@ class Messages:
     end_ns: I64
     message_bytes: I64
     fused: Flags
+    timed: Flags
+    """False: its kernel was not recorded, unlike others; only the host's call is known."""
 
     def __len__(self) -> int:
         return len(self.issued_ns)
@@ -165,6 +167,7 @@ def find_messages(trace: RankTrace) -> Messages:
         end_ns=end,
         message_bytes=operators.message_bytes[rows],
         fused=np.where(carried, shared[kernel], False),
+        timed=carried | (not carried.any()),
     )
 
 
