@@ -1,4 +1,4 @@
-"""Traces in → the same traces, with less in them: no step marked, or captured for a shorter time."""
+"""Traces in → the same traces, with less in them: no step marked, or a shorter capture."""
 
 from __future__ import annotations
 
@@ -18,6 +18,19 @@ def without_marks(trace):
     """The same rank, its profiler never told of a step."""
     marks = np.array([name.startswith("ProfilerStep#") for name in trace.names])
     return replace(trace, annotations=rows(trace.annotations, ~marks[trace.annotations.name]))
+
+
+def in_step_with_device(trace, begin_ns, end_ns):
+    """The same rank, captured for a while, had its host waited for its device all the time."""
+    kept = (trace.kernels.start_ns >= begin_ns) & (trace.kernels.start_ns < end_ns)
+    calls = trace.launches.start_ns[trace.kernels.launch[kept]]
+    renumber = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
+    operators = trace.operators
+    operators = replace(operators, kernel=renumber[operators.kernel].astype(np.int32))
+    near = (operators.start_ns > calls.min()) & (operators.start_ns < calls.max())
+    posts = np.isin(operators.operation, (1, 2))
+    operators = rows(operators, near & ((operators.kernel >= 0) | ~posts))
+    return replace(trace, kernels=rows(trace.kernels, kept), operators=operators)
 
 
 def captured(trace, begin_ns=None, end_ns=None):

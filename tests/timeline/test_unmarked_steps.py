@@ -9,7 +9,7 @@ from making import H200, SHARED
 from played import EARLY, FUSED, names_of, played, setup_of, true_names
 from simulated import Play, true_bubbles
 from simulated_traces import Clock, Writing, write_run
-from unmarked import captured, without_marks
+from unmarked import captured, in_step_with_device, without_marks
 
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
@@ -171,9 +171,10 @@ def test_a_rhythm_that_is_none_is_said(tmp_path):
     play = Play(setup_of("1f1b", 3, 16, fused=True, steps=1, run_ahead=False))
     write_run(play, tmp_path, Writing())
     traces = read_run(find_run([str(tmp_path)])).ranks
-    span = traces[0].launches.start_ns[[0, -1]]
+    span = traces[0].kernels.start_ns[[0, -1]]
     begin, end = (int(span[0] + share * (span[1] - span[0])) for share in (0.3, 0.6))
-    figures, codes = analyse([without_marks(captured(trace, begin, end)) for trace in traces])
+    traces = [in_step_with_device(without_marks(trace), begin, end) for trace in traces]
+    figures, codes = analyse(traces)
     assert figures.bubble_fraction is None
     assert codes == ["no_steps"]
     assert "no rhythm" in figures.gaps[0].message

@@ -17,10 +17,9 @@ from debubble.timeline.grouping import number_passes
 from debubble.timeline.labels import Assignment, assign_by_labels
 from debubble.timeline.layers import measure_layers
 from debubble.timeline.memory import measure_memory
-from debubble.timeline.mixed import find_mixed
+from debubble.timeline.mixed import contradict, find_mixed
 from debubble.timeline.model import (
     I64,
-    UNKNOWN,
     Intervals,
     Passes,
     PassKind,
@@ -120,7 +119,18 @@ def _in_inferred_steps(
         if steps is None:
             return list(ranks), False
         found |= steps
-    return [one.in_steps(found[one.rank]) if one.rank in found else one for one in ranks], True
+    parted = [one.in_steps(found[one.rank]) if one.rank in found else one for one in ranks]
+    if _contradict(parted, chains, marked=True) and not _contradict(ranks, chains, marked=False):
+        return list(ranks), False
+    return parted, True
+
+
+def _contradict(ranks: Sequence[Prepared], chains: Sequence[Chain], *, marked: bool) -> bool:
+    """Tell whether messages arrive before they are sent, as steps pair them or their mere order."""
+    posted = {r.rank: Posted(messages=r.messages, step=r.message_step) for r in ranks}
+    across = _pairs_across_steps(posted, chains, marked)
+    transfers, _ = match_transfers(posted, across)
+    return any(contradict(transfers, chain.ranks) for chain in chains)
 
 
 def _pairs_across_steps(
@@ -149,7 +159,9 @@ def _batches_before(posted: Mapping[int, Posted], chain: Chain) -> dict[int, int
     return {rank: one - min(first) for rank, one in zip(chain.ranks, first, strict=True)}
 
 
-def _assign(rank: Prepared, chain: Chain, ranks: Sequence[Prepared], before: int | None) -> Assignment:
+def _assign(
+    rank: Prepared, chain: Chain, ranks: Sequence[Prepared], before: int | None
+) -> Assignment:
     """Name the passes of a rank. Without steps labels repeat from batch to batch, so count on."""
     labelled = assign_by_labels(rank.trace, rank.work) if before is None else None
     if labelled is not None:
@@ -310,4 +322,3 @@ def _no_pipeline(ranks: Sequence[Prepared], unknown_groups: Sequence[Gap]) -> No
         f"no pipeline can be told: the peers of all {counted(posts, 'message')} are unknown",
         hint=unknown_groups[0].hint if unknown_groups else "record with record_shapes=True",
     )
-

@@ -40,7 +40,7 @@ def find_set_up(one: Prepared, steps: Steps) -> tuple[tuple[int, str], ...]:
         *((step, MESSAGES) for step in _leading(steps, _talkative(one, steps))),
         *((step, ALLOCATOR) for step in _leading(steps, _growing(one, steps))),
     ]
-    first = {}
+    first: dict[int, str] = {}
     for step, what in seen:
         first.setdefault(step, what)
     return tuple(sorted(first.items()))

@@ -93,7 +93,7 @@ def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None)
     """Measure a pipeline over all its steps, or over one."""
     ranks = timeline.ranks_of(pipeline)
     captured = timeline.steps
-    told = _tell(timeline, pipeline)
+    told = _tell(timeline, pipeline, step)
     timeline = told.timeline
     streams = told.kind == "stream"
     microbatches = None if told.cut or not told.one_run else count_microbatches(timeline, pipeline)
@@ -146,7 +146,7 @@ class _Told:
     gaps: tuple[Gap, ...] = ()
 
 
-def _tell(timeline: Timeline, pipeline: int) -> _Told:
+def _tell(timeline: Timeline, pipeline: int, step: int | None) -> _Told:
     trains = bool((timeline.passes.kind != PassKind.F).any())
     kind = "training" if trains else "forward"
     if pipeline in timeline.mixed:
@@ -157,7 +157,7 @@ def _tell(timeline: Timeline, pipeline: int) -> _Told:
     if streams or not timeline.steps:
         gaps = _unmatched(timeline, pipeline)
         return _Told(timeline=timeline, kind="stream" if streams else kind, gaps=gaps)
-    chosen = choose_steps(timeline, pipeline)
+    chosen = choose_steps(timeline, pipeline, step)
     kept = only_steps(timeline, chosen.kept)
     return _Told(
         timeline=kept,

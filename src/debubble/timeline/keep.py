@@ -34,14 +34,15 @@ class Chosen:
     gaps: tuple[Gap, ...]
 
 
-def choose_steps(timeline: Timeline, pipeline: int) -> Chosen:
-    """Keep the steps that all ranks hold whole, without those in which set-up was seen."""
+def choose_steps(timeline: Timeline, pipeline: int, asked: int | None = None) -> Chosen:
+    """Keep the steps that all ranks hold whole, without those in which set-up was seen.
+
+    A step that was asked for is kept anyway, if all ranks hold some of it.
+    """
     ranks = timeline.ranks_of(pipeline)
     names = [rank.rank for rank in ranks]
     passes = timeline.passes.where(np.isin(timeline.passes.rank, names))
-    holders = {
-        step: set(passes.rank[passes.step == step].tolist()) for step in timeline.steps
-    }
+    holders = {step: set(passes.rank[passes.step == step].tolist()) for step in timeline.steps}
     absent = {step: set(names) - held for step, held in holders.items() if held}
     common = [step for step, without in absent.items() if not without]
     cold = _cold(ranks, common)
@@ -52,6 +53,8 @@ def choose_steps(timeline: Timeline, pipeline: int) -> Chosen:
     whole = [step for step in common if step not in cut]
     warm = [step for step in whole if step not in cold]
     kept = warm or whole or common
+    if asked in common:
+        kept = sorted({*kept, asked})
     uneven = {step: without for step, without in absent.items() if without}
     reasons = ((uneven, Code.UNEVEN_STEPS), (cut, Code.CUT_STEPS), (cold, Code.COLD_STEPS))
     left_out = [
@@ -63,7 +66,7 @@ def choose_steps(timeline: Timeline, pipeline: int) -> Chosen:
     return Chosen(
         kept=tuple(kept),
         left_out=tuple(sorted(left_out, key=lambda one: one.step)),
-        partial=bool(kept) and not whole,
+        partial=asked in cut or (bool(kept) and not whole),
         gaps=tuple(_gaps(uneven, cut, cold, kept)),
     )
 
@@ -106,9 +109,7 @@ def _cut_on(passes: Passes, ranks: Sequence[RankTimeline], step: int) -> set[int
     if unfinished:
         unfinished |= {stage for stage, count in backward.items() if count == 0}
     cut = {stage for stage, count in counts.items() if count[PassKind.F] < most} | unfinished
-    return {
-        rank.rank for rank in ranks if cut & set(rank.stages) or step in rank.unfinished
-    }
+    return {rank.rank for rank in ranks if cut & set(rank.stages) or step in rank.unfinished}
 
 
 def _backward(count: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:

@@ -47,12 +47,8 @@ def find_mixed(
     inside = _comparable(captured, transfers, across_steps)
     if not len(inside):
         return None
-    apart = {
-        frozenset((left, right))
-        for left, right in pairs
-        if _contradict(_between(inside, (left, right)), [left, right])
-    }
-    if apart or _contradict(_between(inside, names), names):
+    apart = {frozenset((left, right)) for left, right in pairs if contradict(inside, (left, right))}
+    if apart or contradict(inside, names):
         return _gap(names, apart, "no clock puts every receive after its send")
     return None
 
@@ -114,13 +110,12 @@ def _comparable(
 
 
 def _between(transfers: Transfers, names: Sequence[int]) -> Transfers:
-    return transfers.where(
-        np.isin(transfers.source, names) & np.isin(transfers.destination, names)
-    )
+    return transfers.where(np.isin(transfers.source, names) & np.isin(transfers.destination, names))
 
 
-def _contradict(transfers: Transfers, names: Sequence[int]) -> bool:
+def contradict(transfers: Transfers, names: Sequence[int]) -> bool:
     """Tell whether going around some ranks, messages arrive before they were sent."""
+    transfers = _between(transfers, names)
     if not len(transfers):
         return False
     most = bounds(transfers, list(names))

@@ -17,11 +17,15 @@ import numpy as np
 from debubble.timeline.beats import Beats, beats_of_answers, beats_of_labels, beats_of_training
 from debubble.timeline.chain import Chain
 from debubble.timeline.labels import Assignment
-from debubble.timeline.model import I32, I64
+from debubble.timeline.model import I32, I64, Flags
 from debubble.timeline.prepared import Prepared
 from debubble.timeline.steps import Steps
 from debubble.timeline.transfers import Posted, find_shift
 from debubble.timeline.work import BEFORE_CAPTURE, Messages
+
+# What a rank sends to one and the same other rank is gradients, or it is not. A schedule that sends
+# both ways both kinds labels its passes.
+_UNCLEAR = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +71,7 @@ def infer_steps(
     return {rank: one.steps(lift) for rank, one in numbered.items()}
 
 
-def _own_beats(
-    one: Prepared, chain: Chain, assigned: Assignment, *, trains: bool
-) -> Beats | None:
+def _own_beats(one: Prepared, chain: Chain, assigned: Assignment, *, trains: bool) -> Beats | None:
     """Return what a rank tells by itself."""
     labelled = beats_of_labels(one, trains=trains)
     if labelled is not None:
@@ -84,7 +86,7 @@ def _own_beats(
 def _aligned(
     before: Prepared | None, one: Prepared, numbered: Mapping[int, _Numbered], beats: Beats
 ) -> _Numbered | None:
-    """Number a rank's steps as the rank before it does: by the messages that both know."""
+    """Give steps the numbers that the rank before gives them, by the messages both know."""
     if before is None:
         return _Numbered(beats=beats, first=0)
     theirs = numbered[before.rank]
@@ -162,11 +164,9 @@ def leading(one: Prepared) -> Messages:
         return messages.where(messages.issued_ns >= labelled.begins_ns[1]) if whole else messages
     if not len(messages) or not trains:
         return messages
-    at = np.searchsorted(work.issued_ns, messages.issued_ns) - 1
-    after_backward = work.backward[np.maximum(at, 0)] & (at >= 0)
-    ahead = _most_common(messages.peer[messages.is_send & ~after_backward & (at >= 0)])
-    behind = _most_common(messages.peer[messages.is_send & after_backward])
-    if behind == ahead:
+    gradients = messages.is_send & _after_backward(one)
+    ahead, behind = _ways(messages, gradients)
+    if behind is None and ahead is None:
         return messages
     if behind is None:
         wanted = messages.is_send & (messages.peer == ahead)
@@ -175,7 +175,25 @@ def leading(one: Prepared) -> Messages:
     return messages.where(np.arange(len(messages)) >= int(wanted.argmax()))
 
 
-def _most_common(peers: I32) -> int | None:
-    known = peers[peers >= 0].tolist()
-    return Counter(known).most_common(1)[0][0] if known else None
+def _after_backward(one: Prepared) -> Flags:
+    """Tell before which messages autograd worked, since the message before them with any work."""
+    until = np.searchsorted(one.work.issued_ns, one.messages.issued_ns)
+    since = np.concatenate(([0], until[:-1]))
+    before = np.concatenate(([0], np.cumsum(one.work.backward)))
+    found = before[until] > before[since]
+    for row in range(1, len(found)):
+        if until[row] == since[row]:
+            found[row] = found[row - 1]
+    return found
 
+
+def _ways(messages: Messages, gradients: Flags) -> tuple[int | None, int | None]:
+    """Return the rank that activations go to, and the one that gradients go to, where clear."""
+    ways: dict[bool, int] = {}
+    for peer in np.unique(messages.peer[messages.is_send]).tolist():
+        share = float(gradients[messages.is_send & (messages.peer == peer)].mean())
+        backward = share > 0.5
+        if peer < 0 or _UNCLEAR < share < 1 - _UNCLEAR or backward in ways:
+            return None, None
+        ways[backward] = peer
+    return ways.get(False), ways.get(True)
