@@ -74,7 +74,7 @@ def test_recorded_runs_of_one_size_are_told_apart(name, other, first, marks):
 
 def test_the_ranks_that_belong_together_are_named():
     traces = [*traces_of("1f1b_m8")[:2], *traces_of("1f1b_m8_split3337")[2:]]
-    message = assert_mixed(traces, "rank 0-1 and rank 2-3 are not of one run")
+    message = assert_mixed(traces, "ranks 0-1 and ranks 2-3 are not of one run")
     assert "no clock" in message
 
 
@@ -97,7 +97,7 @@ def test_two_runs_of_the_same_program_are_told_apart(tmp_path):
         clocks = [Clock(skew_ns=seed * HOUR)] * 4
         write_run(play, tmp_path / str(seed), Writing(clocks=clocks))
         traces.append(read_run(find_run([str(tmp_path / str(seed))])).ranks)
-    assert_mixed([*traces[0][:2], *traces[1][2:]], "rank 0-1 and rank 2-3")
+    assert_mixed([*traces[0][:2], *traces[1][2:]], "ranks 0-1 and ranks 2-3")
     for mine in traces:
         assert codes_of(mine)[1] == []
 

@@ -30,7 +30,7 @@ def find_page(figures: Sequence[PipelineFigures], gaps: Sequence[Gap], next_comm
     page = Page(answer=answer(worst, len(figures)))
     page.notes += [_about(worst), _shape_of(worst), _outside_of(worst)]
     page.notes = [note for note in page.notes if note]
-    page.tables = [_stage_table(worst), _hop_table(worst)]
+    page.tables = [_stage_table(worst), *([_hop_table(worst)] if worst.hops else [])]
     page.gaps = list(gaps)
     page.next_command = next_command
     return page
@@ -145,7 +145,9 @@ def find_json(
             "schedule": worst.schedule,
             "steps": [window.step for window in worst.windows],
             "devices": sorted({d.name for trace in run.ranks for d in trace.header.devices}),
-            "clock_uncertainty_s": timeline.clock_uncertainty_ns / NS_PER_S,
+            "clock_uncertainty_s": timeline.clock_uncertainty_ns / NS_PER_S
+            if worst.one_run
+            else None,
             "missing_ranks": list(run.missing_ranks),
             "partial": bool(worst.absent) or worst.cut,
             "one_run": worst.one_run,
@@ -243,7 +245,7 @@ def _shape_json(one: PipelineFigures) -> dict[str, Any] | None:
 
 def _shape_of(one: PipelineFigures) -> str:
     if one.shape is None:
-        return "" if one.kind == "stream" else "no waits between passes"
+        return "no waits between passes" if one.windows else ""
     places = {"everywhere": "on all ranks alike", "middle": "mostly in the middle of the pipeline"}
     where = places.get(one.shape.where, f"mostly on the {one.shape.where} rank")
     evenness = "jagged" if one.shape.jagged_fraction > _JAGGED else "even"

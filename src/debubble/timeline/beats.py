@@ -36,11 +36,9 @@ def beats_of_labels(one: Prepared, *, trains: bool) -> Beats | None:
     trace = one.trace
     annotations = trace.annotations
     labels = [parse_label(name) for name in trace.names]
-    rows = [
-        (row, labels[name])
-        for row, name in enumerate(annotations.name.tolist())
-        if labels[name] is not None and annotations.stream[row] < 0
-    ]
+    named = np.array([label is not None for label in labels] or [False])
+    labelled = np.flatnonzero(named[annotations.name] & (annotations.stream < 0))
+    rows = [(row, labels[annotations.name[row]]) for row in labelled.tolist()]
     forward = {label.forward[1:] for _, label in rows if label is not None and label.forward}
     if not forward or (not trains and max(number for _, number in forward) == 0):
         return None

@@ -130,7 +130,9 @@ def _gap(names: Sequence[int], apart: set[frozenset[int]], reason: str) -> Gap:
         if frozenset((left, right)) in apart:
             groups.append([])
         groups[-1].append(right)
-    who = " and ".join(f"rank {show_ranks(group)}" for group in groups)
+    who = " and ".join(
+        f"{'rank' if len(group) == 1 else 'ranks'} {show_ranks(group)}" for group in groups
+    )
     return Gap(
         code=Code.MIXED_RUNS,
         message=f"{who} are not of one run: {reason}",
