@@ -178,3 +178,30 @@ def test_a_rhythm_that_is_none_is_said(tmp_path):
     assert figures.bubble_fraction is None
     assert codes == ["no_steps"]
     assert "no rhythm" in figures.gaps[0].message
+
+
+@pytest.mark.parametrize(("name", "labels"), [("1f1b", "none"), ("gpipe", "simple")])
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_ranks_captured_from_different_steps_on_are_joined_step_by_step(
+    name, labels, late, tmp_path
+):
+    play = Play(setup_of(name, 3, 6, steps=4, run_ahead=False, fused=name == "1f1b"))
+    write_run(play, tmp_path, Writing(labels=labels))
+    traces = list(read_run(find_run([str(tmp_path)])).ranks)
+    second = int(begins_of(traces)[late][1])
+    traces[late] = captured(traces[late], begin_ns=second)
+    figures, codes = analyse([without_marks(trace) for trace in traces])
+    bubbles = [window.bubble_fraction for window in figures.windows]
+    assert bubbles == pytest.approx(true_bubbles(play)[1:], abs=0.001)
+    assert codes == ["steps_inferred", "uneven_steps"]
+
+
+@pytest.mark.parametrize("missing", [0, 1, 3])
+def test_a_rank_without_a_trace_does_not_hide_the_rhythm_where_labels_show_it(missing, tmp_path):
+    play = Play(setup_of("gpipe", 4, 5))
+    write_run(play, tmp_path, Writing(labels="simple", marks=False))
+    traces = read_run(find_run([str(tmp_path)])).ranks
+    figures, codes = analyse([trace for trace in traces if trace.rank != missing])
+    assert [window.step for window in figures.windows] == [0, 1]
+    assert figures.microbatches == 5
+    assert "steps_inferred" in codes
