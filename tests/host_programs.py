@@ -73,6 +73,8 @@ class Setup:
     """A rank whose passes each hold a collective of so many ns."""
     lowered: tuple[tuple[str, ...], ...] = ()
     """What each rank's host does in torch's own words: `0F0`, `0SEND_F0`, `4RECV_F0`."""
+    slow_first: float = 1.0
+    """How much longer every pass of the first step takes."""
 
     @property
     def trains(self) -> bool:
@@ -131,9 +133,11 @@ class Programs:
         self.stages = len(self.home)
         self.noise = np.random.default_rng(setup.seed)
         self.computed = [0] * setup.ranks
+        self.steps = 0
 
     def step(self) -> list[list[Block]]:
         """Return the blocks of one step for each rank."""
+        self.steps += 1
         groups = [_pairs(actions) for actions in self.order]
         self.sent: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
         for rank, actions in enumerate(self.order):
@@ -166,6 +170,7 @@ class Programs:
     def _compute(self, action: Action) -> list[Kernel]:
         weights = self.setup.weights or (1.0,) * self.stages
         length = LENGTH_NS[action.kind] * weights[action.stage]
+        length *= self.setup.slow_first if self.steps == 1 else 1
         length *= 1 + self.setup.noise * float(self.noise.standard_normal())
         rank = self.home[action.stage]
         self.computed[rank] += 1

@@ -49,6 +49,8 @@ class Writing:
     """What the header tells of groups; peers are counted inside `group` if it is one of them."""
     waits_inside: str = ""
     """The group in which the host waits for something in the middle of each pass."""
+    marks: bool = True
+    """`ProfilerStep#3` around each step."""
 
 
 class RankWriter:
@@ -68,7 +70,8 @@ class RankWriter:
 
     def events(self, steps: Sequence[RankStep]) -> Iterator[Event]:
         for number, step in enumerate(steps):
-            yield self._annotation(f"ProfilerStep#{number}", step.start_ns, step.end_ns)
+            if self.writing.marks:
+                yield self._annotation(f"ProfilerStep#{number}", step.start_ns, step.end_ns)
             for block in step.blocks:
                 yield from self._block(block)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 from console import type_command
-from making import document, kernel, operator, send, write
+from making import H200, document, kernel, operator, send, write
 
 
 def test_traces_without_a_pipeline_are_an_answer_and_not_an_error(tmp_path):
@@ -57,3 +58,87 @@ def test_theory_is_not_claimed_when_the_pipeline_may_go_on_beyond_the_traces(tmp
 def test_one_message_alone_invents_no_stages(tmp_path):
     write(tmp_path / "rank0.json", document([send(to=1), kernel()], rank=0, world=2))
     assert type_command("debubble find .", tmp_path).code == 0
+
+
+def rewritten(folder, name, change=None, keep=None):
+    """A shipped recording with its events changed, or only some of its ranks."""
+    for path in sorted((H200 / name).glob("rank*.json.gz")):
+        if keep is not None and path.name[4] not in keep:
+            continue
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        if change is not None:
+            content["traceEvents"] = change(content["traceEvents"])
+        write(folder / path.name, content)
+
+
+def without_marks(events):
+    return [one for one in events if not one.get("name", "").startswith("ProfilerStep#")]
+
+
+def codes_of(folder):
+    data = json.loads(type_command("debubble find . --json", folder).text)
+    return data, [gap["code"] for gap in data["warnings"]]
+
+
+def test_steps_that_were_never_marked_are_told_and_it_is_said(tmp_path):
+    rewritten(tmp_path, "1f1b_p2_m4", without_marks)
+    marked = type_command("debubble find tests/data/h200/1f1b_p2_m4", tmp_path).text
+    answer = type_command("debubble find .", tmp_path)
+    assert answer.text.partition("\n\nwarning")[0] == marked.partition("\n\nnext")[0]
+    assert "warning: no step is marked; 2 steps told by the order of the passes" in answer.text
+    data, codes = codes_of(tmp_path)
+    assert codes == ["steps_inferred"]
+    assert (data["run"]["steps"], data["run"]["steps_inferred"]) == ([0, 1], True)
+    assert type_command("debubble find . --strict", tmp_path).code == 2
+
+
+def test_ranks_of_two_runs_are_told_apart_and_no_bubble_is_invented(tmp_path):
+    rewritten(tmp_path, "1f1b_p3_m7", keep="12")
+    rewritten(tmp_path, "1f1b_p2_m4", keep="0")
+    answer = type_command("debubble find .", tmp_path)
+    assert answer.text.startswith(
+        "The bubble cannot be told: these ranks are not of one run. Busy:"
+    )
+    assert "their jobs had different numbers of ranks" in answer.text
+    assert "hop " not in answer.text
+    data, codes = codes_of(tmp_path)
+    assert "mixed_runs" in codes
+    assert data["run"]["one_run"] is False
+    assert data["numbers"]["bubble_fraction"] is data["run"]["clock_uncertainty_s"] is None
+    assert type_command("debubble find . --strict", tmp_path).code == 2
+
+
+def cut_short(events):
+    """Lose what the device had not done after two thirds of the capture."""
+    on_device = [one for one in events if one.get("cat") in {"kernel", "gpu_memset", "gpu_memcpy"}]
+    first, last = (pick(one["ts"] for one in on_device) for pick in (min, max))
+    end = first + 0.7 * (last - first)
+    return [one for one in events if one not in on_device or one["ts"] + one["dur"] < end]
+
+
+def only_first_step(events):
+    """Leave one mark: the steps after it are not marked, and not there."""
+    mark = next(one for one in events if one.get("name") == "ProfilerStep#2" and one["tid"] > 100)
+    end = mark["ts"] + mark["dur"]
+    return [one for one in events if one.get("ts", 0) < end and one.get("ph") != "M"]
+
+
+def test_a_step_that_the_capture_cuts_is_left_out_and_named(tmp_path):
+    rewritten(tmp_path, "1f1b_p2_m4", cut_short)
+    data, codes = codes_of(tmp_path)
+    assert codes == ["cut_steps"]
+    assert data["run"]["steps"] == [2]
+    assert data["run"]["steps_left_out"] == [{"step": 3, "why": "cut_steps"}]
+    assert data["run"]["partial"] is False
+    answer = type_command("debubble find . --step 3", tmp_path)
+    assert answer.text.startswith("In part, of a step that the capture cuts: ranks wait")
+    assert type_command("debubble find . --strict", tmp_path).code == 2
+
+
+def test_where_no_step_is_whole_the_answer_is_partial(tmp_path):
+    rewritten(tmp_path, "1f1b_p2_m4", lambda events: cut_short(only_first_step(events)))
+    data, codes = codes_of(tmp_path)
+    assert codes == ["cut_steps"]
+    assert data["run"]["partial"] is True
+    assert data["theory"]["bubble_fraction"] is None
+    assert 0 < data["numbers"]["bubble_fraction"] < 1

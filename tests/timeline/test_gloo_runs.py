@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 from demo.several import run_several
+from unmarked import without_marks
 
 from debubble.demo import Workload
 from debubble.demo.truth import read_truth
@@ -104,6 +105,16 @@ def test_real_pipelines_are_recognised_whatever_else_the_machine_does(runs, name
     for step, window in enumerate(figures.windows):
         logged = bubble_of(spans_of(truths, step, "calls"))
         assert window.bubble_fraction == pytest.approx(logged, abs=0.3)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_real_pipelines_measure_the_same_without_their_marks(runs, name):
+    marked = measure_pipeline(build_timeline(runs(name)), 0)
+    figures = measure_pipeline(build_timeline([without_marks(one) for one in runs(name)]), 0)
+    assert (figures.schedule, figures.microbatches) == (name, 4)
+    assert len(figures.windows) == len(marked.windows)
+    assert figures.bubble_fraction == pytest.approx(marked.bubble_fraction, abs=0.001)
+    assert [gap.code for gap in figures.gaps] == ["steps_inferred"]
 
 
 @pytest.mark.parametrize("name", ["serve1", "serve2"])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 from debubble.cli.options import (
     exit_strictly,
@@ -22,7 +23,7 @@ from debubble.report.chrome import write_chrome
 from debubble.report.find import find_json, find_page, no_pipeline_json, no_pipeline_page
 from debubble.report.lanes import PLAIN_WIDTH, draw_lanes
 from debubble.timeline.build import build_run
-from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.figures import PipelineFigures, measure_pipeline
 from debubble.timeline.model import Timeline
 from debubble.trace.run import find_run, read_run
 from debubble.units import parse_share
@@ -81,10 +82,11 @@ def command(  # noqa: PLR0913 (one argument a flag)
         return
     figures = [measure_pipeline(timeline, one, step) for one in _choose(timeline, pipeline, step)]
     gaps = (*run.gaps, *timeline.gaps, *(gap for one in figures for gap in one.gaps))
+    gaps = tuple(dict.fromkeys(gaps))
     page = find_page(figures, gaps, next_command)
     if draws:
-        worst = max(figures, key=lambda one: one.bubble_fraction or 0.0).pipeline
-        page.drawing = draw_lanes(timeline, worst, step, _drawing_width())
+        worst = max(figures, key=lambda one: one.bubble_fraction or 0.0)
+        page.drawing = _draw(timeline, worst, step)
     if perfetto is not None:
         _write_perfetto(timeline, Path(perfetto), force=force, quiet=quiet)
     print_answer(page, find_json(run, timeline, figures, gaps), as_json=as_json, color=color)
@@ -105,6 +107,14 @@ def _choose(timeline: Timeline, pipeline: int | None, step: int | None) -> list[
         known = ", ".join(str(one) for one in timeline.steps)
         raise UsageError(f"there is no step {step}", hint=f"--step takes one of: {known}")
     return chosen
+
+
+def _draw(timeline: Timeline, one: PipelineFigures, step: int | None) -> list[Text]:
+    """Draw the step asked for, else the first one measured; ranks of different runs share none."""
+    if not one.one_run:
+        return []
+    first = one.windows[0].step if one.windows else None
+    return draw_lanes(timeline, one.pipeline, first if step is None else step, _drawing_width())
 
 
 def _drawing_width() -> int:

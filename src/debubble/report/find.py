@@ -30,7 +30,7 @@ def find_page(figures: Sequence[PipelineFigures], gaps: Sequence[Gap], next_comm
     page = Page(answer=answer(worst, len(figures)))
     page.notes += [_about(worst), _shape_of(worst), _outside_of(worst)]
     page.notes = [note for note in page.notes if note]
-    page.tables = [_stage_table(worst), _hop_table(worst)]
+    page.tables = [_stage_table(worst), *([_hop_table(worst)] if worst.hops else [])]
     page.gaps = list(gaps)
     page.next_command = next_command
     return page
@@ -70,10 +70,12 @@ def answer(one: PipelineFigures, pipelines: int = 1) -> str:
     of = f" (pipeline {one.pipeline}, the worst of {pipelines})" if pipelines > 1 else ""
     if one.bubble_fraction is None:
         shares = ", ".join(f"rank {rank.rank} {show_share(_own_share(rank))}" for rank in one.ranks)
-        return f"The bubble cannot be told: no span that all ranks share. Busy: {shares}."
+        return f"The bubble cannot be told: {_why_not(one)}. Busy: {shares}."
     who = "Ranks wait"
     if one.absent:
         who = f"In part, with no trace of rank {show_ranks(one.absent)}: the other ranks wait"
+    elif one.cut:
+        who = "In part, of a step that the capture cuts: ranks wait"
     waits = f"{who} {_percent(one.bubble_fraction)} of the "
     if one.kind == "stream":
         return stream_answer(f"{waits}time{of}", one)
@@ -92,6 +94,14 @@ def answer(one: PipelineFigures, pipelines: int = 1) -> str:
             f"{_percent(one.useful_fraction)} is useful"
         )
     return f"{sentence}."
+
+
+def _why_not(one: PipelineFigures) -> str:
+    if not one.one_run:
+        return "these ranks are not of one run"
+    if one.kind == "stream":
+        return "no span that all ranks share"
+    return one.gaps[-1].message if one.gaps else "no such step on all ranks"
 
 
 def theory_of(one: PipelineFigures) -> float | None:
@@ -135,9 +145,14 @@ def find_json(
             "schedule": worst.schedule,
             "steps": [window.step for window in worst.windows],
             "devices": sorted({d.name for trace in run.ranks for d in trace.header.devices}),
-            "clock_uncertainty_s": timeline.clock_uncertainty_ns / NS_PER_S,
+            "clock_uncertainty_s": timeline.clock_uncertainty_ns / NS_PER_S
+            if worst.one_run
+            else None,
             "missing_ranks": list(run.missing_ranks),
-            "partial": bool(worst.absent),
+            "partial": bool(worst.absent) or worst.cut,
+            "one_run": worst.one_run,
+            "steps_inferred": timeline.inferred and bool(worst.windows),
+            "steps_left_out": [{"step": one.step, "why": one.why} for one in worst.left_out],
         },
         "numbers": {
             "bubble_fraction": worst.bubble_fraction,
@@ -230,7 +245,7 @@ def _shape_json(one: PipelineFigures) -> dict[str, Any] | None:
 
 def _shape_of(one: PipelineFigures) -> str:
     if one.shape is None:
-        return "" if one.kind == "stream" else "no waits between passes"
+        return "no waits between passes" if one.windows else ""
     places = {"everywhere": "on all ranks alike", "middle": "mostly in the middle of the pipeline"}
     where = places.get(one.shape.where, f"mostly on the {one.shape.where} rank")
     evenness = "jagged" if one.shape.jagged_fraction > _JAGGED else "even"

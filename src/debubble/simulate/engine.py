@@ -44,7 +44,7 @@ class Engine:
         )
 
     def _of_passes(self) -> tuple[_Edges, ...]:
-        """Let a pass start after the pass before it and after its inputs, and end after its start."""
+        """Let a pass start after the pass before it and its inputs, and end after its start."""
         passes, messages, needs = self.program.passes, self.program.messages, self.program.needs
         every, follows = np.arange(len(passes)), np.flatnonzero(passes.before >= 0)
         used = np.flatnonzero(messages.consumer >= 0)
@@ -58,7 +58,7 @@ class Engine:
         )
 
     def _of_batches(self, *, queues: bool) -> tuple[_Edges, ...]:
-        """Let a batch start after passes issued before it, in its queue's order; both sides end it."""
+        """Let a batch start after the passes before it, in its queue's order; both sides end it."""
         batches, messages = self.program.batches, self.program.messages
         after = np.flatnonzero(batches.after >= 0)
         queued = np.flatnonzero((batches.before >= 0) & queues)

@@ -36,7 +36,12 @@ class Window:
 
 
 def measure_windows(timeline: Timeline, pipeline: int) -> tuple[Window, ...]:
-    """Measure every step in which all captured ranks of the pipeline ran passes."""
+    """Measure every step in which all captured ranks of the pipeline ran passes.
+
+    None where they are of different runs.
+    """
+    if pipeline in timeline.mixed:
+        return ()
     ranks = timeline.ranks_of(pipeline)
     names = [rank.rank for rank in ranks]
     windows = []

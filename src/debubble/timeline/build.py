@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from debubble.errors import Code, Gap, NoPipeline
 from debubble.timeline.chain import Chain, find_chains
 from debubble.timeline.clock import align, shift_transfers
+from debubble.timeline.evidence import find_set_up, find_unfinished
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.grouping import number_passes
 from debubble.timeline.labels import Assignment, assign_by_labels, has_labels
@@ -18,10 +19,9 @@ from debubble.timeline.layers import measure_layers
 from debubble.timeline.loops import Host, count_pieces, holds_several, name_around
 from debubble.timeline.memory import measure_memory
 from debubble.timeline.missing import join_over_missing
+from debubble.timeline.mixed import contradict, find_mixed
 from debubble.timeline.model import (
-    I32,
     I64,
-    UNKNOWN,
     Intervals,
     Passes,
     PassKind,
@@ -31,8 +31,10 @@ from debubble.timeline.model import (
 )
 from debubble.timeline.outside import find_outside
 from debubble.timeline.peers import name_peers
+from debubble.timeline.prepared import Prepared, prepare
+from debubble.timeline.rhythm import infer_steps, leading
 from debubble.timeline.rings import as_collectives, find_rings
-from debubble.timeline.steps import find_steps, whole_run
+from debubble.timeline.steps import Steps, find_steps, whole_run
 from debubble.timeline.structure import Posts, assign_by_structure, messages_a_pass
 from debubble.timeline.transfers import (
     Posted,
@@ -42,11 +44,8 @@ from debubble.timeline.transfers import (
     match_transfers,
 )
 from debubble.timeline.work import (
-    Messages,
-    Work,
     apparent_of,
     busy_of,
-    find_messages,
     find_waits,
     find_work,
     occupied_of,
@@ -57,18 +56,6 @@ from debubble.trace.busy import merge
 from debubble.trace.columns import RankTrace
 from debubble.trace.run import Run, show_ranks
 from debubble.units import counted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
-    """One rank on the way to the timeline."""
-
-    trace: RankTrace
-    rank: int
-    work: Work
-    messages: Messages
-    work_step: I32
-    message_step: I32
 
 
 def build_run(run: Run) -> Timeline:
@@ -87,19 +74,26 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
         work = [find_work(trace) for trace in named]
     marked = any(len(find_steps(trace).number) for trace in named)
     ranks = [
-        _prepare(trace, computed, marked=marked)
+        prepare(trace, computed, find_steps(trace) if marked else whole_run())
         for trace, computed in zip(named, work, strict=True)
     ]
-    messages = {rank.rank: rank.messages for rank in ranks}
+    messages = {rank.rank: leading(rank) for rank in ranks}
     chains = join_over_missing(find_chains(messages), named, messages)
     chains = tuple(chain for chain in chains if len(chain.ranks) > 1)
     if not chains:
         raise _no_pipeline(ranks, unknown_groups, rings=bool(rings))
     gaps = list(unknown_groups)
+    inferred = False
+    if marked:
+        gaps += _beside_marks(ranks, chains)
+    else:
+        ranks, inferred = _in_inferred_steps(ranks, chains)
+        marked = inferred
     posted = {r.rank: Posted(messages=r.messages, step=r.message_step) for r in ranks}
-    transfers, unmatched = match_transfers(posted, _pairs_across_steps(posted, chains, marked))
-    if unmatched:
-        gaps.append(_unmatched(unmatched))
+    across = _pairs_across_steps(posted, chains, marked)
+    transfers, unmatched = match_transfers(posted, across)
+    found = [find_mixed(ranks, chain, transfers, across) for chain in chains]
+    gaps += [gap for gap in found if gap]
     clocks = align(transfers, posted)
     lines: list[RankTimeline] = []
     parts: list[Passes] = []
@@ -122,20 +116,36 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
         steps=tuple(sorted(steps)),
         clock_uncertainty_ns=clocks.uncertainty_ns,
         gaps=tuple(gaps),
+        unmatched=unmatched,
+        inferred=inferred,
+        mixed=frozenset(number for number, gap in enumerate(found) if gap),
     )
 
 
-def _prepare(trace: RankTrace, work: Work, *, marked: bool) -> _Rank:
-    messages = find_messages(trace)
-    steps = find_steps(trace) if marked else whole_run()
-    return _Rank(
-        trace=trace,
-        rank=trace.rank if trace.rank is not None else UNKNOWN,
-        work=work,
-        messages=messages,
-        work_step=steps.at(work.issued_ns),
-        message_step=steps.at(messages.issued_ns),
-    )
+def _in_inferred_steps(
+    ranks: Sequence[Prepared], chains: Sequence[Chain]
+) -> tuple[list[Prepared], bool]:
+    """Part a run that marks no steps by its own rhythm, where every pipeline shows one."""
+    found: dict[int, Steps] = {}
+    for chain in chains:
+        mine = [one for one in ranks if one.rank in chain.ranks]
+        assigned = {one.rank: _assign(one, chain, ranks, 0) for one in mine}
+        steps = infer_steps(mine, chain, assigned)
+        if steps is None:
+            return list(ranks), False
+        found |= steps
+    parted = [one.in_steps(found[one.rank]) if one.rank in found else one for one in ranks]
+    if _contradict(parted, chains, marked=True) and not _contradict(ranks, chains, marked=False):
+        return list(ranks), False
+    return parted, True
+
+
+def _contradict(ranks: Sequence[Prepared], chains: Sequence[Chain], *, marked: bool) -> bool:
+    """Tell whether messages arrive before they are sent, as steps pair them or their mere order."""
+    posted = {r.rank: Posted(messages=r.messages, step=r.message_step) for r in ranks}
+    across = _pairs_across_steps(posted, chains, marked)
+    transfers, _ = match_transfers(posted, across)
+    return any(contradict(transfers, chain.ranks) for chain in chains)
 
 
 def _pairs_across_steps(
@@ -164,7 +174,9 @@ def _batches_before(posted: Mapping[int, Posted], chain: Chain) -> dict[int, int
     return {rank: one - min(first) for rank, one in zip(chain.ranks, first, strict=True)}
 
 
-def _assign(rank: _Rank, chain: Chain, ranks: Sequence[_Rank], before: int | None) -> Assignment:
+def _assign(
+    rank: Prepared, chain: Chain, ranks: Sequence[Prepared], before: int | None
+) -> Assignment:
     """Name the passes of a rank. Without steps labels repeat from batch to batch, so count on."""
     labelled = assign_by_labels(rank.trace, rank.work) if before is None else None
     if labelled is not None:
@@ -179,14 +191,14 @@ def _assign(rank: _Rank, chain: Chain, ranks: Sequence[_Rank], before: int | Non
     return replace(found, microbatch=found.microbatch + (before or 0))
 
 
-def _posts(rank: _Rank) -> Posts:
+def _posts(rank: Prepared) -> Posts:
     messages, step = rank.messages, rank.message_step
     if not len(rank.trace.kernels):
         messages, step = order_by_use(messages, step)
     return Posts(messages=messages, step=step, waits_ns=find_waits(rank.trace))
 
 
-def _name_around(chain: Chain, ranks: Sequence[_Rank], gaps: list[Gap]) -> dict[int, Assignment]:
+def _name_around(chain: Chain, ranks: Sequence[Prepared], gaps: list[Gap]) -> dict[int, Assignment]:
     """Name the passes of unlabelled ranks that hold several stages each; say where none can be."""
     mine = {rank.rank: rank for rank in ranks if rank.rank in chain.ranks}
     if len(mine) < len(chain.ranks) or any(has_labels(rank.trace) for rank in mine.values()):
@@ -212,13 +224,13 @@ def _name_around(chain: Chain, ranks: Sequence[_Rank], gaps: list[Gap]) -> dict[
     return named or {}
 
 
-def _sent_at_a_time(ranks: Sequence[_Rank], source: int | None, destination: int) -> int:
+def _sent_at_a_time(ranks: Sequence[Prepared], source: int | None, destination: int) -> int:
     """Ask the sender, who sends when it has computed; receives may be posted long ahead."""
     sender = next((rank for rank in ranks if rank.rank == source), None)
     return messages_a_pass(sender.messages, sender.work, destination) if sender else 1
 
 
-def _passes(rank: _Rank, assignment: Assignment, position: int) -> Passes:
+def _passes(rank: Prepared, assignment: Assignment, position: int) -> Passes:
     """Gather the work of each pass: from its first start to its last end."""
     kept = np.flatnonzero((assignment.kind >= 0) & (rank.work_step >= 0))
     stage = np.where(assignment.stage[kept] >= 0, assignment.stage[kept], position)
@@ -260,7 +272,7 @@ def _busy_of_groups(start: I64, end: I64, group: I64, groups: int) -> I64:
 
 
 def _line(
-    rank: _Rank,
+    rank: Prepared,
     assignment: Assignment,
     stages: tuple[int, ...],
     place: tuple[int, int],
@@ -277,6 +289,8 @@ def _line(
         apparent=_shift(apparent_of(rank.trace, rank.work), offset),
         unissued=_shift(unissued_of(rank.work), offset),
         clock_offset_ns=offset,
+        set_up=find_set_up(rank, rank.steps),
+        unfinished=find_unfinished(rank, rank.steps),
         memory=measure_memory(rank.trace, rank.work, assignment, rank.work_step),
         layers=_layers(rank, assignment, position),
         outside=tuple(
@@ -288,7 +302,7 @@ def _line(
     )
 
 
-def _layers(rank: _Rank, assignment: Assignment, position: int) -> tuple[StageLayers, ...]:
+def _layers(rank: Prepared, assignment: Assignment, position: int) -> tuple[StageLayers, ...]:
     """Measure the layers of each stage on one forward pass, the second where there are several.
 
     The first may still warm something up; all others launch the same kernels.
@@ -333,8 +347,29 @@ def _join_passes(parts: Sequence[Passes]) -> Passes:
     return Passes(**{name: column[order] for name, column in columns.items()})
 
 
+def _beside_marks(ranks: Sequence[Prepared], chains: Sequence[Chain]) -> list[Gap]:
+    """Name the ranks that exchange messages before their first mark, or after their last one."""
+    found = []
+    for one in ranks:
+        outside = one.message_step < 0
+        if len(one.steps.number) and any(one.rank in chain.ranks for chain in chains):
+            issued = one.messages.issued_ns[outside]
+            ends = (issued < one.steps.start_ns[0]) | (issued >= one.steps.end_ns[-1])
+            found += [one.rank] if ends.any() else []
+    if not found:
+        return []
+    who = f"{'rank' if len(found) == 1 else 'ranks'} {show_ranks(found)}"
+    return [
+        Gap(
+            code=Code.CUT_STEPS,
+            message=f"a step before or after the marked ones, captured in part by {who}, left out",
+            hint="let the capture begin and end between two steps",
+        )
+    ]
+
+
 def _no_pipeline(
-    ranks: Sequence[_Rank], unknown_groups: Sequence[Gap], *, rings: bool
+    ranks: Sequence[Prepared], unknown_groups: Sequence[Gap], *, rings: bool
 ) -> NoPipeline:
     posts = sum(len(rank.messages) for rank in ranks)
     if not posts and rings:
@@ -359,12 +394,4 @@ def _stages_unknown(chain: Chain) -> Gap:
         message=f"ranks {show_ranks(chain.ranks)} hold several stages each, "
         "and their passes are in no order that is known: all of a rank count as one stage",
         hint="label passes as torch does, such as record_function('PP:4F0'): stage 4, microbatch 0",
-    )
-
-
-def _unmatched(count: int) -> Gap:
-    return Gap(
-        code=Code.UNMATCHED_TRANSFERS,
-        message=f"{counted(count, 'message')} without a counterpart left out",
-        hint="a rank is missing, or was captured for another stretch of time",
     )

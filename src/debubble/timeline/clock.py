@@ -86,7 +86,7 @@ def _believable_widths(transfers: Transfers, names: list[int]) -> list[int] | No
     A rank that is bounded from one side only is not believed if a receive shows that it can be
     estimated: a late clock would look just the same.
     """
-    most = _bounds(transfers, names)
+    most = bounds(transfers, names)
     scale = _ns_per_byte(transfers)
     first = names[0]
     widths = []
@@ -101,7 +101,7 @@ def _believable_widths(transfers: Transfers, names: list[int]) -> list[int] | No
     return widths
 
 
-def _bounds(transfers: Transfers, names: list[int]) -> dict[tuple[int, int], float]:
+def bounds(transfers: Transfers, names: list[int]) -> dict[tuple[int, int], float]:
     """Return by how much each clock can be ahead of each other one, over all ways of messages."""
     most: dict[tuple[int, int], float] = {
         (left, right): 0.0 if left == right else _UNBOUNDED for left in names for right in names

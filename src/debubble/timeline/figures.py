@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -10,11 +11,13 @@ import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.timeline.bubble import Window, measure_windows
+from debubble.timeline.keep import LeftOut, choose_steps, only_steps
 from debubble.timeline.model import PassKind, RankTimeline, Timeline, Transfers
 from debubble.timeline.outside import measure_outside
 from debubble.timeline.recognise import count_microbatches, recognise_schedule
 from debubble.timeline.shape import Shape, measure_shape
 from debubble.timeline.stream import StreamFigures, is_stream, measure_stream
+from debubble.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,12 @@ class PipelineFigures:
     outside_ns: dict[str, int]
     """What lies between two steps, by kind; empty where no two steps follow each other."""
     gaps: tuple[Gap, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    """Steps that no figure is made of."""
+    cut: bool = False
+    """No step was captured whole: the figures are of parts."""
+    one_run: bool = True
+    """False: the ranks are of different runs, and nothing between them can be measured."""
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -83,36 +92,127 @@ class PipelineFigures:
 def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None) -> PipelineFigures:
     """Measure a pipeline over all its steps, or over one."""
     ranks = timeline.ranks_of(pipeline)
-    all_windows = measure_windows(timeline, pipeline)
-    microbatches = count_microbatches(timeline, pipeline)
-    streams = is_stream(timeline, all_windows)
+    captured = timeline.steps
+    told = _tell(timeline, pipeline, step)
+    timeline = told.timeline
+    streams = told.kind == "stream"
+    microbatches = None if told.cut or not told.one_run else count_microbatches(timeline, pipeline)
     stream = measure_stream(timeline, pipeline) if streams else None
+    all_windows = measure_windows(timeline, pipeline)
     windows = tuple(w for w in all_windows if step is None or w.step == step)
-    counted = () if streams else windows
-    measured = (stream,) if stream else counted
-    trains = bool((timeline.passes.kind != PassKind.F).any())
+    inside = () if streams else windows
+    measured = (stream,) if stream else inside
+    named = not streams and told.one_run
     return PipelineFigures(
         pipeline=pipeline,
         ranks=ranks,
-        kind="stream" if streams else "training" if trains else "forward",
+        kind=told.kind,
         microbatches=None if streams else microbatches,
-        schedule=None if streams else recognise_schedule(timeline, pipeline, microbatches),
-        windows=counted,
+        schedule=recognise_schedule(timeline, pipeline, microbatches) if named else None,
+        windows=inside,
         stream=stream,
         bubble_fraction=_middle([w.bubble_fraction for w in measured]),
         batch_latency_ns=stream.batch_latency_ns
         if stream
-        else _whole([w.length_ns for w in counted]),
-        step_time_ns=_whole(np.diff([w.start_ns for w in all_windows]).tolist()),
+        else _whole([w.length_ns for w in inside]),
+        step_time_ns=_step_time(all_windows, captured),
         useful_fraction=_middle([w.useful_fraction for w in measured]),
         apparent_fraction=_middle([w.apparent_fraction for w in measured]),
-        longest_stage_bubble=_middle([w.longest_stage_bubble for w in counted]),
-        bubble_over_ideal=_middle([w.bubble_over_ideal for w in counted]),
+        longest_stage_bubble=_middle([w.longest_stage_bubble for w in inside]),
+        bubble_over_ideal=_middle([w.bubble_over_ideal for w in inside]),
         stages=_stages(timeline, ranks),
-        hops=_hops(timeline, ranks),
-        shape=measure_shape(timeline, counted, pipeline) if counted else None,
+        hops=_hops(timeline, ranks) if told.one_run else (),
+        shape=measure_shape(timeline, inside, pipeline) if inside else None,
         outside_ns=measure_outside(ranks, () if streams else all_windows),
-        gaps=_gaps(streams=streams, measured=bool(measured)),
+        gaps=(*told.gaps, *_gaps(told, measured=bool(measured))),
+        left_out=told.left_out,
+        cut=told.cut,
+        one_run=told.one_run,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What kind of run a pipeline is, and what of it is measured."""
+
+    timeline: Timeline
+    """Without the passes and transfers of steps that are left out."""
+    kind: str
+    one_run: bool = True
+    rhythm: bool = True
+    """False: no step is marked, and those inferred run into each other."""
+    cut: bool = False
+    left_out: tuple[LeftOut, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+
+def _tell(timeline: Timeline, pipeline: int, step: int | None) -> _Told:
+    trains = bool((timeline.passes.kind != PassKind.F).any())
+    kind = "training" if trains else "forward"
+    if pipeline in timeline.mixed:
+        return _Told(timeline=timeline, kind=kind, one_run=False)
+    streams = is_stream(timeline, measure_windows(timeline, pipeline))
+    if streams and trains and timeline.inferred:
+        return _Told(timeline=replace(timeline, steps=()), kind=kind, rhythm=False)
+    if streams or not timeline.steps:
+        gaps = _unmatched(timeline, pipeline)
+        return _Told(timeline=timeline, kind="stream" if streams else kind, gaps=gaps)
+    chosen = choose_steps(timeline, pipeline, step)
+    kept = only_steps(timeline, chosen.kept)
+    return _Told(
+        timeline=kept,
+        kind=kind,
+        cut=chosen.partial,
+        left_out=chosen.left_out,
+        gaps=(
+            *_inferred(timeline),
+            *chosen.gaps,
+            *(() if chosen.partial else _unmatched(kept, pipeline)),
+        ),
+    )
+
+
+def _inferred(timeline: Timeline) -> tuple[Gap, ...]:
+    if not timeline.inferred:
+        return ()
+    count = counted(len(timeline.steps), "step")
+    return (
+        Gap(
+            code=Code.STEPS_INFERRED,
+            message=f"no step is marked; {count} told by the order of the passes",
+            hint="call prof.step() once a batch to have them marked",
+        ),
+    )
+
+
+def _unmatched(timeline: Timeline, pipeline: int) -> tuple[Gap, ...]:
+    """Name what is left over in the steps that are measured; all of it where there are none."""
+    names = {rank.rank for rank in timeline.ranks_of(pipeline)}
+    count = sum(
+        one.count
+        for one in timeline.unmatched
+        if one.source in names and (not timeline.steps or one.step in timeline.steps)
+    )
+    if not count:
+        return ()
+    return (
+        Gap(
+            code=Code.UNMATCHED_TRANSFERS,
+            message=f"{counted(count, 'message')} without a counterpart left out",
+            hint="a rank is missing, or was captured for another stretch of time",
+        ),
+    )
+
+
+def _step_time(windows: Sequence[Window], captured: Sequence[int]) -> int | None:
+    """Return the time from one step to the next: where one was left out between, none is known."""
+    follows = dict(pairwise(captured))
+    return _whole(
+        [
+            after.start_ns - before.start_ns
+            for before, after in pairwise(windows)
+            if follows[before.step] == after.step
+        ]
     )
 
 
@@ -124,10 +224,10 @@ def _whole(values: list[int]) -> int | None:
     return round(median(values)) if values else None
 
 
-def _gaps(*, streams: bool, measured: bool) -> tuple[Gap, ...]:
-    if measured:
+def _gaps(told: _Told, *, measured: bool) -> tuple[Gap, ...]:
+    if measured or not told.one_run:
         return ()
-    if streams:
+    if told.kind == "stream":
         return (
             Gap(
                 code=Code.NO_COMMON_SPAN,
@@ -135,10 +235,13 @@ def _gaps(*, streams: bool, measured: bool) -> tuple[Gap, ...]:
                 hint="capture a closed loop, or more steps, so that the captures overlap",
             ),
         )
+    nothing = told.rhythm and bool(told.timeline.steps or told.left_out)
     return (
         Gap(
             code=Code.NO_STEPS,
-            message="no step in which every rank ran passes",
+            message="no step in which every rank ran passes"
+            if nothing
+            else "no step is marked, and the order of the passes shows no rhythm",
             hint="call prof.step() once a batch, and capture the same steps on all ranks",
         ),
     )

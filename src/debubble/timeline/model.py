@@ -84,6 +84,15 @@ class Transfers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unmatched:
+    """Messages of a step that only one side has."""
+
+    source: int
+    step: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
     """Disjoint stretches of time, sorted."""
 
@@ -155,6 +164,10 @@ class RankTimeline:
     """What each of its stages is made of, where kernels repeat."""
     outside: tuple[tuple[str, Intervals], ...] = ()
     """What it does besides its passes: optimizer, reductions, data loading."""
+    set_up: tuple[tuple[int, str], ...] = ()
+    """Steps in which it was still setting up, with what was seen."""
+    unfinished: tuple[int, ...] = ()
+    """Steps of which kernels were launched and not recorded."""
     file: str = ""
     """Its trace."""
     base_ns: int = 0
@@ -181,6 +194,12 @@ class Timeline:
     """None where the run marks none; then all passes carry step 0."""
     clock_uncertainty_ns: int
     gaps: tuple[Gap, ...] = ()
+    unmatched: tuple[Unmatched, ...] = ()
+    """Messages left over when sends were matched with receives."""
+    inferred: bool = False
+    """No step was marked; the order of the passes told them."""
+    mixed: frozenset[int] = frozenset()
+    """Pipelines whose ranks are of different runs: nothing may be compared between them."""
 
     @property
     def pipelines(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.timeline.model import I32, Transfers
+from debubble.timeline.model import I32, Transfers, Unmatched
 from debubble.timeline.structure import Neighbours
 from debubble.timeline.work import Messages
 
@@ -29,15 +29,15 @@ class Posted:
 
 def match_transfers(
     posted: Mapping[int, Posted], across_steps: Collection[tuple[int, int]] = ()
-) -> tuple[Transfers, int]:
-    """Pair the k-th send of a step to a rank with its k-th receive; return also how many are left.
+) -> tuple[Transfers, tuple[Unmatched, ...]]:
+    """Pair the k-th send of a step to a rank with its k-th receive; return also what is left over.
 
     Messages between two ranks keep their order: one communicator is one queue. A server's answers
     are received in a later step than they are sent, and a server may mark no steps: for such pairs
     of ranks only the order counts, and what the capture cut off at either end is no gap.
     """
     parts: list[dict[str, NDArray[np.generic]]] = []
-    unmatched = 0
+    unmatched: list[Unmatched] = []
     for source, destination in _pairs(posted):
         sent, received = posted[source], posted[destination]
         if (source, destination) in across_steps:
@@ -46,19 +46,34 @@ def match_transfers(
         for step in sorted(set(sent.step[sent.step >= 0].tolist())):
             sends = _rows(sent, step, destination, is_send=True)
             receives = _rows(received, step, source, is_send=False)
-            count = min(len(sends), len(receives))
-            unmatched += len(sends) + len(receives) - 2 * count
-            if count:
-                parts.append(
-                    _pair(
-                        source,
-                        destination,
-                        step,
-                        (sent, sends[:count]),
-                        (received, receives[:count]),
-                    )
-                )
-    return _join(parts), unmatched
+            left_over = abs(len(sends) - len(receives))
+            if left_over:
+                unmatched.append(Unmatched(source=source, step=step, count=left_over))
+                sends, receives = _cut_alike((sent, sends), (received, receives))
+            timed = sent.messages.timed[sends] & received.messages.timed[receives]
+            if not timed.all():
+                lost = int((~timed).sum())
+                unmatched.append(Unmatched(source=source, step=step, count=lost))
+                sends, receives = sends[timed], receives[timed]
+            if len(sends):
+                parts.append(_pair(source, destination, step, (sent, sends), (received, receives)))
+    return _join(parts), tuple(unmatched)
+
+
+def _cut_alike(
+    sent: tuple[Posted, NDArray[np.intp]], received: tuple[Posted, NDArray[np.intp]]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Leave out what one side has more, at the step's end or at its beginning.
+
+    Where one capture began in the middle of the step, it is the beginning: paired from the first
+    on, messages would arrive before they were sent.
+    """
+    sends, receives = sent[1], received[1]
+    count = min(len(sends), len(receives))
+    ways = [(sends[:count], receives[:count])]
+    ways += [(sends[len(sends) - count :], receives[len(receives) - count :])]
+    start, end = sent[0].messages.start_ns, received[0].messages.end_ns
+    return min(ways, key=lambda way: int((end[way[1]] < start[way[0]]).sum()))
 
 
 def answers_lag(first: Posted, following: int, last: int) -> bool:
@@ -148,6 +163,8 @@ def _pair_across_steps(
     shift = find_shift(posted, source, destination)
     sent_rows, received_rows = _overlap(len(sends), len(receives), shift)
     sends, receives = sends[sent_rows], receives[received_rows]
+    timed = sent.messages.timed[sends] & received.messages.timed[receives]
+    sends, receives = sends[timed], receives[timed]
     pair = _pair(source, destination, 0, (sent, sends), (received, receives))
     return {**pair, "step": sent.step[sends]}
 

@@ -53,9 +53,17 @@ class Messages:
     """The stream that carried it; -1 where there is none."""
     tag: I32
     """What its sender called it; -1 where nothing tells."""
+    timed: Flags
+    """False: its kernel was not recorded, unlike others; only the host's call is known."""
 
     def __len__(self) -> int:
         return len(self.issued_ns)
+
+    def where(self, kept: Flags) -> Messages:
+        """Return a part of the rows."""
+        return Messages(
+            **{column.name: getattr(self, column.name)[kept] for column in fields(self)}
+        )
 
 
 def find_work(trace: RankTrace) -> Work:
@@ -176,6 +184,7 @@ def find_messages(trace: RankTrace) -> Messages:
         if len(kernels)
         else np.full(len(rows), UNKNOWN, dtype=np.int32),
         tag=operators.tag[rows],
+        timed=carried | (not carried.any()),
     )
 
 

@@ -1,0 +1,119 @@
+"""Ranks that are not of one run: nothing is measured between them, and it is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from making import H200, SHARED
+from played import setup_of
+from simulated import Play
+from simulated_traces import Clock, Writing, write_run
+from unmarked import TABLES, without_marks
+
+from debubble.timeline.build import build_timeline
+from debubble.timeline.figures import measure_pipeline
+from debubble.trace.run import find_run, read_run
+
+HOUR = 3_600_000_000_000
+
+
+@cache
+def traces_of(name):
+    folder = H200 / name if (H200 / name).is_dir() else SHARED / "h200" / name
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    return read_run(find_run([str(folder)])).ranks
+
+
+def later(trace, by_ns):
+    tables = {name: getattr(trace, name) for name in TABLES}
+    return replace(
+        trace, **{name: replace(t, start_ns=t.start_ns + by_ns) for name, t in tables.items()}
+    )
+
+
+def codes_of(traces):
+    timeline = build_timeline(traces)
+    figures = measure_pipeline(timeline, 0)
+    return figures, [str(gap.code) for gap in (*timeline.gaps, *figures.gaps)]
+
+
+def assert_mixed(traces, groups=""):
+    figures, codes = codes_of(traces)
+    assert codes == ["mixed_runs"]
+    assert figures.bubble_fraction is None
+    assert figures.batch_latency_ns is None
+    assert figures.windows == figures.hops == ()
+    assert figures.schedule is None
+    message = build_timeline(traces).gaps[0].message
+    assert groups in message
+    return message
+
+
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("1f1b_m8", "1f1b_m8_split3337"),
+        ("1f1b_m8", "1f1b_m8_slow23"),
+        ("1f1b_m8_split3337", "1f1b_m8_slow23"),
+        ("fwd_closed_m4", "fwd_closed_m8"),
+        ("fwd_closed_m8", "fwd_closed_m8_t512"),
+        ("fwd_closed_m8", "fwd_closed_m8_slow12"),
+    ],
+)
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_recorded_runs_of_one_size_are_told_apart(name, other, first, marks):
+    traces = [*traces_of(name)[:first], *traces_of(other)[first:]]
+    traces = traces if marks else [without_marks(trace) for trace in traces]
+    assert_mixed(traces)
+
+
+def test_the_ranks_that_belong_together_are_named():
+    traces = [*traces_of("1f1b_m8")[:2], *traces_of("1f1b_m8_split3337")[2:]]
+    message = assert_mixed(traces, "ranks 0-1 and ranks 2-3 are not of one run")
+    assert "no clock" in message
+
+
+@pytest.mark.parametrize("name", ["1f1b_p2_m4", "1f1b_p3_m7", "fwd_closed_m4"])
+@pytest.mark.parametrize("by_ns", [-5 * HOUR, HOUR // 1000, 3 * HOUR])
+def test_a_clock_that_is_off_by_hours_is_no_other_run(name, by_ns):
+    traces = traces_of(name)
+    right, _ = codes_of(traces)
+    moved = [later(trace, by_ns) if trace.rank == 1 else trace for trace in traces]
+    figures, codes = codes_of(moved)
+    assert codes == []
+    assert figures.bubble_fraction == pytest.approx(right.bubble_fraction, abs=0.001)
+
+
+def test_two_runs_of_the_same_program_are_told_apart(tmp_path):
+    """The same schedule and sizes, hours apart; only the noise of their steps differs."""
+    traces = []
+    for seed in (0, 1):
+        play = Play(setup_of("1f1b", 4, 8, fused=True, steps=3, noise=0.03, seed=seed))
+        clocks = [Clock(skew_ns=seed * HOUR)] * 4
+        write_run(play, tmp_path / str(seed), Writing(clocks=clocks))
+        traces.append(read_run(find_run([str(tmp_path / str(seed))])).ranks)
+    assert_mixed([*traces[0][:2], *traces[1][2:]], "ranks 0-1 and ranks 2-3")
+    for mine in traces:
+        assert codes_of(mine)[1] == []
+
+
+def test_jobs_of_different_sizes_are_different_runs():
+    traces = list(traces_of("1f1b_p2_m4"))
+    header = replace(traces[1].header, world_size=8)
+    traces[1] = replace(traces[1], header=header)
+    message = assert_mixed(traces)
+    assert "rank 0 of 2, rank 1 of 8" in message
+
+
+def test_messages_of_different_sizes_are_of_different_runs():
+    traces = list(traces_of("1f1b_p2_m4"))
+    operators = traces[1].operators
+    known = operators.message_bytes > 0
+    halved = np.where(known, operators.message_bytes // 2, operators.message_bytes)
+    traces[1] = replace(traces[1], operators=replace(operators, message_bytes=halved))
+    assert "size" in assert_mixed(traces)

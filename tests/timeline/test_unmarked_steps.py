@@ -1,0 +1,207 @@
+"""Runs whose profiler was never told of a step: the pipeline's own rhythm tells."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from making import H200, SHARED
+from played import EARLY, FUSED, names_of, played, setup_of, true_names
+from simulated import Play, true_bubbles
+from simulated_traces import Clock, Writing, write_run
+from unmarked import captured, in_step_with_device, without_marks
+
+from debubble.timeline.build import build_timeline
+from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.steps import find_steps
+from debubble.trace.run import find_run, read_run
+
+MS = 1_000_000
+RECORDED = [
+    "1f1b_m8",
+    "1f1b_m8_split3337",
+    "1f1b_m8_slow23",
+    "1f1b_p2_m4",
+    "1f1b_p3_m7",
+    "gpipe_m8",
+    "zbv_m8",
+    "fwd_closed_m4",
+    "fwd_closed_m8",
+    "fwd_closed_m8_t512",
+    "fwd_closed_m8_slow12",
+]
+# schedule, ranks, microbatches, how messages behave, labels
+SIMULATED = [
+    ("forward-only", 2, 2, {}, "simple"),
+    ("forward-only", 4, 8, {"buffered": True}, "none"),
+    ("forward-only", 3, 5, EARLY, "none"),
+    ("forward-only", 3, 4, {"messages": 2, "separate": True}, "none"),
+    ("gpipe", 4, 8, {}, "simple"),
+    ("gpipe", 5, 4, EARLY, "none"),
+    ("gpipe", 3, 1, {}, "none"),
+    ("1f1b", 2, 2, FUSED, "none"),
+    ("1f1b", 3, 2, FUSED, "none"),
+    ("1f1b", 4, 8, FUSED, "none"),
+    ("1f1b", 4, 8, FUSED | {"run_ahead": False}, "none"),
+    ("1f1b", 3, 6, FUSED | {"recompute": True}, "none"),
+    ("1f1b", 5, 7, FUSED | {"buffered": True}, "none"),
+    ("1f1b", 2, 6, EARLY, "none"),
+    ("interleaved-1f1b", 3, 6, EARLY, "runtime"),
+    ("looped-bfs", 4, 5, {"buffered": True}, "runtime"),
+    ("zb-h1", 4, 6, {"buffered": True}, "runtime"),
+    ("zb-h2", 5, 12, EARLY, "runtime"),
+    ("interleaved-zb", 4, 8, EARLY, "runtime"),
+    ("zbv", 4, 8, EARLY, "runtime"),
+    ("dualpipe-v", 3, 8, EARLY, "runtime"),
+]
+EACH_SIMULATED = pytest.mark.parametrize(
+    ("name", "ranks", "microbatches", "behaviour", "labels"),
+    SIMULATED,
+    ids=["-".join(map(str, (*run[:3], *run[3], run[4]))) for run in SIMULATED],
+)
+
+
+@cache
+def traces_of(name):
+    folder = H200 / name if (H200 / name).is_dir() else SHARED / "h200" / name
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    return read_run(find_run([str(folder)])).ranks
+
+
+def analyse(traces):
+    timeline = build_timeline(traces)
+    figures = measure_pipeline(timeline, 0)
+    return figures, [gap.code for gap in (*timeline.gaps, *figures.gaps)]
+
+
+def assert_alike(found, marked):
+    assert (found.kind, found.schedule) == (marked.kind, marked.schedule)
+    assert found.microbatches == marked.microbatches
+    assert len(found.windows) == len(marked.windows)
+    assert found.bubble_fraction == pytest.approx(marked.bubble_fraction, abs=0.001)
+    assert found.batch_latency_ns == pytest.approx(marked.batch_latency_ns, rel=0.001)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_runs_measure_the_same_without_their_marks(name):
+    marked, _ = analyse(traces_of(name))
+    found, codes = analyse([without_marks(trace) for trace in traces_of(name)])
+    assert_alike(found, marked)
+    assert codes == ["steps_inferred"]
+
+
+@EACH_SIMULATED
+def test_simulated_runs_measure_the_same_without_their_marks(
+    name, ranks, microbatches, behaviour, labels, tmp_path
+):
+    setup = setup_of(name, ranks, microbatches, even=False, steps=3, **behaviour)
+    found = played(tmp_path, setup, labels=labels, marks=False)
+    assert sorted(names_of(found)) == sorted(true_names(found))
+    assert found.figures.microbatches == microbatches
+    assert found.figures.schedule == (name if microbatches > 1 else found.figures.schedule)
+    bubbles = [window.bubble_fraction for window in found.figures.windows]
+    assert bubbles == pytest.approx(true_bubbles(found.play), abs=0.001)
+    assert [gap.code for gap in found.gaps] == ["steps_inferred"]
+
+
+@EACH_SIMULATED
+def test_clocks_that_are_off_do_not_hide_the_rhythm(
+    name, ranks, microbatches, behaviour, labels, tmp_path
+):
+    setup = setup_of(name, ranks, microbatches, even=False, steps=3, **behaviour)
+    skews = (0, 50 * MS, -50 * MS, 37 * MS, -21 * MS)
+    clocks = [Clock(skew_ns=skew) for skew in skews[:ranks]]
+    found = played(tmp_path, setup, labels=labels, clocks=clocks, marks=False)
+    assert sorted(names_of(found)) == sorted(true_names(found))
+    bubbles = [window.bubble_fraction for window in found.figures.windows]
+    assert bubbles == pytest.approx(true_bubbles(found.play), abs=0.01)
+
+
+def test_a_single_step_is_found(tmp_path):
+    found = played(tmp_path, setup_of("1f1b", 4, 8, fused=True, steps=1), marks=False)
+    assert sorted(names_of(found)) == sorted(true_names(found))
+    assert found.figures.schedule == "1f1b"
+
+
+def test_free_running_forward_passes_stay_a_stream():
+    figures, codes = analyse([without_marks(trace) for trace in traces_of("fwd_m8")])
+    assert figures.kind == "stream"
+    assert figures.bubble_fraction is None
+    assert "no_common_span" in codes
+
+
+@pytest.mark.parametrize("labels", ["none", "simple"])
+def test_one_microbatch_after_the_other_is_a_server_and_stays_a_stream(labels, tmp_path):
+    setup = setup_of("forward-only", 3, 1, steps=6)
+    found = played(tmp_path, setup, labels=labels, marks=False)
+    assert found.figures.kind == "stream"
+    assert found.figures.microbatches is None
+    assert "steps_inferred" not in [gap.code for gap in found.gaps]
+
+
+def begins_of(traces):
+    """When each rank began each step, on the host."""
+    return [find_steps(trace).start_ns for trace in traces]
+
+
+@pytest.mark.parametrize(("name", "labels"), [("1f1b", "none"), ("gpipe", "simple")])
+@pytest.mark.parametrize("late", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_capture_that_begins_in_the_middle_of_a_step_leaves_that_step_out(
+    name, labels, late, tmp_path
+):
+    setup = setup_of(name, 3, 6, steps=4, run_ahead=False, fused=name == "1f1b")
+    play = Play(setup)
+    write_run(play, tmp_path, Writing(labels=labels))
+    traces = list(read_run(find_run([str(tmp_path)])).ranks)
+    begins = begins_of(traces)
+    for rank in late:
+        middle = int(play.steps[0][rank].blocks[9].start_ns)
+        offset = int(begins[rank][0]) - play.steps[0][rank].start_ns
+        traces[rank] = captured(traces[rank], begin_ns=middle + offset)
+    figures, codes = analyse([without_marks(trace) for trace in traces])
+    bubbles = [window.bubble_fraction for window in figures.windows]
+    assert bubbles == pytest.approx(true_bubbles(play)[1:], abs=0.001)
+    assert (figures.schedule, figures.microbatches) == (name, 6)
+    assert sorted(codes) == ["cut_steps", "steps_inferred"]
+
+
+def test_a_rhythm_that_is_none_is_said(tmp_path):
+    """Forward and backward in turns, without the beginning or the end of a step."""
+    play = Play(setup_of("1f1b", 3, 16, fused=True, steps=1, run_ahead=False))
+    write_run(play, tmp_path, Writing())
+    traces = read_run(find_run([str(tmp_path)])).ranks
+    span = traces[0].kernels.start_ns[[0, -1]]
+    begin, end = (int(span[0] + share * (span[1] - span[0])) for share in (0.3, 0.6))
+    traces = [in_step_with_device(without_marks(trace), begin, end) for trace in traces]
+    figures, codes = analyse(traces)
+    assert figures.bubble_fraction is None
+    assert codes == ["no_steps"]
+    assert "no rhythm" in figures.gaps[0].message
+
+
+@pytest.mark.parametrize(("name", "labels"), [("1f1b", "none"), ("gpipe", "simple")])
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_ranks_captured_from_different_steps_on_are_joined_step_by_step(
+    name, labels, late, tmp_path
+):
+    play = Play(setup_of(name, 3, 6, steps=4, run_ahead=False, fused=name == "1f1b"))
+    write_run(play, tmp_path, Writing(labels=labels))
+    traces = list(read_run(find_run([str(tmp_path)])).ranks)
+    second = int(begins_of(traces)[late][1])
+    traces[late] = captured(traces[late], begin_ns=second)
+    figures, codes = analyse([without_marks(trace) for trace in traces])
+    bubbles = [window.bubble_fraction for window in figures.windows]
+    assert bubbles == pytest.approx(true_bubbles(play)[1:], abs=0.001)
+    assert codes == ["steps_inferred", "uneven_steps"]
+
+
+@pytest.mark.parametrize("missing", [0, 1, 3])
+def test_a_rank_without_a_trace_does_not_hide_the_rhythm_where_labels_show_it(missing, tmp_path):
+    play = Play(setup_of("gpipe", 4, 5))
+    write_run(play, tmp_path, Writing(labels="simple", marks=False))
+    traces = read_run(find_run([str(tmp_path)])).ranks
+    figures, codes = analyse([trace for trace in traces if trace.rank != missing])
+    assert [window.step for window in figures.windows] == [0, 1]
+    assert figures.microbatches == 5
+    assert "steps_inferred" in codes
