@@ -95,6 +95,8 @@ class Code(StrEnum):
     NO_STEPS = "no_steps"
     OPEN_RANGES = "open_ranges"
     RANK_ASSUMED = "rank_assumed"
+    SCHEDULE_DIFFERS = "schedule_differs"
+    SCHEDULE_UNCHECKED = "schedule_unchecked"
     TRUNCATED = "truncated"
     UNIT_ASSUMED = "unit_assumed"
     UNKNOWN_GROUP = "unknown_group"

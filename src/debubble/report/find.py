@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +9,7 @@ from debubble.errors import Code, Gap, NoPipeline, as_gap
 from debubble.report.inspect import gap_json, rank_table
 from debubble.report.stream import stream_answer, stream_json, stream_latency
 from debubble.report.text import Page, Table
-from debubble.schedules import order_of
-from debubble.simulate.ideal import ideal_bubble
-from debubble.simulate.theory import bubble_fraction
+from debubble.report.theory import theory_of, theory_of_schedule
 from debubble.timeline.figures import HopFigures, PipelineFigures
 from debubble.timeline.model import PassKind, RankTimeline, StageLayers, Timeline
 from debubble.trace.run import Run, show_ranks
@@ -85,37 +82,14 @@ def answer(one: PipelineFigures, pipelines: int = 1) -> str:
             f"{counted(one.microbatches or 0, 'microbatch', 'microbatches')}: {_percent(expected)})"
         )
     elif (alike := theory_of_schedule(one)) is not None:
-        sentence += f" ({one.schedule} with equal stages and free transfers: {_percent(alike)})"
+        named = one.stated.name if one.stated else one.schedule
+        sentence += f" ({named} with equal stages and free transfers: {_percent(alike)})"
     if one.apparent_fraction is not None and one.useful_fraction is not None:
         sentence += (
             f"; a dashboard would show {_percent(one.apparent_fraction)} busy, "
             f"{_percent(one.useful_fraction)} is useful"
         )
     return f"{sentence}."
-
-
-def theory_of(one: PipelineFigures) -> float | None:
-    """Return the formula's bubble, where it applies: one stage a rank, a fixed batch."""
-    single = all(len(rank.stages) == 1 for rank in one.ranks)
-    members = one.ranks[0].members
-    # Beyond an end that was not captured there may be more ranks.
-    ends_known = not {*members[:1], *members[-1:]} & set(one.absent)
-    if one.microbatches is None or not single or not ends_known or one.kind == "stream":
-        return None
-    return bubble_fraction(len(one.ranks) + len(one.absent), one.microbatches)
-
-
-def theory_of_schedule(one: PipelineFigures) -> float | None:
-    """Return the bubble of this schedule with equal stages and free transfers."""
-    if one.schedule is None or one.microbatches is None or one.kind == "stream" or one.absent:
-        return None
-    chunks = len(one.ranks[0].stages)
-    order = order_of(one.schedule, len(one.ranks), one.microbatches, chunks)
-    stages = len(one.ranks) * chunks
-    total: defaultdict[str, float] = defaultdict(float)
-    for row in one.stages:
-        total[PassKind(row.kind).name] += row.median_ns
-    return ideal_bubble(order, {kind: total[kind] / stages for kind in "FBIW"})
 
 
 def find_json(
@@ -133,6 +107,7 @@ def find_json(
             "chunks": max(len(rank.stages) for rank in worst.ranks),
             "microbatches": worst.microbatches,
             "schedule": worst.schedule,
+            "stated": _stated_json(worst),
             "steps": [window.step for window in worst.windows],
             "devices": sorted({d.name for trace in run.ranks for d in trace.header.devices}),
             "clock_uncertainty_s": timeline.clock_uncertainty_ns / NS_PER_S,
@@ -171,7 +146,7 @@ def find_json(
 def _about(one: PipelineFigures) -> str:
     parts = [
         f"ranks {show_ranks([rank.rank for rank in one.ranks])}",
-        one.schedule or "schedule unknown",
+        _schedule_of(one),
     ]
     if one.stream is not None:
         parts[1] = stream_latency(one.stream)
@@ -182,6 +157,15 @@ def _about(one: PipelineFigures) -> str:
     if peaks:
         parts.append(f"peak memory {' '.join(show_bytes(peak) for peak in peaks)}")
     return "; ".join(parts)
+
+
+def _schedule_of(one: PipelineFigures) -> str:
+    found = one.schedule or "schedule unknown"
+    if one.stated is None:
+        return found
+    if one.stated.agrees:
+        return f"{one.stated.name}, as stated"
+    return f"{found} ({one.stated.name} was stated)"
 
 
 def _stage_table(one: PipelineFigures) -> Table:
@@ -215,6 +199,25 @@ def _hop_table(one: PipelineFigures) -> Table:
             )
         )
     return table
+
+
+def _stated_json(one: PipelineFigures) -> dict[str, Any] | None:
+    if one.stated is None:
+        return None
+    off = one.stated.deviation
+    return {
+        "schedule": one.stated.name,
+        "chunks": one.stated.chunks,
+        "agrees": one.stated.agrees,
+        "deviation": off
+        and {
+            "rank": off.rank,
+            "step": off.step,
+            "place": off.place,
+            "found": off.found,
+            "expected": off.expected,
+        },
+    }
 
 
 def _shape_json(one: PipelineFigures) -> dict[str, Any] | None:

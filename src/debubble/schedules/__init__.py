@@ -7,6 +7,7 @@ from debubble.schedules.model import Action, Order
 from debubble.schedules.order_csv import format_order, parse_order, read_order
 from debubble.schedules.placement import Placement, Shape, place_stages
 from debubble.schedules.registry import SCHEDULES, candidate_orders, order_of, placement_of
+from debubble.schedules.statement import Statement, state_schedule
 
 __all__ = [
     "SCHEDULES",
@@ -14,6 +15,7 @@ __all__ = [
     "Order",
     "Placement",
     "Shape",
+    "Statement",
     "can_finish",
     "candidate_orders",
     "check_order",
@@ -23,4 +25,5 @@ __all__ = [
     "place_stages",
     "placement_of",
     "read_order",
+    "state_schedule",
 ]

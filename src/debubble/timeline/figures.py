@@ -9,11 +9,13 @@ from statistics import median
 import numpy as np
 
 from debubble.errors import Code, Gap
+from debubble.schedules import Statement
 from debubble.timeline.bubble import Window, measure_windows
 from debubble.timeline.model import UNKNOWN, PassKind, RankTimeline, Timeline, Transfers
 from debubble.timeline.outside import measure_outside
 from debubble.timeline.recognise import count_microbatches, recognise_schedule
 from debubble.timeline.shape import Shape, measure_shape
+from debubble.timeline.stated import StatedSchedule, hold_against
 from debubble.timeline.stream import StreamFigures, is_stream, measure_stream
 
 
@@ -56,6 +58,9 @@ class PipelineFigures:
     """training, forward, or stream."""
     microbatches: int | None
     schedule: str | None
+    """As recognised."""
+    stated: StatedSchedule | None
+    """As the user states it, where he does."""
     windows: tuple[Window, ...]
     stream: StreamFigures | None
     """The one window of a stream, which has none per step."""
@@ -80,8 +85,10 @@ class PipelineFigures:
         return tuple(rank for rank in self.ranks[0].members if rank not in captured | {UNKNOWN})
 
 
-def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None) -> PipelineFigures:
-    """Measure a pipeline over all its steps, or over one."""
+def measure_pipeline(
+    timeline: Timeline, pipeline: int, step: int | None = None, statement: Statement | None = None
+) -> PipelineFigures:
+    """Measure a pipeline over all its steps, or over one; hold it against a stated schedule."""
     ranks = timeline.ranks_of(pipeline)
     all_windows = measure_windows(timeline, pipeline)
     microbatches = count_microbatches(timeline, pipeline)
@@ -90,6 +97,9 @@ def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None)
     windows = tuple(w for w in all_windows if step is None or w.step == step)
     counted = () if streams else windows
     measured = (stream,) if stream else counted
+    stated = None
+    if statement is not None:
+        stated = hold_against(statement, timeline, pipeline, microbatches, streams=streams)
     trains = bool((timeline.passes.kind != PassKind.F).any())
     return PipelineFigures(
         pipeline=pipeline,
@@ -97,6 +107,7 @@ def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None)
         kind="stream" if streams else "training" if trains else "forward",
         microbatches=None if streams else microbatches,
         schedule=None if streams else recognise_schedule(timeline, pipeline, microbatches),
+        stated=stated,
         windows=counted,
         stream=stream,
         bubble_fraction=_middle([w.bubble_fraction for w in measured]),
@@ -112,7 +123,10 @@ def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None)
         hops=_hops(timeline, ranks),
         shape=measure_shape(timeline, counted, pipeline) if counted else None,
         outside_ns=measure_outside(ranks, () if streams else all_windows),
-        gaps=_gaps(streams=streams, measured=bool(measured)),
+        gaps=(
+            *_gaps(streams=streams, measured=bool(measured)),
+            *(stated.gaps if stated else ()),
+        ),
     )
 
 
