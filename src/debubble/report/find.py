@@ -10,7 +10,9 @@ from debubble.report.inspect import gap_json, rank_table
 from debubble.report.stream import stream_answer, stream_json, stream_latency
 from debubble.report.text import Page, Table
 from debubble.report.theory import theory_of, theory_of_schedule
-from debubble.timeline.figures import HopFigures, PipelineFigures
+from debubble.report.unknown import reasons_for_null
+from debubble.timeline.figures import PipelineFigures, RankShares
+from debubble.timeline.hops import HopFigures
 from debubble.timeline.model import PassKind, RankTimeline, StageLayers, Timeline
 from debubble.trace.run import Run, show_ranks
 from debubble.trace.summary import summarise
@@ -66,7 +68,7 @@ def answer(one: PipelineFigures, pipelines: int = 1) -> str:
     """Say the bubble in a sentence."""
     of = f" (pipeline {one.pipeline}, the worst of {pipelines})" if pipelines > 1 else ""
     if one.bubble_fraction is None:
-        shares = ", ".join(f"rank {rank.rank} {show_share(_own_share(rank))}" for rank in one.ranks)
+        shares = ", ".join(f"rank {own.rank} {show_share(own.busy_fraction)}" for own in one.shares)
         return f"The bubble cannot be told: no span that all ranks share. Busy: {shares}."
     who = "Ranks wait"
     if one.absent:
@@ -131,13 +133,15 @@ def find_json(
         "utilisation": {
             "apparent_fraction": worst.apparent_fraction,
             "useful_fraction": worst.useful_fraction,
+            "ranks": [_shares_json(shares) for shares in worst.shares],
         },
         "outside": {what: _seconds(length) for what, length in worst.outside_ns.items()},
         "stream": stream_json(worst),
         "shape": _shape_json(worst),
         "stages": _stages_json(worst),
-        "memory": [_memory_json(rank) for rank in worst.ranks if rank.memory],
+        "memory": [_memory_json(rank) for rank in worst.ranks],
         "hops": [_hop_json(hop) for hop in worst.hops],
+        "unknown": reasons_for_null(worst),
         "verdict": answer(worst, len(figures)),
         "warnings": [gap_json(gap) for gap in gaps],
     }
@@ -276,39 +280,49 @@ def _stages_json(one: PipelineFigures) -> list[dict[str, Any]]:
     return list(stages.values())
 
 
-def _memory_json(rank: RankTimeline) -> dict[str, Any]:
-    memory = rank.memory
-    if memory is None:
-        return {"rank": rank.rank}
+def _shares_json(shares: RankShares) -> dict[str, Any]:
     return {
-        "rank": rank.rank,
-        "static_bytes": memory.static_bytes,
-        "per_microbatch_bytes": memory.per_microbatch_bytes,
-        "transient_bytes": memory.transient_bytes,
-        "peak_bytes": memory.peak_bytes,
-        "peak_reserved_bytes": memory.peak_reserved_bytes,
-        "most_in_flight": memory.most_in_flight,
-        "limit_bytes": memory.limit_bytes,
+        "rank": shares.rank,
+        "apparent_fraction": shares.apparent_fraction,
+        "useful_fraction": shares.useful_fraction,
+        "bubble_fraction": shares.bubble_fraction,
+        "busy_fraction": shares.busy_fraction,
     }
+
+
+def _memory_json(rank: RankTimeline) -> dict[str, Any]:
+    fields = (
+        "static_bytes",
+        "per_microbatch_bytes",
+        "transient_bytes",
+        "peak_bytes",
+        "peak_reserved_bytes",
+        "most_in_flight",
+        "limit_bytes",
+    )
+    return {"rank": rank.rank} | {name: getattr(rank.memory, name, None) for name in fields}
 
 
 def _hop_json(hop: HopFigures) -> dict[str, Any]:
+    alone = len(hop.stages) == 1
     return {
         "from_rank": hop.source,
         "to_rank": hop.destination,
+        "from_stage": hop.stages[0][0] if alone else None,
+        "to_stage": hop.stages[0][1] if alone else None,
+        "stages": [list(pair) for pair in hop.stages],
         "bytes": hop.message_bytes if hop.message_bytes >= 0 else None,
-        "wire_s": {"median": _seconds(hop.wire_ns), "n": hop.count},
-        "wait_s": {"median": _seconds(hop.wait_ns)},
+        "wire_s": {
+            "median": _seconds(hop.wire_ns),
+            "p95": _seconds(hop.wire_p95_ns),
+            "n": hop.wires,
+        },
+        "wait_s": {"median": _seconds(hop.wait_ns), "p95": _seconds(hop.wait_p95_ns)},
+        "n": hop.count,
         "buffered_fraction": hop.buffered_fraction,
+        "bytes_per_s": hop.bytes_per_s,
+        "expected_bytes_per_s": None,
     }
-
-
-def _own_share(rank: RankTimeline) -> float | None:
-    intervals = rank.busy
-    if not len(intervals.start_ns):
-        return None
-    begin, end = int(intervals.start_ns[0]), int(intervals.end_ns[-1])
-    return float(intervals.inside(begin, end) / (end - begin)) if end > begin else None
 
 
 def _rate(one: PipelineFigures) -> float | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from debubble.errors import Code, Gap
 from debubble.schedules import Statement
 from debubble.timeline.bubble import Window, measure_windows
-from debubble.timeline.model import UNKNOWN, PassKind, RankTimeline, Timeline, Transfers
+from debubble.timeline.hops import HopFigures, measure_hops
+from debubble.timeline.model import UNKNOWN, Intervals, PassKind, RankTimeline, Timeline
 from debubble.timeline.outside import measure_outside
 from debubble.timeline.recognise import count_microbatches, recognise_schedule
 from debubble.timeline.shape import Shape, measure_shape
@@ -32,20 +33,15 @@ class StageFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HopFigures:
-    """One direction between two ranks.
+class RankShares:
+    """What one rank did of the window, in the middle of all steps; None without a window."""
 
-    Wire is from the moment both sides are there to the receive's end; where the message had left
-    before the receive began (`buffered`), it is hidden, and no wire is claimed.
-    """
-
-    source: int
-    destination: int
-    message_bytes: int
-    wire_ns: int | None
-    wait_ns: int
-    buffered_fraction: float
-    count: int
+    rank: int
+    useful_fraction: float | None
+    apparent_fraction: float | None
+    bubble_fraction: float | None
+    busy_fraction: float | None
+    """Of its own span, from its first to its last compute in the capture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +65,8 @@ class PipelineFigures:
     step_time_ns: int | None
     useful_fraction: float | None
     apparent_fraction: float | None
+    shares: tuple[RankShares, ...]
+    """The same, rank by rank."""
     longest_stage_bubble: float | None
     bubble_over_ideal: float | None
     stages: tuple[StageFigures, ...]
@@ -117,10 +115,11 @@ def measure_pipeline(
         step_time_ns=_whole(np.diff([w.start_ns for w in all_windows]).tolist()),
         useful_fraction=_middle([w.useful_fraction for w in measured]),
         apparent_fraction=_middle([w.apparent_fraction for w in measured]),
+        shares=tuple(_shares(rank, measured) for rank in ranks),
         longest_stage_bubble=_middle([w.longest_stage_bubble for w in counted]),
         bubble_over_ideal=_middle([w.bubble_over_ideal for w in counted]),
         stages=_stages(timeline, ranks),
-        hops=_hops(timeline, ranks),
+        hops=measure_hops(timeline, ranks),
         shape=measure_shape(timeline, counted, pipeline) if counted else None,
         outside_ns=measure_outside(ranks, () if streams else all_windows),
         gaps=(
@@ -181,31 +180,24 @@ def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageF
     return tuple(sorted(figures, key=lambda one: (one.stage, one.kind)))
 
 
-def _hops(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[HopFigures, ...]:
-    """Measure each direction between neighbours; a last rank's answer to the first is no hop."""
-    figures = []
-    for left, right in pairwise(ranks):
-        for source, destination in ((left.rank, right.rank), (right.rank, left.rank)):
-            rows = timeline.transfers.where(
-                (timeline.transfers.source == source)
-                & (timeline.transfers.destination == destination)
-            )
-            if len(rows):
-                figures.append(_hop(rows, source, destination))
-    return tuple(figures)
+def _shares(rank: RankTimeline, windows: Sequence[Window | StreamFigures]) -> RankShares:
+    spans = [(window.start_ns, window.end_ns) for window in windows]
 
+    def share(intervals: Intervals) -> float | None:
+        return _middle([intervals.inside(*span) / (span[1] - span[0]) for span in spans])
 
-def _hop(rows: Transfers, source: int, destination: int) -> HopFigures:
-    buffered = rows.send_end_ns < rows.receive_start_ns
-    both_there = np.maximum(rows.send_start_ns, rows.receive_start_ns)
-    wire = (rows.receive_end_ns - both_there)[~buffered]
-    wait = np.maximum(both_there - rows.receive_start_ns, 0)
-    return HopFigures(
-        source=source,
-        destination=destination,
-        message_bytes=int(rows.message_bytes.max()),
-        wire_ns=round(float(np.median(wire))) if len(wire) else None,
-        wait_ns=round(float(np.median(wait))),
-        buffered_fraction=float(buffered.mean()),
-        count=len(rows),
+    occupied = share(rank.occupied)
+    return RankShares(
+        rank=rank.rank,
+        useful_fraction=share(rank.busy),
+        apparent_fraction=share(rank.apparent),
+        bubble_fraction=None if occupied is None else 1 - occupied,
+        busy_fraction=_own_share(rank.busy),
     )
+
+
+def _own_share(busy: Intervals) -> float | None:
+    if not len(busy.start_ns):
+        return None
+    begin, end = int(busy.start_ns[0]), int(busy.end_ns[-1])
+    return busy.inside(begin, end) / (end - begin) if end > begin else None
