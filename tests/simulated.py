@@ -189,9 +189,15 @@ def true_windows(play: Play) -> list[tuple[int, int]]:
 
 
 def true_bubbles(play: Play) -> list[float]:
-    """Return each step's bubble: what no kernel of the compute stream covers."""
+    """Return each step's bubble: what no kernel of the compute stream covers, but optimizers."""
     bubbles = []
-    kernels = [k for step in play.steps for rank in step for k in rank.kernels if k.computes]
+    kernels = [
+        kernel
+        for step in play.steps
+        for rank in step
+        for kernel in rank.kernels
+        if kernel.computes and not kernel.optimizes
+    ]
     for begin, end in true_windows(play):
         busy = sum(max(0, min(k.end_ns, end) - max(k.start_ns, begin)) for k in kernels)
         bubbles.append(1 - busy / (play.setup.ranks * (end - begin)))

@@ -27,7 +27,7 @@ from debubble.timeline.model import (
     StageLayers,
     Timeline,
 )
-from debubble.timeline.outside import find_outside
+from debubble.timeline.outside import find_outside, lies_outside
 from debubble.timeline.peers import name_peers
 from debubble.timeline.steps import find_steps, whole_run
 from debubble.timeline.structure import Posts, assign_by_structure, messages_a_pass
@@ -219,20 +219,23 @@ def _line(
     offset: int,
 ) -> RankTimeline:
     pipeline, position = place
+    in_pass = assignment.kind >= 0
     return RankTimeline(
         rank=rank.rank,
         pipeline=pipeline,
         position=position,
         stages=stages or (position,),
         busy=_shift(busy_of(rank.work), offset),
-        occupied=_shift(occupied_of(rank.work, assignment.kind >= 0), offset),
+        occupied=_shift(
+            occupied_of(rank.work, lies_outside(rank.trace, rank.work, in_pass)), offset
+        ),
         apparent=_shift(apparent_of(rank.trace, rank.work), offset),
         clock_offset_ns=offset,
         memory=measure_memory(rank.trace, rank.work, assignment, rank.work_step),
         layers=_layers(rank, assignment, position),
         outside=tuple(
             (name, _shift(intervals, offset))
-            for name, intervals in find_outside(rank.trace, rank.work, assignment.kind >= 0)
+            for name, intervals in find_outside(rank.trace, rank.work, in_pass)
         ),
     )
 

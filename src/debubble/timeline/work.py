@@ -205,9 +205,9 @@ def _union(work: Work, kept: Flags) -> Intervals:
     return Intervals(start_ns=start, end_ns=end)
 
 
-def occupied_of(work: Work, in_pass: Flags) -> Intervals:
-    """Return the union of compute and of collectives that belong to a pass."""
-    return _union(work, ~work.collective | in_pass)
+def occupied_of(work: Work, outside: Flags) -> Intervals:
+    """Return the union of everything but what is known to lie outside of the passes."""
+    return _union(work, ~outside)
 
 
 def apparent_of(trace: RankTrace, work: Work) -> Intervals:
