@@ -150,16 +150,31 @@ def find_messages(trace: RankTrace) -> Messages:
     carried = kernel >= 0
     start[carried] = kernels.start_ns[kernel[carried]]
     end[carried] = start[carried] + kernels.duration_ns[kernel[carried]]
-    shared = np.bincount(operators.kernel[operators.kernel >= 0], minlength=len(kernels) + 1) > 1
+    is_send = operators.operation[rows] == Operation.SEND
     return Messages(
         issued_ns=operators.start_ns[rows],
         peer=operators.peer[rows],
-        is_send=operators.operation[rows] == Operation.SEND,
+        is_send=is_send,
         start_ns=start,
         end_ns=end,
         message_bytes=operators.message_bytes[rows],
-        fused=np.where(carried, shared[kernel], False),
+        fused=_find_exchanges(kernel, operators.peer[rows], is_send),
     )
+
+
+def _find_exchanges(kernel: I32, peer: I32, is_send: Flags) -> Flags:
+    """Tell which messages share their kernel with one the other way, from or to the same peer.
+
+    Two tensors that go the same way in one kernel are no exchange: each side ends when it is done.
+    """
+    keys = np.stack((kernel.astype(np.int64), peer.astype(np.int64)))
+    _, group = np.unique(keys, axis=1, return_inverse=True)
+    group = group.reshape(-1)
+    groups = int(group.max(initial=-1)) + 1
+    sends = np.bincount(group[is_send], minlength=groups)
+    receives = np.bincount(group[~is_send], minlength=groups)
+    both: Flags = (sends > 0) & (receives > 0)
+    return both[group] & (kernel >= 0)
 
 
 def find_waits(trace: RankTrace) -> I64:
