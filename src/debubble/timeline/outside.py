@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import mean, median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -83,7 +83,7 @@ def measure_outside(ranks: Sequence[RankTimeline], windows: Sequence[Window]) ->
             continue
         cuts = [_cut(rank, before.end_ns, after.start_ns) for rank in ranks]
         for name in cuts[0]:
-            lengths.setdefault(name, []).append(mean(cut[name] for cut in cuts))
+            lengths.setdefault(name, []).append(fmean(cut[name] for cut in cuts))
     return {name: round(median(all_of)) for name, all_of in lengths.items() if any(all_of)}
 
 
