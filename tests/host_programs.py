@@ -23,6 +23,7 @@ KERNELS = {"F": 3, "B": 5, "I": 3, "W": 2}
 # A message of a few bytes.
 TOKEN_NS = 30 * US
 MAIN, AUTOGRAD = 100, 200
+OPTIMIZER = "Optimizer.step#AdamW.step"
 
 Group = tuple[Action, ...]
 """One pass, or a forward and a backward pass that run as one."""
@@ -60,6 +61,8 @@ class Setup:
     """Ranks that share each stage, side by side; they pass blocks around a ring in each pass."""
     graphs: bool = False
     """A pass is one launch of a CUDA graph."""
+    optimizer_ns: int = 0
+    """What each rank's optimizer takes right after its last pass; then nothing is reduced."""
     noise: float = 0.03
     seed: int = 0
     # What can be wrong with a run, each to be planted.
@@ -99,6 +102,7 @@ class Kernel:
     collective: bool = False
     reduces: bool = False
     """A collective in the middle of a pass."""
+    optimizes: bool = False
     first_of_launch: bool = True
     length_ns: int = 0
     launch_ns: int = 0
@@ -203,6 +207,9 @@ class Programs:
         """Scale gradients and reduce them; or hand the last rank's token to the first."""
         if self.setup.trains:
             scale = [("run", Kernel(7, length_ns=40 * US)) for _ in range(3)]
+            step = Kernel(7, length_ns=self.setup.optimizer_ns, optimizes=True)
+            if self.setup.optimizer_ns:
+                return [Block("", scale), Block(OPTIMIZER, [("run", step)])]
             return [Block("", scale), Block("", [("run", Kernel(20, collective=True))])]
         last = self.setup.ranks - 1
         token = Message(last, 0, ("token", 0, 0, 0))

@@ -225,7 +225,7 @@ def true_bubbles(play: Play, ranks: Sequence[int] = ()) -> list[float]:
                 (max(k.start_ns, begin), min(k.end_ns, end))
                 for step in play.steps
                 for k in step[rank].kernels
-                if k.computes or is_ring(k)
+                if (k.computes and not k.optimizes) or is_ring(k)
             )
             reach = begin
             for start, stop in spans:

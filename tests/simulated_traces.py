@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from host_programs import AUTOGRAD, MAIN, US, Block, Kernel, Message
+from host_programs import AUTOGRAD, MAIN, OPTIMIZER, US, Block, Kernel, Message
 from making import Event, annotation, details, document, kernel, launch, memory, send, write
 from simulated import Play, RankStep
 
@@ -101,6 +101,8 @@ class RankWriter:
 
     def _label(self, name: str) -> str:
         """Return what torch calls this: runtime schedules name all, older ones only passes."""
+        if name == OPTIMIZER:
+            return name
         if not name or self.writing.labels == "none":
             return ""
         if self.writing.labels == "runtime":

@@ -99,6 +99,8 @@ class Code(StrEnum):
     ORDER_CYCLE = "order_cycle"
     OPEN_RANGES = "open_ranges"
     RANK_ASSUMED = "rank_assumed"
+    SCHEDULE_DIFFERS = "schedule_differs"
+    SCHEDULE_UNCHECKED = "schedule_unchecked"
     STAGES_UNKNOWN = "stages_unknown"
     STEPS_INFERRED = "steps_inferred"
     TRUNCATED = "truncated"

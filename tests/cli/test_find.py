@@ -142,3 +142,52 @@ def test_where_no_step_is_whole_the_answer_is_partial(tmp_path):
     assert data["run"]["partial"] is True
     assert data["theory"]["bubble_fraction"] is None
     assert 0 < data["numbers"]["bubble_fraction"] < 1
+
+
+def test_an_order_of_ones_own_is_stated_as_a_file_and_answered_as_data(tmp_path):
+    (tmp_path / "own.csv").write_text(
+        "0F0,0F1,,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n"
+    )
+    answer = type_command(
+        "debubble find tests/data/h200/1f1b_p2_m4 --schedule own.csv --json --strict", tmp_path
+    )
+    data = json.loads(answer.text)
+    assert answer.code == 0
+    assert data["run"]["schedule"] == "1f1b"
+    assert data["run"]["stated"] == {
+        "schedule": "own.csv",
+        "chunks": 1,
+        "agrees": True,
+        "deviation": None,
+    }
+
+
+def test_a_statement_that_the_run_contradicts_is_answered_as_data(tmp_path):
+    answer = type_command(
+        "debubble find tests/data/h200/1f1b_p2_m4 --schedule zbv --json --strict", tmp_path
+    )
+    data = json.loads(answer.text)
+    assert answer.code == 2
+    assert data["run"]["stated"]["deviation"] == {
+        "rank": 0,
+        "step": 2,
+        "place": 2,
+        "found": "0B0",
+        "expected": "0F2",
+    }
+    assert [(one["code"], one["rank"]) for one in data["warnings"]] == [("schedule_differs", 0)]
+    assert data["theory"]["bubble_fraction"] is None
+    assert data["theory"]["schedule_bubble_fraction"] < 0.1
+
+
+def test_a_cell_that_is_no_action_is_named_by_file_line_and_cell(tmp_path):
+    (tmp_path / "own.csv").write_text("0F0,0B0\n1F0,oops\n")
+    answer = type_command("debubble find tests/data/h200/1f1b_p2_m4 --schedule own.csv", tmp_path)
+    assert answer.code == 2
+    assert answer.text.startswith("error: own.csv: line 2, cell 2: 'oops' is no action\n\nhint: ")
+
+
+def test_chunks_alone_state_nothing(tmp_path):
+    answer = type_command("debubble find tests/data/h200/1f1b_p2_m4 --chunks 2", tmp_path)
+    assert answer.code == 2
+    assert "add --schedule NAME" in answer.text

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from unittest import mock
+
 import pytest
 
 from debubble.errors import UsageError
-from debubble.schedules import Action, order_of, placement_of
+from debubble.schedules import Action, format_order, order_of, parse_order, placement_of
 
 pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
 
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 from torch.distributed.pipelining._utils import generate_rank_to_stage_mapping
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, _PipelineScheduleRuntime
+from torch.distributed.pipelining.stage import PipelineStage
 
 RANKS = range(2, 7)
 MICROBATCHES = (*range(1, 14), 16, 18, 24, 30)
@@ -95,3 +101,32 @@ def test_stages_are_placed_where_torch_places_them(ranks):
         assert list(placement_of(name, ranks, chunks)) == [tuple(theirs[r]) for r in range(ranks)]
     theirs = generate_rank_to_stage_mapping(ranks, ranks * 2, style="v")
     assert list(placement_of("zbv", ranks)) == [tuple(theirs[r]) for r in range(ranks)]
+
+
+def in_torchs_csv(ops):
+    """Write actions as torch's `_dump_csv` does."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(ops)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("comms", [False, True])
+@pytest.mark.parametrize("name", LOOPED | V_SHAPED)
+def test_torchs_csv_is_read_with_idle_slots_or_with_communication(name, comms):
+    torchs = (LOOPED | V_SHAPED)[name]
+    ops = get_schedule_ops(torchs, 4, 8, 2, with_comms=comms)
+    cells = {str(op) for rank in ops for op in rank}
+    assert comms == ("2SEND_F0" in cells)
+    assert parse_order(in_torchs_csv(ops)) == order_of(name, 4, 8)
+
+
+@pytest.mark.parametrize("name", LOOPED | V_SHAPED)
+def test_torch_loads_what_we_write(name, tmp_path):
+    path = tmp_path / "order.csv"
+    path.write_text(format_order(order_of(name, 4, 8)), "utf-8")
+    stage = mock.create_autospec(PipelineStage, instance=True)
+    stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, 4, 8, None
+    schedule = _PipelineScheduleRuntime([stage, stage], 8)
+    PipelineScheduleMulti._load_csv(schedule, str(path))
+    ops = [schedule.pipeline_order[rank] for rank in range(4)]
+    assert [[a for op in rank for a in in_our_words(op)] for rank in ops] == order_of(name, 4, 8)

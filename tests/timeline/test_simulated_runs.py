@@ -68,8 +68,66 @@ def test_clocks_that_are_off_change_the_bubble_by_less_than_one_percent(
     for window, (begin, end), bubble in zip(
         found.figures.windows, true_windows(found.play), true_bubbles(found.play), strict=True
     ):
-        assert window.bubble_fraction == pytest.approx(bubble, abs=0.01)
-        assert window.length_ns == pytest.approx(end - begin, rel=0.02)
+        assert window.bubble_fraction == pytest.approx(bubble, rel=0.01)
+        assert window.length_ns == pytest.approx(end - begin, rel=0.01)
+
+
+# Bubbles of 3 to 18 %: 1 % of them is as little as 20 us of clock.
+LOW_BUBBLES = [
+    ("zbv", 2, 8, EARLY),
+    ("zbv", 4, 16, BUFFERED),
+    ("interleaved-zb", 2, 8, EARLY),
+    ("zb-h2", 4, 16, EARLY),
+    ("dualpipe-v", 2, 8, EARLY),
+    # Two tensors in one kernel go the same way: that is no exchange, and its ends say nothing.
+    ("zbv", 2, 4, BUFFERED | {"messages": 2, "wire_ns": 400 * US}),
+    ("zb-h2", 2, 6, BUFFERED | {"messages": 2, "wire_ns": 100 * US}),
+    # Receives wait visibly one way only: the wire's factor must come from what else is known.
+    ("zb-h2", 2, 4, EARLY | {"wire_ns": 4 * MS}),
+    ("zbv", 2, 6, EARLY | {"wire_ns": 4 * MS}),
+    ("zb-h2", 2, 6, BUFFERED | {"wire_ns": 2 * MS, "noise": 0.0}),
+]
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+@pytest.mark.parametrize("skew_ns", [50 * MS, -50 * MS])
+@pytest.mark.parametrize(
+    ("name", "ranks", "microbatches", "behaviour"),
+    LOW_BUBBLES,
+    ids=["-".join(map(str, (*run[:3], *run[3].items()))) for run in LOW_BUBBLES],
+)
+def test_one_clock_that_is_off_changes_no_small_bubble_by_one_percent_of_it(
+    name, ranks, microbatches, behaviour, skew_ns, wrong, tmp_path
+):
+    clocks = [Clock() for _ in range(ranks)]
+    clocks[wrong] = Clock(skew_ns=skew_ns, drift_ppm=20)
+    setup = setup_of(name, ranks, microbatches, **behaviour)
+    found = played(tmp_path, setup, labels="runtime", clocks=clocks)
+    for window, (begin, end), bubble in zip(
+        found.figures.windows, true_windows(found.play), true_bubbles(found.play), strict=True
+    ):
+        assert bubble < 0.2
+        assert window.bubble_fraction == pytest.approx(bubble, rel=0.01)
+        assert window.length_ns == pytest.approx(end - begin, rel=0.01)
+
+
+@pytest.mark.parametrize("skews_ns", [(0, 50 * MS), (50 * MS, 0), (0, -50 * MS)])
+def test_clocks_are_laid_together_where_no_receive_waits_visibly(skews_ns, tmp_path):
+    setup = setup_of("zb-h2", 2, 6, even=False, early=True, wire_ns=4 * MS, noise=0.0)
+    clocks = [Clock(skew_ns=skew) for skew in skews_ns]
+    found = played(tmp_path, setup, labels="runtime", clocks=clocks)
+    assert found.figures.kind == "training"
+    assert found.figures.bubble_fraction == pytest.approx(true_bubbles(found.play)[0], rel=0.01)
+    # No more is known than what the quickest messages there and back leave open.
+    assert found.timeline.clock_uncertainty_ns >= 4 * MS
+
+
+def test_a_clock_that_contradicts_nothing_is_off_by_no_more_than_is_said(tmp_path):
+    skew = MS
+    setup = setup_of("zbv", 2, 8, early=True, wire_ns=4 * MS)
+    found = played(tmp_path, setup, labels="runtime", clocks=[Clock(), Clock(skew_ns=skew)])
+    assert [rank.clock_offset_ns for rank in found.timeline.ranks] == [0, 0]
+    assert found.timeline.clock_uncertainty_ns > skew
 
 
 @pytest.mark.parametrize(

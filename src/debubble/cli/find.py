@@ -22,6 +22,7 @@ from debubble.errors import NoPipeline, UsageError
 from debubble.report.chrome import write_chrome
 from debubble.report.find import find_json, find_page, no_pipeline_json, no_pipeline_page
 from debubble.report.lanes import PLAIN_WIDTH, draw_lanes
+from debubble.schedules import Statement, state_schedule
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline
 from debubble.timeline.model import Timeline
@@ -36,6 +37,12 @@ EXIT_FAILED = 1
 @click.option("--step", type=int, metavar="N", help="One step alone, by the profiler's number.")
 @click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
 @click.option(
+    "--schedule", metavar="NAME|FILE", help="The schedule as you know it, or its order as CSV."
+)
+@click.option(
+    "--chunks", type=click.IntRange(min=1), metavar="N", help="Stages a rank in that schedule."
+)
+@click.option(
     "--fail-over", metavar="SHARE", help="Exit with 1 when the bubble is larger, such as 20%."
 )
 @click.option("--timeline", "draws", is_flag=True, help="Draw a step, a lane a rank.")
@@ -48,6 +55,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     traces: tuple[str, ...],
     step: int | None,
     pipeline: int | None,
+    schedule: str | None,
+    chunks: int | None,
     fail_over: str | None,
     draws: bool,
     perfetto: str | None,
@@ -66,6 +75,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     allowed = None if fail_over is None else parse_share(fail_over)
     if draws and as_json:
         raise UsageError("--timeline draws for people, --json is for programs", hint="leave one")
+    statement = _statement(schedule, chunks)
     found = find_run(traces, capture=capture, limits=limits)
     with progress("reading", quiet=quiet) as show:
         run = read_run(found, limits=limits, rank=rank, on_progress=show)
@@ -80,7 +90,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
         print_answer(page, no_pipeline_json(run, why), as_json=as_json, color=color)
         exit_strictly(tuple(page.gaps), strict=strict)
         return
-    figures = [measure_pipeline(timeline, one, step) for one in _choose(timeline, pipeline, step)]
+    figures = [
+        measure_pipeline(timeline, one, step, statement)
+        for one in _choose(timeline, pipeline, step)
+    ]
     gaps = (*run.gaps, *timeline.gaps, *(gap for one in figures for gap in one.gaps))
     gaps = tuple(dict.fromkeys(gaps))
     page = find_page(figures, gaps, next_command)
@@ -93,6 +106,14 @@ def command(  # noqa: PLR0913 (one argument a flag)
     exit_strictly(gaps, strict=strict)
     if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in figures):
         raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _statement(schedule: str | None, chunks: int | None) -> Statement | None:
+    if schedule is not None:
+        return state_schedule(schedule, chunks)
+    if chunks is not None:
+        raise UsageError("--chunks says something of --schedule only", hint="add --schedule NAME")
+    return None
 
 
 def _choose(timeline: Timeline, pipeline: int | None, step: int | None) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +9,10 @@ from debubble.errors import Code, Gap, NoPipeline, as_gap
 from debubble.report.inspect import gap_json, rank_table
 from debubble.report.stream import stream_answer, stream_json, stream_latency
 from debubble.report.text import Page, Table
-from debubble.schedules import order_of
-from debubble.simulate.ideal import ideal_bubble
-from debubble.simulate.theory import bubble_fraction
-from debubble.timeline.figures import HopFigures, PipelineFigures
+from debubble.report.theory import theory_of, theory_of_schedule
+from debubble.report.unknown import reasons_for_null
+from debubble.timeline.figures import PipelineFigures, RankShares
+from debubble.timeline.hops import HopFigures
 from debubble.timeline.model import PassKind, RankTimeline, StageLayers, Timeline
 from debubble.trace.run import Run, show_ranks
 from debubble.trace.summary import summarise
@@ -69,7 +68,7 @@ def answer(one: PipelineFigures, pipelines: int = 1) -> str:
     """Say the bubble in a sentence."""
     of = f" (pipeline {one.pipeline}, the worst of {pipelines})" if pipelines > 1 else ""
     if one.bubble_fraction is None:
-        shares = ", ".join(f"rank {rank.rank} {show_share(_own_share(rank))}" for rank in one.ranks)
+        shares = ", ".join(f"rank {own.rank} {show_share(own.busy_fraction)}" for own in one.shares)
         return f"The bubble cannot be told: {_why_not(one)}. Busy: {shares}."
     who = "Ranks wait"
     if one.absent:
@@ -87,7 +86,8 @@ def answer(one: PipelineFigures, pipelines: int = 1) -> str:
             f"{counted(one.microbatches or 0, 'microbatch', 'microbatches')}: {_percent(expected)})"
         )
     elif (alike := theory_of_schedule(one)) is not None:
-        sentence += f" ({one.schedule} with equal stages and free transfers: {_percent(alike)})"
+        named = one.stated.name if one.stated else one.schedule
+        sentence += f" ({named} with equal stages and free transfers: {_percent(alike)})"
     if one.apparent_fraction is not None and one.useful_fraction is not None:
         sentence += (
             f"; a dashboard would show {_percent(one.apparent_fraction)} busy, "
@@ -102,30 +102,6 @@ def _why_not(one: PipelineFigures) -> str:
     if one.kind == "stream":
         return "no span that all ranks share"
     return one.gaps[-1].message if one.gaps else "no such step on all ranks"
-
-
-def theory_of(one: PipelineFigures) -> float | None:
-    """Return the formula's bubble, where it applies: one stage a rank, a fixed batch."""
-    single = all(len(rank.stages) == 1 for rank in one.ranks)
-    members = one.ranks[0].members
-    # Beyond an end that was not captured there may be more ranks.
-    ends_known = not {*members[:1], *members[-1:]} & set(one.absent)
-    if one.microbatches is None or not single or not ends_known or one.kind == "stream":
-        return None
-    return bubble_fraction(len(one.ranks) + len(one.absent), one.microbatches)
-
-
-def theory_of_schedule(one: PipelineFigures) -> float | None:
-    """Return the bubble of this schedule with equal stages and free transfers."""
-    if one.schedule is None or one.microbatches is None or one.kind == "stream" or one.absent:
-        return None
-    chunks = len(one.ranks[0].stages)
-    order = order_of(one.schedule, len(one.ranks), one.microbatches, chunks)
-    stages = len(one.ranks) * chunks
-    total: defaultdict[str, float] = defaultdict(float)
-    for row in one.stages:
-        total[PassKind(row.kind).name] += row.median_ns
-    return ideal_bubble(order, {kind: total[kind] / stages for kind in "FBIW"})
 
 
 def find_json(
@@ -143,6 +119,7 @@ def find_json(
             "chunks": max(len(rank.stages) for rank in worst.ranks),
             "microbatches": worst.microbatches,
             "schedule": worst.schedule,
+            "stated": _stated_json(worst),
             "steps": [window.step for window in worst.windows],
             "devices": sorted({d.name for trace in run.ranks for d in trace.header.devices}),
             "clock_uncertainty_s": timeline.clock_uncertainty_ns / NS_PER_S
@@ -171,13 +148,15 @@ def find_json(
         "utilisation": {
             "apparent_fraction": worst.apparent_fraction,
             "useful_fraction": worst.useful_fraction,
+            "ranks": [_shares_json(shares) for shares in worst.shares],
         },
         "outside": {what: _seconds(length) for what, length in worst.outside_ns.items()},
         "stream": stream_json(worst),
         "shape": _shape_json(worst),
         "stages": _stages_json(worst),
-        "memory": [_memory_json(rank) for rank in worst.ranks if rank.memory],
+        "memory": [_memory_json(rank) for rank in worst.ranks],
         "hops": [_hop_json(hop) for hop in worst.hops],
+        "unknown": reasons_for_null(worst),
         "verdict": answer(worst, len(figures)),
         "warnings": [gap_json(gap) for gap in gaps],
     }
@@ -186,7 +165,7 @@ def find_json(
 def _about(one: PipelineFigures) -> str:
     parts = [
         f"ranks {show_ranks([rank.rank for rank in one.ranks])}",
-        one.schedule or "schedule unknown",
+        _schedule_of(one),
     ]
     if one.stream is not None:
         parts[1] = stream_latency(one.stream)
@@ -197,6 +176,15 @@ def _about(one: PipelineFigures) -> str:
     if peaks:
         parts.append(f"peak memory {' '.join(show_bytes(peak) for peak in peaks)}")
     return "; ".join(parts)
+
+
+def _schedule_of(one: PipelineFigures) -> str:
+    found = one.schedule or "schedule unknown"
+    if one.stated is None:
+        return found
+    if one.stated.agrees:
+        return f"{one.stated.name}, as stated"
+    return f"{found} ({one.stated.name} was stated)"
 
 
 def _stage_table(one: PipelineFigures) -> Table:
@@ -230,6 +218,25 @@ def _hop_table(one: PipelineFigures) -> Table:
             )
         )
     return table
+
+
+def _stated_json(one: PipelineFigures) -> dict[str, Any] | None:
+    if one.stated is None:
+        return None
+    off = one.stated.deviation
+    return {
+        "schedule": one.stated.name,
+        "chunks": one.stated.chunks,
+        "agrees": one.stated.agrees,
+        "deviation": off
+        and {
+            "rank": off.rank,
+            "step": off.step,
+            "place": off.place,
+            "found": off.found,
+            "expected": off.expected,
+        },
+    }
 
 
 def _shape_json(one: PipelineFigures) -> dict[str, Any] | None:
@@ -288,39 +295,49 @@ def _stages_json(one: PipelineFigures) -> list[dict[str, Any]]:
     return list(stages.values())
 
 
-def _memory_json(rank: RankTimeline) -> dict[str, Any]:
-    memory = rank.memory
-    if memory is None:
-        return {"rank": rank.rank}
+def _shares_json(shares: RankShares) -> dict[str, Any]:
     return {
-        "rank": rank.rank,
-        "static_bytes": memory.static_bytes,
-        "per_microbatch_bytes": memory.per_microbatch_bytes,
-        "transient_bytes": memory.transient_bytes,
-        "peak_bytes": memory.peak_bytes,
-        "peak_reserved_bytes": memory.peak_reserved_bytes,
-        "most_in_flight": memory.most_in_flight,
-        "limit_bytes": memory.limit_bytes,
+        "rank": shares.rank,
+        "apparent_fraction": shares.apparent_fraction,
+        "useful_fraction": shares.useful_fraction,
+        "bubble_fraction": shares.bubble_fraction,
+        "busy_fraction": shares.busy_fraction,
     }
+
+
+def _memory_json(rank: RankTimeline) -> dict[str, Any]:
+    fields = (
+        "static_bytes",
+        "per_microbatch_bytes",
+        "transient_bytes",
+        "peak_bytes",
+        "peak_reserved_bytes",
+        "most_in_flight",
+        "limit_bytes",
+    )
+    return {"rank": rank.rank} | {name: getattr(rank.memory, name, None) for name in fields}
 
 
 def _hop_json(hop: HopFigures) -> dict[str, Any]:
+    alone = len(hop.stages) == 1
     return {
         "from_rank": hop.source,
         "to_rank": hop.destination,
+        "from_stage": hop.stages[0][0] if alone else None,
+        "to_stage": hop.stages[0][1] if alone else None,
+        "stages": [list(pair) for pair in hop.stages],
         "bytes": hop.message_bytes if hop.message_bytes >= 0 else None,
-        "wire_s": {"median": _seconds(hop.wire_ns), "n": hop.count},
-        "wait_s": {"median": _seconds(hop.wait_ns)},
+        "wire_s": {
+            "median": _seconds(hop.wire_ns),
+            "p95": _seconds(hop.wire_p95_ns),
+            "n": hop.wires,
+        },
+        "wait_s": {"median": _seconds(hop.wait_ns), "p95": _seconds(hop.wait_p95_ns)},
+        "n": hop.count,
         "buffered_fraction": hop.buffered_fraction,
+        "bytes_per_s": hop.bytes_per_s,
+        "expected_bytes_per_s": None,
     }
-
-
-def _own_share(rank: RankTimeline) -> float | None:
-    intervals = rank.busy
-    if not len(intervals.start_ns):
-        return None
-    begin, end = int(intervals.start_ns[0]), int(intervals.end_ns[-1])
-    return float(intervals.inside(begin, end) / (end - begin)) if end > begin else None
 
 
 def _rate(one: PipelineFigures) -> float | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from debubble.schedules.finish import can_finish, check_order
 from debubble.schedules.model import Action, Order
+from debubble.schedules.order_csv import format_order, parse_order, read_order
 from debubble.schedules.placement import Placement, Shape, place_stages
 from debubble.schedules.registry import SCHEDULES, candidate_orders, order_of, placement_of
+from debubble.schedules.statement import Statement, state_schedule
 
 __all__ = [
     "SCHEDULES",
@@ -13,10 +15,15 @@ __all__ = [
     "Order",
     "Placement",
     "Shape",
+    "Statement",
     "can_finish",
     "candidate_orders",
     "check_order",
+    "format_order",
     "order_of",
+    "parse_order",
     "place_stages",
     "placement_of",
+    "read_order",
+    "state_schedule",
 ]

@@ -91,6 +91,11 @@ def placement_of(name: str, ranks: int, chunks: int | None = None) -> Placement:
     return place_stages(schedule.shape, ranks, chunks)
 
 
+def can_have_chunks(name: str, chunks: int) -> bool:
+    """Tell whether a schedule may put so many stages on a rank."""
+    return _object_to_chunks(name, _find(name), chunks) is None
+
+
 def candidate_orders(
     placement: Placement, kinds: frozenset[str], microbatches: int
 ) -> Iterator[tuple[str, Order]]:

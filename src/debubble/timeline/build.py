@@ -29,7 +29,7 @@ from debubble.timeline.model import (
     StageLayers,
     Timeline,
 )
-from debubble.timeline.outside import find_outside
+from debubble.timeline.outside import find_outside, lies_outside
 from debubble.timeline.peers import name_peers
 from debubble.timeline.prepared import Prepared, prepare
 from debubble.timeline.rhythm import infer_steps, leading
@@ -279,13 +279,16 @@ def _line(
     offset: int,
 ) -> RankTimeline:
     pipeline, position = place
+    in_pass = assignment.kind >= 0
     return RankTimeline(
         rank=rank.rank,
         pipeline=pipeline,
         position=position,
         stages=stages or (position,),
         busy=_shift(busy_of(rank.work), offset),
-        occupied=_shift(occupied_of(rank.work, assignment.kind >= 0), offset),
+        occupied=_shift(
+            occupied_of(rank.work, lies_outside(rank.trace, rank.work, in_pass)), offset
+        ),
         apparent=_shift(apparent_of(rank.trace, rank.work), offset),
         unissued=_shift(unissued_of(rank.work), offset),
         clock_offset_ns=offset,
@@ -295,7 +298,7 @@ def _line(
         layers=_layers(rank, assignment, position),
         outside=tuple(
             (name, _shift(intervals, offset))
-            for name, intervals in find_outside(rank.trace, rank.work, assignment.kind >= 0)
+            for name, intervals in find_outside(rank.trace, rank.work, in_pass)
         ),
         file=rank.trace.file,
         base_ns=rank.trace.header.base_time_ns,

@@ -81,13 +81,15 @@ def _first_peer(posts: Messages, *, is_send: bool) -> int | None:
 def _first(posts: Messages, kept: Flags) -> int:
     """Return which of some messages was used first: a send begins, a receive ends.
 
-    Of an exchange, that begins and ends as one, it is the one that was issued first.
+    Of those that one kernel carried, it is the one that was issued first.
     Only the host's call is known of one whose kernel was not recorded, and hosts run ahead.
     """
     timed = kept & posts.timed
     rows = np.flatnonzero(timed if timed.any() else kept)
-    used = np.where(posts.is_send | posts.fused, posts.start_ns, posts.end_ns)
-    return int(rows[used[rows].argmin()])
+    used = np.where(posts.is_send, posts.start_ns, posts.end_ns)
+    first = int(rows[used[rows].argmin()])
+    together = (posts.start_ns == posts.start_ns[first]) & (posts.end_ns == posts.end_ns[first])
+    return int(np.flatnonzero(together & kept)[0])
 
 
 def _one_way(posts: Messages) -> tuple[int, int] | None:

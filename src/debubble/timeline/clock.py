@@ -6,8 +6,9 @@ both sides are bounded are believed as they are: the ranks share a host, or a go
 
 Otherwise the offsets are fitted to all hops at once. A receive that waited ends one wire time after
 its send began; the shortest receive of the hop is a measure of that time, and where messages come
-back, by whatever way, the fit finds the factor between the two. A fused exchange ends on both ranks
-at once. Receives that did not wait for their sender say nothing: it may just have run ahead.
+back, by whatever way, the fit finds the factor between the two, or how small and large it can be.
+A fused exchange ends on both ranks at once. Receives that did not wait for their sender say little:
+it may just have run ahead. Where two ranks have no others, the middle of what can be is taken.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def _believable_widths(transfers: Transfers, names: list[int]) -> list[int] | No
     """
     most = bounds(transfers, names)
     scale = _ns_per_byte(transfers)
+    hops = _by_ends(transfers)
     first = names[0]
     widths = []
     for rank in names[1:]:
@@ -96,7 +98,7 @@ def _believable_widths(transfers: Transfers, names: list[int]) -> list[int] | No
             return None
         if high - low < _UNBOUNDED:
             widths.append(int(high - low))
-        elif any(_waited(hop, scale).any() for hop in _hops(transfers) if _leads_to(hop, rank)):
+        elif any(_waited(hop, scale).any() for ends, hop in hops.items() if ends[1] == rank):
             return None
     return widths
 
@@ -106,9 +108,8 @@ def bounds(transfers: Transfers, names: list[int]) -> dict[tuple[int, int], floa
     most: dict[tuple[int, int], float] = {
         (left, right): 0.0 if left == right else _UNBOUNDED for left in names for right in names
     }
-    for hop in _hops(transfers):
-        ends = int(hop.source[0]), int(hop.destination[0])
-        most[ends] = float((hop.receive_end_ns - hop.send_start_ns).min())
+    for ends, hop in _by_ends(transfers).items():
+        most[ends] = _quickest(hop)
     for middle in names:
         for left in names:
             for right in names:
@@ -122,27 +123,79 @@ def _fit(transfers: Transfers, names: list[int]) -> Clocks:
     rows: list[list[float]] = []
     values: list[float] = []
     scale = _ns_per_byte(transfers)
+    hops = _by_ends(transfers)
     group = {rank: rank for rank in names}
-    for hop in _hops(transfers):
-        source, destination = int(hop.source[0]), int(hop.destination[0])
-        for measured, wire, unsure in _equations(hop, scale):
-            row = [0.0] * (len(names) + 1)
-            row[names.index(source)] = -1.0 / unsure
-            row[names.index(destination)] = 1.0 / unsure
-            row[-1] = wire / unsure
-            rows.append(row)
-            values.append(measured / unsure)
-            _unite(group, source, destination)
+    told = [(ends, one) for ends, hop in hops.items() for one in _equations(hop, scale)]
+    middles = _middles(hops, {ends for ends, _ in told})
+    for (source, destination), (measured, wire, unsure) in [*told, *middles]:
+        row = [0.0] * (len(names) + 1)
+        row[names.index(source)] = -1.0 / unsure
+        row[names.index(destination)] = 1.0 / unsure
+        row[-1] = wire / unsure
+        rows.append(row)
+        values.append(measured / unsure)
+        _unite(group, source, destination)
     guess = [0.0] * len(names) + [_WIRE_FACTOR_WEIGHT]
+    factor = min(max(_WIRE_FACTOR, _least_wire_factor(hops, scale)), _most_wire_factor(hops, scale))
     matrix = np.array([*rows, guess])
-    target = np.array([*values, _WIRE_FACTOR * _WIRE_FACTOR_WEIGHT])
+    target = np.array([*values, factor * _WIRE_FACTOR_WEIGHT])
     ahead = np.linalg.lstsq(matrix, target, rcond=None)[0]
     off = np.abs(matrix @ ahead - target)[:-1] / np.abs(matrix[:-1, :-1]).max(axis=1, initial=1e-18)
     offsets = {
         rank: -round(float(ahead[place] - ahead[names.index(group[rank])]))
         for place, rank in enumerate(names)
     }
-    return Clocks(offset_ns=offsets, uncertainty_ns=int(max(off.max(initial=0.0), _ENDS_AGREE_NS)))
+    unsure = max(off.max(initial=0.0), _ENDS_AGREE_NS, *(width for _, (_, _, width) in middles))
+    return Clocks(offset_ns=offsets, uncertainty_ns=int(unsure))
+
+
+def _middles(
+    hops: dict[tuple[int, int], Transfers], told: set[tuple[int, int]]
+) -> list[tuple[tuple[int, int], tuple[float, float, float]]]:
+    """Return the middle of what is possible, for ranks between which no receive waited visibly.
+
+    As NTP does: the quickest message each way; what they take together is how unsure that is.
+    """
+    found = []
+    for (source, destination), there in hops.items():
+        back = hops.get((destination, source))
+        known = (source, destination) in told or (destination, source) in told
+        if back is None or known or source > destination:
+            continue
+        high, low = _quickest(there), -_quickest(back)
+        found.append(((source, destination), ((high + low) / 2, 0.0, max((high - low) / 2, 1.0))))
+    return found
+
+
+def _least_wire_factor(hops: dict[tuple[int, int], Transfers], scale: float) -> float:
+    """Return the least factor: no receive that waited ends before its send has sent everything."""
+    factors = [1.0]
+    for hop in hops.values():
+        waited = hop.where(_waited(hop, scale))
+        if len(waited):
+            sent = float((waited.send_end_ns - waited.send_start_ns).min())
+            factors.append(sent / _wire(hop, scale))
+    return max(factors)
+
+
+def _most_wire_factor(hops: dict[tuple[int, int], Transfers], scale: float) -> float:
+    """Return the largest factor that lets all messages there and back take their wire time.
+
+    What the quickest message there and the quickest one back take together is the same on any
+    clocks, also where no receive waited.
+    """
+    factors = [_UNBOUNDED]
+    for (source, destination), there in hops.items():
+        back = hops.get((destination, source))
+        if back is not None and source < destination:
+            way = _quickest(there) + _quickest(back)
+            factors.append(way / (_wire(there, scale) + _wire(back, scale)))
+    return min(factors)
+
+
+def _quickest(hop: Transfers) -> float:
+    """Return the shortest time from a send's start to its receive's end, on their own clocks."""
+    return float((hop.receive_end_ns - hop.send_start_ns).min())
 
 
 def _unite(group: dict[int, int], left: int, right: int) -> None:
@@ -153,17 +206,15 @@ def _unite(group: dict[int, int], left: int, right: int) -> None:
             group[rank] = low
 
 
-def _hops(transfers: Transfers) -> list[Transfers]:
+def _by_ends(transfers: Transfers) -> dict[tuple[int, int], Transfers]:
     """Return the transfers of each pair of ranks and direction."""
     pairs = sorted(set(zip(transfers.source.tolist(), transfers.destination.tolist(), strict=True)))
-    return [
-        transfers.where((transfers.source == source) & (transfers.destination == destination))
+    return {
+        (source, destination): transfers.where(
+            (transfers.source == source) & (transfers.destination == destination)
+        )
         for source, destination in pairs
-    ]
-
-
-def _leads_to(hop: Transfers, rank: int) -> bool:
-    return int(hop.destination[0]) == rank
+    }
 
 
 def _equations(hop: Transfers, scale: float) -> list[tuple[float, float, float]]:

@@ -10,12 +10,15 @@ from statistics import median
 import numpy as np
 
 from debubble.errors import Code, Gap
+from debubble.schedules import Statement
 from debubble.timeline.bubble import Window, measure_windows
+from debubble.timeline.hops import HopFigures, measure_hops
 from debubble.timeline.keep import LeftOut, choose_steps, only_steps
-from debubble.timeline.model import PassKind, RankTimeline, Timeline, Transfers
+from debubble.timeline.model import Intervals, PassKind, RankTimeline, Timeline
 from debubble.timeline.outside import measure_outside
 from debubble.timeline.recognise import count_microbatches, recognise_schedule
 from debubble.timeline.shape import Shape, measure_shape
+from debubble.timeline.stated import StatedSchedule, hold_against
 from debubble.timeline.stream import StreamFigures, is_stream, measure_stream
 from debubble.units import counted
 
@@ -33,20 +36,15 @@ class StageFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HopFigures:
-    """One direction between two ranks.
+class RankShares:
+    """What one rank did of the window, in the middle of all steps; None without a window."""
 
-    Wire is from the moment both sides are there to the receive's end; where the message had left
-    before the receive began (`buffered`), it is hidden, and no wire is claimed.
-    """
-
-    source: int
-    destination: int
-    message_bytes: int
-    wire_ns: int | None
-    wait_ns: int
-    buffered_fraction: float
-    count: int
+    rank: int
+    useful_fraction: float | None
+    apparent_fraction: float | None
+    bubble_fraction: float | None
+    busy_fraction: float | None
+    """Of its own span, from its first to its last compute in the capture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +57,9 @@ class PipelineFigures:
     """training, forward, or stream."""
     microbatches: int | None
     schedule: str | None
+    """As recognised."""
+    stated: StatedSchedule | None
+    """As the user states it, where he does."""
     windows: tuple[Window, ...]
     stream: StreamFigures | None
     """The one window of a stream, which has none per step."""
@@ -67,6 +68,8 @@ class PipelineFigures:
     step_time_ns: int | None
     useful_fraction: float | None
     apparent_fraction: float | None
+    shares: tuple[RankShares, ...]
+    """The same, rank by rank."""
     longest_stage_bubble: float | None
     bubble_over_ideal: float | None
     stages: tuple[StageFigures, ...]
@@ -89,8 +92,10 @@ class PipelineFigures:
         return tuple(rank for rank in self.ranks[0].members if rank not in captured)
 
 
-def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None) -> PipelineFigures:
-    """Measure a pipeline over all its steps, or over one."""
+def measure_pipeline(
+    timeline: Timeline, pipeline: int, step: int | None = None, statement: Statement | None = None
+) -> PipelineFigures:
+    """Measure a pipeline over all its steps, or over one; hold it against a stated schedule."""
     ranks = timeline.ranks_of(pipeline)
     captured = timeline.steps
     told = _tell(timeline, pipeline, step)
@@ -103,12 +108,16 @@ def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None)
     inside = () if streams else windows
     measured = (stream,) if stream else inside
     named = not streams and told.one_run
+    stated = None
+    if statement is not None and named:
+        stated = hold_against(statement, timeline, pipeline, microbatches, streams=streams)
     return PipelineFigures(
         pipeline=pipeline,
         ranks=ranks,
         kind=told.kind,
         microbatches=None if streams else microbatches,
         schedule=recognise_schedule(timeline, pipeline, microbatches) if named else None,
+        stated=stated,
         windows=inside,
         stream=stream,
         bubble_fraction=_middle([w.bubble_fraction for w in measured]),
@@ -118,13 +127,18 @@ def measure_pipeline(timeline: Timeline, pipeline: int, step: int | None = None)
         step_time_ns=_step_time(all_windows, captured),
         useful_fraction=_middle([w.useful_fraction for w in measured]),
         apparent_fraction=_middle([w.apparent_fraction for w in measured]),
+        shares=tuple(_shares(rank, measured) for rank in ranks),
         longest_stage_bubble=_middle([w.longest_stage_bubble for w in inside]),
         bubble_over_ideal=_middle([w.bubble_over_ideal for w in inside]),
         stages=_stages(timeline, ranks),
-        hops=_hops(timeline, ranks) if told.one_run else (),
+        hops=measure_hops(timeline, ranks) if told.one_run else (),
         shape=measure_shape(timeline, inside, pipeline) if inside else None,
         outside_ns=measure_outside(ranks, () if streams else all_windows),
-        gaps=(*told.gaps, *_gaps(told, measured=bool(measured))),
+        gaps=(
+            *told.gaps,
+            *_gaps(told, measured=bool(measured)),
+            *(stated.gaps if stated else ()),
+        ),
         left_out=told.left_out,
         cut=told.cut,
         one_run=told.one_run,
@@ -270,40 +284,24 @@ def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageF
     return tuple(sorted(figures, key=lambda one: (one.stage, one.kind)))
 
 
-def _hops(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[HopFigures, ...]:
-    """Measure each direction between neighbours; a last rank's answer to the first is no hop.
+def _shares(rank: RankTimeline, windows: Sequence[Window | StreamFigures]) -> RankShares:
+    spans = [(window.start_ns, window.end_ns) for window in windows]
 
-    Where stages go around, the first rank is the last one's neighbour.
-    """
-    figures = []
-    home = {stage: rank.rank for rank in ranks for stage in rank.stages}
-    along = [(left.rank, right.rank) for left, right in pairwise(ranks)]
-    onward = [(home[stage], home[stage + 1]) for stage in sorted(home) if stage + 1 in home]
-    pairs: dict[frozenset[int], tuple[int, int]] = {}
-    for pair in (*along, *onward):
-        pairs.setdefault(frozenset(pair), pair)
-    for left_rank, right_rank in pairs.values():
-        for source, destination in ((left_rank, right_rank), (right_rank, left_rank)):
-            rows = timeline.transfers.where(
-                (timeline.transfers.source == source)
-                & (timeline.transfers.destination == destination)
-            )
-            if len(rows):
-                figures.append(_hop(rows, source, destination))
-    return tuple(figures)
+    def share(intervals: Intervals) -> float | None:
+        return _middle([intervals.inside(*span) / (span[1] - span[0]) for span in spans])
 
-
-def _hop(rows: Transfers, source: int, destination: int) -> HopFigures:
-    buffered = rows.send_end_ns < rows.receive_start_ns
-    both_there = np.maximum(rows.send_start_ns, rows.receive_start_ns)
-    wire = (rows.receive_end_ns - both_there)[~buffered]
-    wait = np.maximum(both_there - rows.receive_start_ns, 0)
-    return HopFigures(
-        source=source,
-        destination=destination,
-        message_bytes=int(rows.message_bytes.max()),
-        wire_ns=round(float(np.median(wire))) if len(wire) else None,
-        wait_ns=round(float(np.median(wait))),
-        buffered_fraction=float(buffered.mean()),
-        count=len(rows),
+    occupied = share(rank.occupied)
+    return RankShares(
+        rank=rank.rank,
+        useful_fraction=share(rank.busy),
+        apparent_fraction=share(rank.apparent),
+        bubble_fraction=None if occupied is None else 1 - occupied,
+        busy_fraction=_own_share(rank.busy),
     )
+
+
+def _own_share(busy: Intervals) -> float | None:
+    if not len(busy.start_ns):
+        return None
+    begin, end = int(busy.start_ns[0]), int(busy.end_ns[-1])
+    return busy.inside(begin, end) / (end - begin) if end > begin else None

@@ -150,7 +150,7 @@ class RankTimeline:
     busy: Intervals
     """Compute."""
     occupied: Intervals
-    """Compute, and collectives inside passes that nothing covers."""
+    """Compute, but no optimizer or clipping; and collectives inside passes that nothing covers."""
     apparent: Intervals
     """Any kernel at all: what a dashboard shows."""
     unissued: Intervals = field(default_factory=no_intervals)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import mean, median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -33,20 +33,42 @@ _CLIPPING = re.compile(
 )
 
 
+def lies_outside(trace: RankTrace, work: Work, in_pass: Flags) -> Flags:
+    """Tell which work is known to be none of the pipeline's, although it may run in its window.
+
+    Work in no pass that nothing names, such as torch's scaling of gradients at the end of a step,
+    is not among it.
+    """
+    return _optimizes(trace, work, in_pass) | _clips(trace, work, in_pass) | _reduces(work, in_pass)
+
+
 def find_outside(trace: RankTrace, work: Work, in_pass: Flags) -> tuple[tuple[str, Intervals], ...]:
     """Name what a rank does besides its passes; the first of two names wins."""
-    optimizer = _annotated(trace, _OPTIMIZER)
-    optimizes = ~in_pass & _begins_in(optimizer, work)
-    clips = ~in_pass & _names_like(trace, _CLIPPING)[work.name]
     on_cpu = not len(trace.kernels)
+    optimizer = _annotated(trace, _OPTIMIZER)
     found = (
         # Where there are kernels, the host's call is no measure of theirs.
-        (OPTIMIZER, _union(work, optimizes, optimizer if on_cpu else None)),
-        (REDUCTION, _union(work, work.collective & ~in_pass)),
-        (CLIPPING, _union(work, clips)),
+        (
+            OPTIMIZER,
+            _union(work, _optimizes(trace, work, in_pass), optimizer if on_cpu else None),
+        ),
+        (REDUCTION, _union(work, _reduces(work, in_pass))),
+        (CLIPPING, _union(work, _clips(trace, work, in_pass))),
         (DATA_LOADING, _annotated(trace, _DATA_LOADING)),
     )
     return tuple((name, intervals) for name, intervals in found if len(intervals.start_ns))
+
+
+def _optimizes(trace: RankTrace, work: Work, in_pass: Flags) -> Flags:
+    return ~in_pass & _begins_in(_annotated(trace, _OPTIMIZER), work)
+
+
+def _clips(trace: RankTrace, work: Work, in_pass: Flags) -> Flags:
+    return ~in_pass & _names_like(trace, _CLIPPING)[work.name]
+
+
+def _reduces(work: Work, in_pass: Flags) -> Flags:
+    return work.collective & ~in_pass
 
 
 def measure_outside(ranks: Sequence[RankTimeline], windows: Sequence[Window]) -> dict[str, int]:
@@ -61,7 +83,7 @@ def measure_outside(ranks: Sequence[RankTimeline], windows: Sequence[Window]) ->
             continue
         cuts = [_cut(rank, before.end_ns, after.start_ns) for rank in ranks]
         for name in cuts[0]:
-            lengths.setdefault(name, []).append(mean(cut[name] for cut in cuts))
+            lengths.setdefault(name, []).append(fmean(cut[name] for cut in cuts))
     return {name: round(median(all_of)) for name, all_of in lengths.items() if any(all_of)}
 
 

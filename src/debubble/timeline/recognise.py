@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.schedules import Action, candidate_orders
+from debubble.schedules import Action, Order, candidate_orders
 from debubble.timeline.model import Passes, PassKind, RankTimeline, Timeline
 
 Key = tuple[int, str, int]
 """Stage, kind and microbatch of a pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """Where a rank first ran another pass than an order has for it."""
+
+    rank: int
+    step: int
+    place: int
+    """Among the passes of the rank in the step, from 0."""
+    found: str | None
+    """None where the rank ran nothing more."""
+    expected: str | None
+    """None where the order has nothing more."""
 
 
 def count_microbatches(timeline: Timeline, pipeline: int) -> int | None:
@@ -29,8 +44,7 @@ def recognise_schedule(timeline: Timeline, pipeline: int, microbatches: int | No
     Passes are compared in the order of their starts. Two things are not: the first stage's input
     gradient, and which of two passes made to overlap began first.
     """
-    # By first stage, as schedules count ranks: around a loop, messages alone show no first rank.
-    ranks = sorted(timeline.ranks_of(pipeline), key=lambda rank: min(rank.stages))
+    ranks = as_schedules_count(timeline, pipeline)
     passes = _passes_of(timeline, ranks)
     if microbatches is None or not ranks or len(np.unique(passes.rank)) != len(ranks):
         return None
@@ -39,9 +53,31 @@ def recognise_schedule(timeline: Timeline, pipeline: int, microbatches: int | No
     seen = list(_orders(passes, ranks))
     for name, order in candidate_orders(placement, kinds, microbatches):
         expected = [_without_first_input_gradient(actions) for actions in order]
-        if all(_follows(found, expected[position]) for position, found in seen):
+        if all(_first_off(found, expected[position]) is None for position, _, found in seen):
             return name
     return None
+
+
+def find_deviation(timeline: Timeline, pipeline: int, order: Order) -> Deviation | None:
+    """Return where a pipeline first left an order, by rank, then by step; None if nowhere."""
+    ranks = as_schedules_count(timeline, pipeline)
+    for position, step, found in _orders(_passes_of(timeline, ranks), ranks):
+        expected = _without_first_input_gradient(order[position])
+        off = _first_off(found, expected)
+        if off is not None:
+            return Deviation(
+                rank=ranks[position].rank,
+                step=step,
+                place=off,
+                found="{}{}{}".format(*found[off]) if off < len(found) else None,
+                expected=str(expected[off]) if off < len(expected) else None,
+            )
+    return None
+
+
+def as_schedules_count(timeline: Timeline, pipeline: int) -> list[RankTimeline]:
+    """Return the ranks by first stage: around a loop, messages alone show no first rank."""
+    return sorted(timeline.ranks_of(pipeline), key=lambda rank: min(rank.stages))
 
 
 def _passes_of(timeline: Timeline, ranks: list[RankTimeline]) -> Passes:
@@ -60,16 +96,18 @@ def _without_first_input_gradient(actions: list[Action]) -> list[Action]:
     return [action for action in actions if (action.stage, action.kind) != (0, "I")]
 
 
-def _orders(passes: Passes, ranks: list[RankTimeline]) -> Iterator[tuple[int, list[Key]]]:
-    """Yield what each rank ran in each step, in the order of starts, with the rank's position."""
+def _orders(passes: Passes, ranks: list[RankTimeline]) -> Iterator[tuple[int, int, list[Key]]]:
+    """Yield a rank's position, a step, and what it ran there in the order of starts."""
     positions = {rank.rank: position for position, rank in enumerate(ranks)}
-    order = np.lexsort((passes.start_ns, passes.step, passes.rank))
-    rank, step = passes.rank[order], passes.step[order]
+    place = np.array([positions[rank] for rank in passes.rank.tolist()], dtype=np.int32)
+    order = np.lexsort((passes.start_ns, passes.step, place))
+    rank, step = place[order], passes.step[order]
     cuts = np.flatnonzero((np.diff(rank) != 0) | (np.diff(step) != 0)) + 1
-    for rows in np.split(order, cuts):
+    for rows in np.split(order, cuts) if len(order) else ():
         columns = (passes.stage[rows], passes.kind[rows], passes.microbatch[rows])
         yield (
-            positions[int(passes.rank[rows[0]])],
+            int(place[rows[0]]),
+            int(passes.step[rows[0]]),
             [
                 (stage, PassKind(kind).name, microbatch)
                 for stage, kind, microbatch in zip(*(c.tolist() for c in columns), strict=True)
@@ -77,14 +115,12 @@ def _orders(passes: Passes, ranks: list[RankTimeline]) -> Iterator[tuple[int, li
         )
 
 
-def _follows(found: list[Key], expected: list[Action]) -> bool:
-    """Say whether a rank's passes are those of an order."""
-    if len(found) != len(expected):
-        return False
+def _first_off(found: list[Key], expected: list[Action]) -> int | None:
+    """Return where a rank's passes leave those of an order; None if they are the same."""
     found = found.copy()
     for position, action in enumerate(expected):
-        if action.overlap and found[position] != action[:3]:
-            found[position : position + 2] = found[position + 1], found[position]
-        if found[position] != action[:3]:
-            return False
-    return True
+        if action.overlap and found[position : position + 1] != [action[:3]]:
+            found[position : position + 2] = found[position : position + 2][::-1]
+        if position >= len(found) or found[position] != action[:3]:
+            return position
+    return len(expected) if len(found) > len(expected) else None

@@ -56,8 +56,9 @@ def _waits(timeline: Timeline, rank: RankTimeline, windows: tuple[Window, ...]) 
     for window in windows:
         mine = (passes.rank == rank.rank) & (passes.step == window.step)
         begin, end = int(passes.start_ns[mine].min()), int(passes.end_ns[mine].max())
-        inside = (rank.occupied.end_ns > begin) & (rank.occupied.start_ns < end)
-        gaps = rank.occupied.start_ns[inside][1:] - rank.occupied.end_ns[inside][:-1]
+        first = np.searchsorted(rank.occupied.end_ns, begin, side="right")
+        last = np.searchsorted(rank.occupied.start_ns, end, side="left")
+        gaps = rank.occupied.start_ns[first + 1 : last] - rank.occupied.end_ns[first : last - 1]
         found.append(gaps[gaps >= _SHORTEST_WAIT_NS])
     return np.concatenate(found)
 

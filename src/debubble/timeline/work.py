@@ -171,15 +171,15 @@ def find_messages(trace: RankTrace) -> Messages:
     carried = kernel >= 0
     start[carried] = kernels.start_ns[kernel[carried]]
     end[carried] = start[carried] + kernels.duration_ns[kernel[carried]]
-    shared = np.bincount(operators.kernel[operators.kernel >= 0], minlength=len(kernels) + 1) > 1
+    is_send = operators.operation[rows] == Operation.SEND
     return Messages(
         issued_ns=operators.start_ns[rows],
         peer=operators.peer[rows],
-        is_send=operators.operation[rows] == Operation.SEND,
+        is_send=is_send,
         start_ns=start,
         end_ns=end,
         message_bytes=operators.message_bytes[rows],
-        fused=np.where(carried, shared[kernel], False),
+        fused=_find_exchanges(kernel, operators.peer[rows], is_send),
         queue=np.where(carried, kernels.stream[kernel], UNKNOWN).astype(np.int32)
         if len(kernels)
         else np.full(len(rows), UNKNOWN, dtype=np.int32),
@@ -197,6 +197,21 @@ def order_by_use(messages: Messages, step: I32) -> tuple[Messages, I32]:
     order = np.argsort(used, kind="stable")
     columns = {one.name: getattr(messages, one.name)[order] for one in fields(messages)}
     return Messages(**columns | {"issued_ns": used[order]}), np.maximum.accumulate(step[order])
+
+
+def _find_exchanges(kernel: I32, peer: I32, is_send: Flags) -> Flags:
+    """Tell which messages share their kernel with one the other way, from or to the same peer.
+
+    Two tensors that go the same way in one kernel are no exchange: each side ends when it is done.
+    """
+    keys = np.stack((kernel.astype(np.int64), peer.astype(np.int64)))
+    _, group = np.unique(keys, axis=1, return_inverse=True)
+    group = group.reshape(-1)
+    groups = int(group.max(initial=-1)) + 1
+    sends = np.bincount(group[is_send], minlength=groups)
+    receives = np.bincount(group[~is_send], minlength=groups)
+    both: Flags = (sends > 0) & (receives > 0)
+    return both[group] & (kernel >= 0)
 
 
 def find_waits(trace: RankTrace) -> I64:
@@ -255,9 +270,9 @@ def unissued_of(work: Work) -> Intervals:
     return Intervals(start_ns=covered[late], end_ns=issued[late])
 
 
-def occupied_of(work: Work, in_pass: Flags) -> Intervals:
-    """Return the union of compute and of collectives that belong to a pass."""
-    return _union(work, ~work.collective | in_pass)
+def occupied_of(work: Work, outside: Flags) -> Intervals:
+    """Return the union of everything but what is known to lie outside of the passes."""
+    return _union(work, ~outside)
 
 
 def apparent_of(trace: RankTrace, work: Work) -> Intervals:

@@ -1,0 +1,45 @@
+"""A measured pipeline in → why each field of `find`'s JSON that is null is null."""
+
+from __future__ import annotations
+
+from debubble.report.theory import theory_of, theory_of_schedule
+from debubble.timeline.figures import PipelineFigures
+
+
+def reasons_for_null(one: PipelineFigures) -> dict[str, str]:
+    """Return a sentence for each figure that the traces do not give."""
+    streams = one.kind == "stream"
+    no_steps = "batches overlap: a stream has no steps" if streams else "no step is whole"
+    reasons = {
+        "numbers.tokens_per_s": "traces do not tell how many tokens a microbatch has",
+        "hops[].expected_bytes_per_s": "what these links should carry is not known from traces",
+    }
+    missing = {
+        "run.microbatches": one.microbatches is None,
+        "run.schedule": one.schedule is None,
+        "numbers.bubble_fraction": one.bubble_fraction is None,
+        "numbers.step_time_s": one.step_time_ns is None,
+        "theory.bubble_fraction": theory_of(one) is None,
+        "theory.schedule_bubble_fraction": theory_of_schedule(one) is None,
+        "numbers.peak_memory_bytes[]": any(rank.memory is None for rank in one.ranks),
+        "hops[].wire_s": any(hop.wire_ns is None for hop in one.hops),
+        "hops[].bytes": any(hop.message_bytes < 0 for hop in one.hops),
+        "hops[].from_stage": any(len(hop.stages) > 1 for hop in one.hops),
+    }
+    why = {
+        "run.microbatches": no_steps if streams else "steps or stages differ in their number",
+        "run.schedule": no_steps if streams else "no known schedule orders passes like that",
+        "numbers.bubble_fraction": "no span that all ranks share" if streams else no_steps,
+        "numbers.step_time_s": no_steps if streams else "it takes two steps to tell",
+        "theory.bubble_fraction": no_steps
+        if streams
+        else "the formula holds for one stage a rank, all ranks known",
+        "theory.schedule_bubble_fraction": no_steps
+        if streams
+        else "it takes a schedule and all its ranks and kinds of passes",
+        "numbers.peak_memory_bytes[]": "record with profile_memory=True, on a device",
+        "hops[].wire_s": "every message had left before its receive began",
+        "hops[].bytes": "record with record_shapes=True",
+        "hops[].from_stage": "these ranks hold several neighbouring stages: see `stages`",
+    }
+    return reasons | {field: why[field] for field, is_missing in missing.items() if is_missing}

@@ -1,0 +1,81 @@
+"""`find --json`: every field is there, documented, and adds up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from console import REPOSITORY
+from making import H200
+
+from debubble.report.find import find_json
+from debubble.timeline.build import build_run
+from debubble.timeline.figures import measure_pipeline
+from debubble.trace.run import find_run, read_run
+
+FIELDS = {
+    "run": "kind pipelines ranks stages chunks microbatches schedule stated steps devices "
+    "clock_uncertainty_s missing_ranks partial",
+    "numbers": "bubble_fraction batch_latency_s step_time_s peak_memory_bytes microbatches_per_s "
+    "tokens_per_s",
+    "theory": "bubble_fraction schedule_bubble_fraction",
+    "utilisation": "apparent_fraction useful_fraction ranks",
+    "shape": "jagged_fraction where median_wait_s waits",
+}
+ROWS = {
+    "stages": "stage rank layers layer_s passes",
+    "memory": "rank static_bytes per_microbatch_bytes transient_bytes peak_bytes "
+    "peak_reserved_bytes most_in_flight limit_bytes",
+    "hops": "from_rank to_rank from_stage to_stage stages bytes wire_s wait_s n buffered_fraction "
+    "bytes_per_s expected_bytes_per_s",
+}
+
+
+@pytest.fixture(scope="module", params=["1f1b_p3_m7", "fwd_closed_m4"])
+def data(request):
+    run = read_run(find_run([str(H200 / request.param)]))
+    timeline = build_run(run)
+    return find_json(run, timeline, [measure_pipeline(timeline, 0)], timeline.gaps)
+
+
+def test_every_field_of_the_design_is_there(data):
+    for name, fields in FIELDS.items():
+        assert set(data[name]) == set(fields.split())
+    for name, fields in ROWS.items():
+        assert data[name]
+        assert all(set(row) == set(fields.split()) for row in data[name])
+    assert set(data["hops"][0]["wire_s"]) == {"median", "p95", "n"}
+    assert set(data["hops"][0]["wait_s"]) == {"median", "p95"}
+
+
+def test_every_field_is_documented(data):
+    page = (REPOSITORY / "docs" / "reference" / "json.md").read_text("utf-8")
+    known = set(re.findall(r"\w+", page.partition("## debubble.find/1")[2]))
+    nested = [field for part in (FIELDS | ROWS).values() for field in part.split()]
+    assert {*data, *nested} - {"schema"} <= known
+
+
+def test_the_shares_of_the_ranks_make_those_of_the_pipeline(data):
+    ranks = data["utilisation"]["ranks"]
+    for name, whole in (
+        ("useful_fraction", data["utilisation"]["useful_fraction"]),
+        ("apparent_fraction", data["utilisation"]["apparent_fraction"]),
+        ("bubble_fraction", data["numbers"]["bubble_fraction"]),
+    ):
+        # A mean of medians is not the median of means, but near it.
+        assert sum(rank[name] for rank in ranks) / len(ranks) == pytest.approx(whole, abs=0.01)
+    assert all(0 < rank["busy_fraction"] < 1 for rank in ranks)
+
+
+def test_what_is_null_has_a_reason_and_what_is_known_has_none(data):
+    assert data["numbers"]["tokens_per_s"] is None
+    assert set(data["unknown"]) == {"numbers.tokens_per_s", "hops[].expected_bytes_per_s"}
+
+
+def test_one_step_alone_has_no_step_time_and_says_why():
+    run = read_run(find_run([str(H200 / "1f1b_p2_m4")]))
+    timeline = replace(build_run(run), steps=(2,))
+    data = find_json(run, timeline, [measure_pipeline(timeline, 0)], ())
+    assert data["numbers"]["step_time_s"] is None
+    assert data["unknown"]["numbers.step_time_s"] == "it takes two steps to tell"

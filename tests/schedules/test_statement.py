@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from debubble.errors import UsageError
+from debubble.schedules import SCHEDULES, format_order, order_of, state_schedule
+
+
+@pytest.fixture
+def order_file(tmp_path):
+    path = tmp_path / "order.csv"
+    path.write_text(format_order(order_of("zbv", 4, 8)), "utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_name_stands_for_its_order_at_the_sizes_of_the_run(name):
+    assert state_schedule(name).order_for(4, 12, 1) == order_of(name, 4, 12)
+
+
+def test_chunks_are_as_stated_else_as_measured_else_the_fewest():
+    name = "interleaved-1f1b"
+    assert state_schedule(name, 3).order_for(4, 8, 2) == order_of(name, 4, 8, 3)
+    assert state_schedule(name).order_for(4, 8, 4) == order_of(name, 4, 8, 4)
+    assert state_schedule(name).order_for(4, 8, 1) == order_of(name, 4, 8, 2)
+
+
+def test_a_file_is_its_own_order(order_file):
+    assert state_schedule(order_file).order_for(4, 8, 2) == order_of("zbv", 4, 8)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(4, 4), (2, 8)])
+def test_a_file_for_other_sizes_is_refused(order_file, ranks, microbatches):
+    with pytest.raises(UsageError, match="the order is for 4 ranks and 8 microbatches"):
+        state_schedule(order_file).order_for(ranks, microbatches, 2)
+
+
+def test_an_unknown_name_is_answered_with_all_names():
+    with pytest.raises(UsageError, match="no schedule is called 'zero-bubble'") as caught:
+        state_schedule("zero-bubble")
+    assert all(name in caught.value.hint for name in SCHEDULES)
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("zbv", 3), ("1f1b", 2), ("looped-bfs", 1)])
+def test_chunks_that_a_schedule_cannot_have_are_refused_at_once(name, chunks):
+    with pytest.raises(UsageError, match="a rank"):
+        state_schedule(name, chunks)
+
+
+def test_a_file_tells_its_chunks_itself(order_file):
+    with pytest.raises(UsageError, match="by itself"):
+        state_schedule(order_file, 2)
