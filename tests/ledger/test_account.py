@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from host_programs import Setup
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from played import analyse
 from simulated import Play
@@ -63,10 +64,8 @@ def assert_exact(timeline):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(data=st.data())
-@settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_the_account_of_any_simulated_run_is_exact(tmp_path, schedule, data):
+@settings(max_examples=6, deadline=None)
+def test_the_account_of_any_simulated_run_is_exact(schedule, data):
     ranks = data.draw(st.integers(2, 4), "ranks")
     looped = schedule in {"interleaved-1f1b", "zbv", "dualpipe-v"}
     microbatches = ranks * data.draw(st.integers(2 if looped else 1, 3), "rounds")
@@ -90,8 +89,9 @@ def test_the_account_of_any_simulated_run_is_exact(tmp_path, schedule, data):
         )
     )
     labels = {"1f1b": "none", "gpipe": "simple", "forward-only": "simple"}.get(schedule, "runtime")
-    write_run(play, tmp_path, Writing(labels=labels))
-    ledger = assert_exact(analyse(tmp_path, play).timeline)
+    with TemporaryDirectory() as folder:
+        write_run(play, Path(folder), Writing(labels=labels))
+        ledger = assert_exact(analyse(folder, play).timeline)
     if schedule != "dualpipe-v":
         assert abs(ledger.replay_error) < 0.02
 

@@ -17,6 +17,9 @@ from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import I64, Intervals
 
 
+_MOST_A_RANK = 16
+
+
 class Piece(NamedTuple):
     """A stretch of a wait with one root."""
 
@@ -48,6 +51,8 @@ class Blame:
             self._carried[sent].append(number)
             self._carried[received].append(number)
         self._followed: set[tuple[str, int]] = set()
+        # At one instant each rank has one pass under way and a few batches in its queues.
+        self._longest = _MOST_A_RANK * len(program.ranks)
 
     def follow(self, place: int, begin: int, end: int) -> Iterator[Piece]:
         """Yield why a rank waited from `begin` to `end`: pieces that cover it exactly."""
@@ -175,8 +180,8 @@ class Blame:
             yield Piece(at, end, RootKind.NOTHING, place)
 
     def _turns_back(self, what: str, row: int) -> bool:
-        """Tell a circle, which only a trace that contradicts itself can have."""
-        if (what, row) in self._followed:
+        """Tell a circle, or a way too long, which only a trace that contradicts itself can have."""
+        if (what, row) in self._followed or len(self._followed) >= self._longest:
             return True
         self._followed.add((what, row))
         return False

@@ -15,8 +15,8 @@ Need = tuple[int, int, int]
 
 def link_messages(
     passes: PassTable, messages: MessageTable, batches: BatchTable
-) -> tuple[I64, I64]:
-    """Return the pass that made each message and the pass that needs it.
+) -> tuple[I64, I64, int]:
+    """Return the pass that made each message, the pass that needs it, and how many are left over.
 
     From one rank to another results go in the order in which they were made. Where a result goes in
     several messages, each pass has as many.
@@ -29,15 +29,18 @@ def link_messages(
         taker = takers.get(result) if result else None
         if taker is not None and passes.place[taker] != passes.place[row]:
             made[int(passes.place[row]), int(passes.place[taker])].append((row, taker))
+    unlinked = 0
     source, destination = batches.place[messages.sent], batches.place[messages.received]
     for (here, there), pairs in made.items():
         rows = np.flatnonzero((source == here) & (destination == there))
         rows = rows[np.argsort(messages.sent[rows], kind="stable")]  # batches stand in their order
-        if len(rows) and len(rows) % len(pairs) == 0:
+        if len(rows) % len(pairs):
+            unlinked += len(rows)
+        elif len(rows):
             each = len(rows) // len(pairs)
             producer[rows] = np.repeat([made_by for made_by, _ in pairs], each)
             consumer[rows] = np.repeat([taker for _, taker in pairs], each)
-    return producer, consumer
+    return producer, consumer, unlinked
 
 
 def results_of(passes: PassTable) -> list[Need | None]:

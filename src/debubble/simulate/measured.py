@@ -49,8 +49,7 @@ def measure_step(timeline: Timeline, pipeline: int, step: int) -> MeasuredStep:
     begin = int(passes.start_ns.min())
     transfers = _transfers_among(timeline.transfers, names, step)
     messages, batches, batch_times = _gather(transfers, passes, table, names)
-    producer, consumer = link_messages(table, messages, batches)
-    unlinked = int(((producer < 0) & _between_neighbours(messages, batches)).sum())
+    producer, consumer, unlinked = link_messages(table, messages, batches)
     tied = MessageTable(
         sent=messages.sent,
         received=messages.received,
@@ -180,14 +179,6 @@ def _passes_before(place: I64, issued: I64, passes: Passes, table: PassTable) ->
         found = np.searchsorted(order, issued[mine], side="left") - 1
         after[mine] = np.where(found >= 0, rows[np.maximum(found, 0)], NONE) if len(rows) else NONE
     return after
-
-
-def _between_neighbours(
-    messages: MessageTable, batches: BatchTable
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    apart = np.abs(batches.place[messages.sent] - batches.place[messages.received])
-    neighbours: np.ndarray[tuple[int], np.dtype[np.bool_]] = apart == 1
-    return neighbours
 
 
 def _one_after_the_other(passes: Passes, table: PassTable) -> tuple[I64, I64]:
