@@ -9,6 +9,7 @@ import pytest
 from console import REPOSITORY
 from making import H200
 
+from debubble.ledger.ledger import build_ledger
 from debubble.report.find import find_json
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
@@ -16,7 +17,9 @@ from debubble.trace.run import find_run, read_run
 
 FIELDS = {
     "run": "kind pipelines ranks stages chunks microbatches schedule stated steps devices "
-    "clock_uncertainty_s missing_ranks partial",
+    "clock_uncertainty_s missing_ranks partial one_run steps_inferred steps_left_out",
+    "ledger": "total_s steps causes ranks",
+    "replay": "batch_latency_s error_fraction",
     "numbers": "bubble_fraction batch_latency_s step_time_s peak_memory_bytes microbatches_per_s "
     "tokens_per_s",
     "theory": "bubble_fraction schedule_bubble_fraction",
@@ -27,6 +30,8 @@ ROWS = {
     "stages": "stage rank layers layer_s passes",
     "memory": "rank static_bytes per_microbatch_bytes transient_bytes peak_bytes "
     "peak_reserved_bytes most_in_flight limit_bytes",
+    "savings": "cause batch_latency_s saved_s saved_fraction",
+    "named": "cause rank stage hop saved_s culprit_saved_s sentence",
     "hops": "from_rank to_rank from_stage to_stage stages bytes wire_s wait_s n buffered_fraction "
     "bytes_per_s expected_bytes_per_s",
 }
@@ -36,7 +41,9 @@ ROWS = {
 def data(request):
     run = read_run(find_run([str(H200 / request.param)]))
     timeline = build_run(run)
-    return find_json(run, timeline, [measure_pipeline(timeline, 0)], timeline.gaps)
+    figures = measure_pipeline(timeline, 0)
+    ledger = build_ledger(timeline, 0, [window.step for window in figures.windows])
+    return find_json(run, timeline, [figures], ledger, timeline.gaps)
 
 
 def test_every_field_of_the_design_is_there(data):
@@ -76,6 +83,23 @@ def test_what_is_null_has_a_reason_and_what_is_known_has_none(data):
 def test_one_step_alone_has_no_step_time_and_says_why():
     run = read_run(find_run([str(H200 / "1f1b_p2_m4")]))
     timeline = replace(build_run(run), steps=(2,))
-    data = find_json(run, timeline, [measure_pipeline(timeline, 0)], ())
+    data = find_json(run, timeline, [measure_pipeline(timeline, 0)], None, ())
     assert data["numbers"]["step_time_s"] is None
     assert data["unknown"]["numbers.step_time_s"] == "it takes two steps to tell"
+
+
+def test_the_ledger_adds_up_in_seconds_too(data):
+    ledger = data["ledger"]
+    assert sum(ledger["causes"].values()) == pytest.approx(ledger["total_s"], abs=1e-9)
+    for cause, seconds in ledger["causes"].items():
+        parts = sum(rank["causes"][cause] for rank in ledger["ranks"])
+        assert parts == pytest.approx(seconds, abs=1e-9)
+    for rank in ledger["ranks"]:
+        for culprit in rank["culprits"]:
+            assert {"cause", "rank", "stage", "pass", "hop", "wait_s", "examples"} == set(culprit)
+            assert culprit["examples"]
+            for example in culprit["examples"]:
+                assert example["file"].endswith(f"rank{rank['rank']}.pt.trace.json.gz") or (
+                    f"rank{rank['rank']}" in example["file"]
+                )
+                assert example["dur_us"] > 0

@@ -154,8 +154,10 @@ def test_the_command_line_draws_below_its_answer(tmp_path):
     words = "debubble find tests/data/h200/1f1b_p2_m4 --timeline --step 3"
     lines = type_command(words, tmp_path).text.splitlines()
     assert lines[0].startswith("Ranks wait")
-    assert lines[2].startswith("step 3; a column is")
-    assert lines[3].startswith("rank 0 FFFF")
+    below = lines[lines.index("") + 1 :]
+    assert below[0].startswith("step 3; a column is")
+    assert any(line.startswith("longest: rank ") for line in below)
+    assert below[1].startswith("rank 0 FFFF")
     refused = type_command(f"{words} --json", tmp_path)
     assert (refused.code, "--timeline" in refused.text) == (2, True)
 

@@ -16,6 +16,8 @@ from unmarked import without_marks
 from debubble.demo import Workload
 from debubble.demo.truth import read_truth
 from debubble.errors import NoPipeline
+from debubble.ledger.ledger import build_ledger
+from debubble.ledger.model import Cause
 from debubble.report.find import answer
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
@@ -350,3 +352,23 @@ def test_ranks_captured_from_different_batches_on_are_joined_batch_by_batch(runs
     assert figures.stream.in_flight == in_flight
     assert figures.batch_latency_ns == pytest.approx(whole.batch_latency_ns, abs=3 * MS)
     assert figures.bubble_fraction == pytest.approx(whole.bubble_fraction, abs=0.03)
+
+
+def ledger_of(traces):
+    timeline = build_timeline(traces)
+    figures = measure_pipeline(timeline, 0)
+    return build_ledger(timeline, 0, [window.step for window in figures.windows])
+
+
+@pytest.mark.parametrize("name", [*SCHEDULES, "2x2"])
+def test_every_nanosecond_of_a_real_run_is_accounted_for(runs, name):
+    ledger = ledger_of(runs(name))
+    assert sum(ledger.causes().values()) == ledger.total_ns
+    # The host is the device: nothing is left that it did not run or wait for.
+    assert ledger.causes()[Cause.UNEXPLAINED] < 0.03 * ledger.total_ns
+
+
+@pytest.mark.accuracy
+@pytest.mark.parametrize("name", [*SCHEDULES, "2x2"])
+def test_a_replay_of_a_real_run_lands_on_it(runs, name):
+    assert abs(ledger_of(runs(name)).replay_error) < 0.02

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -19,8 +20,16 @@ from debubble.cli.options import (
     trace_options,
 )
 from debubble.errors import NoPipeline, UsageError
+from debubble.ledger.ledger import Ledger, build_ledger
+from debubble.ledger.waits import Wait, list_waits
 from debubble.report.chrome import write_chrome
-from debubble.report.find import find_json, find_page, no_pipeline_json, no_pipeline_page
+from debubble.report.find import (
+    find_json,
+    find_page,
+    no_pipeline_json,
+    no_pipeline_page,
+    worst_of,
+)
 from debubble.report.lanes import PLAIN_WIDTH, draw_lanes
 from debubble.schedules import Statement, state_schedule
 from debubble.timeline.build import build_run
@@ -80,7 +89,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     with progress("reading", quiet=quiet) as show:
         run = read_run(found, limits=limits, rank=rank, on_progress=show)
     words = " ".join(shlex.quote(word) for word in traces)
-    next_command = "" if quiet else f"debubble inspect {words}"
+    next_command = "" if quiet else f"debubble {'inspect' if draws else 'find'} {words}"
+    next_command += "" if quiet or draws else " --timeline"
     try:
         timeline = build_run(run)
     except NoPipeline as why:
@@ -95,17 +105,28 @@ def command(  # noqa: PLR0913 (one argument a flag)
         for one in _choose(timeline, pipeline, step)
     ]
     gaps = (*run.gaps, *timeline.gaps, *(gap for one in figures for gap in one.gaps))
-    gaps = tuple(dict.fromkeys(gaps))
-    page = find_page(figures, gaps, next_command)
+    worst = worst_of(figures)
+    ledger = _account_for(timeline, worst)
+    gaps = tuple(dict.fromkeys((*gaps, *(ledger.gaps if ledger else ()))))
+    page = find_page(figures, ledger, gaps, next_command)
+    waits = list_waits(ledger) if ledger and (draws or perfetto is not None) else ()
     if draws:
-        worst = max(figures, key=lambda one: one.bubble_fraction or 0.0)
-        page.drawing = _draw(timeline, worst, step)
+        page.drawing = _draw(timeline, worst, step, waits)
     if perfetto is not None:
-        _write_perfetto(timeline, Path(perfetto), force=force, quiet=quiet)
-    print_answer(page, find_json(run, timeline, figures, gaps), as_json=as_json, color=color)
+        _write_perfetto(timeline, Path(perfetto), waits, force=force, quiet=quiet)
+    print_answer(
+        page, find_json(run, timeline, figures, ledger, gaps), as_json=as_json, color=color
+    )
     exit_strictly(gaps, strict=strict)
     if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in figures):
         raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _account_for(timeline: Timeline, one: PipelineFigures) -> Ledger | None:
+    """Say where the time went; batches that overlap, or are cut, have no window to account for."""
+    if not one.one_run or one.cut or one.kind == "stream":
+        return None
+    return build_ledger(timeline, one.pipeline, [window.step for window in one.windows])
 
 
 def _statement(schedule: str | None, chunks: int | None) -> Statement | None:
@@ -130,19 +151,24 @@ def _choose(timeline: Timeline, pipeline: int | None, step: int | None) -> list[
     return chosen
 
 
-def _draw(timeline: Timeline, one: PipelineFigures, step: int | None) -> list[Text]:
+def _draw(
+    timeline: Timeline, one: PipelineFigures, step: int | None, waits: Sequence[Wait]
+) -> list[Text]:
     """Draw the step asked for, else the first one measured; ranks of different runs share none."""
     if not one.one_run:
         return []
     first = one.windows[0].step if one.windows else None
-    return draw_lanes(timeline, one.pipeline, first if step is None else step, _drawing_width())
+    chosen = first if step is None else step
+    return draw_lanes(timeline, one.pipeline, chosen, _drawing_width(), waits)
 
 
 def _drawing_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
 
 
-def _write_perfetto(timeline: Timeline, path: Path, *, force: bool, quiet: bool) -> None:
-    write_chrome(timeline, path, force=force)
+def _write_perfetto(
+    timeline: Timeline, path: Path, waits: Sequence[Wait], *, force: bool, quiet: bool
+) -> None:
+    write_chrome(timeline, path, waits=waits, force=force)
     if not quiet:
         click.echo(f"{path} written; open it in https://ui.perfetto.dev", err=True)

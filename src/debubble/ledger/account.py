@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.costs.passes import PassCosts, collectives_of, without
 from debubble.ledger.blame import Blame, Piece
 from debubble.ledger.model import NUMBER_OF, Account, Cause, RootKind
 from debubble.links.expectation import Expected
 from debubble.simulate.measured import MeasuredStep
-from debubble.timeline.model import Intervals, RankTimeline
+from debubble.timeline.model import I64, Flags, Intervals, RankTimeline
 
 Stretch = tuple[int, int, Cause]
-_NO_ROOT = (RootKind.NOTHING, -1)
+AnyArray = NDArray[np.generic]
+_COMPUTE, _COLLECTIVE = NUMBER_OF[Cause.COMPUTE], NUMBER_OF[Cause.COLLECTIVE]
+_HOST, _UNEXPLAINED = NUMBER_OF[Cause.HOST], NUMBER_OF[Cause.UNEXPLAINED]
 _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(slots=True)
 class _Rows:
-    """The columns of an account, as they are written."""
+    """The waits of a rank, as they are written."""
 
-    place: list[int] = field(default_factory=list)
+    place: int
     start: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
     cause: list[int] = field(default_factory=list)
@@ -31,14 +34,13 @@ class _Rows:
     root: list[int] = field(default_factory=list)
     queued: list[bool] = field(default_factory=list)
 
-    def add(self, place: int, stretch: Stretch, root: tuple[int, int], queued: bool) -> None:
-        self.place.append(place)
+    def add(self, stretch: Stretch, piece: Piece) -> None:
         self.start.append(stretch[0])
         self.end.append(stretch[1])
         self.cause.append(NUMBER_OF[stretch[2]])
-        self.kind.append(root[0])
-        self.root.append(root[1])
-        self.queued.append(queued)
+        self.kind.append(piece.kind)
+        self.root.append(piece.row)
+        self.queued.append(piece.queued)
 
 
 class _Cutter:
@@ -115,32 +117,78 @@ def account_step(
     """Cut ranks and window into intervals with one cause each; nothing is left out."""
     begin, length = step.begin_ns, int(step.times.pass_end.max())
     collectives = tuple(clip(collectives_of(rank), begin, length) for rank in ranks)
-    blame = Blame(step, tuple(_shift(rank.unissued, begin) for rank in ranks))
+    unissued = tuple(_shift(rank.unissued, begin) for rank in ranks)
+    blame = Blame(step, unissued)
     cutter = _Cutter(step, costs, expected, collectives)
-    rows = _Rows()
+    parts = []
     for place, rank in enumerate(ranks):
-        occupied = clip(rank.occupied, begin, length)
-        computes = without(occupied, collectives[place])
-        for start, end, is_busy in _split(computes, 0, length):
-            if is_busy:
-                rows.add(place, (start, end, Cause.COMPUTE), _NO_ROOT, queued=False)
-                continue
-            for first, last, collective in _split(collectives[place], start, end):
-                if collective:
-                    rows.add(place, (first, last, Cause.COLLECTIVE), _NO_ROOT, queued=False)
-                    continue
-                for piece in blame.follow(place, first, last):
-                    for stretch in cutter.cut(place, piece):
-                        rows.add(place, stretch, (piece.kind, piece.row), queued=piece.queued)
+        computes = without(clip(rank.occupied, begin, length), collectives[place])
+        mine = step.program.passes.place == place
+        passes = Intervals(start_ns=step.times.pass_start[mine], end_ns=step.times.pass_end[mine])
+        known, waits = _cut_rank(computes, collectives[place], passes, unissued[place], length)
+        rows = _Rows(place)
+        for wait in waits:
+            for piece in blame.follow(place, *wait):
+                for stretch in cutter.cut(place, piece):
+                    rows.add(stretch, piece)
+        parts.append(_in_order(place, known, rows))
     return Account(
-        place=np.array(rows.place, dtype=np.int32),
-        start_ns=np.array(rows.start, dtype=np.int64),
-        end_ns=np.array(rows.end, dtype=np.int64),
-        cause=np.array(rows.cause, dtype=np.uint8),
-        root_kind=np.array(rows.kind, dtype=np.uint8),
-        root=np.array(rows.root, dtype=np.int32),
-        queued=np.array(rows.queued, dtype=bool),
+        **{one.name: np.concatenate([part[one.name] for part in parts]) for one in fields(Account)}
     )
+
+
+def _cut_rank(
+    computes: Intervals,
+    collectives: Intervals,
+    passes: Intervals,
+    unissued: Intervals,
+    length: int,
+) -> tuple[tuple[I64, I64, I64], list[tuple[int, int]]]:
+    """Return what a rank did, and gaps inside its passes, by cause; and its waits between them."""
+    edges = [np.array([0, length])]
+    for intervals in (computes, collectives, passes, unissued):
+        edges += [intervals.start_ns, intervals.end_ns]
+    moments = np.unique(np.clip(np.concatenate(edges), 0, length))
+    start, end = moments[:-1], moments[1:]
+    occupied = _covers(computes, start) | _covers(collectives, start)
+    waits = ~occupied & ~_covers(passes, start)
+    cause = np.where(_covers(unissued, start), _HOST, _UNEXPLAINED)
+    cause = np.where(_covers(collectives, start), _COLLECTIVE, cause)
+    cause = np.where(_covers(computes, start), _COMPUTE, cause)
+    first = waits & ~np.concatenate(([False], waits[:-1]))
+    last = waits & ~np.concatenate((waits[1:], [False]))
+    return (
+        (start[~waits], end[~waits], cause[~waits]),
+        list(zip(start[first].tolist(), end[last].tolist(), strict=True)),
+    )
+
+
+def _covers(intervals: Intervals, moments: I64) -> Flags:
+    """Tell which moments lie in one of some intervals."""
+    begun = np.searchsorted(intervals.start_ns, moments, side="right")
+    over = np.searchsorted(intervals.end_ns, moments, side="right")
+    inside: Flags = begun > over
+    return inside
+
+
+def _in_order(place: int, known: tuple[I64, I64, I64], rows: _Rows) -> dict[str, AnyArray]:
+    """Lay what a rank did and what it waited for one after the other."""
+    start = np.concatenate((known[0], np.array(rows.start, dtype=np.int64)))
+    order = np.argsort(start)
+    # The host of a rank is to blame for gaps inside its own passes.
+    late = known[2] == _HOST
+    kind = np.where(late, RootKind.HOST, RootKind.NOTHING)
+    root = np.where(late, place, -1)
+    columns: dict[str, AnyArray] = {
+        "start_ns": start,
+        "end_ns": np.concatenate((known[1], np.array(rows.end, dtype=np.int64))),
+        "cause": np.concatenate((known[2], np.array(rows.cause, dtype=np.int64))).astype(np.uint8),
+        "root_kind": np.concatenate((kind, np.array(rows.kind, dtype=np.int64))).astype(np.uint8),
+        "root": np.concatenate((root, np.array(rows.root, dtype=np.int64))).astype(np.int32),
+        "queued": np.concatenate((np.zeros(len(root), dtype=bool), np.array(rows.queued, bool))),
+    }
+    ordered = {name: column[order] for name, column in columns.items()}
+    return ordered | {"place": np.full(len(order), place, dtype=np.int32)}
 
 
 def _steps(

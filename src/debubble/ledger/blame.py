@@ -16,7 +16,6 @@ from debubble.ledger.model import RootKind
 from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import I64, Intervals
 
-
 _MOST_A_RANK = 16
 
 
@@ -55,22 +54,13 @@ class Blame:
         self._longest = _MOST_A_RANK * len(program.ranks)
 
     def follow(self, place: int, begin: int, end: int) -> Iterator[Piece]:
-        """Yield why a rank waited from `begin` to `end`: pieces that cover it exactly."""
+        """Yield why a rank waited from `begin` to `end`, in no pass: pieces that cover it."""
         self._followed.clear()
-        rows, starts = self._rows[place], self._starts[place]
-        at = begin
-        while at < end:
-            number = int(np.searchsorted(starts, at, side="right"))
-            until = min(end, int(starts[number])) if number < len(rows) else end
-            current = int(rows[number - 1]) if number else -1
-            if current >= 0 and (over := int(self._step.times.pass_end[current])) > at:
-                until = min(until, over)
-                yield from self._host(place, at, until)  # a gap inside a pass
-            elif number < len(rows):
-                yield from self._not_started(int(rows[number]), at, until)
-            else:
-                yield from self._unfinished(self._last, at, until)
-            at = until
+        number = int(np.searchsorted(self._starts[place], begin, side="right"))
+        if number < len(self._rows[place]):
+            yield from self._not_started(int(self._rows[place][number]), begin, end)
+        else:
+            yield from self._unfinished(self._last, begin, end)
 
     def _not_started(self, row: int, begin: int, end: int) -> Iterator[Piece]:
         """Say why a pass has not started, while its rank is in no other pass."""

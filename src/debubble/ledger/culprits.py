@@ -83,6 +83,14 @@ def _identify(step: MeasuredStep, account: Account, row: int) -> tuple[Identity,
     return (cause, program.ranks[root], None, None, None), ""
 
 
+def name_root(step: MeasuredStep, account: Account, row: int) -> str:
+    """Name what a row of the account waited for; nothing where nobody knows."""
+    if account.root_kind[row] == RootKind.NOTHING:
+        return ""
+    who, name = _identify(step, account, row)
+    return name or f"host of rank {who[1]}"
+
+
 def _example(
     step: MeasuredStep, account: Account, row: int, ranks: tuple[RankTimeline, ...], name: str
 ) -> Example:

@@ -17,8 +17,12 @@ from debubble.ledger.savings import Remedies, Replays, replay_step
 from debubble.links.expectation import expect_wire
 from debubble.simulate.events import OrderCycle
 from debubble.simulate.measured import MeasuredStep, measure_step
+from debubble.timeline.keep import only_steps
 from debubble.timeline.model import I64, RankTimeline, Timeline
 from debubble.units import counted
+
+# Enough for medians; a capture of a thousand steps is not worth minutes.
+_MOST_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +80,10 @@ class Ledger:
 
 
 def build_ledger(timeline: Timeline, pipeline: int, steps: Sequence[int]) -> Ledger | None:
-    """Account for the given steps of a pipeline; None where there is none."""
+    """Account for the given steps of a pipeline, for some of them where they are many."""
     ranks = timeline.ranks_of(pipeline)
+    steps = [steps[row] for row in _spread(len(steps))]
+    timeline = only_steps(timeline, steps)
     measured = tuple(measure_step(timeline, pipeline, step) for step in steps)
     if not measured:
         return None
@@ -111,6 +117,11 @@ def build_ledger(timeline: Timeline, pipeline: int, steps: Sequence[int]) -> Led
         savings=_savings(replays),
         gaps=tuple(gaps),
     )
+
+
+def _spread(count: int) -> list[int]:
+    """Return all rows, or as many as are enough, at even distances."""
+    return sorted({round(row) for row in np.linspace(0, count - 1, min(count, _MOST_STEPS))})
 
 
 def _collectives_in(step: MeasuredStep, timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> I64:

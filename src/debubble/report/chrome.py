@@ -18,11 +18,21 @@ from numpy.typing import NDArray
 
 from debubble import __version__
 from debubble.errors import UsageError
+from debubble.ledger.model import Cause
+from debubble.ledger.waits import Wait
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
 from debubble.trace.busy import merge
 from debubble.units import NS_PER_US, show_bytes
 
 Event = dict[str, Any]
+_COLOURS = {
+    Cause.IMBALANCE: "terrible",
+    Cause.JITTER: "bad",
+    Cause.SLOW_LINK: "terrible",
+    Cause.TRANSFER: "thread_state_iowait",
+    Cause.HOST: "yellow",
+    Cause.UNEXPLAINED: "black",
+}
 
 # Numbers of tracks: room for as many that overlap in each kind.
 _TRACK_ROOM = 100_000
@@ -32,12 +42,15 @@ _TRACK_NAMES = {_PASSES: "passes", _WAITS: "waits", _SENDS: "sends", _RECEIVES: 
 _RELEASES = (PassKind.B, PassKind.W)
 
 
-def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """Return the document: times in microseconds after the first event."""
+def chrome_trace(timeline: Timeline, waits: Sequence[Wait] = ()) -> dict[str, Any]:
+    """Return the document: times in microseconds after the first event.
+
+    Steps with waits show each by its cause and whom it was for.
+    """
     base_ns = int(timeline.passes.start_ns.min(initial=np.iinfo(np.int64).max))
     base_ns = min(base_ns, int(timeline.transfers.send_start_ns.min(initial=base_ns)))
     base_ns = min(base_ns, int(timeline.transfers.receive_start_ns.min(initial=base_ns)))
-    events = [event for rank in timeline.ranks for event in _rank_events(timeline, rank)]
+    events = [event for rank in timeline.ranks for event in _rank_events(timeline, rank, waits)]
     events += _transfer_events(timeline.transfers)
     events += _name_tracks(events)
     for event in events:
@@ -51,9 +64,13 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def write_chrome(timeline: Timeline, path: Path, *, force: bool = False) -> None:
+def write_chrome(
+    timeline: Timeline, path: Path, *, waits: Sequence[Wait] = (), force: bool = False
+) -> None:
     """Write the document, packed where the name ends in .gz; never over a file unless forced."""
-    data = json.dumps(chrome_trace(timeline), separators=(",", ":"), allow_nan=False).encode()
+    data = json.dumps(
+        chrome_trace(timeline, waits), separators=(",", ":"), allow_nan=False
+    ).encode()
     try:
         with path.open("wb" if force else "xb") as out:
             out.write(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
@@ -69,13 +86,17 @@ def _us(nanoseconds: int) -> float:
     return nanoseconds / NS_PER_US
 
 
-def _rank_events(timeline: Timeline, rank: RankTimeline) -> Iterator[Event]:
+def _rank_events(timeline: Timeline, rank: RankTimeline, waits: Sequence[Wait]) -> Iterator[Event]:
     passes = timeline.passes.where(timeline.passes.rank == rank.rank)
     yield from _names(rank)
     yield from _pass_events(passes)
     siblings = [one.rank for one in timeline.ranks_of(rank.pipeline)]
     everyone = timeline.passes.where(np.isin(timeline.passes.rank, siblings))
-    yield from _wait_events(passes, everyone, rank.rank)
+    mine = [wait for wait in waits if wait.rank == rank.rank]
+    explained = {wait.step for wait in mine}
+    others = everyone.where(~np.isin(everyone.step, list(explained)))
+    yield from _wait_events(passes, others, rank.rank)
+    yield from _explained_waits(mine)
     yield from _counters(passes, rank)
 
 
@@ -158,6 +179,17 @@ def _wait_events(passes: Passes, everyone: Passes, rank: int) -> Iterator[Event]
                 yield _slice("wait", "wait", (rank, _WAITS), (begin, stop))
 
 
+def _explained_waits(waits: Sequence[Wait]) -> Iterator[Event]:
+    """Show waits by cause; colours are of the few names that trace viewers know."""
+    for wait in waits:
+        name = str(wait.cause).replace("_", " ")
+        if wait.waits_for:
+            name += f": {wait.waits_for}"
+        event = _slice(name, "wait", (wait.rank, _WAITS), (wait.start_ns, wait.end_ns))
+        args = {"cause": str(wait.cause), "waits_for": wait.waits_for, "step": wait.step}
+        yield {**event, "cname": _COLOURS.get(wait.cause, "grey"), "args": args}
+
+
 def _windows(passes: Passes) -> list[tuple[int, int]]:
     """Return when a step of the pipeline ran; steps that overlap are one."""
     spans = [
@@ -165,6 +197,8 @@ def _windows(passes: Passes) -> list[tuple[int, int]]:
         for here in (passes.step == step for step in np.unique(passes.step))
     ]
     spans.sort()
+    if not spans:
+        return []
     start, end = merge(*np.array(spans, dtype=np.int64).reshape(-1, 2).T)
     return list(zip(start.tolist(), end.tolist(), strict=True))
 

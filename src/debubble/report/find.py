@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from debubble.errors import Code, Gap, NoPipeline, as_gap
+from debubble.ledger.ledger import Ledger
 from debubble.report.inspect import gap_json, rank_table
+from debubble.report.ledger import ledger_findings, ledger_json, ledger_tables
 from debubble.report.stream import stream_answer, stream_json, stream_latency
 from debubble.report.text import Page, Table
 from debubble.report.theory import theory_of, theory_of_schedule
@@ -23,13 +25,28 @@ SCHEMA = "debubble.find/1"
 _JAGGED = 0.5
 
 
-def find_page(figures: Sequence[PipelineFigures], gaps: Sequence[Gap], next_command: str) -> Page:
-    """Lay out the answer: the bubble against theory, then stages and hops."""
-    worst = max(figures, key=lambda one: one.bubble_fraction or 0.0)
+def worst_of(figures: Sequence[PipelineFigures]) -> PipelineFigures:
+    """Return the pipeline that waits most: the one that is shown in full."""
+    return max(figures, key=lambda one: one.bubble_fraction or 0.0)
+
+
+def find_page(
+    figures: Sequence[PipelineFigures],
+    ledger: Ledger | None,
+    gaps: Sequence[Gap],
+    next_command: str,
+) -> Page:
+    """Lay out the answer: the bubble against theory, why and whose it is, then stages and hops."""
+    worst = worst_of(figures)
     page = Page(answer=answer(worst, len(figures)))
+    page.findings = ledger_findings(ledger, worst.outside_ns) if ledger else []
     page.notes += [_about(worst), _shape_of(worst), _outside_of(worst)]
     page.notes = [note for note in page.notes if note]
-    page.tables = [_stage_table(worst), *([_hop_table(worst)] if worst.hops else [])]
+    page.tables = [
+        *(ledger_tables(ledger) if ledger else ()),
+        _stage_table(worst),
+        *([_hop_table(worst)] if worst.hops else []),
+    ]
     page.gaps = list(gaps)
     page.next_command = next_command
     return page
@@ -105,10 +122,14 @@ def _why_not(one: PipelineFigures) -> str:
 
 
 def find_json(
-    run: Run, timeline: Timeline, figures: Sequence[PipelineFigures], gaps: Sequence[Gap]
+    run: Run,
+    timeline: Timeline,
+    figures: Sequence[PipelineFigures],
+    ledger: Ledger | None,
+    gaps: Sequence[Gap],
 ) -> dict[str, Any]:
     """Return the answer as data: the worst pipeline in full, the others as one line each."""
-    worst = max(figures, key=lambda one: one.bubble_fraction or 0.0)
+    worst = worst_of(figures)
     return {
         "schema": SCHEMA,
         "run": {
@@ -153,6 +174,7 @@ def find_json(
         "outside": {what: _seconds(length) for what, length in worst.outside_ns.items()},
         "stream": stream_json(worst),
         "shape": _shape_json(worst),
+        **ledger_json(ledger, worst.outside_ns),
         "stages": _stages_json(worst),
         "memory": [_memory_json(rank) for rank in worst.ranks],
         "hops": [_hop_json(hop) for hop in worst.hops],

@@ -6,12 +6,16 @@ label stands out without colour too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.text import Text
 
 from debubble.errors import UsageError
+from debubble.ledger.model import Cause
+from debubble.ledger.waits import Wait
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
 from debubble.units import show_duration
 
@@ -33,6 +37,19 @@ _MEANINGS = {
     "I": "input gradient",
     "W": "weight gradient",
 }
+# What a rank waits for, as a sign and in words; the signs differ without colour, too.
+_CAUSES = {
+    Cause.WARM_UP: ("<", "warm-up"),
+    Cause.TURNAROUND: ("·", "turnaround"),
+    Cause.DRAIN: (">", "drain"),
+    Cause.IMBALANCE: ("!", "imbalance"),
+    Cause.JITTER: ("~", "jitter"),
+    Cause.TRANSFER: (_WIRE, "transfer"),
+    Cause.SLOW_LINK: ("%", "slow link"),
+    Cause.HOST: ("^", "host"),
+    Cause.UNEXPLAINED: ("?", "unexplained"),
+}
+_WAIT_STYLES = {"!": "red", "~": "magenta", "%": "bold red", "^": "yellow", "?": "bold"}
 _TICKS = (1, 2, 5)
 # A tick's label and some air.
 _TICK_COLUMNS = 9
@@ -51,8 +68,13 @@ class _View:
         return float(self.edges_ns[1] - self.edges_ns[0])
 
 
-def draw_lanes(timeline: Timeline, pipeline: int, step: int | None, width: int) -> list[Text]:
-    """Draw one step of a pipeline in lines no wider than `width`; by default its first step."""
+def draw_lanes(
+    timeline: Timeline, pipeline: int, step: int | None, width: int, waits: Sequence[Wait] = ()
+) -> list[Text]:
+    """Draw one step of a pipeline in lines no wider than `width`; by default its first step.
+
+    With waits, each column in which a rank waits shows why.
+    """
     ranks = timeline.ranks_of(pipeline)
     passes = timeline.passes.where(np.isin(timeline.passes.rank, [r.rank for r in ranks]))
     view = _look(passes, ranks, step, max(width, _NARROWEST))
@@ -60,9 +82,37 @@ def draw_lanes(timeline: Timeline, pipeline: int, step: int | None, width: int) 
     lines = [Text(_title(view, pipeline, len(timeline.pipelines)))]
     for rank in ranks:
         arrivals = timeline.transfers.where(timeline.transfers.destination == rank.rank)
-        lines += _lane(near.where(near.rank == rank.rank), arrivals, rank, view)
+        mine = near.where(near.rank == rank.rank)
+        idle = _idle(arrivals, [wait for wait in waits if wait.rank == rank.rank], view)
+        lines += _lane(mine, idle, rank, view)
     lines.append(Text(_axis(view), style="dim"))
-    return [*lines, *_legend(near, ranks, view)]
+    here = [wait for wait in waits if wait.step == view.step]
+    return [*lines, *_legend(near, ranks, view, here), *_longest(here)]
+
+
+def _idle(arrivals: Transfers, waits: Sequence[Wait], view: _View) -> NDArray[np.str_]:
+    """Return what stands for waiting in each column: its main cause, or wire and no wire."""
+    if waits:
+        start = np.array([wait.start_ns for wait in waits], dtype=np.int64)
+        end = np.array([wait.end_ns for wait in waits], dtype=np.int64)
+        share = _share(start, end, view)
+        causes = list(_CAUSES)
+        by_cause = np.zeros((len(causes), share.shape[1]))
+        np.add.at(by_cause, [causes.index(wait.cause) for wait in waits], share)
+        signs = np.array([_CAUSES[cause][0] for cause in causes])
+        return np.where(by_cause.any(axis=0), signs[by_cause.argmax(axis=0)], _BLANK)
+    wired = _share(_both_there(arrivals), arrivals.receive_end_ns, view).sum(axis=0) >= 0.5
+    return np.where(wired, _WIRE, _WAIT)
+
+
+def _longest(waits: Sequence[Wait]) -> list[Text]:
+    """Name whom the longest wait of the step was for."""
+    named = [wait for wait in waits if wait.waits_for]
+    if not named:
+        return []
+    one = max(named, key=lambda wait: wait.end_ns - wait.start_ns)
+    length, why = show_duration(one.end_ns - one.start_ns), one.cause.replace("_", " ")
+    return [Text(f"longest: rank {one.rank} waits {length} for {one.waits_for} ({why})")]
 
 
 def _look(passes: Passes, ranks: tuple[RankTimeline, ...], step: int | None, width: int) -> _View:
@@ -86,11 +136,9 @@ def _title(view: _View, pipeline: int, pipelines: int) -> str:
     return f"{of}step {view.step}; a column is {show_duration(view.column_ns)}"
 
 
-def _lane(passes: Passes, arrivals: Transfers, rank: RankTimeline, view: _View) -> list[Text]:
+def _lane(passes: Passes, idle: NDArray[np.str_], rank: RankTimeline, view: _View) -> list[Text]:
     """Draw a rank: letters, under them microbatches and, where it holds several, stages."""
     owner = _owners(passes, view)
-    wired = _share(_both_there(arrivals), arrivals.receive_end_ns, view).sum(axis=0) >= 0.5
-    idle = np.where(wired, _WIRE, _WAIT)
     kinds = [PassKind(kind).name for kind in passes.kind.tolist()]
     others = passes.step != view.step
     letters = [kind.lower() if other else kind for kind, other in zip(kinds, others, strict=True)]
@@ -140,7 +188,7 @@ def _paint(  # noqa: PLR0913, PLR0917 (a row of the drawing)
     signs: list[str],
     styles: list[str],
     owner: I64,
-    idle: np.ndarray[tuple[int], np.dtype[np.str_]] | None,
+    idle: NDArray[np.str_] | None,
     view: _View,
 ) -> Text:
     """Write one row: the sign of each column's pass, or what stands for waiting."""
@@ -149,7 +197,8 @@ def _paint(  # noqa: PLR0913, PLR0917 (a row of the drawing)
         if row >= 0:
             line.append(signs[row], style=styles[row])
         else:
-            line.append(_BLANK if idle is None else str(idle[column]), style="dim")
+            sign = _BLANK if idle is None else str(idle[column])
+            line.append(sign, style=_WAIT_STYLES.get(sign, "dim"))
     return line
 
 
@@ -170,13 +219,19 @@ def _axis(view: _View) -> str:
     return "".join(cells).rstrip()
 
 
-def _legend(passes: Passes, ranks: tuple[RankTimeline, ...], view: _View) -> list[Text]:
+def _legend(
+    passes: Passes, ranks: tuple[RankTimeline, ...], view: _View, waits: Sequence[Wait]
+) -> list[Text]:
     here = {PassKind(kind).name for kind in np.unique(passes.kind).tolist()}
     line = Text()
     for letter in (letter for letter in _MEANINGS if letter in here):
         line.append(letter, style=_STYLES[letter][0])
         line.append(f" {_MEANINGS[letter]}  ")
-    line.append(f"{_WAIT} wait  {_WIRE} wire  mb microbatch")
+    seen = {wait.cause for wait in waits}
+    for sign, meaning in (_CAUSES[cause] for cause in _CAUSES if cause in seen):
+        line.append(sign, style=_WAIT_STYLES.get(sign, "dim"))
+        line.append(f" {meaning}  ")
+    line.append("mb microbatch" if waits else f"{_WAIT} wait  {_WIRE} wire  mb microbatch")
     more = []
     if passes.microbatch.max(initial=0) > 9 or max(max(rank.stages) for rank in ranks) > 9:
         more.append("numbers: last digit")

@@ -9,7 +9,15 @@ from debubble.ledger.culprits import Culprit, find_culprits
 from debubble.ledger.ledger import Ledger, Saving
 from debubble.ledger.model import Cause
 from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
-from debubble.ledger.verdict import LITTLE, MATTERS, SLOW, Bottleneck, Named
+from debubble.ledger.verdict import (
+    LITTLE,
+    MATTERS,
+    SLOW,
+    Bottleneck,
+    Named,
+    find_bottleneck,
+    name_causes,
+)
 from debubble.report.text import Table
 from debubble.units import NS_PER_S, show_duration, show_share
 
@@ -25,7 +33,7 @@ _REMEDIES = {
     Cause.HOST: "hosts that issue in time",
     Cause.COLLECTIVE: "no collectives inside passes",
     HEAD_OF_LINE: "messages that do not queue behind others",
-    SCHEDULE: "twice the microbatches, for the same work",
+    SCHEDULE: "twice as many microbatches, the same work",
 }
 _BOTTLENECKS = {
     "host": "hosts that launch too late",
@@ -37,6 +45,41 @@ _BOTTLENECKS = {
     "clipping": "clipping between steps",
     "other": "what lies between steps and has no name",
 }
+
+
+def ledger_findings(ledger: Ledger, outside_ns: dict[str, int]) -> list[str]:
+    """Say what matters, first things first, each in a sentence."""
+    found = find_bottleneck(ledger, outside_ns)
+    named = [f"{say_named(ledger, one)}." for one in name_causes(ledger)]
+    sentences = [*([f"{say_bottleneck(found)}."] if found else []), *named]
+    return [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
+
+
+def ledger_tables(ledger: Ledger) -> list[Table]:
+    """Lay out where the time went, and what it would buy to have it back."""
+    savings = saving_table(ledger)
+    return [cause_table(ledger), *([savings] if savings else [])]
+
+
+def ledger_json(ledger: Ledger | None, outside_ns: dict[str, int]) -> dict[str, Any]:
+    """Return the account, savings and what matters as data; nulls where there is none."""
+    if ledger is None:
+        return {"ledger": None, "savings": None, "replay": None, "named": [], "bottleneck": None}
+    found = find_bottleneck(ledger, outside_ns)
+    return {
+        "ledger": _account_json(ledger),
+        "savings": _savings_json(ledger),
+        "replay": _replay_json(ledger),
+        "named": [_named_json(ledger, one) for one in name_causes(ledger)],
+        "bottleneck": None
+        if found is None
+        else {
+            "what": found.what,
+            "length_s": found.length_ns / NS_PER_S,
+            "waits_s": found.waits_ns / NS_PER_S,
+            "sentence": say_bottleneck(found),
+        },
+    }
 
 
 def cause_table(ledger: Ledger) -> Table:
@@ -119,32 +162,30 @@ def say_named(ledger: Ledger, named: Named) -> str:
         little = "would buy little: " if share < LITTLE else "would save "
         amount = f"{show_duration(named.culprit_saved_ns)} of {show_duration(before)}"
         return f"{culprit}; repairing it {little}{amount} ({_percent(share)})"
+    if named.cause == SCHEDULE:
+        return f"{culprit}; twice as many microbatches would save {buys} on the same work"
     return f"{culprit}; {_REMEDIES[named.cause]} would save {buys}"
 
 
 def _culprit(ledger: Ledger, named: Named) -> str:
+    """Say whose a cause is, or mostly is."""
+    hop = f"hop {named.hop[0]} → {named.hop[1]}" if named.hop else "some hop"
     if named.cause == Cause.IMBALANCE and named.stage is not None:
         times = _times_equal(ledger, named.stage)
         return f"stage {named.stage} on rank {named.rank} takes {times:.1f} times an equal share"
-    if named.cause == Cause.SLOW_LINK and named.hop is not None:
-        hop = f"hop {named.hop[0]} → {named.hop[1]}"
-        if _is_slow_hop(named):
-            return f"{hop} takes {named.times_expected:.1f} times as long as its peers"
-        return f"single transfers take far longer than most, most of them over {hop}"
-    if named.cause == Cause.TRANSFER and named.hop is not None:
-        return f"transfers are waited for, most over hop {named.hop[0]} → {named.hop[1]}"
-    if named.cause == Cause.JITTER and named.rank is not None:
-        return f"passes of rank {named.rank} vary"
-    if named.cause == Cause.HOST and named.rank is not None:
-        return f"the host of rank {named.rank} issues too late"
-    if named.cause == Cause.COLLECTIVE and named.rank is not None:
-        return f"collectives inside passes, most on rank {named.rank}"
-    if named.cause == HEAD_OF_LINE:
-        behind = f", most behind hop {named.hop[0]} → {named.hop[1]}" if named.hop else ""
-        return f"messages stand behind others in a queue (head-of-line blocking){behind}"
-    if named.cause == SCHEDULE:
-        return "the order of the passes itself"
-    return str(named.cause).replace("_", " ")
+    if _is_slow_hop(named):
+        return f"{hop} takes {named.times_expected:.1f} times as long as its peers"
+    sentences = {
+        Cause.SLOW_LINK: f"single transfers take far longer than most, most of them over {hop}",
+        Cause.TRANSFER: f"transfers are waited for, most over {hop}",
+        Cause.JITTER: f"passes of rank {named.rank} vary",
+        Cause.HOST: f"the host of rank {named.rank} issues too late",
+        Cause.COLLECTIVE: f"collectives inside passes, most on rank {named.rank}",
+        HEAD_OF_LINE: "messages stand behind others in a queue (head-of-line blocking), "
+        f"most behind {hop}",
+        SCHEDULE: "the schedule itself makes ranks wait",
+    }
+    return sentences.get(named.cause, str(named.cause).replace("_", " "))
 
 
 def _is_slow_hop(named: Named) -> bool:
@@ -176,7 +217,7 @@ def say_bottleneck(found: Bottleneck) -> str:
     )
 
 
-def ledger_json(ledger: Ledger) -> dict[str, Any]:
+def _account_json(ledger: Ledger) -> dict[str, Any]:
     """Return the account as data: sums over all steps, in seconds."""
     return {
         "total_s": ledger.total_ns / NS_PER_S,
@@ -188,7 +229,7 @@ def ledger_json(ledger: Ledger) -> dict[str, Any]:
                 "stages": list(rank.stages),
                 "causes": _causes_json(ledger.causes(place)),
                 "culprits": [
-                    culprit_json(one)
+                    _culprit_json(one)
                     for one in find_culprits(
                         ledger.steps, ledger.accounts, ledger.ranks, waiter=place
                     )[:_CULPRITS_IN_JSON]
@@ -203,7 +244,7 @@ def _causes_json(causes: Mapping[Cause, int]) -> dict[str, float]:
     return {str(cause): length / NS_PER_S for cause, length in causes.items()}
 
 
-def culprit_json(one: Culprit) -> dict[str, Any]:
+def _culprit_json(one: Culprit) -> dict[str, Any]:
     """Return whom a rank waited for, and where to look."""
     return {
         "cause": str(one.cause),
@@ -224,7 +265,7 @@ def culprit_json(one: Culprit) -> dict[str, Any]:
     }
 
 
-def savings_json(ledger: Ledger) -> list[dict[str, Any]]:
+def _savings_json(ledger: Ledger) -> list[dict[str, Any]]:
     """Return what removing each cause would buy, medians over the steps."""
     return [
         {
@@ -237,7 +278,7 @@ def savings_json(ledger: Ledger) -> list[dict[str, Any]]:
     ]
 
 
-def replay_json(ledger: Ledger) -> dict[str, Any] | None:
+def _replay_json(ledger: Ledger) -> dict[str, Any] | None:
     """Return how well the replay of the unchanged steps lands on what was measured."""
     if not ledger.replays:
         return None
@@ -248,7 +289,7 @@ def replay_json(ledger: Ledger) -> dict[str, Any] | None:
     }
 
 
-def named_json(ledger: Ledger, named: Named) -> dict[str, Any]:
+def _named_json(ledger: Ledger, named: Named) -> dict[str, Any]:
     """Return a cause that matters, as data and as a sentence."""
     alone = named.culprit_saved_ns
     return {

@@ -17,7 +17,21 @@ if TYPE_CHECKING:
     from debubble.errors import Gap
 
 # Figures stand under each other when right-aligned; words when left-aligned.
-_WORDS = frozenset({"rank", "device", "op", "name in the table", "to", "stage", "pass", "hop"})
+_WORDS = frozenset(
+    {
+        "cause",
+        "with",
+        "waited for most",
+        "rank",
+        "device",
+        "op",
+        "name in the table",
+        "to",
+        "stage",
+        "pass",
+        "hop",
+    }
+)
 
 
 @dataclass(slots=True)
@@ -34,6 +48,7 @@ class Page:
     """One verb's answer, in the order every verb keeps."""
 
     answer: str
+    findings: list[str] = field(default_factory=list)
     drawing: list[Text] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -44,6 +59,9 @@ class Page:
 def print_page(page: Page, console: Console) -> None:
     """Print a page; strangers' names are shown, never obeyed."""
     console.print(_safe(page.answer), style="bold", soft_wrap=True)
+    if page.findings:
+        findings = (f"- {_safe(finding)}" for finding in page.findings)
+        console.print("\n".join(findings), soft_wrap=True)
     if page.drawing:
         console.print("", *page.drawing, sep="\n", soft_wrap=True)
     for table in page.tables:
@@ -55,15 +73,19 @@ def print_page(page: Page, console: Console) -> None:
         console.print()
     for note in page.notes:
         console.print(_safe(note), soft_wrap=True)
-    if page.gaps:
-        console.print()
-    for gap in page.gaps:
-        console.print(f"[yellow]warning:[/yellow] {_safe(str(gap))}", soft_wrap=True)
-        if gap.hint:
-            console.print(f"   [cyan]hint:[/cyan] {_safe(gap.hint)}", soft_wrap=True)
+    _print_gaps(page.gaps, console)
     if page.next_command:
         console.print()
         console.print(f"next: {_safe(page.next_command)}", soft_wrap=True)
+
+
+def _print_gaps(gaps: list[Gap], console: Console) -> None:
+    if gaps:
+        console.print()
+    for gap in gaps:
+        console.print(f"[yellow]warning:[/yellow] {_safe(str(gap))}", soft_wrap=True)
+        if gap.hint:
+            console.print(f"   [cyan]hint:[/cyan] {_safe(gap.hint)}", soft_wrap=True)
 
 
 def _safe(text: str) -> str:
