@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -58,6 +58,13 @@ class MessageTable:
         return len(self.sent)
 
 
+def in_exchange(sent: I64, received: I64) -> Flags:
+    """Tell messages whose two batches carry one the other way, too."""
+    size = int(max(sent.max(initial=-1), received.max(initial=-1))) + 1
+    there: Flags = np.isin(sent * size + received, received * size + sent)
+    return there
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A step: passes, batches of messages, and passes that need others with no message known."""
@@ -68,6 +75,9 @@ class Program:
     messages: MessageTable
     needs: I64
     """Two columns, one row a need: a pass, and the pass whose result it needs."""
+    pairs: I64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Rows of forward passes that run as one with the pass after them, where a plan says so: what
+    either needs is needed by the first, what either makes leaves after the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,127 @@
+"""An order, and how the framework communicates, in → the `Program` that would run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from debubble.schedules import Order
+from debubble.simulate.communication import Communication, write_hosts
+from debubble.simulate.host import HostProgram, Post, Result, Wiring, wire_up
+from debubble.simulate.program import (
+    NONE,
+    BatchTable,
+    MessageTable,
+    PassTable,
+    Program,
+    in_exchange,
+)
+from debubble.timeline.model import I64, PassKind
+
+_KINDS = {kind.name: int(kind) for kind in PassKind}
+
+
+def plan_program(
+    order: Order, communication: Communication, *, rendezvous: bool = False
+) -> Program:
+    """Write an order as passes and messages that wait for each other.
+
+    With `rendezvous` a sender waits for its receiver, as between devices of one host; else messages
+    are buffered on their way, as over a network. An exchange always waits for both sides.
+    """
+    wiring = wire_up(order)
+    built = _Tables(wiring)
+    for place, program in enumerate(write_hosts(wiring, communication)):
+        built.add_rank(place, program)
+    messages = built.messages(rendezvous=rendezvous)
+    return Program(
+        ranks=tuple(range(len(order))),
+        passes=built.passes(),
+        batches=BatchTable(
+            place=np.array(built.batch_place, dtype=np.int32),
+            before=_rows(built.batch_before),
+            after=_rows(built.batch_after),
+        ),
+        messages=messages,
+        needs=np.array(list(_on_one_rank(wiring, built)), dtype=np.int64).reshape(-1, 2),
+        pairs=_rows(built.pairs),
+    )
+
+
+class _Tables:
+    """Rows of a program, as they are found."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        self.pass_rows: list[tuple[int, int, int, int, int]] = []
+        self.pairs: list[int] = []
+        self.maker: dict[Result, int] = {}
+        self.made: dict[Result, int] = {}
+        """The row at whose end a result can leave: the last of its cell."""
+        self.taken: dict[Result, int] = {}
+        """The row that cannot start without it: the first of its cell."""
+        self.batch_place: list[int] = []
+        self.batch_before: list[int] = []
+        self.batch_after: list[int] = []
+        self.sent: dict[Result, int] = {}
+        self.received: dict[Result, int] = {}
+
+    def add_rank(self, place: int, program: HostProgram) -> None:
+        last_pass = NONE
+        last_of_queue: dict[int, int] = {}
+        for step in program:
+            if isinstance(step, Post):
+                row = len(self.batch_place)
+                self.batch_place.append(place)
+                self.batch_after.append(NONE if step.ahead else last_pass)
+                queue = step.queue
+                self.batch_before.append(NONE if queue is None else last_of_queue.get(queue, NONE))
+                if queue is not None:
+                    last_of_queue[queue] = row
+                self.sent.update(dict.fromkeys(step.sends, row))
+                self.received.update(dict.fromkeys(step.receives, row))
+                continue
+            first = len(self.pass_rows)
+            if len(step) > 1:
+                self.pairs.append(first)
+            for stage, kind, microbatch, _ in step:
+                before, last_pass = last_pass, len(self.pass_rows)
+                self.pass_rows.append((place, stage, _KINDS[kind], microbatch, before))
+                if kind != "W":
+                    ahead, backward = (1, False) if kind == "F" else (-1, True)
+                    result = Result(stage + ahead, backward, microbatch)
+                    self.maker[result], self.made[result] = last_pass, first + len(step) - 1
+                    self.taken[Result(stage, backward, microbatch)] = first
+
+    def passes(self) -> PassTable:
+        columns = np.array(self.pass_rows, dtype=np.int64).reshape(-1, 5).T
+        return PassTable(
+            place=columns[0].astype(np.int32),
+            stage=columns[1].astype(np.int32),
+            kind=columns[2].astype(np.uint8),
+            microbatch=columns[3].astype(np.int32),
+            before=columns[4],
+        )
+
+    def messages(self, *, rendezvous: bool) -> MessageTable:
+        sent, received = _rows(self.sent.values()), _rows(self.received[one] for one in self.sent)
+        meets = in_exchange(sent, received)
+        return MessageTable(
+            sent=sent,
+            received=received,
+            producer=_rows(self.maker[one] for one in self.sent),
+            consumer=_rows(self.taken[one] for one in self.sent),
+            rendezvous=np.ones_like(meets) if rendezvous else meets,
+        )
+
+
+def _on_one_rank(wiring: Wiring, built: _Tables) -> Iterator[tuple[int, int]]:
+    """Yield needs that no message tells of: of the stage before or after on the same rank."""
+    for result, row in built.taken.items():
+        if result in built.made and wiring.source(result) == wiring.destination(result):
+            yield row, built.made[result]
+
+
+def _rows(numbers: Iterable[int]) -> I64:
+    return np.fromiter(numbers, dtype=np.int64)
