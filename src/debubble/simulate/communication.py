@@ -28,6 +28,9 @@ class Communication(StrEnum):
     """Free overlap: receives are always there, each way between two ranks is a queue."""
 
 
+# torch runs the two passes of a pair one after the other: the second needs its input later.
+ONE_BY_ONE = frozenset({Communication.RUNTIME, Communication.DEFERRED})
+
 _OF_SCHEDULE = {
     "forward-only": Communication.POSTED,
     "gpipe": Communication.POSTED,

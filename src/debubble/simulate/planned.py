@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from debubble.schedules import Order
-from debubble.simulate.communication import Communication, write_hosts
+from debubble.simulate.communication import ONE_BY_ONE, Communication, write_hosts
 from debubble.simulate.host import HostProgram, Post, Result, Wiring, wire_up
 from debubble.simulate.program import (
     NONE,
@@ -31,7 +31,7 @@ def plan_program(
     are buffered on their way, as over a network. An exchange always waits for both sides.
     """
     wiring = wire_up(order)
-    built = _Tables(wiring)
+    built = _Tables(wiring, one_by_one=communication in ONE_BY_ONE)
     for place, program in enumerate(write_hosts(wiring, communication)):
         built.add_rank(place, program)
     messages = built.messages(rendezvous=rendezvous)
@@ -52,15 +52,16 @@ def plan_program(
 class _Tables:
     """Rows of a program, as they are found."""
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, wiring: Wiring, *, one_by_one: bool) -> None:
         self.wiring = wiring
+        self.one_by_one = one_by_one
         self.pass_rows: list[tuple[int, int, int, int, int]] = []
         self.pairs: list[int] = []
         self.maker: dict[Result, int] = {}
         self.made: dict[Result, int] = {}
         """The row at whose end a result can leave: the last of its cell."""
         self.taken: dict[Result, int] = {}
-        """The row that cannot start without it: the first of its cell."""
+        """The row that cannot start without it: the first of its cell, or its own."""
         self.batch_place: list[int] = []
         self.batch_before: list[int] = []
         self.batch_after: list[int] = []
@@ -92,7 +93,8 @@ class _Tables:
                     ahead, backward = (1, False) if kind == "F" else (-1, True)
                     result = Result(stage + ahead, backward, microbatch)
                     self.maker[result], self.made[result] = last_pass, first + len(step) - 1
-                    self.taken[Result(stage, backward, microbatch)] = first
+                    needing = last_pass if self.one_by_one else first
+                    self.taken[Result(stage, backward, microbatch)] = needing
 
     def passes(self) -> PassTable:
         columns = np.array(self.pass_rows, dtype=np.int64).reshape(-1, 5).T

@@ -22,6 +22,7 @@ from debubble.timeline.missing import join_over_missing
 from debubble.timeline.mixed import contradict, find_mixed
 from debubble.timeline.model import (
     I64,
+    UNKNOWN,
     Intervals,
     Passes,
     PassKind,
@@ -302,7 +303,14 @@ def _line(
         ),
         file=rank.trace.file,
         base_ns=rank.trace.header.base_time_ns,
+        device=(rank.trace.header.host, _device_of(rank.trace)),
     )
+
+
+def _device_of(trace: RankTrace) -> int:
+    """Return the device that most kernels ran on."""
+    devices = trace.kernels.device[trace.kernels.device >= 0]
+    return int(np.bincount(devices).argmax()) if len(devices) else UNKNOWN
 
 
 def _layers(rank: Prepared, assignment: Assignment, position: int) -> tuple[StageLayers, ...]:

@@ -172,6 +172,8 @@ class RankTimeline:
     """Its trace."""
     base_ns: int = 0
     """What the trace counts its stamps from."""
+    device: tuple[str, int] = ("", -1)
+    """Its host and the number of its device there; -1 where it has none."""
 
     def stamp_us(self, moment_ns: int) -> float:
         """Return a moment as the rank's own trace writes it."""

@@ -1,0 +1,132 @@
+"""Timelines in → what a pass takes: per layer, rank and kind, with its spread.
+
+Ranks that share a device slow each other:
+log(time per layer) = base(kind, rank) + slope x ranks at work. The base of a step's first backward
+passes is its own: they have no gradients to add theirs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from debubble.costs.activity import F64, trailing_activity
+from debubble.timeline.model import Passes, PassKind, RankTimeline, Timeline
+
+# Whole backward passes of a first stage that is written as a weight gradient alone.
+WHOLE = 4
+# What each rank at work adds, where ranks share a device: measured on one H200 cut into four.
+# Within a run less is seen, for the clock follows the run's mean load as well.
+SHARED_SLOPE = 0.075
+_SHARED_SLOPE_SPREAD = 0.02
+# How sure the run itself must be that ranks slow each other.
+_SURE = 2.5
+
+Class = tuple[int, bool, int]
+"""Kind of pass (or `WHOLE`), whether of the first microbatch, place of the rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassModel:
+    """Logarithms of nanoseconds per layer."""
+
+    base: dict[Class, float]
+    residuals: F64
+    slope: float
+    """What one more rank at work adds; 0 where ranks have devices of their own."""
+    slope_spread: float
+    seen_slope: float
+    """What the run itself shows, and how surely."""
+    seen_spread: float
+    layers: tuple[float, ...]
+    """Of each stage, in layers: embedding and head count as many as they take time for."""
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether input and weight gradients were measured apart."""
+        return any(kind == PassKind.I for kind, _, _ in self.base)
+
+    def log_ns(self, kind: int, *, first: bool, place: int) -> float | None:
+        """Return a rank's base, else the mean of the other ranks; None where no such pass ran."""
+        for is_first in (first, False) if first else (False,):
+            if (kind, is_first, place) in self.base:
+                return self.base[kind, is_first, place]
+        others = [
+            base
+            for (other, is_first, _), base in self.base.items()
+            if other == kind and is_first == first
+        ]
+        return float(np.mean(others)) if others else None
+
+
+def fit_passes(timeline: Timeline, pipeline: int, layers: Sequence[float]) -> PassModel:
+    """Fit a run's passes, given how many layers each stage holds."""
+    ranks = timeline.ranks_of(pipeline)
+    passes = timeline.passes.where(np.isin(timeline.passes.rank, [rank.rank for rank in ranks]))
+    passes = passes.where(passes.end_ns > passes.start_ns)
+    classes = _classes(passes, ranks)
+    per_layer = np.array([layers[stage] for stage in passes.stage.tolist()])
+    logs = np.log((passes.end_ns - passes.start_ns) / per_layer)
+    activity = np.zeros(len(passes))
+    for step in np.unique(passes.step).tolist():
+        here = passes.step == step
+        activity[here] = trailing_activity(passes.start_ns[here], passes.end_ns[here])
+    seen, spread = _slope_within(classes, logs, activity)
+    slopes = share_device(ranks) and seen > _SURE * spread
+    slope = max(seen, SHARED_SLOPE) if slopes else 0.0
+    rest = logs - slope * activity
+    base = {one: float(rest[rows].mean()) for one, rows in _rows_of(classes).items()}
+    return PassModel(
+        base=base,
+        residuals=rest - np.array([base[one] for one in classes]),
+        slope=slope,
+        slope_spread=_SHARED_SLOPE_SPREAD if slopes else 0.0,
+        seen_slope=seen,
+        seen_spread=spread,
+        layers=tuple(layers),
+    )
+
+
+def share_device(ranks: Sequence[RankTimeline]) -> bool:
+    """Tell whether all ranks may be on one device: same host, same number."""
+    places = {rank.device for rank in ranks}
+    return len(ranks) > 1 and len(places) == 1 and places != {("", -1)}
+
+
+def _classes(passes: Passes, ranks: Sequence[RankTimeline]) -> list[Class]:
+    place = {rank.rank: number for number, rank in enumerate(ranks)}
+    kinds = passes.kind.astype(int)
+    splits = bool((kinds == PassKind.I).any())
+    first_has_none = splits and not ((kinds == PassKind.I) & (passes.stage == 0)).any()
+    if first_has_none:
+        kinds[(passes.stage == 0) & (kinds == PassKind.W)] = WHOLE
+    return [
+        (kind, number == 0 and kind not in {PassKind.F, PassKind.I}, place[rank])
+        for kind, number, rank in zip(
+            kinds.tolist(), passes.microbatch.tolist(), passes.rank.tolist(), strict=True
+        )
+    ]
+
+
+def _rows_of(classes: Sequence[Class]) -> dict[Class, list[int]]:
+    rows: dict[Class, list[int]] = {}
+    for row, one in enumerate(classes):
+        rows.setdefault(one, []).append(row)
+    return rows
+
+
+def _slope_within(classes: Sequence[Class], logs: F64, activity: F64) -> tuple[float, float]:
+    """Return how times follow activity within their classes, and the standard error of that."""
+    y, x = logs.copy(), activity.copy()
+    for rows in _rows_of(classes).values():
+        y[rows] -= y[rows].mean()
+        x[rows] -= x[rows].mean()
+    spread = float(x @ x)
+    free = len(y) - len(_rows_of(classes)) - 1
+    if spread < 1e-9 or free < 1:
+        return 0.0, np.inf
+    slope = float(x @ y) / spread
+    rest = y - slope * x
+    return slope, float(np.sqrt(rest @ rest / free / spread))
