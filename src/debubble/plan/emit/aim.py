@@ -30,7 +30,7 @@ class Aim:
         return self.ranks * self.chunks
 
 
-def aim_of(change: Change, setting: Setting) -> Aim:
+def aim_of(change: Change, setting: Setting, *, layers_matter: bool = True) -> Aim:
     """Put a change upon a run; refuse one that no framework could run."""
     _check_counts(change, setting)
     schedule = change.schedule or setting.schedule
@@ -43,11 +43,7 @@ def aim_of(change: Change, setting: Setting) -> Aim:
         microbatches = 1 + max(action.microbatch for actions in order for action in actions)
         placement = tuple(tuple(sorted({action.stage for action in actions})) for actions in order)
         chunks = len(placement[0])
-    split = change.split
-    if split is None and chunks != setting.chunks:
-        split = _even_split(setting, setting.ranks * chunks)
-    if split is not None:
-        _check_split(split, setting, setting.ranks * chunks)
+    split = _split_of(change, setting, chunks) if layers_matter else None
     return Aim(
         ranks=setting.ranks,
         chunks=chunks,
@@ -104,6 +100,15 @@ def _order_in_file(file: str, change: Change, setting: Setting) -> Order:
             file=file,
         )
     return order
+
+
+def _split_of(change: Change, setting: Setting, chunks: int) -> tuple[int, ...] | None:
+    """Return the split, where it is new: as said, or even where there are other stages."""
+    stages = setting.ranks * chunks
+    if change.split is not None:
+        _check_split(change.split, setting, stages)
+        return change.split
+    return None if chunks == setting.chunks else _even_split(setting, stages)
 
 
 def _even_split(setting: Setting, stages: int) -> tuple[int, ...]:

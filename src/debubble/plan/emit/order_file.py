@@ -14,7 +14,7 @@ FILE = "order.csv"
 
 def emit(change: Change, setting: Setting) -> str:
     """Write the order; the split of layers is no part of it."""
-    aim = aim_of(change, setting)
+    aim = aim_of(change, setting, layers_matter=False)
     if change == Change(split=change.split, hold=change.hold):
         raise UsageError(
             "an order of passes says nothing of layers",

@@ -35,7 +35,9 @@ def emit(change: Change, setting: Setting) -> str:
     body: list[str] = []
     notes = ["torch.distributed.pipelining (checked with torch 2.13)."]
     if aim.split is not None:
-        imports.append("from torch.distributed.pipelining import SplitPoint, pipeline")
+        imports.append(
+            "from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline"
+        )
         body += [_split_spec(aim.split), _stages(aim)]
         notes.append(
             f"Assumes layers called layers.0 to layers.{sum(aim.split) - 1}: "
@@ -63,7 +65,9 @@ def _stages(aim: Aim) -> str:
         f"stages_of_rank = {{\n{rows}}}\n"
         "pipe = pipeline(model, mb_args=(example,), split_spec=split_spec)\n"
         "stages = [\n"
-        "    pipe.build_stage(stage, device=device, group=pp_group)\n"
+        "    PipelineStage(\n"
+        f"        pipe.get_stage_module(stage), stage, {aim.stages}, device, group=pp_group\n"
+        "    )\n"
         "    for stage in stages_of_rank[pp_rank]\n"
         "]\n"
     )
@@ -79,7 +83,8 @@ def _schedule(change: Change, aim: Aim, known: TorchSchedule | None) -> str:
     sizes = f"n_microbatches={microbatches_of(aim)}, loss_fn=loss_fn"
     if known is None:
         file = FILE if aim.schedule in SCHEDULES else aim.schedule
-        return f"schedule = _PipelineScheduleRuntime(stages, {sizes})\nschedule._load_csv({json.dumps(file)})\n"
+        made = f"schedule = _PipelineScheduleRuntime(stages, {sizes})"
+        return f"{made}\nschedule._load_csv({json.dumps(file)})\n"
     deferred = ", defer_pp_recv=True" if change.overlap else ""
     stages = "stages[0]" if known.one_stage else "stages"
     return f"schedule = Schedule{known.name}({stages}, {sizes}{deferred})\n"
