@@ -65,9 +65,8 @@ def _stages(aim: Aim) -> str:
         f"stages_of_rank = {{\n{rows}}}\n"
         "pipe = pipeline(model, mb_args=(example,), split_spec=split_spec)\n"
         "stages = [\n"
-        "    PipelineStage(\n"
-        f"        pipe.get_stage_module(stage), stage, {aim.stages}, device, group=pp_group\n"
-        "    )\n"
+        "    PipelineStage(pipe.get_stage_module(stage), stage, "
+        f"{aim.stages}, device, group=pp_group)\n"
         "    for stage in stages_of_rank[pp_rank]\n"
         "]\n"
     )
