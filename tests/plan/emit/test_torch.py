@@ -158,6 +158,11 @@ def test_an_order_of_your_own_is_loaded_from_where_it_is(tmp_path):
         (Change(schedule="forward-only"), RUN, "forward-only by name"),
         (Change(overlap=False), RUN, "to wait for transfers"),
         (Change(microbatches=8), Setting(ranks=4), "which schedule the run has is not known"),
+        (
+            Change(split=(1, 1, 1, 1)),
+            Setting(ranks=2, layers=4, chunks=2),
+            "which schedule the run has is not known",
+        ),
         (Change(schedule="gpipe"), Setting(ranks=4), "how many microbatches the run has"),
         (Change(microbatches=3), RUN, "1F1B needs a microbatch for each of 4 stages, not 3"),
     ],

@@ -8,7 +8,7 @@ from itertools import accumulate
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit.aim import Aim, aim_of
 from debubble.plan.emit.order_file import FILE
-from debubble.plan.emit.refuse import microbatches_of
+from debubble.plan.emit.refuse import microbatches_of, schedule_of
 from debubble.plan.emit.sizes import divides_note
 from debubble.plan.emit.text import comment
 from debubble.plan.emit.torch_rules import TorchSchedule, splits_backward, torch_schedule
@@ -58,7 +58,9 @@ def _split_spec(split: tuple[int, ...]) -> str:
 
 
 def _stages(aim: Aim) -> str:
-    """Write how a rank builds its stages; where the schedule is not known, one a rank."""
+    """Write how a rank builds its stages. Which of several it holds, the schedule tells."""
+    if aim.chunks > 1:
+        schedule_of(aim)
     placement = aim.placement or tuple((rank,) for rank in range(aim.ranks))
     rows = "".join(f"    {rank}: {list(stages)},\n" for rank, stages in enumerate(placement))
     return (
