@@ -84,7 +84,6 @@ def _sizes(change: Change, setting: Setting, microbatches: int, dialect: Dialect
     if dialect.counts_microbatches:
         words = [f"--parallelism.num_pp_microbatches {microbatches}"]
         if change.hold == "batch":
-            shell_shrunk(change, setting)  # refuses a batch that does not cut so
             size = shell_shrunk(change, _of_unknown_size(setting), _TOKENS)
             words.append(f"--training.num_tokens_per_microbatch_per_dp_rank {size}")
         return words
