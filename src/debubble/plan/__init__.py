@@ -1,0 +1,1 @@
+"""What a run cost in → what to change, ranked, and how to write the change down."""

@@ -1,0 +1,42 @@
+"""What a plan would change, and what is known of the run that it changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Hold = Literal["microbatch", "batch"]
+"""What stays as it is when the number of microbatches changes: the size of each, or of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What to do differently; None leaves it as it is."""
+
+    split: tuple[int, ...] | None = None
+    """Layers of each stage, in the order of stages."""
+    microbatches: int | None = None
+    hold: Hold = "microbatch"
+    schedule: str | None = None
+    """A name of `schedules.SCHEDULES`, or the path of an order as CSV."""
+    chunks: int | None = None
+    """Stages a rank."""
+    overlap: bool | None = None
+    """Transfers beside compute, where the framework waits for them now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is known of the run as it is; None is not known."""
+
+    ranks: int
+    """Ranks of one pipeline: p."""
+    layers: int | None = None
+    """Layers of the whole model, embedding and head not counted."""
+    microbatches: int | None = None
+    schedule: str | None = None
+    chunks: int = 1
+    microbatch_size: int | None = None
+    """Samples of one microbatch."""
+    data_parallel: int | None = None
+    """Replicas of the model, each with a share of the batch."""

@@ -1,0 +1,53 @@
+"""SGLang: an environment variable for the split, a flag for the microbatches in flight."""
+
+from __future__ import annotations
+
+from debubble.plan.change import Change, Setting
+from debubble.plan.emit.aim import Aim, aim_of
+from debubble.plan.emit.refuse import cannot, refuse_overlap, refuse_schedule
+from debubble.plan.emit.sizes import divides_note, explain_names, shell_shrunk
+from debubble.plan.emit.text import comment, flags
+
+_NAME = "SGLang"
+
+
+def emit(change: Change, setting: Setting) -> str:
+    """Write the split as an environment variable and the microbatches as flags."""
+    aim = aim_of(change, setting)
+    refuse_schedule(_NAME, change, aim, "change the split: a rank holds one stage in SGLang")
+    refuse_overlap(_NAME, change, "--pp-async-batch-depth puts more microbatches in flight")
+    parts: list[str] = []
+    if aim.split is not None:
+        if aim.ranks == 1:
+            raise cannot(_NAME, "a split of one stage", "there is nothing to split on one rank")
+        entries = ",".join(map(str, aim.split))
+        parts += [
+            comment(
+                "SGLang: set this the same on every node, before the server starts.",
+                "The embedding stays on the first rank, norm and head on the last.",
+            ),
+            f'export SGLANG_PP_LAYER_PARTITION="{entries}"\n',
+        ]
+    if change.microbatches is not None:
+        parts.append(_microbatches(change, setting, aim))
+    else:
+        parts.append(comment(f"It goes with: --pp-size {aim.ranks}"))
+    return "".join(parts)
+
+
+def _microbatches(change: Change, setting: Setting, aim: Aim) -> str:
+    """Write the flags for the microbatches in flight: one a rank, and `depth` more."""
+    depth = (change.microbatches or 0) - aim.ranks
+    if depth < 0:
+        raise cannot(
+            _NAME,
+            f"to keep {change.microbatches} microbatches in flight on {aim.ranks} ranks",
+            f"give {aim.ranks} or more",
+        )
+    words = [f"--pp-size {aim.ranks}", f"--pp-async-batch-depth {depth}"]
+    notes: list[str] = []
+    if change.hold == "batch":
+        notes = divides_note(change, setting)
+        words.append(f"--pp-max-micro-batch-size {shell_shrunk(change, setting)}")
+    text = flags(words)
+    return comment("SGLang: flags of the launch line.", *notes, *explain_names(text)) + text

@@ -1,0 +1,144 @@
+"""torchtitan: flags of the launch line, in the words of three versions."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from debubble.errors import UsageError
+from debubble.plan.change import Change, Setting
+from debubble.plan.emit.aim import Aim, aim_of
+from debubble.plan.emit.module_names import Names, describe, modules_of_stages
+from debubble.plan.emit.order_file import FILE
+from debubble.plan.emit.refuse import cannot
+from debubble.plan.emit.sizes import (
+    MICROBATCH_SIZE,
+    divides_note,
+    explain_names,
+    shell_product,
+    shell_shrunk,
+)
+from debubble.plan.emit.text import comment, flags
+from debubble.plan.emit.torch_rules import splits_backward, torch_schedule
+from debubble.schedules import SCHEDULES, Shape, place_stages
+
+_NAME = "torchtitan"
+_TOKENS = "TOKENS_PER_MICROBATCH"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """What a version calls things."""
+
+    version: str
+    head: str
+    split: str
+    counts_microbatches: bool
+    """It takes their number; else their size, and the number follows from the batch."""
+
+
+V0_2_2 = Dialect(
+    version="0.2.2", head="output", split="module_fqns_per_model_part", counts_microbatches=False
+)
+V0_3_0 = Dialect(
+    version="0.3.0", head="lm_head", split="module_fqns_per_model_part", counts_microbatches=False
+)
+MAIN = Dialect(
+    version="main",
+    head="lm_head",
+    split="pipeline_parallel_module_fqns_per_model_part",
+    counts_microbatches=True,
+)
+
+
+def emit(change: Change, setting: Setting, dialect: Dialect = V0_3_0) -> str:
+    """Write the flags that bring the change about."""
+    aim = aim_of(change, setting)
+    words = [f"--parallelism.pipeline_parallel_degree {aim.ranks}"]
+    notes = [f"torchtitan {dialect.version}: flags of the launch line."]
+    if aim.split is not None:
+        names = Names(before=("tok_embeddings",), layer="layers.", after=("norm", dialect.head))
+        stages = modules_of_stages(aim.split, names)
+        words.append(f"--parallelism.{dialect.split} {' '.join(map(','.join, stages))}")
+        notes += [
+            describe(names, sum(aim.split)),
+            "Leave pipeline_parallel_layers_per_stage unset.",
+        ]
+        if dialect is MAIN:
+            notes.append(
+                "Until August 2026 main called it --parallelism.module_fqns_per_model_part."
+            )
+    if change.microbatches is not None:
+        words += _sizes(change, setting, change.microbatches, dialect)
+        notes += _batch_notes(change, setting, dialect)
+    if change != Change(split=change.split, hold=change.hold):
+        words += _schedule(change, aim)
+        notes += _schedule_notes(aim, words)
+    text = flags(words)
+    if _TOKENS in text:
+        notes.append(f"Set {_TOKENS} first: num_tokens_per_microbatch_per_dp_rank as it is now.")
+    return comment(*notes, *explain_names(text)) + text
+
+
+def _sizes(change: Change, setting: Setting, microbatches: int, dialect: Dialect) -> list[str]:
+    if dialect.counts_microbatches:
+        words = [f"--parallelism.num_pp_microbatches {microbatches}"]
+        if change.hold == "batch":
+            size = shell_shrunk(change, _of_unknown_size(setting), _TOKENS)
+            words.append(f"--training.num_tokens_per_microbatch_per_dp_rank {size}")
+        return words
+    if change.hold == "batch":
+        size = shell_shrunk(change, setting)
+        return [f"--parallelism.pipeline_parallel_microbatch_size {size}"]
+    batch = shell_product(microbatches, {MICROBATCH_SIZE: setting.microbatch_size})
+    return [f"--training.local_batch_size {batch}"]
+
+
+def _of_unknown_size(setting: Setting) -> Setting:
+    """Return the setting without its samples: tokens are not known from them."""
+    return Setting(ranks=setting.ranks, microbatches=setting.microbatches)
+
+
+def _batch_notes(change: Change, setting: Setting, dialect: Dialect) -> list[str]:
+    if change.hold == "batch":
+        return divides_note(change, setting)
+    whole = "num_tokens_per_train_step" if dialect.counts_microbatches else "global_batch_size"
+    return [f"The batch grows: let training.{whole} grow with it, where it is set."]
+
+
+def _schedule(change: Change, aim: Aim) -> list[str]:
+    known = torch_schedule(_NAME, change, aim)
+    if known is not None:
+        if change.overlap:
+            raise cannot(
+                _NAME,
+                f"to overlap more than {known.name} does already",
+                "--emit torch writes defer_pp_recv for a pipeline of your own",
+            )
+        return [f"--parallelism.pipeline_parallel_schedule {known.name}"]
+    file = FILE if aim.schedule in SCHEDULES else shlex.quote(aim.schedule or "")
+    return [
+        f"--parallelism.pipeline_parallel_schedule {_placing_name(aim)}",
+        f"--parallelism.pipeline_parallel_schedule_csv {file}",
+    ]
+
+
+def _placing_name(aim: Aim) -> str:
+    """Return the schedule that places stages as the order does: beside a file, it does no more."""
+    if aim.placement == place_stages(Shape.LOOP, aim.ranks, aim.chunks):
+        return "PipelineScheduleSingle" if aim.chunks == 1 else "PipelineScheduleMulti"
+    if aim.placement == place_stages(Shape.V, aim.ranks, aim.chunks) and aim.chunks == 2:
+        return "ZBVZeroBubble"
+    raise UsageError(
+        "torchtitan places stages in a loop or in a V, this order does neither",
+        hint="give an order whose stages run around the ranks",
+    )
+
+
+def _schedule_notes(aim: Aim, words: list[str]) -> list[str]:
+    notes: list[str] = []
+    if any(word.endswith(f"_csv {FILE}") for word in words):
+        notes.append(f"{FILE}: the same option, written as csv.")
+    if splits_backward(aim):
+        notes.append("Leave compile.enable off: torch.compile cannot run I and W apart.")
+    return notes

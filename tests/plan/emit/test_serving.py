@@ -1,0 +1,105 @@
+"""vLLM, SGLang, TensorRT-LLM: layers by rank, read back as each of them reads them."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given
+from pasted import code_of, comments_of, flags_of, paste_exports, paste_flags, setting_for, splits
+
+from debubble.errors import UsageError
+from debubble.plan.change import Change, Setting
+from debubble.plan.emit import emit
+
+RUN = Setting(ranks=4, layers=61, microbatches=4)
+ENGINES = ["vllm", "sglang", "tensorrt-llm"]
+
+
+def partition_of(framework, text):
+    """The layers of each rank and the ranks, out of the text."""
+    if framework == "tensorrt-llm":
+        options = yaml.safe_load(text)
+        return options["pp_partition"], options["pipeline_parallel_size"]
+    [line] = code_of(text).splitlines()
+    name, _, value = line.removeprefix("export ").partition("=")
+    assert name == f"{framework.upper()}_PP_LAYER_PARTITION"
+    flag = {"vllm": "--pipeline-parallel-size", "sglang": "--pp-size"}[framework]
+    return [int(part) for part in value.strip('"').split(",")], int(
+        comments_of(text)[-1].rpartition(f"{flag} ")[2]
+    )
+
+
+@pytest.mark.parametrize("framework", ENGINES)
+@given(splits(most_chunks=1))
+def test_each_rank_gets_its_layers(framework, sizes):
+    ranks, _, split = sizes
+    text = emit(framework, Change(split=split), setting_for(ranks, split))
+    assert partition_of(framework, text) == (list(split), ranks)
+
+
+@pytest.mark.parametrize("framework", ["vllm", "sglang"])
+def test_a_shell_hands_the_split_to_the_server(framework):
+    text = emit(framework, Change(split=(15, 15, 15, 16)), RUN)
+    environment = paste_exports(text)
+    assert environment[f"{framework.upper()}_PP_LAYER_PARTITION"] == "15,15,15,16"
+
+
+@pytest.mark.parametrize("framework", ENGINES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        Change(schedule="1f1b"),
+        Change(chunks=1),
+        Change(overlap=True),
+        Change(overlap=False),
+        Change(split=(15, 15, 15, 16), schedule="gpipe"),
+    ],
+)
+def test_what_an_engine_does_by_itself_is_refused(framework, change):
+    with pytest.raises(UsageError, match="cannot be told") as caught:
+        emit(framework, change, RUN)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("framework", ENGINES)
+def test_two_stages_a_rank_are_refused(framework):
+    run = Setting(ranks=2, layers=8, chunks=2)
+    with pytest.raises(UsageError, match="a schedule or stages a rank"):
+        emit(framework, Change(split=(2, 2, 2, 2)), run)
+
+
+@pytest.mark.parametrize("framework", ["vllm", "tensorrt-llm"])
+def test_a_number_of_microbatches_is_refused_where_there_is_none(framework):
+    with pytest.raises(UsageError, match="a number of microbatches"):
+        emit(framework, Change(microbatches=8), RUN)
+    with pytest.raises(UsageError, match="a number of microbatches"):
+        emit(framework, Change(microbatches=8, split=(15, 15, 15, 16)), RUN)
+
+
+def test_sglang_keeps_one_microbatch_a_rank_in_flight_and_the_depth_more():
+    flags = flags_of(emit("sglang", Change(microbatches=6), RUN))
+    assert flags == {"--pp-size": ["4"], "--pp-async-batch-depth": ["2"]}
+
+
+def test_sglang_cannot_keep_fewer_microbatches_in_flight_than_ranks():
+    with pytest.raises(UsageError, match="3 microbatches in flight on 4 ranks"):
+        emit("sglang", Change(microbatches=3), RUN)
+
+
+def test_sglang_with_the_batch_held_gets_smaller_microbatches():
+    text = emit("sglang", Change(microbatches=8, hold="batch"), RUN)
+    assert paste_flags(text, MICROBATCH_SIZE=64)[-1] == "32"
+    known = Setting(ranks=4, microbatches=4, microbatch_size=6)
+    flags = flags_of(emit("sglang", Change(microbatches=8, hold="batch"), known))
+    assert flags["--pp-max-micro-batch-size"] == ["3"]
+
+
+def test_sglang_takes_split_and_microbatches_together():
+    text = emit("sglang", Change(split=(15, 15, 15, 16), microbatches=5), RUN)
+    assert 'export SGLANG_PP_LAYER_PARTITION="15,15,15,16"\n' in text
+    assert "--pp-async-batch-depth 1\n" in text
+
+
+def test_sglang_ignores_a_split_on_one_rank_so_it_is_refused():
+    with pytest.raises(UsageError, match="a split of one stage"):
+        emit("sglang", Change(split=(8,)), Setting(ranks=1, layers=8))

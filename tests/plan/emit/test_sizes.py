@@ -1,0 +1,61 @@
+"""Batch and microbatch after a change of their number: right where known, arithmetic where not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pasted import comments_of, paste_flags
+
+from debubble.errors import UsageError
+from debubble.plan.change import Change, Setting
+from debubble.plan.emit import emit
+from debubble.plan.emit.sizes import python_product, python_shrunk, shell_shrunk, shrunk_size
+
+HELD = Change(microbatches=16, hold="batch")
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
+def test_a_held_batch_has_as_many_samples_as_before_or_is_refused(now, then, size):
+    change = Change(microbatches=then, hold="batch")
+    run = Setting(ranks=2, microbatches=now, microbatch_size=size)
+    if now * size % then:
+        with pytest.raises(UsageError, match="does not cut into"):
+            shrunk_size(change, run)
+    else:
+        assert shrunk_size(change, run) * then == now * size
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 8))
+def test_of_unknown_size_it_is_arithmetic_that_comes_out_the_same(now, then, factor):
+    size = factor * then
+    change, run = Change(microbatches=then, hold="batch"), Setting(ranks=2, microbatches=now)
+    expression = python_shrunk(change, run, "size")
+    assert eval(expression, {"size": size}) * then == now * size  # noqa: S307
+
+
+def test_a_shell_calculates_an_unknown_size():
+    text = emit("megatron", HELD, Setting(ranks=4, microbatches=12))
+    assert "The size of a microbatch as it is now must divide by 4." in comments_of(text)
+    assert paste_flags(text, MICROBATCH_SIZE=8)[-2:] == ["--micro-batch-size", "6"]
+
+
+def test_a_shell_refuses_to_start_without_the_size():
+    assert paste_flags(emit("megatron", HELD, Setting(ranks=4, microbatches=8))) is None
+
+
+def test_nothing_is_said_of_dividing_where_the_microbatch_grows():
+    change = Change(microbatches=4, hold="batch")
+    assert shell_shrunk(change, Setting(ranks=4, microbatches=8)) == "$((${MICROBATCH_SIZE:?} * 2))"
+    text = emit("megatron", change, Setting(ranks=4, microbatches=8))
+    assert not any("divide" in line for line in comments_of(text))
+
+
+def test_a_batch_cannot_be_held_that_is_not_known():
+    with pytest.raises(UsageError, match="how many microbatches the run has is not known"):
+        shrunk_size(HELD, Setting(ranks=4))
+
+
+def test_known_factors_are_multiplied_and_unknown_ones_named():
+    assert python_product(16, {"A": 2, "B": None}) == "32 * B"
+    assert python_product(16, {"A": 2, "B": 3}) == "96"

@@ -1,0 +1,179 @@
+"""torch's snippet against torch's own classes, as far as one process goes, and its rules."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from pasted import comments_of, setting_for, splits
+
+from debubble.errors import UsageError
+from debubble.plan.change import Change, Setting
+from debubble.plan.emit import emit
+from debubble.schedules import format_order, order_of
+
+RUN = Setting(ranks=4, layers=32, microbatches=8, schedule="1f1b")
+NAMED = ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb", "zbv", "dualpipe-v"]
+
+
+def assigned(text, name):
+    """What the snippet assigns to a name, as text."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return node.value
+    return None
+
+
+def cuts_of(text):
+    keys = [ast.literal_eval(key) for key in assigned(text, "split_spec").keys]
+    return [int(key.removeprefix("layers.")) for key in keys]
+
+
+def allowed(name, ranks, stages, microbatches):
+    """torch's own rules, from its sources."""
+    if name in {"1f1b", "dualpipe-v"} and microbatches < stages:
+        return False
+    whole = name not in {"interleaved-1f1b", "interleaved-zb"}
+    return whole or microbatches % max(1, microbatches // ranks) == 0
+
+
+@given(splits(), st.sampled_from(["loop", "v"]))
+def test_cuts_add_up_to_the_split_and_each_stage_has_one_rank(sizes, shape):
+    ranks, chunks, split = sizes
+    assume(shape == "loop" or chunks == 2)
+    name = "zbv" if shape == "v" else "1f1b" if chunks == 1 else "looped-bfs"
+    run = setting_for(ranks, split, microbatches=ranks)
+    text = emit("torch", Change(split=split, schedule=name, chunks=chunks), run)
+    bounds = [0, *cuts_of(text), sum(split)]
+    assert [end - first for first, end in pairwise(bounds)] == list(split)
+    placed = ast.literal_eval(assigned(text, "stages_of_rank"))
+    assert sorted(sum(placed.values(), [])) == list(range(ranks * chunks))  # noqa: RUF017
+    for rank, stages in placed.items():
+        if shape == "v":
+            assert stages == [rank, 2 * ranks - 1 - rank]
+        else:
+            assert stages == [rank + chunk * ranks for chunk in range(chunks)]
+
+
+@given(st.sampled_from(NAMED), st.integers(1, 6), st.integers(1, 30), st.integers(1, 3))
+def test_sizes_are_refused_exactly_where_torch_refuses_them(name, ranks, microbatches, chunks):
+    one = name in {"gpipe", "1f1b"}
+    assume((chunks == 1) == one and (chunks == 2 or name not in {"zbv", "dualpipe-v"}))
+    run = Setting(ranks=ranks, layers=ranks * chunks, microbatches=microbatches)
+    change = Change(schedule=name, chunks=chunks)
+    if allowed(name, ranks, ranks * chunks, microbatches):
+        assert f"n_microbatches={microbatches}," in emit("torch", change, run)
+    else:
+        with pytest.raises(UsageError, match="microbatch"):
+            emit("torch", change, run)
+
+
+@pytest.mark.parametrize("overlap", [None, True])
+@pytest.mark.parametrize("name", [*NAMED, "zb-h1", "zb-h2"])
+def test_names_and_arguments_are_torchs_own(name, overlap):
+    pytest.importorskip("torch")
+    text = emit("torch", Change(schedule=name, overlap=overlap), RUN)
+    names = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module)
+            names |= {alias.name: getattr(module, alias.name) for alias in node.names}
+    call = assigned(text, "schedule")
+    made = names[call.func.id]
+    keywords = {keyword.arg: None for keyword in call.keywords}
+    if call.func.id == "_PipelineScheduleRuntime":
+        made = importlib.import_module(made.__module__).PipelineScheduleMulti
+    inspect.signature(made).bind(None, **keywords)
+    single = "stage" in inspect.signature(made).parameters
+    assert ast.unparse(call.args[0]) == ("stages[0]" if single else "stages")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch warns of itself
+def test_a_real_model_is_cut_as_the_split_says():
+    torch = pytest.importorskip("torch")
+    pipelining = importlib.import_module("torch.distributed.pipelining")
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(7))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    split = (1, 3, 2, 1)
+    text = emit("torch", Change(split=split), Setting(ranks=4, layers=7))
+    spec = eval(  # noqa: S307
+        ast.unparse(assigned(text, "split_spec")), {"SplitPoint": pipelining.SplitPoint}
+    )
+    pipe = pipelining.pipeline(Model(), mb_args=(torch.ones(1, 2),), split_spec=spec)
+    layers = [len(list(pipe.get_stage_module(stage).parameters())) // 2 for stage in range(4)]
+    assert tuple(layers) == split
+
+
+def test_a_split_alone_leaves_the_schedule_alone():
+    text = emit("torch", Change(split=(8,) * 4), Setting(ranks=4, layers=32))
+    assert assigned(text, "schedule") is None
+    assert "Schedule" not in text
+
+
+def test_a_schedule_alone_leaves_the_model_alone_and_asks_for_the_stages():
+    text = emit("torch", Change(schedule="gpipe"), RUN)
+    assert assigned(text, "split_spec") is None
+    assert "Given: stages, the stages of the rank, lowest first." in comments_of(text)
+
+
+def test_where_stages_move_to_other_ranks_it_is_said_to_which():
+    run = Setting(ranks=2, microbatches=8, schedule="interleaved-1f1b", chunks=2)
+    text = emit("torch", Change(schedule="zbv"), run)
+    assert "Stages, rank by rank: [0, 3], [1, 2]." in comments_of(text)
+
+
+def test_overlap_defers_receives_where_the_class_can_and_else_takes_the_runtime():
+    several = emit("torch", Change(schedule="zbv", overlap=True), RUN)
+    assert "defer_pp_recv=True" in several
+    single = emit("torch", Change(overlap=True), RUN)
+    assert "_PipelineScheduleRuntime" in single
+    assert 'schedule._load_csv("order.csv")' in single
+
+
+def test_an_order_of_your_own_is_loaded_from_where_it_is(tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text(format_order(order_of("zb-h2", 4, 8)), "utf-8")
+    text = emit("torch", Change(schedule=str(file)), RUN)
+    [load] = [node for node in ast.parse(text).body if isinstance(node, ast.Expr)]
+    assert ast.literal_eval(load.value.args[0]) == str(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "run", "message"),
+    [
+        (Change(schedule="forward-only"), RUN, "forward-only by name"),
+        (Change(overlap=False), RUN, "to wait for transfers"),
+        (Change(microbatches=8), Setting(ranks=4), "which schedule the run has is not known"),
+        (
+            Change(split=(1, 1, 1, 1)),
+            Setting(ranks=2, layers=4, chunks=2),
+            "which schedule the run has is not known",
+        ),
+        (Change(schedule="gpipe"), Setting(ranks=4), "how many microbatches the run has"),
+        (Change(microbatches=3), RUN, "1F1B needs a microbatch for each of 4 stages, not 3"),
+    ],
+)
+def test_what_torch_cannot_do_or_nobody_knows_is_refused(change, run, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        emit("torch", change, run)
+    assert caught.value.hint
+
+
+def test_a_held_batch_must_cut_evenly():
+    run = Setting(ranks=4, microbatches=8, schedule="gpipe", microbatch_size=1)
+    with pytest.raises(UsageError, match="8 samples does not cut into 16"):
+        emit("torch", Change(microbatches=16, hold="batch"), run)
