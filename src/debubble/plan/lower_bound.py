@@ -11,13 +11,12 @@ import numpy as np
 
 from debubble.plan.min_max import min_max
 from debubble.plan.split_problem import (
-    F64,
     SplitProblem,
     fits_alone,
     seconds_of_blocks,
     seconds_of_splits,
 )
-from debubble.timeline.model import I64
+from debubble.timeline.model import F64, I64
 
 
 def bound_splits(problem: SplitProblem, splits: I64) -> F64:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.plan.split_problem import F64, SplitProblem, bytes_of_blocks, fits_alone
-from debubble.timeline.model import I64
+from debubble.plan.split_problem import SplitProblem, bytes_of_blocks, fits_alone
+from debubble.timeline.model import F64, I64
 
 Flags = NDArray[np.bool_]
 

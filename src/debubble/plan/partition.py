@@ -18,14 +18,13 @@ from debubble.errors import NoSplitFits, UsageError
 from debubble.plan.lower_bound import blocks_bound, bound_all, bound_splits
 from debubble.plan.min_max import find_misfit, min_max
 from debubble.plan.split_problem import (
-    F64,
     SplitProblem,
     fits_alone,
     overflow_by_rank,
     overflow_of,
     seconds_of_blocks,
 )
-from debubble.timeline.model import I64
+from debubble.timeline.model import F64, I64
 from debubble.units import show_bytes
 
 Evaluate = Callable[[I64], F64]

@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import UsageError
-from debubble.timeline.model import I64
-
-F64 = NDArray[np.float64]
+from debubble.timeline.model import F64, I64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
