@@ -8,6 +8,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 │   ├── NotATrace        it is readable, but it is something else
 │   └── TraceTooLarge    it inflates beyond the limits
 ├── NoPipeline           traces without a pipeline in them
+├── NoSplitFits          the layers do not fit the stages' memory, however they are split
 └── DemoError            the demo's own pipeline failed
 """
 
@@ -69,6 +70,10 @@ class TraceTooLarge(TraceError):
 
 class NoPipeline(DebubbleError):
     """The traces can be read, but no pipeline is in them."""
+
+
+class NoSplitFits(DebubbleError):
+    """The layers do not fit the stages' memory, however they are split."""
 
 
 class DemoError(DebubbleError):

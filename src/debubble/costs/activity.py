@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from debubble.timeline.model import I64
-
-F64 = NDArray[np.float64]
+from debubble.timeline.model import F64, I64
 
 # A device's clock follows its load with this delay or so; measured on an H200.
 TRAILING_NS = 40_000_000

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.costs.activity import F64, trailing_activity
-from debubble.timeline.model import Passes, PassKind, RankTimeline, Timeline
+from debubble.costs.activity import trailing_activity
+from debubble.timeline.model import F64, Passes, PassKind, RankTimeline, Timeline
 
 # Whole backward passes of a first stage that is written as a weight gradient alone.
 WHOLE = 4

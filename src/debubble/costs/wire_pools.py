@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.costs.activity import F64
-from debubble.timeline.model import Timeline, Transfers
+from debubble.timeline.model import F64, Timeline, Transfers
 
 # Both ways at once against one way, where a run shows only one of them.
 _BOTH_OVER_ONE = 1.15

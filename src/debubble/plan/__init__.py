@@ -1,1 +1,1 @@
-"""What a run cost in → what to change, ranked, and how to write the change down."""
+"""What to change, and what each change would buy before anyone tries it."""

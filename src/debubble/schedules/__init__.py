@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from debubble.schedules.finish import can_finish, check_order
+from debubble.schedules.in_flight import Held, hold, most_in_flight, most_with_gradients
 from debubble.schedules.model import Action, Order
 from debubble.schedules.order_csv import format_order, parse_order, read_order
 from debubble.schedules.placement import Placement, Shape, place_stages
@@ -12,6 +13,7 @@ from debubble.schedules.statement import Statement, state_schedule
 __all__ = [
     "SCHEDULES",
     "Action",
+    "Held",
     "Order",
     "Placement",
     "Shape",
@@ -20,6 +22,9 @@ __all__ = [
     "candidate_orders",
     "check_order",
     "format_order",
+    "hold",
+    "most_in_flight",
+    "most_with_gradients",
     "order_of",
     "parse_order",
     "place_stages",

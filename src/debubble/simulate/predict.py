@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from debubble.costs.activity import F64, trailing_activity
+from debubble.costs.activity import trailing_activity
 from debubble.costs.pass_model import WHOLE, PassModel
 from debubble.schedules import Order
 from debubble.simulate.communication import Communication
@@ -20,7 +20,7 @@ from debubble.simulate.events import NEVER_NS
 from debubble.simulate.planned import plan_program
 from debubble.simulate.program import Lengths, Program, Times, in_exchange
 from debubble.simulate.source import Source
-from debubble.timeline.model import I64, PassKind
+from debubble.timeline.model import F64, I64, PassKind
 
 # Input and weight gradients apart take so much more than together: measured.
 _SPLIT_COSTS = 1.05

@@ -8,7 +8,7 @@ import numpy as np
 
 from debubble.timeline.grouping import number_passes
 from debubble.timeline.labels import Assignment
-from debubble.timeline.model import I32, I64, MemoryFigures, PassKind
+from debubble.timeline.model import F64, I32, I64, MemoryFigures, PassKind
 from debubble.timeline.work import Work
 from debubble.trace.columns import MemoryDevice, RankTrace
 
@@ -30,18 +30,20 @@ def measure_memory(
     if not len(allocated) or allocated.max() < 0:
         return None
     reserved = trace.memory.reserved_bytes[on_device]
-    after, in_flight, reduced = _in_flight(work, assignment, step)
-    row = np.searchsorted(moments, after, side="right") - 1
+    levels = _levels(work, assignment, step)
+    row = np.searchsorted(moments, levels.after_ns, side="right") - 1
     known = row >= 0
-    fit = _fit(in_flight[known], reduced[known], allocated[row[known]])
+    fit = _fit(levels.columns()[known], allocated[row[known]])
     peak = int(allocated.max())
     return MemoryFigures(
         peak_bytes=peak,
         peak_reserved_bytes=int(reserved.max()) if reserved.max() >= 0 else None,
         static_bytes=fit.static_bytes if fit else None,
         per_microbatch_bytes=fit.per_microbatch_bytes if fit else None,
+        gradient_bytes=fit.gradient_bytes if fit else None,
+        halfway_bytes=fit.halfway_bytes if fit else None,
         transient_bytes=max(0, peak - fit.highest_bytes) if fit else None,
-        most_in_flight=int(in_flight.max(initial=0)),
+        most_in_flight=int(levels.in_flight.max(initial=0)),
         limit_bytes=_limit(trace),
     )
 
@@ -50,12 +52,30 @@ def measure_memory(
 class _Fit:
     static_bytes: int
     per_microbatch_bytes: int
+    gradient_bytes: int
+    halfway_bytes: int
     highest_bytes: int
     """The most that the line itself reaches."""
 
 
-def _in_flight(work: Work, assignment: Assignment, step: I32) -> tuple[I64, I64, I64]:
-    """Return, each time a pass had been issued: when, microbatches in flight, gradients there."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Levels:
+    """What a rank had to keep, each time a pass had been issued."""
+
+    after_ns: I64
+    in_flight: I64
+    halfway: I64
+    """Of those in flight: with I behind them and W before them."""
+    reduced: F64
+    """Share of its stages that have gradients."""
+
+    def columns(self) -> F64:
+        """Return what the allocator's level is made of, a column each; the first is constant."""
+        parts = (np.ones(len(self.in_flight)), self.in_flight, self.halfway, self.reduced)
+        return np.stack(parts, axis=1)
+
+
+def _levels(work: Work, assignment: Assignment, step: I32) -> _Levels:
     kept = np.flatnonzero((assignment.kind >= 0) & (step >= 0))
     passes, group = number_passes(
         step[kept], assignment.stage[kept], assignment.kind[kept], assignment.microbatch[kept]
@@ -63,30 +83,43 @@ def _in_flight(work: Work, assignment: Assignment, step: I32) -> tuple[I64, I64,
     issued = np.zeros(passes.shape[1], dtype=np.int64)
     np.maximum.at(issued, group, work.issued_ns[kept])
     order = np.argsort(issued, kind="stable")
-    change = np.array([_KEEPS[PassKind(kind)] for kind in passes[2].tolist()], dtype=np.int64)
-    held = np.zeros(len(order), dtype=np.int64)
-    reduced = np.zeros(len(order), dtype=np.int64)
-    for number in np.unique(passes[0]).tolist():
-        mine = order[passes[0][order] == number]
+    numbers, stage, kind = passes[0], passes[1], passes[2]
+    change = np.array([_KEEPS[PassKind(one)] for one in kind.tolist()], dtype=np.int64)
+    stages, first_half = np.unique(stage), kind == PassKind.I
+    # Where I has no kernels, as on torch's first stage, W is the whole backward pass.
+    second_half = (kind == PassKind.W) & np.isin(stage, stage[first_half])
+    held, halfway = np.zeros(len(order), dtype=np.int64), np.zeros(len(order), dtype=np.int64)
+    reduced = np.zeros(len(order))
+    for number in np.unique(numbers).tolist():
+        mine = order[numbers[order] == number]
         held[mine] = np.cumsum(change[mine])
-        reduced[mine] = np.minimum(np.cumsum(change[mine] < 0), 1)
-    return issued[order], held[order], reduced[order]
+        halfway[mine] = np.cumsum(first_half[mine].astype(np.int64) - second_half[mine])
+        for one in stages.tolist():
+            ended = np.cumsum((change[mine] < 0) & (stage[mine] == one))
+            reduced[mine] += np.minimum(ended, 1) / len(stages)
+    return _Levels(
+        after_ns=issued[order],
+        in_flight=held[order],
+        halfway=halfway[order],
+        reduced=reduced[order],
+    )
 
 
-def _fit(in_flight: I64, reduced: I64, allocated: I64) -> _Fit | None:
+def _fit(columns: F64, allocated: I64) -> _Fit | None:
     """Fit bytes = static + slope * microbatches + gradients; None where nothing varies.
 
-    Gradients appear with a step's first backward pass and stay; they belong to what is static.
+    Gradients appear with a stage's first backward pass and stay; they belong to what is static.
     """
-    if len(in_flight) < _FEWEST_SAMPLES or np.ptp(in_flight) == 0:
+    if len(columns) < _FEWEST_SAMPLES or np.ptp(columns[:, 1]) == 0:
         return None
-    columns = np.stack((np.ones(len(in_flight)), in_flight, reduced), axis=1).astype(np.float64)
-    base, slope, gradients = np.linalg.lstsq(columns, allocated.astype(np.float64), rcond=None)[0]
-    highest = float((columns @ np.array([base, slope, gradients])).max())
+    shares = np.linalg.lstsq(columns, allocated.astype(np.float64), rcond=None)[0]
+    base, slope, halfway, gradients = shares.tolist()
     return _Fit(
-        static_bytes=round(float(base + gradients)),
-        per_microbatch_bytes=round(float(slope)),
-        highest_bytes=round(highest),
+        static_bytes=round(base + gradients),
+        per_microbatch_bytes=round(slope),
+        gradient_bytes=max(0, round(gradients)),
+        halfway_bytes=round(halfway),
+        highest_bytes=round(float((columns @ shares).max())),
     )
 
 

@@ -14,6 +14,7 @@ from debubble.units import NS_PER_US
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
+F64 = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 UNKNOWN = -1
@@ -125,6 +126,10 @@ class MemoryFigures:
     """What the peak has beyond the line: work space of a pass."""
     most_in_flight: int
     limit_bytes: int | None
+    gradient_bytes: int | None = None
+    """Of what is held, that which comes with a step's first backward pass."""
+    halfway_bytes: int | None = None
+    """What a microbatch takes more once it had I and waits for W; 0 where B is whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

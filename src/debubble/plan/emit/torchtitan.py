@@ -66,7 +66,7 @@ def emit(change: Change, setting: Setting, dialect: Dialect = V0_3_0) -> str:
         ]
         if dialect is MAIN:
             notes.append(
-                "Until August 2026 main called it --parallelism.module_fqns_per_model_part."
+                "Earlier states of main called it --parallelism.module_fqns_per_model_part."
             )
     if change.microbatches is not None:
         words += _sizes(change, setting, change.microbatches, dialect)

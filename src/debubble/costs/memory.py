@@ -1,0 +1,290 @@
+"""Measured runs in → what memory is held for; that and any order in → the peak of each rank.
+
+A rank holds what its layers are made of, their gradients from the first backward pass on, the
+activations of microbatches in flight, and for each microbatch of a step what the framework keeps:
+receive buffers, the batch itself. One run tells all but the last, for which its messages stand in;
+two runs with different numbers of microbatches tell that, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import floor
+from statistics import median
+
+import numpy as np
+
+from debubble.costs.memory_run import MemoryRun, RankMemory, microbatches_of
+from debubble.errors import UsageError
+from debubble.schedules import Order, hold
+
+# Torch keeps a microbatch's whole graph until W, and from I on the gradients of its outputs as
+# well: so much more of its activations, where no run with I and W was measured.
+HALFWAY_SHARE = 0.5
+# Gradients are fitted to within a few percent; optimizer states are whole multiples of them.
+_GRADIENT_TOLERANCE = 1.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCosts:
+    """What one rank holds besides its layers."""
+
+    fixed_bytes: float
+    """Whatever the number of layers and microbatches; the work space of a pass is in it."""
+    transient_bytes: float
+    """That work space."""
+    buffer_bytes: float
+    """For each microbatch of a step, in flight or not."""
+    activation_bytes: float
+    """For each microbatch in flight, beyond its layers: a loss, an embedding."""
+    gradient_bytes: float
+    """Beyond its layers."""
+    layers: tuple[int, ...] | None
+    """Of each stage, in the first run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCosts:
+    """What memory is held for; the layer's shares are 0 where layers could not be counted."""
+
+    ranks: tuple[RankCosts, ...]
+    layer_static_bytes: float
+    """Parameters and optimizer state of a layer."""
+    layer_gradient_bytes: float
+    layer_activation_bytes: float
+    """Of a layer, for each microbatch in flight."""
+    halfway_share: float
+    """What a microbatch takes more between I and W, as a share of its activations."""
+    message_bytes: float
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """What a rank is predicted to hold at most."""
+
+    peak_bytes: float
+    activation_bytes: float
+    """Of it, for microbatches in flight, at the peak."""
+    buffer_bytes: float
+    """Of it, for each microbatch of the step."""
+
+
+def fit_memory(
+    runs: Sequence[MemoryRun], *, layer_static_bytes: float | None = None
+) -> MemoryCosts:
+    """Fit one run, or several of the same model on as many ranks."""
+    if len({len(run.ranks) for run in runs}) != 1:
+        raise UsageError(
+            "these runs do not have the same number of ranks",
+            hint="give runs of one model on one number of ranks",
+        )
+    said: list[str] = []
+    activation = _per_layer(runs, "per_microbatch_bytes", whole=False)
+    gradient = _per_layer(runs, "gradient_bytes", whole=True)
+    if layer_static_bytes is None:
+        layer_static_bytes = _static_a_layer(runs, gradient, said)
+    if len({run.microbatches for run in runs}) == 1:
+        said.append("a receive buffer is kept for each microbatch; the batch itself is not counted")
+    costs = MemoryCosts(
+        ranks=(),
+        layer_static_bytes=layer_static_bytes,
+        layer_gradient_bytes=gradient,
+        layer_activation_bytes=activation,
+        halfway_share=_halfway(runs),
+        message_bytes=median(run.message_bytes for run in runs),
+        assumptions=tuple(said),
+    )
+    positions = range(len(runs[0].ranks))
+    return replace(costs, ranks=tuple(_fit_rank(runs, position, costs) for position in positions))
+
+
+def predict_peaks(
+    costs: MemoryCosts,
+    order: Order,
+    *,
+    layers: Sequence[int] | None = None,
+    token_scale: float = 1.0,
+) -> tuple[PeakMemory, ...]:
+    """Predict the peak of each rank in another order, with other layers a stage.
+
+    Without `layers` each rank keeps those it has. `token_scale` is the size of a microbatch
+    against the measured one.
+    """
+    if len(order) != len(costs.ranks):
+        raise UsageError(
+            f"{len(costs.ranks)} ranks were measured, not {len(order)}",
+            hint="memory is predicted for the measured number of ranks",
+        )
+    stages = 1 + max(action.stage for actions in order for action in actions)
+    if layers is not None and len(layers) != stages:
+        raise UsageError(
+            f"{len(layers)} numbers of layers do not fit {stages} stages",
+            hint="give one for each stage",
+        )
+    return tuple(
+        _predict_rank(costs, rank, order, position, layers=layers, scale=token_scale)
+        for position, rank in enumerate(costs.ranks)
+    )
+
+
+def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that may change)
+    costs: MemoryCosts,
+    rank: RankCosts,
+    order: Order,
+    position: int,
+    *,
+    layers: Sequence[int] | None,
+    scale: float,
+) -> PeakMemory:
+    mine = _layers_here(rank.layers, order, position, layers)
+    highest, activation = _highest(costs, rank, order, position, mine=mine, scale=scale)
+    more_buffers = costs.message_bytes * _stage_ends(order, position)
+    buffers = scale * microbatches_of(order) * (rank.buffer_bytes + more_buffers)
+    static = sum(mine) * costs.layer_static_bytes
+    fixed = rank.fixed_bytes - (1 - scale) * rank.transient_bytes
+    return PeakMemory(
+        peak_bytes=fixed + static + buffers + highest,
+        activation_bytes=activation,
+        buffer_bytes=buffers,
+    )
+
+
+def _highest(  # noqa: PLR0913 (as above)
+    costs: MemoryCosts,
+    rank: RankCosts,
+    order: Order,
+    position: int,
+    *,
+    mine: Sequence[float],
+    scale: float,
+) -> tuple[float, float]:
+    """Walk over a rank's passes; return the most of activations and gradients, and the former."""
+    held = hold(order[position])
+    each = rank.activation_bytes + costs.layer_activation_bytes * np.array(mine)
+    gradients = rank.gradient_bytes / len(mine) + costs.layer_gradient_bytes * np.array(mine)
+    activation = scale * ((held.in_flight + costs.halfway_share * held.halfway) @ each)
+    level = activation + held.reduced @ gradients
+    row = int(level.argmax())
+    return float(level[row]), float(activation[row])
+
+
+def _layers_here(
+    measured: tuple[int, ...] | None, order: Order, position: int, layers: Sequence[int] | None
+) -> list[float]:
+    """Return the layers of each stage of a rank: as given, or as many as it has."""
+    stages = sorted({action.stage for action in order[position]})
+    if layers is not None:
+        return [float(layers[stage]) for stage in stages]
+    if measured is not None and len(measured) == len(stages):
+        return [float(count) for count in measured]
+    return [sum(measured or ()) / len(stages)] * len(stages)
+
+
+def _stage_ends(order: Order, position: int) -> int:
+    """Return how many inputs of a microbatch the stages of a rank have, over all directions.
+
+    Torch makes a buffer for each, also where the neighbouring stage is on the same rank.
+    """
+    last = max(action.stage for actions in order for action in actions)
+    stages = {action.stage for action in order[position]}
+    trains = any(action.kind != "F" for action in order[position])
+    return sum((stage > 0) + (trains and stage < last) for stage in stages)
+
+
+def _fit_rank(runs: Sequence[MemoryRun], position: int, costs: MemoryCosts) -> RankCosts:
+    """Let what is left of the peaks, without layers and activations, be a line over microbatches.
+
+    Of one number of microbatches the line's slope is the buffers that messages need.
+    """
+    seen = [run.ranks[position] for run in runs]
+    bare = RankCosts(
+        fixed_bytes=0.0,
+        transient_bytes=median(one.transient_bytes for one in seen),
+        buffer_bytes=0.0,
+        activation_bytes=median(
+            one.per_microbatch_bytes - costs.layer_activation_bytes * _mean_layers(one)
+            for one in seen
+        ),
+        gradient_bytes=median(
+            one.gradient_bytes - costs.layer_gradient_bytes * sum(one.layers or ()) for one in seen
+        ),
+        layers=seen[0].layers,
+    )
+    left = [
+        one.peak_bytes
+        - _predict_rank(
+            costs,
+            bare,
+            run.order,
+            position,
+            layers=_all_layers(run),
+            scale=1.0,
+        ).peak_bytes
+        for run, one in zip(runs, seen, strict=True)
+    ]
+    counts = [run.microbatches for run in runs]
+    slope = 0.0
+    if len(set(counts)) > 1:
+        columns = np.stack((np.ones(len(counts)), counts), axis=1)
+        slope = float(np.linalg.lstsq(columns, np.array(left), rcond=None)[0][1])
+    fixed = float(np.mean([one - slope * m for one, m in zip(left, counts, strict=True)]))
+    return replace(bare, fixed_bytes=fixed, buffer_bytes=slope)
+
+
+def _all_layers(run: MemoryRun) -> list[int]:
+    """Return the layers of every stage of a run; 0 where they are not known."""
+    counts: dict[int, int] = {}
+    for actions, rank in zip(run.order, run.ranks, strict=True):
+        stages = sorted({action.stage for action in actions})
+        counts.update(zip(stages, rank.layers or (0,) * len(stages), strict=True))
+    return [counts[stage] for stage in range(len(counts))]
+
+
+def _mean_layers(rank: RankMemory) -> float:
+    return sum(rank.layers) / len(rank.layers) if rank.layers else 0.0
+
+
+def _per_layer(runs: Sequence[MemoryRun], what: str, *, whole: bool) -> float:
+    """Return the median share of a layer, over all ranks of all runs."""
+    shares = [
+        getattr(rank, what) / (sum(rank.layers) if whole else _mean_layers(rank))
+        for run in runs
+        for rank in run.ranks
+        if rank.layers
+    ]
+    return median(shares) if shares else 0.0
+
+
+def _halfway(runs: Sequence[MemoryRun]) -> float:
+    shares = [
+        rank.halfway_bytes / rank.per_microbatch_bytes
+        for run in runs
+        for rank in run.ranks
+        if rank.halfway_bytes > 0 and rank.per_microbatch_bytes > 0
+    ]
+    return median(shares) if shares else HALFWAY_SHARE
+
+
+def _static_a_layer(runs: Sequence[MemoryRun], gradient: float, said: list[str]) -> float:
+    """Return what a layer holds always, its gradients left out.
+
+    Parameters, and every state of the optimizer, are as large as gradients or a whole multiple.
+    """
+    held = [
+        (rank.static_bytes - run.microbatches * rank.received_bytes, rank)
+        for run in runs
+        for rank in run.ranks
+        if rank.layers
+    ]
+    if not held:
+        said.append("layers could not be counted: what moves with a layer is not known")
+        return 0.0
+    multiples = [static / rank.gradient_bytes for static, rank in held if rank.gradient_bytes > 0]
+    if gradient > 0 and multiples:
+        multiple = floor(min(multiples) * _GRADIENT_TOLERANCE)
+        said.append(f"a layer holds {multiple} times its gradients: parameters, states and them")
+        return max(multiple - 1, 1) * gradient
+    said.append("all that is held always is taken to be in layers, in equal parts")
+    return min(static / sum(rank.layers or ()) for static, rank in held) - gradient

@@ -1,0 +1,219 @@
+"""Peaks of memory predicted from other runs: of an allocator played here, and of real ones."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+from making import H200, SHARED
+
+from debubble.costs.memory import fit_memory, predict_peaks
+from debubble.costs.memory_run import MemoryRun, RankMemory, memory_run
+from debubble.errors import UsageError
+from debubble.schedules import order_of
+from debubble.timeline.build import build_timeline
+from debubble.timeline.figures import measure_pipeline
+from debubble.trace.run import find_run, read_run
+
+MIB = 1024**2
+PARAMS, STATES, ACTIVATION, MESSAGE, WORK, BATCH = 64.0, 3, 20.0, 4.0, 37.0, 6.0
+
+
+def played_peak(actions, layers, microbatches, stages, states=STATES):
+    """Play an allocator block by block; gradients come and activations go layer by layer."""
+    mine = {action.stage for action in actions}
+    trains = any(action.kind != "F" for action in actions)
+    now = sum(layers[stage] for stage in mine) * PARAMS * (1 + (states if trains else 0))
+    now += microbatches * (BATCH + MESSAGE * sum(s > 0 for s in mine))
+    now += microbatches * MESSAGE * sum(s < stages - 1 for s in mine) * trains
+    peak, reduced = now, set()
+    for action in actions:
+        for _ in range(layers[action.stage]):
+            if action.kind == "F":
+                now += ACTIVATION
+            else:
+                now -= ACTIVATION
+                now += PARAMS * (action.stage not in reduced)
+            peak = max(peak, now)
+        if action.kind == "B":
+            reduced.add(action.stage)
+    return peak + WORK
+
+
+def played_run(name, p, m, layers, chunks=None):
+    order = order_of(name, p, m, chunks)
+    stages = len(layers)
+    ranks = []
+    for actions in order:
+        mine = sorted({action.stage for action in actions})
+        gradients = sum(layers[stage] for stage in mine) * PARAMS * (name != "forward-only")
+        inputs = sum((s > 0) + (s < stages - 1) * (name != "forward-only") for s in mine)
+        always = m * (BATCH + MESSAGE * inputs)
+        weights = sum(layers[s] for s in mine) * PARAMS
+        states = STATES * weights * (name != "forward-only")
+        ranks.append(
+            RankMemory(
+                peak_bytes=played_peak(actions, layers, m, stages),
+                static_bytes=weights + states + gradients + always,
+                gradient_bytes=gradients,
+                per_microbatch_bytes=ACTIVATION * sum(layers[s] for s in mine) / len(mine),
+                halfway_bytes=0,
+                transient_bytes=WORK,
+                received_bytes=MESSAGE * inputs,
+                layers=tuple(layers[stage] for stage in mine),
+            )
+        )
+    return MemoryRun(order=order, ranks=tuple(ranks), message_bytes=MESSAGE)
+
+
+def errors_of(runs, target, **changes):
+    layers = [0] * (1 + max(a.stage for actions in target.order for a in actions))
+    for actions, rank in zip(target.order, target.ranks, strict=True):
+        for stage, count in zip(sorted({a.stage for a in actions}), rank.layers, strict=True):
+            layers[stage] = count
+    peaks = predict_peaks(fit_memory(runs), target.order, layers=layers, **changes)
+    return [
+        peak.peak_bytes / rank.peak_bytes - 1
+        for peak, rank in zip(peaks, target.ranks, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["forward-only", "gpipe", "1f1b"])
+@pytest.mark.parametrize("target", [1, 2, 3, 6, 16, 64])
+def test_two_runs_tell_what_any_number_of_microbatches_takes(name, target):
+    runs = [played_run(name, 4, m, [3, 3, 3, 7]) for m in (4, 8)]
+    errors = errors_of(runs, played_run(name, 4, target, [3, 3, 3, 7]))
+    assert errors == pytest.approx([0] * 4, abs=1e-9)
+
+
+def test_one_run_misses_the_batch_alone():
+    runs = [played_run("1f1b", 4, 8, [4, 4, 4, 4])]
+    target = played_run("1f1b", 4, 12, [4, 4, 4, 4])
+    missed = [
+        e * rank.peak_bytes for e, rank in zip(errors_of(runs, target), target.ranks, strict=True)
+    ]
+    assert missed == pytest.approx([-4 * BATCH] * 4)
+    assert "the batch itself is not counted" in " ".join(fit_memory(runs).assumptions)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("layers", [[4, 4, 4, 4], [3, 3, 3, 7], [7, 2, 2, 5]])
+def test_splits_and_schedules_are_told_from_one_run(name, layers):
+    runs = [played_run("1f1b", 4, 8, [4, 4, 4, 4])]
+    errors = errors_of(runs, played_run(name, 4, 8, layers))
+    assert errors == pytest.approx([0] * 4, abs=1e-9)
+
+
+def test_chunks_are_told_from_a_run_without():
+    runs = [played_run("1f1b", 4, 8, [4, 4, 4, 4])]
+    errors = errors_of(runs, played_run("interleaved-1f1b", 4, 8, [2] * 8, 2))
+    assert errors == pytest.approx([0] * 4, abs=1e-9)
+
+
+def test_a_rank_keeps_its_layers_where_none_are_given():
+    run = played_run("1f1b", 4, 8, [3, 3, 3, 7])
+    kept = predict_peaks(fit_memory([run]), order_of("gpipe", 4, 8))
+    given = predict_peaks(fit_memory([run]), order_of("gpipe", 4, 8), layers=[3, 3, 3, 7])
+    assert kept == given
+    spread = predict_peaks(fit_memory([run]), order_of("zbv", 4, 8))
+    assert spread == predict_peaks(
+        fit_memory([run]), order_of("zbv", 4, 8), layers=[1.5, 1.5, 1.5, 3.5, 3.5, 1.5, 1.5, 1.5]
+    )
+
+
+def test_layers_that_were_given_by_bytes_are_believed():
+    run = played_run("forward-only", 4, 8, [4, 4, 4, 4])
+    order = order_of("forward-only", 4, 8)
+    costs = fit_memory([run], layer_static_bytes=PARAMS)
+    peaks = predict_peaks(costs, order, layers=[3, 3, 3, 7])
+    target = played_run("forward-only", 4, 8, [3, 3, 3, 7])
+    assert [p.peak_bytes for p in peaks] == pytest.approx([r.peak_bytes for r in target.ranks])
+
+
+def test_microbatches_between_their_backward_passes_hold_more():
+    costs = fit_memory([played_run("1f1b", 4, 8, [4, 4, 4, 4])])
+    peaks = [p.activation_bytes for p in predict_peaks(costs, order_of("zbv", 4, 8))]
+    chunk = 2 * ACTIVATION
+    assert peaks[0] >= 8 * chunk
+    assert peaks[3] >= 7 * 1.5 * chunk
+    assert peaks == sorted(peaks)
+
+
+def test_smaller_microbatches_hold_less():
+    run = played_run("1f1b", 4, 8, [4, 4, 4, 4])
+    costs = fit_memory([run])
+    whole, half = (predict_peaks(costs, run.order, token_scale=scale)[1] for scale in (1.0, 0.5))
+    saved = 3 * 4 * ACTIVATION / 2 + 8 * 2 * MESSAGE / 2 + WORK / 2
+    assert whole.peak_bytes - half.peak_bytes == pytest.approx(saved)
+
+
+def test_what_does_not_go_together_is_refused():
+    four, two = played_run("1f1b", 4, 8, [4] * 4), played_run("1f1b", 2, 8, [4] * 2)
+    with pytest.raises(UsageError, match="same number of ranks"):
+        fit_memory([four, two])
+    with pytest.raises(UsageError, match="4 ranks were measured, not 2"):
+        predict_peaks(fit_memory([four]), two.order)
+    with pytest.raises(UsageError, match="3 numbers of layers do not fit 4 stages"):
+        predict_peaks(fit_memory([four]), four.order, layers=[4, 4, 8])
+
+
+@cache
+def recorded(name):
+    folder = H200 / name if (H200 / name).is_dir() else SHARED / "h200" / name
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    timeline = build_timeline(read_run(find_run([str(folder)])).ranks)
+    figures = measure_pipeline(timeline, 0)
+    chunks = len(timeline.ranks[0].stages)
+    order = order_of(figures.schedule, len(timeline.ranks), figures.microbatches, chunks)
+    run = memory_run(timeline, 0, order)
+    for number, rank in enumerate(run.ranks):
+        truth = json.loads((folder / f"truth{number}.json").read_text())
+        assert rank.peak_bytes == truth["peak_bytes"]  # of steps that were not profiled
+    return run
+
+
+@pytest.mark.parametrize("name", ["1f1b_p2_m4", "1f1b_p3_m7", "1f1b_m8", "zbv_m8", "fwd_closed_m4"])
+def test_a_real_run_is_predicted_by_itself(name):
+    assert errors_of([recorded(name)], recorded(name)) == pytest.approx(
+        [0] * len(recorded(name).ranks), abs=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "worst"),
+    [
+        # Another split, and another schedule: measured 0.8 % and 1.2 %.
+        ("1f1b_m8", "1f1b_m8_split3337", 0.015),
+        ("1f1b_m8_split3337", "1f1b_m8", 0.015),
+        ("1f1b_m8", "gpipe_m8", 0.015),
+        ("gpipe_m8", "1f1b_m8", 0.015),
+        ("gpipe_m8", "1f1b_m8_split3337", 0.015),
+        ("1f1b_m8_split3337", "gpipe_m8", 0.015),
+        # Another number of microbatches, from one run: 5.3 %; the batch itself is not seen.
+        ("fwd_closed_m4", "fwd_closed_m8", 0.06),
+        ("fwd_closed_m8", "fwd_closed_m4", 0.06),
+        # To a split backward pass 5.6 %; from one 10 %: its levels fit no line well.
+        ("1f1b_m8", "zbv_m8", 0.06),
+        ("zbv_m8", "1f1b_m8", 0.11),
+    ],
+)
+def test_real_peaks_are_predicted_from_another_run(source, target, worst):
+    errors = errors_of([recorded(source)], recorded(target))
+    assert max(map(abs, errors)) < worst
+
+
+def test_two_real_runs_tell_half_the_tokens():
+    runs = [recorded("fwd_closed_m4"), recorded("fwd_closed_m8")]
+    errors = errors_of(runs, recorded("fwd_closed_m8_t512"), token_scale=0.5)
+    assert max(map(abs, errors)) < 0.01
+
+
+def test_a_layer_of_the_real_model_weighs_what_it_does():
+    costs = fit_memory([recorded("1f1b_p3_m7")])
+    layer = 8 * 4096 * 4096 * 2
+    assert costs.layer_static_bytes == pytest.approx(layer, rel=0.05)
+    assert costs.layer_gradient_bytes == pytest.approx(layer, rel=0.05)
+    assert costs.layer_activation_bytes == pytest.approx(80 * MIB, rel=0.02)
+    assert costs.message_bytes == 8 * MIB

@@ -1,0 +1,278 @@
+"""The split search against every split there is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timed_splits import timer_of
+
+from debubble.errors import NoSplitFits, UsageError
+from debubble.plan.lower_bound import bound_all, bound_splits
+from debubble.plan.min_max import find_misfit, min_max
+from debubble.plan.partition import all_splits, find_partition, neighbours
+from debubble.plan.split_problem import (
+    Room,
+    Work,
+    fits_alone,
+    overflow_of,
+    seconds_of_blocks,
+    split_problem,
+)
+
+# name, chunks a rank
+SCHEDULES = [
+    ("forward-only", 1),
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("zb-h1", 1),
+    ("interleaved-1f1b", 2),
+]
+CASES = 50
+
+
+def random_problem(rng, name, chunks, *, caps=False):
+    ranks = 2 if chunks > 1 else int(rng.integers(2, 6))
+    stages = ranks * chunks
+    layers = int(rng.integers(stages, 17))
+    microbatches = ranks * int(rng.integers(1, 4)) if chunks > 1 else int(rng.integers(1, 13))
+    trains = name != "forward-only"
+    # Layers of a few sorts, as in real models, or each of its own.
+    sorts = rng.uniform(0.5, 3, size=(3, int(rng.choice([1, 2, layers]))))
+    sort = rng.integers(0, sorts.shape[1], size=layers)
+    forward, backward, weight = sorts[:, sort]
+    extra = np.zeros((3, stages))
+    extra[:, 0] = rng.uniform(0, 1, 3) * rng.integers(0, 2)
+    extra[:, -1] = rng.uniform(0, 4, 3) * rng.integers(0, 2)
+    if not trains:
+        extra[1:] = 0
+    speeds = rng.uniform(0.7, 2, ranks) if rng.random() < 0.4 else np.ones(ranks)
+    rank = np.arange(stages) % ranks
+    return split_problem(
+        forward,
+        backward if trains else None,
+        weight if trains and name.startswith("zb") else None,
+        rank=rank,
+        microbatches=microbatches,
+        stages=Work(forward=extra[0], backward=extra[1], weight=extra[2] * (name == "zb-h1")),
+        slowness=speeds[rank],
+        room=random_room(rng, stages, layers, ranks) if caps else None,
+    )
+
+
+def random_room(rng, stages, layers, ranks):
+    """Caps that a random split just keeps, or keeps by a little."""
+    in_flight = np.arange(stages, 0, -1)[:, None]
+    each = rng.uniform(1, 3, layers) + in_flight * rng.uniform(0, 1, layers)
+    room = Room(layer_bytes=each, stage_bytes=rng.uniform(0, 2, stages), cap_bytes=np.zeros(ranks))
+    cuts = np.sort(rng.choice(np.arange(1, layers), stages - 1, replace=False))
+    held = np.zeros(ranks)
+    for stage, (i, j) in enumerate(zip([0, *cuts], [*cuts, layers], strict=True)):
+        held[stage % ranks] += each[stage, i:j].sum() + room.stage_bytes[stage]
+    room.cap_bytes[:] = held * rng.uniform(1, 1.3)
+    return room
+
+
+def best_of_all(problem, evaluate):
+    splits = all_splits(problem.layer_count, problem.stage_count)
+    splits = splits[overflow_of(problem, splits) == 0]
+    latencies = evaluate(splits)
+    return float(latencies.min())
+
+
+@pytest.mark.parametrize("caps", [False, True], ids=["free", "caps"])
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULES)
+def test_both_searches_find_what_trying_every_split_finds(name, chunks, caps):
+    rng = np.random.default_rng([len(name), chunks, caps])
+    for _ in range(CASES):
+        problem = random_problem(rng, name, chunks, caps=caps)
+        evaluate = timer_of(problem, name, chunks)
+        expected = best_of_all(problem, evaluate)
+        for limit in (0, 10**6):
+            found = find_partition(problem, evaluate, exhaustive_up_to=limit)
+            assert found.latency_s == pytest.approx(expected, rel=1e-9), (limit, problem)
+            assert evaluate(np.array([found.split]))[0] == found.latency_s
+            assert overflow_of(problem, np.array([found.split]))[0] == 0
+            assert found.lower_bound_s is not None
+            assert found.lower_bound_s <= expected * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("caps", [False, True], ids=["free", "caps"])
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULES)
+def test_no_split_is_quicker_than_its_bound_and_none_than_the_bound_of_all(name, chunks, caps):
+    rng = np.random.default_rng([1, len(name), caps])
+    for _ in range(CASES // 2):
+        problem = random_problem(rng, name, chunks, caps=caps)
+        splits = all_splits(problem.layer_count, problem.stage_count)
+        splits = splits[overflow_of(problem, splits) == 0]
+        bounds = bound_splits(problem, splits)
+        latencies = timer_of(problem, name, chunks, hop_s=rng.uniform(0, 0.2))(splits)
+        assert (latencies >= bounds * (1 - 1e-9)).all()
+        assert bound_all(problem) <= bounds.min() * (1 + 1e-9)
+
+
+def test_forward_only_the_bound_is_what_a_split_takes():
+    rng = np.random.default_rng(3)
+    for _ in range(CASES):
+        problem = random_problem(rng, "forward-only", 1)
+        splits = all_splits(problem.layer_count, problem.stage_count)
+        latencies = timer_of(problem, "forward-only")(splits)
+        assert bound_splits(problem, splits) == pytest.approx(latencies)
+
+
+def test_equal_forward_stages_meet_the_bound_and_are_called_exact_without_trying_all():
+    problem = split_problem(np.ones(64), rank=np.arange(8), microbatches=16)
+    found = find_partition(problem, timer_of(problem, "forward-only"))
+    assert found.split == (8,) * 8
+    assert found.exact
+    assert found.latency_s == found.lower_bound_s == 8 * (16 + 7)
+    assert found.timed < 100
+
+
+def min_max_by_hand(problem, splits):
+    """Return the least maximum, by adding up layers one by one."""
+    best = float("inf")
+    for split in splits.tolist():
+        layer, dearest = 0, 0.0
+        for stage, size in enumerate(split):
+            work = sum(problem.layers.whole[layer : layer + size].tolist())
+            dearest = max(
+                dearest, problem.slowness[stage] * work + float(problem.stages.whole[stage])
+            )
+            layer += size
+        best = min(best, dearest)
+    return best
+
+
+@pytest.mark.parametrize("caps", [False, True], ids=["free", "caps"])
+def test_the_seed_has_the_cheapest_dearest_stage_of_all_splits(caps):
+    rng = np.random.default_rng(5 + caps)
+    for _ in range(CASES):
+        problem = random_problem(rng, "1f1b", 1, caps=caps)
+        splits = all_splits(problem.layer_count, problem.stage_count)
+        splits = splits[overflow_of(problem, splits) == 0]
+        blocks = seconds_of_blocks(problem, problem.layers.whole, problem.stages.whole)
+        found = min_max(blocks, fits_alone(problem))
+        assert found.cost == pytest.approx(min_max_by_hand(problem, splits))
+        assert overflow_of(problem, np.array([found.split]))[0] == 0
+
+
+def test_the_given_split_is_never_made_worse():
+    rng = np.random.default_rng(9)
+    for _ in range(20):
+        ranks = int(rng.integers(6, 11))
+        layers = int(rng.integers(ranks, 64))
+        times = rng.uniform(0.5, 3, layers)
+        problem = split_problem(times, 2 * times, rank=np.arange(ranks), microbatches=16)
+        cuts = np.sort(rng.choice(np.arange(1, layers), ranks - 1, replace=False))
+        given_split = tuple(np.diff([0, *cuts, layers]).tolist())
+        evaluate = timer_of(problem, "1f1b")
+        found = find_partition(problem, evaluate, given=given_split, exhaustive_up_to=0)
+        assert found.given_latency_s == evaluate(np.array([given_split]))[0]
+        assert found.latency_s <= found.given_latency_s
+
+
+def test_the_best_split_given_is_kept():
+    problem = split_problem(np.ones(8), np.ones(8), rank=np.arange(4), microbatches=8)
+    found = find_partition(problem, timer_of(problem, "1f1b"), given=(2, 2, 2, 2))
+    assert found.split == (2, 2, 2, 2)
+
+
+def test_a_given_split_that_does_not_fit_is_timed_but_not_chosen():
+    room = Room(layer_bytes=np.ones((2, 4)), stage_bytes=np.zeros(2), cap_bytes=np.array([1.0, 3]))
+    problem = split_problem(np.ones(4), rank=np.arange(2), microbatches=4, room=room)
+    found = find_partition(problem, timer_of(problem, "forward-only"), given=(2, 2))
+    assert found.split == (1, 3)
+    assert found.given_latency_s == 10.0 < found.latency_s == 13.0
+
+
+def test_a_head_takes_layers_off_the_last_stage_and_a_slow_device_off_its_own():
+    head = np.array([0, 0, 0, 3.0])
+    ranks = np.arange(4)
+    heavy = Work(forward=head, backward=2 * head, weight=0 * head)
+    ones = np.ones(16)
+    problem = split_problem(ones, 2 * ones, rank=ranks, microbatches=16, stages=heavy)
+    split = find_partition(problem, timer_of(problem, "1f1b")).split
+    assert split[-1] <= 2 < min(split[:-1])
+    slow = np.array([1, 1, 2.0, 1])
+    problem = split_problem(ones, 2 * ones, rank=ranks, microbatches=64, slowness=slow)
+    split = find_partition(problem, timer_of(problem, "1f1b")).split
+    assert split[2] < min(split[:2] + split[3:])
+
+
+@pytest.mark.parametrize(
+    ("caps", "said"),
+    [
+        ([4, 4, 0.5, 9], "stage 2 lacks"),
+        ([4, 4, 4, 3], "lacks 1"),
+        ([0.5, 4, 0.5, 9], "stage 0 is full, and so are others"),
+    ],
+)
+def test_what_fits_nowhere_is_refused_by_stage(caps, said):
+    room = Room(layer_bytes=np.ones((4, 16)), stage_bytes=np.zeros(4), cap_bytes=np.array(caps))
+    problem = split_problem(np.ones(16), rank=np.arange(4), microbatches=4, room=room)
+    with pytest.raises(NoSplitFits, match=said):
+        find_partition(problem, timer_of(problem, "forward-only"))
+
+
+def test_the_stage_named_would_make_room_if_it_had_what_it_lacks():
+    rng = np.random.default_rng(11)
+    refused = 0
+    for _ in range(CASES):
+        problem = random_problem(rng, "1f1b", 1, caps=True)
+        problem.room.cap_bytes[:] *= 0.9
+        misfit = find_misfit(problem)
+        splits = all_splits(problem.layer_count, problem.stage_count)
+        assert (misfit is None) == bool((overflow_of(problem, splits) == 0).any())
+        if misfit is not None and misfit.lacking_bytes is not None:
+            refused += 1
+            problem.room.cap_bytes[misfit.stage] += 0.99 * misfit.lacking_bytes
+            assert (overflow_of(problem, splits) > 0).all()
+            problem.room.cap_bytes[misfit.stage] += 0.02 * misfit.lacking_bytes
+            assert find_misfit(problem) is None
+    assert refused > 10
+
+
+def test_stages_that_fit_alone_but_not_together_name_their_rank():
+    room = Room(
+        layer_bytes=np.ones((4, 8)), stage_bytes=np.zeros(4), cap_bytes=np.array([3.0, 4.0])
+    )
+    problem = split_problem(
+        np.ones(8), np.ones(8), rank=np.arange(4) % 2, microbatches=4, room=room
+    )
+    with pytest.raises(NoSplitFits, match=r"rank [01], with stages [01] and [23], lacks"):
+        find_partition(problem, timer_of(problem, "interleaved-1f1b", 2))
+
+
+def test_a_timing_below_the_bound_switches_the_bound_off():
+    rng = np.random.default_rng(13)
+    for _ in range(20):
+        problem = random_problem(rng, "1f1b", 1)
+        splits = all_splits(problem.layer_count, problem.stage_count)
+        # Nothing to do with the costs: one arbitrary split is best by far.
+        odd = splits[int(rng.integers(len(splits)))]
+        found = find_partition(problem, lambda rows, odd=odd: 1e-9 + np.abs(rows - odd).sum(axis=1))
+        assert found.split == tuple(odd.tolist())
+        if len(splits) > 1:
+            assert found.lower_bound_s is None
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+@settings(max_examples=100)
+def test_neighbours_keep_every_layer_and_are_one_move_away(split):
+    split = np.array(split)
+    near = neighbours(split)
+    assert (near.sum(axis=1) == split.sum()).all()
+    assert (near >= 1).all()
+    moved = np.abs(near - split).sum(axis=1)
+    assert set(moved.tolist()) <= {2, 4}
+    assert len(near) >= (split > 1).sum() * (len(split) - 1)
+
+
+def test_splits_of_the_wrong_size_are_refused():
+    problem = split_problem(np.ones(8), rank=np.arange(4), microbatches=4)
+    with pytest.raises(UsageError, match="does not split 8 layers into 4 stages"):
+        find_partition(problem, timer_of(problem, "forward-only"), given=(4, 4))
+    with pytest.raises(UsageError, match="3 layers cannot fill 4 stages"):
+        split_problem(np.ones(3), rank=np.arange(4), microbatches=4)
