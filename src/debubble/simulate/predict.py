@@ -6,7 +6,7 @@ device, how many are at work slows each: that is found by simulating again until
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,7 +75,7 @@ def predict(source: Source, what_if: WhatIf, *, draws: int = 200, seed: int = 0)
     slope = slope if source.passes.slope else np.zeros(draws)
     # A steeper slope means that the same times were seen with a lower base.
     seen = _mean_activity(source)
-    fixed = _message_lengths(program, source, what_if, random, draws)
+    fixed = _other_lengths(program, source, what_if, random.choice, draws)
     activity = np.full((len(base), draws), seen)
     for _ in range(_ROUNDS if source.passes.slope else 1):
         slowed = slope * activity - (slope - source.passes.slope) * seen
@@ -155,10 +155,32 @@ def _whole_backward(model: PassModel, *, first: bool, place: int) -> float:
     return float(np.log(sum(np.exp(half) for half in halves if half is not None) / _SPLIT_COSTS))
 
 
-def _message_lengths(
-    program: Program, source: Source, what_if: WhatIf, random: np.random.Generator, draws: int
+def mean_lengths(program: Program, source: Source, what_if: WhatIf) -> Lengths:
+    """Return every pass and message at its mean: one run, to compare candidates by."""
+    logs = _log_lengths(program, source.passes, what_if)
+    spread = float(np.exp(source.passes.residuals).mean())
+    slowed = source.passes.slope * _mean_activity(source)
+    passes = np.rint(np.exp(logs + slowed) * spread).astype(np.int64)
+    fixed = _other_lengths(program, source, what_if, _mean_of, 1)
+    return Lengths(passes=passes, **{name: _flat(column) for name, column in fixed.items()})
+
+
+def _mean_of(pool: F64, size: tuple[int, int]) -> F64:
+    return np.full(size, pool.mean())
+
+
+def _flat(column: I64) -> I64:
+    return column[:, 0] if column.ndim > 1 else column
+
+
+def _other_lengths(
+    program: Program,
+    source: Source,
+    what_if: WhatIf,
+    draw: Callable[..., F64],
+    draws: int,
 ) -> dict[str, I64]:
-    """Draw what messages take: both messages of an exchange together."""
+    """Draw what messages take, both messages of an exchange together; add gaps and floors."""
     messages, wires = program.messages, source.wires
     exchanged = in_exchange(messages.sent, messages.received)[:, None]
     size = (len(messages), draws)
@@ -167,10 +189,10 @@ def _message_lengths(
     )
     _, exchange = np.unique(pair, axis=1, return_inverse=True)
     exchange = exchange.reshape(-1)
-    both = random.choice(wires.both_ways, size=(int(exchange.max(initial=-1)) + 1, draws))[exchange]
-    wire = np.where(exchanged, both, random.choice(wires.one_way, size=size))
-    drain = np.where(exchanged, wire, random.choice(wires.drain, size=size))
-    sending = np.where(exchanged, wire, random.choice(wires.sending, size=size))
+    both = draw(wires.both_ways, size=(int(exchange.max(initial=-1)) + 1, draws))[exchange]
+    wire = np.where(exchanged, both, draw(wires.one_way, size=size))
+    drain = np.where(exchanged, wire, draw(wires.drain, size=size))
+    sending = np.where(exchanged, wire, draw(wires.sending, size=size))
     wire, drain, sending = (one * what_if.message_scale for one in (wire, drain, sending))
     places = program.batches.place
     for (here, there), scale in what_if.wire_scale.items():

@@ -1,0 +1,160 @@
+"""A measured run in → what every lever starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from debubble.costs.memory import MemoryCosts, PeakMemory, fit_memory, predict_peaks
+from debubble.costs.memory_run import memory_run
+from debubble.errors import UsageError
+from debubble.plan.change import Change, Setting
+from debubble.schedules import Order, order_of
+from debubble.simulate.communication import Communication, usual_communication
+from debubble.simulate.predict import WhatIf, predict
+from debubble.simulate.source import Source, measure_source
+from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.model import RankTimeline, Timeline
+
+# Ties the middle of the draws to the measured run; enough for half a percent.
+_DRAWS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """The run as it is."""
+
+    source: Source
+    schedule: str
+    order: Order
+    memory: MemoryCosts | None
+    """None where the traces hold no memory."""
+    limits: tuple[float | None, ...]
+    """Bytes of each rank's device."""
+    correction: float
+    """What the run took against what its own simulation says; predictions are multiplied by it."""
+
+    @property
+    def ranks(self) -> tuple[RankTimeline, ...]:
+        """The ranks of the pipeline, first to last."""
+        return self.source.ranks
+
+    @property
+    def setting(self) -> Setting:
+        """What emitters need to know of the run."""
+        split = self.source.split
+        return Setting(
+            ranks=len(self.ranks),
+            layers=sum(split) if split else None,
+            microbatches=self.source.microbatches,
+            schedule=self.schedule,
+            chunks=self.source.chunks,
+        )
+
+    def what_if(self, change: Change) -> WhatIf:
+        """Turn a change into a run to be foretold."""
+        schedule = change.schedule or self.schedule
+        microbatches = change.microbatches or self.source.microbatches
+        chunks = change.chunks or (self.source.chunks if change.schedule is None else None)
+        order = order_of(schedule, len(self.ranks), microbatches, chunks)
+        scale = self.microbatch_scale(change)
+        return WhatIf(
+            order=order,
+            communication=self._communication(schedule, change),
+            weights=self.weights(change.split, stages_of(order)),
+            pass_scale=scale,
+            message_scale=scale,
+        )
+
+    def microbatch_scale(self, change: Change) -> float:
+        """Return how large a microbatch is against the measured one."""
+        if change.hold == "batch" and change.microbatches:
+            return self.source.microbatches / change.microbatches
+        return 1.0
+
+    def weights(self, split: Sequence[int] | None, stages: int) -> tuple[float, ...]:
+        """Return stages in layers: embedding stays on the first one, the head on the last."""
+        now, known = self.source.passes.layers, self.source.split
+        if split is None and stages == len(now):
+            return now
+        if known is None:
+            raise UsageError(
+                "how many layers each stage has is not known",
+                hint="say it with --layers, such as 4,4,4,4",
+            )
+        if split is None:
+            split = even_split(sum(known), stages)
+        first, last = now[0] - known[0], now[-1] - known[-1]
+        weights = [float(layers) for layers in split]
+        weights[0] += first
+        weights[-1] += last
+        return tuple(weights)
+
+    def peaks(self, change: Change) -> tuple[PeakMemory, ...] | None:
+        """Return the peak memory of each rank after a change."""
+        if self.memory is None:
+            return None
+        order = self.what_if(change).order
+        layers = change.split
+        if layers is None and stages_of(order) != len(self.source.passes.layers):
+            layers = even_split(sum(self.source.split or ()), stages_of(order))
+        return predict_peaks(
+            self.memory, order, layers=layers, token_scale=self.microbatch_scale(change)
+        )
+
+    def _communication(self, schedule: str, change: Change) -> Communication:
+        if change.overlap:
+            return Communication.ASYNCHRONOUS
+        return usual_communication(schedule)
+
+
+def measure_baseline(
+    timeline: Timeline,
+    figures: PipelineFigures,
+    *,
+    layers: Sequence[int] | None = None,
+    limit_bytes: float | None = None,
+    schedule: str | None = None,
+) -> Baseline:
+    """Fit a run, and hold its own simulation against it."""
+    source = measure_source(timeline, figures, layers)
+    name = schedule or source.schedule
+    if name is None:
+        raise UsageError(
+            "the schedule was not recognised", hint="say it with --schedule, such as 1f1b"
+        )
+    order = order_of(name, len(source.ranks), source.microbatches, source.chunks)
+    has_memory = all(rank.memory is not None for rank in source.ranks)
+    same = WhatIf(
+        order=order, communication=usual_communication(name), weights=source.passes.layers
+    )
+    return Baseline(
+        source=source,
+        schedule=name,
+        order=order,
+        memory=fit_memory([memory_run(timeline, figures.pipeline, order)]) if has_memory else None,
+        limits=tuple(
+            limit_bytes
+            if limit_bytes is not None
+            else rank.memory.limit_bytes
+            if rank.memory
+            else None
+            for rank in source.ranks
+        ),
+        correction=source.window_ns / predict(source, same, draws=_DRAWS).window_ns,
+    )
+
+
+def stages_of(order: Order) -> int:
+    """Return how many stages an order has."""
+    return 1 + max(action.stage for actions in order for action in actions)
+
+
+def even_split(layers: int, stages: int) -> tuple[int, ...]:
+    """Cut layers as evenly as can be; the first stages take what is left over."""
+    if layers < stages:
+        raise UsageError(
+            f"{layers} layers cannot fill {stages} stages", hint="a stage has one layer or more"
+        )
+    each, rest = divmod(layers, stages)
+    return tuple(each + (stage < rest) for stage in range(stages))

@@ -1,0 +1,132 @@
+"""A change in → what it would buy, whether it fits, and what that assumes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from debubble.plan.baseline import Baseline, stages_of
+from debubble.plan.change import Change
+from debubble.plan.headroom import Headroom, headroom
+from debubble.simulate.predict import predict
+from debubble.units import NS_PER_S
+
+# Many draws of a short step, fewer of a long one: its middle is as sure.
+_DRAWS, _FEWEST, _PASSES = 100, 24, 50_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One thing to do."""
+
+    lever: str
+    change: Change
+    window_ns: int
+    low_ns: int
+    high_ns: int
+    bubble_fraction: float
+    microbatches_per_s: float
+    """Counted in microbatches of the measured size."""
+    headroom: tuple[Headroom, ...] | None
+    latency_gain: float
+    """Of the batch latency; below 0 it takes longer, as a larger batch does."""
+    throughput_gain: float
+    throughput_low: float
+    throughput_high: float
+    assumptions: tuple[str, ...]
+
+    @property
+    def fits_memory(self) -> bool | None:
+        """Whether every rank stays below its limit; None where that is not known."""
+        if self.headroom is None:
+            return None
+        known = [one.fits for one in self.headroom]
+        if False in known:
+            return False
+        return None if None in known else True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idea:
+    """A change to be weighed, and what comes with it."""
+
+    lever: str
+    change: Change
+    assumptions: tuple[str, ...] = ()
+    slowdown: float = 1.0
+    """Of compute, where transfers run beside it."""
+    wire_scale: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """Of single hops, by places."""
+
+
+def weigh(baseline: Baseline, idea: Idea) -> Option:
+    """Foretell a change and hold it against the run as it is."""
+    source, change = baseline.source, idea.change
+    what_if = baseline.what_if(change)
+    what_if = replace(
+        what_if, pass_scale=what_if.pass_scale * idea.slowdown, wire_scale=idea.wire_scale
+    )
+    passes = sum(len(actions) for actions in what_if.order)
+    draws = max(_FEWEST, min(_DRAWS, _PASSES // passes))
+    found = predict(source, what_if, draws=draws)
+    factor = baseline.correction
+    window, low, high = (
+        round(ns * factor) for ns in (found.window_ns, found.low_ns, found.high_ns)
+    )
+    work = (change.microbatches or source.microbatches) * baseline.microbatch_scale(change)
+    now = source.microbatches / (source.window_ns + source.outside_ns)
+    gains = [work / (ns + source.outside_ns) / now - 1 for ns in (window, high, low)]
+    return Option(
+        lever=idea.lever,
+        change=change,
+        window_ns=window,
+        low_ns=low,
+        high_ns=high,
+        bubble_fraction=found.bubble_fraction,
+        microbatches_per_s=work / (window + source.outside_ns) * NS_PER_S,
+        headroom=_headroom(baseline, change),
+        latency_gain=1 - window / source.window_ns,
+        throughput_gain=gains[0],
+        throughput_low=gains[1],
+        throughput_high=gains[2],
+        assumptions=(*idea.assumptions, *_assumed(baseline, change)),
+    )
+
+
+def _headroom(baseline: Baseline, change: Change) -> tuple[Headroom, ...] | None:
+    peaks = baseline.peaks(change)
+    if peaks is None:
+        return None
+    return tuple(
+        headroom(
+            peak.peak_bytes,
+            limit_bytes=limit,
+            measured_peak_bytes=rank.memory.peak_bytes if rank.memory else None,
+            measured_reserved_bytes=rank.memory.peak_reserved_bytes if rank.memory else None,
+        )
+        for peak, limit, rank in zip(peaks, baseline.limits, baseline.ranks, strict=True)
+    )
+
+
+def _assumed(baseline: Baseline, change: Change) -> tuple[str, ...]:
+    """Say what the run does not show."""
+    source, said = baseline.source, []
+    if change.schedule and not source.passes.splits_backward and _splits(baseline, change):
+        said.append("I and W take half of B each, and 5 % more together")
+    if change.hold == "batch" and change.microbatches:
+        said.append("passes and messages shrink as microbatches do")
+    if source.passes.slope:
+        said.append(
+            f"ranks share a device: each at work slows the others by {source.passes.slope:.1%}"
+        )
+    if change.microbatches or change.schedule:
+        said += source.wires.assumed
+    now = len(source.passes.layers)
+    if change.split is None and stages_of(baseline.what_if(change).order) != now:
+        said.append("layers are split evenly over the new stages")
+    return tuple(said)
+
+
+def _splits(baseline: Baseline, change: Change) -> bool:
+    order = baseline.what_if(change).order
+    return any(action.kind == "W" for actions in order for action in actions)

@@ -1,0 +1,59 @@
+"""The lever of the split: which stage holds how many layers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from debubble.costs.pass_model import PassModel
+from debubble.errors import UsageError
+from debubble.plan.baseline import Baseline, stages_of
+from debubble.plan.change import Change
+from debubble.plan.partition import Partition, find_partition
+from debubble.plan.quick import time_splits
+from debubble.plan.split_problem import SplitProblem, Work, split_problem
+from debubble.timeline.model import PassKind
+from debubble.units import NS_PER_S
+
+
+def best_split(baseline: Baseline, change: Change) -> Partition:
+    """Return the best split for a change; the one in use is never bettered by a worse one."""
+    source = baseline.source
+    if source.split is None:
+        raise UsageError(
+            "how many layers each stage has is not known",
+            hint="say it with --layers, such as 4,4,4,4",
+        )
+    order = baseline.what_if(change).order
+    problem = _problem(baseline, change)
+    given = source.split if stages_of(order) == len(source.split) else None
+    found: Partition = find_partition(problem, time_splits(baseline, change), given=given)
+    return found
+
+
+def _problem(baseline: Baseline, change: Change) -> SplitProblem:
+    """Write the run as layers to be cut; seeds and bounds are made of it."""
+    source, order = baseline.source, baseline.what_if(change).order
+    layers, stages = sum(source.split or ()), stages_of(order)
+    home = {action.stage: rank for rank, actions in enumerate(order) for action in actions}
+    forward = _layer_s(source.passes, PassKind.F)
+    backward = _backward_s(source.passes)
+    extras = np.array(baseline.weights((1,) * stages, stages)) - 1.0
+    return split_problem(
+        np.full(layers, forward),
+        np.full(layers, backward),
+        rank=np.array([home[stage] for stage in range(stages)], dtype=np.int64),
+        microbatches=change.microbatches or source.microbatches,
+        stages=Work(forward=extras * forward, backward=extras * backward, weight=np.zeros(stages)),
+    )
+
+
+def _layer_s(model: PassModel, kind: int) -> float:
+    """Return the least of the ranks, alone at work: a bound must not exceed the truth."""
+    bases = [base for (of, _, _), base in model.base.items() if of == kind]
+    return float(np.exp(min(bases))) / NS_PER_S if bases else 0.0
+
+
+def _backward_s(model: PassModel) -> float:
+    if model.splits_backward:
+        return _layer_s(model, PassKind.I) + _layer_s(model, PassKind.W)
+    return _layer_s(model, PassKind.B)
