@@ -7,9 +7,10 @@ from functools import cache
 
 import pytest
 from making import H200, SHARED
+from played_memory import ACTIVATION, BATCH, MESSAGE, PARAMS, WORK, played_run
 
 from debubble.costs.memory import fit_memory, predict_peaks
-from debubble.costs.memory_run import MemoryRun, RankMemory, memory_run
+from debubble.costs.memory_run import memory_run
 from debubble.errors import UsageError
 from debubble.schedules import order_of
 from debubble.timeline.build import build_timeline
@@ -17,54 +18,6 @@ from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
 
 MIB = 1024**2
-PARAMS, STATES, ACTIVATION, MESSAGE, WORK, BATCH = 64.0, 3, 20.0, 4.0, 37.0, 6.0
-
-
-def played_peak(actions, layers, microbatches, stages, states=STATES):
-    """Play an allocator block by block; gradients come and activations go layer by layer."""
-    mine = {action.stage for action in actions}
-    trains = any(action.kind != "F" for action in actions)
-    now = sum(layers[stage] for stage in mine) * PARAMS * (1 + (states if trains else 0))
-    now += microbatches * (BATCH + MESSAGE * sum(s > 0 for s in mine))
-    now += microbatches * MESSAGE * sum(s < stages - 1 for s in mine) * trains
-    peak, reduced = now, set()
-    for action in actions:
-        for _ in range(layers[action.stage]):
-            if action.kind == "F":
-                now += ACTIVATION
-            else:
-                now -= ACTIVATION
-                now += PARAMS * (action.stage not in reduced)
-            peak = max(peak, now)
-        if action.kind == "B":
-            reduced.add(action.stage)
-    return peak + WORK
-
-
-def played_run(name, p, m, layers, chunks=None):
-    order = order_of(name, p, m, chunks)
-    stages = len(layers)
-    ranks = []
-    for actions in order:
-        mine = sorted({action.stage for action in actions})
-        gradients = sum(layers[stage] for stage in mine) * PARAMS * (name != "forward-only")
-        inputs = sum((s > 0) + (s < stages - 1) * (name != "forward-only") for s in mine)
-        always = m * (BATCH + MESSAGE * inputs)
-        weights = sum(layers[s] for s in mine) * PARAMS
-        states = STATES * weights * (name != "forward-only")
-        ranks.append(
-            RankMemory(
-                peak_bytes=played_peak(actions, layers, m, stages),
-                static_bytes=weights + states + gradients + always,
-                gradient_bytes=gradients,
-                per_microbatch_bytes=ACTIVATION * sum(layers[s] for s in mine) / len(mine),
-                halfway_bytes=0,
-                transient_bytes=WORK,
-                received_bytes=MESSAGE * inputs,
-                layers=tuple(layers[stage] for stage in mine),
-            )
-        )
-    return MemoryRun(order=order, ranks=tuple(ranks), message_bytes=MESSAGE)
 
 
 def errors_of(runs, target, **changes):

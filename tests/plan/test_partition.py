@@ -20,6 +20,8 @@ from debubble.plan.split_problem import (
     seconds_of_blocks,
     split_problem,
 )
+from debubble.plan.turns import turns_of
+from debubble.schedules import order_of
 
 # name, chunks a rank
 SCHEDULES = [
@@ -58,6 +60,7 @@ def random_problem(rng, name, chunks, *, caps=False):
         stages=Work(forward=extra[0], backward=extra[1], weight=extra[2] * (name == "zb-h1")),
         slowness=speeds[rank],
         room=random_room(rng, stages, layers, ranks) if caps else None,
+        turns=turns_of(order_of(name, ranks, microbatches, chunks)) if rng.random() < 0.7 else None,
     )
 
 
@@ -128,6 +131,48 @@ def test_equal_forward_stages_meet_the_bound_and_are_called_exact_without_trying
     assert found.exact
     assert found.latency_s == found.lower_bound_s == 8 * (16 + 7)
     assert found.timed < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "microbatches"), [("gpipe", 2), ("gpipe", 16), ("1f1b", 16), ("1f1b", 24)]
+)
+def test_equal_stages_of_a_known_order_meet_the_bound(name, microbatches):
+    ones, turns = np.ones(64), turns_of(order_of(name, 8, microbatches))
+    problem = split_problem(
+        ones, 2 * ones, rank=np.arange(8), microbatches=microbatches, turns=turns
+    )
+    found = find_partition(problem, timer_of(problem, name))
+    assert found.split == (8,) * 8
+    assert found.exact
+    assert found.latency_s == found.lower_bound_s == 3 * 8 * (microbatches + 7)
+
+
+def test_a_hundred_layers_on_sixteen_stages_are_proved_best_by_timing_a_handful():
+    times = np.where(np.arange(96) % 3 == 0, 1.3, 1.0)
+    head = np.zeros(16)
+    head[-1] = 2.5
+    problem = split_problem(
+        times,
+        2 * times,
+        rank=np.arange(16),
+        microbatches=64,
+        stages=Work(forward=head, backward=2 * head, weight=0 * head),
+        turns=turns_of(order_of("1f1b", 16, 64)),
+    )
+    found = find_partition(problem, timer_of(problem, "1f1b"), given=(6,) * 16)
+    assert found.exact
+    assert found.timed < 20
+    assert found.latency_s < 0.9 * found.given_latency_s
+
+
+def test_stages_turn_where_their_order_says():
+    turns = turns_of(order_of("1f1b", 4, 8))
+    assert turns.ahead.tolist() == turns.behind.tolist() == [4, 3, 2, 1]
+    turns = turns_of(order_of("gpipe", 3, 5))
+    assert turns.ahead.tolist() == turns.behind.tolist() == [5, 5, 5]
+    assert turns_of(order_of("zb-h2", 3, 12)).ahead.tolist() == [5, 3, 1]
+    assert turns_of(order_of("forward-only", 3, 5)) is None
+    assert turns_of(order_of("zbv", 3, 6)) is None
 
 
 def min_max_by_hand(problem, splits):

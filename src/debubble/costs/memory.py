@@ -104,7 +104,7 @@ def predict_peaks(
     costs: MemoryCosts,
     order: Order,
     *,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[float] | None = None,
     token_scale: float = 1.0,
 ) -> tuple[PeakMemory, ...]:
     """Predict the peak of each rank in another order, with other layers a stage.
@@ -135,7 +135,7 @@ def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that 
     order: Order,
     position: int,
     *,
-    layers: Sequence[int] | None,
+    layers: Sequence[float] | None,
     scale: float,
 ) -> PeakMemory:
     mine = _layers_here(rank.layers, order, position, layers)
@@ -171,7 +171,7 @@ def _highest(  # noqa: PLR0913 (as above)
 
 
 def _layers_here(
-    measured: tuple[int, ...] | None, order: Order, position: int, layers: Sequence[int] | None
+    measured: tuple[int, ...] | None, order: Order, position: int, layers: Sequence[float] | None
 ) -> list[float]:
     """Return the layers of each stage of a rank: as given, or as many as it has."""
     stages = sorted({action.stage for action in order[position]})

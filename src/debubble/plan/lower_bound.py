@@ -2,7 +2,8 @@
 
 A rank has to do all of its passes. Before its first, a microbatch comes through the stages before
 it; after its last backward pass it has to go back through them. Forward only, it goes on through
-the stages after it. Transfers are taken to be free, so that what is said holds for any link.
+the stages after it. Where the order is known, so is how long a stage waits to turn. Transfers are
+taken to be free, so that what is said holds for any link.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from debubble.plan.split_problem import (
     seconds_of_blocks,
     seconds_of_splits,
 )
+from debubble.plan.turns import span_at_least
 from debubble.timeline.model import F64, I64
 
 
@@ -44,6 +46,11 @@ def bound_splits(problem: SplitProblem, splits: I64) -> F64:
             problem.microbatches * waited + lead + back + on,
             problem.microbatches * (waited + weight[:, mine].sum(axis=1)) + lead,
         ]
+    if problem.turns is not None:
+        after = both.sum(axis=1, keepdims=True) - both - away
+        of_stages = (forward.T, backward.T, after.T)
+        spans = span_at_least(problem.turns, problem.microbatches, *of_stages)
+        bounds.append((spans.T + away).max(axis=1))
     best: F64 = np.max(bounds, axis=0)
     return best
 
@@ -56,16 +63,17 @@ def bound_all(problem: SplitProblem) -> float:
 def blocks_bound(problem: SplitProblem) -> F64:
     """Return, of each stage with layers i to j - 1, a time that no run can beat: [stage, i, j]."""
     layers, stages, m = problem.layers, problem.stages, problem.microbatches
-    waited = seconds_of_blocks(
-        problem, layers.forward + layers.backward, stages.forward + stages.backward
-    )
+    to_and_fro = layers.forward + layers.backward, stages.forward + stages.backward
+    waited = seconds_of_blocks(problem, *to_and_fro)
     whole = seconds_of_blocks(problem, layers.whole, stages.whole)
     lead = least_before(problem, layers.forward, stages.forward)
-    both = least_before(problem, layers.forward + layers.backward, stages.forward + stages.backward)
-    on = np.zeros_like(lead) if problem.trains else least_after(problem)
-    bounds = np.maximum(
-        m * waited + both[:-1, :, None] + on[1:, None, :], m * whole + lead[:-1, :, None]
-    )
+    both = least_before(problem, *to_and_fro)
+    after = least_after(problem, *to_and_fro)[1:, None, :]
+    span = m * waited + (0.0 if problem.trains else after)
+    if problem.turns is not None:
+        forward = seconds_of_blocks(problem, layers.forward, stages.forward)
+        span = np.maximum(span, span_at_least(problem.turns, m, forward, waited - forward, after))
+    bounds = np.maximum(span + both[:-1, :, None], m * whole + lead[:-1, :, None])
     possible = np.triu(np.ones(bounds.shape[1:], dtype=bool), k=1)
     return np.where(possible & np.isfinite(bounds), bounds, np.inf)
 
@@ -80,9 +88,9 @@ def least_before(problem: SplitProblem, layers: F64, stages: F64) -> F64:
     return least
 
 
-def least_after(problem: SplitProblem) -> F64:
-    """Return the least that a stage and those after it can take forward, from a place on."""
-    blocks = _possible(seconds_of_blocks(problem, problem.layers.forward, problem.stages.forward))
+def least_after(problem: SplitProblem, layers: F64, stages: F64) -> F64:
+    """Return the least that a stage and those after it can take for the layers from a place on."""
+    blocks = _possible(seconds_of_blocks(problem, layers, stages))
     least = np.full((problem.stage_count + 1, problem.layer_count + 1), np.inf)
     least[problem.stage_count, problem.layer_count] = 0.0
     for stage in reversed(range(problem.stage_count)):

@@ -75,7 +75,7 @@ def find_partition(
     `evaluate` may add to the costs of the problem, such as transfers, but not undercut them.
     """
     _check_fit(problem)
-    search = _Search(problem, evaluate)
+    search = _Search(problem, evaluate, bound_all(problem))
     given_latency = None
     if given is not None:
         _check_given(problem, given)
@@ -87,15 +87,12 @@ def find_partition(
         _look_around(search, given, all_of_them=exact)  # what the bound ruled out is open again
     if search.best is None:
         raise _no_rank_fits(problem, exact=exact)
-    bound = None if search.undercut else bound_all(problem)
-    if bound is not None:
-        exact = exact or search.latency_s <= bound * (1 + 1e-9)
     return Partition(
         split=tuple(search.best.tolist()),
         latency_s=search.latency_s,
         given_latency_s=given_latency,
-        lower_bound_s=bound,
-        exact=exact,
+        lower_bound_s=None if search.undercut else min(search.bound_s, search.latency_s),
+        exact=exact or search.done,
         timed=search.timed,
     )
 
@@ -115,12 +112,19 @@ class _Search:
 
     problem: SplitProblem
     evaluate: Evaluate
+    bound_s: float
+    """No split can be quicker."""
     best: I64 | None = None
     latency_s: float = float("inf")
     timed: int = 0
     undercut: bool = False
     """A split was timed below its lower bound: the bound is of no use."""
     known: dict[bytes, float] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing better is to be found."""
+        return not self.undercut and self.latency_s <= self.bound_s * (1 + 1e-9)
 
     def time(self, splits: I64) -> F64:
         """Time those that fit and might be better than the best; the others count as infinite."""
@@ -141,7 +145,8 @@ class _Search:
         if fresh:
             found[fresh] = self.evaluate(splits[fresh])
             self.timed += len(fresh)
-            self.undercut |= bool((found[fresh] < bounds[fresh] * (1 - 1e-9)).any())
+            floor = np.maximum(bounds[fresh], self.bound_s) * (1 - 1e-9)
+            self.undercut |= bool((found[fresh] < floor).any())
             for row in fresh:
                 self.known[splits[row].tobytes()] = float(found[row])
             row = int(found.argmin())
@@ -173,9 +178,9 @@ def _descend_from_seeds(search: _Search, given: tuple[int, ...] | None) -> None:
     latencies = search.time(seeds)
     order = np.lexsort((bounds, latencies))
     for row in order[:_DESCENTS].tolist():
-        if overflow_of(search.problem, seeds[row : row + 1])[0] == 0:
+        if not search.done and overflow_of(search.problem, seeds[row : row + 1])[0] == 0:
             _descend(search, seeds[row])
-    while search.best is not None and _escape(search):
+    while search.best is not None and not search.done and _escape(search):
         _descend(search, search.best)
 
 

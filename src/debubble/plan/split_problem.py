@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import UsageError
+from debubble.plan.turns import Turns
 from debubble.timeline.model import F64, I64
 
 
@@ -53,6 +54,8 @@ class SplitProblem:
     microbatches: int
     room: Room | None = None
     """None: everything fits."""
+    turns: Turns | None = None
+    """What the order tells besides; None: any order."""
 
     def __post_init__(self) -> None:
         if self.stage_count > self.layer_count:
@@ -97,6 +100,7 @@ def split_problem(  # noqa: PLR0913 (one argument for each thing that may differ
     stages: Work | None = None,
     slowness: F64 | None = None,
     room: Room | None = None,
+    turns: Turns | None = None,
 ) -> SplitProblem:
     """Fill in what is not there: no backward pass, nothing besides layers, equal devices."""
     nothing = np.zeros(len(forward))
@@ -112,6 +116,7 @@ def split_problem(  # noqa: PLR0913 (one argument for each thing that may differ
         slowness=np.ones(len(rank)) if slowness is None else slowness,
         microbatches=microbatches,
         room=room,
+        turns=turns,
     )
 
 
