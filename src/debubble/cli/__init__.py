@@ -16,6 +16,7 @@ from debubble.report.names import printable
 VERBS = {
     "inspect": "What have I got? Files, ranks, steps and events; what is missing or broken.",
     "find": "Where does the time go? The bubble, measured, against theory.",
+    "simulate": "What if? A schedule run with costs of your own, no traces needed.",
     "demo": "Show me: a real four-stage pipeline on this machine, no GPU needed.",
 }
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from pathlib import Path
 
 import click
 from rich.text import Text
 
 from debubble.cli.options import (
+    drawing_width,
     exit_strictly,
     limits_from,
     output_options,
@@ -21,7 +20,7 @@ from debubble.cli.options import (
 from debubble.errors import NoPipeline, UsageError
 from debubble.report.chrome import write_chrome
 from debubble.report.find import find_json, find_page, no_pipeline_json, no_pipeline_page
-from debubble.report.lanes import PLAIN_WIDTH, draw_lanes
+from debubble.report.lanes import draw_lanes
 from debubble.schedules import Statement, state_schedule
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline
@@ -135,11 +134,7 @@ def _draw(timeline: Timeline, one: PipelineFigures, step: int | None) -> list[Te
     if not one.one_run:
         return []
     first = one.windows[0].step if one.windows else None
-    return draw_lanes(timeline, one.pipeline, first if step is None else step, _drawing_width())
-
-
-def _drawing_width() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
+    return draw_lanes(timeline, one.pipeline, first if step is None else step, drawing_width())
 
 
 def _write_perfetto(timeline: Timeline, path: Path, *, force: bool, quiet: bool) -> None:
