@@ -10,6 +10,7 @@ from debubble.errors import UsageError
 from debubble.units import (
     counted,
     parse_bytes,
+    parse_duration,
     show_bytes,
     show_count,
     show_duration,
@@ -30,6 +31,20 @@ from debubble.units import (
 )
 def test_sizes_are_read_binary_with_an_i_and_decimal_without(text, size):
     assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "nanoseconds"),
+    [("18.5ms", 18_500_000), ("600 us", 600_000), ("7µs", 7_000), (".5S", 500_000_000), ("3ns", 3)],
+)
+def test_times_are_read_with_their_unit(text, nanoseconds):
+    assert parse_duration(text) == pytest.approx(nanoseconds)
+
+
+@pytest.mark.parametrize("text", ["", "5", "ms", "-1ms", "1e3ms", "5 minutes"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(UsageError, match="is no time"):
+        parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "12 apples", "1 000"])

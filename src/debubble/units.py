@@ -10,6 +10,8 @@ NS_PER_S = 1_000_000_000
 NS_PER_US = 1_000
 
 _SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([kmgtp]?)(i?)b?\s*$", re.IGNORECASE)
+_DURATION = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ns|us|µs|ms|s)\s*$", re.IGNORECASE)
+_NS_PER = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": 1_000_000, "s": NS_PER_S}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
@@ -21,6 +23,14 @@ def parse_bytes(text: str) -> int:
     number, power, binary = match.groups()
     base = 1024 if binary else 1000
     return round(float(number) * float(base ** _POWERS[power.lower()]))
+
+
+def parse_duration(text: str) -> float:
+    """Read `18.5ms`, `600 us`, `1.2s` as nanoseconds."""
+    match = _DURATION.match(text)
+    if match is None:
+        raise UsageError(f"{text!r} is no time", hint="write it as 18.5ms, 600us or 1.2s")
+    return float(match[1]) * _NS_PER[match[2].lower()]
 
 
 def parse_share(text: str) -> float:

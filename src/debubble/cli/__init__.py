@@ -16,6 +16,8 @@ from debubble.report.names import printable
 VERBS = {
     "inspect": "What have I got? Files, ranks, steps and events; what is missing or broken.",
     "find": "Where does the time go? The bubble, measured, against theory.",
+    "simulate": "What if? A schedule run with costs of your own, or a measured run changed.",
+    "plan": "What should I change? Every lever ranked by what it buys, ready to paste.",
     "demo": "Show me: a real four-stage pipeline on this machine, no GPU needed.",
 }
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import click
 from rich.text import Text
 
 from debubble.cli.options import (
+    drawing_width,
     exit_strictly,
     limits_from,
     output_options,
@@ -30,7 +29,7 @@ from debubble.report.find import (
     no_pipeline_page,
     worst_of,
 )
-from debubble.report.lanes import PLAIN_WIDTH, draw_lanes
+from debubble.report.lanes import draw_lanes
 from debubble.schedules import Statement, state_schedule
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline
@@ -159,11 +158,7 @@ def _draw(
         return []
     first = one.windows[0].step if one.windows else None
     chosen = first if step is None else step
-    return draw_lanes(timeline, one.pipeline, chosen, _drawing_width(), waits)
-
-
-def _drawing_width() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
+    return draw_lanes(timeline, one.pipeline, chosen, drawing_width(), waits)
 
 
 def _write_perfetto(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -99,6 +100,13 @@ def console_for(color: str) -> Console:
         highlight=False,
         emoji=False,
     )
+
+
+def drawing_width() -> int:
+    """Return how wide a drawing may be: as the terminal, or as a page."""
+    from debubble.report.lanes import PLAIN_WIDTH  # noqa: PLC0415
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
 
 
 def exit_strictly(gaps: tuple[Gap, ...], *, strict: bool) -> None:

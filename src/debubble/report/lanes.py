@@ -22,6 +22,7 @@ from debubble.units import show_duration
 # Where stdout is no terminal: wide enough for passes, narrow enough for a mail.
 PLAIN_WIDTH = 100
 _NARROWEST = 40
+_NS_PER_MS = 1e6
 
 _WAIT, _WIRE, _BLANK = "·", "=", " "
 # Neighbouring microbatches differ in shade, kinds in colour.
@@ -62,22 +63,36 @@ class _View:
     step: int
     edges_ns: I64
     margin: int
+    units: str
 
     @property
     def column_ns(self) -> float:
         return float(self.edges_ns[1] - self.edges_ns[0])
 
+    @property
+    def column(self) -> str:
+        if not self.units:
+            return show_duration(self.column_ns)
+        return f"{self.column_ns / _NS_PER_MS:.3g} {self.units}"
 
-def draw_lanes(
-    timeline: Timeline, pipeline: int, step: int | None, width: int, waits: Sequence[Wait] = ()
+
+def draw_lanes(  # noqa: PLR0913 (what, of it which part, and how)
+    timeline: Timeline,
+    pipeline: int,
+    step: int | None,
+    width: int,
+    waits: Sequence[Wait] = (),
+    *,
+    units: str = "",
 ) -> list[Text]:
     """Draw one step of a pipeline in lines no wider than `width`; by default its first step.
 
-    With waits, each column in which a rank waits shows why.
+    With waits, each column in which a rank waits shows why. `units` says what a millisecond stands
+    for, where a simulated run has no times but ratios.
     """
     ranks = timeline.ranks_of(pipeline)
     passes = timeline.passes.where(np.isin(timeline.passes.rank, [r.rank for r in ranks]))
-    view = _look(passes, ranks, step, max(width, _NARROWEST))
+    view = _look(passes, ranks, step, max(width, _NARROWEST), units)
     near = passes.where((passes.end_ns > view.edges_ns[0]) & (passes.start_ns < view.edges_ns[-1]))
     lines = [Text(_title(view, pipeline, len(timeline.pipelines)))]
     for rank in ranks:
@@ -115,7 +130,9 @@ def _longest(waits: Sequence[Wait]) -> list[Text]:
     return [Text(f"longest: rank {one.rank} waits {length} for {one.waits_for} ({why})")]
 
 
-def _look(passes: Passes, ranks: tuple[RankTimeline, ...], step: int | None, width: int) -> _View:
+def _look(
+    passes: Passes, ranks: tuple[RankTimeline, ...], step: int | None, width: int, units: str
+) -> _View:
     """Frame a step from its first pass's start to its last pass's end."""
     known = sorted(set(passes.step.tolist()))
     whole = [one for one in known if len(set(passes.rank[passes.step == one])) == len(ranks)]
@@ -128,12 +145,12 @@ def _look(passes: Passes, ranks: tuple[RankTimeline, ...], step: int | None, wid
     here = passes.where(passes.step == chosen)
     margin = max(len(f"rank {rank.rank} ") for rank in ranks)
     edges = np.linspace(int(here.start_ns.min()), int(here.end_ns.max()), width - margin + 1)
-    return _View(step=chosen, edges_ns=np.rint(edges).astype(np.int64), margin=margin)
+    return _View(step=chosen, edges_ns=np.rint(edges).astype(np.int64), margin=margin, units=units)
 
 
 def _title(view: _View, pipeline: int, pipelines: int) -> str:
     of = f"pipeline {pipeline}, " if pipelines > 1 else ""
-    return f"{of}step {view.step}; a column is {show_duration(view.column_ns)}"
+    return f"{of}step {view.step}; a column is {view.column}"
 
 
 def _lane(passes: Passes, idle: NDArray[np.str_], rank: RankTimeline, view: _View) -> list[Text]:
@@ -203,16 +220,16 @@ def _paint(  # noqa: PLR0913, PLR0917 (a row of the drawing)
 
 
 def _axis(view: _View) -> str:
-    """Write the time in ms under the columns, at round distances."""
+    """Write the time in ms, or in units, under the columns, at round distances."""
     columns = len(view.edges_ns) - 1
-    column_ms = view.column_ns / 1e6
+    column_ms = view.column_ns / _NS_PER_MS
     least = _TICK_COLUMNS * column_ms
     power = 10.0 ** np.floor(np.log10(least))
     apart = next(n * power for n in (*_TICKS, 10) if n * power >= least)
     decimals = max(0, -int(np.floor(np.log10(apart))))
     cells = [_BLANK] * (view.margin + columns)
     for tick in range(int(columns * column_ms / apart) + 1):
-        label = f"|{tick * apart:.{decimals}f}" + (" ms" if tick == 0 else "")
+        label = f"|{tick * apart:.{decimals}f}" + (f" {view.units or 'ms'}" if tick == 0 else "")
         at = view.margin + round(tick * apart / column_ms)
         if at + len(label) <= len(cells):
             cells[at : at + len(label)] = label

@@ -111,6 +111,12 @@ def _option_table(plan: Plan) -> Table:
     return table
 
 
+def _advice(plan: Plan, option: Option) -> str:
+    if option in plan.recommended:
+        return "yes"
+    return "try" if option.lever == "overlap" else "within noise"
+
+
 def _memory_left(option: Option) -> str:
     left = [one.bytes for one in option.headroom or () if one.bytes is not None]
     return show_bytes(min(left)) if left else "unknown"

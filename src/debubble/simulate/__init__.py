@@ -1,1 +1,1 @@
-"""`Schedule` and `Costs` in → `Timeline` out. Today: the closed forms of theory."""
+"""Orders and costs, or a measured step, in → when everything happens, as a `Timeline`, out."""

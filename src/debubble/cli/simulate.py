@@ -1,0 +1,168 @@
+"""`debubble simulate`: a schedule, run with costs of one's own."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+
+import click
+
+from debubble.cli.options import drawing_width, output_options, print_answer
+from debubble.errors import UsageError
+from debubble.report.lanes import draw_lanes
+from debubble.report.simulate import Simulated, simulate_json, simulate_page
+from debubble.schedules import Order, Statement, state_schedule
+from debubble.simulate.communication import Communication
+from debubble.simulate.hand_set import UNIT_NS, HandSet, settle_costs, simulate_order
+from debubble.timeline.figures import measure_pipeline
+from debubble.units import counted, parse_duration
+
+# A step of 512 ranks with 64 microbatches has 65,536 passes; beyond this somebody mistyped.
+MOST_PASSES = 200_000
+
+_PLAIN = re.compile(r"[0-9]*\.?[0-9]+")
+
+
+@click.command("simulate")
+@click.option("--stages", "--ranks", "ranks", type=int, metavar="P", help="Ranks in the pipeline.")
+@click.option("--microbatches", type=int, metavar="M", help="Microbatches in a step.")
+@click.option(
+    "--schedule",
+    default="1f1b",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="The schedule, or an order of your own as CSV.",
+)
+@click.option("--chunks", type=click.IntRange(min=1), metavar="N", help="Stages a rank.")
+@click.option("--forward", metavar="TIME", help="A forward pass; one, or one a stage: 5ms,6ms.")
+@click.option("--backward", metavar="TIME", help="A backward pass; by default two forward ones.")
+@click.option("--input-grad", metavar="TIME", help="Its one half, where a schedule splits it.")
+@click.option("--weight-grad", metavar="TIME", help="Its other half.")
+@click.option("--transfer", metavar="TIME", help="A message; one, or one a hop.  [default: free]")
+@click.option(
+    "--communication",
+    type=click.Choice([str(one) for one in Communication]),
+    default=str(Communication.LATENCY),
+    show_default=True,
+    help="How messages are posted and waited for.",
+)
+@click.option("--timeline", "draws", is_flag=True, help="Draw the step, a lane a rank.")
+@output_options
+def command(  # noqa: PLR0913 (one argument a flag)
+    *,
+    ranks: int | None,
+    microbatches: int | None,
+    schedule: str,
+    chunks: int | None,
+    forward: str | None,
+    backward: str | None,
+    input_grad: str | None,
+    weight_grad: str | None,
+    transfer: str | None,
+    communication: str,
+    draws: bool,
+    as_json: bool,
+    strict: bool,  # noqa: ARG001 (what is made up has no gaps)
+    color: str,
+    quiet: bool,
+) -> None:
+    """Run a schedule with costs of your own, and measure the bubble as `find` does.
+
+    Costs are times (18.5ms) or plain numbers, of which only the ratios count.
+    """
+    if draws and as_json:
+        raise UsageError("--timeline draws for people, --json is for programs", hint="leave one")
+    said = {
+        "--forward": forward,
+        "--backward": backward,
+        "--input-grad": input_grad,
+        "--weight-grad": weight_grad,
+        "--transfer": transfer,
+    }
+    order = _order(state_schedule(schedule, chunks), ranks, microbatches)
+    hand_set, in_units = _hand_set(said)
+    stages = 1 + max(action.stage for actions in order for action in actions)
+    costs = settle_costs(hand_set, stages)
+    way = Communication(communication)
+    timeline = simulate_order(order, costs, way)
+    run = Simulated(
+        schedule=schedule,
+        order=order,
+        communication=way,
+        costs=costs,
+        in_units=in_units,
+        figures=measure_pipeline(timeline, 0),
+    )
+    again = _typed(
+        {
+            "--stages": ranks,
+            "--microbatches": microbatches,
+            "--schedule": schedule,
+            "--chunks": chunks,
+            **said,
+            "--communication": None if way is Communication.LATENCY else way,
+        }
+    )
+    page = simulate_page(run, "" if quiet or draws else f"debubble simulate {again} --timeline")
+    if draws:
+        page.drawing = draw_lanes(
+            timeline, 0, None, drawing_width(), units="units" if in_units else ""
+        )
+    print_answer(page, simulate_json(run), as_json=as_json, color=color)
+
+
+def _order(statement: Statement, ranks: int | None, microbatches: int | None) -> Order:
+    """Return the order to run: a file has its own sizes, a name needs them."""
+    if statement.order is not None:
+        written = 1 + max(action.microbatch for actions in statement.order for action in actions)
+        ranks = len(statement.order) if ranks is None else ranks
+        microbatches = written if microbatches is None else microbatches
+    if ranks is None or microbatches is None:
+        raise UsageError(
+            "how large is the pipeline?", hint="give --stages and --microbatches, such as 4 and 8"
+        )
+    chunks = statement.chunks or 1
+    if ranks * microbatches * chunks > MOST_PASSES:
+        size = f"{counted(ranks, 'rank')} and {counted(microbatches, 'microbatch', 'microbatches')}"
+        raise UsageError(
+            f"{size} are more than can be simulated",
+            hint=f"ranks x chunks x microbatches may be {MOST_PASSES:,}",
+        )
+    return statement.order_for(ranks, microbatches, chunks)
+
+
+def _hand_set(said: Mapping[str, str | None]) -> tuple[HandSet, bool]:
+    """Read the costs, all of them times or all of them plain numbers."""
+    read = {
+        flag: [_read(value) for value in text.split(",")]
+        for flag, text in said.items()
+        if text is not None
+    }
+    # Nothing is nothing in any unit.
+    plain = {is_plain for values in read.values() for number, is_plain in values if number}
+    if len(plain) > 1:
+        raise UsageError(
+            "some costs are times and some plain numbers", hint="give all a unit, such as 18.5ms"
+        )
+    if False in plain and "--forward" not in read:
+        raise UsageError("what does a forward pass take?", hint="give --forward, such as 18.5ms")
+    given = {
+        flag.removeprefix("--").replace("-", "_"): [number for number, _ in values]
+        for flag, values in read.items()
+    }
+    return HandSet(**given), False not in plain
+
+
+def _read(text: str) -> tuple[float, bool]:
+    """Return nanoseconds, and whether it was a plain number."""
+    if _PLAIN.fullmatch(text.strip()):
+        return float(text) * UNIT_NS, True
+    return parse_duration(text), False
+
+
+def _typed(options: Mapping[str, object]) -> str:
+    """Write options as they were typed; what was left out stays out."""
+    return " ".join(
+        f"{flag} {shlex.quote(str(value))}" for flag, value in options.items() if value is not None
+    )
