@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from debubble.costs.memory import MemoryCosts, PeakMemory, fit_memory, predict_peaks
 from debubble.costs.memory_run import memory_run
+from debubble.costs.pass_model import share_device
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.schedules import Order, order_of
@@ -133,16 +134,18 @@ def measure_baseline(
         schedule=name,
         order=order,
         memory=fit_memory([memory_run(timeline, figures.pipeline, order)]) if has_memory else None,
-        limits=tuple(
-            limit_bytes
-            if limit_bytes is not None
-            else rank.memory.limit_bytes
-            if rank.memory
-            else None
-            for rank in source.ranks
-        ),
+        limits=_limits(source.ranks, limit_bytes),
         correction=source.window_ns / predict(source, same, draws=_DRAWS).window_ns,
     )
+
+
+def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[float | None, ...]:
+    """Return each rank's memory: as given, else its device's, shared where ranks share that."""
+    if limit_bytes is not None:
+        return (limit_bytes,) * len(ranks)
+    parts = len(ranks) if share_device(ranks) else 1
+    known = [rank.memory.limit_bytes if rank.memory else None for rank in ranks]
+    return tuple(None if limit is None else limit / parts for limit in known)
 
 
 def stages_of(order: Order) -> int:
