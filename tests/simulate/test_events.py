@@ -52,6 +52,16 @@ def test_many_runs_at_once_are_as_many_single_ones(graph, runs):
         assert together[:, run].tolist() == alone
 
 
+@given(graphs(), st.integers(1, 3))
+def test_floors_may_differ_from_run_to_run(graph, runs):
+    events, edges, lengths, floors, _ = graph
+    ends = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+    many = np.array(floors, dtype=np.int64)[:, None] * np.arange(1, runs + 1)
+    together = EventGraph(events, *ends).run(np.array(lengths, dtype=np.int64), many)
+    for run in range(runs):
+        assert together[:, run].tolist() == longest_ways(events, edges, lengths, many[:, run])
+
+
 def test_a_circle_is_refused_with_its_cure():
     with pytest.raises(OrderCycle, match="circle"):
         EventGraph(3, np.array([1, 2, 1]), np.array([0, 1, 2]))

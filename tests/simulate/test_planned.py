@@ -178,6 +178,18 @@ def test_neither_result_of_a_pair_leaves_before_both_are_done():
         assert times.pass_start[rows[0, PassKind.B, 0]] == both_done == 5 * MS
 
 
+def test_a_pair_starts_when_the_inputs_of_both_are_there():
+    order = [
+        [Action(0, "F", 0), Action(0, "F", 1, overlap=True), Action(0, "B", 0), Action(0, "B", 1)],
+        [Action(1, "F", 0), Action(1, "B", 0), Action(1, "F", 1), Action(1, "B", 1)],
+    ]
+    for communication in ALL:
+        program, times = run_order(order, communication=communication)
+        # The gradient of microbatch 0 is there after 1 + 1 + 2; the forward pass could start at 1.
+        assert program.pairs.tolist() == [1]
+        assert times.pass_start[1] == 4 * MS
+
+
 class TestCommunication:
     """Against a simulator that launches kernels: same window, to what launching takes."""
 

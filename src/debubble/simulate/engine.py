@@ -6,27 +6,21 @@ its queue and after all passes issued before it. A pass waits for the batches th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from debubble.simulate.events import NEVER_NS, EventGraph
+from debubble.simulate.events import NEVER_NS
+from debubble.simulate.network import Columns, Edges, Network
 from debubble.simulate.program import Lengths, Program, Times
 from debubble.timeline.model import I64
 
-
-@dataclass(frozen=True, slots=True)
-class _Edges:
-    """Events that wait for others, and which of the lengths lies between."""
-
-    target: I64
-    source: I64
-    length: str
-    rows: I64
+# Many runs go through in blocks that a processor's cache can hold.
+_RUNS_AT_ONCE = 256
 
 
 class Engine:
-    """Runs one program with any durations."""
+    """Runs one program with any durations; refuses, when run, one that waits in a circle."""
 
     def __init__(self, program: Program, *, queues: bool = True) -> None:
         """Without `queues` messages overtake each other."""
@@ -36,14 +30,12 @@ class Engine:
         self._pass_start, self._pass_end = np.arange(p), np.arange(p, 2 * p)
         self._batch_start = np.arange(2 * p, 2 * p + b)
         self._batch_end = np.arange(2 * p + b, 2 * p + 2 * b)
+        self._events = 2 * (p + b)
         self._edges = (*self._of_passes(), *self._of_batches(queues=queues))
-        self._graph = EventGraph(
-            2 * (p + b),
-            np.concatenate([edges.target for edges in self._edges]),
-            np.concatenate([edges.source for edges in self._edges]),
-        )
+        self._first = np.flatnonzero(program.passes.before < 0)
+        self._last = np.setdiff1d(np.arange(p), program.passes.before)
 
-    def _of_passes(self) -> tuple[_Edges, ...]:
+    def _of_passes(self) -> tuple[Edges, ...]:
         """Let a pass start after the pass before it and its inputs, and end after its start."""
         passes, messages, needs = self.program.passes, self.program.messages, self.program.needs
         every, follows = np.arange(len(passes)), np.flatnonzero(passes.before >= 0)
@@ -51,13 +43,13 @@ class Engine:
         start, end, consumer = self._pass_start, self._pass_end, messages.consumer[used]
         arrived = self._batch_end[messages.received[used]]
         return (
-            _Edges(end, start, "passes", every),
-            _Edges(start[follows], end[passes.before[follows]], "pass_gaps", follows),
-            _Edges(start[consumer], arrived, "pass_gaps", consumer),
-            _Edges(start[needs[:, 0]], end[needs[:, 1]], "pass_gaps", needs[:, 0]),
+            Edges(end, start, "passes", every),
+            Edges(start[follows], end[passes.before[follows]], "pass_gaps", follows),
+            Edges(start[consumer], arrived, "pass_gaps", consumer),
+            Edges(start[needs[:, 0]], end[needs[:, 1]], "pass_gaps", needs[:, 0]),
         )
 
-    def _of_batches(self, *, queues: bool) -> tuple[_Edges, ...]:
+    def _of_batches(self, *, queues: bool) -> tuple[Edges, ...]:
         """Let a batch start after the passes before it, in its queue's order; both sides end it."""
         batches, messages = self.program.batches, self.program.messages
         after = np.flatnonzero(batches.after >= 0)
@@ -66,33 +58,76 @@ class Engine:
         start, end = self._batch_start, self._batch_end
         sent, received = messages.sent, messages.received
         return (
-            _Edges(start[after], self._pass_end[batches.after[after]], "batch_gaps", after),
-            _Edges(start[queued], end[batches.before[queued]], "batch_gaps", queued),
-            _Edges(end[sent], start[sent], "sending", every),
-            _Edges(end[sent[meets]], start[received[meets]], "sending", meets),
-            _Edges(end[received], start[received], "drain", every),
-            _Edges(end[received], start[sent], "wire", every),
+            Edges(start[after], self._pass_end[batches.after[after]], "batch_gaps", after),
+            Edges(start[queued], end[batches.before[queued]], "batch_gaps", queued),
+            Edges(end[sent], start[sent], "sending", every),
+            Edges(end[sent[meets]], start[received[meets]], "sending", meets),
+            Edges(end[received], start[received], "drain", every),
+            Edges(end[received], start[sent], "wire", every),
         )
+
+    @cached_property
+    def _held(self) -> Network:
+        """Events with hosts that may hold up any start."""
+        starts = np.zeros(self._events, dtype=bool)
+        starts[self._pass_start] = starts[self._batch_start] = True
+        return Network(self._events, self._edges, floored=starts)
+
+    @cached_property
+    def _free(self) -> Network:
+        """Events with nothing to hold up but first passes: a batch that waits for none is there."""
+        passes = np.zeros(self._events, dtype=bool)
+        passes[self._pass_start] = True
+        waits = np.zeros(self._events, dtype=bool)
+        for one in self._edges:
+            waits[one.target] = True
+        there = ~waits
+        there[self._pass_start] = False
+        used = np.concatenate([~there[one.source] for one in self._edges])
+        return Network(self._events, self._edges, floored=passes, used=used)
 
     def run(self, lengths: Lengths) -> Times:
         """Return when everything happens; a column for each of many runs."""
-        columns = lengths.columns()
-        runs = {column.shape[1] for column in columns.values() if column.ndim > 1}
-        shape = (runs.pop(),) if runs else ()
-        full = {
-            name: np.broadcast_to(
-                column[:, None] if column.ndim <= len(shape) else column, (len(column), *shape)
-            )
-            for name, column in columns.items()
-        }
-        after = np.concatenate([full[edges.length][edges.rows] for edges in self._edges])
-        floor = np.full((self._graph.events, *shape), NEVER_NS, dtype=np.int64)
-        floor[self._pass_start] = full["pass_floor"]
-        floor[self._batch_start] = full["batch_floor"]
-        moments = self._graph.run(after, floor)
+        floor = self._floor(lengths)
+        moments = self._network(lengths).run(lengths.columns(), floor)
         return Times(
             pass_start=moments[self._pass_start],
             pass_end=moments[self._pass_end],
             batch_start=moments[self._batch_start],
             batch_end=moments[self._batch_end],
         )
+
+    def windows(self, lengths: Lengths) -> I64:
+        """Return the window of each of many runs, and keep nothing else."""
+        columns = lengths.columns()
+        runs = max((one.shape[1] for one in columns.values() if one.ndim > 1), default=1)
+        network, floor = self._network(lengths), self._floor(lengths)
+        ends = np.concatenate((self._first, self._last))
+        found = []
+        for first in range(0, runs, _RUNS_AT_ONCE):
+            block = slice(first, first + _RUNS_AT_ONCE)
+            chosen: Columns = {
+                name: one[:, block] if one.ndim > 1 else one for name, one in columns.items()
+            }
+            here = floor[:, block] if floor.ndim > 1 else floor
+            starts = network.run_for(self._pass_start[ends], chosen, here)
+            begun, last = starts[: len(self._first)], starts[len(self._first) :]
+            lasted = chosen["passes"][self._last]
+            last = last + (lasted[:, None] if lasted.ndim < last.ndim else lasted)
+            found.append(np.atleast_1d(last.max(axis=0) - begun.min(axis=0)))
+        return np.concatenate(found)
+
+    def _network(self, lengths: Lengths) -> Network:
+        held = (lengths.pass_floor > NEVER_NS)[self.program.passes.before >= 0].any()
+        return self._held if held or (lengths.batch_floor > NEVER_NS).any() else self._free
+
+    def _floor(self, lengths: Lengths) -> I64:
+        """Return the floors of all events."""
+        wide = max(lengths.pass_floor.shape[1:], lengths.batch_floor.shape[1:])
+        floor = np.full((self._events, *wide), NEVER_NS, dtype=np.int64)
+        for rows, given in (
+            (self._pass_start, lengths.pass_floor),
+            (self._batch_start, lengths.batch_floor),
+        ):
+            floor[rows] = given[:, None] if given.ndim < floor.ndim else given
+        return floor

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from debubble.errors import DebubbleError
-from debubble.timeline.model import I64
+from debubble.timeline.model import I64, Flags
 
 # Before everything, and far enough from the smallest number to have durations added to it.
 NEVER_NS = -(2**61)
@@ -22,42 +22,112 @@ class OrderCycle(DebubbleError):
     """Events that wait for each other in a circle: no run can have gone so."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delays:
+    """How long after its source each edge lets its target happen, in the order of the graph."""
+
+    steady: I64
+    """What is the same in all runs."""
+    rows: I64
+    """Edges, in ascending order, that add something else in each run."""
+    varied: I64
+    """What they add: a row each, a column for each run."""
+
+
+class _Added:
+    """What varies from run to run, cut into the turns in which it is added."""
+
+    def __init__(self, delays: Delays, cuts: I64) -> None:
+        self._varied = delays.varied
+        parts = np.searchsorted(delays.rows, cuts)
+        self._within = delays.rows - np.repeat(cuts[:-1], np.diff(parts))
+        self._parts = parts.tolist()
+
+    def add(self, latest: I64, number: int) -> None:
+        """Add it to the arrivals of a turn."""
+        begin, end = self._parts[number], self._parts[number + 1]
+        if begin == end:
+            return
+        first, last = self._within[begin], self._within[end - 1]
+        if last - first == end - begin - 1:  # all that lie between, as is usual
+            latest[first : last + 1] += self._varied[begin:end]
+        else:
+            latest[self._within[begin:end]] += self._varied[begin:end]
+
+
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """Events whose sources all lie in levels before it."""
+    """Events whose sources all lie in levels before it: rows that follow each other."""
 
-    events: I64
-    edges: slice
-    first_edge: I64
-    """Of each event, counted from the level's first."""
+    first: int
+    end: int
+    turns: list[tuple[int, int, int]]
+    """Edges, from and to, with the turn's number: to each event from its first source, then from
+    its second, and so on. Events with more sources stand first: a turn is about the first rows."""
+    floored: bool
 
 
 class EventGraph:
     """Events 0 to n - 1; edge i says that `target[i]` waits for `source[i]`."""
 
-    def __init__(self, events: int, target: I64, source: I64) -> None:
+    def __init__(self, events: int, target: I64, source: I64, floored: Flags | None = None) -> None:
+        """Without `floored` any event may have a floor; with it, those, and any without sources."""
         self.events = events
         level = _levels(events, target, source)
-        self.edge_order = np.lexsort((target, level[target]))
-        """Which edge stands where when they are sorted by level and target."""
-        self._source = source[self.edge_order]
-        self._levels = _group(level, target[self.edge_order])
+        sources = np.bincount(target, minlength=events)
+        rows = np.lexsort((-sources, level))
+        self._row = np.empty(events, dtype=np.int64)
+        self._row[rows] = np.arange(events)
+        turn = _turns(target, events)
+        self.edge_order = np.lexsort((self._row[target], turn, level[target]))
+        """Which edge stands where in the order in which they are followed."""
+        self._source = self._row[source[self.edge_order]]
+        self._events = rows
+        self._roots = int((sources == 0).sum())
+        held = np.ones(events, dtype=bool) if floored is None else floored
+        ordered = self.edge_order
+        self._cuts = _cuts(level[target[ordered]], turn[ordered])
+        """Where each turn begins among the edges, and where the last ends."""
+        self._levels = _group(level[rows], held[rows], level[target[ordered]], self._cuts)
+        self._widest = max((one.end - one.first for one in self._levels), default=0)
 
     def run(self, after_ns: I64, floor_ns: I64) -> I64:
         """Return when each event happens: `after_ns` of each edge, no event before its floor.
 
         Both may have a second dimension, a column for each of many runs.
         """
-        moments = np.broadcast_to(
-            floor_ns[:, None] if floor_ns.ndim < after_ns.ndim else floor_ns,
-            (self.events, *after_ns.shape[1:]),
-        ).copy()
-        after = after_ns[self.edge_order]
+        after, every = after_ns[self.edge_order], np.arange(len(after_ns))
+        if after.ndim > 1:
+            delays = Delays(steady=np.zeros(len(after), dtype=np.int64), rows=every, varied=after)
+        else:
+            delays = Delays(steady=after, rows=every[:0], varied=after[:0])
+        return self.run_delays(delays, floor_ns)
+
+    def run_delays(self, delays: Delays, floor_ns: I64, wanted: I64 | None = None) -> I64:
+        """Do the same with edges in the order of `edge_order`; of `wanted` events alone."""
+        runs = delays.varied.shape[1:] or floor_ns.shape[1:]
+        floor = (floor_ns[:, None] if floor_ns.ndim <= len(runs) else floor_ns)[self._events]
+        steady = delays.steady[:, None] if runs else delays.steady
+        added = _Added(delays, self._cuts)
+        moments = np.empty((self.events, *runs), dtype=np.int64)
+        moments[: self._roots] = floor[: self._roots]
+        spare = np.empty((self._widest, *runs), dtype=np.int64)
         for level in self._levels:
-            arrivals = moments[self._source[level.edges]] + after[level.edges]
-            latest = np.maximum.reduceat(arrivals, level.first_edge, axis=0)
-            moments[level.events] = np.maximum(moments[level.events], latest)
-        return moments
+            here = moments[level.first : level.end]
+            for begin, end, number in level.turns:
+                arrivals = spare[: end - begin]
+                # `clip` writes straight to `out`; all rows are there.
+                np.take(moments, self._source[begin:end], axis=0, out=arrivals, mode="clip")
+                first = begin == level.turns[0][0]
+                latest = here if first else arrivals
+                np.add(arrivals, steady[begin:end], out=latest)
+                added.add(latest, number)
+                if not first:
+                    earlier = here[: end - begin]
+                    np.maximum(earlier, latest, out=earlier)
+            if level.floored:
+                np.maximum(here, floor[level.first : level.end], out=here)
+        return moments[self._row if wanted is None else self._row[wanted]]
 
 
 def _levels(events: int, target: I64, source: I64) -> I64:
@@ -87,11 +157,30 @@ def _levels(events: int, target: I64, source: I64) -> I64:
     return level
 
 
-def _group(level: I64, target: I64) -> list[_Level]:
-    """Cut edges, sorted by the level of their targets, into levels."""
-    found = []
-    cuts = np.flatnonzero(np.diff(level[target], prepend=-1)).tolist()
-    for begin, end in pairwise([*cuts, len(target)]):
-        events, first = np.unique(target[begin:end], return_index=True)
-        found.append(_Level(events, slice(begin, end), first))
-    return found
+def _turns(target: I64, events: int) -> I64:
+    """Count the edges into each event; return the number of each."""
+    order = np.argsort(target, kind="stable")
+    begin = np.searchsorted(target[order], np.arange(events))
+    turn = np.empty(len(target), dtype=np.int64)
+    turn[order] = np.arange(len(target)) - begin[target[order]]
+    return turn
+
+
+def _cuts(edge_level: I64, turn: I64) -> I64:
+    """Return where a new turn begins among edges in the order in which they are followed."""
+    changes = (np.diff(edge_level, prepend=-1) != 0) | (np.diff(turn, prepend=-1) != 0)
+    return np.append(np.flatnonzero(changes), len(turn))
+
+
+def _group(level: I64, held: Flags, edge_level: I64, cuts: I64) -> list[_Level]:
+    """Put events in the order of their rows, and the turns of their edges, into levels."""
+    count = int(level.max(initial=0)) + 1
+    firsts = np.searchsorted(level, np.arange(count + 1)).tolist()
+    turns: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
+    for number, (begin, end) in enumerate(pairwise(cuts.tolist())):
+        turns[int(edge_level[begin])].append((begin, end, number))
+    floored = np.logical_or.reduceat(held, firsts[:-1]) if len(held) else held
+    return [
+        _Level(firsts[number], firsts[number + 1], turns[number], bool(floored[number]))
+        for number in range(1, count)
+    ]

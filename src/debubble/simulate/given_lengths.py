@@ -60,29 +60,26 @@ def give_lengths(program: Program, costs: GivenCosts) -> Lengths:
 
 def _of_passes(program: Program, costs: GivenCosts) -> I64:
     passes = program.passes
-    candidates = max(
-        (one.shape[1:] for one in (*costs.passes.values(), *costs.first.values())), default=()
-    )
-    lengths = np.zeros((len(passes), *candidates), dtype=np.int64)
-    for table, rows in ((costs.passes, passes.microbatch >= 0), (costs.first, _first(program))):
-        for kind, of_stage in table.items():
-            mine = np.flatnonzero(rows & (passes.kind == kind))
-            found = of_stage[passes.stage[mine]]
-            lengths[mine] = found[:, None] if found.ndim < lengths.ndim else found
-    unknown = set(passes.kind.tolist()) - set(costs.passes)
+    unknown = sorted(set(passes.kind.tolist()) - set(costs.passes))
     if unknown:
         raise ValueError(f"no length for {', '.join(PassKind(kind).name for kind in unknown)}")
+    tables = [costs.passes, {**costs.passes, **costs.first}]
+    given = [(first, kind, table[kind]) for first, table in enumerate(tables) for kind in table]
+    stages = max(len(of_stage) for _, _, of_stage in given)
+    wide = max(of_stage.shape[1:] for _, _, of_stage in given)
+    table = np.zeros((len(tables), len(PassKind), stages, *wide), dtype=np.int64)
+    for first, kind, of_stage in given:
+        rows = of_stage[:, None] if of_stage.ndim <= len(wide) else of_stage
+        table[first, kind, : len(rows)] = rows
+    # One look-up of rows: with many candidates it is what takes the time.
+    row = (passes.microbatch == 0).astype(np.int64) * len(PassKind) + passes.kind
+    lengths: I64 = table.reshape(-1, *wide)[row * stages + passes.stage]
     if len(program.pairs) and costs.pair_share != 1:
         forward, backward = lengths[program.pairs], lengths[program.pairs + 1]
         lengths[program.pairs] = np.rint(forward * costs.pair_share)
         both = np.rint((forward + backward) * costs.pair_share)
         lengths[program.pairs + 1] = both - lengths[program.pairs]
     return lengths
-
-
-def _first(program: Program) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    first: np.ndarray[tuple[int], np.dtype[np.bool_]] = program.passes.microbatch == 0
-    return first
 
 
 def _hops(program: Program) -> I64:

@@ -1,0 +1,118 @@
+"""The engine takes short cuts: it must land where the plain definition lands, event by event."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from debubble.schedules import order_of
+from debubble.simulate.communication import Communication
+from debubble.simulate.engine import Engine
+from debubble.simulate.events import NEVER_NS, OrderCycle
+from debubble.simulate.planned import plan_program
+from debubble.simulate.program import Lengths
+
+ALL = list(Communication)
+
+
+def plainly(program, lengths):  # noqa: C901 (one rule after the other)
+    """Push every start and end back until nothing moves any more: the definition, word by word."""
+    passes, batches, messages = program.passes, program.batches, program.messages
+    start, end = lengths.pass_floor.copy(), np.full(len(passes), NEVER_NS)
+    posted, done = lengths.batch_floor.copy(), np.full(len(batches), NEVER_NS)
+    for _ in range(2 * (len(passes) + len(batches))):
+        before = [one.copy() for one in (start, end, posted, done)]
+        for row in range(len(passes)):
+            end[row] = max(end[row], start[row] + lengths.passes[row])
+            if passes.before[row] >= 0:
+                start[row] = max(start[row], end[passes.before[row]] + lengths.pass_gaps[row])
+        for taker, maker in program.needs:
+            start[taker] = max(start[taker], end[maker] + lengths.pass_gaps[taker])
+        for row in range(len(batches)):
+            for other, ends in ((batches.after[row], end), (batches.before[row], done)):
+                if other >= 0:
+                    posted[row] = max(posted[row], ends[other] + lengths.batch_gaps[row])
+        for row in range(len(messages)):
+            sent, received, taker = (
+                messages.sent[row],
+                messages.received[row],
+                messages.consumer[row],
+            )
+            done[sent] = max(done[sent], posted[sent] + lengths.sending[row])
+            if messages.rendezvous[row]:
+                done[sent] = max(done[sent], posted[received] + lengths.sending[row])
+            arrival = max(posted[received] + lengths.drain[row], posted[sent] + lengths.wire[row])
+            done[received] = max(done[received], arrival)
+            start[taker] = max(start[taker], done[received] + lengths.pass_gaps[taker])
+        if all((a == b).all() for a, b in zip(before, (start, end, posted, done), strict=True)):
+            return start, end, posted, done
+    raise AssertionError("never comes to rest")
+
+
+def drawn(program, seed, *, held, runs=()):
+    """Lengths at random; with hosts that hold things up, or with none."""
+    draw = np.random.default_rng(seed)
+
+    def some(rows, most):
+        return draw.integers(0, most, (rows, *runs))
+
+    passes, batches, messages = len(program.passes), len(program.batches), len(program.messages)
+    first = np.where(program.passes.before < 0, 0, NEVER_NS)
+    return Lengths(
+        passes=some(passes, 50),
+        pass_gaps=some(passes, 3),
+        batch_gaps=some(batches, 3),
+        sending=some(messages, 9),
+        wire=some(messages, 9),
+        drain=some(messages, 9),
+        pass_floor=some(passes, 300) if held else first,
+        batch_floor=some(batches, 300) if held else np.full(batches, NEVER_NS),
+    )
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held up by hosts"])
+@pytest.mark.parametrize("communication", ALL)
+@pytest.mark.parametrize("name", ["1f1b", "zbv", "dualpipe-v"])
+def test_every_moment_is_that_of_the_plain_definition(name, communication, held):
+    program = plan_program(order_of(name, 3, 6), communication)
+    lengths = drawn(program, 0, held=held)
+    times = Engine(program).run(lengths)
+    found = (times.pass_start, times.pass_end, times.batch_start, times.batch_end)
+    for one, other in zip(found, plainly(program, lengths), strict=True):
+        came = other > NEVER_NS // 2
+        assert one[came].tolist() == other[came].tolist()
+        assert (one[~came] < NEVER_NS // 2).all()
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held up by hosts"])
+@pytest.mark.parametrize("communication", ALL)
+@pytest.mark.parametrize("runs", [1, 300])
+def test_windows_of_many_runs_are_those_of_each(communication, held, runs):
+    program = plan_program(order_of("1f1b", 3, 4), communication)
+    engine = Engine(program)
+    lengths = drawn(program, 1, held=held, runs=(runs,))
+    windows = engine.windows(lengths)
+    assert windows.shape == (runs,)
+    assert windows.tolist() == engine.run(lengths).window_ns.tolist()
+    for run in (0, runs - 1):
+        own = {n: c[:, run] if c.ndim > 1 else c for n, c in lengths.columns().items()}
+        assert windows[run] == engine.run(Lengths(**own)).window_ns
+
+
+def test_what_is_the_same_in_all_runs_need_be_given_once():
+    program = plan_program(order_of("zbv", 3, 6), Communication.RUNTIME)
+    engine = Engine(program)
+    once = drawn(program, 2, held=False)
+    for name in ("passes", "wire", "pass_floor"):
+        many = np.repeat(once.columns()[name][:, None], 3, axis=1)
+        windows = engine.windows(replace(once, **{name: many}))
+        assert windows.tolist() == [int(engine.run(once).window_ns)] * 3
+    assert engine.windows(once).tolist() == [int(engine.run(once).window_ns)]
+
+
+def test_an_order_that_waits_in_a_circle_is_refused_when_run():
+    program = plan_program(order_of("1f1b", 2, 4), Communication.POSTED, rendezvous=True)
+    with pytest.raises(OrderCycle, match="circle"):
+        Engine(program).run(drawn(program, 3, held=False))
