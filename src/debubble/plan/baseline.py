@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from debubble.costs.memory import MemoryCosts, PeakMemory, fit_memory, predict_peaks
 from debubble.costs.memory_run import memory_run
 from debubble.costs.pass_model import share_device
+from debubble.costs.wire_pools import pool_wires
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.schedules import Order, order_of
@@ -116,8 +117,12 @@ def measure_baseline(
     layers: Sequence[int] | None = None,
     limit_bytes: float | None = None,
     schedule: str | None = None,
+    repaired: tuple[int, int] | None = None,
 ) -> Baseline:
-    """Fit a run, and hold its own simulation against it."""
+    """Fit a run, and hold its own simulation against it.
+
+    A hop that will be repaired, by its ranks, tells nothing of what messages will take.
+    """
     source = measure_source(timeline, figures, layers)
     name = schedule or source.schedule
     if name is None:
@@ -129,7 +134,7 @@ def measure_baseline(
     same = WhatIf(
         order=order, communication=usual_communication(name), weights=source.passes.layers
     )
-    return Baseline(
+    found = Baseline(
         source=source,
         schedule=name,
         order=order,
@@ -137,6 +142,10 @@ def measure_baseline(
         limits=_limits(source.ranks, limit_bytes),
         correction=source.window_ns / predict(source, same, draws=_DRAWS).window_ns,
     )
+    if repaired is None:
+        return found
+    healthy = pool_wires(timeline, figures.pipeline, but=repaired)
+    return replace(found, source=replace(source, wires=healthy))
 
 
 def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[float | None, ...]:
