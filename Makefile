@@ -60,7 +60,8 @@ bench-peers: $(VENV)/.dev ## the same beside HolisticTraceAnalysis, in a venv of
 	.venv-peers/bin/python -m pip --disable-pip-version-check --quiet install traceinsight==0.6.1
 	$(BIN)/python benchmarks/read.py --peer .venv-peers/bin/python
 
-accuracy: $(VENV)/.dev ## real pipelines on this machine, against what they logged; wants a quiet machine
+accuracy: $(VENV)/.dev ## recorded GPU runs foretold from each other; real pipelines here, on a quiet machine
+	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python -m pytest -m accuracy
 
 fuzz: $(VENV)/.dev ## throw 20,000 mutated traces at the reader

@@ -27,7 +27,7 @@ from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline
 from debubble.timeline.model import Timeline
 from debubble.trace.run import find_run, read_run
-from debubble.units import parse_bytes
+from debubble.units import parse_bytes, parse_duration
 
 
 @click.command("plan")
@@ -36,6 +36,7 @@ from debubble.units import parse_bytes
 @click.option("--schedule", metavar="NAME", help="The schedule that ran, where it is not told.")
 @click.option("--layers", metavar="N,N,...", help="Layers of each stage, where they are not told.")
 @click.option("--memory-limit", metavar="SIZE", help="Of each device, such as 80GiB.")
+@click.option("--latency", metavar="TIME", help="Of a batch without the profiler, such as 302ms.")
 @click.option(
     "--max-microbatches", type=click.IntRange(min=1), metavar="N", help="Try no more than these."
 )
@@ -49,6 +50,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     schedule: str | None,
     layers: str | None,
     memory_limit: str | None,
+    latency: str | None,
     max_microbatches: int | None,
     framework: str | None,
     capture: str | None,
@@ -75,7 +77,12 @@ def command(  # noqa: PLR0913 (one argument a flag)
     figures = choose_figures(timeline, pipeline)
     with progress("planning", quiet=quiet):
         baseline = measure_baseline(
-            timeline, figures, layers=stated, limit_bytes=limit, schedule=schedule
+            timeline,
+            figures,
+            layers=stated,
+            limit_bytes=limit,
+            schedule=schedule,
+            latency_ns=None if latency is None else parse_duration(latency),
         )
         plan = make_plan(baseline, timeline, most_microbatches=max_microbatches)
     gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from debubble.costs.activity import trailing_activity
+from debubble.costs.devices import may_share, surely_share
 from debubble.timeline.model import F64, Passes, PassKind, RankTimeline, Timeline
 
 # Whole backward passes of a first stage that is written as a weight gradient alone.
@@ -21,7 +22,7 @@ WHOLE = 4
 # Within a run less is seen, for the clock follows the run's mean load as well.
 SHARED_SLOPE = 0.075
 _SHARED_SLOPE_SPREAD = 0.02
-# How sure the run itself must be that ranks slow each other.
+# How sure the run itself must be that ranks slow each other, where devices do not tell.
 _SURE = 2.5
 
 Class = tuple[int, bool, int]
@@ -74,7 +75,7 @@ def fit_passes(timeline: Timeline, pipeline: int, layers: Sequence[float]) -> Pa
         here = passes.step == step
         activity[here] = trailing_activity(passes.start_ns[here], passes.end_ns[here])
     seen, spread = _slope_within(classes, logs, activity)
-    slopes = share_device(ranks) and seen > _SURE * spread
+    slopes = surely_share(ranks) or (may_share(ranks) and seen > _SURE * spread)
     slope = max(seen, SHARED_SLOPE) if slopes else 0.0
     rest = logs - slope * activity
     base = {one: float(rest[rows].mean()) for one, rows in _rows_of(classes).items()}
@@ -87,12 +88,6 @@ def fit_passes(timeline: Timeline, pipeline: int, layers: Sequence[float]) -> Pa
         seen_spread=spread,
         layers=tuple(layers),
     )
-
-
-def share_device(ranks: Sequence[RankTimeline]) -> bool:
-    """Tell whether all ranks may be on one device: same host, same number."""
-    places = {rank.device for rank in ranks}
-    return len(ranks) > 1 and len(places) == 1 and places != {("", -1)}
 
 
 def _classes(passes: Passes, ranks: Sequence[RankTimeline]) -> list[Class]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from debubble.costs.devices import surely_share
 from debubble.costs.memory import MemoryCosts, PeakMemory, fit_memory, predict_peaks
 from debubble.costs.memory_run import memory_run
-from debubble.costs.pass_model import share_device
 from debubble.costs.wire_pools import pool_wires
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
@@ -33,6 +33,8 @@ class Baseline:
     """None where the traces hold no memory."""
     limits: tuple[float | None, ...]
     """Bytes of each rank's device."""
+    window_ns: float
+    """The batch latency that changes are held against."""
     correction: float
     """What the run took against what its own simulation says; predictions are multiplied by it."""
 
@@ -110,7 +112,7 @@ class Baseline:
         return usual_communication(schedule)
 
 
-def measure_baseline(
+def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argument each)
     timeline: Timeline,
     figures: PipelineFigures,
     *,
@@ -118,10 +120,12 @@ def measure_baseline(
     limit_bytes: float | None = None,
     schedule: str | None = None,
     repaired: tuple[int, int] | None = None,
+    latency_ns: float | None = None,
 ) -> Baseline:
     """Fit a run, and hold its own simulation against it.
 
-    A hop that will be repaired, by its ranks, tells nothing of what messages will take.
+    A hop that will be repaired, by its ranks, tells nothing of what messages will take. A batch in
+    the profiler is not the batch one serves: `latency_ns` is what it takes without.
     """
     source = measure_source(timeline, figures, layers)
     name = schedule or source.schedule
@@ -140,7 +144,8 @@ def measure_baseline(
         order=order,
         memory=fit_memory([memory_run(timeline, figures.pipeline, order)]) if has_memory else None,
         limits=_limits(source.ranks, limit_bytes),
-        correction=source.window_ns / predict(source, same, draws=_DRAWS).window_ns,
+        window_ns=latency_ns or source.window_ns,
+        correction=(latency_ns or source.window_ns) / predict(source, same, draws=_DRAWS).window_ns,
     )
     if repaired is None:
         return found
@@ -152,7 +157,7 @@ def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[f
     """Return each rank's memory: as given, else its device's, shared where ranks share that."""
     if limit_bytes is not None:
         return (limit_bytes,) * len(ranks)
-    parts = len(ranks) if share_device(ranks) else 1
+    parts = len(ranks) if surely_share(ranks) else 1
     known = [rank.memory.limit_bytes if rank.memory else None for rank in ranks]
     return tuple(None if limit is None else limit / parts for limit in known)
 

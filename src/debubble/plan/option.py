@@ -74,7 +74,7 @@ def weigh(baseline: Baseline, idea: Idea) -> Option:
         round(ns * factor) for ns in (found.window_ns, found.low_ns, found.high_ns)
     )
     work = (change.microbatches or source.microbatches) * baseline.microbatch_scale(change)
-    now = source.microbatches / (source.window_ns + source.outside_ns)
+    now = source.microbatches / (baseline.window_ns + source.outside_ns)
     gains = [work / (ns + source.outside_ns) / now - 1 for ns in (window, high, low)]
     return Option(
         lever=idea.lever,
@@ -85,7 +85,7 @@ def weigh(baseline: Baseline, idea: Idea) -> Option:
         bubble_fraction=found.bubble_fraction,
         microbatches_per_s=work / (window + source.outside_ns) * NS_PER_S,
         headroom=_headroom(baseline, change),
-        latency_gain=1 - window / source.window_ns,
+        latency_gain=1 - window / baseline.window_ns,
         throughput_gain=gains[0],
         throughput_low=gains[1],
         throughput_high=gains[2],

@@ -39,7 +39,7 @@ def _answer(plan: Plan, bottleneck: str) -> str:
     if not plan.recommended:
         return "Nothing to change: no option gains more than the noise of a run."
     best = plan.recommended[0]
-    before = show_duration(plan.baseline.source.window_ns)
+    before = show_duration(plan.baseline.window_ns)
     return (
         f"{_sentence(best.change)}: {_gain(best)} throughput, "
         f"a batch in {show_duration(best.window_ns)} instead of {before}."
@@ -149,7 +149,7 @@ def _applied(plan: Plan, option: Option, framework: str) -> list[str]:
 def plan_json(plan: Plan, bottleneck: str, gaps: Sequence[Gap]) -> dict[str, Any]:
     """Return the plan as data."""
     source = plan.baseline.source
-    step = source.window_ns + source.outside_ns
+    step = plan.baseline.window_ns + source.outside_ns
     return {
         "schema": SCHEMA,
         "baseline": {
@@ -157,7 +157,7 @@ def plan_json(plan: Plan, bottleneck: str, gaps: Sequence[Gap]) -> dict[str, Any
             "split": list(source.split) if source.split else None,
             "numbers": {
                 "bubble_fraction": source.bubble_fraction,
-                "batch_latency_s": source.window_ns / NS_PER_S,
+                "batch_latency_s": plan.baseline.window_ns / NS_PER_S,
                 "peak_memory_bytes": [rank.peak_memory_bytes for rank in plan.baseline.ranks],
                 "microbatches_per_s": source.microbatches * NS_PER_S / step,
             },

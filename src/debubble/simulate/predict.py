@@ -24,6 +24,8 @@ from debubble.timeline.model import F64, I64, PassKind
 
 # Input and weight gradients apart take so much more than together: measured.
 _SPLIT_COSTS = 1.05
+# Of a message to a slow hop's end, so much is underway before it is received: measured.
+_BUFFERED_BYTES = 2.5 * 1024**2
 _ROUNDS = 4
 # From launch to launch medians of the same run differ by 2.5 %, measured over five launches; what
 # the model leaves out is as much again and more, by the predictions that were tried.
@@ -201,7 +203,7 @@ def _other_lengths(
     for (here, there), least in what_if.wire_ns.items():
         mine = (places[messages.sent] == here) & (places[messages.received] == there)
         # What is buffered on its way has gone before its receive begins.
-        rest = least * np.median(wires.drain) / max(float(np.median(wires.one_way)), 1.0)
+        rest = least * max(0.0, 1 - _BUFFERED_BYTES / max(wires.message_bytes, 1))
         wire[mine] = np.maximum(wire[mine], least)
         drain[mine] = np.maximum(drain[mine], np.where(exchanged[mine], least, rest))
     passes, batches = program.passes, program.batches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -69,11 +70,21 @@ def measure_source(
         chunks=max(len(rank.stages) for rank in ranks),
         pass_gap_ns=round(float(np.mean([step.lengths.pass_gaps.mean() for step in measured]))),
         batch_gap_ns=_batch_gap([step.lengths.batch_gaps for step in measured]),
-        outside_ns=max(0, (figures.step_time_ns or 0) - figures.windows[0].length_ns),
+        outside_ns=_between(figures),
         window_ns=figures.batch_latency_ns,
         bubble_fraction=figures.bubble_fraction or 0.0,
         busy_share=float(passes.busy_ns.sum() / max(stretch, 1)),
     )
+
+
+def _between(figures: PipelineFigures) -> int:
+    """Return what lies between two windows, in the middle; steps left out are no neighbours."""
+    gaps = [
+        after.start_ns - before.end_ns
+        for before, after in pairwise(figures.windows)
+        if after.step == before.step + 1
+    ]
+    return max(0, round(float(np.median(gaps)))) if gaps else 0
 
 
 def _batch_gap(gaps: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -303,14 +304,20 @@ def _line(
         ),
         file=rank.trace.file,
         base_ns=rank.trace.header.base_time_ns,
-        device=(rank.trace.header.host, _device_of(rank.trace)),
+        **_device_of(rank.trace),
     )
 
 
-def _device_of(trace: RankTrace) -> int:
-    """Return the device that most kernels ran on."""
+def _device_of(trace: RankTrace) -> dict[str, Any]:
+    """Return what is known of the device that most kernels ran on."""
     devices = trace.kernels.device[trace.kernels.device >= 0]
-    return int(np.bincount(devices).argmax()) if len(devices) else UNKNOWN
+    number = int(np.bincount(devices).argmax()) if len(devices) else UNKNOWN
+    known = next((one for one in trace.header.devices if one.index == number), None)
+    return {
+        "device": (trace.header.host, number),
+        "device_name": known.name if known else "",
+        "multiprocessors": known.multiprocessors if known else None,
+    }
 
 
 def _layers(rank: Prepared, assignment: Assignment, position: int) -> tuple[StageLayers, ...]:

@@ -179,6 +179,9 @@ class RankTimeline:
     """What the trace counts its stamps from."""
     device: tuple[str, int] = ("", -1)
     """Its host and the number of its device there; -1 where it has none."""
+    device_name: str = ""
+    multiprocessors: int | None = None
+    """Of the device, as the rank sees it."""
 
     def stamp_us(self, moment_ns: int) -> float:
         """Return a moment as the rank's own trace writes it."""
