@@ -24,7 +24,7 @@ from debubble.timeline.model import PassKind, Timeline
 
 LAYERS, RANKS, MICROBATCHES, MOST = 96, 16, 32, 64
 LAYER_NS, WIRE_NS = {PassKind.F: 1_000_000, PassKind.B: 2_000_000}, 400_000
-REPEATS = 5
+REPEATS = 1
 BAR_S = 1.0
 
 

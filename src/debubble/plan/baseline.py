@@ -10,8 +10,10 @@ from debubble.costs.memory_run import memory_run
 from debubble.costs.pass_model import share_device
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.schedules import Order, order_of
+from debubble.plan.prepared import engine_for, order_for
+from debubble.schedules import Order
 from debubble.simulate.communication import Communication, usual_communication
+from debubble.simulate.engine import Engine
 from debubble.simulate.predict import WhatIf, predict
 from debubble.simulate.source import Source, measure_source
 from debubble.timeline.figures import PipelineFigures
@@ -54,18 +56,29 @@ class Baseline:
 
     def what_if(self, change: Change) -> WhatIf:
         """Turn a change into a run to be foretold."""
-        schedule = change.schedule or self.schedule
-        microbatches = change.microbatches or self.source.microbatches
-        chunks = change.chunks or (self.source.chunks if change.schedule is None else None)
-        order = order_of(schedule, len(self.ranks), microbatches, chunks)
+        order = order_for(*self._sizes(change))
         scale = self.microbatch_scale(change)
         return WhatIf(
             order=order,
-            communication=self._communication(schedule, change),
+            communication=self._communication(change),
             weights=self.weights(change.split, stages_of(order)),
             pass_scale=scale,
             message_scale=scale,
         )
+
+    def engine(self, change: Change) -> Engine:
+        """Return what runs the order of a change."""
+        return engine_for(
+            self._sizes(change),
+            self._communication(change),
+            rendezvous=not self.source.wires.buffers,
+        )
+
+    def _sizes(self, change: Change) -> tuple[str, int, int, int | None]:
+        schedule = change.schedule or self.schedule
+        microbatches = change.microbatches or self.source.microbatches
+        chunks = change.chunks or (self.source.chunks if change.schedule is None else None)
+        return schedule, len(self.ranks), microbatches, chunks
 
     def microbatch_scale(self, change: Change) -> float:
         """Return how large a microbatch is against the measured one."""
@@ -103,10 +116,10 @@ class Baseline:
             self.memory, order, layers=layers, token_scale=self.microbatch_scale(change)
         )
 
-    def _communication(self, schedule: str, change: Change) -> Communication:
+    def _communication(self, change: Change) -> Communication:
         if change.overlap:
             return Communication.ASYNCHRONOUS
-        return usual_communication(schedule)
+        return usual_communication(change.schedule or self.schedule)
 
 
 def measure_baseline(
@@ -124,7 +137,7 @@ def measure_baseline(
         raise UsageError(
             "the schedule was not recognised", hint="say it with --schedule, such as 1f1b"
         )
-    order = order_of(name, len(source.ranks), source.microbatches, source.chunks)
+    order = order_for(name, len(source.ranks), source.microbatches, source.chunks)
     has_memory = all(rank.memory is not None for rank in source.ranks)
     same = WhatIf(
         order=order, communication=usual_communication(name), weights=source.passes.layers
