@@ -31,7 +31,7 @@ class Baseline:
     schedule: str
     order: Order
     memory: MemoryCosts | None
-    """None where the traces hold no memory."""
+    """None where the traces do not tell how it grows."""
     limits: tuple[float | None, ...]
     """Bytes of each rank's device."""
     correction: float
@@ -53,6 +53,16 @@ class Baseline:
             schedule=self.schedule,
             chunks=self.source.chunks,
         )
+
+    @property
+    def over_limit_bytes(self) -> float | None:
+        """How much more than its limit the fullest rank takes as it is; None where not known."""
+        over = [
+            rank.peak_memory_bytes - limit
+            for rank, limit in zip(self.ranks, self.limits, strict=True)
+            if limit is not None and rank.peak_memory_bytes is not None
+        ]
+        return max(over) if over else None
 
     def what_if(self, change: Change) -> WhatIf:
         """Turn a change into a run to be foretold."""
@@ -131,6 +141,8 @@ def measure_baseline(
     schedule: str | None = None,
 ) -> Baseline:
     """Fit a run, and hold its own simulation against it."""
+    if layers is not None:
+        _check_layers(layers, figures)
     source = measure_source(timeline, figures, layers)
     name = schedule or source.schedule
     if name is None:
@@ -146,10 +158,30 @@ def measure_baseline(
         source=source,
         schedule=name,
         order=order,
-        memory=fit_memory([memory_run(timeline, figures.pipeline, order)]) if has_memory else None,
+        memory=_memory(timeline, figures.pipeline, order) if has_memory else None,
         limits=_limits(source.ranks, limit_bytes),
         correction=source.window_ns / predict(source, same, draws=_DRAWS).window_ns,
     )
+
+
+def _check_layers(layers: Sequence[int], figures: PipelineFigures) -> None:
+    """Refuse a split of another number of layers than was found."""
+    found = [one for rank in figures.ranks for one in rank.layers]
+    stages = sum(len(rank.stages) for rank in figures.ranks)
+    count = sum(one.layers for one in found)
+    if len(layers) == stages == len(found) and sum(layers) != count:
+        raise UsageError(
+            f"--layers adds up to {sum(layers)}, and the traces show {count} layers",
+            hint=f"leave it out, or give {stages} numbers that add up to {count}",
+        )
+
+
+def _memory(timeline: Timeline, pipeline: int, order: Order) -> MemoryCosts | None:
+    """Fit memory; None where a rank does not tell how its own grows."""
+    try:
+        return fit_memory([memory_run(timeline, pipeline, order)])
+    except UsageError:
+        return None
 
 
 def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[float | None, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from debubble.costs.activity import trailing_activity
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, weigh
@@ -25,6 +26,7 @@ _FEWEST = 4
 _SOME, _HARDLY = 0.1, 0.02
 # What a moment beside messages costs must be known this well, in moments.
 _SURE = 0.1
+_TOO_FAR = 2.0
 # Beyond this much of a moment, compute all but stands still.
 _MOST_LOST = 0.9
 # Nobody would try more.
@@ -66,9 +68,7 @@ def consider(baseline: Baseline, timeline: Timeline) -> Overlap | None:
             free_share=free_share,
         ),
     )
-    return Overlap(
-        option=option, slowdown=slowdown, break_even=_break_even(baseline, free_share)
-    )
+    return Overlap(option=option, slowdown=slowdown, break_even=_break_even(baseline, free_share))
 
 
 def measure_slowdown(timeline: Timeline, baseline: Baseline) -> float | None:
@@ -90,8 +90,8 @@ def measure_slowdown(timeline: Timeline, baseline: Baseline) -> float | None:
     lost = float(x @ y) / float(x @ x)
     rest = y - lost * x
     unsure = float(np.sqrt(rest @ rest / max(freedom, 1) / (x @ x)))
-    if unsure > _SURE:
-        return None
+    if unsure > _SURE or lost < -_TOO_FAR * unsure:
+        return None  # compute is not quicker beside messages: something else is at work
     return 1 / (1 - min(max(lost, 0.0), _MOST_LOST))
 
 
@@ -104,13 +104,30 @@ def _classes(timeline: Timeline, baseline: Baseline) -> Iterator[tuple[F64, F64]
         mine = timeline.passes.where(
             (timeline.passes.rank == rank.rank) & (timeline.passes.microbatch > 0)
         )
-        length = (mine.end_ns - mine.start_ns).astype(np.float64)
+        length = (mine.end_ns - mine.start_ns) * _alone(timeline, baseline, rank.rank)
         beside = under(
             mine.start_ns, mine.end_ns, begun[touches], transfers.receive_end_ns[touches]
         )
         for stage, kind in sorted(set(zip(mine.stage.tolist(), mine.kind.tolist(), strict=True))):
             alike: Flags = (mine.stage == stage) & (mine.kind == kind)
             yield length[alike], beside[alike]
+
+
+def _alone(timeline: Timeline, baseline: Baseline, rank: int) -> F64:
+    """Return what each pass of a rank would take, against now, with all ranks at rest.
+
+    Where ranks share a device they slow each other; that must not be laid on messages.
+    """
+    passes, slope = timeline.passes, baseline.source.passes.slope
+    mine = (passes.rank == rank) & (passes.microbatch > 0)
+    factors = np.ones(int(mine.sum()))
+    if slope:
+        members = np.isin(passes.rank, [one.rank for one in baseline.ranks])
+        for step in np.unique(passes.step).tolist():
+            here = members & (passes.step == step)
+            activity = trailing_activity(passes.start_ns[here], passes.end_ns[here])
+            factors[passes.step[mine] == step] = np.exp(-slope * activity[mine[here]])
+    return factors
 
 
 def _share_beside(timeline: Timeline, baseline: Baseline) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from debubble.errors import UsageError
+from debubble.errors import NoSplitFits, UsageError
 from debubble.plan import microbatches, overlap, schedule
 from debubble.plan.baseline import Baseline, stages_of
 from debubble.plan.change import Change
@@ -15,12 +16,16 @@ from debubble.plan.overlap import Overlap
 from debubble.plan.partition import Partition
 from debubble.plan.quick import quick_latency_s
 from debubble.plan.schedule import Refused
+from debubble.plan.screen import screen_latency_s
 from debubble.plan.split import best_split
 from debubble.timeline.model import Timeline
 from debubble.units import show_bytes
 
 # Of each lever so many are looked at closely and shown.
 _SHOWN = 3
+# Steps of more microbatches x ranks are long; of those so many are run by an engine: a tenth of a
+# second each, and the screen is seldom off by more than one place.
+_LONG, _RUN_OF_LONG = 256, 4
 # What buys less is not worth doing, whatever its interval.
 _WORTH = 0.01
 
@@ -56,7 +61,7 @@ def make_plan(
     refused: list[Refused] = []
     partition = _partition(baseline, refused)
     moved = partition is not None and partition.split != baseline.source.split
-    orders = _quickest(baseline, _sort_out(baseline, schedule.ideas(baseline), refused))
+    orders = _most(baseline, _sort_out(baseline, schedule.ideas(baseline), refused))
     alone = list(microbatches.ideas(baseline, most_microbatches))
     if partition is not None and moved:
         alone.append(Idea(lever="split", change=Change(split=partition.split)))
@@ -68,7 +73,9 @@ def make_plan(
     if lapped is not None and lapped.option.fits_memory is not False:
         options.append(lapped.option)
     elif lapped is not None:
-        refused.append(_too_large(lapped.option.lever, Change(overlap=True), lapped.option.headroom))
+        refused.append(
+            _too_large(lapped.option.lever, Change(overlap=True), lapped.option.headroom)
+        )
     return Plan(
         baseline=baseline,
         options=tuple(sorted(options, key=lambda one: -one.throughput_gain)),
@@ -81,7 +88,7 @@ def make_plan(
 def _partition(baseline: Baseline, refused: list[Refused]) -> Partition | None:
     try:
         return best_split(baseline, Change())
-    except UsageError as error:
+    except (UsageError, NoSplitFits) as error:
         refused.append(Refused(lever="split", change=Change(), reason=error.message))
         return None
 
@@ -103,18 +110,17 @@ def _sort_out(
     return ideas
 
 
-def _quickest(baseline: Baseline, ideas: Sequence[Idea]) -> list[Idea]:
-    return sorted(ideas, key=lambda idea: quick_latency_s(baseline, idea.change))[:_SHOWN]
-
-
 def _most(baseline: Baseline, ideas: Sequence[Idea]) -> list[Idea]:
-    """Return those that do the most work a second."""
+    """Return the few that do the most work a second, by means; of long steps few are run at all."""
 
-    def per_s(idea: Idea) -> float:
+    def time_per_work(latency_s: Callable[[Baseline, Change], float], idea: Idea) -> float:
         count = idea.change.microbatches or baseline.source.microbatches
-        return count / quick_latency_s(baseline, idea.change)
+        return latency_s(baseline, idea.change) / count
 
-    return sorted(ideas, key=per_s, reverse=True)[:_SHOWN]
+    kept = sorted(ideas, key=partial(time_per_work, screen_latency_s))
+    if baseline.source.microbatches * len(baseline.ranks) > _LONG:
+        kept = kept[:_RUN_OF_LONG]
+    return sorted(kept, key=partial(time_per_work, quick_latency_s))[:_SHOWN]
 
 
 def _together(

@@ -12,6 +12,7 @@ from debubble.plan.partition import Partition, find_partition
 from debubble.plan.quick import time_splits
 from debubble.plan.room import room_for
 from debubble.plan.split_problem import SplitProblem, Work, split_problem
+from debubble.plan.turns import turns_of
 from debubble.simulate.predict import usual_factor
 from debubble.timeline.model import PassKind
 from debubble.units import NS_PER_S
@@ -58,6 +59,7 @@ def _problem(baseline: Baseline, change: Change) -> SplitProblem:
         microbatches=change.microbatches or source.microbatches,
         stages=Work(forward=extras * forward, backward=extras * backward, weight=np.zeros(stages)),
         room=room,
+        turns=turns_of(order),
     )
 
 

@@ -63,35 +63,37 @@ class EventGraph:
 def _levels(events: int, target: I64, source: I64) -> I64:
     """Return how many edges the longest way to each event has."""
     order = np.argsort(source, kind="stable")
-    sorted_target = target[order]
-    begin = np.searchsorted(source[order], np.arange(events + 1))
-    missing = np.bincount(target, minlength=events)
-    level = np.zeros(events, dtype=np.int64)
-    ready = np.flatnonzero(missing == 0)
-    number = done = 0
-    while len(ready):
-        level[ready] = number
-        done += len(ready)
-        number += 1
-        counts = begin[ready + 1] - begin[ready]
-        starts = np.repeat(begin[ready] - np.concatenate(([0], np.cumsum(counts)[:-1])), counts)
-        reached = sorted_target[starts + np.arange(counts.sum())]
-        np.subtract.at(missing, reached, 1)
-        reached = np.unique(reached)
-        ready = reached[missing[reached] == 0]
+    reached = target[order].tolist()
+    begin = np.searchsorted(source[order], np.arange(events + 1)).tolist()
+    missing = np.bincount(target, minlength=events).tolist()
+    level = [0] * events
+    ready = [event for event, count in enumerate(missing) if not count]
+    done = 0
+    while ready:
+        event = ready.pop()
+        done += 1
+        after = level[event] + 1
+        for one in reached[begin[event] : begin[event + 1]]:
+            level[one] = max(level[one], after)
+            missing[one] -= 1
+            if not missing[one]:
+                ready.append(one)
     if done < events:
         raise OrderCycle(
             "passes and messages wait for each other in a circle",
             hint="the traces are of different runs or steps, or their order was not understood",
         )
-    return level
+    return np.array(level, dtype=np.int64)
 
 
 def _group(level: I64, target: I64) -> list[_Level]:
     """Cut edges, sorted by the level of their targets, into levels."""
     found = []
-    cuts = np.flatnonzero(np.diff(level[target], prepend=-1)).tolist()
-    for begin, end in pairwise([*cuts, len(target)]):
-        events, first = np.unique(target[begin:end], return_index=True)
-        found.append(_Level(events, slice(begin, end), first))
+    cuts = np.flatnonzero(np.diff(level[target], prepend=-1))
+    firsts = np.flatnonzero(np.diff(target, prepend=-1))
+    bounds = np.searchsorted(firsts, [*cuts.tolist(), len(target)]).tolist()
+    ends = [*cuts.tolist(), len(target)]
+    for (begin, end), (low, high) in zip(pairwise(ends), pairwise(bounds), strict=True):
+        first = firsts[low:high]
+        found.append(_Level(target[first], slice(begin, end), first - begin))
     return found
