@@ -17,7 +17,7 @@ from debubble.simulate.engine import Engine
 from debubble.simulate.predict import WhatIf, predict
 from debubble.simulate.source import Source, measure_source
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import RankTimeline, Timeline
+from debubble.timeline.model import PassKind, RankTimeline, Timeline
 
 # Ties the middle of the draws to the measured run; enough for half a percent.
 _DRAWS = 64
@@ -148,6 +148,11 @@ def measure_baseline(
     if name is None:
         raise UsageError(
             "the schedule was not recognised", hint="say it with --schedule, such as 1f1b"
+        )
+    if name == "forward-only" and any(kind != PassKind.F for kind, _, _ in source.passes.base):
+        raise UsageError(
+            "the run has backward passes: it is not forward-only",
+            hint="leave --schedule out, or say which one trained",
         )
     order = order_for(name, len(source.ranks), source.microbatches, source.chunks)
     has_memory = all(rank.memory is not None for rank in source.ranks)

@@ -13,6 +13,7 @@ import numpy as np
 
 from debubble.costs.activity import trailing_activity
 from debubble.costs.pass_model import WHOLE, PassModel
+from debubble.errors import UsageError
 from debubble.schedules import Order
 from debubble.simulate.communication import Communication
 from debubble.simulate.covered import covered_ns
@@ -163,7 +164,10 @@ def _whole_backward(model: PassModel, *, first: bool, place: int) -> float:
         model.log_ns(PassKind.W, first=first, place=place),
     ]
     if None in halves:
-        raise ValueError("the run has no backward passes to plan with")
+        raise UsageError(
+            "the run has no backward passes to plan with",
+            hint="a run of forward passes is planned as forward-only",
+        )
     return float(np.log(sum(np.exp(half) for half in halves if half is not None) / _SPLIT_COSTS))
 
 
