@@ -31,7 +31,7 @@ _TOO_FAR = 2.0
 _MOST_LOST = 0.9
 # Nobody would try more.
 _MOST = 4.0
-_TRIED = np.linspace(1.0, _MOST, 25)
+_TRIED = np.linspace(1.0, _MOST, 13)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
