@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 
 from debubble.costs.memory import MemoryCosts, PeakMemory, fit_memory, predict_peaks
 from debubble.costs.memory_run import memory_run
@@ -154,18 +156,19 @@ def measure_baseline(
             "the run has backward passes: it is not forward-only",
             hint="leave --schedule out, or say which one trained",
         )
-    order = order_for(name, len(source.ranks), source.microbatches, source.chunks)
+    sizes = (name, len(source.ranks), source.microbatches, source.chunks)
+    order = order_for(*sizes)
     has_memory = all(rank.memory is not None for rank in source.ranks)
-    same = WhatIf(
-        order=order, communication=usual_communication(name), weights=source.passes.layers
-    )
+    usual = usual_communication(name)
+    same = WhatIf(order=order, communication=usual, weights=source.passes.layers)
+    engine = engine_for(sizes, usual, rendezvous=not source.wires.buffers)
     return Baseline(
         source=source,
         schedule=name,
         order=order,
         memory=_memory(timeline, figures.pipeline, order) if has_memory else None,
         limits=_limits(source.ranks, limit_bytes),
-        correction=source.window_ns / predict(source, same, draws=_DRAWS).window_ns,
+        correction=source.window_ns / predict(source, same, draws=_DRAWS, engine=engine).window_ns,
     )
 
 
@@ -200,7 +203,7 @@ def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[f
 
 def stages_of(order: Order) -> int:
     """Return how many stages an order has."""
-    return 1 + max(action.stage for actions in order for action in actions)
+    return 1 + max(map(attrgetter("stage"), chain.from_iterable(order)))
 
 
 def even_split(layers: int, stages: int) -> tuple[int, ...]:

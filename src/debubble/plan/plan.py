@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from debubble.errors import NoSplitFits, UsageError
 from debubble.plan import microbatches, overlap, schedule
@@ -16,16 +15,14 @@ from debubble.plan.overlap import Overlap
 from debubble.plan.partition import Partition
 from debubble.plan.quick import quick_latency_s
 from debubble.plan.schedule import Refused
-from debubble.plan.screen import screen_latency_s
 from debubble.plan.split import best_split
 from debubble.timeline.model import Timeline
 from debubble.units import show_bytes
 
 # Of each lever so many are looked at closely and shown.
 _SHOWN = 3
-# Steps of more microbatches x ranks are long; of those so many are run by an engine: a tenth of a
-# second each, and the screen is seldom off by more than one place.
-_LONG, _RUN_OF_LONG = 256, 4
+# Of the best schedules so many are combined with other levers.
+_COMBINED = 2
 # What buys less is not worth doing, whatever its interval.
 _WORTH = 0.01
 
@@ -111,16 +108,13 @@ def _sort_out(
 
 
 def _most(baseline: Baseline, ideas: Sequence[Idea]) -> list[Idea]:
-    """Return the few that do the most work a second, by means; of long steps few are run at all."""
+    """Return the few that do the most work a second, by means."""
 
-    def time_per_work(latency_s: Callable[[Baseline, Change], float], idea: Idea) -> float:
+    def time_per_work(idea: Idea) -> float:
         count = idea.change.microbatches or baseline.source.microbatches
-        return latency_s(baseline, idea.change) / count
+        return quick_latency_s(baseline, idea.change) / count
 
-    kept = sorted(ideas, key=partial(time_per_work, screen_latency_s))
-    if baseline.source.microbatches * len(baseline.ranks) > _LONG:
-        kept = kept[:_RUN_OF_LONG]
-    return sorted(kept, key=partial(time_per_work, quick_latency_s))[:_SHOWN]
+    return sorted(ideas, key=time_per_work)[:_SHOWN]
 
 
 def _together(
@@ -130,7 +124,7 @@ def _together(
     most: int | None,
 ) -> Iterator[Idea]:
     """Combine the best schedules and counts, with the best split where stages are as many."""
-    schedules = [Idea(lever="combined", change=Change()), *orders]
+    schedules = [Idea(lever="combined", change=Change()), *orders[:_COMBINED]]
     counts = microbatches.counts(baseline, most)[:2]
     for one in schedules:
         for count in (None, *counts):

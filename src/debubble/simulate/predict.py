@@ -177,14 +177,6 @@ def usual_factor(source: Source) -> float:
     return float(np.exp(source.passes.slope * _mean_activity(source))) * spread
 
 
-def mean_pass_ns(source: Source, what_if: WhatIf, kind: PassKind, stage: int, place: int) -> float:
-    """Return what a pass of a stage takes on average, the first microbatch's aside."""
-    ends = stage == 0 and any(one.kind == "I" for actions in what_if.order for one in actions)
-    log = _log_length(source.passes, kind, first=False, place=place, ends=ends)
-    weight = what_if.weights[stage] * what_if.pass_scale
-    return float(np.exp(log)) * weight * usual_factor(source)
-
-
 def mean_lengths(program: Program, source: Source, what_if: WhatIf) -> Lengths:
     """Return every pass and message at its mean: one run, to compare candidates by."""
     logs = _log_lengths(program, source.passes, what_if)
