@@ -6,7 +6,8 @@ exchange, a receiver that waited, or one that came later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,6 +38,47 @@ class WirePools:
     """A send may end before its receive begins."""
     assumed: tuple[str, ...]
     """What the run does not show, in words."""
+    seen: Mapping[str, F64]
+    """The four of them as far as they were measured."""
+    other: tuple[float, WirePools] | None = None
+    """Messages of another size: how many times as large they are, and what they took."""
+
+    def of_size(self, scale: float) -> WirePools:
+        """Return what messages take that are so many times as large.
+
+        Of one size: in proportion. Of two: between them, each share of the messages lies between
+        what it took with either, for tails do not grow as messages do; beyond, in proportion.
+        """
+        if scale == 1.0:
+            return self
+        if self.other is None:
+            return self._change(lambda _, pool: pool * scale)
+        size, pools = self.other
+        way = min(max((scale - 1) / (size - 1), 0.0), 1.0)
+        nearest = 1 + way * (size - 1)
+        return self._change(
+            lambda name, pool: _between(pool, getattr(pools, name), way) * (scale / nearest)
+        )
+
+    def _change(self, change: Callable[[str, F64], F64]) -> WirePools:
+        return replace(
+            self,
+            both_ways=change("both_ways", self.both_ways),
+            one_way=change("one_way", self.one_way),
+            drain=change("drain", self.drain),
+            sending=change("sending", self.sending),
+        )
+
+
+_POOLS = ("both_ways", "one_way", "drain", "sending")
+# Steps from the quickest to the slowest message, where two samples are laid over each other.
+_STEPS = 101
+
+
+def _between(one: F64, other: F64, way: float) -> F64:
+    at = np.linspace(0.0, 1.0, _STEPS)
+    mixed: F64 = (1 - way) * np.quantile(one, at) + way * np.quantile(other, at)
+    return mixed
 
 
 def pool_wires(timeline: Timeline, pipeline: int, but: tuple[int, int] | None = None) -> WirePools:
@@ -50,6 +92,15 @@ def pool_wires(timeline: Timeline, pipeline: int, but: tuple[int, int] | None = 
     return _pool(transfers.where(mine & (transfers.message_bytes == largest)), largest)
 
 
+def join_pools(one: WirePools, other: WirePools) -> WirePools:
+    """Put the messages of two runs, all of one size, together."""
+    return _complete(
+        {name: np.concatenate((one.seen[name], other.seen[name])) for name in _POOLS},
+        one.message_bytes,
+        buffers=one.buffers or other.buffers,
+    )
+
+
 def _pool(transfers: Transfers, message_bytes: int) -> WirePools:
     both_there = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
     wire = np.maximum(transfers.receive_end_ns - both_there, 0).astype(np.float64)
@@ -57,7 +108,18 @@ def _pool(transfers: Transfers, message_bytes: int) -> WirePools:
     early = ~fused & (transfers.send_end_ns <= transfers.receive_start_ns)
     waited = ~fused & ~early
     sending = np.minimum(transfers.send_end_ns, transfers.receive_end_ns) - transfers.send_start_ns
-    both, one, drain = wire[fused], wire[waited], wire[early]
+    seen = {
+        "both_ways": wire[fused],
+        "one_way": wire[waited],
+        "drain": wire[early],
+        "sending": np.maximum(sending[~fused].astype(np.float64), 0),
+    }
+    return _complete(seen, message_bytes, buffers=bool(early.any()))
+
+
+def _complete(seen: Mapping[str, F64], message_bytes: int, *, buffers: bool) -> WirePools:
+    """Put something in place of what was not seen, and say so."""
+    both, one, drain = seen["both_ways"], seen["one_way"], seen["drain"]
     said = []
     if len(one) < _FEWEST:
         said.append("one way takes what both ways at once take, over 1.15")
@@ -70,13 +132,13 @@ def _pool(transfers: Transfers, message_bytes: int) -> WirePools:
         both = one * _BOTH_OVER_ONE
     if len(drain) == 0:
         drain = one * _DRAIN_OVER_WIRE
-    sends = sending[~fused].astype(np.float64)
     return WirePools(
         both_ways=both,
         one_way=one,
         drain=drain,
-        sending=np.maximum(sends, 0) if len(sends) else one,
+        sending=seen["sending"] if len(seen["sending"]) else one,
         message_bytes=message_bytes,
-        buffers=bool(early.any()),
+        buffers=buffers,
         assumed=tuple(said),
+        seen=seen,
     )

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from debubble.costs.memory import MemoryCosts, PeakMemory, fit_memory, predict_peaks
-from debubble.costs.memory_run import memory_run
+from debubble.costs.memory_run import MemoryRun, memory_run
 from debubble.costs.pass_model import share_device
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.schedules import Order, order_of
 from debubble.simulate.communication import Communication, usual_communication
+from debubble.simulate.pooled import Pooled, pool_sources
 from debubble.simulate.predict import WhatIf, predict
 from debubble.simulate.source import Source, measure_source
 from debubble.timeline.figures import PipelineFigures
@@ -34,6 +35,10 @@ class Baseline:
     """Bytes of each rank's device."""
     correction: float
     """What the run took against what its own simulation says; predictions are multiplied by it."""
+    pooled: Pooled | None = None
+    """What another run adds, where one was given."""
+    other_correction: float | None = None
+    """Of that other run, by its own simulation."""
 
     @property
     def ranks(self) -> tuple[RankTimeline, ...]:
@@ -57,21 +62,29 @@ class Baseline:
         schedule = change.schedule or self.schedule
         microbatches = change.microbatches or self.source.microbatches
         chunks = change.chunks or (self.source.chunks if change.schedule is None else None)
-        order = order_of(schedule, len(self.ranks), microbatches, chunks)
-        scale = self.microbatch_scale(change)
+        order = change.order or order_of(schedule, len(self.ranks), microbatches, chunks)
         return WhatIf(
             order=order,
             communication=self._communication(schedule, change),
             weights=self.weights(change.split, stages_of(order)),
-            pass_scale=scale,
-            message_scale=scale,
+            token_scale=self.microbatch_scale(change),
         )
 
     def microbatch_scale(self, change: Change) -> float:
         """Return how large a microbatch is against the measured one."""
+        tokens = change.token_scale or 1.0
         if change.hold == "batch" and change.microbatches:
-            return self.source.microbatches / change.microbatches
-        return 1.0
+            return tokens * self.source.microbatches / change.microbatches
+        return tokens
+
+    def correction_for(self, change: Change) -> float:
+        """Return the run's own correction or, with other tokens, one between both runs'."""
+        if self.pooled is None or self.other_correction is None or self.pooled.same_tokens:
+            return self.correction
+        way = (self.microbatch_scale(change) - 1) / (self.pooled.token_ratio - 1)
+        way = min(max(way, 0.0), 1.0)
+        both = self.correction ** (1 - way) * self.other_correction**way
+        return float(both)
 
     def weights(self, split: Sequence[int] | None, stages: int) -> tuple[float, ...]:
         """Return stages in layers: embedding stays on the first one, the head on the last."""
@@ -109,34 +122,78 @@ class Baseline:
         return usual_communication(schedule)
 
 
-def measure_baseline(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlsoRun:
+    """Another run of the same model, as measured."""
+
+    timeline: Timeline
+    figures: PipelineFigures
+    layers: Sequence[int] | None = None
+    """Of each stage, where they are not told."""
+    token_ratio: float | None = None
+    """Tokens of a microbatch over those of the first run, where that was said."""
+
+
+def measure_baseline(  # noqa: PLR0913 (a run, and all that may be said of it)
     timeline: Timeline,
     figures: PipelineFigures,
     *,
     layers: Sequence[int] | None = None,
     limit_bytes: float | None = None,
     schedule: str | None = None,
+    also: AlsoRun | None = None,
 ) -> Baseline:
-    """Fit a run, and hold its own simulation against it."""
+    """Fit a run, alone or with another of its model, and hold its own simulation against it."""
     source = measure_source(timeline, figures, layers)
     name = schedule or source.schedule
     if name is None:
         raise UsageError(
             "the schedule was not recognised", hint="say it with --schedule, such as 1f1b"
         )
-    order = order_of(name, len(source.ranks), source.microbatches, source.chunks)
-    has_memory = all(rank.memory is not None for rank in source.ranks)
-    same = WhatIf(
-        order=order, communication=usual_communication(name), weights=source.passes.layers
-    )
+    order = _order(source, name)
+    memory = _memory_run(timeline, source, name)
+    runs = [] if memory is None else [memory]
+    pooled, correction = None, None
+    if also is not None:
+        other = measure_source(also.timeline, also.figures, also.layers)
+        pooled = pool_sources(source, other, also.token_ratio)
+        source = pooled.source
+        more = _memory_run(also.timeline, other, other.schedule)
+        runs += [more] if runs and more and pooled.same_tokens else []
+        if other.schedule is not None:
+            correction = _correction(other, _order(other, other.schedule), other.schedule)
     return Baseline(
         source=source,
         schedule=name,
         order=order,
-        memory=fit_memory([memory_run(timeline, figures.pipeline, order)]) if has_memory else None,
+        memory=fit_memory(runs) if runs else None,
         limits=_limits(source.ranks, limit_bytes),
-        correction=source.window_ns / predict(source, same, draws=_DRAWS).window_ns,
+        correction=_correction(source, order, name),
+        pooled=pooled,
+        other_correction=correction,
     )
+
+
+def _memory_run(timeline: Timeline, source: Source, schedule: str | None) -> MemoryRun | None:
+    """Return what a run tells of memory; None where it does not say what grows with what."""
+    memories = [rank.memory for rank in source.ranks]
+    if schedule is None or any(
+        one is None or one.static_bytes is None or one.per_microbatch_bytes is None
+        for one in memories
+    ):
+        return None
+    return memory_run(timeline, source.ranks[0].pipeline, _order(source, schedule))
+
+
+def _order(source: Source, schedule: str) -> Order:
+    return order_of(schedule, len(source.ranks), source.microbatches, source.chunks)
+
+
+def _correction(source: Source, order: Order, schedule: str) -> float:
+    same = WhatIf(
+        order=order, communication=usual_communication(schedule), weights=source.passes.layers
+    )
+    return source.window_ns / predict(source, same, draws=_DRAWS).window_ns
 
 
 def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[float | None, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from debubble.costs.activity import trailing_activity
 from debubble.costs.pass_model import WHOLE, PassModel
+from debubble.errors import UsageError
 from debubble.schedules import Order
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine
@@ -44,7 +45,8 @@ class WhatIf:
     wire_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """By sender's and receiver's place: what messages take at least."""
     pass_scale: float = 1.0
-    message_scale: float = 1.0
+    token_scale: float = 1.0
+    """How many times as many tokens a microbatch has."""
     compute_slowdown: float = 1.0
     """Of compute while messages travel, where they overlap."""
 
@@ -82,17 +84,16 @@ def predict(source: Source, what_if: WhatIf, *, draws: int = 200, seed: int = 0)
         lengths = np.rint(np.exp(base[:, None] + slowed + noise)).astype(np.int64)
         times = engine.run(Lengths(passes=lengths, **fixed))
         activity = trailing_activity(times.pass_start, times.pass_end)
-    return _summarise(program, times, source, random)
+    unsure = source.passes.growth_spread * float(np.log(what_if.token_scale))
+    spread = random.normal(0.0, np.hypot(_LAUNCH_SPREAD, unsure), draws)
+    return _summarise(program, times, source, spread)
 
 
-def _summarise(
-    program: Program, times: Times, source: Source, random: np.random.Generator
-) -> Prediction:
+def _summarise(program: Program, times: Times, source: Source, spread: F64) -> Prediction:
     windows = times.window_ns.astype(np.float64)
     worked = (times.pass_end - times.pass_start).sum(axis=0) * source.busy_share
     bubbles = 1 - worked / (len(program.ranks) * windows)
-    spread = windows * np.exp(random.normal(0.0, _LAUNCH_SPREAD, len(windows)))
-    low, high = np.percentile(spread, (_LOW, _HIGH))
+    low, high = np.percentile(windows * np.exp(spread), (_LOW, _HIGH))
     return Prediction(
         window_ns=round(float(np.median(windows))),
         low_ns=round(float(low)),
@@ -109,7 +110,7 @@ def _mean_activity(source: Source) -> float:
 
 
 def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
-    passes = program.passes
+    passes, model = program.passes, model.with_tokens(what_if.token_scale)
     logs = np.zeros(len(passes))
     weights = np.array(what_if.weights)
     splits = bool((passes.kind == PassKind.I).any())
@@ -151,7 +152,10 @@ def _whole_backward(model: PassModel, *, first: bool, place: int) -> float:
         model.log_ns(PassKind.W, first=first, place=place),
     ]
     if None in halves:
-        raise ValueError("the run has no backward passes to plan with")
+        raise UsageError(
+            "the run has no backward passes: nothing tells what they would take",
+            hint="ask of a run that trains",
+        )
     return float(np.log(sum(np.exp(half) for half in halves if half is not None) / _SPLIT_COSTS))
 
 
@@ -181,7 +185,7 @@ def _other_lengths(
     draws: int,
 ) -> dict[str, I64]:
     """Draw what messages take, both messages of an exchange together; add gaps and floors."""
-    messages, wires = program.messages, source.wires
+    messages, wires = program.messages, source.wires.of_size(what_if.token_scale)
     exchanged = in_exchange(messages.sent, messages.received)[:, None]
     size = (len(messages), draws)
     pair = np.stack(
@@ -193,7 +197,6 @@ def _other_lengths(
     wire = np.where(exchanged, both, draw(wires.one_way, size=size))
     drain = np.where(exchanged, wire, draw(wires.drain, size=size))
     sending = np.where(exchanged, wire, draw(wires.sending, size=size))
-    wire, drain, sending = (one * what_if.message_scale for one in (wire, drain, sending))
     places = program.batches.place
     for (here, there), scale in what_if.wire_scale.items():
         mine = (places[messages.sent] == here) & (places[messages.received] == there)
