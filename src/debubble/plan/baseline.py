@@ -98,6 +98,11 @@ class Baseline:
             )
         if split is None:
             split = even_split(sum(known), stages)
+        if len(split) != stages:
+            raise UsageError(
+                f"the split is for {len(split)} stages, the run would have {stages}",
+                hint="give the layers of each stage, first stage first",
+            )
         first, last = now[0] - known[0], now[-1] - known[-1]
         weights = [float(layers) for layers in split]
         weights[0] += first
@@ -109,12 +114,17 @@ class Baseline:
         if self.memory is None:
             return None
         order = self.what_if(change).order
-        layers = change.split
-        if layers is None and stages_of(order) != len(self.source.passes.layers):
-            layers = even_split(sum(self.source.split or ()), stages_of(order))
+        layers = self.split_of(change, stages_of(order))
         return predict_peaks(
             self.memory, order, layers=layers, token_scale=self.microbatch_scale(change)
         )
+
+    def split_of(self, change: Change, stages: int) -> tuple[int, ...] | None:
+        """Return layers of each stage after a change: even where stages are new."""
+        known = self.source.split
+        if change.split is not None or known is None or len(known) == stages:
+            return change.split or known
+        return even_split(sum(known), stages)
 
     def _communication(self, schedule: str, change: Change) -> Communication:
         if change.overlap:

@@ -43,13 +43,15 @@ def consider(baseline: Baseline, timeline: Timeline) -> Overlap | None:
     if usual_communication(baseline.schedule) not in waits:
         return None
     slowdown = measure_slowdown(timeline, baseline)
-    said = (
-        "nothing overlaps in this run: what it does to compute is unknown, try it"
-        if slowdown is None
-        else f"compute takes {slowdown:.2f} times as long under transfers, as seen in this run"
-    )
-    option = _with_slowdown(baseline, slowdown or 1.0, said)
+    option = _with_slowdown(baseline, slowdown or 1.0, say_slowdown(slowdown))
     return Overlap(option=option, slowdown=slowdown, break_even=_break_even(baseline))
+
+
+def say_slowdown(slowdown: float | None) -> str:
+    """Say what is known of compute under transfers."""
+    if slowdown is None:
+        return "nothing overlaps in this run: what it does to compute is unknown, try it"
+    return f"compute takes {slowdown:.2f} times as long under transfers, as seen in this run"
 
 
 def measure_slowdown(timeline: Timeline, baseline: Baseline) -> float | None:
