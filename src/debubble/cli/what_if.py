@@ -68,6 +68,8 @@ def what_to_ask(baseline: Baseline, timeline: Timeline, said: Said) -> Idea:
     if microbatches == baseline.source.microbatches:
         microbatches = None
     if microbatches is not None:
+        if microbatches < 1:
+            raise UsageError(f"{microbatches} microbatches make no step", hint="give 1 or more")
         _refuse_too_many(baseline, microbatches, chunks or 1)
     change = Change(
         split=None if said.split is None else _split(baseline, said.split),

@@ -6,12 +6,12 @@ exchange, a receiver that waited, or one that came later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.timeline.model import F64, Timeline, Transfers
+from debubble.timeline.model import F64, Flags, Timeline, Transfers
 
 # Both ways at once against one way, where a run shows only one of them.
 _BOTH_OVER_ONE = 1.15
@@ -19,6 +19,13 @@ _BOTH_OVER_ONE = 1.15
 _DRAIN_OVER_WIRE = 0.5
 # Fewer are no sample.
 _FEWEST = 4
+# A hop that takes so many times as long as the others is slow; tails alone do not make it so.
+_SLOW = 2.0
+# From this share of a hop's messages on, counted from the quickest.
+_NEARLY_ALL = 0.25
+
+Hop = tuple[int, int]
+"""Places of the rank that sends and of the rank that receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,8 @@ class WirePools:
     """What the run does not show, in words."""
     seen: Mapping[str, F64]
     """The four of them as far as they were measured."""
+    slow: Mapping[Hop, float]
+    """Of hops slower than all others, how many times as long messages take; not in the pools."""
     other: tuple[float, WirePools] | None = None
     """Messages of another size: how many times as large they are, and what they took."""
 
@@ -81,31 +90,62 @@ def _between(one: F64, other: F64, way: float) -> F64:
     return mixed
 
 
-def pool_wires(timeline: Timeline, pipeline: int, but: tuple[int, int] | None = None) -> WirePools:
-    """Gather the messages between ranks of a pipeline; those of one hop may be left out."""
+def pool_wires(timeline: Timeline, pipeline: int) -> WirePools:
+    """Gather the messages between ranks of a pipeline; slow hops are kept apart."""
     places = {rank.rank: rank.position for rank in timeline.ranks_of(pipeline)}
     transfers = timeline.transfers
     mine = np.isin(transfers.source, list(places)) & np.isin(transfers.destination, list(places))
-    if but is not None:
-        mine &= ~((transfers.source == but[0]) & (transfers.destination == but[1]))
     largest = int(transfers.message_bytes[mine].max(initial=-1))
-    return _pool(transfers.where(mine & (transfers.message_bytes == largest)), largest)
+    chosen = transfers.where(mine & (transfers.message_bytes == largest))
+    slow = dict(_slow_hops(chosen))
+    for sender, receiver in slow:
+        chosen = chosen.where((chosen.source != sender) | (chosen.destination != receiver))
+    by_place = {(places[here], places[there]): times for (here, there), times in slow.items()}
+    return replace(_pool(chosen, largest), slow=by_place)
+
+
+def _slow_hops(transfers: Transfers) -> Iterator[tuple[Hop, float]]:
+    """Yield hops, by ranks, nearly all of whose messages take much longer than those of others."""
+    hops = sorted(set(zip(transfers.source.tolist(), transfers.destination.tolist(), strict=True)))
+    wire, early = _wire(transfers), _early(transfers)
+    for sender, receiver in hops:
+        mine = (transfers.source == sender) & (transfers.destination == receiver)
+        found = []
+        # What was there before it was asked for, what was waited for, and exchanges: each apart.
+        for alike in (early, ~early & ~transfers.fused, transfers.fused):
+            own, others = wire[mine & alike], wire[~mine & alike]
+            if min(len(own), len(others)) >= _FEWEST:
+                usual = max(float(np.median(others)), 1.0)
+                found.append((len(own), np.quantile(own, _NEARLY_ALL), np.median(own), usual))
+        if found and all(quick > _SLOW * usual for _, quick, _, usual in found):
+            _, _, takes, usual = max(found)
+            yield (sender, receiver), float(takes / usual)
+
+
+def _early(transfers: Transfers) -> Flags:
+    """Tell messages that had been sent before their receive began."""
+    early: Flags = ~transfers.fused & (transfers.send_end_ns <= transfers.receive_start_ns)
+    return early
+
+
+def _wire(transfers: Transfers) -> F64:
+    both_there = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
+    return np.maximum(transfers.receive_end_ns - both_there, 0).astype(np.float64)
 
 
 def join_pools(one: WirePools, other: WirePools) -> WirePools:
     """Put the messages of two runs, all of one size, together."""
-    return _complete(
+    joined = _complete(
         {name: np.concatenate((one.seen[name], other.seen[name])) for name in _POOLS},
         one.message_bytes,
         buffers=one.buffers or other.buffers,
     )
+    return replace(joined, slow=one.slow)
 
 
 def _pool(transfers: Transfers, message_bytes: int) -> WirePools:
-    both_there = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
-    wire = np.maximum(transfers.receive_end_ns - both_there, 0).astype(np.float64)
-    fused = transfers.fused
-    early = ~fused & (transfers.send_end_ns <= transfers.receive_start_ns)
+    wire, fused = _wire(transfers), transfers.fused
+    early = _early(transfers)
     waited = ~fused & ~early
     sending = np.minimum(transfers.send_end_ns, transfers.receive_end_ns) - transfers.send_start_ns
     seen = {
@@ -141,4 +181,5 @@ def _complete(seen: Mapping[str, F64], message_bytes: int, *, buffers: bool) -> 
         buffers=buffers,
         assumed=tuple(said),
         seen=seen,
+        slow={},
     )

@@ -20,8 +20,8 @@ Hop = tuple[int, int]
 def set_hops(baseline: Baseline, idea: Idea, rates: Mapping[Hop, float]) -> Idea:
     """Let messages of some hops travel at so many bytes per second.
 
-    What is slower than measured takes that long at least; what is quicker shrinks what was
-    measured, tails and all.
+    What is slower than hops usually are takes that long at least; what is quicker shrinks what
+    was measured, tails and all.
     """
     what_if = baseline.what_if(idea.change)
     places = {rank.rank: place for place, rank in enumerate(baseline.ranks)}

@@ -198,7 +198,8 @@ def _other_lengths(
     drain = np.where(exchanged, wire, draw(wires.drain, size=size))
     sending = np.where(exchanged, wire, draw(wires.sending, size=size))
     places = program.batches.place
-    for (here, there), scale in what_if.wire_scale.items():
+    slow = {hop: times for hop, times in wires.slow.items() if hop not in what_if.wire_ns}
+    for (here, there), scale in {**slow, **what_if.wire_scale}.items():
         mine = (places[messages.sent] == here) & (places[messages.received] == there)
         wire[mine], drain[mine] = wire[mine] * scale, drain[mine] * scale
     for (here, there), least in what_if.wire_ns.items():
