@@ -1,4 +1,4 @@
-"""`simulate` without traces: what it takes, what it refuses, and that its figures are the papers'."""
+"""`simulate` without traces: what it takes and refuses, and that its figures are the papers'."""
 
 from __future__ import annotations
 

@@ -69,7 +69,8 @@ def _answer(report: Reported) -> str:
 
 
 def _signed(fraction: float, digits: int = 0) -> str:
-    return f"{100 * fraction:+.{digits}f} %"
+    text = f"{100 * fraction:+.{digits}f} %"
+    return text if any(digit in text for digit in "123456789") else text.replace("-", "+")
 
 
 def _without_unit(text: str, *others: str) -> str:
