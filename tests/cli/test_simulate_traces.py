@@ -187,6 +187,16 @@ def test_a_change_that_was_run_lies_in_the_interval(before, words, after, record
         )
 
 
+def test_a_slow_hop_put_right_gives_back_most_of_what_it_cost(recorded_data, tmp_path):
+    slow = recorded_data / "fwd_closed_m8_slow12"
+    healthy = window(recorded_data, "fwd_closed_m8", tmp_path)["batch_latency_s"]
+    data = data_of(f"{slow} --hop 1:2=5.5GB/s", tmp_path)
+    assert data["measured"]["batch_latency_s"] > 1.2 * healthy
+    assert latency(data) == pytest.approx(healthy, rel=0.1)
+    kept = data_of(f"{slow} --microbatches 4", tmp_path)
+    assert any(said.startswith("the hop 1:2 stays 7.4 times") for said in kept["assumptions"])
+
+
 LONG, SHORT = "fwd_closed_m8", "fwd_closed_m8_t512"
 
 
