@@ -88,6 +88,7 @@ class Code(StrEnum):
     BAD_TIMES = "bad_times"
     CLOSED_GRAPHS = "closed_graphs"
     COLD_STEPS = "cold_steps"
+    COSTS_DIFFER = "costs_differ"
     CUT_STEPS = "cut_steps"
     DUPLICATE_RANK = "duplicate_rank"
     FOREIGN_DEVICE = "foreign_device"

@@ -25,6 +25,18 @@ def parse_bytes(text: str) -> int:
     return round(float(number) * float(base ** _POWERS[power.lower()]))
 
 
+def parse_rate(text: str) -> float:
+    """Read `5GB/s`, `800 MiB/s` as bytes per second."""
+    size, per, second = text.strip().partition("/")
+    if (
+        _SIZE.match(size) is None
+        or (per + second).lower() not in {"", "/s"}
+        or not parse_bytes(size)
+    ):
+        raise UsageError(f"{text!r} is no rate", hint="write it as 5GB/s or 800MiB/s")
+    return float(parse_bytes(size))
+
+
 def parse_duration(text: str) -> float:
     """Read `18.5ms`, `600 us`, `1.2s` as nanoseconds."""
     match = _DURATION.match(text)

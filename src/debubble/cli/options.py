@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -27,6 +29,16 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 # A progress bar for anything that takes longer than a moment.
 _PATIENCE_S = 2.0
 EXIT_STRICT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manners:
+    """How to answer."""
+
+    as_json: bool
+    strict: bool
+    color: str
+    quiet: bool
 
 
 def output_options(command: _Command) -> _Command:
@@ -71,6 +83,13 @@ def trace_options(command: _Command) -> _Command:
     ):
         command = option(command)
     return command
+
+
+def typed(options: Mapping[str, object]) -> str:
+    """Write options as they were typed; what was left out stays out."""
+    return " ".join(
+        f"{flag} {shlex.quote(str(value))}" for flag, value in options.items() if value is not None
+    )
 
 
 def limits_from(max_inflated: str, max_ratio: float) -> Limits:

@@ -1,40 +1,48 @@
-"""`debubble simulate`: a schedule, run with costs of one's own."""
+"""`debubble simulate`: one what-if, of a measured run or of costs of one's own."""
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Mapping
 
 import click
 
-from debubble.cli.options import drawing_width, output_options, print_answer
+from debubble.cli.options import Manners, limits_from, output_options, trace_options
+from debubble.cli.simulate_by_hand import Wanted, simulate_by_hand
+from debubble.cli.simulate_traces import Said, Traces, simulate_traces
 from debubble.errors import UsageError
-from debubble.report.lanes import draw_lanes
-from debubble.report.simulate import Simulated, simulate_json, simulate_page
-from debubble.schedules import Order, Statement, state_schedule
 from debubble.simulate.communication import Communication
-from debubble.simulate.hand_set import UNIT_NS, HandSet, settle_costs, simulate_order
-from debubble.timeline.figures import measure_pipeline
-from debubble.units import counted, parse_duration
-
-# A step of 512 ranks with 64 microbatches has 65,536 passes; beyond this somebody mistyped.
-MOST_PASSES = 200_000
-
-_PLAIN = re.compile(r"[0-9]*\.?[0-9]+")
 
 
 @click.command("simulate")
-@click.option("--stages", "--ranks", "ranks", type=int, metavar="P", help="Ranks in the pipeline.")
+@click.argument("traces", nargs=-1)
 @click.option("--microbatches", type=int, metavar="M", help="Microbatches in a step.")
 @click.option(
-    "--schedule",
-    default="1f1b",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="The schedule, or an order of your own as CSV.",
+    "--schedule", metavar="NAME|FILE", help="The schedule, or an order of your own as CSV."
 )
 @click.option("--chunks", type=click.IntRange(min=1), metavar="N", help="Stages a rank.")
+@click.option(
+    "--hold",
+    type=click.Choice(["microbatch", "batch"]),
+    help="What keeps its size when --microbatches changes.  [default: microbatch]",
+)
+@click.option("--split", metavar="N,N,...", help="Layers of each stage.")
+@click.option("--overlap", type=click.Choice(["on", "off"]), help="Transfers beside compute.")
+@click.option(
+    "--hop", "hops", multiple=True, metavar="A:B=RATE", help="From rank A to B, such as 2:3=5GB/s."
+)
+@click.option("--tokens", metavar="N", help="Tokens a microbatch, or times as many: 2x.")
+@click.option(
+    "--tokens-measured", type=click.IntRange(min=1), metavar="N", help="Tokens in the run as it is."
+)
+@click.option("--also", metavar="TRACES", help="Another run of the same model, to learn from.")
+@click.option(
+    "--also-tokens", type=click.IntRange(min=1), metavar="N", help="Tokens in that other run."
+)
+@click.option("--layers", metavar="N,N,...", help="Layers of each stage as it is, if not told.")
+@click.option("--schedule-measured", metavar="NAME", help="The schedule that ran, if not told.")
+@click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB.")
+@click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
+@click.option("--stages", "--ranks", "ranks", type=int, metavar="P", help="Without traces: ranks.")
 @click.option("--forward", metavar="TIME", help="A forward pass; one, or one a stage: 5ms,6ms.")
 @click.option("--backward", metavar="TIME", help="A backward pass; by default two forward ones.")
 @click.option("--input-grad", metavar="TIME", help="Its one half, where a schedule splits it.")
@@ -43,126 +51,118 @@ _PLAIN = re.compile(r"[0-9]*\.?[0-9]+")
 @click.option(
     "--communication",
     type=click.Choice([str(one) for one in Communication]),
-    default=str(Communication.LATENCY),
-    show_default=True,
-    help="How messages are posted and waited for.",
+    help="How messages are posted and waited for.  [default: latency]",
 )
 @click.option("--timeline", "draws", is_flag=True, help="Draw the step, a lane a rank.")
+@trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
-    ranks: int | None,
+    traces: tuple[str, ...],
     microbatches: int | None,
-    schedule: str,
+    schedule: str | None,
     chunks: int | None,
+    hold: str | None,
+    split: str | None,
+    overlap: str | None,
+    hops: tuple[str, ...],
+    tokens: str | None,
+    tokens_measured: int | None,
+    also: str | None,
+    also_tokens: int | None,
+    layers: str | None,
+    schedule_measured: str | None,
+    memory_limit: str | None,
+    pipeline: int | None,
+    ranks: int | None,
     forward: str | None,
     backward: str | None,
     input_grad: str | None,
     weight_grad: str | None,
     transfer: str | None,
-    communication: str,
+    communication: str | None,
     draws: bool,
+    capture: str | None,
+    rank: int | None,
+    max_inflated: str,
+    max_ratio: float,
     as_json: bool,
-    strict: bool,  # noqa: ARG001 (what is made up has no gaps)
+    strict: bool,
     color: str,
     quiet: bool,
 ) -> None:
-    """Run a schedule with costs of your own, and measure the bubble as `find` does.
+    """Change one thing in the run of TRACES, or several, and see what a batch would take.
 
-    Costs are times (18.5ms) or plain numbers, of which only the ratios count.
+    Without TRACES: run a schedule with costs of your own. Costs are times (18.5ms) or plain
+    numbers, of which only the ratios count.
     """
     if draws and as_json:
         raise UsageError("--timeline draws for people, --json is for programs", hint="leave one")
-    said = {
+    manners = Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)
+    costs = {
         "--forward": forward,
         "--backward": backward,
         "--input-grad": input_grad,
         "--weight-grad": weight_grad,
         "--transfer": transfer,
     }
-    order = _order(state_schedule(schedule, chunks), ranks, microbatches)
-    hand_set, in_units = _hand_set(said)
-    stages = 1 + max(action.stage for actions in order for action in actions)
-    costs = settle_costs(hand_set, stages)
-    way = Communication(communication)
-    timeline = simulate_order(order, costs, way)
-    run = Simulated(
+    by_hand = {"--stages": ranks, **costs, "--communication": communication}
+    of_traces = {
+        "--hold": hold,
+        "--split": split,
+        "--overlap": overlap,
+        "--hop": hops or None,
+        "--tokens": tokens,
+        "--tokens-measured": tokens_measured,
+        "--also": also,
+        "--also-tokens": also_tokens,
+        "--layers": layers,
+        "--schedule-measured": schedule_measured,
+        "--memory-limit": memory_limit,
+        "--pipeline": pipeline,
+        "--capture": capture,
+        "--rank": rank,
+    }
+    if not traces:
+        _refuse(of_traces, "is about a measured run, and no traces are given", "name its traces")
+        wanted = Wanted(
+            ranks=ranks,
+            microbatches=microbatches,
+            schedule=schedule,
+            chunks=chunks,
+            costs=costs,
+            communication=communication,
+        )
+        simulate_by_hand(wanted, manners, draws=draws)
+        return
+    _refuse(by_hand, "is for simulating without traces: here it is measured", "leave it out")
+    said = Said(
+        microbatches=microbatches,
+        hold=hold,
         schedule=schedule,
-        order=order,
-        communication=way,
-        costs=costs,
-        in_units=in_units,
-        figures=measure_pipeline(timeline, 0),
+        chunks=chunks,
+        split=split,
+        overlap=overlap,
+        hops=hops,
+        tokens=tokens,
+        tokens_measured=tokens_measured,
+        also_tokens=also_tokens,
+        layers=layers,
+        schedule_measured=schedule_measured,
+        memory_limit=memory_limit,
     )
-    again = _typed(
-        {
-            "--stages": ranks,
-            "--microbatches": microbatches,
-            "--schedule": schedule,
-            "--chunks": chunks,
-            **said,
-            "--communication": None if way is Communication.LATENCY else way,
-        }
+    files = Traces(
+        words=traces,
+        also=also,
+        pipeline=pipeline,
+        capture=capture,
+        rank=rank,
+        limits=limits_from(max_inflated, max_ratio),
     )
-    page = simulate_page(run, "" if quiet or draws else f"debubble simulate {again} --timeline")
-    if draws:
-        page.drawing = draw_lanes(
-            timeline, 0, None, drawing_width(), units="units" if in_units else ""
-        )
-    print_answer(page, simulate_json(run), as_json=as_json, color=color)
+    simulate_traces(files, said, manners, draws=draws)
 
 
-def _order(statement: Statement, ranks: int | None, microbatches: int | None) -> Order:
-    """Return the order to run: a file has its own sizes, a name needs them."""
-    if statement.order is not None:
-        written = 1 + max(action.microbatch for actions in statement.order for action in actions)
-        ranks = len(statement.order) if ranks is None else ranks
-        microbatches = written if microbatches is None else microbatches
-    if ranks is None or microbatches is None:
-        raise UsageError(
-            "how large is the pipeline?", hint="give --stages and --microbatches, such as 4 and 8"
-        )
-    chunks = statement.chunks or 1
-    if ranks * microbatches * chunks > MOST_PASSES:
-        size = f"{counted(ranks, 'rank')} and {counted(microbatches, 'microbatch', 'microbatches')}"
-        raise UsageError(
-            f"{size} are more than can be simulated",
-            hint=f"ranks x chunks x microbatches may be {MOST_PASSES:,}",
-        )
-    return statement.order_for(ranks, microbatches, chunks)
-
-
-def _hand_set(said: Mapping[str, str | None]) -> tuple[HandSet, bool]:
-    """Read the costs, all of them times or all of them plain numbers."""
-    read = {
-        flag: [_read(value) for value in text.split(",")]
-        for flag, text in said.items()
-        if text is not None
-    }
-    # Nothing is nothing in any unit.
-    plain = {is_plain for values in read.values() for number, is_plain in values if number}
-    if len(plain) > 1:
-        raise UsageError(
-            "some costs are times and some plain numbers", hint="give all a unit, such as 18.5ms"
-        )
-    if False in plain and "--forward" not in read:
-        raise UsageError("what does a forward pass take?", hint="give --forward, such as 18.5ms")
-    given = {
-        flag.removeprefix("--").replace("-", "_"): [number for number, _ in values]
-        for flag, values in read.items()
-    }
-    return HandSet(**given), False not in plain
-
-
-def _read(text: str) -> tuple[float, bool]:
-    """Return nanoseconds, and whether it was a plain number."""
-    if _PLAIN.fullmatch(text.strip()):
-        return float(text) * UNIT_NS, True
-    return parse_duration(text), False
-
-
-def _typed(options: Mapping[str, object]) -> str:
-    """Write options as they were typed; what was left out stays out."""
-    return " ".join(
-        f"{flag} {shlex.quote(str(value))}" for flag, value in options.items() if value is not None
-    )
+def _refuse(flags: Mapping[str, object], why: str, hint: str) -> None:
+    for flag, value in flags.items():
+        if value is not None:
+            raise UsageError(f"{flag} {why}", hint=f"{hint}, or `debubble simulate --help`")

@@ -6,11 +6,12 @@ exchange, a receiver that waited, or one that came later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.timeline.model import F64, Timeline, Transfers
+from debubble.timeline.model import F64, Flags, Timeline, Transfers
 
 # Both ways at once against one way, where a run shows only one of them.
 _BOTH_OVER_ONE = 1.15
@@ -18,6 +19,18 @@ _BOTH_OVER_ONE = 1.15
 _DRAIN_OVER_WIRE = 0.5
 # Fewer are no sample.
 _FEWEST = 4
+# A hop that takes so many times as long as the others is slow; tails alone do not make it so.
+_SLOW = 2.0
+# From this share of a hop's messages on, counted from the quickest.
+_NEARLY_ALL = 0.25
+
+# Of a message to a slow hop's end, so much is underway before it is received: measured.
+BUFFERED_BYTES = 2.5 * 1024**2
+# Small messages are buffered whole; some of their time is seen all the same.
+_LEAST_SEEN = 0.25
+
+Hop = tuple[int, int]
+"""Places of the rank that sends and of the rank that receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,31 +50,137 @@ class WirePools:
     """A send may end before its receive begins."""
     assumed: tuple[str, ...]
     """What the run does not show, in words."""
+    seen: Mapping[str, F64]
+    """The four of them as far as they were measured."""
+    slow: Mapping[Hop, float]
+    """Of hops slower than all others, how many times as long messages take; not in the pools."""
+    other: tuple[float, WirePools] | None = None
+    """Messages of another size: how many times as large they are, and what they took."""
+
+    def of_size(self, scale: float) -> WirePools:
+        """Return what messages take that are so many times as large.
+
+        Of one size: in proportion. Of two: between them, each share of the messages lies between
+        what it took with either, for tails do not grow as messages do; beyond, in proportion.
+        """
+        if scale == 1.0:
+            return self
+        if self.other is None:
+            return self._change(lambda _, pool: pool * scale)
+        size, pools = self.other
+        way = min(max((scale - 1) / (size - 1), 0.0), 1.0)
+        nearest = 1 + way * (size - 1)
+        return self._change(
+            lambda name, pool: _between(pool, getattr(pools, name), way) * (scale / nearest)
+        )
+
+    def _change(self, change: Callable[[str, F64], F64]) -> WirePools:
+        return replace(
+            self,
+            both_ways=change("both_ways", self.both_ways),
+            one_way=change("one_way", self.one_way),
+            drain=change("drain", self.drain),
+            sending=change("sending", self.sending),
+        )
 
 
-def pool_wires(timeline: Timeline, pipeline: int, but: tuple[int, int] | None = None) -> WirePools:
-    """Gather the messages between ranks of a pipeline; those of one hop may be left out."""
+_POOLS = ("both_ways", "one_way", "drain", "sending")
+# Steps from the quickest to the slowest message, where two samples are laid over each other.
+_STEPS = 101
+
+
+def _between(one: F64, other: F64, way: float) -> F64:
+    at = np.linspace(0.0, 1.0, _STEPS)
+    mixed: F64 = (1 - way) * np.quantile(one, at) + way * np.quantile(other, at)
+    return mixed
+
+
+def pool_wires(timeline: Timeline, pipeline: int) -> WirePools:
+    """Gather the messages between ranks of a pipeline; slow hops are kept apart."""
     places = {rank.rank: rank.position for rank in timeline.ranks_of(pipeline)}
     transfers = timeline.transfers
     mine = np.isin(transfers.source, list(places)) & np.isin(transfers.destination, list(places))
-    if but is not None:
-        mine &= ~((transfers.source == but[0]) & (transfers.destination == but[1]))
     largest = int(transfers.message_bytes[mine].max(initial=-1))
-    return _pool(transfers.where(mine & (transfers.message_bytes == largest)), largest)
+    chosen = transfers.where(mine & (transfers.message_bytes == largest))
+    slow = dict(_slow_hops(chosen))
+    for sender, receiver in slow:
+        chosen = chosen.where((chosen.source != sender) | (chosen.destination != receiver))
+    by_place = {(places[here], places[there]): times for (here, there), times in slow.items()}
+    return replace(_pool(chosen, largest), slow=by_place)
+
+
+def _slow_hops(transfers: Transfers) -> Iterator[tuple[Hop, float]]:
+    """Yield hops, by ranks, nearly all of whose messages take much longer than those of others."""
+    hops = sorted(set(zip(transfers.source.tolist(), transfers.destination.tolist(), strict=True)))
+    wire, early = _wire(transfers), _early(transfers)
+    for sender, receiver in hops:
+        mine = (transfers.source == sender) & (transfers.destination == receiver)
+        found = []
+        # What was there before it was asked for, what was waited for, and exchanges: each apart.
+        for alike in (early, ~early & ~transfers.fused, transfers.fused):
+            own, others = wire[mine & alike], wire[~mine & alike]
+            if min(len(own), len(others)) >= _FEWEST:
+                usual = max(float(np.median(others)), 1.0)
+                found.append((len(own), np.quantile(own, _NEARLY_ALL), np.median(own), usual))
+        if found and all(quick > _SLOW * usual for _, quick, _, usual in found):
+            yield (sender, receiver), _times_as_long(transfers, mine)
+
+
+def _times_as_long(transfers: Transfers, mine: Flags) -> float:
+    """Return how many times as long as others a hop's whole messages take.
+
+    Of one that was there before it was asked for, what had been buffered is not seen.
+    """
+    wire, early = _wire(transfers), _early(transfers)
+    size = max(int(transfers.message_bytes.max(initial=1)), 1)
+    whole = np.where(early, wire / max(1 - BUFFERED_BYTES / size, _LEAST_SEEN), wire)
+    others = wire[~mine & ~early] if (~mine & ~early).any() else wire[~mine]
+    return float(np.median(whole[mine]) / max(float(np.median(others)), 1.0))
+
+
+def _early(transfers: Transfers) -> Flags:
+    """Tell messages that had been sent before their receive began."""
+    early: Flags = ~transfers.fused & (transfers.send_end_ns <= transfers.receive_start_ns)
+    return early
+
+
+def _wire(transfers: Transfers) -> F64:
+    both_there = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
+    return np.maximum(transfers.receive_end_ns - both_there, 0).astype(np.float64)
+
+
+def join_pools(one: WirePools, other: WirePools) -> WirePools:
+    """Put the messages of two runs, all of one size, together."""
+    joined = _complete(
+        {name: np.concatenate((one.seen[name], other.seen[name])) for name in _POOLS},
+        one.message_bytes,
+        buffers=one.buffers or other.buffers,
+    )
+    return replace(joined, slow=one.slow)
 
 
 def _pool(transfers: Transfers, message_bytes: int) -> WirePools:
-    both_there = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
-    wire = np.maximum(transfers.receive_end_ns - both_there, 0).astype(np.float64)
-    fused = transfers.fused
-    early = ~fused & (transfers.send_end_ns <= transfers.receive_start_ns)
+    wire, fused = _wire(transfers), transfers.fused
+    early = _early(transfers)
     # Of a receive that begins while its message travels only the rest is seen: it tells no wire.
     waited = ~fused & (transfers.receive_start_ns <= transfers.send_start_ns)
     if not (waited | fused).any():
-        waited = ~early
-        wire = np.where(waited, transfers.receive_end_ns - transfers.send_start_ns, wire)
+        waited = ~fused & ~early
+        whole = (transfers.receive_end_ns - transfers.send_start_ns).astype(np.float64)
+        wire = np.where(waited, whole, wire)
     sending = np.minimum(transfers.send_end_ns, transfers.receive_end_ns) - transfers.send_start_ns
-    both, one, drain = wire[fused], wire[waited], wire[early]
+    seen = {
+        "both_ways": wire[fused],
+        "one_way": wire[waited],
+        "drain": wire[early],
+        "sending": np.maximum(sending[~fused].astype(np.float64), 0),
+    }
+    return _complete(seen, message_bytes, buffers=bool(early.any()))
+
+
+def _complete(seen: Mapping[str, F64], message_bytes: int, *, buffers: bool) -> WirePools:
+    """Put something in place of what was not seen, and say so."""
+    both, one, drain = seen["both_ways"], seen["one_way"], seen["drain"]
     said = []
     if len(one) < _FEWEST:
         said.append("one way takes what both ways at once take, over 1.15")
@@ -74,13 +193,14 @@ def _pool(transfers: Transfers, message_bytes: int) -> WirePools:
         both = one * _BOTH_OVER_ONE
     if len(drain) == 0:
         drain = one * _DRAIN_OVER_WIRE
-    sends = sending[~fused].astype(np.float64)
     return WirePools(
         both_ways=both,
         one_way=one,
         drain=drain,
-        sending=np.maximum(sends, 0) if len(sends) else one,
+        sending=seen["sending"] if len(seen["sending"]) else one,
         message_bytes=message_bytes,
-        buffers=bool(early.any()),
+        buffers=buffers,
         assumed=tuple(said),
+        seen=seen,
+        slow={},
     )

@@ -9,14 +9,15 @@ from operator import attrgetter
 
 from debubble.costs.devices import surely_share
 from debubble.costs.memory import MemoryCosts, PeakMemory, fit_memory, predict_peaks
-from debubble.costs.memory_run import memory_run
-from debubble.costs.wire_pools import pool_wires
+from debubble.costs.memory_run import MemoryRun, memory_run
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.prepared import engine_for, order_for
 from debubble.schedules import Order
 from debubble.simulate.communication import Communication, usual_communication
 from debubble.simulate.engine import Engine
+from debubble.simulate.planned import plan_program
+from debubble.simulate.pooled import Pooled, pool_sources
 from debubble.simulate.predict import WhatIf, predict
 from debubble.simulate.source import Source, measure_source
 from debubble.timeline.figures import PipelineFigures
@@ -41,6 +42,10 @@ class Baseline:
     """The batch latency that changes are held against."""
     correction: float
     """What the run took against what its own simulation says; predictions are multiplied by it."""
+    pooled: Pooled | None = None
+    """What another run adds, where one was given."""
+    other_correction: float | None = None
+    """Of that other run, by its own simulation."""
 
     @property
     def ranks(self) -> tuple[RankTimeline, ...]:
@@ -71,18 +76,19 @@ class Baseline:
 
     def what_if(self, change: Change) -> WhatIf:
         """Turn a change into a run to be foretold."""
-        order = order_for(*self._sizes(change))
-        scale = self.microbatch_scale(change)
+        order = change.order or order_for(*self._sizes(change))
         return WhatIf(
             order=order,
             communication=self._communication(change),
             weights=self.weights(change.split, stages_of(order)),
-            pass_scale=scale,
-            message_scale=scale,
+            token_scale=self.microbatch_scale(change),
         )
 
     def engine(self, change: Change) -> Engine:
         """Return what runs the order of a change."""
+        if change.order is not None:
+            way, meets = self._communication(change), not self.source.wires.buffers
+            return Engine(plan_program(change.order, way, rendezvous=meets))
         return engine_for(
             self._sizes(change),
             self._communication(change),
@@ -97,9 +103,19 @@ class Baseline:
 
     def microbatch_scale(self, change: Change) -> float:
         """Return how large a microbatch is against the measured one."""
+        tokens = change.token_scale or 1.0
         if change.hold == "batch" and change.microbatches:
-            return self.source.microbatches / change.microbatches
-        return 1.0
+            return tokens * self.source.microbatches / change.microbatches
+        return tokens
+
+    def correction_for(self, change: Change) -> float:
+        """Return the run's own correction or, with other tokens, one between both runs'."""
+        if self.pooled is None or self.other_correction is None or self.pooled.same_tokens:
+            return self.correction
+        way = (self.microbatch_scale(change) - 1) / (self.pooled.token_ratio - 1)
+        way = min(max(way, 0.0), 1.0)
+        both = self.correction ** (1 - way) * self.other_correction**way
+        return float(both)
 
     def weights(self, split: Sequence[int] | None, stages: int) -> tuple[float, ...]:
         """Return stages in layers: embedding stays on the first one, the head on the last."""
@@ -113,6 +129,11 @@ class Baseline:
             )
         if split is None:
             split = even_split(sum(known), stages)
+        if len(split) != stages:
+            raise UsageError(
+                f"the split is for {len(split)} stages, the run would have {stages}",
+                hint="give the layers of each stage, first stage first",
+            )
         first, last = now[0] - known[0], now[-1] - known[-1]
         weights = [float(layers) for layers in split]
         weights[0] += first
@@ -124,17 +145,34 @@ class Baseline:
         if self.memory is None:
             return None
         order = self.what_if(change).order
-        layers = change.split
-        if layers is None and stages_of(order) != len(self.source.passes.layers):
-            layers = even_split(sum(self.source.split or ()), stages_of(order))
+        layers = self.split_of(change, stages_of(order))
         return predict_peaks(
             self.memory, order, layers=layers, token_scale=self.microbatch_scale(change)
         )
+
+    def split_of(self, change: Change, stages: int) -> tuple[int, ...] | None:
+        """Return layers of each stage after a change: even where stages are new."""
+        known = self.source.split
+        if change.split is not None or known is None or len(known) == stages:
+            return change.split or known
+        return even_split(sum(known), stages)
 
     def _communication(self, change: Change) -> Communication:
         if change.overlap:
             return Communication.ASYNCHRONOUS
         return usual_communication(change.schedule or self.schedule)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlsoRun:
+    """Another run of the same model, as measured."""
+
+    timeline: Timeline
+    figures: PipelineFigures
+    layers: Sequence[int] | None = None
+    """Of each stage, where they are not told."""
+    token_ratio: float | None = None
+    """Tokens of a microbatch over those of the first run, where that was said."""
 
 
 def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argument each)
@@ -146,8 +184,9 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     schedule: str | None = None,
     repaired: tuple[int, int] | None = None,
     latency_ns: float | None = None,
+    also: AlsoRun | None = None,
 ) -> Baseline:
-    """Fit a run, and hold its own simulation against it.
+    """Fit a run, alone or with another of its model, and hold its own simulation against it.
 
     A hop that will be repaired, by its ranks, tells nothing of what messages will take. A batch in
     the profiler is not the batch one serves: `latency_ns` is what it takes without.
@@ -165,26 +204,36 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
             "the run has backward passes: it is not forward-only",
             hint="leave --schedule out, or say which one trained",
         )
-    sizes = (name, len(source.ranks), source.microbatches, source.chunks)
-    order = order_for(*sizes)
-    has_memory = all(rank.memory is not None for rank in source.ranks)
-    usual = usual_communication(name)
-    same = WhatIf(order=order, communication=usual, weights=source.passes.layers)
-    engine = engine_for(sizes, usual, rendezvous=not source.wires.buffers)
+    order = _order(source, name)
+    memory = _memory_run(timeline, source, name)
+    runs = [] if memory is None else [memory]
+    pooled, correction = None, None
+    if also is not None:
+        other = measure_source(also.timeline, also.figures, also.layers)
+        pooled = pool_sources(source, other, also.token_ratio)
+        source = pooled.source
+        more = _memory_run(also.timeline, other, other.schedule)
+        runs += [more] if runs and more and pooled.same_tokens else []
+        if other.schedule is not None:
+            correction = _correction(other, other.schedule)
+    window_ns = latency_ns or source.window_ns
     found = Baseline(
         source=source,
         schedule=name,
         order=order,
-        memory=_memory(timeline, figures.pipeline, order) if has_memory else None,
+        memory=fit_memory(runs) if runs else None,
         limits=_limits(source.ranks, limit_bytes),
-        window_ns=latency_ns or source.window_ns,
-        correction=(latency_ns or source.window_ns)
-        / predict(source, same, draws=_DRAWS, engine=engine).window_ns,
+        window_ns=window_ns,
+        correction=_correction(source, name) * window_ns / source.window_ns,
+        pooled=pooled,
+        other_correction=correction,
     )
     if repaired is None:
         return found
-    healthy = pool_wires(timeline, figures.pipeline, but=repaired)
-    return replace(found, source=replace(source, wires=healthy))
+    names = [rank.rank for rank in source.ranks]
+    mended = names.index(repaired[0]), names.index(repaired[1])
+    slow = {hop: times for hop, times in source.wires.slow.items() if hop != mended}
+    return replace(found, source=replace(source, wires=replace(source.wires, slow=slow)))
 
 
 def _check_layers(layers: Sequence[int], figures: PipelineFigures) -> None:
@@ -199,12 +248,31 @@ def _check_layers(layers: Sequence[int], figures: PipelineFigures) -> None:
         )
 
 
-def _memory(timeline: Timeline, pipeline: int, order: Order) -> MemoryCosts | None:
-    """Fit memory; None where a rank does not tell how its own grows."""
-    try:
-        return fit_memory([memory_run(timeline, pipeline, order)])
-    except UsageError:
+def _memory_run(timeline: Timeline, source: Source, schedule: str | None) -> MemoryRun | None:
+    """Return what a run tells of memory; None where it does not say what grows with what."""
+    memories = [rank.memory for rank in source.ranks]
+    if schedule is None or any(
+        one is None or one.static_bytes is None or one.per_microbatch_bytes is None
+        for one in memories
+    ):
         return None
+    return memory_run(timeline, source.ranks[0].pipeline, _order(source, schedule))
+
+
+def _order(source: Source, schedule: str) -> Order:
+    return order_for(*_sizes(source, schedule))
+
+
+def _sizes(source: Source, schedule: str) -> tuple[str, int, int, int | None]:
+    return schedule, len(source.ranks), source.microbatches, source.chunks
+
+
+def _correction(source: Source, schedule: str) -> float:
+    """Return what a run took against what its own simulation says."""
+    usual = usual_communication(schedule)
+    same = WhatIf(order=_order(source, schedule), communication=usual, weights=source.passes.layers)
+    engine = engine_for(_sizes(source, schedule), usual, rendezvous=not source.wires.buffers)
+    return source.window_ns / predict(source, same, draws=_DRAWS, engine=engine).window_ns
 
 
 def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[float | None, ...]:
@@ -218,7 +286,8 @@ def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[f
 
 def stages_of(order: Order) -> int:
     """Return how many stages an order has."""
-    return 1 + max(map(attrgetter("stage"), chain.from_iterable(order)))
+    last: int = max(map(attrgetter("stage"), chain.from_iterable(order)))
+    return 1 + last
 
 
 def even_split(layers: int, stages: int) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from debubble.schedules import Order
+
 Hold = Literal["microbatch", "batch"]
 """What stays as it is when the number of microbatches changes: the size of each, or of all."""
 
@@ -19,10 +21,14 @@ class Change:
     hold: Hold = "microbatch"
     schedule: str | None = None
     """A name of `schedules.SCHEDULES`, or the path of an order as CSV."""
+    order: Order | None = None
+    """What that path holds."""
     chunks: int | None = None
     """Stages a rank."""
     overlap: bool | None = None
     """Transfers beside compute, where the framework waits for them now."""
+    token_scale: float | None = None
+    """How many times as many tokens a microbatch has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from debubble.plan.baseline import Baseline, stages_of
 from debubble.plan.change import Change
 from debubble.plan.headroom import Headroom, headroom
-from debubble.simulate.predict import predict
+from debubble.simulate.predict import Prediction, predict
 from debubble.units import NS_PER_S
 
 # Many draws of a short step, fewer of a long one: its middle is as sure.
@@ -54,6 +54,8 @@ class Idea:
     """What passes would take, against now, if no message had been beside them."""
     wire_scale: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """Of single hops, by places."""
+    wire_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """What messages of single hops take at least."""
 
 
 def all_fit(ranks: Sequence[Headroom] | None) -> bool | None:
@@ -64,20 +66,26 @@ def all_fit(ranks: Sequence[Headroom] | None) -> bool | None:
     return None if None in known else True
 
 
-def weigh(baseline: Baseline, idea: Idea) -> Option:
-    """Foretell a change and hold it against the run as it is."""
-    source, change = baseline.source, idea.change
-    what_if = baseline.what_if(change)
+def foretell(baseline: Baseline, idea: Idea) -> Prediction:
+    """Simulate a change many times over."""
+    what_if = baseline.what_if(idea.change)
     what_if = replace(
         what_if,
         pass_scale=what_if.pass_scale * idea.free_share,
         compute_slowdown=idea.slowdown,
         wire_scale=idea.wire_scale,
+        wire_ns=idea.wire_ns,
     )
     passes = sum(len(actions) for actions in what_if.order)
     draws = max(_FEWEST, min(_DRAWS, _PASSES // passes))
-    found = predict(source, what_if, draws=draws, engine=baseline.engine(change))
-    factor = baseline.correction
+    return predict(baseline.source, what_if, draws=draws, engine=baseline.engine(idea.change))
+
+
+def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Option:
+    """Foretell a change, where that was not done, and hold it against the run as it is."""
+    source, change = baseline.source, idea.change
+    found = foretell(baseline, idea) if found is None else found
+    factor = baseline.correction_for(change)
     window, low, high = (
         round(ns * factor) for ns in (found.window_ns, found.low_ns, found.high_ns)
     )
@@ -122,8 +130,8 @@ def _assumed(baseline: Baseline, change: Change) -> tuple[str, ...]:
     source, said = baseline.source, []
     if change.schedule and not source.passes.splits_backward and _splits(baseline, change):
         said.append("I and W take half of B each, and 5 % more together")
-    if change.hold == "batch" and change.microbatches:
-        said.append("passes and messages shrink as microbatches do")
+    if baseline.microbatch_scale(change) != 1.0:
+        said += _grown(baseline)
     if source.passes.slope:
         said.append(
             f"ranks share a device: each at work slows the others by {source.passes.slope:.1%}"
@@ -134,6 +142,16 @@ def _assumed(baseline: Baseline, change: Change) -> tuple[str, ...]:
     if change.split is None and stages_of(baseline.what_if(change).order) != now:
         said.append("layers are split evenly over the new stages")
     return tuple(said)
+
+
+def _grown(baseline: Baseline) -> list[str]:
+    """Say how passes and messages are taken to grow with tokens."""
+    if baseline.pooled is not None and not baseline.pooled.same_tokens:
+        return ["passes and messages grow with tokens as between the two runs"]
+    said = ["passes and messages grow as tokens do: what attention adds is not in one run"]
+    if any(one.constant for one in baseline.source.passes.growth.values()):
+        said.append("adding to gradients takes as long with any number of tokens")
+    return said
 
 
 def _splits(baseline: Baseline, change: Change) -> bool:

@@ -51,11 +51,6 @@ def consider(baseline: Baseline, timeline: Timeline) -> Overlap | None:
     if usual_communication(baseline.schedule) not in waits:
         return None
     slowdown = measure_slowdown(timeline, baseline)
-    said = (
-        "nothing overlaps in this run: what it does to compute is unknown, try it"
-        if slowdown is None
-        else f"compute takes {slowdown:.2f} times as long beside messages, as seen in this run"
-    )
     lost = 0.0 if slowdown is None else 1 - 1 / slowdown
     free_share = 1 - lost * _share_beside(timeline, baseline)
     option = weigh(
@@ -63,12 +58,19 @@ def consider(baseline: Baseline, timeline: Timeline) -> Overlap | None:
         Idea(
             lever="overlap",
             change=Change(overlap=True),
-            assumptions=(said,),
+            assumptions=(say_slowdown(slowdown),),
             slowdown=slowdown or 1.0,
             free_share=free_share,
         ),
     )
     return Overlap(option=option, slowdown=slowdown, break_even=_break_even(baseline, free_share))
+
+
+def say_slowdown(slowdown: float | None) -> str:
+    """Say what is known of compute under transfers."""
+    if slowdown is None:
+        return "nothing overlaps in this run: what it does to compute is unknown, try it"
+    return f"compute takes {slowdown:.2f} times as long beside messages, as seen in this run"
 
 
 def measure_slowdown(timeline: Timeline, baseline: Baseline) -> float | None:

@@ -92,6 +92,8 @@ def describe(change: Change) -> str:
         parts.append(f"{counted(change.microbatches, 'microbatch', 'microbatches')}{of}")
     if change.overlap is not None:
         parts.append("transfers beside compute" if change.overlap else "no overlap")
+    if change.token_scale is not None:
+        parts.append(f"{change.token_scale:.3g} times as many tokens")
     return ", ".join(parts) or "nothing changed"
 
 
@@ -233,7 +235,7 @@ def plan_json(plan: Plan, bottleneck: str, gaps: Sequence[Gap]) -> dict[str, Any
 def _option_json(plan: Plan, option: Option) -> dict[str, Any]:
     return {
         "lever": option.lever,
-        "change": _change_json(option.change),
+        "change": change_json(option.change),
         "numbers": {
             "bubble_fraction": option.bubble_fraction,
             "batch_latency_s": option.window_ns / NS_PER_S,
@@ -266,7 +268,8 @@ def _apply_json(plan: Plan, option: Option) -> dict[str, str]:
     return written
 
 
-def _change_json(change: Change) -> dict[str, Any]:
+def change_json(change: Change) -> dict[str, Any]:
+    """Return what changes; what stays is left out."""
     every = {
         "microbatches": change.microbatches,
         "hold": change.hold if change.microbatches else None,
@@ -274,9 +277,10 @@ def _change_json(change: Change) -> dict[str, Any]:
         "schedule": change.schedule,
         "chunks": change.chunks,
         "overlap": change.overlap,
+        "token_scale": change.token_scale,
     }
     return {name: value for name, value in every.items() if value is not None}
 
 
 def _refused_json(one: Refused) -> dict[str, Any]:
-    return {"lever": one.lever, "change": _change_json(one.change), "reason": one.reason}
+    return {"lever": one.lever, "change": change_json(one.change), "reason": one.reason}

@@ -30,6 +30,7 @@ _WORDS = frozenset(
         "stage",
         "pass",
         "hop",
+        "number",
     }
 )
 

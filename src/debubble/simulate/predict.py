@@ -13,6 +13,7 @@ import numpy as np
 
 from debubble.costs.activity import trailing_activity
 from debubble.costs.pass_model import WHOLE, PassModel
+from debubble.costs.wire_pools import BUFFERED_BYTES
 from debubble.errors import UsageError
 from debubble.schedules import Order
 from debubble.simulate.communication import Communication
@@ -26,8 +27,6 @@ from debubble.timeline.model import F64, I64, PassKind
 
 # Input and weight gradients apart take so much more than together: measured.
 _SPLIT_COSTS = 1.05
-# Of a message to a slow hop's end, so much is underway before it is received: measured.
-_BUFFERED_BYTES = 2.5 * 1024**2
 _ROUNDS = 4
 # From launch to launch medians of the same run differ by 2.5 %, measured over five launches; what
 # the model leaves out is as much again and more, by the predictions that were tried.
@@ -48,7 +47,8 @@ class WhatIf:
     wire_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """By sender's and receiver's place: what messages take at least."""
     pass_scale: float = 1.0
-    message_scale: float = 1.0
+    token_scale: float = 1.0
+    """How many times as many tokens a microbatch has."""
     compute_slowdown: float = 1.0
     """Of compute, while messages of its rank travel."""
 
@@ -97,17 +97,16 @@ def predict(
             activity = trailing_activity(times.pass_start, times.pass_end)
         if besides:
             beside = besides * covered_ns(program, times)
-    return _summarise(program, times, source, random)
+    unsure = source.passes.growth_spread * float(np.log(what_if.token_scale))
+    spread = random.normal(0.0, np.hypot(_LAUNCH_SPREAD, unsure), draws)
+    return _summarise(program, times, source, spread)
 
 
-def _summarise(
-    program: Program, times: Times, source: Source, random: np.random.Generator
-) -> Prediction:
+def _summarise(program: Program, times: Times, source: Source, spread: F64) -> Prediction:
     windows = times.window_ns.astype(np.float64)
     worked = (times.pass_end - times.pass_start).sum(axis=0) * source.busy_share
     bubbles = 1 - worked / (len(program.ranks) * windows)
-    spread = windows * np.exp(random.normal(0.0, _LAUNCH_SPREAD, len(windows)))
-    low, high = np.percentile(spread, (_LOW, _HIGH))
+    low, high = np.percentile(windows * np.exp(spread), (_LOW, _HIGH))
     return Prediction(
         window_ns=round(float(np.median(windows))),
         low_ns=round(float(low)),
@@ -124,7 +123,7 @@ def _mean_activity(source: Source) -> float:
 
 
 def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
-    passes = program.passes
+    passes, model = program.passes, model.with_tokens(what_if.token_scale)
     weights = np.array(what_if.weights)
     splits = bool((passes.kind == PassKind.I).any())
     columns = (passes.kind, passes.microbatch == 0, passes.place, splits & (passes.stage == 0))
@@ -203,7 +202,7 @@ def _other_lengths(
     draws: int,
 ) -> dict[str, I64]:
     """Draw what messages take, both messages of an exchange together; add gaps and floors."""
-    messages, wires = program.messages, source.wires
+    messages, wires = program.messages, source.wires.of_size(what_if.token_scale)
     exchanged = in_exchange(messages.sent, messages.received)[:, None]
     size = (len(messages), draws)
     pair = np.stack(
@@ -215,15 +214,16 @@ def _other_lengths(
     wire = np.where(exchanged, both, draw(wires.one_way, size=size))
     drain = np.where(exchanged, wire, draw(wires.drain, size=size))
     sending = np.where(exchanged, wire, draw(wires.sending, size=size))
-    wire, drain, sending = (one * what_if.message_scale for one in (wire, drain, sending))
     places = program.batches.place
+    usual = float(np.median(wires.one_way))
+    slow = {hop: round(times * usual) for hop, times in wires.slow.items()}
     for (here, there), scale in what_if.wire_scale.items():
         mine = (places[messages.sent] == here) & (places[messages.received] == there)
         wire[mine], drain[mine] = wire[mine] * scale, drain[mine] * scale
-    for (here, there), least in what_if.wire_ns.items():
+    for (here, there), least in {**slow, **what_if.wire_ns}.items():
         mine = (places[messages.sent] == here) & (places[messages.received] == there)
         # What is buffered on its way has gone before its receive begins.
-        rest = least * max(0.0, 1 - _BUFFERED_BYTES / max(wires.message_bytes, 1))
+        rest = least * max(0.0, 1 - BUFFERED_BYTES / max(wires.message_bytes, 1))
         wire[mine] = np.maximum(wire[mine], least)
         drain[mine] = np.maximum(drain[mine], np.where(exchanged[mine], least, rest))
     passes, batches = program.passes, program.batches

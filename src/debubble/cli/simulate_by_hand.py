@@ -1,0 +1,121 @@
+"""`debubble simulate` without traces: a schedule, run with costs of one's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from debubble.cli.options import Manners, drawing_width, print_answer, typed
+from debubble.errors import UsageError
+from debubble.report.lanes import draw_lanes
+from debubble.report.simulate import Simulated, simulate_json, simulate_page
+from debubble.schedules import Order, Statement, state_schedule
+from debubble.simulate.communication import Communication
+from debubble.simulate.hand_set import UNIT_NS, HandSet, settle_costs, simulate_order
+from debubble.timeline.figures import measure_pipeline
+from debubble.units import counted, parse_duration
+
+# A step of 512 ranks with 64 microbatches has 65,536 passes; beyond this somebody mistyped.
+MOST_PASSES = 200_000
+
+_PLAIN = re.compile(r"[0-9]*\.?[0-9]+")
+_USUAL_SCHEDULE = "1f1b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What was typed; None where nothing was."""
+
+    ranks: int | None
+    microbatches: int | None
+    schedule: str | None
+    chunks: int | None
+    costs: Mapping[str, str | None]
+    """By flag."""
+    communication: str | None
+
+
+def simulate_by_hand(wanted: Wanted, manners: Manners, *, draws: bool) -> None:
+    """Run a schedule, and measure the bubble as `find` does."""
+    schedule = wanted.schedule or _USUAL_SCHEDULE
+    order = _order(state_schedule(schedule, wanted.chunks), wanted.ranks, wanted.microbatches)
+    hand_set, in_units = _hand_set(wanted.costs)
+    stages = 1 + max(action.stage for actions in order for action in actions)
+    costs = settle_costs(hand_set, stages)
+    way = Communication(wanted.communication or Communication.LATENCY)
+    timeline = simulate_order(order, costs, way)
+    run = Simulated(
+        schedule=schedule,
+        order=order,
+        communication=way,
+        costs=costs,
+        in_units=in_units,
+        figures=measure_pipeline(timeline, 0),
+    )
+    again = typed(
+        {
+            "--stages": wanted.ranks,
+            "--microbatches": wanted.microbatches,
+            "--schedule": schedule,
+            "--chunks": wanted.chunks,
+            **wanted.costs,
+            "--communication": None if way is Communication.LATENCY else way,
+        }
+    )
+    quiet = manners.quiet or draws
+    page = simulate_page(run, "" if quiet else f"debubble simulate {again} --timeline")
+    if draws:
+        page.drawing = draw_lanes(
+            timeline, 0, None, drawing_width(), units="units" if in_units else ""
+        )
+    print_answer(page, simulate_json(run), as_json=manners.as_json, color=manners.color)
+
+
+def _order(statement: Statement, ranks: int | None, microbatches: int | None) -> Order:
+    """Return the order to run: a file has its own sizes, a name needs them."""
+    if statement.order is not None:
+        written = 1 + max(action.microbatch for actions in statement.order for action in actions)
+        ranks = len(statement.order) if ranks is None else ranks
+        microbatches = written if microbatches is None else microbatches
+    if ranks is None or microbatches is None:
+        raise UsageError(
+            "how large is the pipeline?", hint="give --stages and --microbatches, such as 4 and 8"
+        )
+    chunks = statement.chunks or 1
+    if ranks * microbatches * chunks > MOST_PASSES:
+        size = f"{counted(ranks, 'rank')} and {counted(microbatches, 'microbatch', 'microbatches')}"
+        raise UsageError(
+            f"{size} are more than can be simulated",
+            hint=f"ranks x chunks x microbatches may be {MOST_PASSES:,}",
+        )
+    return statement.order_for(ranks, microbatches, chunks)
+
+
+def _hand_set(said: Mapping[str, str | None]) -> tuple[HandSet, bool]:
+    """Read the costs, all of them times or all of them plain numbers."""
+    read = {
+        flag: [_read(value) for value in text.split(",")]
+        for flag, text in said.items()
+        if text is not None
+    }
+    # Nothing is nothing in any unit.
+    plain = {is_plain for values in read.values() for number, is_plain in values if number}
+    if len(plain) > 1:
+        raise UsageError(
+            "some costs are times and some plain numbers", hint="give all a unit, such as 18.5ms"
+        )
+    if False in plain and "--forward" not in read:
+        raise UsageError("what does a forward pass take?", hint="give --forward, such as 18.5ms")
+    given = {
+        flag.removeprefix("--").replace("-", "_"): [number for number, _ in values]
+        for flag, values in read.items()
+    }
+    return HandSet(**given), False not in plain
+
+
+def _read(text: str) -> tuple[float, bool]:
+    """Return nanoseconds, and whether it was a plain number."""
+    if _PLAIN.fullmatch(text.strip()):
+        return float(text) * UNIT_NS, True
+    return parse_duration(text), False

@@ -1,0 +1,183 @@
+"""Words about a change in → the change, checked against the run that it is of."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from debubble.cli.plan import parse_layers
+from debubble.cli.simulate_by_hand import MOST_PASSES
+from debubble.errors import UsageError
+from debubble.plan.baseline import Baseline
+from debubble.plan.change import Change
+from debubble.plan.hop import Hop, set_hops
+from debubble.plan.option import Idea
+from debubble.plan.overlap import measure_slowdown, say_slowdown
+from debubble.schedules import Order, state_schedule
+from debubble.simulate.communication import Communication, usual_communication
+from debubble.timeline.model import Timeline
+from debubble.units import counted, parse_rate
+
+_HOP = re.compile(r"([0-9]+):([0-9]+)=(.+)")
+_NUMBER = re.compile(r"([0-9]*\.?[0-9]+)(x?)")
+# Beyond this nobody would believe a line through what was measured.
+_MOST_TOKENS = 1000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What was typed; None where nothing was."""
+
+    microbatches: int | None
+    hold: str | None
+    schedule: str | None
+    chunks: int | None
+    split: str | None
+    overlap: str | None
+    hops: tuple[str, ...]
+    tokens: str | None
+    tokens_measured: int | None
+    also_tokens: int | None
+    layers: str | None
+    schedule_measured: str | None
+    memory_limit: str | None
+
+    def measured_tokens(self, baseline: Baseline) -> float | None:
+        """Return the tokens of a microbatch as it is, where that was said of either run."""
+        if self.tokens_measured is not None:
+            return float(self.tokens_measured)
+        if self.also_tokens is not None and baseline.pooled is not None:
+            return self.also_tokens / baseline.pooled.token_ratio
+        return None
+
+
+def what_to_ask(baseline: Baseline, timeline: Timeline, said: Said) -> Idea:
+    """Make a change of what was said; what is as it was already is no change."""
+    order = None if said.schedule is None else _order_of_file(baseline, said)
+    schedule = said.schedule or baseline.schedule
+    chunks, microbatches = said.chunks, said.microbatches
+    if order is None and schedule == baseline.schedule:
+        chunks = chunks or baseline.source.chunks
+    same_order = (schedule, chunks) == (baseline.schedule, baseline.source.chunks)
+    if order is not None:
+        microbatches = 1 + max(action.microbatch for actions in order for action in actions)
+    if said.hold is not None and microbatches is None:
+        raise UsageError(
+            "--hold says something of --microbatches only", hint="add --microbatches N"
+        )
+    if microbatches == baseline.source.microbatches:
+        microbatches = None
+    if microbatches is not None:
+        if microbatches < 1:
+            raise UsageError(f"{microbatches} microbatches make no step", hint="give 1 or more")
+        _refuse_too_many(baseline, microbatches, chunks or 1)
+    change = Change(
+        split=None if said.split is None else _split(baseline, said.split),
+        microbatches=microbatches,
+        hold="batch" if said.hold == "batch" and microbatches else "microbatch",
+        schedule=None if same_order else schedule,
+        order=order,
+        chunks=None if same_order else chunks,
+        overlap=True if _overlaps(said.overlap, schedule) else None,
+        token_scale=token_scale(said, baseline),
+    )
+    _refuse_other_kind(baseline, baseline.what_if(change).order)
+    idea = Idea(lever="asked", change=change)
+    if change.overlap:
+        slowdown = measure_slowdown(timeline, baseline)
+        idea = Idea(
+            lever="asked",
+            change=change,
+            slowdown=slowdown or 1.0,
+            assumptions=(say_slowdown(slowdown),),
+        )
+    rates = dict(_hop(text) for text in said.hops)
+    return set_hops(baseline, idea, rates) if rates else idea
+
+
+def token_scale(said: Said, baseline: Baseline | None) -> float | None:
+    """Return how many times as many tokens are asked for; None for as many as there are."""
+    if said.tokens is None:
+        return None
+    read = _NUMBER.fullmatch(said.tokens.strip())
+    if read is None or float(read[1]) <= 0:
+        raise UsageError(f"{said.tokens!r} is no number of tokens", hint="write it as 2048, or 2x")
+    scale = float(read[1])
+    if not read[2]:
+        if said.tokens_measured is None and said.also_tokens is None:
+            raise UsageError(
+                "how many tokens a microbatch has as it is cannot be told",
+                hint="add --tokens-measured N, or ask for times as many: --tokens 2x",
+            )
+        measured = said.tokens_measured if baseline is None else said.measured_tokens(baseline)
+        if measured is None:
+            if baseline is None:
+                return None
+            raise UsageError("--also-tokens is about --also", hint="add --tokens-measured N")
+        scale /= measured
+    if not 1 / _MOST_TOKENS <= scale <= _MOST_TOKENS:
+        raise UsageError(
+            f"{scale:.3g} times as many tokens cannot be foretold from this run",
+            hint="a run of about that length can tell",
+        )
+    return None if scale == 1.0 else scale
+
+
+def _split(baseline: Baseline, text: str) -> tuple[int, ...] | None:
+    split, known = parse_layers(text), baseline.source.split
+    if known is not None and sum(split) != sum(known):
+        now = ",".join(map(str, known))
+        raise UsageError(
+            f"the split {text} has {sum(split)} layers, the model has {sum(known)}",
+            hint=f"now it is {now}",
+        )
+    return None if split == known else split
+
+
+def _order_of_file(baseline: Baseline, said: Said) -> Order | None:
+    statement = state_schedule(said.schedule or "", said.chunks)
+    if statement.order is None:
+        return None
+    written = 1 + max(action.microbatch for actions in statement.order for action in actions)
+    microbatches = written if said.microbatches is None else said.microbatches
+    return statement.order_for(len(baseline.ranks), microbatches, 1)
+
+
+def _refuse_too_many(baseline: Baseline, microbatches: int, chunks: int) -> None:
+    if len(baseline.ranks) * microbatches * chunks > MOST_PASSES:
+        raise UsageError(
+            f"{counted(microbatches, 'microbatch', 'microbatches')} are more than can be simulated",
+            hint=f"ranks x chunks x microbatches may be {MOST_PASSES:,}",
+        )
+
+
+def _refuse_other_kind(baseline: Baseline, order: Order) -> None:
+    trains, would = _trains(baseline.order), _trains(order)
+    if trains != would:
+        kinds = "trains", "has forward passes alone"
+        raise UsageError(
+            f"the run {kinds[not trains]}, and this schedule {kinds[not would]}",
+            hint="ask for a schedule of the same kind",
+        )
+
+
+def _trains(order: Order) -> bool:
+    return any(action.kind != "F" for actions in order for action in actions)
+
+
+def _overlaps(overlap: str | None, schedule: str) -> bool:
+    """Tell whether overlap is asked for, of a schedule that has none."""
+    waits = usual_communication(schedule) in {Communication.FUSED, Communication.POSTED}
+    if overlap is not None and not waits:
+        raise UsageError(
+            f"torch's runtime always lets transfers of {schedule} run beside compute",
+            hint="--overlap is for 1f1b, gpipe and forward-only",
+        )
+    return overlap == "on"
+
+
+def _hop(text: str) -> tuple[Hop, float]:
+    read = _HOP.fullmatch(text.strip())
+    if read is None:
+        raise UsageError(f"{text!r} is no hop", hint="write it as 2:3=5GB/s, ranks and rate")
+    return (int(read[1]), int(read[2])), parse_rate(read[3])

@@ -1,0 +1,160 @@
+"""A baseline and one change in → the changed run: its numbers, its interval, a draw of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from debubble.plan.baseline import Baseline, stages_of
+from debubble.plan.change import Change
+from debubble.plan.option import Idea, Option, foretell, weigh
+from debubble.schedules import Order
+from debubble.simulate.as_timeline import as_timeline
+from debubble.simulate.communication import Communication
+from debubble.simulate.events import NEVER_NS
+from debubble.simulate.ideal import ideal_bubble
+from debubble.simulate.predict import Prediction
+from debubble.simulate.program import Times
+from debubble.simulate.theory import bubble_fraction
+from debubble.timeline.model import F64, I64, PassKind, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One what-if, answered."""
+
+    baseline: Baseline
+    option: Option
+    found: Prediction
+    order: Order
+    communication: Communication
+    correction: float
+    """What the simulated times were multiplied by."""
+
+    @property
+    def change(self) -> Change:
+        """What was asked; without anything, the run itself."""
+        return self.option.change
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the run was simulated as it is."""
+        return self.option.lever == _NOTHING
+
+    @property
+    def microbatches(self) -> int:
+        """How many a step has."""
+        return 1 + max(action.microbatch for actions in self.order for action in actions)
+
+    @property
+    def stages(self) -> int:
+        """How many the model is cut into."""
+        return stages_of(self.order)
+
+    @property
+    def split(self) -> tuple[int, ...] | None:
+        """Layers of each stage; None where they are not known."""
+        return self.baseline.split_of(self.change, self.stages)
+
+    def theory(self) -> float | None:
+        """Return the formula's bubble; it is for one stage a rank."""
+        single = self.stages == len(self.order)
+        return bubble_fraction(len(self.order), self.microbatches) if single else None
+
+    def theory_of_schedule(self) -> float:
+        """Return the bubble of this order with equal stages and free transfers."""
+        lengths = self.pass_lengths_ns()
+        return ideal_bubble(self.order, {kind: float(one.mean()) for kind, one in lengths.items()})
+
+    def pass_lengths_ns(self) -> dict[str, F64]:
+        """Return what each kind of pass takes on each stage, on the mean."""
+        table = self.found.program.passes
+        took = _took(self.found.times).mean(axis=1) * self.correction
+        kinds = [kind for kind in PassKind if (table.kind == kind).any()]
+        return {
+            kind.name: np.array(
+                [_mean(took[(table.kind == kind) & (table.stage == s)]) for s in range(self.stages)]
+            )
+            for kind in kinds
+        }
+
+    def rank_bubbles(self) -> tuple[float, ...]:
+        """Return the share of the window that each rank waits, in the middle of all draws."""
+        windows = self.found.times.window_ns
+        return tuple(
+            float(np.median(1 - self._worked(place) / windows)) for place in range(len(self.order))
+        )
+
+    def longest_stage_bubble(self) -> float:
+        """Return the bubble against the longest single rank's span."""
+        times, places = self.found.times, self.found.program.passes.place
+        spans = np.stack(
+            [
+                times.pass_end[places == place].max(axis=0)
+                - times.pass_start[places == place].min(axis=0)
+                for place in range(len(self.order))
+            ]
+        )
+        worked = np.stack([self._worked(place) for place in range(len(self.order))])
+        longest = spans.argmax(axis=0)
+        draws = np.arange(spans.shape[1])
+        return float(np.median(1 - worked[longest, draws] / spans[longest, draws]))
+
+    def bubble_over_ideal(self) -> float:
+        """Return bubble time over ideal time."""
+        bubble = self.option.bubble_fraction
+        return bubble / (1 - bubble)
+
+    def draw(self) -> Timeline:
+        """Lay out the draw that is nearest to the middle of all."""
+        times = self.found.times
+        windows = times.window_ns
+        middle = int(np.abs(windows - np.median(windows)).argmin())
+        one = Times(
+            pass_start=self._corrected(times.pass_start[:, middle]),
+            pass_end=self._corrected(times.pass_end[:, middle]),
+            batch_start=self._corrected(times.batch_start[:, middle]),
+            batch_end=self._corrected(times.batch_end[:, middle]),
+        )
+        ranks = tuple(rank.rank for rank in self.baseline.ranks)
+        return as_timeline(replace(self.found.program, ranks=ranks), one)
+
+    def _worked(self, place: int) -> F64:
+        mine = self.found.program.passes.place == place
+        worked: F64 = _took(self.found.times)[mine].sum(axis=0) * self.baseline.source.busy_share
+        return worked
+
+    def _corrected(self, moments: I64) -> I64:
+        """Stretch times as the answer is; what never happened stays so."""
+        stretched = np.rint(moments * self.correction).astype(np.int64)
+        return np.where(moments <= NEVER_NS // 2, moments, stretched)
+
+
+_NOTHING = "nothing"
+
+
+def ask(baseline: Baseline, idea: Idea) -> Asked:
+    """Foretell one change; where nothing changes, show the simulation as it is, uncorrected."""
+    nothing = idea == replace(idea, change=Change(), slowdown=1.0, wire_scale={}, wire_ns={})
+    if nothing:
+        baseline = replace(baseline, correction=1.0)
+        idea = replace(idea, lever=_NOTHING)
+    found = foretell(baseline, idea)
+    what_if = baseline.what_if(idea.change)
+    return Asked(
+        baseline=baseline,
+        option=weigh(baseline, idea, found),
+        found=found,
+        order=what_if.order,
+        communication=what_if.communication,
+        correction=baseline.correction_for(idea.change),
+    )
+
+
+def _took(times: Times) -> I64:
+    return times.pass_end - times.pass_start
+
+
+def _mean(lengths: F64) -> float:
+    return float(lengths.mean()) if len(lengths) else 0.0

@@ -1,0 +1,234 @@
+"""`simulate TRACES`: what-ifs against what was measured, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from console import type_command
+
+from debubble.schedules import format_order, order_of
+
+TRAINING = "tests/data/h200/1f1b_p3_m7"
+FORWARD = "tests/data/h200/fwd_closed_m4"
+
+
+def simulate(words, folder):
+    return type_command(f"debubble simulate {words}", folder)
+
+
+def data_of(words, folder):
+    answer = simulate(f"{words} --json", folder)
+    assert answer.code == 0, answer.text
+    return json.loads(answer.text)
+
+
+def latency(data):
+    return data["numbers"]["batch_latency_s"]
+
+
+def inside(seconds, data):
+    low, high = data["interval"]["batch_latency_s"]
+    return low < seconds < high
+
+
+def test_a_run_as_it_is_is_simulated_and_held_against_itself(tmp_path):
+    data = data_of(TRAINING, tmp_path)
+    assert data["schema"] == "debubble.simulate/1"
+    assert data["given"]["change"] == {}
+    assert latency(data) == pytest.approx(data["measured"]["batch_latency_s"], rel=0.02)
+    assert data["numbers"]["bubble_fraction"] == pytest.approx(
+        data["measured"]["bubble_fraction"], abs=0.01
+    )
+    assert data["longest_stage_bubble"] > data["numbers"]["bubble_fraction"]
+    assert data["correction_fraction"] == 0
+    assert data["verdict"].startswith("Simulated as it is, a batch takes 18")
+
+
+def test_saying_what_is_so_already_changes_nothing(tmp_path):
+    plain = data_of(TRAINING, tmp_path)
+    words = "--schedule 1f1b --split 3,5,4 --microbatches 7 --overlap off --tokens 1x"
+    assert data_of(f"{TRAINING} {words}", tmp_path) == plain
+
+
+def test_several_changes_go_together(tmp_path):
+    words = "--split 4,4,4 --microbatches 14 --schedule zb-h1 --tokens-measured 1024"
+    data = data_of(f"{TRAINING} {words}", tmp_path)
+    assert data["given"]["change"] == {
+        "microbatches": 14, "hold": "microbatch", "split": [4, 4, 4], "schedule": "zb-h1",
+    }  # fmt: skip
+    assert data["given"]["split"] == [4, 4, 4]
+    assert data["theory"]["bubble_fraction"] == pytest.approx(2 / 16)
+    assert data["theory"]["schedule_bubble_fraction"] < 2 / 16
+    assert data["throughput_gain_fraction"] > 0.2
+    numbers = data["numbers"]
+    assert numbers["tokens_per_s"] == pytest.approx(1024 * numbers["microbatches_per_s"])
+    assert "I and W take half of B each, and 5 % more together" in data["assumptions"]
+
+
+def test_an_order_of_ones_own_is_the_schedule_that_it_spells(tmp_path):
+    (tmp_path / "mine.csv").write_text(format_order(order_of("zb-h1", 3, 7)), "utf-8")
+    mine = data_of(f"{TRAINING} --schedule mine.csv", tmp_path)
+    named = data_of(f"{TRAINING} --schedule zb-h1", tmp_path)
+    assert mine["given"]["schedule"] == "mine.csv"
+    assert mine["numbers"] == named["numbers"]
+    (tmp_path / "more.csv").write_text(format_order(order_of("zb-h1", 3, 9)), "utf-8")
+    more = data_of(f"{TRAINING} --schedule more.csv", tmp_path)
+    assert more["given"]["change"]["microbatches"] == 9
+    (tmp_path / "wide.csv").write_text(format_order(order_of("zb-h1", 4, 7)), "utf-8")
+    refused = simulate(f"{TRAINING} --schedule wide.csv", tmp_path)
+    assert "the order is for 4 ranks" in refused.text
+
+
+def test_the_same_batch_in_more_microbatches_adds_to_gradients_more_often(tmp_path):
+    data = data_of(f"{TRAINING} --microbatches 14 --hold batch", tmp_path)
+    now = data_of(TRAINING, tmp_path)
+    half = data["given"]["passes"]["B"][1] / now["given"]["passes"]["B"][1]
+    assert 0.5 < half < 0.65
+    assert data["given"]["passes"]["F"][1] / now["given"]["passes"]["F"][1] == pytest.approx(
+        0.5, abs=0.02
+    )
+    assert "adding to gradients takes as long with any number of tokens" in data["assumptions"]
+
+
+def test_a_slow_hop_takes_longer_and_a_quick_one_does_not(tmp_path):
+    now = data_of(FORWARD, tmp_path)
+    slow = data_of(f"{FORWARD} --hop 1:2=800MB/s", tmp_path)
+    # Four messages of 8 MiB, 10.5 ms each, one after the other.
+    assert latency(slow) - latency(now) > 3 * 0.0104 - 4 * 0.0065
+    assert slow["given"]["change"] == {"hops": ["1:2=800MB/s"]}
+    quick = data_of(f"{FORWARD} --hop 0:1=100GB/s --hop 1:2=100GB/s --hop 2:3=100GB/s", tmp_path)
+    assert latency(quick) < latency(now)
+
+
+def test_memory_over_the_limit_is_said(tmp_path):
+    answer = simulate(f"{TRAINING} --split 2,8,2 --memory-limit 4GiB", tmp_path)
+    assert "Rank 1 does not fit: " in answer.text
+    assert (
+        data_of(f"{TRAINING} --split 2,8,2 --memory-limit 4GiB", tmp_path)["fits_memory"] is False
+    )
+
+
+def test_a_drawing_is_as_long_as_the_answer(tmp_path):
+    answer = simulate(f"{FORWARD} --microbatches 2 --timeline", tmp_path)
+    assert "rank 3 ··" in answer.text
+    assert "next: " not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (f"{TRAINING} --split 5,5,5", "the split 5,5,5 has 15 layers, the model has 12"),
+        (f"{TRAINING} --split 6,6", "the split is for 2 stages, the run would have 3"),
+        (f"{TRAINING} --split a,b", "'a,b' is no split"),
+        (f"{TRAINING} --hop 0:2=5GB/s", "no message goes from rank 0 to rank 2"),
+        (f"{TRAINING} --hop 0:1=5apples", "'5apples' is no rate"),
+        (f"{TRAINING} --hop 0:1=0GB/s", "'0GB/s' is no rate"),
+        (f"{TRAINING} --hop 0-1", "'0-1' is no hop"),
+        (f"{FORWARD} --hop 1:0=5GB/s", "no message goes from rank 1 to rank 0"),
+        (f"{TRAINING} --tokens 2048", "how many tokens a microbatch has as it is cannot be told"),
+        (f"{TRAINING} --tokens none", "'none' is no number of tokens"),
+        (f"{TRAINING} --tokens 0x", "'0x' is no number of tokens"),
+        (f"{TRAINING} --tokens 5000x", "5e+03 times as many tokens cannot be foretold"),
+        (f"{TRAINING} --tokens 9 --also-tokens 9", "--also-tokens is about --also"),
+        (f"{TRAINING} --schedule zb-h1 --overlap on", "transfers of zb-h1 run beside compute"),
+        (f"{TRAINING} --schedule nothing", "no schedule is called 'nothing'"),
+        (f"{TRAINING} --schedule forward-only", "the run trains, and this schedule has forward"),
+        (
+            f"{FORWARD} --schedule 1f1b",
+            "the run has forward passes alone, and this schedule trains",
+        ),
+        (f"{TRAINING} --chunks 2", "1f1b needs 1 chunk a rank, not 2"),
+        (f"{TRAINING} --hold batch", "--hold says something of --microbatches only"),
+        (f"{TRAINING} --microbatches 0", "0 microbatches make no step"),
+        (f"{TRAINING} --microbatches 99999999", "are more than can be simulated"),
+        (f"{TRAINING} --layers 4,4", "2 stages have layers, and the run has 3 stages"),
+        (f"{TRAINING} --also {FORWARD}", "the runs have 3 and 4 ranks in a pipeline"),
+        (f"{TRAINING} --forward 5ms", "--forward is for simulating without traces"),
+        (f"{TRAINING} --stages 4", "--stages is for simulating without traces"),
+        ("--split 4,4", "--split is about a measured run, and no traces are given"),
+        ("--hop 1:2=3GB/s --stages 4", "--hop is about a measured run"),
+        (f"{TRAINING} --pipeline 7", "there is no pipeline 7"),
+        (f"{TRAINING} --json --timeline", "--timeline draws for people"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_with_a_hint(words, complaint, tmp_path):
+    answer = simulate(words, tmp_path)
+    assert answer.code == 2
+    assert complaint in answer.text
+    assert "hint: " in answer.text
+
+
+def window(folder, name, tmp_path):
+    return data_of(folder / name, tmp_path)["measured"]
+
+
+@pytest.mark.parametrize(
+    ("before", "words", "after"),
+    [
+        ("1f1b_m8", "--split 3,3,3,7", "1f1b_m8_split3337"),
+        ("1f1b_m8_split3337", "--split 4,4,4,4", "1f1b_m8"),
+        ("1f1b_m8", "--schedule gpipe", "gpipe_m8"),
+        ("1f1b_m8", "--schedule zbv", "zbv_m8"),
+        ("fwd_closed_m4", "--microbatches 8", "fwd_closed_m8"),
+        ("1f1b_m8", "--hop 2:3=1.3GB/s", "1f1b_m8_slow23"),
+        ("fwd_closed_m8", "--hop 1:2=1.3GB/s", "fwd_closed_m8_slow12"),
+        ("1f1b_m8_slow23", "--hop 2:3=5.5GB/s", "1f1b_m8"),
+    ],
+)
+def test_a_change_that_was_run_lies_in_the_interval(before, words, after, recorded_data, tmp_path):
+    truth = window(recorded_data, after, tmp_path)
+    data = data_of(f"{recorded_data / before} {words}", tmp_path)
+    assert inside(truth["batch_latency_s"], data)
+    assert latency(data) == pytest.approx(truth["batch_latency_s"], rel=0.08)
+    if "hop" not in words:
+        assert data["numbers"]["peak_memory_bytes"] == pytest.approx(
+            truth["peak_memory_bytes"], rel=0.06
+        )
+
+
+def test_a_slow_hop_put_right_gives_back_most_of_what_it_cost(recorded_data, tmp_path):
+    slow = recorded_data / "fwd_closed_m8_slow12"
+    healthy = window(recorded_data, "fwd_closed_m8", tmp_path)["batch_latency_s"]
+    data = data_of(f"{slow} --hop 1:2=5.5GB/s", tmp_path)
+    assert data["measured"]["batch_latency_s"] > 1.2 * healthy
+    assert latency(data) == pytest.approx(healthy, rel=0.1)
+    kept = data_of(f"{slow} --microbatches 4", tmp_path)
+    assert any(said.startswith("the hop 1:2 stays ") for said in kept["assumptions"])
+
+
+LONG, SHORT = "fwd_closed_m8", "fwd_closed_m8_t512"
+
+
+@pytest.mark.parametrize(
+    ("one", "tokens", "other", "other_tokens"), [(LONG, 1024, SHORT, 512), (SHORT, 512, LONG, 1024)]
+)
+def test_two_lengths_tell_each_other_and_all_between(
+    one, tokens, other, other_tokens, recorded_data, tmp_path
+):
+    def at(count):
+        words = f"{recorded_data / one} --also {recorded_data / other} --tokens-measured {tokens}"
+        return latency(data_of(f"{words} --tokens {count}", tmp_path))
+
+    own = window(recorded_data, one, tmp_path)["batch_latency_s"]
+    there = window(recorded_data, other, tmp_path)["batch_latency_s"]
+    assert at(other_tokens) == pytest.approx(there, rel=0.07)
+    assert min(own, there) < at(768) < max(own, there)
+    longer = [at(count) for count in (256, 512, 768, 1024, 2048)]
+    assert longer == sorted(longer)
+    assert longer[-1] / longer[-2] == pytest.approx(1.93, abs=0.06)
+
+
+def test_the_tokens_of_either_run_will_do(recorded_data, tmp_path):
+    words = f"{recorded_data / LONG} --also {recorded_data / SHORT} --tokens 512"
+    by_own = data_of(f"{words} --tokens-measured 1024", tmp_path)
+    by_other = data_of(f"{words} --also-tokens 512", tmp_path)
+    assert by_own == by_other
+    assert by_own["given"]["tokens"] == 512
+
+
+def test_two_numbers_of_microbatches_make_memory_exact(recorded_data, tmp_path):
+    words = f"{recorded_data / 'fwd_closed_m4'} --microbatches 8"
+    truth = window(recorded_data, "fwd_closed_m8", tmp_path)["peak_memory_bytes"]
+    both = data_of(f"{words} --also {recorded_data / 'fwd_closed_m8'}", tmp_path)
+    assert both["numbers"]["peak_memory_bytes"] == pytest.approx(truth, rel=0.001)

@@ -1,0 +1,108 @@
+"""Two runs as one: what they add to each other, where they contradict, and who is a stranger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from making import H200
+
+from debubble.errors import Code, UsageError
+from debubble.simulate.pooled import pool_sources
+from debubble.simulate.source import measure_source
+from debubble.timeline.build import build_run
+from debubble.timeline.figures import measure_pipeline
+from debubble.trace.run import find_run, read_run
+
+
+def source_of(folder):
+    timeline = build_run(read_run(find_run([str(folder)])))
+    return measure_source(timeline, measure_pipeline(timeline, 0))
+
+
+@pytest.fixture(scope="module")
+def run():
+    return source_of(H200 / "1f1b_p2_m4")
+
+
+def with_passes(source, factor, only=None):
+    base = {
+        one: log + (np.log(factor) if only is None or one[0] == only else 0.0)
+        for one, log in source.passes.base.items()
+    }
+    return replace(source, passes=replace(source.passes, base=base))
+
+
+def with_messages(source, factor):
+    return replace(
+        source,
+        wires=replace(source.wires, message_bytes=round(source.wires.message_bytes * factor)),
+    )
+
+
+def test_a_run_and_itself_are_that_run_with_twice_the_sample(run):
+    pooled = pool_sources(run, run)
+    assert pooled.same_tokens
+    assert pooled.gaps == ()
+    assert pooled.source.passes.base == pytest.approx(run.passes.base)
+    assert len(pooled.source.passes.residuals) == 2 * len(run.passes.residuals)
+    assert len(pooled.source.wires.one_way) == 2 * len(run.wires.one_way)
+
+
+def test_costs_that_contradict_each_other_are_named_with_their_figure(run):
+    gaps = pool_sources(run, with_passes(run, 1.5, only=0)).gaps
+    assert [gap.code for gap in gaps] == [Code.COSTS_DIFFER]
+    assert gaps[0].message.startswith("F takes 1.50 times as long a layer")
+
+
+def test_costs_within_their_spread_are_no_contradiction(run):
+    assert pool_sources(run, with_passes(run, 1.01)).gaps == ()
+
+
+def test_messages_tell_how_many_tokens_the_other_run_has(run):
+    pooled = pool_sources(run, with_messages(with_passes(run, 1.8), 2))
+    assert pooled.token_ratio == 2
+    assert not pooled.same_tokens
+    growth = pooled.source.passes.growth[0, False]
+    assert growth.times(2) == pytest.approx(1.8)
+    assert growth.times(4) == pytest.approx(3.4)
+
+
+def test_tokens_that_are_stated_must_agree_with_the_messages(run):
+    with pytest.raises(UsageError, match="4 times as many tokens, but its messages are 2 times"):
+        pool_sources(run, with_messages(run, 2), stated_ratio=4.0)
+
+
+def test_without_sizes_of_messages_tokens_must_be_stated(run):
+    nameless = replace(run, wires=replace(run.wires, message_bytes=-1))
+    assert pool_sources(run, with_passes(nameless, 1.8), stated_ratio=2.0).token_ratio == 2.0
+    with pytest.raises(UsageError, match="do not tell how many tokens"):
+        pool_sources(run, nameless)
+
+
+def test_another_model_is_refused(run):
+    with pytest.raises(UsageError, match="layers of the two runs: 16 and 17"):
+        pool_sources(run, replace(run, split=(8, 9)))
+    with pytest.raises(UsageError, match="2 and 4 ranks"):
+        pool_sources(run, source_of(H200 / "fwd_closed_m4"))
+
+
+def test_slopes_are_brought_together_without_changing_what_was_seen(run):
+    flat = replace(run, passes=run.passes.with_slope(0.0))
+    steep = replace(run, passes=run.passes.with_slope(0.1))
+    joined = pool_sources(flat, steep)
+    assert joined.gaps == ()
+    assert joined.source.passes.slope == 0.1
+    assert joined.source.passes.base == pytest.approx(steep.passes.base)
+
+
+def test_messages_between_two_measured_sizes_lie_between_them(run):
+    small = replace(run.wires, one_way=np.array([1.0, 1.0, 9.0]))
+    large = replace(run.wires, one_way=np.array([2.0, 2.0, 10.0]))
+    both = replace(small, other=(2.0, large))
+    between = both.of_size(1.5).one_way
+    assert (between.min(), between.max()) == (1.5, 9.5)
+    assert both.of_size(4).one_way.max() == pytest.approx(20)
+    assert both.of_size(0.5).one_way.max() == pytest.approx(4.5)
+    assert small.of_size(3).one_way.tolist() == [3, 3, 27]
