@@ -276,7 +276,7 @@ ALONE = """
 import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"click", "fsspec", "isal", "msgspec", "numpy", "rich"}:
+        if name.split(".")[0] in {"click", "fsspec", "isal", "msgspec", "rich"}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Blocked())
 import debubble

@@ -107,6 +107,15 @@ class CaptureFiles:
             self.folder.rmdir()
 
 
+def list_captures(out: Path) -> list[Path]:
+    """Return the folders of captures that hold a trace, oldest first."""
+    return sorted(
+        folder
+        for folder in out.iterdir()
+        if _CAPTURE_NAME.match(folder.name) and any(folder.glob("rank*.json.gz"))
+    )
+
+
 def keep_newest(out: Path, rank: int, keep: int) -> None:
     """Remove this rank's files from all captures but the newest, and what a killed job left."""
     captures = sorted(folder for folder in out.iterdir() if _CAPTURE_NAME.match(folder.name))

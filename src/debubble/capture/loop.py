@@ -46,8 +46,13 @@ def capture(  # noqa: PLR0913 (one argument a setting)
         context_lengths=None if context_lengths is None else tuple(context_lengths),
         split=None if split is None else tuple(split),
     )
+    return begin(settings, pipeline)
+
+
+def begin(settings: Settings, pipeline: Any) -> Session:
+    """Return a capture that is to be entered; here torch is needed for the first time."""
     try:
-        from debubble.capture.session import Session  # noqa: PLC0415 (only here is torch needed)
+        from debubble.capture.session import Session  # noqa: PLC0415 (imports torch)
     except ImportError as error:
         raise MissingExtra(
             f"a capture needs torch with its profiler: {error}",
