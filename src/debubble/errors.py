@@ -9,6 +9,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 │   └── TraceTooLarge    it inflates beyond the limits
 ├── NoPipeline           traces without a pipeline in them
 ├── NoSplitFits          the layers do not fit the stages' memory, however they are split
+├── CaptureError         a job or a server could not be captured
 └── DemoError            the demo's own pipeline failed
 """
 
@@ -74,6 +75,10 @@ class NoPipeline(DebubbleError):
 
 class NoSplitFits(DebubbleError):
     """The layers do not fit the stages' memory, however they are split."""
+
+
+class CaptureError(DebubbleError):
+    """A job or a server could not be captured."""
 
 
 class DemoError(DebubbleError):

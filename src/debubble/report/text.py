@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 # Figures stand under each other when right-aligned; words when left-aligned.
 _WORDS = frozenset(
     {
+        "capture",
         "cause",
+        "trace",
+        "traces",
         "with",
         "waited for most",
         "rank",

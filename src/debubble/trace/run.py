@@ -23,6 +23,7 @@ from debubble.trace.columns import Operation, RankTrace
 from debubble.trace.files import expand
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
 from debubble.trace.kineto import read_kineto
+from debubble.trace.sidecar import is_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source, is_url, local_copy
 from debubble.units import counted
 
@@ -80,6 +81,8 @@ def find_run(
     files, named = expand(places)
     traces, left_alone, gaps = [], [], []
     for file in files:
+        if is_sidecar(file) and len(files) > 1:
+            continue
         try:
             known = recognise(file, limits)
         except TraceError as error:

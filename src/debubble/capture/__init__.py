@@ -1,0 +1,28 @@
+"""A running job in → trace files out. Needs torch and the standard library alone.
+
+The package is itself the function: `with debubble.capture(schedule): …`.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from debubble.capture.loop import capture, step
+
+if TYPE_CHECKING:
+    from debubble.capture.session import Session
+
+__all__ = ["capture", "step"]
+
+
+class _CallablePackage(ModuleType):
+    """`debubble.capture` names the package as soon as it is imported: calling it must work too."""
+
+    def __call__(self, *given: Any, **settings: Any) -> Session:
+        """Begin a capture; see `debubble.capture.loop.capture`."""
+        return capture(*given, **settings)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -1,0 +1,141 @@
+"""The files of captures: a folder each, a trace and a sidecar a rank, never half a file."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from debubble.errors import CaptureError
+
+# The job's start in UTC and the step: sorted by name is sorted by age.
+_CAPTURE_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")
+_DIGITS = 9
+
+# Traces shrink 10 to 25 times at any level; the job stands still meanwhile.
+_GZIP_LEVEL = 3
+_CLOSING_BRACKETS = (b"}", b"]")
+
+
+def capture_name(started: str, step: int) -> str:
+    """Name a capture by the job's start and the first profiled step."""
+    return f"{started}-step{step:0{_DIGITS}}"
+
+
+def prepare_out(out: Path) -> None:
+    """Make the folder; refuse one that cannot be written while the job has not begun."""
+    probe = out / f".debubble-{os.getpid()}.partial"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise CaptureError(
+            f"captures cannot be written there: {error.strerror}",
+            file=str(out),
+            hint="give out= a folder that this process may write to",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureFiles:
+    """What one rank writes of one capture."""
+
+    out: Path
+    name: str
+    rank: int
+
+    @property
+    def folder(self) -> Path:
+        """The capture's own folder, shared by its ranks."""
+        return self.out / self.name
+
+    @property
+    def trace(self) -> Path:
+        """What the profiler saw."""
+        return self.folder / f"rank{self.rank}.json.gz"
+
+    @property
+    def sidecar(self) -> Path:
+        """What the profiler cannot see."""
+        return self.folder / f"rank{self.rank}.debubble.json"
+
+    @contextmanager
+    def replacing(self, file: Path) -> Iterator[Path]:
+        """Give a hidden name beside the file to write to; rename it once all is on disk."""
+        partial = file.with_name(f".{file.name}.partial")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            yield partial
+            with partial.open("rb") as written:
+                os.fsync(written.fileno())
+            partial.replace(file)
+        finally:
+            self._clear(partial)
+
+    def export(self, write: Callable[[Path], None]) -> None:
+        """Have a plain trace written, and put it into place packed; refuse one without an end."""
+        if self.trace.exists():
+            raise CaptureError(
+                "another job captures the same step into the same folder",
+                file=str(self.trace),
+                hint="give every job an out= of its own",
+            )
+        with self.replacing(self.trace) as partial:
+            plain = partial.with_name(f"{partial.name}.json")
+            write(plain)
+            if not _ends(plain):
+                raise CaptureError(
+                    "the profiler could not write the whole trace",
+                    file=str(self.trace),
+                    hint="look whether the disk is full",
+                )
+            with plain.open("rb") as source, gzip.open(partial, "wb", _GZIP_LEVEL) as packed:
+                shutil.copyfileobj(source, packed, length=1 << 20)
+
+    def _clear(self, partial: Path) -> None:
+        """Leave neither a part of a file nor an empty folder."""
+        with suppress(OSError):
+            for rest in self.folder.glob(f"{partial.name}*"):
+                rest.unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
+
+
+def list_captures(out: Path) -> list[Path]:
+    """Return the folders of captures that hold a trace, oldest first."""
+    return sorted(
+        folder
+        for folder in out.iterdir()
+        if _CAPTURE_NAME.match(folder.name) and any(folder.glob("rank*.json.gz"))
+    )
+
+
+def keep_newest(out: Path, rank: int, keep: int) -> None:
+    """Remove this rank's files from all captures but the newest, and what a killed job left."""
+    captures = sorted(folder for folder in out.iterdir() if _CAPTURE_NAME.match(folder.name))
+    complete = [folder for folder in captures if (folder / f"rank{rank}.json.gz").exists()]
+    newest = set(complete[-keep:])
+    for folder in captures:
+        if folder in newest:
+            continue
+        for pattern in (f"rank{rank}.*", f".rank{rank}.*"):
+            for file in folder.glob(pattern):
+                file.unlink(missing_ok=True)
+        with suppress(OSError):  # other ranks' files are still there
+            folder.rmdir()
+
+
+def _ends(plain: Path) -> bool:
+    """Tell whether a JSON file has its last bracket: the profiler tells of no failed write."""
+    try:
+        with plain.open("rb") as trace:
+            trace.seek(-min(64, plain.stat().st_size), os.SEEK_END)
+            return trace.read().rstrip().endswith(_CLOSING_BRACKETS)
+    except OSError:
+        return False

@@ -1,0 +1,54 @@
+"""Python runs this at its start where `debubble capture -- COMMAND` put it on the path.
+
+It makes the job capture itself, and gets out of the way: the environment's own sitecustomize is run
+as ever, and a job that cannot be captured runs as if nothing had been asked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+_PACKAGE = _HERE.parents[1]
+
+
+def _load_debubble() -> None:
+    """Load the debubble that started the job, and nothing else that is installed beside it."""
+    if "debubble" in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(
+        "debubble", _PACKAGE / "__init__.py", submodule_search_locations=[str(_PACKAGE)]
+    )
+    if spec is None or spec.loader is None:
+        return
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["debubble"] = package
+    spec.loader.exec_module(package)
+
+
+def _run_the_one_that_was_here() -> None:
+    sys.path[:] = [place for place in sys.path if not _is_here(place)]
+    mine = sys.modules.pop("sitecustomize", None)
+    with suppress(ImportError):
+        importlib.import_module("sitecustomize")
+    if mine is not None:
+        sys.modules.setdefault("sitecustomize", mine)
+
+
+def _is_here(place: str) -> bool:
+    try:
+        return bool(place) and Path(place).resolve() == _HERE
+    except OSError:
+        return False
+
+
+_run_the_one_that_was_here()
+try:
+    _load_debubble()
+    importlib.import_module("debubble.capture.hooks").install()
+except Exception as _error:  # noqa: BLE001 (whatever it is, the job must run)
+    sys.stderr.write(f"debubble: this process is not captured: {_error}\n")

@@ -1,0 +1,126 @@
+"""Stages in → their passes named in the trace, where the schedule names none itself.
+
+`PP:{stage}{F|B|I|W}{microbatch}`, as torch's runtime schedules write it. `Schedule1F1B` and other
+hand-written loops name nothing; schedules that do are left alone, told by their own code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from types import CodeType, FrameType
+from typing import Any
+
+from torch.profiler import record_function
+
+from debubble.capture.pipeline import Pipeline
+
+# Where a schedule of torch runs its microbatches; a pass is called from there or a little below.
+_LOOP = "_step_microbatches"
+_FRAMES_BELOW_LOOP = 8
+
+
+@dataclass(slots=True)
+class Labels:
+    """Whether any pass had to be named."""
+
+    added: int = 0
+
+
+@contextmanager
+def label_passes(pipeline: Pipeline) -> Iterator[Labels]:
+    """Name each pass of the stages while the context lasts; everything is as before afterwards."""
+    labels = Labels()
+    with ExitStack() as undo:
+        for stage in pipeline.stages:
+            _label_stage(stage, labels, undo)
+        if hasattr(pipeline.schedule, "_maybe_compute_loss"):
+            _label_loss(pipeline.schedule, labels, undo)
+        yield labels
+
+
+def _label_stage(stage: Any, labels: Labels, undo: ExitStack) -> None:
+    index = int(stage.stage_index)
+
+    def name_forward(microbatch: int, *_: Any, **__: Any) -> str:
+        return f"PP:{index}F{microbatch}"
+
+    def name_backward(
+        microbatch: int,
+        _loss: Any = None,
+        full_backward: bool = True,
+        *_: Any,
+        **__: Any,
+    ) -> str:
+        return f"PP:{index}{'B' if full_backward else 'I'}{microbatch}"
+
+    def name_weight(microbatch: int, *_: Any, **__: Any) -> str:
+        return f"PP:{index}W{microbatch}"
+
+    _wrap(stage, "forward_one_chunk", _first("fwd_chunk_id", name_forward), labels, undo)
+    _wrap(stage, "backward_one_chunk", _first("bwd_chunk_id", name_backward), labels, undo)
+    _wrap(stage, "backward_weight_one_chunk", _first("bwd_chunk_id", name_weight), labels, undo)
+
+
+def _label_loss(schedule: Any, labels: Labels, undo: ExitStack) -> None:
+    """Count the loss to the last stage's forward pass, which it is a part of."""
+
+    def name_loss(
+        stage: Any, _output: Any, _targets: Any, mb_index: int, *_: Any, **__: Any
+    ) -> str:
+        return f"PP:{int(stage.stage_index)}F{mb_index}" if stage.is_last else ""
+
+    _wrap(schedule, "_maybe_compute_loss", name_loss, labels, undo)
+
+
+def _first(keyword: str, name: Callable[..., str]) -> Callable[..., str]:
+    """Let the microbatch be given by its name as well as by its place."""
+
+    def named(*given: Any, **settings: Any) -> str:
+        if keyword in settings:
+            return name(settings.pop(keyword), *given, **settings)
+        return name(*given, **settings)
+
+    return named
+
+
+def _wrap(
+    owner: Any, method: str, name: Callable[..., str], labels: Labels, undo: ExitStack
+) -> None:
+    original = getattr(owner, method, None)
+    if original is None:
+        return
+
+    @wraps(original)
+    def labelled(*given: Any, **settings: Any) -> Any:
+        label = "" if _named_already(sys._getframe(1)) else name(*given, **settings)  # noqa: SLF001
+        if not label:
+            return original(*given, **settings)
+        labels.added += 1
+        with record_function(label):
+            return original(*given, **settings)
+
+    own = method in vars(owner)
+    setattr(owner, method, labelled)
+    undo.callback(setattr, owner, method, original) if own else undo.callback(
+        delattr, owner, method
+    )
+
+
+def _named_already(frame: FrameType | None) -> bool:
+    """Tell whether the loop that runs this pass puts it under a name of its own."""
+    for _ in range(_FRAMES_BELOW_LOOP):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == _LOOP:
+            return _records(frame.f_code)
+        frame = frame.f_back
+    return False
+
+
+def _records(code: CodeType) -> bool:
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return "record_function" in code.co_names or any(map(_records, inner))

@@ -1,0 +1,82 @@
+"""`debubble.capture` and `debubble.step`: what a training loop calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from debubble.capture.settings import DEFAULT_OUT, PROFILED_STEPS, WAIT_STEPS, Settings
+from debubble.errors import CaptureError, MissingExtra
+
+if TYPE_CHECKING:
+    from debubble.capture.session import Session
+
+_running: Session | None = None
+
+
+def capture(  # noqa: PLR0913 (one argument a setting)
+    pipeline: Any = None,
+    *,
+    every: int | None = None,
+    steps: int = PROFILED_STEPS,
+    wait: int = WAIT_STEPS,
+    out: str | os.PathLike[str] = DEFAULT_OUT,
+    keep: int | None = None,
+    tags: Mapping[str, str] | None = None,
+    tokens: int | None = None,
+    context_lengths: Sequence[int] | None = None,
+    split: Sequence[int] | None = None,
+) -> Session:
+    """Capture a few steps of the loop inside; call `debubble.step()` after each of them.
+
+    `pipeline` is a schedule or a stage of torch.distributed.pipelining, or several stages: its
+    passes are then named in the trace. After `wait` steps, `steps` are timed, `steps` profiled and
+    `steps` timed again; that every `every` steps, or once. All ranks must call it alike.
+    """
+    settings = Settings(
+        steps=steps,
+        every=every,
+        wait=wait,
+        out=Path(out),
+        keep=keep,
+        tags={str(key): str(value) for key, value in (tags or {}).items()},
+        tokens=tokens,
+        context_lengths=None if context_lengths is None else tuple(context_lengths),
+        split=None if split is None else tuple(split),
+    )
+    return begin(settings, pipeline)
+
+
+def begin(settings: Settings, pipeline: Any) -> Session:
+    """Return a capture that is to be entered; here torch is needed for the first time."""
+    try:
+        from debubble.capture.session import Session  # noqa: PLC0415 (imports torch)
+    except ImportError as error:
+        raise MissingExtra(
+            f"a capture needs torch with its profiler: {error}",
+            hint="pip install 'debubble[torch]'",
+        ) from error
+    return Session(settings, pipeline, on_enter=_begin, on_exit=_end)
+
+
+def step() -> None:
+    """Say that a step of the loop has ended. Outside a capture it does nothing."""
+    if _running is not None:
+        _running.step()
+
+
+def _begin(session: Session) -> None:
+    global _running  # noqa: PLW0603 (the profiler is one a process, so is this)
+    if _running is not None:
+        raise CaptureError(
+            "this process is inside a capture already",
+            hint="a process has one profiler: leave the first `with` before the second",
+        )
+    _running = session
+
+
+def _end() -> None:
+    global _running  # noqa: PLW0603
+    _running = None

@@ -1,0 +1,198 @@
+"""A serving engine's profiling routes in → its traces out, over HTTP with the standard library."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from debubble.errors import CaptureError, UsageError
+
+KINDS = ("vllm", "sglang")
+
+# The profiler's first start takes seconds on a GPU.
+START_PATIENCE_S = 120.0
+# Engines write all ranks' traces before they answer: minutes, for large models.
+STOP_PATIENCE_S = 900.0
+# How long a server that counts its own steps may take to come to their end and write them.
+STEPS_PATIENCE_S = 120.0
+_POLL_S = 0.5
+
+_ERROR_SHOWN = 300
+_HTTP_NOT_FOUND = 404
+
+_VLLM_CONFIG = json.dumps(
+    {
+        "profiler": "torch",
+        "torch_profiler_dir": "/absolute/folder",
+        "torch_profiler_with_stack": False,
+        "torch_profiler_record_shapes": True,
+        "torch_profiler_with_memory": True,
+    }
+)
+_CONFIGURE = {
+    "vllm": f"start it with: vllm serve … --profiler-config '{_VLLM_CONFIG}'",
+    "sglang": "is this SGLang's own address, not a router's? It has these routes by default",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOrder:
+    """Which server to profile, and for how long."""
+
+    url: str
+    kind: str
+    out: Path
+    seconds: float
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.url).scheme not in {"http", "https"}:
+            raise UsageError(f"{self.url!r} is no address", hint="such as http://127.0.0.1:8000")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"steps is {self.steps}", hint="give at least 1")
+        if self.steps is not None and self.kind == "vllm":
+            raise UsageError(
+                "vLLM's routes take no number of steps",
+                hint="give --seconds; or start it with max_iterations in its --profiler-config",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCapture:
+    """What the server left, as far as it can be seen from here."""
+
+    kind: str
+    url: str
+    files: tuple[Path, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long each answer may take."""
+
+    start_s: float = START_PATIENCE_S
+    stop_s: float = STOP_PATIENCE_S
+    steps_s: float = STEPS_PATIENCE_S
+
+
+def capture_server(
+    order: ServerOrder,
+    *,
+    patience: Patience = Patience(),  # noqa: B008 (frozen)
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> ServerCapture:
+    """Have a server profile itself; it is never left profiling, whatever happens here."""
+    earlier = set(_traces_in(order.out))
+    _post(order, "start_profile", _start_body(order), patience.start_s)
+    if order.steps is None:
+        try:
+            sleep(order.seconds)
+        finally:
+            _post(order, "stop_profile", None, patience.stop_s)
+        files = tuple(sorted(set(_traces_in(order.out)) - earlier))
+    else:
+        files = _await_traces(order, earlier, patience.steps_s, sleep, clock)
+    return ServerCapture(kind=order.kind, url=order.url, files=files, note=_note(order, files))
+
+
+def _start_body(order: ServerOrder) -> dict[str, Any] | None:
+    """Return what SGLang is told; vLLM was told at its start."""
+    if order.kind == "vllm":
+        return None
+    return {
+        "output_dir": str(order.out.resolve()),
+        "num_steps": order.steps,
+        "activities": ["CPU", "GPU"],
+        "record_shapes": True,
+        "with_stack": False,
+    }
+
+
+def _await_traces(
+    order: ServerOrder,
+    earlier: set[Path],
+    patience_s: float,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+) -> tuple[Path, ...]:
+    """Wait until the server has counted its steps and its files grow no more."""
+    deadline = clock() + patience_s
+    before: dict[Path, int] = {}
+    while clock() < deadline:
+        sizes = {file: file.stat().st_size for file in _traces_in(order.out) if file not in earlier}
+        if sizes and sizes == before:
+            return tuple(sorted(sizes))
+        before = sizes
+        sleep(_POLL_S)
+    return ()
+
+
+def _traces_in(folder: Path) -> list[Path]:
+    return [*folder.rglob("*.json.gz"), *folder.rglob("*.json")] if folder.is_dir() else []
+
+
+def _note(order: ServerOrder, files: tuple[Path, ...]) -> str:
+    if files:
+        return ""
+    if order.kind == "vllm":
+        return (
+            f"no traces came to {order.out}: they are in the server's torch_profiler_dir; "
+            "give that folder as --out where it is on this machine"
+        )
+    return (
+        f"no traces came to {order.out} on this machine: look there on the server's; "
+        "a server without requests counts no steps"
+    )
+
+
+def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_s: float) -> None:
+    url = f"{order.url.rstrip('/')}/{route}"
+    request = urllib.request.Request(  # noqa: S310 (http and https only, checked)
+        url,
+        data=b"" if body is None else json.dumps(body).encode(),
+        headers={} if body is None else {"Content-Type": "application/json"},
+        method="POST",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=patience_s) as answer:  # noqa: S310
+            answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _refusal(order, url, error) from error
+    except TimeoutError as error:
+        raise _too_late(url, patience_s) from error
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, TimeoutError):
+            raise _too_late(url, patience_s) from error
+        raise CaptureError(
+            f"{url}: {reason}", hint="look whether the server runs and the address is right"
+        ) from error
+
+
+def _refusal(order: ServerOrder, url: str, error: urllib.error.HTTPError) -> CaptureError:
+    if error.code == _HTTP_NOT_FOUND:
+        return CaptureError(
+            f"{url}: this server has no profiling routes", hint=_CONFIGURE[order.kind]
+        )
+    said = error.read(_ERROR_SHOWN).decode("utf-8", "replace").strip()
+    return CaptureError(
+        f"{url}: the server answered {error.code} {error.reason}" + (f": {said}" if said else ""),
+        hint="the server's own log says more; a profile that is under way must end first",
+    )
+
+
+def _too_late(url: str, patience_s: float) -> CaptureError:
+    return CaptureError(
+        f"{url}: no answer within {patience_s:g} s",
+        hint="it may still be writing its traces: look into its folder before you try again",
+    )

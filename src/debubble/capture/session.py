@@ -1,0 +1,228 @@
+"""One job's captures: sleep, time a few steps, profile a few, time a few again.
+
+The plan is a generator that says how many steps to sleep; between captures a step costs one
+comparison. Nothing that goes wrong in here may stop the job: it is logged, and the capture skipped.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import profiler as torch_profiler
+
+from debubble.capture.files import CaptureFiles, capture_name, keep_newest, prepare_out
+from debubble.capture.labels import label_passes
+from debubble.capture.pipeline import find_pipeline
+from debubble.capture.settings import PROFILER_WARMUP_STEPS, SETTLING_STEPS, Settings
+from debubble.capture.sidecar import Facts, Latencies, write_sidecar
+from debubble.capture.world import find_place
+from debubble.errors import CaptureError, DebubbleError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_log = logging.getLogger("debubble")
+
+Times = Generator[int, None, list[float]]
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """What the profiled steps gave."""
+
+    times: list[float] = field(default_factory=list)
+    labels: str | None = None
+
+
+class Session:
+    """What `debubble.capture` returns: enter it around the loop, and tell it each step."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        pipeline: Any,
+        *,
+        on_enter: Callable[[Session], None],
+        on_exit: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        _require_profiler()
+        self.settings = settings
+        self.pipeline = find_pipeline(pipeline)
+        self.problems: list[str] = []
+        """What went wrong, as it was logged."""
+        self._on_enter = on_enter
+        self._on_exit = on_exit
+        self._clock = clock
+        self._done = 0
+        self._wake_at = 0
+        self._plan = self._run()
+
+    def __enter__(self) -> Self:
+        prepare_out(self.settings.out)
+        self._on_enter(self)
+        self._wake_at = next(self._plan)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End a capture that is under way: what is not complete is not kept."""
+        self._plan.close()
+        self._wake_at = sys.maxsize
+        self._on_exit()
+
+    def step(self) -> None:
+        """Say that a step has ended."""
+        self._done += 1
+        if self._done >= self._wake_at:
+            self._wake_at = next(self._plan)
+
+    def _run(self) -> Generator[int]:
+        """Yield the numbers of the steps after which there is something to do."""
+        start = self.settings.wait
+        while True:
+            if start > self._done:
+                yield start
+            with self._surviving():
+                yield from self._capture()
+            if self.settings.every is None:
+                break
+            start += self.settings.every
+        while True:
+            yield sys.maxsize
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        try:
+            yield
+        except DebubbleError as error:
+            self._note(f"{error}; {error.hint}" if error.hint else str(error))
+        except Exception as error:  # noqa: BLE001 (a capture must never cost anybody a job)
+            self._note(f"{type(error).__name__}: {error}")
+
+    def _note(self, problem: str) -> None:
+        self.problems.append(problem)
+        _log.warning("debubble: no capture after step %d: %s", self._done, problem)
+
+    def _capture(self) -> Generator[int]:
+        latencies = Latencies()
+        latencies.before = yield from self._timed()
+        place = find_place()
+        first_step = self._done + PROFILER_WARMUP_STEPS
+        name = capture_name(place.started, first_step)
+        files = CaptureFiles(out=self.settings.out, name=name, rank=place.rank)
+        recorded = yield from self._profiled(files)
+        latencies.profiled = recorded.times
+        facts = Facts(
+            files=files,
+            world_size=place.world_size,
+            first_step=first_step,
+            labels=recorded.labels,
+            pipeline=self.pipeline,
+            settings=self.settings,
+            latencies=latencies,
+        )
+        write_sidecar(facts)  # now, should the job not live to see the steps after
+        if self.settings.keep is not None:
+            keep_newest(self.settings.out, place.rank, self.settings.keep)
+        yield self._done + SETTLING_STEPS
+        latencies.after = yield from self._timed()
+        if files.trace.exists():
+            write_sidecar(facts)
+
+    def _timed(self) -> Times:
+        """Time steps as they are, without the profiler."""
+        times: list[float] = []
+        _wait_for_device()
+        began = self._clock()
+        for left in reversed(range(self.settings.steps)):
+            yield self._done + 1
+            if not left:
+                _wait_for_device()
+            now = self._clock()
+            times.append(now - began)
+            began = now
+        return times
+
+    def _profiled(self, files: CaptureFiles) -> Generator[int, None, _Recorded]:
+        _refuse_a_second_profiler()
+        recorded = _Recorded()
+        profiler = _make_profiler(self.settings.steps)
+        with label_passes(self.pipeline) as labels:
+            profiler.start()
+            try:
+                yield self._done + PROFILER_WARMUP_STEPS
+                profiler.step()
+                _wait_for_device()
+                began = self._clock()
+                for left in reversed(range(self.settings.steps)):
+                    yield self._done + 1
+                    if not left:
+                        _wait_for_device()
+                    recorded.times.append(self._clock() - began)
+                    profiler.step()
+                    began = self._clock()
+            except GeneratorExit:
+                done = len(recorded.times)
+                self._note(f"the loop ended after {done} of {self.settings.steps} profiled steps")
+                raise
+            finally:
+                profiler.stop()
+        if self.pipeline.stages:
+            recorded.labels = "added" if labels.added else "own"
+        files.export(lambda plain: profiler.export_chrome_trace(str(plain)))
+        return recorded
+
+
+def _require_profiler() -> None:
+    if not torch_profiler.kineto_available():
+        raise CaptureError(
+            f"torch {torch.__version__} was built without its profiler",
+            hint="take a torch built with USE_KINETO=1, as those on PyPI are",
+        )
+
+
+def _refuse_a_second_profiler() -> None:
+    """Keep off where the job profiles itself: torch would end that profile without a word."""
+    if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
+        raise CaptureError(
+            "another profiler is at work in this process",
+            hint="the next capture is tried again in its turn",
+        )
+
+
+def _make_profiler(steps: int) -> torch_profiler.profile:
+    """Return a profiler with all that the analysis reads, and never with stacks."""
+    activities = [torch_profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch_profiler.ProfilerActivity.CUDA)
+    return torch_profiler.profile(
+        activities=activities,
+        record_shapes=True,
+        profile_memory=True,
+        with_stack=False,
+        schedule=torch_profiler.schedule(
+            wait=0, warmup=PROFILER_WARMUP_STEPS, active=steps, repeat=1
+        ),
+    )
+
+
+def _wait_for_device() -> None:
+    """Let the device come up to the host, so that what the host times has really happened."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,60 @@
+"""What a capture is asked to do, checked before the job has spent anything on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from debubble.errors import UsageError
+
+# The first steps connect the ranks, infer shapes, fill allocators and tune kernels.
+WAIT_STEPS = 10
+
+# Two steps are not representative; a trace of six is small.
+PROFILED_STEPS = 6
+
+# The profiler's first step pays for its set-up; torch keeps that step out of the trace.
+PROFILER_WARMUP_STEPS = 1
+
+# After the export the ranks have drifted apart: one step in which they find together again.
+SETTLING_STEPS = 1
+
+DEFAULT_OUT = Path("debubble-traces")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """When to capture, where to put it, and what the job itself cannot tell."""
+
+    steps: int = PROFILED_STEPS
+    every: int | None = None
+    """Steps from the start of one capture to the start of the next; None for a single capture."""
+    wait: int = WAIT_STEPS
+    """Steps before the first capture."""
+    out: Path = DEFAULT_OUT
+    keep: int | None = None
+    """How many captures stay in the folder; None for all."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    tokens: int | None = None
+    """Tokens of one step, over all microbatches."""
+    context_lengths: tuple[int, ...] | None = None
+    split: tuple[int, ...] | None = None
+    """Layers of each stage."""
+
+    def __post_init__(self) -> None:
+        for name, least in {"steps": 1, "wait": 0, "keep": 1, "tokens": 1}.items():
+            given = getattr(self, name)
+            if given is not None and given < least:
+                raise UsageError(f"{name} is {given}", hint=f"give at least {least}")
+        if self.every is not None and self.every < self.length:
+            raise UsageError(
+                f"every is {self.every}, but one capture takes {self.length} steps: "
+                f"{self.steps} timed before, {self.steps} profiled, {self.steps} timed after",
+                hint=f"give every={self.length} or more, or fewer steps",
+            )
+
+    @property
+    def length(self) -> int:
+        """Steps that one capture takes, those timed before and after it included."""
+        return 3 * self.steps + PROFILER_WARMUP_STEPS + SETTLING_STEPS

@@ -1,0 +1,101 @@
+"""`debubble capture`: traces of a job or of a serving engine, with the settings that count."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from debubble.capture.around import capture_command
+from debubble.capture.server import KINDS, ServerOrder, capture_server
+from debubble.capture.settings import DEFAULT_OUT, PROFILED_STEPS, WAIT_STEPS, Settings
+from debubble.cli.options import output_options, print_answer
+from debubble.errors import UsageError
+from debubble.report.capture import capture_json, capture_page, server_json, server_page
+
+# Long enough for a few hundred decode steps, short enough for the file to be read.
+_SERVER_SECONDS = 2.0
+
+
+@click.command("capture")
+@click.argument("command_words", metavar="-- COMMAND", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--steps", type=int, help=f"Steps to profile; {PROFILED_STEPS} of a job unless you say so."
+)
+@click.option("--every", type=int, metavar="N", help="Capture again every N steps; once without.")
+@click.option(
+    "--wait", type=int, default=WAIT_STEPS, show_default=True, help="Steps before the first."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=DEFAULT_OUT,
+    show_default=True,
+    help="Folder for the captures.",
+)
+@click.option("--keep", type=int, metavar="N", help="Keep the newest N captures; all without.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Noted in the sidecars.")
+@click.option("--server", metavar="URL", help="Capture a serving engine instead of a command.")
+@click.option("--kind", type=click.Choice(KINDS), help="Which engine the server is.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help=f"How long to profile a server; {_SERVER_SECONDS:g} unless you say so.",
+)
+@output_options
+def command(  # noqa: PLR0913 (one argument a flag)
+    *,
+    command_words: tuple[str, ...],
+    steps: int | None,
+    every: int | None,
+    wait: int,
+    out: Path,
+    keep: int | None,
+    tags: tuple[str, ...],
+    server: str | None,
+    kind: str | None,
+    seconds: float | None,
+    as_json: bool,
+    strict: bool,  # noqa: ARG001 (every verb takes it; here nothing is answered with warnings)
+    color: str,
+    quiet: bool,
+) -> None:
+    """Profile a few steps of COMMAND on all its ranks, or of a server; COMMAND stays as it is."""
+    next_command = "" if quiet else f"debubble find {shlex.quote(str(out))}"
+    if server is not None:
+        if command_words:
+            raise UsageError("both a server and a command", hint="give one of them")
+        if kind is None:
+            raise UsageError("--server needs --kind", hint=f"one of {', '.join(KINDS)}")
+        order = ServerOrder(
+            url=server, kind=kind, steps=steps, seconds=seconds or _SERVER_SECONDS, out=out
+        )
+        answer = capture_server(order)
+        page = server_page(answer, next_command)
+        print_answer(page, server_json(answer), as_json=as_json, color=color)
+        return
+    if not command_words:
+        raise UsageError(
+            "nothing to capture", hint="debubble capture -- torchrun …, or --server URL --kind vllm"
+        )
+    if kind is not None or seconds is not None:
+        raise UsageError("--kind and --seconds are for a server", hint="give --server URL too")
+    settings = Settings(
+        steps=PROFILED_STEPS if steps is None else steps,
+        every=every,
+        wait=wait,
+        out=out,
+        keep=keep,
+        tags=dict(_as_tag(tag) for tag in tags),
+    )
+    captures = capture_command(command_words, settings, output_to_stderr=as_json)
+    page = capture_page(captures, next_command)
+    print_answer(page, capture_json(captures), as_json=as_json, color=color)
+
+
+def _as_tag(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not (key and sign):
+        raise UsageError(f"{text!r} is no tag", hint="write it as --tag branch=main")
+    return key, value

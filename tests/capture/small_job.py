@@ -1,0 +1,85 @@
+"""A real two-stage gloo pipeline that trains a little: `small_job.py STORE RANK SETTINGS`."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, schedules
+
+import debubble
+
+RANKS = 2
+WIDTH = 48
+METHODS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+
+
+def build(settings, rank):
+    stages = []
+    chunks = settings.get("chunks", 1)
+    for stage in range(rank, RANKS * chunks, RANKS):
+        torch.manual_seed(stage)
+        model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+        stages.append(PipelineStage(model, stage, RANKS * chunks, torch.device("cpu")))
+    make = getattr(schedules, settings.get("schedule", "Schedule1F1B"))
+    given = stages if chunks > 1 else stages[0]
+    return stages, make(given, 4, loss_fn=torch.nn.functional.mse_loss)
+
+
+def run(settings, rank):
+    stages, schedule = build(settings, rank)
+    weights = [weight for stage in stages for weight in stage.submod.parameters()]
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    given = {"schedule": schedule, "stage": stages[0], None: None}[settings.get("give")]
+    wanted = settings.get("capture")
+    around = nullcontext() if wanted is None else debubble.capture(given, **wanted)
+    history = []
+    with around as session:
+        for step in range(settings["steps"]):
+            if (step, rank) == (settings.get("die_at"), 1):
+                os._exit(9)
+            if step == settings.get("full_disk_at"):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            if step == settings.get("free_disk_at"):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+            history.append(train(schedule, stages, optimizer, step))
+            debubble.step()
+    left = [name for stage in stages for name in METHODS if name in vars(stage)]
+    left += [name for name in vars(schedule) if name == "_maybe_compute_loss"]
+    problems = [] if wanted is None else session.problems
+    return {"losses": history, "wrapped": left, "problems": problems}
+
+
+def train(schedule, stages, optimizer, step):
+    torch.manual_seed(1000 + step)
+    batch, target = torch.randn(16, WIDTH), torch.randn(16, WIDTH)
+    inputs = (batch,) if any(stage.is_first for stage in stages) else ()
+    losses = []
+    if any(stage.is_last for stage in stages):
+        schedule.step(*inputs, target=target, losses=losses)
+    else:
+        schedule.step(*inputs)
+    optimizer.step()
+    optimizer.zero_grad()
+    return [loss.item().hex() for loss in losses]
+
+
+def main(store, rank, settings):
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, RANKS), rank=int(rank), world_size=RANKS
+    )
+    result = run(json.loads(settings), int(rank))
+    Path(f"{store}.result{rank}").write_text(json.dumps(result), "utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

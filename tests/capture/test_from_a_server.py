@@ -1,0 +1,123 @@
+"""The profiling routes of serving engines, driven over real HTTP; a real profiler answers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from debubble.capture.server import Patience, ServerOrder, capture_server
+from debubble.errors import CaptureError, UsageError
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parent / "small_server.py"
+
+
+@contextmanager
+def serving(kind, folder):
+    command = [sys.executable, str(SCRIPT), kind, str(folder)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        try:
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        finally:
+            server.kill()
+
+
+def order(url, folder, kind="vllm", **more):
+    return ServerOrder(url=url, kind=kind, out=folder, **{"seconds": 0.2, **more})
+
+
+def inferences_in(answer):
+    (file,) = answer.files
+    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    return [event["name"] for event in events].count("aten::linear")
+
+
+def test_vllm_is_started_and_stopped_and_its_traces_are_found(tmp_path):
+    with serving("vllm", tmp_path) as url:
+        first = capture_server(order(url, tmp_path))
+        again = capture_server(order(url + "/", tmp_path))
+    assert first.note == again.note == ""
+    assert first.files != again.files
+    assert inferences_in(first) > 0
+
+
+def test_sglang_counts_its_own_steps(tmp_path):
+    with serving("sglang", tmp_path / "elsewhere") as url:
+        answer = capture_server(order(url, tmp_path / "out", kind="sglang", steps=3))
+    assert [file.parent for file in answer.files] == [tmp_path / "out"]
+    assert answer.note == ""
+    assert inferences_in(answer) == 3
+
+
+def test_sglang_is_stopped_where_no_steps_are_said(tmp_path):
+    with serving("sglang", tmp_path / "elsewhere") as url:
+        answer = capture_server(order(url, tmp_path / "out", kind="sglang"))
+    assert len(answer.files) == 1
+
+
+def test_traces_on_another_machine_are_said_to_be_there(tmp_path):
+    with serving("vllm", tmp_path / "elsewhere") as url:
+        answer = capture_server(order(url, tmp_path / "out"))
+    assert answer.files == ()
+    assert "torch_profiler_dir" in answer.note
+
+
+@pytest.mark.parametrize(("kind", "cure"), [("vllm", "--profiler-config"), ("sglang", "router")])
+def test_missing_routes_come_with_the_way_to_have_them(tmp_path, kind, cure):
+    with serving("none", tmp_path) as url, pytest.raises(CaptureError) as refusal:
+        capture_server(order(url, tmp_path, kind=kind))
+    assert "no profiling routes" in refusal.value.message
+    assert cure in refusal.value.hint
+
+
+def test_what_the_server_says_of_its_failure_is_passed_on(tmp_path):
+    with serving("broken", tmp_path) as url, pytest.raises(CaptureError) as refusal:
+        capture_server(order(url, tmp_path))
+    assert "answered 500" in refusal.value.message
+    assert "no room for the profiler" in refusal.value.message
+
+
+def test_an_answer_that_is_late_is_called_late(tmp_path):
+    with serving("late", tmp_path) as url, pytest.raises(CaptureError) as refusal:
+        capture_server(order(url, tmp_path), patience=Patience(stop_s=0.5))
+    assert "stop_profile: no answer within 0.5 s" in refusal.value.message
+    assert "still be writing" in refusal.value.hint
+
+
+def test_an_interrupted_capture_does_not_leave_the_server_profiling(tmp_path):
+    def interrupt(_seconds):
+        raise KeyboardInterrupt
+
+    with serving("vllm", tmp_path) as url:
+        with pytest.raises(KeyboardInterrupt):
+            capture_server(order(url, tmp_path), sleep=interrupt)
+        assert len(list(tmp_path.glob("*.json.gz"))) == 1
+
+
+def test_nobody_at_the_address_is_said_plainly(tmp_path):
+    with serving("none", tmp_path) as url:
+        pass
+    with pytest.raises(CaptureError, match="refused"):
+        capture_server(order(url, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"url": "localhost:8000"}, "is no address"),
+        ({"steps": 0, "kind": "sglang"}, "steps is 0"),
+        ({"steps": 3}, "take no number of steps"),
+    ],
+)
+def test_orders_that_cannot_be_are_refused(tmp_path, given, problem):
+    with pytest.raises(UsageError, match=problem):
+        order(**{"url": "http://127.0.0.1:1", "folder": tmp_path, **given})

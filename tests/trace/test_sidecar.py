@@ -1,0 +1,96 @@
+"""The reader of sidecars: what it gets out of a good one, and out of a damaged one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from making import H200
+
+from debubble.errors import Code, DebubbleError
+from debubble.trace.run import find_run
+from debubble.trace.sidecar import SCHEMA, is_sidecar, read_sidecar, sidecar_of
+
+WHOLE = {
+    "schema": SCHEMA,
+    "rank": 3,
+    "pipeline": {"schedule": "1f1b", "microbatches": 8, "held_stages": [3], "split": [4, 4]},
+    "workload": {"tokens": 4096, "context_lengths": [512]},
+    "steps": {"before_s": [0.5, 0.25], "profiled_s": [0.75], "overhead_fraction": 0.5},
+    "memory": {"max_allocated_bytes": 10},
+    "environment": {"torch": "2.13.0", "nccl": None},
+    "tags": {"branch": "main"},
+}
+
+
+def written(folder, content):
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (folder / "rank3.debubble.json").write_bytes(text)
+    return str(folder / "rank3.json.gz")
+
+
+@pytest.mark.parametrize("name", ["rank3.json.gz", "rank3.json", "rank3.pt.trace.json.gz"])
+def test_a_sidecar_lies_beside_its_trace(name):
+    assert sidecar_of(f"run.json/{name}") == "run.json/rank3.debubble.json"
+    assert is_sidecar(sidecar_of(name))
+    assert not is_sidecar(name)
+
+
+def test_a_whole_sidecar_is_read_whole(tmp_path):
+    said, gap = read_sidecar(written(tmp_path, WHOLE))
+    assert gap is None
+    assert (said.rank, said.schedule, said.microbatches) == (3, "1f1b", 8)
+    assert (said.held_stages, said.split, said.tokens) == ((3,), (4, 4), 4096)
+    assert said.steps.before_s == (0.5, 0.25)
+    assert said.steps.overhead_fraction == 0.5
+    assert (said.max_allocated_bytes, said.free_bytes) == (10, None)
+    assert (said.environment, said.tags) == ({"torch": "2.13.0"}, {"branch": "main"})
+
+
+def test_a_trace_without_a_sidecar_is_nothing_to_warn_of(tmp_path):
+    assert read_sidecar(str(tmp_path / "rank3.json.gz")) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"schema": "debubble.sidecar/2"}', b"[" * 100_000],
+)
+def test_a_broken_sidecar_is_a_gap_with_its_name(tmp_path, damage):
+    said, gap = read_sidecar(written(tmp_path, damage))
+    assert said is None
+    assert gap.code is Code.UNREADABLE
+    assert gap.file.endswith("rank3.debubble.json")
+
+
+def test_fields_of_the_wrong_kind_are_missing_and_the_others_stay(tmp_path):
+    bad = WHOLE | {
+        "rank": "3",
+        "pipeline": [],
+        "workload": {"tokens": True, "context_lengths": [1, "x"]},
+        "steps": {"before_s": [0.5, None, -1, "x"], "overhead_fraction": float("nan")},
+        "memory": {"max_allocated_bytes": -1, "free_bytes": 5},
+    }
+    said, gap = read_sidecar(written(tmp_path, bad))
+    assert gap is None
+    assert (said.rank, said.schedule, said.tokens, said.context_lengths) == (None, None, None, ())
+    assert said.steps.before_s == (0.5,)
+    assert said.steps.overhead_fraction is None
+    assert (said.max_allocated_bytes, said.free_bytes) == (None, 5)
+    assert said.tags == {"branch": "main"}
+
+
+@pytest.mark.parametrize("content", [WHOLE, b"", WHOLE | {"traceEvents": []}])
+def test_a_sidecar_is_never_taken_for_a_trace(tmp_path, content):
+    source = next(iter(sorted(H200.rglob("*.json.gz"))))
+    (tmp_path / "rank3.json.gz").write_bytes(source.read_bytes())
+    written(tmp_path, content)
+    for places in ([str(tmp_path)], [str(one) for one in sorted(tmp_path.iterdir())]):
+        found = find_run(places)
+        assert [file.file for file in found.capture.files] == [str(tmp_path / "rank3.json.gz")]
+        assert (found.left_alone, found.gaps) == ((), ())
+
+
+def test_a_sidecar_named_alone_is_refused(tmp_path):
+    written(tmp_path, WHOLE)
+    with pytest.raises(DebubbleError):
+        find_run([str(tmp_path / "rank3.debubble.json")])
