@@ -18,6 +18,7 @@ VERBS = {
     "find": "Where does the time go? The bubble, measured, against theory.",
     "simulate": "What if? A schedule run with costs of your own, or a measured run changed.",
     "plan": "What should I change? Every lever ranked by what it buys, ready to paste.",
+    "compare": "Did it work? The run after a change against the one before: one verdict.",
     "demo": "Show me: a real four-stage pipeline on this machine, no GPU needed.",
 }
 

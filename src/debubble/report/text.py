@@ -30,6 +30,10 @@ _WORDS = frozenset(
         "stage",
         "pass",
         "hop",
+        "number",
+        "differs",
+        "name",
+        "tags",
     }
 )
 
