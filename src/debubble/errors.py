@@ -9,6 +9,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 │   └── TraceTooLarge    it inflates beyond the limits
 ├── NoPipeline           traces without a pipeline in them
 ├── NoSplitFits          the layers do not fit the stages' memory, however they are split
+├── StoreError           the history cannot be read or written
 └── DemoError            the demo's own pipeline failed
 """
 
@@ -74,6 +75,10 @@ class NoPipeline(DebubbleError):
 
 class NoSplitFits(DebubbleError):
     """The layers do not fit the stages' memory, however they are split."""
+
+
+class StoreError(DebubbleError):
+    """The history cannot be read or written."""
 
 
 class DemoError(DebubbleError):

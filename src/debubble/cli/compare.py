@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from debubble.cli.find import EXIT_FAILED
-from debubble.cli.measuring import join, measure_traces, with_tokens
+from debubble.cli.measuring import join, measure_traces, recall, with_tokens
 from debubble.cli.options import (
     exit_strictly,
     limits_from,
@@ -40,6 +40,7 @@ from debubble.units import parse_bytes, parse_share
 @click.option("--memory-limit", metavar="SIZE", help="Of each device, such as 80GiB.")
 @click.option("--fail-on", metavar="VERDICT,...", help="Exit with 1 on these verdicts.")
 @click.option("--markdown", is_flag=True, help="Print Markdown, for a pull request.")
+@click.option("--store", metavar="URL", help="Where names are kept: sqlite:///… or postgresql://…")
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -53,6 +54,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     memory_limit: str | None,
     fail_on: str | None,
     markdown: bool,
+    store: str | None,
     capture: str | None,
     rank: int | None,
     max_inflated: str,
@@ -62,7 +64,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
     color: str,
     quiet: bool,
 ) -> None:
-    """Hold the run AFTER a change against the one BEFORE: traces; commas join captures."""
+    """Hold the run AFTER a change against the one BEFORE: traces, or names in the history.
+
+    Commas join captures of one setting.
+    """
     if markdown and as_json:
         raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
     if target_batch is not None and target_batch <= 0:
@@ -73,7 +78,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     sides: list[Measurement] = []
     gaps: list[Gap] = []
     for words, count in zip((before, after), counts, strict=True):
-        side, missing = _measure(words, limits, capture, rank, pipeline, quiet=quiet)
+        side, missing = _measure(words, limits, capture, rank, pipeline, store, quiet=quiet)
         sides.append(with_tokens(side, count))
         gaps += missing
     found = compare(
@@ -114,21 +119,26 @@ def parse_tokens(text: str | None) -> tuple[int | None, int | None]:
     return int(parts[0]), int(parts[-1])
 
 
-def _measure(  # noqa: PLR0913 (the options that choose a run)
+def _measure(  # noqa: PLR0913, PLR0917 (the options that choose a run)
     words: str,
     limits: Limits,
     capture: str | None,
     rank: int | None,
     pipeline: int | None,
+    store: str | None,
     *,
     quiet: bool,
 ) -> tuple[Measurement, tuple[Gap, ...]]:
-    return join(
-        [
-            measure_traces(
-                word, limits=limits, capture=capture, rank=rank, pipeline=pipeline, quiet=quiet
+    """Take each word for traces, or for a name in the history where nothing is called so."""
+    parts: list[tuple[Measurement, tuple[Gap, ...]]] = []
+    for word in filter(None, words.split(",")):
+        kept = recall(word, store)
+        parts += [(one, ()) for one in kept]
+        if not kept:
+            one = measure_traces(
+                [word], limits=limits, capture=capture, rank=rank, pipeline=pipeline, quiet=quiet
             )
-            for word in words.split(",")
-            if word
-        ]
-    )
+            parts.append(one)
+    if not parts:
+        raise UsageError(f"{words!r} names no run", hint="give traces, or names in the history")
+    return join(parts)
