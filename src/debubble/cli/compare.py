@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import click
 
 from debubble.cli.find import EXIT_FAILED
@@ -90,11 +93,19 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if markdown:
         click.echo(compare_markdown(found))
     else:
-        page = compare_page(found, gaps, "")
+        page = compare_page(found, gaps, "" if quiet else _next_command(after, found.verdict))
         print_answer(page, compare_json(found, gaps), as_json=as_json, color=color)
     exit_strictly(tuple(gaps), strict=strict)
     if found.verdict in failing:
         raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _next_command(after: str, verdict: Verdict) -> str:
+    """Name what to look at next, where AFTER is one place."""
+    if not Path(after).exists():
+        return ""
+    verb = "find" if verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE) else "plan"
+    return f"debubble {verb} {shlex.quote(after)}"
 
 
 def parse_verdicts(text: str | None) -> frozenset[Verdict]:
