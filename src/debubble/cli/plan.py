@@ -88,7 +88,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps)))
     bottleneck = _bottleneck(timeline, figures)
     words = " ".join(shlex.quote(word) for word in traces)
-    following = "" if quiet or framework else f"debubble plan {words} --emit torch"
+    following = f"debubble plan {words} --emit torch" if plan.recommended else ""
+    following = "" if quiet or framework else following or f"debubble find {words}"
     page = plan_page(plan, bottleneck, gaps, framework, following)
     print_answer(page, plan_json(plan, bottleneck, gaps), as_json=as_json, color=color)
     exit_strictly(gaps, strict=strict)

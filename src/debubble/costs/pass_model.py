@@ -50,7 +50,10 @@ class PassModel:
         return any(kind == PassKind.I for kind, _, _ in self.base)
 
     def log_ns(self, kind: int, *, first: bool, place: int) -> float | None:
-        """Return a rank's base, else the mean of the other ranks; None where no such pass ran."""
+        """Return a rank's base, else the mean of the other ranks; None where no such pass ran.
+
+        A run of one microbatch has none but the first.
+        """
         for is_first in (first, False) if first else (False,):
             if (kind, is_first, place) in self.base:
                 return self.base[kind, is_first, place]
@@ -59,6 +62,7 @@ class PassModel:
             for (other, is_first, _), base in self.base.items()
             if other == kind and is_first == first
         ]
+        others = others or [base for (other, _, _), base in self.base.items() if other == kind]
         return float(np.mean(others)) if others else None
 
 

@@ -55,7 +55,11 @@ def _pool(transfers: Transfers, message_bytes: int) -> WirePools:
     wire = np.maximum(transfers.receive_end_ns - both_there, 0).astype(np.float64)
     fused = transfers.fused
     early = ~fused & (transfers.send_end_ns <= transfers.receive_start_ns)
-    waited = ~fused & ~early
+    # Of a receive that begins while its message travels only the rest is seen: it tells no wire.
+    waited = ~fused & (transfers.receive_start_ns <= transfers.send_start_ns)
+    if not (waited | fused).any():
+        waited = ~early
+        wire = np.where(waited, transfers.receive_end_ns - transfers.send_start_ns, wire)
     sending = np.minimum(transfers.send_end_ns, transfers.receive_end_ns) - transfers.send_start_ns
     both, one, drain = wire[fused], wire[waited], wire[early]
     said = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import attrgetter
 
 from debubble.costs.devices import surely_share
 from debubble.costs.memory import MemoryCosts, PeakMemory, fit_memory, predict_peaks
@@ -11,12 +13,14 @@ from debubble.costs.memory_run import memory_run
 from debubble.costs.wire_pools import pool_wires
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.schedules import Order, order_of
+from debubble.plan.prepared import engine_for, order_for
+from debubble.schedules import Order
 from debubble.simulate.communication import Communication, usual_communication
+from debubble.simulate.engine import Engine
 from debubble.simulate.predict import WhatIf, predict
 from debubble.simulate.source import Source, measure_source
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import RankTimeline, Timeline
+from debubble.timeline.model import PassKind, RankTimeline, Timeline
 
 # Ties the middle of the draws to the measured run; enough for half a percent.
 _DRAWS = 64
@@ -30,7 +34,7 @@ class Baseline:
     schedule: str
     order: Order
     memory: MemoryCosts | None
-    """None where the traces hold no memory."""
+    """None where the traces do not tell how it grows."""
     limits: tuple[float | None, ...]
     """Bytes of each rank's device."""
     window_ns: float
@@ -55,20 +59,41 @@ class Baseline:
             chunks=self.source.chunks,
         )
 
+    @property
+    def over_limit_bytes(self) -> float | None:
+        """How much more than its limit the fullest rank takes as it is; None where not known."""
+        over = [
+            rank.peak_memory_bytes - limit
+            for rank, limit in zip(self.ranks, self.limits, strict=True)
+            if limit is not None and rank.peak_memory_bytes is not None
+        ]
+        return max(over) if over else None
+
     def what_if(self, change: Change) -> WhatIf:
         """Turn a change into a run to be foretold."""
-        schedule = change.schedule or self.schedule
-        microbatches = change.microbatches or self.source.microbatches
-        chunks = change.chunks or (self.source.chunks if change.schedule is None else None)
-        order = order_of(schedule, len(self.ranks), microbatches, chunks)
+        order = order_for(*self._sizes(change))
         scale = self.microbatch_scale(change)
         return WhatIf(
             order=order,
-            communication=self._communication(schedule, change),
+            communication=self._communication(change),
             weights=self.weights(change.split, stages_of(order)),
             pass_scale=scale,
             message_scale=scale,
         )
+
+    def engine(self, change: Change) -> Engine:
+        """Return what runs the order of a change."""
+        return engine_for(
+            self._sizes(change),
+            self._communication(change),
+            rendezvous=not self.source.wires.buffers,
+        )
+
+    def _sizes(self, change: Change) -> tuple[str, int, int, int | None]:
+        schedule = change.schedule or self.schedule
+        microbatches = change.microbatches or self.source.microbatches
+        chunks = change.chunks or (self.source.chunks if change.schedule is None else None)
+        return schedule, len(self.ranks), microbatches, chunks
 
     def microbatch_scale(self, change: Change) -> float:
         """Return how large a microbatch is against the measured one."""
@@ -106,10 +131,10 @@ class Baseline:
             self.memory, order, layers=layers, token_scale=self.microbatch_scale(change)
         )
 
-    def _communication(self, schedule: str, change: Change) -> Communication:
+    def _communication(self, change: Change) -> Communication:
         if change.overlap:
             return Communication.ASYNCHRONOUS
-        return usual_communication(schedule)
+        return usual_communication(change.schedule or self.schedule)
 
 
 def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argument each)
@@ -127,30 +152,59 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     A hop that will be repaired, by its ranks, tells nothing of what messages will take. A batch in
     the profiler is not the batch one serves: `latency_ns` is what it takes without.
     """
+    if layers is not None:
+        _check_layers(layers, figures)
     source = measure_source(timeline, figures, layers)
     name = schedule or source.schedule
     if name is None:
         raise UsageError(
             "the schedule was not recognised", hint="say it with --schedule, such as 1f1b"
         )
-    order = order_of(name, len(source.ranks), source.microbatches, source.chunks)
+    if name == "forward-only" and any(kind != PassKind.F for kind, _, _ in source.passes.base):
+        raise UsageError(
+            "the run has backward passes: it is not forward-only",
+            hint="leave --schedule out, or say which one trained",
+        )
+    sizes = (name, len(source.ranks), source.microbatches, source.chunks)
+    order = order_for(*sizes)
     has_memory = all(rank.memory is not None for rank in source.ranks)
-    same = WhatIf(
-        order=order, communication=usual_communication(name), weights=source.passes.layers
-    )
+    usual = usual_communication(name)
+    same = WhatIf(order=order, communication=usual, weights=source.passes.layers)
+    engine = engine_for(sizes, usual, rendezvous=not source.wires.buffers)
     found = Baseline(
         source=source,
         schedule=name,
         order=order,
-        memory=fit_memory([memory_run(timeline, figures.pipeline, order)]) if has_memory else None,
+        memory=_memory(timeline, figures.pipeline, order) if has_memory else None,
         limits=_limits(source.ranks, limit_bytes),
         window_ns=latency_ns or source.window_ns,
-        correction=(latency_ns or source.window_ns) / predict(source, same, draws=_DRAWS).window_ns,
+        correction=(latency_ns or source.window_ns)
+        / predict(source, same, draws=_DRAWS, engine=engine).window_ns,
     )
     if repaired is None:
         return found
     healthy = pool_wires(timeline, figures.pipeline, but=repaired)
     return replace(found, source=replace(source, wires=healthy))
+
+
+def _check_layers(layers: Sequence[int], figures: PipelineFigures) -> None:
+    """Refuse a split of another number of layers than was found."""
+    found = [one for rank in figures.ranks for one in rank.layers]
+    stages = sum(len(rank.stages) for rank in figures.ranks)
+    count = sum(one.layers for one in found)
+    if len(layers) == stages == len(found) and sum(layers) != count:
+        raise UsageError(
+            f"--layers adds up to {sum(layers)}, and the traces show {count} layers",
+            hint=f"leave it out, or give {stages} numbers that add up to {count}",
+        )
+
+
+def _memory(timeline: Timeline, pipeline: int, order: Order) -> MemoryCosts | None:
+    """Fit memory; None where a rank does not tell how its own grows."""
+    try:
+        return fit_memory([memory_run(timeline, pipeline, order)])
+    except UsageError:
+        return None
 
 
 def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[float | None, ...]:
@@ -164,7 +218,7 @@ def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[f
 
 def stages_of(order: Order) -> int:
     """Return how many stages an order has."""
-    return 1 + max(action.stage for actions in order for action in actions)
+    return 1 + max(map(attrgetter("stage"), chain.from_iterable(order)))
 
 
 def even_split(layers: int, stages: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from debubble.plan.baseline import Baseline, stages_of
@@ -38,12 +38,7 @@ class Option:
     @property
     def fits_memory(self) -> bool | None:
         """Whether every rank stays below its limit; None where that is not known."""
-        if self.headroom is None:
-            return None
-        known = [one.fits for one in self.headroom]
-        if False in known:
-            return False
-        return None if None in known else True
+        return all_fit(self.headroom)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +49,19 @@ class Idea:
     change: Change
     assumptions: tuple[str, ...] = ()
     slowdown: float = 1.0
-    """Of compute, where transfers run beside it."""
+    """Of compute, while messages run beside it."""
+    free_share: float = 1.0
+    """What passes would take, against now, if no message had been beside them."""
     wire_scale: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """Of single hops, by places."""
+
+
+def all_fit(ranks: Sequence[Headroom] | None) -> bool | None:
+    """Tell whether every rank stays below its limit; None where that is not known."""
+    known = [None] if ranks is None else [one.fits for one in ranks]
+    if False in known:
+        return False
+    return None if None in known else True
 
 
 def weigh(baseline: Baseline, idea: Idea) -> Option:
@@ -64,11 +69,14 @@ def weigh(baseline: Baseline, idea: Idea) -> Option:
     source, change = baseline.source, idea.change
     what_if = baseline.what_if(change)
     what_if = replace(
-        what_if, pass_scale=what_if.pass_scale * idea.slowdown, wire_scale=idea.wire_scale
+        what_if,
+        pass_scale=what_if.pass_scale * idea.free_share,
+        compute_slowdown=idea.slowdown,
+        wire_scale=idea.wire_scale,
     )
     passes = sum(len(actions) for actions in what_if.order)
     draws = max(_FEWEST, min(_DRAWS, _PASSES // passes))
-    found = predict(source, what_if, draws=draws)
+    found = predict(source, what_if, draws=draws, engine=baseline.engine(change))
     factor = baseline.correction
     window, low, high = (
         round(ns * factor) for ns in (found.window_ns, found.low_ns, found.high_ns)
@@ -84,7 +92,7 @@ def weigh(baseline: Baseline, idea: Idea) -> Option:
         high_ns=high,
         bubble_fraction=found.bubble_fraction,
         microbatches_per_s=work / (window + source.outside_ns) * NS_PER_S,
-        headroom=_headroom(baseline, change),
+        headroom=headroom_after(baseline, change),
         latency_gain=1 - window / baseline.window_ns,
         throughput_gain=gains[0],
         throughput_low=gains[1],
@@ -93,7 +101,8 @@ def weigh(baseline: Baseline, idea: Idea) -> Option:
     )
 
 
-def _headroom(baseline: Baseline, change: Change) -> tuple[Headroom, ...] | None:
+def headroom_after(baseline: Baseline, change: Change) -> tuple[Headroom, ...] | None:
+    """Return what each rank would have left; None where memory is not known."""
     peaks = baseline.peaks(change)
     if peaks is None:
         return None

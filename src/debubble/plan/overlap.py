@@ -6,24 +6,32 @@ is said so, with the slowdown at which it would no longer pay.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from debubble.costs.activity import trailing_activity
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, weigh
-from debubble.plan.quick import quick_latency_s
+from debubble.plan.quick import quick_latency_s, slowed_latencies_s
 from debubble.simulate.communication import Communication, usual_communication
-from debubble.timeline.model import F64, I64, Flags, Passes, Timeline
+from debubble.simulate.covered import under
+from debubble.timeline.model import F64, Flags, Timeline
 
 # Fewer passes with and without are no comparison.
 _FEWEST = 4
-# Of a pass, under a transfer, for it to count as overlapped; and for it not to.
-_MOSTLY, _HARDLY = 0.5, 0.05
-_HALVINGS = 8
+# Of a pass, beside messages, for it to count as overlapped; and for it not to.
+_SOME, _HARDLY = 0.1, 0.02
+# What a moment beside messages costs must be known this well, in moments.
+_SURE = 0.1
+_TOO_FAR = 2.0
+# Beyond this much of a moment, compute all but stands still.
+_MOST_LOST = 0.9
 # Nobody would try more.
 _MOST = 4.0
+_TRIED = np.linspace(1.0, _MOST, 13)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +41,8 @@ class Overlap:
     option: Option
     slowdown: float | None
     """Of compute under transfers, as the trace shows; None where nothing overlapped."""
-    break_even: float
-    """The slowdown at which nothing is gained."""
+    break_even: float | None
+    """The slowdown at which nothing is gained; None where it gains at any up to 4."""
 
 
 def consider(baseline: Baseline, timeline: Timeline) -> Overlap | None:
@@ -46,56 +54,99 @@ def consider(baseline: Baseline, timeline: Timeline) -> Overlap | None:
     said = (
         "nothing overlaps in this run: what it does to compute is unknown, try it"
         if slowdown is None
-        else f"compute takes {slowdown:.2f} times as long under transfers, as seen in this run"
+        else f"compute takes {slowdown:.2f} times as long beside messages, as seen in this run"
     )
-    option = _with_slowdown(baseline, slowdown or 1.0, said)
-    return Overlap(option=option, slowdown=slowdown, break_even=_break_even(baseline))
+    lost = 0.0 if slowdown is None else 1 - 1 / slowdown
+    free_share = 1 - lost * _share_beside(timeline, baseline)
+    option = weigh(
+        baseline,
+        Idea(
+            lever="overlap",
+            change=Change(overlap=True),
+            assumptions=(said,),
+            slowdown=slowdown or 1.0,
+            free_share=free_share,
+        ),
+    )
+    return Overlap(option=option, slowdown=slowdown, break_even=_break_even(baseline, free_share))
 
 
 def measure_slowdown(timeline: Timeline, baseline: Baseline) -> float | None:
-    """Compare passes of one class that ran under a transfer of their rank with those that did not.
+    """Fit what a moment beside messages costs a pass: passes of one class, more and less covered.
 
-    Waiting is no transfer: a message counts from when both sides are there.
+    Of a moment beside messages 1 - 1 / slowdown is lost. None where too few passes differ in it,
+    or where they do not tell.
     """
-    passes, transfers = timeline.passes, timeline.transfers
-    ratios = []
+    lengths, covered, freedom = [], [], -1
+    for length, beside in _classes(timeline, baseline):
+        share = beside / np.maximum(length, 1.0)
+        if min((share > _SOME).sum(), (share < _HARDLY).sum()) >= _FEWEST:
+            lengths.append(length - length.mean())
+            covered.append(beside - beside.mean())
+            freedom += len(length) - 1
+    if not lengths:
+        return None
+    y, x = np.concatenate(lengths), np.concatenate(covered)
+    lost = float(x @ y) / float(x @ x)
+    rest = y - lost * x
+    unsure = float(np.sqrt(rest @ rest / max(freedom, 1) / (x @ x)))
+    if unsure > _SURE or lost < -_TOO_FAR * unsure:
+        return None  # compute is not quicker beside messages: something else is at work
+    return 1 / (1 - min(max(lost, 0.0), _MOST_LOST))
+
+
+def _classes(timeline: Timeline, baseline: Baseline) -> Iterator[tuple[F64, F64]]:
+    """Yield the passes of each stage and kind: how long they are, and how long beside messages."""
+    transfers = timeline.transfers
     begun = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
     for rank in baseline.ranks:
         touches = (transfers.source == rank.rank) | (transfers.destination == rank.rank)
-        mine = passes.where(passes.rank == rank.rank)
-        share = _share_under(mine, begun[touches], transfers.receive_end_ns[touches])
-        for stage, kind in set(zip(mine.stage.tolist(), mine.kind.tolist(), strict=True)):
-            alike: Flags = (mine.stage == stage) & (mine.kind == kind) & (mine.microbatch > 0)
-            under, free = alike & (share > _MOSTLY), alike & (share < _HARDLY)
-            if min(under.sum(), free.sum()) >= _FEWEST:
-                length = mine.end_ns - mine.start_ns
-                ratios.append(float(np.median(length[under]) / np.median(length[free])))
-    return float(np.median(ratios)) if ratios else None
+        mine = timeline.passes.where(
+            (timeline.passes.rank == rank.rank) & (timeline.passes.microbatch > 0)
+        )
+        length = (mine.end_ns - mine.start_ns) * _alone(timeline, baseline, rank.rank)
+        beside = under(
+            mine.start_ns, mine.end_ns, begun[touches], transfers.receive_end_ns[touches]
+        )
+        for stage, kind in sorted(set(zip(mine.stage.tolist(), mine.kind.tolist(), strict=True))):
+            alike: Flags = (mine.stage == stage) & (mine.kind == kind)
+            yield length[alike], beside[alike]
 
 
-def _share_under(passes: Passes, begun: I64, over: I64) -> F64:
-    """Return how much of each pass lies under some messages."""
-    first = np.maximum(passes.start_ns[:, None], begun[None])
-    covered = np.maximum(np.minimum(passes.end_ns[:, None], over[None]) - first, 0).sum(axis=1)
-    share: F64 = covered / np.maximum(passes.end_ns - passes.start_ns, 1)
-    return share
+def _alone(timeline: Timeline, baseline: Baseline, rank: int) -> F64:
+    """Return what each pass of a rank would take, against now, with all ranks at rest.
+
+    Where ranks share a device they slow each other; that must not be laid on messages.
+    """
+    passes, slope = timeline.passes, baseline.source.passes.slope
+    mine = (passes.rank == rank) & (passes.microbatch > 0)
+    factors = np.ones(int(mine.sum()))
+    if slope:
+        members = np.isin(passes.rank, [one.rank for one in baseline.ranks])
+        for step in np.unique(passes.step).tolist():
+            here = members & (passes.step == step)
+            activity = trailing_activity(passes.start_ns[here], passes.end_ns[here])
+            factors[passes.step[mine] == step] = np.exp(-slope * activity[mine[here]])
+    return factors
 
 
-def _with_slowdown(baseline: Baseline, slowdown: float, said: str) -> Option:
-    idea = Idea(
-        lever="overlap", change=Change(overlap=True), assumptions=(said,), slowdown=slowdown
-    )
-    return weigh(baseline, idea)
+def _share_beside(timeline: Timeline, baseline: Baseline) -> float:
+    """Return how much of all compute ran beside messages."""
+    found = list(_classes(timeline, baseline))
+    worked = sum(float(length.sum()) for length, _ in found)
+    return sum(float(beside.sum()) for _, beside in found) / max(worked, 1.0)
 
 
-def _break_even(baseline: Baseline) -> float:
-    """Return the slowdown of compute at which overlap gains nothing, by means alone."""
+def _break_even(baseline: Baseline, free_share: float) -> float | None:
+    """Return the slowdown beside messages at which overlap gains nothing, by means alone."""
     now = quick_latency_s(baseline, Change())
-    low, high = 1.0, 1.0
-    while quick_latency_s(baseline, Change(overlap=True), slowdown=high) < now and high < _MOST:
-        low, high = high, high * 1.25
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        gains = quick_latency_s(baseline, Change(overlap=True), slowdown=middle) < now
-        low, high = (middle, high) if gains else (low, middle)
-    return (low + high) / 2
+    gained = now - slowed_latencies_s(baseline, Change(overlap=True), _TRIED, free_share)
+    lost = np.flatnonzero(gained <= 0)
+    if not len(lost):
+        return None
+    first = int(lost[0])
+    if first == 0:
+        return 1.0
+    before, after = gained[first - 1], gained[first]
+    step = _TRIED[first] - _TRIED[first - 1]
+    return float(_TRIED[first - 1] + step * before / (before - after))

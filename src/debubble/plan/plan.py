@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from debubble.errors import UsageError
+from debubble.errors import NoSplitFits, UsageError
 from debubble.plan import microbatches, overlap, schedule
-from debubble.plan.baseline import Baseline
+from debubble.plan.baseline import Baseline, stages_of
 from debubble.plan.change import Change
-from debubble.plan.option import Idea, Option, weigh
+from debubble.plan.headroom import Headroom
+from debubble.plan.option import Idea, Option, all_fit, headroom_after, weigh
 from debubble.plan.overlap import Overlap
 from debubble.plan.partition import Partition
 from debubble.plan.quick import quick_latency_s
@@ -20,6 +21,8 @@ from debubble.units import show_bytes
 
 # Of each lever so many are looked at closely and shown.
 _SHOWN = 3
+# Of the best schedules so many are combined with other levers.
+_COMBINED = 2
 # What buys less is not worth doing, whatever its interval.
 _WORTH = 0.01
 
@@ -55,22 +58,24 @@ def make_plan(
     refused: list[Refused] = []
     partition = _partition(baseline, refused)
     moved = partition is not None and partition.split != baseline.source.split
-    counts = list(microbatches.ideas(baseline, most_microbatches))
-    orders = _sort_out(schedule.ideas(baseline), refused)
-    lapped = overlap.consider(baseline, timeline)
-    options = [weigh(baseline, idea) for idea in counts]
+    orders = _most(baseline, _sort_out(baseline, schedule.ideas(baseline), refused))
+    alone = list(microbatches.ideas(baseline, most_microbatches))
     if partition is not None and moved:
-        options.append(weigh(baseline, Idea(lever="split", change=Change(split=partition.split))))
-    options += [weigh(baseline, idea) for idea in _quickest(baseline, orders)]
-    if lapped is not None:
+        alone.append(Idea(lever="split", change=Change(split=partition.split)))
+    ideas = _sort_out(baseline, alone, refused) + orders
+    found = _together(baseline, partition if moved else None, orders, most_microbatches)
+    ideas += _most(baseline, _sort_out(baseline, found, refused))
+    options = [weigh(baseline, idea) for idea in ideas]
+    lapped = overlap.consider(baseline, timeline)
+    if lapped is not None and lapped.option.fits_memory is not False:
         options.append(lapped.option)
-    options += _together(baseline, partition if moved else None, orders, most_microbatches)
-    fitting = [one for one in options if one.fits_memory is not False]
-    refused += [_too_large(one) for one in options if one.fits_memory is False]
-    ranked = sorted(fitting, key=lambda one: -one.throughput_gain)
+    elif lapped is not None:
+        refused.append(
+            _too_large(lapped.option.lever, Change(overlap=True), lapped.option.headroom)
+        )
     return Plan(
         baseline=baseline,
-        options=tuple(ranked),
+        options=tuple(sorted(options, key=lambda one: -one.throughput_gain)),
         refused=tuple(refused),
         partition=partition,
         overlap=lapped,
@@ -80,23 +85,36 @@ def make_plan(
 def _partition(baseline: Baseline, refused: list[Refused]) -> Partition | None:
     try:
         return best_split(baseline, Change())
-    except UsageError as error:
+    except (UsageError, NoSplitFits) as error:
         refused.append(Refused(lever="split", change=Change(), reason=error.message))
         return None
 
 
-def _sort_out(found: Iterable[Idea | Refused], refused: list[Refused]) -> list[Idea]:
+def _sort_out(
+    baseline: Baseline, found: Iterable[Idea | Refused], refused: list[Refused]
+) -> list[Idea]:
+    """Keep what may fit memory; what does not is refused before any time is spent on it."""
     ideas = []
     for one in found:
         if isinstance(one, Refused):
             refused.append(one)
+            continue
+        left = headroom_after(baseline, one.change)
+        if all_fit(left) is False:
+            refused.append(_too_large(one.lever, one.change, left))
         else:
             ideas.append(one)
     return ideas
 
 
-def _quickest(baseline: Baseline, ideas: Sequence[Idea]) -> list[Idea]:
-    return sorted(ideas, key=lambda idea: quick_latency_s(baseline, idea.change))[:_SHOWN]
+def _most(baseline: Baseline, ideas: Sequence[Idea]) -> list[Idea]:
+    """Return the few that do the most work a second, by means."""
+
+    def time_per_work(idea: Idea) -> float:
+        count = idea.change.microbatches or baseline.source.microbatches
+        return quick_latency_s(baseline, idea.change) / count
+
+    return sorted(ideas, key=time_per_work)[:_SHOWN]
 
 
 def _together(
@@ -104,34 +122,28 @@ def _together(
     partition: Partition | None,
     orders: Sequence[Idea],
     most: int | None,
-) -> list[Option]:
-    """Combine the best schedules and counts, each with a split of its own."""
-    schedules = [Idea(lever="combined", change=Change()), *_quickest(baseline, orders)]
-    found = []
+) -> Iterator[Idea]:
+    """Combine the best schedules and counts, with the best split where stages are as many."""
+    schedules = [Idea(lever="combined", change=Change()), *orders[:_COMBINED]]
+    counts = microbatches.counts(baseline, most)[:2]
     for one in schedules:
-        for count in (None, *microbatches.counts(baseline, most)[:2]):
+        for count in (None, *counts):
             change = replace(one.change, microbatches=count)
-            levers = (count is not None) + (change.schedule is not None) + (partition is not None)
-            if levers < 2:
-                continue
             try:
-                change = replace(change, split=best_split(baseline, change).split)
+                stages = stages_of(baseline.what_if(change).order)
             except UsageError:
                 continue
-            found.append(Idea(lever="combined", change=change, assumptions=one.assumptions))
-    rate = {
-        id(idea): (idea.change.microbatches or baseline.source.microbatches)
-        / quick_latency_s(baseline, idea.change)
-        for idea in found
-    }
-    best = sorted(found, key=lambda idea: -rate[id(idea)])[:_SHOWN]
-    return [weigh(baseline, idea) for idea in best]
+            split = partition.split if partition and len(partition.split) == stages else None
+            levers = (count is not None) + (change.schedule is not None) + (split is not None)
+            if levers > 1:
+                change = replace(change, split=split)
+                yield Idea(lever="combined", change=change, assumptions=one.assumptions)
 
 
-def _too_large(option: Option) -> Refused:
-    worst = min((one.bytes for one in option.headroom or () if one.bytes is not None), default=0.0)
+def _too_large(lever: str, change: Change, left: Sequence[Headroom] | None) -> Refused:
+    worst = min((one.bytes for one in left or () if one.bytes is not None), default=0.0)
     return Refused(
-        lever=option.lever,
-        change=option.change,
+        lever=lever,
+        change=change,
         reason=f"a rank would need {show_bytes(-worst)} more memory than it has",
     )

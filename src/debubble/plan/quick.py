@@ -9,35 +9,47 @@ import numpy as np
 
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
-from debubble.simulate.engine import Engine
-from debubble.simulate.planned import plan_program
+from debubble.simulate.covered import covered_ns
 from debubble.simulate.predict import mean_lengths
 from debubble.timeline.model import F64, I64
 from debubble.units import NS_PER_S
 
 # Splits at a time: more columns than these fit no cache.
-_AT_ONCE = 1000
+_AT_ONCE = 100
+# Until slowed passes and the messages beside them agree.
+_ROUNDS = 4
 
 
-def quick_latency_s(baseline: Baseline, change: Change, *, slowdown: float = 1.0) -> float:
+def quick_latency_s(baseline: Baseline, change: Change) -> float:
     """Return the batch latency of a change, every pass and message at its mean."""
-    what_if = baseline.what_if(change)
-    what_if = replace(what_if, pass_scale=what_if.pass_scale * slowdown)
-    program = plan_program(
-        what_if.order, what_if.communication, rendezvous=not baseline.source.wires.buffers
-    )
-    lengths = mean_lengths(program, baseline.source, what_if)
-    return float(Engine(program).run(lengths).window_ns) * baseline.correction / NS_PER_S
+    engine = baseline.engine(change)
+    lengths = mean_lengths(engine.program, baseline.source, baseline.what_if(change))
+    return float(engine.run(lengths).window_ns) * baseline.correction / NS_PER_S
+
+
+def slowed_latencies_s(
+    baseline: Baseline, change: Change, slowdowns: F64, free_share: float = 1.0
+) -> F64:
+    """Return the same for several slowdowns of compute beside messages.
+
+    `free_share` is what passes would take, against now, if no message had been beside them.
+    """
+    engine = baseline.engine(change)
+    lengths = mean_lengths(engine.program, baseline.source, baseline.what_if(change))
+    alone = lengths.passes[:, None] * np.full(len(slowdowns), free_share)
+    beside = np.zeros_like(alone)
+    for _ in range(_ROUNDS):
+        times = engine.run(replace(lengths, passes=np.rint(alone + beside).astype(np.int64)))
+        beside = (1 - 1 / slowdowns) * covered_ns(engine.program, times)
+    latencies: F64 = times.window_ns * baseline.correction / NS_PER_S
+    return latencies
 
 
 def time_splits(baseline: Baseline, change: Change) -> Callable[[I64], F64]:
     """Return a function from splits, a row each, to their latencies in seconds."""
     what_if = baseline.what_if(change)
-    program = plan_program(
-        what_if.order, what_if.communication, rendezvous=not baseline.source.wires.buffers
-    )
-    stages = len(what_if.weights)
-    engine = Engine(program)
+    engine = baseline.engine(change)
+    program, stages = engine.program, len(what_if.weights)
     unit = mean_lengths(program, baseline.source, replace(what_if, weights=(1.0,) * stages))
     even = np.zeros(stages, dtype=np.int64) + 1
     extra = np.array(baseline.weights(tuple(even.tolist()), stages)) - 1.0

@@ -10,7 +10,10 @@ from debubble.plan.baseline import Baseline, stages_of
 from debubble.plan.change import Change
 from debubble.plan.partition import Partition, find_partition
 from debubble.plan.quick import time_splits
+from debubble.plan.room import room_for
 from debubble.plan.split_problem import SplitProblem, Work, split_problem
+from debubble.plan.turns import turns_of
+from debubble.simulate.predict import usual_factor
 from debubble.timeline.model import PassKind
 from debubble.units import NS_PER_S
 
@@ -35,20 +38,33 @@ def _problem(baseline: Baseline, change: Change) -> SplitProblem:
     source, order = baseline.source, baseline.what_if(change).order
     layers, stages = sum(source.split or ()), stages_of(order)
     home = {action.stage: rank for rank, actions in enumerate(order) for action in actions}
-    forward = _layer_s(source.passes, PassKind.F)
-    backward = _backward_s(source.passes)
+    often = baseline.correction * usual_factor(source) * baseline.microbatch_scale(change)
+    forward = _layer_s(source.passes, PassKind.F) * often
+    backward = _backward_s(source.passes) * often
     extras = np.array(baseline.weights((1,) * stages, stages)) - 1.0
+    limits = [limit for limit in baseline.limits if limit is not None]
+    room = None
+    if baseline.memory is not None and len(limits) == len(baseline.limits):
+        room = room_for(
+            baseline.memory,
+            order,
+            layers=layers,
+            limit_bytes=limits,
+            token_scale=baseline.microbatch_scale(change),
+        )
     return split_problem(
         np.full(layers, forward),
         np.full(layers, backward),
         rank=np.array([home[stage] for stage in range(stages)], dtype=np.int64),
         microbatches=change.microbatches or source.microbatches,
         stages=Work(forward=extras * forward, backward=extras * backward, weight=np.zeros(stages)),
+        room=room,
+        turns=turns_of(order),
     )
 
 
 def _layer_s(model: PassModel, kind: int) -> float:
-    """Return the least of the ranks, alone at work: a bound must not exceed the truth."""
+    """Return the least of the ranks: a bound must not exceed the truth."""
     bases = [base for (of, _, _), base in model.base.items() if of == kind]
     return float(np.exp(min(bases))) / NS_PER_S if bases else 0.0
 

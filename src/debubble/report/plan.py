@@ -9,6 +9,7 @@ from debubble.errors import Gap, UsageError
 from debubble.plan.change import Change
 from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.option import Option
+from debubble.plan.overlap import Overlap
 from debubble.plan.plan import Plan
 from debubble.plan.schedule import Refused
 from debubble.report.inspect import gap_json
@@ -23,11 +24,14 @@ def plan_page(
 ) -> Page:
     """Lay out the plan: what to do, then all options, then what was refused."""
     page = Page(answer=_answer(plan, bottleneck))
-    page.findings = _findings(plan)
-    page.tables = [_option_table(plan), *([_refused_table(plan)] if plan.refused else [])]
+    page.findings = _findings(plan, plan.recommended if bottleneck else plan.recommended[1:])
+    if plan.options:
+        page.tables.append(_option_table(plan))
+    if plan.refused:
+        page.tables.append(_refused_table(plan))
     page.notes = _notes(plan)
-    if framework is not None and plan.recommended:
-        page.notes += ["", *_applied(plan, plan.recommended[0], framework)]
+    if framework is not None:
+        page.notes += ["", *_applied(plan, framework)]
     page.gaps = list(gaps)
     page.next_command = next_command
     return page
@@ -37,13 +41,37 @@ def _answer(plan: Plan, bottleneck: str) -> str:
     if bottleneck:
         return f"{bottleneck[:1].upper()}{bottleneck[1:]}."
     if not plan.recommended:
-        return "Nothing to change: no option gains more than the noise of a run."
+        return _nothing(plan)
     best = plan.recommended[0]
-    before = show_duration(plan.baseline.window_ns)
+    source = plan.baseline.source
     return (
         f"{_sentence(best.change)}: {_gain(best)} throughput, "
-        f"a batch in {show_duration(best.window_ns)} instead of {before}."
+        f"{_batch(best.change, source.microbatches)} in {show_duration(best.window_ns)} "
+        f"instead of {_batch(Change(), source.microbatches, best.change)}"
+        f"{show_duration(plan.baseline.window_ns)}."
     )
+
+
+def _nothing(plan: Plan) -> str:
+    """Say why nothing is recommended."""
+    over = plan.baseline.over_limit_bytes
+    if over is not None and over > 0:
+        return (
+            f"No memory to plan with: a rank already takes {show_bytes(over)} more than its limit."
+        )
+    if not plan.options and plan.refused:
+        return "Nothing can be changed: every option is refused."
+    return "Nothing to change: no option gains more than the noise of a run."
+
+
+def _batch(change: Change, now: int, beside: Change | None = None) -> str:
+    """Name a batch, with its size where sizes differ."""
+    grows = (beside or change).microbatches is not None and (beside or change).hold != "batch"
+    if not grows:
+        return "a batch" if beside is None else ""
+    if beside is not None:
+        return f"{now} in "
+    return f"a batch of {change.microbatches}"
 
 
 def _sentence(change: Change) -> str:
@@ -72,19 +100,30 @@ def _gain(option: Option) -> str:
     return f"{option.throughput_gain:+.0%} ({low:+.0%} to {high:+.0%})"
 
 
-def _findings(plan: Plan) -> list[str]:
+def _findings(plan: Plan, others: Sequence[Option]) -> list[str]:
     """Say the best of each lever."""
     said, seen = [], set()
-    for option in plan.recommended[1:]:
+    for option in others:
         if option.lever not in seen:
             seen.add(option.lever)
             said.append(f"{_sentence(option.change)}: {_gain(option)}.")
-    if plan.overlap is not None and plan.overlap.slowdown is None:
-        said.append(
-            "Transfers beside compute: unknown, try it; it pays while compute slows by less than "
-            f"{plan.overlap.break_even - 1:.0%}."
-        )
+    if plan.overlap is not None and plan.overlap.option.fits_memory is not False:
+        said += _overlap(plan.overlap)
     return said
+
+
+def _overlap(overlap: Overlap) -> list[str]:
+    even = overlap.break_even
+    if even is None:
+        pays = "it pays even if compute slows to a quarter beside messages"
+    elif even <= 1.0:
+        pays = "it gains nothing, even if compute does not slow"
+    else:
+        pays = f"it pays while compute slows by less than {even - 1:.0%} beside messages"
+    if overlap.slowdown is None:
+        return [f"Transfers beside compute: unknown, try it; {pays}."]
+    seen = f"{overlap.slowdown - 1:.0%}"
+    return [f"Transfers beside compute, which slows it by {seen} in this run: {pays}."]
 
 
 def _option_table(plan: Plan) -> Table:
@@ -101,11 +140,7 @@ def _option_table(plan: Plan) -> Table:
                 f"{option.bubble_fraction:.0%}",
                 f"{option.throughput_gain:+.1%}",
                 _memory_left(option),
-                "yes"
-                if option in plan.recommended
-                else "noise"
-                if option.throughput_low <= 0.01
-                else "try",
+                _advice(plan, option),
             )
         )
     return table
@@ -114,7 +149,9 @@ def _option_table(plan: Plan) -> Table:
 def _advice(plan: Plan, option: Option) -> str:
     if option in plan.recommended:
         return "yes"
-    return "try" if option.lever == "overlap" else "within noise"
+    if option.lever == "overlap" and plan.overlap is not None and plan.overlap.slowdown is None:
+        return "try" if option.throughput_gain > 0 else "no"
+    return "no" if option.throughput_high < 0 else "noise"
 
 
 def _memory_left(option: Option) -> str:
@@ -124,13 +161,25 @@ def _memory_left(option: Option) -> str:
 
 def _refused_table(plan: Plan) -> Table:
     table = Table(columns=("refused", "why"))
-    table.rows += [(describe(one.change), one.reason) for one in plan.refused]
+    table.rows += [(_refused_name(one), one.reason) for one in plan.refused]
     return table
+
+
+def _refused_name(one: Refused) -> str:
+    if one.lever == "split" and one.change.split is None:
+        return "another split"
+    return describe(one.change)
 
 
 def _notes(plan: Plan) -> list[str]:
     notes = sorted({said for option in plan.options for said in option.assumptions})
     notes = [f"assumed: {said}" for said in notes]
+    if plan.baseline.memory is None:
+        notes.append(
+            "memory: unknown, the traces do not tell how it grows; nothing is held against it"
+        )
+    elif None in plan.baseline.limits:
+        notes.append("memory: the limit of a device is unknown; say it with --memory-limit")
     if plan.partition is not None and plan.partition.lower_bound_s is not None:
         bound = show_duration(plan.partition.lower_bound_s * NS_PER_S)
         proof = "no split is quicker" if plan.partition.exact else "the quickest split found"
@@ -139,11 +188,18 @@ def _notes(plan: Plan) -> list[str]:
     return notes
 
 
-def _applied(plan: Plan, option: Option, framework: str) -> list[str]:
-    return [
-        f"for {framework}:",
-        *emit(framework, option.change, plan.baseline.setting).splitlines(),
-    ]
+def _applied(plan: Plan, framework: str) -> list[str]:
+    """Write the best option that a framework can be told."""
+    reason = "nothing is recommended"
+    for number, option in enumerate(plan.recommended):
+        try:
+            text = emit(framework, option.change, plan.baseline.setting)
+        except UsageError as error:
+            reason = reason if number else error.message
+            continue
+        better = [f"# the options before it cannot be written: {reason}"] if number else []
+        return [f"for {framework}, {describe(option.change)}:", *better, *text.splitlines()]
+    return [f"for {framework}: nothing to write ({reason})"]
 
 
 def plan_json(plan: Plan, bottleneck: str, gaps: Sequence[Gap]) -> dict[str, Any]:

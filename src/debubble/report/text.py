@@ -76,7 +76,8 @@ def print_page(page: Page, console: Console) -> None:
     if page.notes:
         console.print()
     for note in page.notes:
-        console.print(_safe(note), soft_wrap=True)
+        # As it is: a note may be lines to paste, and markup would double a backslash at an end.
+        console.print(Text(printable(note)), soft_wrap=True)
     _print_gaps(page.gaps, console)
     if page.next_command:
         console.print()

@@ -133,28 +133,28 @@ class EventGraph:
 def _levels(events: int, target: I64, source: I64) -> I64:
     """Return how many edges the longest way to each event has."""
     order = np.argsort(source, kind="stable")
-    sorted_target = target[order]
-    begin = np.searchsorted(source[order], np.arange(events + 1))
-    missing = np.bincount(target, minlength=events)
-    level = np.zeros(events, dtype=np.int64)
-    ready = np.flatnonzero(missing == 0)
-    number = done = 0
-    while len(ready):
-        level[ready] = number
-        done += len(ready)
-        number += 1
-        counts = begin[ready + 1] - begin[ready]
-        starts = np.repeat(begin[ready] - np.concatenate(([0], np.cumsum(counts)[:-1])), counts)
-        reached = sorted_target[starts + np.arange(counts.sum())]
-        np.subtract.at(missing, reached, 1)
-        reached = np.unique(reached)
-        ready = reached[missing[reached] == 0]
+    reached = target[order].tolist()
+    begin = np.searchsorted(source[order], np.arange(events + 1)).tolist()
+    missing = np.bincount(target, minlength=events).tolist()
+    level = [0] * events
+    ready = [event for event, count in enumerate(missing) if not count]
+    done = 0
+    while ready:
+        event = ready.pop()
+        done += 1
+        after = level[event] + 1
+        for one in reached[begin[event] : begin[event + 1]]:
+            if level[one] < after:  # noqa: PLR1730 (`max` takes three times as long here)
+                level[one] = after
+            missing[one] -= 1
+            if not missing[one]:
+                ready.append(one)
     if done < events:
         raise OrderCycle(
             "passes and messages wait for each other in a circle",
             hint="the traces are of different runs or steps, or their order was not understood",
         )
-    return level
+    return np.array(level, dtype=np.int64)
 
 
 def _turns(target: I64, events: int) -> I64:

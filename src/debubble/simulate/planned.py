@@ -80,8 +80,10 @@ class _Tables:
                 self.batch_before.append(NONE if queue is None else last_of_queue.get(queue, NONE))
                 if queue is not None:
                     last_of_queue[queue] = row
-                self.sent.update(dict.fromkeys(step.sends, row))
-                self.received.update(dict.fromkeys(step.receives, row))
+                for result in step.sends:
+                    self.sent[result] = row
+                for result in step.receives:
+                    self.received[result] = row
                 continue
             first = len(self.pass_rows)
             if len(step) > 1:

@@ -13,8 +13,10 @@ import numpy as np
 
 from debubble.costs.activity import trailing_activity
 from debubble.costs.pass_model import WHOLE, PassModel
+from debubble.errors import UsageError
 from debubble.schedules import Order
 from debubble.simulate.communication import Communication
+from debubble.simulate.covered import covered_ns
 from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.planned import plan_program
@@ -48,7 +50,7 @@ class WhatIf:
     pass_scale: float = 1.0
     message_scale: float = 1.0
     compute_slowdown: float = 1.0
-    """Of compute while messages travel, where they overlap."""
+    """Of compute, while messages of its rank travel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +66,20 @@ class Prediction:
     program: Program
 
 
-def predict(source: Source, what_if: WhatIf, *, draws: int = 200, seed: int = 0) -> Prediction:
-    """Simulate a changed run many times over."""
+def predict(
+    source: Source,
+    what_if: WhatIf,
+    *,
+    draws: int = 200,
+    seed: int = 0,
+    engine: Engine | None = None,
+) -> Prediction:
+    """Simulate a changed run many times over; who has its engine already may hand it over."""
     random = np.random.default_rng(seed)
-    program = plan_program(
-        what_if.order, what_if.communication, rendezvous=not source.wires.buffers
-    )
-    engine = Engine(program)
+    if engine is None:
+        rendezvous = not source.wires.buffers
+        engine = Engine(plan_program(what_if.order, what_if.communication, rendezvous=rendezvous))
+    program = engine.program
     base = _log_lengths(program, source.passes, what_if)
     noise = random.choice(source.passes.residuals, size=(len(base), draws))
     slope = np.maximum(random.normal(source.passes.slope, source.passes.slope_spread, draws), 0.0)
@@ -79,11 +88,15 @@ def predict(source: Source, what_if: WhatIf, *, draws: int = 200, seed: int = 0)
     seen = _mean_activity(source)
     fixed = _other_lengths(program, source, what_if, random.choice, draws)
     activity = np.full((len(base), draws), seen)
-    for _ in range(_ROUNDS if source.passes.slope else 1):
+    besides, beside = 1 - 1 / what_if.compute_slowdown, np.zeros((len(base), draws))
+    for _ in range(_ROUNDS if source.passes.slope or besides else 1):
         slowed = slope * activity - (slope - source.passes.slope) * seen
-        lengths = np.rint(np.exp(base[:, None] + slowed + noise)).astype(np.int64)
-        times = engine.run(Lengths(passes=lengths, **fixed))
-        activity = trailing_activity(times.pass_start, times.pass_end)
+        lengths = np.exp(base[:, None] + slowed + noise) + beside
+        times = engine.run(Lengths(passes=np.rint(lengths).astype(np.int64), **fixed))
+        if source.passes.slope:
+            activity = trailing_activity(times.pass_start, times.pass_end)
+        if besides:
+            beside = besides * covered_ns(program, times)
     return _summarise(program, times, source, random)
 
 
@@ -112,15 +125,15 @@ def _mean_activity(source: Source) -> float:
 
 def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
     passes = program.passes
-    logs = np.zeros(len(passes))
     weights = np.array(what_if.weights)
     splits = bool((passes.kind == PassKind.I).any())
-    for row in range(len(passes)):
-        stage, kind = int(passes.stage[row]), int(passes.kind[row])
-        first = int(passes.microbatch[row]) == 0
-        logs[row] = _log_length(
-            model, kind, first=first, place=int(passes.place[row]), ends=splits and stage == 0
-        )
+    columns = (passes.kind, passes.microbatch == 0, passes.place, splits & (passes.stage == 0))
+    known: dict[tuple[int, bool, int, bool], float] = {}
+    classes = list(zip(*(column.tolist() for column in columns), strict=True))
+    for kind, first, place, ends in set(classes):
+        length = _log_length(model, kind, first=first, place=place, ends=ends)
+        known[kind, first, place, ends] = length
+    logs = np.array([known[one] for one in classes])
     scaled: F64 = logs + np.log(np.maximum(weights[passes.stage], 1e-9) * what_if.pass_scale)
     return scaled
 
@@ -153,16 +166,23 @@ def _whole_backward(model: PassModel, *, first: bool, place: int) -> float:
         model.log_ns(PassKind.W, first=first, place=place),
     ]
     if None in halves:
-        raise ValueError("the run has no backward passes to plan with")
+        raise UsageError(
+            "the run has no backward passes to plan with",
+            hint="a run of forward passes is planned as forward-only",
+        )
     return float(np.log(sum(np.exp(half) for half in halves if half is not None) / _SPLIT_COSTS))
+
+
+def usual_factor(source: Source) -> float:
+    """Return what passes take on average, against their base: alone, in the middle."""
+    spread = float(np.exp(source.passes.residuals).mean())
+    return float(np.exp(source.passes.slope * _mean_activity(source))) * spread
 
 
 def mean_lengths(program: Program, source: Source, what_if: WhatIf) -> Lengths:
     """Return every pass and message at its mean: one run, to compare candidates by."""
     logs = _log_lengths(program, source.passes, what_if)
-    spread = float(np.exp(source.passes.residuals).mean())
-    slowed = source.passes.slope * _mean_activity(source)
-    passes = np.rint(np.exp(logs + slowed) * spread).astype(np.int64)
+    passes = np.rint(np.exp(logs) * usual_factor(source)).astype(np.int64)
     fixed = _other_lengths(program, source, what_if, _mean_of, 1)
     return Lengths(passes=passes, **{name: _flat(column) for name, column in fixed.items()})
 

@@ -20,14 +20,17 @@ def lower_for_runtime(wiring: Wiring, *, defer: bool = False) -> list[HostProgra
     """Write each rank's program as torch does; `defer` as with `defer_pp_recv`."""
     programs: list[HostProgram] = [[] for _ in wiring.cells]
     underway: set[Result] = set()
-    turns = [list(_turns(cells))[::-1] for cells in wiring.cells]
+    turns = [
+        [(cell, frozenset(wiring.needs(cell))) for cell in _turns(cells)][::-1]
+        for cells in wiring.cells
+    ]
     while any(turns):
         moved = False
         for rank, rest in enumerate(turns):
-            if not rest or not all(need in underway for need in wiring.needs(rest[-1])):
+            if not rest or not rest[-1][1] <= underway:
                 continue
             moved = True
-            cell = rest.pop()
+            cell, _ = rest.pop()
             if not cell:
                 continue
             programs[rank].append(cell)

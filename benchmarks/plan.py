@@ -1,0 +1,79 @@
+"""How long planning takes: every lever of a large pipeline, from a run that was simulated.
+
+Bar: 96 layers on 16 ranks, up to 64 microbatches, all schedules, in a second of one core. CPU time
+counts, for others may be using the machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import numpy as np
+
+from debubble.plan.baseline import Baseline, measure_baseline
+from debubble.plan.plan import Plan, make_plan
+from debubble.plan.prepared import engine_for, order_for
+from debubble.schedules import order_of
+from debubble.simulate.as_timeline import as_timeline
+from debubble.simulate.communication import Communication
+from debubble.simulate.engine import Engine
+from debubble.simulate.given_lengths import GivenCosts, give_lengths
+from debubble.simulate.planned import plan_program
+from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.model import PassKind, Timeline
+
+LAYERS, RANKS, MICROBATCHES, MOST = 96, 16, 32, 64
+LAYER_NS, WIRE_NS = {PassKind.F: 1_000_000, PassKind.B: 2_000_000}, 400_000
+REPEATS = 5
+BAR_S = 1.0
+
+
+def simulate_run() -> tuple[Timeline, tuple[int, ...]]:
+    """Run 1F1B with an uneven split and unsteady passes."""
+    each = LAYERS // RANKS
+    split = (each - 1, *(each,) * (RANKS - 2), each + 1)
+    order = order_of("1f1b", RANKS, MICROBATCHES)
+    program = plan_program(order, Communication.FUSED)
+    costs = GivenCosts(
+        passes={kind: np.array(split) * ns for kind, ns in LAYER_NS.items()},
+        one_way=WIRE_NS,
+    )
+    lengths = give_lengths(program, costs)
+    random = np.random.default_rng(0)
+    lengths.passes[:] = np.rint(lengths.passes * random.normal(1.0, 0.03, len(lengths.passes)))
+    return as_timeline(program, Engine(program).run(lengths)), split
+
+
+def plan_once(timeline: Timeline, split: tuple[int, ...]) -> tuple[Baseline, Plan, float]:
+    """Fit the run and weigh everything."""
+    engine_for.cache_clear()
+    order_for.cache_clear()
+    began = time.process_time()
+    baseline = measure_baseline(timeline, measure_pipeline(timeline, 0), layers=split)
+    plan = make_plan(baseline, timeline, most_microbatches=MOST)
+    return baseline, plan, time.process_time() - began
+
+
+def main() -> None:
+    """Print the seconds of a few plans."""
+    timeline, split = simulate_run()
+    times = []
+    for _ in range(REPEATS):
+        _, plan, seconds = plan_once(timeline, split)
+        times.append(seconds)
+    middle = statistics.median(times)
+    print(
+        f"{LAYERS} layers, {RANKS} ranks, {MICROBATCHES} to {MOST} microbatches: "
+        f"{len(plan.options)} options, {len(plan.refused)} refused"
+    )
+    print(
+        f"plan, all levers: {middle:.2f} s ({min(times):.2f}-{max(times):.2f}), "
+        f"bar <= {BAR_S:.0f} s: {'holds' if middle <= BAR_S else 'MISSED'}"
+    )
+    sys.exit(middle > BAR_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Each lever on simulated runs: what it proposes, and what it refuses with which words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planned_runs import MS, planned_run
+from played_memory import ACTIVATION, BATCH, MESSAGE, played_run
+
+from debubble.costs.memory import fit_memory
+from debubble.errors import UsageError
+from debubble.plan.baseline import even_split
+from debubble.plan.change import Change
+from debubble.plan.option import Idea, headroom_after, weigh
+from debubble.plan.plan import make_plan
+from debubble.report.plan import plan_json, plan_page
+
+LAYERS = (4, 4, 4, 4)
+
+
+def with_memory(name, microbatches, limit):
+    """A run of four ranks whose memory was played block by block."""
+    baseline, timeline = planned_run(name, 4, microbatches, split=LAYERS)
+    memory = fit_memory([played_run(name, 4, microbatches, LAYERS)])
+    return replace(baseline, memory=memory, limits=(float(limit),) * 4), timeline
+
+
+def peak_after(baseline, **change):
+    return max(one.peak_bytes for one in headroom_after(baseline, Change(**change)))
+
+
+def refusals(plan):
+    return {(one.change.schedule or one.lever): one.reason for one in plan.refused}
+
+
+def test_gpipe_holds_all_microbatches_and_is_refused_over_the_limit():
+    baseline, timeline = with_memory("gpipe", 8, limit=1e9)
+    now = peak_after(baseline)
+    grown = peak_after(baseline, microbatches=16)
+    assert grown - now == pytest.approx(8 * (4 * ACTIVATION + BATCH + 2 * MESSAGE), rel=0.1)
+    baseline = replace(baseline, limits=((now + grown) / 2,) * 4)
+    plan = make_plan(baseline, timeline)
+    counts = {one.change for one in plan.options if one.lever == "microbatches"}
+    assert Change(microbatches=16) not in counts
+    assert Change(microbatches=16, hold="batch") in counts
+    refused = [one for one in plan.refused if one.change == Change(microbatches=16)]
+    assert ["more memory than it has" in one.reason for one in refused] == [True]
+
+
+def test_1f1b_holds_no_more_activations_with_more_microbatches_than_ranks():
+    baseline, timeline = with_memory("1f1b", 8, limit=1e9)
+    now, buffers = peak_after(baseline), BATCH + 2 * MESSAGE
+    assert peak_after(baseline, microbatches=16) <= now + 8 * buffers * 1.01
+    baseline = replace(baseline, limits=(now + 8 * buffers * 1.01,) * 4)
+    assert Change(microbatches=16) in {one.change for one in make_plan(baseline, timeline).options}
+
+
+def test_more_microbatches_come_with_the_size_held_and_with_the_batch_held():
+    baseline, timeline = planned_run("1f1b", 4, 8, split=LAYERS)
+    plan = make_plan(baseline, timeline)
+    found = {one.change.hold: one for one in plan.options if one.change.microbatches == 16}
+    assert set(found) == {"microbatch", "batch"}
+    grown, cut = found["microbatch"], found["batch"]
+    # (16 + 3) / 16 for each microbatch against (8 + 3) / 8.
+    for one in (grown, cut):
+        assert one.throughput_gain == pytest.approx(11 / 8 * 16 / 19 - 1, abs=0.01)
+    assert grown.window_ns == pytest.approx(2 * cut.window_ns, rel=0.02)
+    assert grown.latency_gain < 0 < cut.latency_gain
+
+
+def test_no_more_microbatches_are_tried_than_asked_for():
+    baseline, timeline = planned_run("1f1b", 4, 8, split=LAYERS)
+    plan = make_plan(baseline, timeline, most_microbatches=16)
+    assert max(one.change.microbatches or 0 for one in plan.options) == 16
+
+
+def test_dualpipe_v_with_fewer_microbatches_than_stages_is_refused():
+    baseline, timeline = planned_run("1f1b", 4, 4, split=LAYERS)
+    reason = refusals(make_plan(baseline, timeline))["dualpipe-v"]
+    assert reason == "dualpipe-v needs a microbatch for each of 8 stages, not 4"
+
+
+def test_interleaved_schedules_are_refused_where_rounds_are_unequal():
+    baseline, timeline = planned_run("1f1b", 3, 7, split=(4, 4, 4))
+    refused = refusals(make_plan(baseline, timeline))
+    for name in ("interleaved-1f1b", "interleaved-zb"):
+        assert "cannot cut 7 microbatches into 2 equal rounds" in refused[name]
+
+
+def test_schedules_with_more_stages_than_layers_are_refused():
+    baseline, timeline = planned_run("1f1b", 4, 8, split=(1, 2, 2, 1))
+    refused = refusals(make_plan(baseline, timeline))
+    for name in ("interleaved-1f1b", "zbv", "dualpipe-v", "looped-bfs", "interleaved-zb"):
+        assert refused[name] == "6 layers cannot fill 8 stages"
+    with pytest.raises(UsageError, match="3 layers cannot fill 4 stages"):
+        even_split(3, 4)
+
+
+def test_an_uneven_split_is_evened_out_and_its_gain_is_that_of_the_formula():
+    baseline, timeline = planned_run("1f1b", 4, 8, split=(3, 3, 3, 7))
+    plan = make_plan(baseline, timeline)
+    split = next(one for one in plan.options if one.lever == "split")
+    assert split.change.split == LAYERS
+    assert plan.partition.exact
+    # An even split takes (8 + 3) x 4 layers of 15 ms.
+    assert split.window_ns == pytest.approx(11 * 4 * 15 * MS, rel=0.001)
+    assert plan.partition.lower_bound_s <= split.window_ns / 1e9 * 1.000001
+
+
+def test_a_split_that_does_not_fit_memory_is_not_proposed():
+    baseline, timeline = with_memory("1f1b", 8, limit=1e9)
+    even = weigh(baseline, Idea(lever="split", change=Change(split=LAYERS)))
+    peaks = [one.peak_bytes for one in even.headroom]
+    limits = (peaks[0] * 0.9, *(2 * peak for peak in peaks[1:]))
+    plan = make_plan(replace(baseline, limits=limits), timeline)
+    assert plan.partition.split[0] < 4
+    for option in plan.options:
+        assert option.fits_memory
+
+
+def test_nothing_to_gain_is_said():
+    baseline, timeline = planned_run("forward-only", 2, 128, split=(4, 4))
+    plan = make_plan(baseline, timeline, most_microbatches=128)
+    assert plan.recommended == ()
+    assert plan_page(plan, "", (), None, "").answer.startswith("Nothing to change")
+
+
+def test_what_is_the_bottleneck_is_said_first_and_what_helps_after_it():
+    plan = make_plan(*planned_run("1f1b", 4, 8, split=(3, 3, 3, 7)))
+    page = plan_page(plan, "the bubble is not your bottleneck: hosts are", (), None, "")
+    assert page.answer == "The bubble is not your bottleneck: hosts are."
+    best = plan.recommended[0].throughput_gain
+    assert f"{best:+.0%}" in page.findings[0]
+    assert plan_json(plan, "hosts are", ())["bottleneck"] == "hosts are"
+
+
+def test_without_memory_in_the_run_it_is_said_to_be_unknown():
+    plan = make_plan(*planned_run("1f1b", 4, 8, split=LAYERS))
+    assert {one.fits_memory for one in plan.options} == {None}
+    page = plan_page(plan, "", (), None, "")
+    assert any(note.startswith("memory: unknown") for note in page.notes)
+
+
+def test_without_layers_stages_cannot_move_and_the_rest_is_planned():
+    plan = make_plan(*planned_run("1f1b", 4, 8))
+    refused = refusals(plan)
+    assert "layers" in refused["split"]
+    assert "layers" in refused["zbv"]
+    assert {"microbatches", "schedule"} <= {one.lever for one in plan.options}
+
+
+def test_one_microbatch_can_be_planned_with():
+    plan = make_plan(*planned_run("gpipe", 4, 1, split=LAYERS))
+    assert {"microbatches", "combined"} & {one.lever for one in plan.recommended}
+
+
+def test_the_same_run_gives_the_same_plan():
+    run = planned_run("1f1b", 4, 8, split=LAYERS, noise=0.05, wire_ns=MS)
+    first, second = (plan_json(make_plan(*run), "", ()) for _ in range(2))
+    assert first == second

@@ -1,0 +1,115 @@
+"""Plans of recorded runs, and the lines that they write for each framework."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+from console import type_command
+from pasted import flags_of, paste_exports
+
+from debubble.plan.emit import EMITTERS
+
+RECORDED = "tests/data/h200/1f1b_p2_m4"
+
+
+def plan_of(folder, *flags, cwd):
+    answer = type_command(f"debubble plan {folder} --json {' '.join(flags)}", cwd)
+    assert answer.code == 0, answer.text
+    return json.loads(answer.text)
+
+
+@pytest.fixture(scope="module")
+def uneven(recorded_data, tmp_path_factory):
+    return plan_of(recorded_data / "1f1b_m8_split3337", cwd=tmp_path_factory.mktemp("plan"))
+
+
+def split_option(plan):
+    return next(one for one in plan["options"] if one["lever"] == "split")
+
+
+def test_an_uneven_run_is_told_its_even_split(uneven):
+    assert uneven["baseline"]["split"] == [3, 3, 3, 7]
+    assert split_option(uneven)["change"] == {"split": [4, 4, 4, 4]}
+    assert split_option(uneven)["recommended"]
+    # The even split, run for real, took 298 ms, and 286 to 303 from launch to launch.
+    low, high = split_option(uneven)["interval"]["batch_latency_s"]
+    assert low < 0.298 < high
+
+
+def test_its_lines_cut_the_model_evenly_in_every_framework(uneven):
+    apply = split_option(uneven)["apply"]
+    assert set(apply) == set(EMITTERS) - {"csv"}
+    cuts = next(
+        node.value
+        for node in ast.parse(apply["torch"]).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "split_spec"
+    )
+    assert [ast.literal_eval(key) for key in cuts.keys] == ["layers.4", "layers.8", "layers.12"]
+    assert paste_exports(apply["vllm"])["VLLM_PP_LAYER_PARTITION"] == "4,4,4,4"
+    assert paste_exports(apply["sglang"])["SGLANG_PP_LAYER_PARTITION"] == "4,4,4,4"
+    layout = flags_of(apply["megatron"])["--pipeline-model-parallel-layout"]
+    assert layout == ["Et*4|(t*4|)*2,t*4L"]  # as Megatron folds equal stages
+    parts = flags_of(apply["torchtitan"])["--parallelism.module_fqns_per_model_part"]
+    assert [part.count("layers.") for part in parts] == [4, 4, 4, 4]
+
+
+def test_every_recommended_option_can_be_written_for_torch_or_as_an_order(uneven):
+    for option in uneven["options"]:
+        if option["recommended"]:
+            assert {"torch", "csv"} & set(option["apply"])
+
+
+def test_emitted_lines_are_printed_as_they_are(tmp_path):
+    plan = plan_of(RECORDED, cwd=tmp_path)
+    best = next(one for one in plan["options"] if "torch" in one["apply"] and one["recommended"])
+    answer = type_command(f"debubble plan {RECORDED} --emit torch", tmp_path)
+    assert best["apply"]["torch"].strip() in answer.text
+
+
+def test_a_framework_that_can_be_told_nothing_recommended_gets_the_reason(tmp_path):
+    answer = type_command(f"debubble plan {RECORDED} --emit vllm", tmp_path)
+    assert answer.code == 0
+    assert "for vllm: nothing to write (vLLM cannot be told" in answer.text
+
+
+def test_ranks_and_options_are_in_order_and_complete(uneven):
+    gains = [one["throughput_gain_fraction"] for one in uneven["options"]]
+    assert gains == sorted(gains, reverse=True)
+    levers = {one["lever"] for one in uneven["options"]}
+    assert levers == {"split", "microbatches", "schedule", "overlap", "combined"}
+    for one in uneven["options"]:
+        low, high = one["interval"]["batch_latency_s"]
+        assert low < one["numbers"]["batch_latency_s"] < high
+        assert len(one["headroom_bytes"]) == 4
+
+
+def test_a_limit_below_the_measured_peak_refuses_everything(tmp_path):
+    plan = plan_of(RECORDED, "--memory-limit", "1GiB", cwd=tmp_path)
+    assert plan["options"] == []
+    assert plan["refused"]
+    assert plan["verdict"].startswith("No memory to plan with: a rank already takes")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--layers 1,1", "adds up to 2, and the traces show 16 layers"),
+        ("--layers 8,8,8", "the run has 2 stages"),
+        ("--layers 0,16", "is no split"),
+        ("--schedule nope", "no schedule is called 'nope'"),
+        ("--emit jax", "no framework is called 'jax'"),
+        ("--schedule forward-only", "the run has backward passes"),
+        ("--pipeline 3", "there is no pipeline 3"),
+        ("--memory-limit lots", "lots"),
+        ("--max-microbatches 0", "0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_a_hint(flags, said, tmp_path):
+    answer = type_command(f"debubble plan {RECORDED} {flags}", tmp_path)
+    assert answer.code == 2
+    assert answer.text.startswith("error: ")
+    assert said in answer.text
+    assert "Traceback" not in answer.text
+    assert "hint: " in answer.text
