@@ -218,7 +218,7 @@ def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[f
 
 def stages_of(order: Order) -> int:
     """Return how many stages an order has."""
-    return 1 + max(map(attrgetter("stage"), chain.from_iterable(order)))
+    return 1 + int(max(map(attrgetter("stage"), chain.from_iterable(order))))
 
 
 def even_split(layers: int, stages: int) -> tuple[int, ...]:
