@@ -10,6 +10,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 ├── NoPipeline           traces without a pipeline in them
 ├── NoSplitFits          the layers do not fit the stages' memory, however they are split
 ├── CaptureError         a job or a server could not be captured
+├── StoreError           the history cannot be read or written
 └── DemoError            the demo's own pipeline failed
 """
 
@@ -79,6 +80,10 @@ class NoSplitFits(DebubbleError):
 
 class CaptureError(DebubbleError):
     """A job or a server could not be captured."""
+
+
+class StoreError(DebubbleError):
+    """The history cannot be read or written."""
 
 
 class DemoError(DebubbleError):

@@ -19,6 +19,8 @@ VERBS = {
     "simulate": "What if? A schedule run with costs of your own, or a measured run changed.",
     "plan": "What should I change? Every lever ranked by what it buys, ready to paste.",
     "capture": "Take the traces: of a job on all its ranks, or of a serving engine.",
+    "compare": "Did it work? The run after a change against the one before: one verdict.",
+    "history": "What happened over time? The record of measurements, by name.",
     "demo": "Show me: a real four-stage pipeline on this machine, no GPU needed.",
 }
 

@@ -34,6 +34,9 @@ _WORDS = frozenset(
         "pass",
         "hop",
         "number",
+        "differs",
+        "name",
+        "tags",
     }
 )
 

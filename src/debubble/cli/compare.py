@@ -1,0 +1,155 @@
+"""`debubble compare`: did it work? One verdict, and an exit code for CI."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from debubble.cli.find import EXIT_FAILED
+from debubble.cli.measuring import join, measure_traces, recall, with_tokens
+from debubble.cli.options import (
+    exit_strictly,
+    limits_from,
+    output_options,
+    print_answer,
+    trace_options,
+)
+from debubble.errors import Gap, UsageError
+from debubble.measure.compare import DEFAULT_THRESHOLD, compare
+from debubble.measure.comparison import Verdict
+from debubble.measure.measurement import Measurement
+from debubble.report.compare import compare_json, compare_markdown, compare_page
+from debubble.trace.source import Limits
+from debubble.units import parse_bytes, parse_share
+
+
+@click.command("compare")
+@click.argument("before")
+@click.argument("after")
+@click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
+@click.option(
+    "--threshold",
+    metavar="SHARE",
+    default=f"{DEFAULT_THRESHOLD:.0%}",
+    show_default=True,
+    help="The smallest change that matters.",
+)
+@click.option(
+    "--target-batch", type=float, metavar="N", help="Microbatches that both must have a step."
+)
+@click.option("--tokens", metavar="N[,N]", help="Tokens of a microbatch, before and after.")
+@click.option("--memory-limit", metavar="SIZE", help="Of each device, such as 80GiB.")
+@click.option("--fail-on", metavar="VERDICT,...", help="Exit with 1 on these verdicts.")
+@click.option("--markdown", is_flag=True, help="Print Markdown, for a pull request.")
+@click.option("--store", metavar="URL", help="Where names are kept: sqlite:///… or postgresql://…")
+@trace_options
+@output_options
+def command(  # noqa: PLR0913 (one argument a flag)
+    *,
+    before: str,
+    after: str,
+    pipeline: int | None,
+    threshold: str,
+    target_batch: float | None,
+    tokens: str | None,
+    memory_limit: str | None,
+    fail_on: str | None,
+    markdown: bool,
+    store: str | None,
+    capture: str | None,
+    rank: int | None,
+    max_inflated: str,
+    max_ratio: float,
+    as_json: bool,
+    strict: bool,
+    color: str,
+    quiet: bool,
+) -> None:
+    """Hold the run AFTER a change against the one BEFORE: traces, or names in the history.
+
+    Commas join captures of one setting.
+    """
+    if markdown and as_json:
+        raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
+    if target_batch is not None and target_batch <= 0:
+        raise UsageError("--target-batch is a number of microbatches, 1 or more")
+    failing = parse_verdicts(fail_on)
+    counts = parse_tokens(tokens)
+    limits = limits_from(max_inflated, max_ratio)
+    sides: list[Measurement] = []
+    gaps: list[Gap] = []
+    for words, count in zip((before, after), counts, strict=True):
+        side, missing = _measure(words, limits, capture, rank, pipeline, store, quiet=quiet)
+        sides.append(with_tokens(side, count))
+        gaps += missing
+    found = compare(
+        *sides,
+        threshold=parse_share(threshold),
+        target_batch=target_batch,
+        limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
+    )
+    if markdown:
+        click.echo(compare_markdown(found))
+    else:
+        page = compare_page(found, gaps, "" if quiet else _next_command(after, found.verdict))
+        print_answer(page, compare_json(found, gaps), as_json=as_json, color=color)
+    exit_strictly(tuple(gaps), strict=strict)
+    if found.verdict in failing:
+        raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _next_command(after: str, verdict: Verdict) -> str:
+    """Name what to look at next, where AFTER is one place."""
+    if not Path(after).exists():
+        return ""
+    verb = "find" if verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE) else "plan"
+    return f"debubble {verb} {shlex.quote(after)}"
+
+
+def parse_verdicts(text: str | None) -> frozenset[Verdict]:
+    """Read `worse,unsafe_memory`."""
+    if text is None:
+        return frozenset()
+    known = [verdict.value for verdict in Verdict]
+    words = [word.strip() for word in text.split(",")]
+    wrong = [word for word in words if word not in known]
+    if wrong:
+        raise UsageError(f"{wrong[0]!r} is no verdict", hint=f"some of {', '.join(known)}")
+    return frozenset(Verdict(word) for word in words)
+
+
+def parse_tokens(text: str | None) -> tuple[int | None, int | None]:
+    """Read `4096`, or `4096,2048`: before and after."""
+    if text is None:
+        return None, None
+    parts = text.split(",")
+    if len(parts) > 2 or not all(part.strip().isdigit() and int(part) for part in parts):
+        raise UsageError(f"{text!r} is no number of tokens", hint="write 4096, or 4096,2048")
+    return int(parts[0]), int(parts[-1])
+
+
+def _measure(  # noqa: PLR0913, PLR0917 (the options that choose a run)
+    words: str,
+    limits: Limits,
+    capture: str | None,
+    rank: int | None,
+    pipeline: int | None,
+    store: str | None,
+    *,
+    quiet: bool,
+) -> tuple[Measurement, tuple[Gap, ...]]:
+    """Take each word for traces, or for a name in the history where nothing is called so."""
+    parts: list[tuple[Measurement, tuple[Gap, ...]]] = []
+    for word in filter(None, words.split(",")):
+        kept = recall(word, store)
+        parts += [(one, ()) for one in kept]
+        if not kept:
+            one = measure_traces(
+                [word], limits=limits, capture=capture, rank=rank, pipeline=pipeline, quiet=quiet
+            )
+            parts.append(one)
+    if not parts:
+        raise UsageError(f"{words!r} names no run", hint="give traces, or names in the history")
+    return join(parts)

@@ -1,0 +1,158 @@
+"""`debubble history`: the record of measurements, by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from debubble.cli.measuring import measure_traces, store_url, with_tokens
+from debubble.cli.options import (
+    exit_strictly,
+    limits_from,
+    output_options,
+    print_answer,
+    trace_options,
+)
+from debubble.errors import UsageError
+from debubble.measure.store import Record, Store
+from debubble.report.history import history_csv, history_json, history_page
+
+store_option = click.option("--store", metavar="URL", help="sqlite:///… or postgresql://…")
+
+
+@click.group("history", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Keep measurements by name, and hold later runs against them."""
+
+
+@command.command("add")
+@click.argument("traces", nargs=-1, required=True)
+@click.option("--name", required=True, help="What to call it; a name may hold several captures.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="More to remember.")
+@click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="Of a microbatch.")
+@click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
+@store_option
+@trace_options
+@output_options
+def add(  # noqa: PLR0913 (one argument a flag)
+    *,
+    traces: tuple[str, ...],
+    name: str,
+    tags: tuple[str, ...],
+    tokens: int | None,
+    pipeline: int | None,
+    store: str | None,
+    capture: str | None,
+    rank: int | None,
+    max_inflated: str,
+    max_ratio: float,
+    as_json: bool,
+    strict: bool,
+    color: str,
+    quiet: bool,
+) -> None:
+    """Measure the run of TRACES and keep it."""
+    if not name or "," in name:
+        raise UsageError("a name is a word without commas", hint="commas join names in compare")
+    pairs = parse_tags(tags)
+    limits = limits_from(max_inflated, max_ratio)
+    one, gaps = measure_traces(
+        traces, limits=limits, capture=capture, rank=rank, pipeline=pipeline, quiet=quiet
+    )
+    kept = with_tokens(one, tokens)
+    with opened(store) as history:
+        now_s = time.time()
+        number = history.add(name, kept, now_s=now_s, tags=pairs)
+    record = Record(number=number, name=name, created_s=now_s, measurement=kept, tags=pairs)
+    page = history_page([record])
+    page.answer = f"Kept as {name}."
+    page.gaps = list(gaps)
+    print_answer(page, history_json([record]), as_json=as_json, color=color)
+    exit_strictly(gaps, strict=strict)
+
+
+@command.command("list")
+@store_option
+@output_options
+def list_all(*, store: str | None, as_json: bool, strict: bool, color: str, quiet: bool) -> None:
+    """List all measurements, oldest first."""
+    del strict, quiet
+    with opened(store) as history:
+        records = history.records()
+    print_answer(history_page(records), history_json(records), as_json=as_json, color=color)
+
+
+@command.command("show")
+@click.argument("name")
+@store_option
+@output_options
+def show(  # noqa: PLR0913 (one argument a flag)
+    *, name: str, store: str | None, as_json: bool, strict: bool, color: str, quiet: bool
+) -> None:
+    """Show the measurements of one NAME; with --json every sample."""
+    del strict, quiet
+    with opened(store) as history:
+        records = history.named(name)
+    data = history_json(records, whole=True)
+    print_answer(history_page(records), data, as_json=as_json, color=color)
+
+
+@command.command("tag")
+@click.argument("name")
+@click.argument("tags", nargs=-1, required=True)
+@store_option
+def tag(*, name: str, tags: tuple[str, ...], store: str | None) -> None:
+    """Tag the measurements of NAME: TAGS are KEY=VALUE."""
+    pairs = parse_tags(tags)
+    with opened(store) as history:
+        count = history.tag(name, pairs)
+    click.echo(f"{count} tagged.")
+
+
+@command.command("export")
+@click.option("--csv", "as_csv", is_flag=True, help="A row a step, instead of JSON.")
+@store_option
+def export(*, as_csv: bool, store: str | None) -> None:
+    """Write every sample of every measurement to stdout."""
+    with opened(store) as history:
+        records = history.records()
+    if as_csv:
+        click.echo(history_csv(records), nl=False)
+        return
+    from json import dumps  # noqa: PLC0415
+
+    click.echo(dumps(history_json(records, whole=True), indent=2, allow_nan=False))
+
+
+@command.command("prune")
+@click.option(
+    "--keep", type=click.IntRange(min=0), required=True, metavar="N", help="Newest of each name."
+)
+@click.option("--name", help="Of this name alone.")
+@store_option
+def prune(*, keep: int, name: str | None, store: str | None) -> None:
+    """Drop all but the newest measurements of each name."""
+    with opened(store) as history:
+        count = history.prune(keep=keep, name=name)
+    click.echo(f"{count} dropped.")
+
+
+def parse_tags(words: tuple[str, ...]) -> dict[str, str]:
+    """Read `commit=abc`."""
+    wrong = [word for word in words if not word.partition("=")[0] or "=" not in word]
+    if wrong:
+        raise UsageError(f"{wrong[0]!r} is no tag", hint="write it as commit=abc")
+    return {word.partition("=")[0]: word.partition("=")[2] for word in words}
+
+
+@contextmanager
+def opened(url: str | None) -> Iterator[Store]:
+    """Lend the store at a URL, or the user's own."""
+    store = Store(store_url(url))
+    try:
+        yield store
+    finally:
+        store.close()

@@ -1,0 +1,77 @@
+"""What the user calls a run in → its measurement, for the verbs that hold runs against others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from debubble.cli.options import progress
+from debubble.cli.plan import choose_figures
+from debubble.errors import Gap, MissingExtra, RunNotFound
+from debubble.measure.measurement import Measurement, join_measurements, measure_run
+from debubble.measure.store import Store, default_url
+from debubble.timeline.build import build_run
+from debubble.trace.run import find_run, read_run
+from debubble.trace.source import Limits
+
+
+def measure_traces(  # noqa: PLR0913 (the options that choose a run)
+    places: Sequence[str],
+    *,
+    limits: Limits,
+    capture: str | None = None,
+    rank: int | None = None,
+    pipeline: int | None = None,
+    quiet: bool = False,
+) -> tuple[Measurement, tuple[Gap, ...]]:
+    """Measure one capture."""
+    found = find_run(places, capture=capture, limits=limits)
+    with progress("reading", quiet=quiet) as show:
+        run = read_run(found, limits=limits, rank=rank, on_progress=show)
+    timeline = build_run(run)
+    figures = choose_figures(timeline, pipeline)
+    gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps)))
+    return measure_run(run, timeline, figures), gaps
+
+
+def with_tokens(one: Measurement, tokens: int | None) -> Measurement:
+    """Add the tokens of a microbatch, where the user knows them."""
+    return one if tokens is None else replace(one, tokens=tokens)
+
+
+def join(parts: list[tuple[Measurement, tuple[Gap, ...]]]) -> tuple[Measurement, tuple[Gap, ...]]:
+    """Put captures of one setting together, with what all of them lack."""
+    gaps = tuple(dict.fromkeys(gap for _, mine in parts for gap in mine))
+    return join_measurements([one for one, _ in parts]), gaps
+
+
+def store_url(stated: str | None) -> str:
+    """Return the store that was stated, or the user's own, whose folder is made."""
+    if stated is not None:
+        return stated
+    url = default_url(os.environ, Path.home())
+    Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    return url
+
+
+def recall(name: str, stated: str | None) -> list[Measurement]:
+    """Return what the history holds under a name; nothing where there is no history at all."""
+    if os.path.lexists(name) or "://" in name:
+        return []
+    own = default_url(os.environ, Path.home()).removeprefix("sqlite:///")
+    if stated is None and not Path(own).exists():
+        return []
+    try:
+        store = Store(store_url(stated))
+    except MissingExtra:
+        if stated is None:
+            return []
+        raise
+    try:
+        return [record.measurement for record in store.named(name)]
+    except RunNotFound:
+        return []
+    finally:
+        store.close()

@@ -1,0 +1,259 @@
+"""Two measurements in → one verdict out, and what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from debubble.measure.comparison import (
+    Comparison,
+    Confidence,
+    Delta,
+    Direction,
+    MemoryChange,
+    Verdict,
+)
+from debubble.measure.differences import batches_of, environment_changes, setting_changes, why_not
+from debubble.measure.measurement import Measurement
+from debubble.measure.statistics import (
+    ALPHA,
+    can_be_tested,
+    detectable_change,
+    difference_interval,
+    few_differ,
+    rank_test,
+    ratio_interval,
+    samples_needed,
+    spread_of,
+)
+from debubble.plan.headroom import headroom
+
+# Runs of the same job on another day differ by as much; smaller gains are not worth a change.
+DEFAULT_THRESHOLD = 0.02
+# Fragments and other processes take their part: closer to the limit, the next long batch fails.
+SAFE_SHARE = 0.05
+# A step that is a hundredth larger than another is the same batch, rounded.
+_SAME_BATCH = 0.01
+
+
+def compare(
+    before: Measurement,
+    after: Measurement,
+    *,
+    threshold: float = DEFAULT_THRESHOLD,
+    target_batch: float | None = None,
+    limit_bytes: int | None = None,
+) -> Comparison:
+    """Hold two runs against each other: comparable at all, safe, and then by speed."""
+    sizes = batches_of(before, after)
+    same_batch = sizes is None or abs(sizes[1] / sizes[0] - 1) <= _SAME_BATCH
+    streams = before.kind == "stream"
+    decided_by = "batch_latency" if same_batch and not streams else "throughput"
+    rates, rate_note = _rates(before, after)
+    deltas = (
+        _difference("bubble", before.bubble_fractions, after.bubble_fractions, threshold),
+        _ratio("batch_latency", before.batch_latencies_s, after.batch_latencies_s, threshold),
+        _ratio("step_time", before.step_times_s, after.step_times_s, threshold),
+        _ratio("throughput", rates[0], rates[1], threshold, larger_is_better=True),
+    )
+    decider = next(one for one in deltas if one.name == decided_by)
+    memory = tuple(_memory(before, after, limit_bytes))
+    impossible = why_not(before, after, sizes, target_batch)
+    if decider.change is None:
+        impossible = (*impossible, f"{_words(decided_by)} is not known on both sides")
+    verdict, because = _verdict(deltas, decider)
+    if any(one.unsafe for one in memory):
+        verdict = Verdict.UNSAFE_MEMORY
+    if impossible:
+        verdict = Verdict.NOT_COMPARABLE
+    samples = (
+        (before.batch_latencies_s, after.batch_latencies_s)
+        if decided_by == "batch_latency"
+        else rates
+    )
+    return Comparison(
+        before=before,
+        after=after,
+        verdict=verdict,
+        confidence=Confidence.TESTED if decider.tested else Confidence.INDICATIVE,
+        decided_by=decided_by,
+        deltas=deltas,
+        memory=memory,
+        setting=setting_changes(before, after),
+        environment=environment_changes(before, after),
+        reasons=impossible or because,
+        notes=tuple(_notes(before, after, same_batch=same_batch, rate_note=rate_note)),
+        needed=samples_needed(*samples, max(threshold, abs(decider.change or 0.0))),
+        detectable=detectable_change(*samples),
+        threshold=threshold,
+        throughput_unit="tokens" if before.tokens and after.tokens else "microbatches",
+    )
+
+
+def _verdict(deltas: Sequence[Delta], decider: Delta) -> tuple[Verdict, tuple[str, ...]]:
+    """Take the number that decides; a batch that is quicker while less gets done is no win."""
+    by_name = {one.name: one for one in deltas}
+    bubble, throughput = by_name["bubble"], by_name["throughput"]
+    direction, because = decider.direction, []
+    if direction is Direction.BETTER and throughput.direction is Direction.WORSE:
+        direction = Direction.WORSE
+        because.append("a batch is quicker, yet throughput falls: more time goes between steps")
+    if direction is Direction.WORSE and bubble.direction is Direction.BETTER:
+        because.append("the bubble is smaller, yet less gets done: the passes themselves take more")
+    if direction is Direction.BETTER and bubble.direction is Direction.WORSE:
+        because.append("the bubble is larger, yet more gets done: the passes themselves take less")
+    verdicts = {
+        Direction.BETTER: Verdict.BETTER,
+        Direction.WORSE: Verdict.WORSE,
+        Direction.UNCLEAR: Verdict.NO_CLEAR_CHANGE,
+    }
+    return verdicts[direction], tuple(because)
+
+
+def _rates(
+    before: Measurement, after: Measurement
+) -> tuple[tuple[tuple[float, ...], tuple[float, ...]], str]:
+    """Return work per second, by step times where both sides have two, in the same unit of work."""
+    of_windows = min(len(before.step_times_s), len(after.step_times_s)) < 2
+    first = before.rates_per_s(of_windows=of_windows)
+    second = after.rates_per_s(of_windows=of_windows)
+    note = ""
+    if of_windows and before.kind != "stream":
+        note = (
+            "throughput is of the windows: too few steps follow each other to tell what lies "
+            "between them"
+        )
+    units = (1.0, 1.0)
+    if before.tokens and after.tokens:
+        units = (float(before.tokens), float(after.tokens))
+    elif before.message_bytes and after.message_bytes:
+        units = (1.0, after.message_bytes / before.message_bytes)
+    scaled = (
+        tuple(units[0] * rate for rate in first),
+        tuple(units[1] * rate for rate in second),
+    )
+    return scaled, note
+
+
+def _ratio(
+    name: str,
+    before: Sequence[float],
+    after: Sequence[float],
+    threshold: float,
+    *,
+    larger_is_better: bool = False,
+) -> Delta:
+    """Hold two sides against each other by the ratio of their medians."""
+    first, second = spread_of(before), spread_of(after)
+    change = second.median / first.median - 1 if first and second and first.median else None
+    interval = ratio_interval(before, after)
+    low, high = (interval[0] - 1, interval[1] - 1) if interval else (None, None)
+    clear = change is not None and abs(change) >= threshold and _clear(before, after, change)
+    test = rank_test(before, after)
+    return Delta(
+        name=name,
+        before=first,
+        after=second,
+        change=change,
+        low=low,
+        high=high,
+        p=test.p if test else None,
+        direction=_direction(change if clear else None, larger_is_better=larger_is_better),
+        tested=can_be_tested(len(before), len(after)),
+    )
+
+
+def _difference(
+    name: str, before: Sequence[float], after: Sequence[float], threshold: float
+) -> Delta:
+    """Hold two shares against each other by their difference: a share may be nothing."""
+    first, second = spread_of(before), spread_of(after)
+    change = second.median - first.median if first and second else None
+    low, high = difference_interval(before, after) or (None, None)
+    clear = change is not None and abs(change) >= threshold and _clear(before, after, change)
+    test = rank_test(before, after)
+    return Delta(
+        name=name,
+        before=first,
+        after=second,
+        change=change,
+        low=low,
+        high=high,
+        p=test.p if test else None,
+        direction=_direction(change if clear else None, larger_is_better=False),
+        tested=can_be_tested(len(before), len(after)),
+    )
+
+
+def _clear(before: Sequence[float], after: Sequence[float], change: float) -> bool:
+    """Tell a change from noise: by the rank test, or, of a few samples, by their distance."""
+    if not can_be_tested(len(before), len(after)):
+        return bool(few_differ(before, after))
+    test = rank_test(before, after)
+    if test is None or test.p > ALPHA:
+        return False
+    falls = test.u > len(before) * len(after) / 2
+    return falls is (change < 0)
+
+
+def _direction(change: float | None, *, larger_is_better: bool) -> Direction:
+    if change is None:
+        return Direction.UNCLEAR
+    return Direction.BETTER if (change > 0) is larger_is_better else Direction.WORSE
+
+
+def _memory(
+    before: Measurement, after: Measurement, limit_bytes: int | None
+) -> Sequence[MemoryChange]:
+    """Hold each rank's peak against its device: over the limit, or grown to where little is left.
+
+    Ranks are matched by their place in the pipeline.
+    """
+    changes = []
+    for place, mine in enumerate(after.memory):
+        was = before.memory[place].peak_bytes if place < len(before.memory) else None
+        limit = limit_bytes if limit_bytes is not None else mine.limit_bytes
+        unsafe = False
+        if mine.peak_bytes is not None and limit is not None:
+            room = headroom(mine.peak_bytes, limit_bytes=limit)
+            tight = room.bytes is not None and room.bytes < SAFE_SHARE * limit
+            grew = was is None or mine.peak_bytes > was
+            unsafe = room.fits is False or (tight and grew)
+        changes.append(
+            MemoryChange(
+                rank=mine.rank,
+                before_bytes=was,
+                after_bytes=mine.peak_bytes,
+                limit_bytes=limit,
+                unsafe=unsafe,
+            )
+        )
+    return changes
+
+
+def _notes(
+    before: Measurement, after: Measurement, *, same_batch: bool, rate_note: str
+) -> Sequence[str]:
+    notes = []
+    if not same_batch:
+        notes.append("the batches differ: throughput decides, batch latency is shown beside it")
+    if rate_note:
+        notes.append(rate_note)
+    if before.message_bytes is None or after.message_bytes is None:
+        notes.append("the size of a microbatch is not known: taken as the same on both sides")
+    elif before.message_bytes != after.message_bytes and not (before.tokens and after.tokens):
+        notes.append(
+            "microbatches differ in size: work is counted by the bytes that they send from stage "
+            "to stage, which holds for one model in one precision"
+        )
+    if any(one.peak_bytes is None for one in (*before.memory, *after.memory)):
+        notes.append("memory was not recorded on every rank: nothing says that it is safe")
+    if 1 in (len(before.captures), len(after.captures)):
+        notes.append(
+            "a side with one capture does not show what differs from run to run: "
+            "join several with commas"
+        )
+    return notes
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

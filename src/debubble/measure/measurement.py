@@ -1,0 +1,241 @@
+"""Captures in → the numbers of a run as samples per step: what is compared, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import TypeVar
+
+from debubble.errors import UsageError
+from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.model import RankTimeline, Timeline
+from debubble.trace.run import Run
+from debubble.units import NS_PER_S
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSample:
+    """One step of one capture; of a stream, the one window of a capture."""
+
+    capture: str
+    step: int | None
+    bubble_fraction: float
+    batch_latency_s: float | None
+    step_time_s: float | None
+    """To the start of the next step; None where that was not captured."""
+    stream_per_s: float | None = None
+    """Batches per second of a stream, which has no steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """The peak of one rank, and what its device has."""
+
+    rank: int
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What the numbers were measured on, as the traces tell."""
+
+    devices: tuple[str, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    world_size: int | None = None
+    record_shapes: bool | None = None
+    profile_memory: bool | None = None
+    with_stack: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One pipeline in one setting; None is what is not known."""
+
+    kind: str
+    """training, forward, or stream."""
+    ranks: tuple[int, ...]
+    stages: int
+    microbatches: int | None
+    schedule: str | None
+    split: tuple[int, ...] | None
+    """Layers of each stage."""
+    message_bytes: int | None
+    """The largest message from stage to stage: it grows with the tokens of a microbatch."""
+    tokens: int | None
+    """Of a microbatch, where somebody said so: no trace tells."""
+    samples: tuple[StepSample, ...]
+    memory: tuple[RankMemory, ...]
+    environment: Environment
+    partial: bool = False
+    """A rank has no trace, no step was captured whole, or the ranks are of different runs."""
+
+    @property
+    def captures(self) -> tuple[str, ...]:
+        """The captures it was made of."""
+        return tuple(dict.fromkeys(sample.capture for sample in self.samples))
+
+    @property
+    def bubble_fractions(self) -> tuple[float, ...]:
+        """One a step."""
+        return tuple(sample.bubble_fraction for sample in self.samples)
+
+    @property
+    def batch_latencies_s(self) -> tuple[float, ...]:
+        """One a step."""
+        return _known(sample.batch_latency_s for sample in self.samples)
+
+    @property
+    def step_times_s(self) -> tuple[float, ...]:
+        """One a step that another one follows."""
+        return _known(sample.step_time_s for sample in self.samples)
+
+    def rates_per_s(self, *, of_windows: bool) -> tuple[float, ...]:
+        """Return microbatches per second: by step times, or by the windows of the steps."""
+        if self.kind == "stream":
+            return _known(sample.stream_per_s for sample in self.samples)
+        if self.microbatches is None:
+            return ()
+        lengths = self.batch_latencies_s if of_windows else self.step_times_s
+        return tuple(self.microbatches / length for length in lengths)
+
+
+def measure_run(run: Run, timeline: Timeline, figures: PipelineFigures) -> Measurement:
+    """Take the samples of one capture."""
+    ranks = figures.ranks
+    return Measurement(
+        kind=figures.kind,
+        ranks=tuple(rank.rank for rank in ranks),
+        stages=len({stage for rank in ranks for stage in rank.stages}),
+        microbatches=figures.microbatches,
+        schedule=figures.schedule,
+        split=_split(ranks),
+        message_bytes=_largest_message(figures),
+        tokens=None,
+        samples=_samples(run.found.capture.name, timeline, figures),
+        memory=tuple(_memory(rank) for rank in ranks),
+        environment=_environment(run),
+        partial=bool(figures.absent) or figures.cut or not figures.one_run,
+    )
+
+
+def join_measurements(parts: Sequence[Measurement]) -> Measurement:
+    """Put captures of one setting together; what must be the same and is not is named."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for other in parts[1:]:
+        for field in ("kind", "ranks", "stages", "microbatches", "schedule", "split"):
+            mine, its = getattr(first, field), getattr(other, field)
+            if mine != its:
+                raise UsageError(
+                    f"captures that are put together differ in {field}: {mine} and {its}",
+                    hint="commas join captures of one setting; compare different ones",
+                )
+    return replace(
+        first,
+        samples=tuple(
+            replace(sample, capture=f"{number}: {sample.capture}")
+            for number, part in enumerate(parts, start=1)
+            for sample in part.samples
+        ),
+        memory=tuple(_largest(group) for group in zip(*(p.memory for p in parts), strict=True)),
+        partial=any(part.partial for part in parts),
+    )
+
+
+def _samples(capture: str, timeline: Timeline, figures: PipelineFigures) -> tuple[StepSample, ...]:
+    if figures.stream is not None:
+        stream = figures.stream
+        return (
+            StepSample(
+                capture=capture,
+                step=None,
+                bubble_fraction=stream.bubble_fraction,
+                batch_latency_s=_seconds(stream.batch_latency_ns),
+                step_time_s=None,
+                stream_per_s=stream.batches_per_s,
+            ),
+        )
+    follows = dict(pairwise(timeline.steps))
+    starts = {window.step: window.start_ns for window in figures.windows}
+    samples = []
+    for window in figures.windows:
+        following = starts.get(follows.get(window.step, -1))
+        samples.append(
+            StepSample(
+                capture=capture,
+                step=window.step,
+                bubble_fraction=window.bubble_fraction,
+                batch_latency_s=window.length_ns / NS_PER_S,
+                step_time_s=None if following is None else (following - window.start_ns) / NS_PER_S,
+            )
+        )
+    return tuple(samples)
+
+
+def _split(ranks: Sequence[RankTimeline]) -> tuple[int, ...] | None:
+    """Return the layers of each stage, where all are known."""
+    layers = {one.stage: one.layers for rank in ranks for one in rank.layers}
+    stages = sorted(stage for rank in ranks for stage in rank.stages)
+    return tuple(layers[s] for s in stages) if stages and set(stages) <= set(layers) else None
+
+
+def _largest_message(figures: PipelineFigures) -> int | None:
+    sizes = [hop.message_bytes for hop in figures.hops if hop.message_bytes > 0]
+    return max(sizes, default=None)
+
+
+def _memory(rank: RankTimeline) -> RankMemory:
+    known = rank.memory
+    return RankMemory(
+        rank=rank.rank,
+        peak_bytes=known.peak_bytes if known else None,
+        reserved_bytes=known.peak_reserved_bytes if known else None,
+        limit_bytes=known.limit_bytes if known else None,
+    )
+
+
+def _largest(group: Sequence[RankMemory]) -> RankMemory:
+    return RankMemory(
+        rank=group[0].rank,
+        peak_bytes=max(_known(one.peak_bytes for one in group), default=None),
+        reserved_bytes=max(_known(one.reserved_bytes for one in group), default=None),
+        limit_bytes=min(_known(one.limit_bytes for one in group), default=None),
+    )
+
+
+def _environment(run: Run) -> Environment:
+    headers = [trace.header for trace in run.ranks]
+    return Environment(
+        devices=tuple(sorted({device.name for one in headers for device in one.devices})),
+        versions=tuple(sorted({pair for one in headers for pair in one.versions})),
+        world_size=run.world_size,
+        record_shapes=_agreed([one.record_shapes for one in headers]),
+        profile_memory=_agreed([one.profile_memory for one in headers]),
+        with_stack=_agreed([one.with_stack for one in headers]),
+    )
+
+
+def _agreed(flags: Sequence[bool | None]) -> bool | None:
+    """Return True where any rank says so: one slow rank holds up all."""
+    known = [flag for flag in flags if flag is not None]
+    return any(known) if known else None
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / NS_PER_S
+
+
+def _known(values: Iterable[_Value | None]) -> tuple[_Value, ...]:
+    return tuple(value for value in values if value is not None)
+
+
+def middle(values: Sequence[float]) -> float | None:
+    """Return the median; None of nothing."""
+    return float(median(values)) if values else None

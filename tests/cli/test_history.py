@@ -1,0 +1,52 @@
+"""Runs kept by name, and used by name."""
+
+from __future__ import annotations
+
+import json
+
+from console import type_command
+
+STORE = "--store sqlite:///history.db"
+RUN = "tests/data/h200/1f1b_p2_m4"
+
+
+def test_a_run_is_kept_listed_tagged_exported_compared_and_dropped(tmp_path):
+    def answer(words, code=0):
+        found = type_command(f"debubble {words}", tmp_path)
+        assert found.code == code, found.text
+        return found.text
+
+    assert answer(f"history add {RUN} --name base --tag commit=abc {STORE}").startswith("Kept as")
+    assert answer(f"history add {RUN} --name base {STORE}").startswith("Kept as base.")
+    listed = answer(f"history list {STORE}")
+    assert listed.startswith("2 measurements of 1 name in the history.")
+    assert "commit=abc" in listed
+    assert answer(f"history tag base day=1 {STORE}") == "2 tagged.\n"
+    shown = json.loads(answer(f"history show base --json {STORE}"))
+    assert [one["tags"] for one in shown["records"]] == [
+        {"commit": "abc", "day": "1"},
+        {"day": "1"},
+    ]
+    assert len(shown["records"][0]["measurement"]["samples"]) == 2
+    rows = answer(f"history export --csv {STORE}").splitlines()
+    assert len(rows) == 5
+    assert rows[1].startswith("base,")
+    found = json.loads(answer(f"compare base {RUN} --json {STORE}"))
+    assert (found["before"]["n"], found["after"]["n"]) == (4, 2)
+    assert found["verdict"] == "no_clear_change"
+    assert answer(f"history prune --keep 1 {STORE}") == "1 dropped.\n"
+
+
+def test_a_name_that_is_nowhere_is_an_error(tmp_path):
+    found = type_command(f"debubble compare base tuned {STORE}", tmp_path)
+    assert found.code == 2
+    assert found.text.startswith("error:")
+    found = type_command(f"debubble history show base {STORE}", tmp_path)
+    assert found.code == 2
+    assert "nothing in the history is called 'base'" in found.text
+
+
+def test_a_tag_without_a_value_is_refused(tmp_path):
+    found = type_command(f"debubble history add {RUN} --name a --tag commit {STORE}", tmp_path)
+    assert found.code == 2
+    assert "'commit' is no tag" in found.text

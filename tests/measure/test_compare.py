@@ -1,0 +1,185 @@
+"""One verdict for two runs: what decides it, what forbids it, and how often it is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from measuring import RECORDED, measured, sampled, wall_times
+
+from debubble.measure import statistics
+from debubble.measure.compare import compare
+from debubble.measure.comparison import Confidence, Direction, Verdict
+from debubble.measure.measurement import Environment
+
+SAME = (0.300, 0.302, 0.298, 0.301, 0.299, 0.303)
+QUICKER = tuple(0.85 * latency for latency in SAME)
+
+
+def test_a_batch_that_is_clearly_quicker_is_better():
+    found = compare(sampled(SAME), sampled(QUICKER))
+    assert (found.verdict, found.confidence) == (Verdict.BETTER, Confidence.TESTED)
+    assert found.decided_by == "batch_latency"
+    assert found.deciding.change == pytest.approx(-0.15)
+    assert found.deciding.p <= 0.05
+
+
+def test_and_the_other_way_round_it_is_worse():
+    assert compare(sampled(QUICKER), sampled(SAME)).verdict is Verdict.WORSE
+
+
+def test_a_sure_change_below_the_threshold_is_no_clear_change():
+    slower = tuple(1.015 * latency for latency in SAME)
+    steady = tuple(0.3 + 0.0001 * number for number in range(6))
+    after = tuple(1.015 * latency for latency in steady)
+    assert compare(sampled(SAME), sampled(slower)).verdict is Verdict.NO_CLEAR_CHANGE
+    found = compare(sampled(steady), sampled(after))
+    assert found.deciding.p <= 0.05
+    assert found.verdict is Verdict.NO_CLEAR_CHANGE
+    assert compare(sampled(steady), sampled(after), threshold=0.01).verdict is Verdict.WORSE
+
+
+def test_where_batches_differ_throughput_decides():
+    larger = sampled(tuple(1.5 * latency for latency in SAME), microbatches=16)
+    found = compare(sampled(SAME), larger)
+    assert found.decided_by == "throughput"
+    assert found.delta("batch_latency").direction is Direction.WORSE
+    assert found.verdict is Verdict.BETTER
+    assert found.deciding.change == pytest.approx(1 / 3)
+
+
+def test_smaller_microbatches_count_for_less_work():
+    half = sampled(tuple(0.6 * latency for latency in SAME), message_bytes=512)
+    assert compare(sampled(SAME), half).verdict is Verdict.WORSE
+
+
+def test_more_but_smaller_microbatches_are_the_same_batch():
+    finer = sampled(QUICKER, microbatches=16, message_bytes=512)
+    found = compare(sampled(SAME), finer)
+    assert found.decided_by == "batch_latency"
+    assert found.delta("throughput").change == pytest.approx(1 / 0.85 - 1)
+
+
+def test_a_target_batch_that_a_side_does_not_have_forbids_the_verdict():
+    larger = sampled(SAME, microbatches=16)
+    found = compare(sampled(SAME), larger, target_batch=8)
+    assert found.verdict is Verdict.NOT_COMPARABLE
+    assert found.reasons == ("the batch after is 16 microbatches, not 8",)
+
+
+def test_a_smaller_bubble_with_less_throughput_is_no_win_and_it_says_so():
+    found = compare(sampled(QUICKER, bubble=0.4), sampled(SAME, bubble=0.2))
+    assert found.verdict is Verdict.WORSE
+    assert "the bubble is smaller, yet less gets done" in found.reasons[0]
+
+
+def test_a_quicker_batch_with_more_time_between_steps_is_no_win():
+    lazy = sampled(QUICKER, step_times=[2 * latency for latency in SAME])
+    found = compare(sampled(SAME), lazy)
+    assert found.verdict is Verdict.WORSE
+    assert "a batch is quicker, yet throughput falls" in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("was", "peak", "limit", "unsafe"),
+    [(50, 94, 100, False), (50, 96, 100, True), (97, 96, 100, False), (110, 101, 100, True)],
+)
+def test_memory_that_leaves_too_little_is_unsafe_however_quick(was, peak, limit, unsafe):
+    found = compare(sampled(SAME, peak=was), sampled(QUICKER, peak=peak, limit=limit))
+    assert (found.verdict is Verdict.UNSAFE_MEMORY) is unsafe
+
+
+def test_a_limit_of_ones_own_replaces_the_devices():
+    found = compare(sampled(SAME, limit=None), sampled(SAME, limit=None), limit_bytes=9)
+    assert found.verdict is Verdict.UNSAFE_MEMORY
+    assert found.memory[0].headroom_bytes == -1
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"kind": "forward"}, "training before, forward after"),
+        ({"ranks": (0, 1, 2)}, "2 ranks before, 3 after"),
+        ({"split": (4, 5)}, "8 layers before, 9 after"),
+        ({"partial": True}, "after is a part of a run"),
+        ({"environment": Environment(devices=("H100",))}, "NVIDIA H200 before, H100 after"),
+    ],
+)
+def test_what_is_not_the_same_work_is_not_compared(more, reason):
+    found = compare(sampled(SAME), sampled(QUICKER, **more))
+    assert found.verdict is Verdict.NOT_COMPARABLE
+    assert reason in found.reasons[0]
+
+
+def test_other_versions_are_listed_but_do_not_forbid():
+    other = Environment(devices=("NVIDIA H200",), versions=(("nccl", "2.30"),), with_stack=True)
+    found = compare(sampled(SAME), sampled(QUICKER, environment=other))
+    assert found.verdict is Verdict.BETTER
+    listed = [(one.what, one.before, one.after) for one in found.environment]
+    assert listed == [("with_stack", "not known", "True"), ("nccl", "2.28.9", "2.30")]
+
+
+def test_two_steps_a_side_only_indicate_and_say_how_many_are_needed():
+    found = compare(sampled(SAME[:2]), sampled(QUICKER[:2]))
+    assert (found.verdict, found.confidence) == (Verdict.BETTER, Confidence.INDICATIVE)
+    assert found.needed == 4
+
+
+def test_one_step_a_side_says_nothing():
+    found = compare(sampled(SAME[:1]), sampled([0.1]))
+    assert (found.verdict, found.confidence) == (Verdict.NO_CLEAR_CHANGE, Confidence.INDICATIVE)
+    assert found.needed is None
+
+
+def test_no_steps_cannot_be_compared():
+    assert compare(sampled([]), sampled(SAME)).verdict is Verdict.NOT_COMPARABLE
+
+
+def test_a_recorded_run_against_itself_shows_no_change():
+    run = measured(RECORDED / "1f1b_p3_m7")
+    assert compare(run, run).verdict is Verdict.NO_CLEAR_CHANGE
+
+
+def test_an_even_split_is_told_from_an_uneven_one(recorded_data):
+    found = compare(
+        measured(recorded_data / "1f1b_m8_split3337"), measured(recorded_data / "1f1b_m8")
+    )
+    assert (found.verdict, found.confidence) == (Verdict.BETTER, Confidence.INDICATIVE)
+    assert found.setting[0].what == "split"
+    assert -0.26 < found.deciding.change < -0.15
+
+
+@pytest.fixture
+def quick_intervals(monkeypatch):
+    """Verdicts do not rest on the intervals, which take nearly all the time."""
+    monkeypatch.setattr(statistics, "_RESAMPLES", 10)
+
+
+NOISES = sorted(path.parent.name for path in RECORDED.glob("*/truth0.json"))
+
+
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("count", [2, 5, 20])
+@pytest.mark.usefixtures("quick_intervals")
+def test_a_real_runs_noise_is_rarely_taken_for_a_change(name, count):
+    """Resample the steps that a recorded run logged, smoothed so that few repeat exactly."""
+    wrong = 0
+    for before, after in resampled(wall_times(RECORDED / name), count, change=1.0):
+        wrong += compare(before, after).verdict in (Verdict.BETTER, Verdict.WORSE)
+    assert wrong <= 10
+
+
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.usefixtures("quick_intervals")
+def test_a_planted_tenth_is_found_in_the_noise_of_a_real_run(name):
+    found = 0
+    for before, after in resampled(wall_times(RECORDED / name), 20, change=0.9):
+        found += compare(before, after).verdict is Verdict.BETTER
+    assert found >= 190
+
+
+def resampled(times, count, change):
+    rng = np.random.default_rng(11)
+    spread = np.std(times) / 3
+    for _ in range(200):
+        sides = rng.choice(times, (2, count)) + rng.normal(0, spread, (2, count))
+        yield sampled(sides[0].tolist()), sampled((change * sides[1]).tolist())

@@ -1,0 +1,45 @@
+"""A run as samples: one a step, with its memory and what it ran on."""
+
+from __future__ import annotations
+
+import pytest
+from measuring import RECORDED, measured, sampled
+
+from debubble.errors import UsageError
+from debubble.measure.measurement import join_measurements
+
+
+def test_a_recorded_run_gives_a_sample_a_step():
+    found = measured(RECORDED / "1f1b_p3_m7")
+    assert [sample.step for sample in found.samples] == [2, 3, 4, 5]
+    assert len(found.step_times_s) == 3
+    assert found.samples[-1].step_time_s is None
+    assert (found.kind, found.microbatches, found.schedule) == ("training", 7, "1f1b")
+    assert found.split == (3, 5, 4)
+    assert all(0.15 < latency < 0.25 for latency in found.batch_latencies_s)
+
+
+def test_memory_and_environment_come_from_the_traces():
+    found = measured(RECORDED / "1f1b_p2_m4")
+    assert [one.peak_bytes for one in found.memory] == [5973083136, 5343874560]
+    assert {one.limit_bytes for one in found.memory} == {150109880320}
+    assert found.environment.devices == ("NVIDIA H200",)
+    assert dict(found.environment.versions)["nccl"] == "2.28.9"
+
+
+def test_rates_are_microbatches_over_steps_or_over_windows():
+    found = sampled([0.1, 0.2], step_times=[0.2, None], microbatches=4)
+    assert found.rates_per_s(of_windows=False) == pytest.approx((20.0,))
+    assert found.rates_per_s(of_windows=True) == pytest.approx((40.0, 20.0))
+
+
+def test_captures_of_one_setting_are_put_together_with_the_largest_memory():
+    joined = join_measurements([sampled([0.1], peak=5), sampled([0.2, 0.3], peak=7)])
+    assert joined.batch_latencies_s == (0.1, 0.2, 0.3)
+    assert [one.peak_bytes for one in joined.memory] == [7, 7]
+    assert len(joined.captures) == 2
+
+
+def test_captures_of_different_settings_are_not_put_together():
+    with pytest.raises(UsageError, match="differ in microbatches: 8 and 4"):
+        join_measurements([sampled([0.1]), sampled([0.1], microbatches=4)])
