@@ -88,14 +88,13 @@ def command(  # noqa: PLR0913 (one argument a flag)
     with progress("reading", quiet=quiet) as show:
         run = read_run(found, limits=limits, rank=rank, on_progress=show)
     words = " ".join(shlex.quote(word) for word in traces)
-    next_command = "" if quiet else f"debubble {'inspect' if draws else 'find'} {words}"
-    next_command += "" if quiet or draws else " --timeline"
+    following = f"debubble plan {words}" if draws else f"debubble find {words} --timeline"
     try:
         timeline = build_run(run)
     except NoPipeline as why:
         if not run.ranks:
             raise
-        page = no_pipeline_page(run, why, next_command)
+        page = no_pipeline_page(run, why, "" if quiet else f"debubble inspect {words}")
         print_answer(page, no_pipeline_json(run, why), as_json=as_json, color=color)
         exit_strictly(tuple(page.gaps), strict=strict)
         return
@@ -107,7 +106,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     worst = worst_of(figures)
     ledger = _account_for(timeline, worst)
     gaps = tuple(dict.fromkeys((*gaps, *(ledger.gaps if ledger else ()))))
-    page = find_page(figures, ledger, gaps, next_command)
+    page = find_page(figures, ledger, gaps, "" if quiet else following)
     waits = list_waits(ledger) if ledger and (draws or perfetto is not None) else ()
     if draws:
         page.drawing = _draw(timeline, worst, step, waits)
