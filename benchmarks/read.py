@@ -40,6 +40,8 @@ run = read_run(find_run(sys.argv[1:]))
 """
 FIND = """
 import sys, time
+from debubble.ledger.ledger import build_ledger
+from debubble.report.find import find_json, find_page, worst_of
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
@@ -48,8 +50,11 @@ run = read_run(find_run(sys.argv[1:]))
 read = time.perf_counter() - began
 began = time.perf_counter()
 timeline = build_run(run)
-for pipeline in timeline.pipelines:
-    measure_pipeline(timeline, pipeline)
+figures = [measure_pipeline(timeline, pipeline) for pipeline in timeline.pipelines]
+worst = worst_of(figures)
+ledger = build_ledger(timeline, worst.pipeline, [window.step for window in worst.windows])
+find_page(figures, ledger, (), "")
+find_json(run, timeline, figures, ledger, ())
 print(read, time.perf_counter() - began)
 """
 # What its users call before they can ask anything, and its parser alone.

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.timeline.model import I64, Intervals, Passes, PassKind, RankTimeline
+from debubble.timeline.model import (
+    I64,
+    Intervals,
+    Passes,
+    PassKind,
+    RankTimeline,
+    no_intervals,
+)
 
 Key = tuple[int, int]
 """Stage and kind of a pass."""
@@ -79,7 +86,12 @@ def collectives_inside(passes: Passes, ranks: tuple[RankTimeline, ...]) -> I64:
 
 def collectives_of(rank: RankTimeline) -> Intervals:
     """Return when a rank was in a collective that no compute covered."""
-    return without(rank.occupied, rank.busy)
+    occupied, busy = rank.occupied, rank.busy
+    if np.array_equal(occupied.start_ns, busy.start_ns) and np.array_equal(
+        occupied.end_ns, busy.end_ns
+    ):
+        return no_intervals()
+    return without(occupied, busy)
 
 
 def without(some: Intervals, others: Intervals) -> Intervals:

@@ -103,7 +103,9 @@ def measure_pipeline(
     streams = told.kind == "stream"
     microbatches = None if told.cut or not told.one_run else count_microbatches(timeline, pipeline)
     stream = measure_stream(timeline, pipeline) if streams else None
-    all_windows = measure_windows(timeline, pipeline)
+    all_windows = told.windows
+    if all_windows is None:
+        all_windows = measure_windows(timeline, pipeline)
     windows = tuple(w for w in all_windows if step is None or w.step == step)
     inside = () if streams else windows
     measured = (stream,) if stream else inside
@@ -158,6 +160,8 @@ class _Told:
     cut: bool = False
     left_out: tuple[LeftOut, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    windows: tuple[Window, ...] | None = None
+    """Of the steps that are kept, where they were measured to tell."""
 
 
 def _tell(timeline: Timeline, pipeline: int, step: int | None) -> _Told:
@@ -165,7 +169,8 @@ def _tell(timeline: Timeline, pipeline: int, step: int | None) -> _Told:
     kind = "training" if trains else "forward"
     if pipeline in timeline.mixed:
         return _Told(timeline=timeline, kind=kind, one_run=False)
-    streams = is_stream(timeline, measure_windows(timeline, pipeline))
+    windows = measure_windows(timeline, pipeline)
+    streams = is_stream(timeline, windows)
     if streams and trains and timeline.inferred:
         return _Told(timeline=replace(timeline, steps=()), kind=kind, rhythm=False)
     if streams or not timeline.steps:
@@ -183,6 +188,7 @@ def _tell(timeline: Timeline, pipeline: int, step: int | None) -> _Told:
             *chosen.gaps,
             *(() if chosen.partial else _unmatched(kept, pipeline)),
         ),
+        windows=tuple(window for window in windows if window.step in kept.steps),
     )
 
 
