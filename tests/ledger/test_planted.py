@@ -136,3 +136,10 @@ def test_receives_in_front_of_ready_sends_are_told_as_head_of_line_blocking(tmp_
     assert named[0].saving.saved_ns == pytest.approx(true_saving, rel=0.1)
     smooth = name_causes(ledger_of(tmp_path / "smooth", **run, early=True))
     assert "head_of_line" not in [one.cause for one in smooth]
+
+
+def test_with_every_cause_removed_only_the_order_makes_ranks_wait(tmp_path):
+    """The closed form of 1F1B: (m + p - 1) passes each way, at the mean of the stages."""
+    ledger = ledger_of(tmp_path, **KINDS["1f1b"], **PLANTS["imbalance"])
+    ideal = (RUN["microbatches"] + RUN["ranks"] - 1) * 15 * MS
+    assert ledger.saving_of("all").batch_latency_ns == pytest.approx(ideal, rel=0.02)

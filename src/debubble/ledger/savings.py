@@ -98,6 +98,22 @@ class Remedies:
             drain=np.minimum(lengths.drain, drain),
         )
 
+    def nothing_wrong(self) -> Lengths:
+        """Let stages be equal and steady, wires free, hosts in time, passes without collectives."""
+        free = np.zeros(len(self.step.program.messages), dtype=np.int64)
+        numbers = self.step.program.passes.microbatch.tolist()
+        passes = [
+            self.costs.typical(key, number) * self.costs.equal[key] / max(self.costs.median[key], 1)
+            for key, number in zip(self._keys(), numbers, strict=True)
+        ]
+        return replace(
+            self.no_host(),
+            passes=np.rint(passes).astype(np.int64),
+            sending=free,
+            wire=free,
+            drain=free,
+        )
+
     def no_host(self, place: int | None = None) -> Lengths:
         """Let every host issue in time; or one of them."""
         lengths, program = self.step.lengths, self.step.program
@@ -159,6 +175,7 @@ def replay_step(remedies: Remedies) -> Replays:
         str(Cause.SLOW_LINK): remedies.expected_wires(),
         str(Cause.HOST): remedies.no_host(),
         str(Cause.COLLECTIVE): remedies.no_collectives(),
+        ALL: remedies.nothing_wrong(),
     }
     windows = run_together(engine, [step.lengths, *changes.values()])
     unchanged = windows[0]

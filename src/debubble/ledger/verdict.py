@@ -15,7 +15,7 @@ import numpy as np
 
 from debubble.ledger.ledger import Ledger, Saving
 from debubble.ledger.model import Cause, RootKind
-from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE, Remedies, run_together
+from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE, Remedies, run_together
 from debubble.simulate.engine import Engine
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.program import Lengths
@@ -60,7 +60,7 @@ class Bottleneck:
 def name_causes(ledger: Ledger) -> tuple[Named, ...]:
     """Return the causes that matter: what comes on top of the schedule first."""
     noise = max(MATTERS, abs(ledger.replay_error or 0.0))
-    kept = [one for one in ledger.savings if one.saved_fraction >= noise]
+    kept = [one for one in ledger.savings if one.saved_fraction >= noise and one.cause != ALL]
     kept.sort(key=lambda one: not _on_top(one))  # stable: else by what it buys
     return tuple(_name(ledger, one) for one in kept)
 

@@ -8,7 +8,7 @@ from typing import Any
 from debubble.ledger.culprits import Culprit, find_culprits
 from debubble.ledger.ledger import Ledger, Saving
 from debubble.ledger.model import Cause
-from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
+from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE
 from debubble.ledger.verdict import (
     LITTLE,
     MATTERS,
@@ -133,7 +133,9 @@ def _who(one: Culprit) -> str:
 
 def saving_table(ledger: Ledger) -> Table | None:
     """Lay out what removing each cause would buy; None where nothing would."""
-    worth = [one for one in ledger.savings if one.saved_fraction >= MATTERS / 2]
+    worth = [
+        one for one in ledger.savings if one.saved_fraction >= MATTERS / 2 and one.cause != ALL
+    ]
     if not worth:
         return None
     error = show_share(abs(ledger.replay_error or 0.0))
