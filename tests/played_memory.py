@@ -5,17 +5,23 @@ from __future__ import annotations
 from debubble.costs.memory_run import MemoryRun, RankMemory
 from debubble.schedules import order_of
 
-PARAMS, STATES, ACTIVATION, MESSAGE, WORK, BATCH = 64.0, 3, 20.0, 4.0, 37.0, 6.0
+PARAMS, STATES, ACTIVATION, MESSAGE, WORK = 64.0, 3, 20.0, 4.0, 37.0
+# Inputs and targets, as large as messages.
+BATCH = 2 * MESSAGE
 
 
 def played_peak(actions, layers, microbatches, stages, states=STATES):
-    """Play an allocator block by block; gradients come and activations go layer by layer."""
+    """Play an allocator block by block; gradients come and activations go layer by layer.
+
+    The outputs of the last stage are kept, and put together in the end.
+    """
     mine = {action.stage for action in actions}
     trains = any(action.kind != "F" for action in actions)
     now = sum(layers[stage] for stage in mine) * PARAMS * (1 + (states if trains else 0))
     now += microbatches * (BATCH + MESSAGE * sum(s > 0 for s in mine))
     now += microbatches * MESSAGE * sum(s < stages - 1 for s in mine) * trains
     peak, reduced = now, set()
+    last = stages - 1
     for action in actions:
         for _ in range(layers[action.stage]):
             if action.kind == "F":
@@ -24,9 +30,12 @@ def played_peak(actions, layers, microbatches, stages, states=STATES):
                 now -= ACTIVATION
                 now += PARAMS * (action.stage not in reduced)
             peak = max(peak, now)
+        if action.kind == "F" and action.stage == last and trains:
+            now += MESSAGE
+            peak = max(peak, now)
         if action.kind == "B":
             reduced.add(action.stage)
-    return peak + WORK
+    return max(peak + WORK, now + microbatches * MESSAGE * (last in mine))
 
 
 def played_run(name, p, m, layers, chunks=None):

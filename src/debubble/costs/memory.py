@@ -2,8 +2,8 @@
 
 A rank holds what its layers are made of, their gradients from the first backward pass on, the
 activations of microbatches in flight, and for each microbatch of a step what the framework keeps:
-receive buffers, the batch itself. One run tells all but the last, for which its messages stand in;
-two runs with different numbers of microbatches tell that, too.
+receive buffers, outputs, the batch itself. One run tells all but the last, for which its messages
+stand in; two runs with different numbers of microbatches tell that, too.
 """
 
 from __future__ import annotations
@@ -15,13 +15,25 @@ from statistics import median
 
 import numpy as np
 
-from debubble.costs.memory_run import MemoryRun, RankMemory, microbatches_of
+from debubble.costs.memory_run import (
+    MemoryRun,
+    RankMemory,
+    has_last,
+    last_stage,
+    microbatches_of,
+)
 from debubble.errors import UsageError
-from debubble.schedules import Order, hold
+from debubble.schedules import Action, Order, hold
+from debubble.timeline.model import F64
 
 # Torch keeps a microbatch's whole graph until W, and from I on the gradients of its outputs as
 # well: so much more of its activations, where no run with I and W was measured.
 HALFWAY_SHARE = 0.5
+# A weight gradient alone has the gradients of two weights at hand, a backward pass those of one:
+# so much more work space, of a backward pass's. Measured.
+_SPLIT_WORK_SPACE = 0.37
+# The batch as the loop makes it: inputs and targets. More than these two are something else.
+_MOST_BATCHES = 2
 # Gradients are fitted to within a few percent; optimizer states are whole multiples of them.
 _GRADIENT_TOLERANCE = 1.05
 
@@ -35,9 +47,9 @@ class RankCosts:
     transient_bytes: float
     """That work space."""
     buffer_bytes: float
-    """For each microbatch of a step, in flight or not."""
+    """For each microbatch of a step, in flight or not, beyond its messages' buffers."""
     activation_bytes: float
-    """For each microbatch in flight, beyond its layers: a loss, an embedding."""
+    """For each microbatch in flight, beyond its layers and the last stage's loss."""
     gradient_bytes: float
     """Beyond its layers."""
     layers: tuple[int, ...] | None
@@ -54,6 +66,8 @@ class MemoryCosts:
     layer_gradient_bytes: float
     layer_activation_bytes: float
     """Of a layer, for each microbatch in flight."""
+    loss_activation_bytes: float
+    """Of the last stage, for each microbatch in flight, beyond its layers."""
     halfway_share: float
     """What a microbatch takes more between I and W, as a share of its activations."""
     message_bytes: float
@@ -86,12 +100,13 @@ def fit_memory(
     if layer_static_bytes is None:
         layer_static_bytes = _static_a_layer(runs, gradient, said)
     if len({run.microbatches for run in runs}) == 1:
-        said.append("a receive buffer is kept for each microbatch; the batch itself is not counted")
+        said.append("for each microbatch a rank keeps its receive buffers and its share of a batch")
     costs = MemoryCosts(
         ranks=(),
         layer_static_bytes=layer_static_bytes,
         layer_gradient_bytes=gradient,
         layer_activation_bytes=activation,
+        loss_activation_bytes=_beyond_layers_of_last(runs, activation),
         halfway_share=_halfway(runs),
         message_bytes=median(run.message_bytes for run in runs),
         assumptions=tuple(said),
@@ -117,7 +132,7 @@ def predict_peaks(
             f"{len(costs.ranks)} ranks were measured, not {len(order)}",
             hint="memory is predicted for the measured number of ranks",
         )
-    stages = 1 + max(action.stage for actions in order for action in actions)
+    stages = 1 + last_stage(order)
     if layers is not None and len(layers) != stages:
         raise UsageError(
             f"{len(layers)} numbers of layers do not fit {stages} stages",
@@ -163,11 +178,42 @@ def _highest(  # noqa: PLR0913 (as above)
     """Walk over a rank's passes; return the most of activations and gradients, and the former."""
     held = hold(order[position])
     each = rank.activation_bytes + costs.layer_activation_bytes * np.array(mine)
+    each[np.array(held.stages) == last_stage(order)] += costs.loss_activation_bytes
     gradients = rank.gradient_bytes / len(mine) + costs.layer_gradient_bytes * np.array(mine)
     activation = scale * ((held.in_flight + costs.halfway_share * held.halfway) @ each)
-    level = activation + held.reduced @ gradients
+    kept = scale * costs.message_bytes * _kept_messages(order, position)
+    work_space = scale * rank.transient_bytes * _more_work_space(order[position])
+    level = activation + kept + held.reduced @ gradients + work_space
+    if has_last(order, position):
+        # The outputs are put together once more when all are there; no pass works then.
+        outputs = costs.message_bytes * microbatches_of(order)
+        level[-1] += scale * max(outputs - rank.transient_bytes, 0.0)
     row = int(level.argmax())
     return float(level[row]), float(activation[row])
+
+
+def _kept_messages(order: Order, position: int) -> F64:
+    """Count what torch keeps until a step ends, a row before a rank's first pass and after each.
+
+    The outputs of the last stage; of each I the gradients that it sent to another rank. Forward
+    only, outputs are what is in flight.
+    """
+    last = last_stage(order)
+    mine = {action.stage for action in order[position]}
+    trains = any(action.kind != "F" for action in order[position])
+    keeps = [
+        (action.kind == "F" and action.stage == last and trains)
+        or (action.kind == "I" and action.stage - 1 not in mine)
+        for action in order[position]
+    ]
+    return np.concatenate(([0.0], np.cumsum(keeps)))
+
+
+def _more_work_space(actions: Sequence[Action]) -> F64:
+    """Return by what share the pass after each row needs more work space than others do."""
+    split = {action.stage for action in actions if action.kind == "I"}
+    more = [_SPLIT_WORK_SPACE * (one.kind == "W" and one.stage in split) for one in actions]
+    return np.array([*more, 0.0])
 
 
 def _layers_here(
@@ -187,7 +233,7 @@ def _stage_ends(order: Order, position: int) -> int:
 
     Torch makes a buffer for each, also where the neighbouring stage is on the same rank.
     """
-    last = max(action.stage for actions in order for action in actions)
+    last = last_stage(order)
     stages = {action.stage for action in order[position]}
     trains = any(action.kind != "F" for action in order[position])
     return sum((stage > 0) + (trains and stage < last) for stage in stages)
@@ -201,11 +247,12 @@ def _fit_rank(runs: Sequence[MemoryRun], position: int, costs: MemoryCosts) -> R
     seen = [run.ranks[position] for run in runs]
     bare = RankCosts(
         fixed_bytes=0.0,
-        transient_bytes=median(one.transient_bytes for one in seen),
+        transient_bytes=_work_space(runs, position),
         buffer_bytes=0.0,
         activation_bytes=median(
-            one.per_microbatch_bytes - costs.layer_activation_bytes * _mean_layers(one)
-            for one in seen
+            _beyond_layers(run, position, costs.layer_activation_bytes)
+            - costs.loss_activation_bytes * has_last(run.order, position) / _chunks(run, position)
+            for run in runs
         ),
         gradient_bytes=median(
             one.gradient_bytes - costs.layer_gradient_bytes * sum(one.layers or ()) for one in seen
@@ -225,12 +272,44 @@ def _fit_rank(runs: Sequence[MemoryRun], position: int, costs: MemoryCosts) -> R
         for run, one in zip(runs, seen, strict=True)
     ]
     counts = [run.microbatches for run in runs]
-    slope = 0.0
-    if len(set(counts)) > 1:
+    if len(set(counts)) == 1:
+        slope = _batch_share(runs[0], position, costs)
+    else:
         columns = np.stack((np.ones(len(counts)), counts), axis=1)
         slope = float(np.linalg.lstsq(columns, np.array(left), rcond=None)[0][1])
     fixed = float(np.mean([one - slope * m for one, m in zip(left, counts, strict=True)]))
     return replace(bare, fixed_bytes=fixed, buffer_bytes=slope)
+
+
+def _work_space(runs: Sequence[MemoryRun], position: int) -> float:
+    """Return what a rank's passes need for a moment.
+
+    Forward only, the last stage's peak may be where outputs are put together: other ranks tell.
+    """
+    mine = median(run.ranks[position].transient_bytes for run in runs)
+    if any(rank.gradient_bytes for run in runs for rank in run.ranks):
+        return mine
+    others = (rank.transient_bytes for run in runs for rank in run.ranks)
+    return min(mine, median(others))
+
+
+def _batch_share(run: MemoryRun, position: int, costs: MemoryCosts) -> float:
+    """Return what a rank holds of the batch itself for each microbatch, in messages' sizes.
+
+    A loop makes a batch's inputs and targets, on all ranks often. Of a training run, whatever is
+    held beyond layers and buffers may be them. Forward only, nothing tells layers from the rest:
+    inputs alone are taken to be there.
+    """
+    rank = run.ranks[position]
+    if not costs.layer_gradient_bytes or not rank.layers:
+        return costs.message_bytes
+    layers = sum(rank.layers) * (costs.layer_static_bytes + costs.layer_gradient_bytes)
+    buffers = run.microbatches * costs.message_bytes * _stage_ends(run.order, position)
+    batch = run.microbatches * costs.message_bytes
+    if not batch:
+        return 0.0
+    left = (rank.static_bytes - layers - buffers) / batch
+    return costs.message_bytes * min(max(floor(left), 0), _MOST_BATCHES)
 
 
 def _all_layers(run: MemoryRun) -> list[int]:
@@ -240,6 +319,29 @@ def _all_layers(run: MemoryRun) -> list[int]:
         stages = sorted({action.stage for action in actions})
         counts.update(zip(stages, rank.layers or (0,) * len(stages), strict=True))
     return [counts[stage] for stage in range(len(counts))]
+
+
+def _beyond_layers(run: MemoryRun, position: int, layer: float) -> float:
+    """Return what a microbatch in flight holds on a rank that is not of its layers."""
+    rank = run.ranks[position]
+    return rank.per_microbatch_bytes - layer * _mean_layers(rank)
+
+
+def _beyond_layers_of_last(runs: Sequence[MemoryRun], layer: float) -> float:
+    """Return the same of the last stage, where all that is more than other ranks have is its."""
+    beyond = []
+    for run in runs:
+        ranks = range(len(run.ranks))
+        (holder,) = (position for position in ranks if has_last(run.order, position))
+        others = [_beyond_layers(run, one, layer) for one in ranks if one != holder]
+        usual = median(others) if others else 0.0
+        mine = _beyond_layers(run, holder, layer) - usual
+        beyond.append(mine * _chunks(run, holder))
+    return max(median(beyond), 0.0)
+
+
+def _chunks(run: MemoryRun, position: int) -> int:
+    return len({action.stage for action in run.order[position]})
 
 
 def _mean_layers(rank: RankMemory) -> float:

@@ -54,6 +54,16 @@ def microbatches_of(order: Order) -> int:
     return 1 + max(action.microbatch for actions in order for action in actions)
 
 
+def last_stage(order: Order) -> int:
+    """Return the number of an order's last stage."""
+    return max(action.stage for actions in order for action in actions)
+
+
+def has_last(order: Order, position: int) -> bool:
+    """Return whether a rank holds the last stage."""
+    return any(action.stage == last_stage(order) for action in order[position])
+
+
 def memory_run(timeline: Timeline, pipeline: int, order: Order) -> MemoryRun:
     """Take what a timeline tells of memory."""
     ranks = sorted(timeline.ranks_of(pipeline), key=lambda rank: min(rank.stages))

@@ -8,7 +8,7 @@ import numpy as np
 
 from debubble.timeline.grouping import number_passes
 from debubble.timeline.labels import Assignment
-from debubble.timeline.model import F64, I32, I64, MemoryFigures, PassKind
+from debubble.timeline.model import F64, I32, I64, Flags, MemoryFigures, PassKind
 from debubble.timeline.work import Work
 from debubble.trace.columns import MemoryDevice, RankTrace
 
@@ -32,8 +32,11 @@ def measure_memory(
     reserved = trace.memory.reserved_bytes[on_device]
     levels = _levels(work, assignment, step)
     row = np.searchsorted(moments, levels.after_ns, side="right") - 1
-    known = row >= 0
-    fit = _fit(levels.columns()[known], allocated[row[known]])
+    known = (row >= 0) & ~levels.ends_step
+    if known.sum() < _FEWEST_SAMPLES or np.ptp(levels.in_flight[known]) == 0:
+        known = row >= 0
+    until = np.searchsorted(moments, levels.until_ns[known], side="left")
+    fit = _fit(levels.columns()[known], _lowest(allocated, row[known], until))
     peak = int(allocated.max())
     return MemoryFigures(
         peak_bytes=peak,
@@ -63,15 +66,22 @@ class _Levels:
     """What a rank had to keep, each time a pass had been issued."""
 
     after_ns: I64
+    until_ns: I64
+    """When the next pass of the step began to be issued: what passes work with is free by then."""
+    ends_step: Flags
+    """No pass of the step comes after it, so that this is not known."""
     in_flight: I64
     halfway: I64
     """Of those in flight: with I behind them and W before them."""
     reduced: F64
     """Share of its stages that have gradients."""
+    sent: I64
+    """Passes I so far: torch keeps what they sent until the step ends."""
 
     def columns(self) -> F64:
         """Return what the allocator's level is made of, a column each; the first is constant."""
-        parts = (np.ones(len(self.in_flight)), self.in_flight, self.halfway, self.reduced)
+        constant = np.ones(len(self.in_flight))
+        parts = (constant, self.in_flight, self.halfway, self.reduced, self.sent)
         return np.stack(parts, axis=1)
 
 
@@ -82,6 +92,8 @@ def _levels(work: Work, assignment: Assignment, step: I32) -> _Levels:
     )
     issued = np.zeros(passes.shape[1], dtype=np.int64)
     np.maximum.at(issued, group, work.issued_ns[kept])
+    begun = np.full(passes.shape[1], np.iinfo(np.int64).max)
+    np.minimum.at(begun, group, work.issued_ns[kept])
     order = np.argsort(issued, kind="stable")
     numbers, stage, kind = passes[0], passes[1], passes[2]
     change = np.array([_KEEPS[PassKind(one)] for one in kind.tolist()], dtype=np.int64)
@@ -89,19 +101,33 @@ def _levels(work: Work, assignment: Assignment, step: I32) -> _Levels:
     # Where I has no kernels, as on torch's first stage, W is the whole backward pass.
     second_half = (kind == PassKind.W) & np.isin(stage, stage[first_half])
     held, halfway = np.zeros(len(order), dtype=np.int64), np.zeros(len(order), dtype=np.int64)
-    reduced = np.zeros(len(order))
+    reduced, sent = np.zeros(len(order)), np.zeros(len(order), dtype=np.int64)
     for number in np.unique(numbers).tolist():
         mine = order[numbers[order] == number]
         held[mine] = np.cumsum(change[mine])
         halfway[mine] = np.cumsum(first_half[mine].astype(np.int64) - second_half[mine])
+        sent[mine] = np.cumsum(first_half[mine])
         for one in stages.tolist():
             ended = np.cumsum((change[mine] < 0) & (stage[mine] == one))
             reduced[mine] += np.minimum(ended, 1) / len(stages)
+    ends_step = np.diff(numbers[order], append=-1) != 0
     return _Levels(
         after_ns=issued[order],
+        until_ns=np.where(ends_step, issued[order], np.append(begun[order][1:], 0)),
+        ends_step=ends_step,
         in_flight=held[order],
         halfway=halfway[order],
         reduced=reduced[order],
+        sent=sent[order],
+    )
+
+
+def _lowest(allocated: I64, row: I64, until: I64) -> I64:
+    """Return the lowest level from each row on, until another; that of the row itself at least."""
+    after = np.maximum(until, row + 1)
+    return np.array(
+        [allocated[one:end].min() for one, end in zip(row.tolist(), after.tolist(), strict=True)],
+        dtype=np.int64,
     )
 
 
@@ -113,7 +139,7 @@ def _fit(columns: F64, allocated: I64) -> _Fit | None:
     if len(columns) < _FEWEST_SAMPLES or np.ptp(columns[:, 1]) == 0:
         return None
     shares = np.linalg.lstsq(columns, allocated.astype(np.float64), rcond=None)[0]
-    base, slope, halfway, gradients = shares.tolist()
+    base, slope, halfway, gradients, _ = shares.tolist()
     return _Fit(
         static_bytes=round(base + gradients),
         per_microbatch_bytes=round(slope),
