@@ -21,7 +21,7 @@ from debubble.timeline.model import F64, Passes, PassKind, RankTimeline, Timelin
 WHOLE = 4
 # What each rank at work adds, where ranks share a device: measured on one H200 cut into four.
 # Within a run less is seen, for the clock follows the run's mean load as well.
-SHARED_SLOPE = 0.075
+SHARED_SLOPE = 0.1
 _SHARED_SLOPE_SPREAD = 0.02
 # How sure the run itself must be that ranks slow each other, where devices do not tell.
 _SURE = 2.5
