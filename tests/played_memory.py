@@ -13,7 +13,8 @@ BATCH = 2 * MESSAGE
 def played_peak(actions, layers, microbatches, stages, states=STATES):
     """Play an allocator block by block; gradients come and activations go layer by layer.
 
-    The outputs of the last stage are kept, and put together in the end.
+    The outputs of the last stage are kept, and put together in the end. Forward only, every stage
+    keeps its outputs and nothing else.
     """
     mine = {action.stage for action in actions}
     trains = any(action.kind != "F" for action in actions)
@@ -23,14 +24,14 @@ def played_peak(actions, layers, microbatches, stages, states=STATES):
     peak, reduced = now, set()
     last = stages - 1
     for action in actions:
-        for _ in range(layers[action.stage]):
+        for _ in range(layers[action.stage] * trains):
             if action.kind == "F":
                 now += ACTIVATION
             else:
                 now -= ACTIVATION
                 now += PARAMS * (action.stage not in reduced)
             peak = max(peak, now)
-        if action.kind == "F" and action.stage == last and trains:
+        if action.kind == "F" and (action.stage == last or not trains):
             now += MESSAGE
             peak = max(peak, now)
         if action.kind == "B":
@@ -40,21 +41,23 @@ def played_peak(actions, layers, microbatches, stages, states=STATES):
 
 def played_run(name, p, m, layers, chunks=None):
     order = order_of(name, p, m, chunks)
-    stages = len(layers)
+    stages, trains = len(layers), name != "forward-only"
     ranks = []
     for actions in order:
         mine = sorted({action.stage for action in actions})
-        gradients = sum(layers[stage] for stage in mine) * PARAMS * (name != "forward-only")
-        inputs = sum((s > 0) + (s < stages - 1) * (name != "forward-only") for s in mine)
+        gradients = sum(layers[stage] for stage in mine) * PARAMS * trains
+        inputs = sum((s > 0) + (s < stages - 1) * trains for s in mine)
         always = m * (BATCH + MESSAGE * inputs)
         weights = sum(layers[s] for s in mine) * PARAMS
-        states = STATES * weights * (name != "forward-only")
+        states = STATES * weights * trains
         ranks.append(
             RankMemory(
                 peak_bytes=played_peak(actions, layers, m, stages),
                 static_bytes=weights + states + gradients + always,
                 gradient_bytes=gradients,
-                per_microbatch_bytes=ACTIVATION * sum(layers[s] for s in mine) / len(mine),
+                per_microbatch_bytes=ACTIVATION * sum(layers[s] for s in mine) / len(mine)
+                if trains
+                else MESSAGE,
                 halfway_bytes=0,
                 transient_bytes=WORK,
                 received_bytes=MESSAGE * inputs,

@@ -95,7 +95,9 @@ def fit_memory(
             hint="give runs of one model on one number of ranks",
         )
     said: list[str] = []
-    activation = _per_layer(runs, "per_microbatch_bytes", whole=False)
+    trains = any(one.kind != "F" for run in runs for actions in run.order for one in actions)
+    # Forward only, a microbatch leaves its output behind, and nothing of its layers.
+    activation = _per_layer(runs, "per_microbatch_bytes", whole=False) if trains else 0.0
     gradient = _per_layer(runs, "gradient_bytes", whole=True)
     if layer_static_bytes is None:
         layer_static_bytes = _static_a_layer(runs, gradient, said)
@@ -388,5 +390,6 @@ def _static_a_layer(runs: Sequence[MemoryRun], gradient: float, said: list[str])
         multiple = floor(min(multiples) * _GRADIENT_TOLERANCE)
         said.append(f"a layer holds {multiple} times its gradients: parameters, states and them")
         return max(multiple - 1, 1) * gradient
-    said.append("all that is held always is taken to be in layers, in equal parts")
-    return min(static / sum(rank.layers or ()) for static, rank in held) - gradient
+    said.append("what is held always, buffers and inputs aside, is taken to be in equal layers")
+    inputs = min(run.microbatches * run.message_bytes for run in runs)
+    return min(max(static - inputs, 0.0) / sum(rank.layers or ()) for static, rank in held)
