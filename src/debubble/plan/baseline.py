@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 
@@ -182,14 +182,12 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     layers: Sequence[int] | None = None,
     limit_bytes: float | None = None,
     schedule: str | None = None,
-    repaired: tuple[int, int] | None = None,
     latency_ns: float | None = None,
     also: AlsoRun | None = None,
 ) -> Baseline:
     """Fit a run, alone or with another of its model, and hold its own simulation against it.
 
-    A hop that will be repaired, by its ranks, tells nothing of what messages will take. A batch in
-    the profiler is not the batch one serves: `latency_ns` is what it takes without.
+    A batch in the profiler is not the batch one serves: `latency_ns` is what it takes without.
     """
     if layers is not None:
         _check_layers(layers, figures)
@@ -217,7 +215,7 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         if other.schedule is not None:
             correction = _correction(other, other.schedule)
     window_ns = latency_ns or source.window_ns
-    found = Baseline(
+    return Baseline(
         source=source,
         schedule=name,
         order=order,
@@ -228,12 +226,6 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         pooled=pooled,
         other_correction=correction,
     )
-    if repaired is None:
-        return found
-    names = [rank.rank for rank in source.ranks]
-    mended = names.index(repaired[0]), names.index(repaired[1])
-    slow = {hop: times for hop, times in source.wires.slow.items() if hop != mended}
-    return replace(found, source=replace(source, wires=replace(source.wires, slow=slow)))
 
 
 def _check_layers(layers: Sequence[int], figures: PipelineFigures) -> None:

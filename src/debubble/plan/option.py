@@ -16,11 +16,27 @@ _DRAWS, _FEWEST, _PASSES = 100, 24, 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One thing to do."""
+class Idea:
+    """A change to be weighed, and what comes with it."""
 
     lever: str
     change: Change
+    assumptions: tuple[str, ...] = ()
+    slowdown: float = 1.0
+    """Of compute, while messages run beside it."""
+    free_share: float = 1.0
+    """What passes would take, against now, if no message had been beside them."""
+    wire_scale: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """Of single hops, by places."""
+    wire_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """What messages of single hops take at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One thing to do."""
+
+    idea: Idea
     window_ns: int
     low_ns: int
     high_ns: int
@@ -36,26 +52,19 @@ class Option:
     assumptions: tuple[str, ...]
 
     @property
+    def lever(self) -> str:
+        """What kind of change it is."""
+        return self.idea.lever
+
+    @property
+    def change(self) -> Change:
+        """What would be done."""
+        return self.idea.change
+
+    @property
     def fits_memory(self) -> bool | None:
         """Whether every rank stays below its limit; None where that is not known."""
         return all_fit(self.headroom)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Idea:
-    """A change to be weighed, and what comes with it."""
-
-    lever: str
-    change: Change
-    assumptions: tuple[str, ...] = ()
-    slowdown: float = 1.0
-    """Of compute, while messages run beside it."""
-    free_share: float = 1.0
-    """What passes would take, against now, if no message had been beside them."""
-    wire_scale: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """Of single hops, by places."""
-    wire_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """What messages of single hops take at least."""
 
 
 def all_fit(ranks: Sequence[Headroom] | None) -> bool | None:
@@ -93,8 +102,7 @@ def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Op
     now = source.microbatches / (baseline.window_ns + source.outside_ns)
     gains = [work / (ns + source.outside_ns) / now - 1 for ns in (window, high, low)]
     return Option(
-        lever=idea.lever,
-        change=change,
+        idea=idea,
         window_ns=window,
         low_ns=low,
         high_ns=high,
@@ -105,7 +113,7 @@ def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Op
         throughput_gain=gains[0],
         throughput_low=gains[1],
         throughput_high=gains[2],
-        assumptions=(*idea.assumptions, *_assumed(baseline, change)),
+        assumptions=(*idea.assumptions, *_assumed(baseline, change), *_still_slow(baseline, idea)),
     )
 
 
@@ -142,6 +150,16 @@ def _assumed(baseline: Baseline, change: Change) -> tuple[str, ...]:
     if change.split is None and stages_of(baseline.what_if(change).order) != now:
         said.append("layers are split evenly over the new stages")
     return tuple(said)
+
+
+def _still_slow(baseline: Baseline, idea: Idea) -> list[str]:
+    """Name the hops that stay slow."""
+    names, slow = [rank.rank for rank in baseline.ranks], baseline.source.wires.slow
+    return [
+        f"the hop {names[here]}:{names[there]} stays {times:.1f} times as slow as others"
+        for (here, there), times in slow.items()
+        if (here, there) not in {*idea.wire_scale, *idea.wire_ns}
+    ]
 
 
 def _grown(baseline: Baseline) -> list[str]:

@@ -216,7 +216,11 @@ def _other_lengths(
     sending = np.where(exchanged, wire, draw(wires.sending, size=size))
     places = program.batches.place
     usual = float(np.median(wires.one_way))
-    slow = {hop: round(times * usual) for hop, times in wires.slow.items()}
+    slow = {
+        hop: round(times * usual)
+        for hop, times in wires.slow.items()
+        if hop not in what_if.wire_scale
+    }
     for (here, there), scale in what_if.wire_scale.items():
         mine = (places[messages.sent] == here) & (places[messages.received] == there)
         wire[mine], drain[mine] = wire[mine] * scale, drain[mine] * scale
