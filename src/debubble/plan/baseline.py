@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
 
 from debubble.costs.devices import surely_share
 from debubble.costs.memory import MemoryCosts, PeakMemory, fit_memory, predict_peaks
 from debubble.costs.memory_run import MemoryRun, memory_run
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.plan.prepared import engine_for, order_for
+from debubble.plan.prepared import engine_for, order_for, stages_for, stages_of
 from debubble.schedules import Order
 from debubble.simulate.communication import Communication, usual_communication
 from debubble.simulate.engine import Engine
@@ -76,11 +74,14 @@ class Baseline:
 
     def what_if(self, change: Change) -> WhatIf:
         """Turn a change into a run to be foretold."""
-        order = change.order or order_for(*self._sizes(change))
+        if change.order is not None:
+            order, stages = change.order, stages_of(change.order)
+        else:
+            order, stages = order_for(*self._sizes(change)), stages_for(*self._sizes(change))
         return WhatIf(
             order=order,
             communication=self._communication(change),
-            weights=self.weights(change.split, stages_of(order)),
+            weights=self.weights(change.split, stages),
             token_scale=self.microbatch_scale(change),
         )
 
@@ -144,10 +145,10 @@ class Baseline:
         """Return the peak memory of each rank after a change."""
         if self.memory is None:
             return None
-        order = self.what_if(change).order
-        layers = self.split_of(change, stages_of(order))
+        what_if = self.what_if(change)
+        layers = self.split_of(change, len(what_if.weights))
         return predict_peaks(
-            self.memory, order, layers=layers, token_scale=self.microbatch_scale(change)
+            self.memory, what_if.order, layers=layers, token_scale=self.microbatch_scale(change)
         )
 
     def split_of(self, change: Change, stages: int) -> tuple[int, ...] | None:
@@ -274,12 +275,6 @@ def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[f
     parts = len(ranks) if surely_share(ranks) else 1
     known = [rank.memory.limit_bytes if rank.memory else None for rank in ranks]
     return tuple(None if limit is None else limit / parts for limit in known)
-
-
-def stages_of(order: Order) -> int:
-    """Return how many stages an order has."""
-    last: int = max(map(attrgetter("stage"), chain.from_iterable(order)))
-    return 1 + last
 
 
 def even_split(layers: int, stages: int) -> tuple[int, ...]:

@@ -12,10 +12,11 @@ import numpy as np
 
 from debubble.costs.memory import MemoryCosts
 from debubble.errors import NoSplitFits, UsageError
-from debubble.plan.baseline import Baseline, stages_of
+from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.kv_cache import CacheCapacity, CacheStage, cache_capacity
 from debubble.plan.option import Idea, Option, weigh
+from debubble.plan.prepared import stages_of
 from debubble.plan.room import room_for
 from debubble.plan.split import best_split
 from debubble.plan.split_problem import Room

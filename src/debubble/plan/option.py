@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from debubble.plan.baseline import Baseline, stages_of
+from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.headroom import Headroom, headroom
 from debubble.simulate.predict import Prediction, predict
@@ -147,7 +147,7 @@ def _assumed(baseline: Baseline, change: Change) -> tuple[str, ...]:
     if change.microbatches or change.schedule:
         said += source.wires.assumed
     now = len(source.passes.layers)
-    if change.split is None and stages_of(baseline.what_if(change).order) != now:
+    if change.split is None and len(baseline.what_if(change).weights) != now:
         said.append("layers are split evenly over the new stages")
     return tuple(said)
 

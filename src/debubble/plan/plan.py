@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from debubble.errors import NoSplitFits, UsageError
 from debubble.ledger.ledger import Ledger
 from debubble.plan import link, microbatches, overlap, schedule
-from debubble.plan.baseline import Baseline, stages_of
+from debubble.plan.baseline import Baseline
 from debubble.plan.cache_split import Cache, CachePlan, plan_cache
 from debubble.plan.change import Change
 from debubble.plan.headroom import Headroom
@@ -173,7 +173,7 @@ def _together(
         for count in (None, *counts):
             change = replace(one.change, microbatches=count)
             try:
-                stages = stages_of(baseline.what_if(change).order)
+                stages = len(baseline.what_if(change).weights)
             except UsageError:
                 continue
             split = partition.split if partition and len(partition.split) == stages else None

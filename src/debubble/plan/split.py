@@ -6,9 +6,10 @@ import numpy as np
 
 from debubble.costs.pass_model import PassModel
 from debubble.errors import UsageError
-from debubble.plan.baseline import Baseline, stages_of
+from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.partition import Partition, find_partition
+from debubble.plan.prepared import stages_of
 from debubble.plan.quick import time_splits
 from debubble.plan.room import room_for
 from debubble.plan.split_problem import Room, SplitProblem, Work, split_problem
