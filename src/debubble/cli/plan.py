@@ -15,7 +15,7 @@ from debubble.cli.options import (
     progress,
     trace_options,
 )
-from debubble.cli.planning import Tokens, Traces, gaps_of, read_traces, start_from
+from debubble.cli.planning import Tokens, Traces, gaps_of, read_traces, start_from, state_by_name
 from debubble.errors import UsageError
 from debubble.ledger.ledger import Ledger, build_ledger
 from debubble.ledger.verdict import find_bottleneck
@@ -25,7 +25,6 @@ from debubble.plan.emit import EMITTERS
 from debubble.plan.plan import make_plan
 from debubble.report.ledger import say_bottleneck
 from debubble.report.plan import Planned, plan_json, plan_page
-from debubble.schedules import state_schedule
 from debubble.timeline.figures import PipelineFigures
 from debubble.units import parse_bytes, parse_duration, parse_share
 
@@ -97,6 +96,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     said = Tokens(asked=tokens, measured=tokens_measured, also=also_tokens)
     said.check()
     cache = _cache(kv_bytes_per_token_layer, kv_utilisation, kv_tokens_measured)
+    latency_ns = None if latency is None else parse_duration(latency)
+    if latency_ns == 0:
+        raise UsageError("a batch takes some time", hint="leave --latency out, or give it: 302ms")
     limit = None if memory_limit is None else float(parse_bytes(memory_limit))
     files = Traces(
         words=traces,
@@ -106,8 +108,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         rank=rank,
         limits=limits_from(max_inflated, max_ratio),
     )
-    statement = None if schedule is None else state_schedule(schedule)
-    run = read_traces(files, traces, quiet=quiet, statement=statement)
+    run = read_traces(files, traces, quiet=quiet, statement=state_by_name(schedule))
     other = None if also is None else read_traces(files, (also,), quiet=quiet)
     with progress("planning", quiet=quiet):
         baseline = start_from(
@@ -117,7 +118,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             layers=layers,
             limit_bytes=limit,
             schedule=schedule,
-            latency_ns=None if latency is None else parse_duration(latency),
+            latency_ns=latency_ns,
         )
         steps = [window.step for window in run.figures.windows]
         ledger = build_ledger(run.timeline, run.figures.pipeline, steps)

@@ -9,7 +9,7 @@ from debubble.cli.options import progress
 from debubble.errors import Gap, UsageError
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
 from debubble.report.find import worst_of
-from debubble.schedules import Statement
+from debubble.schedules import SCHEDULES, Statement, state_schedule
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline
 from debubble.timeline.model import Timeline
@@ -119,6 +119,19 @@ def read_traces(
     )
 
 
+def state_by_name(schedule: str | None) -> Statement | None:
+    """Read the schedule that ran, as the user states it."""
+    if schedule is None:
+        return None
+    statement = state_schedule(schedule)
+    if statement.order is not None:
+        raise UsageError(
+            f"what ran must have a name to be changed, and {schedule} is an order",
+            hint=f"one of {', '.join(SCHEDULES)}; `find` takes orders",
+        )
+    return statement
+
+
 def choose_figures(
     timeline: Timeline, pipeline: int | None, statement: Statement | None = None
 ) -> PipelineFigures:
@@ -145,6 +158,11 @@ def start_from(  # noqa: PLR0913 (what the traces may not tell, one argument eac
 ) -> Baseline:
     """Fit the run, with another of its model where one was given."""
     stated = None if layers is None else parse_layers(layers)
+    if also is not None and also.figures.kind != run.figures.kind:
+        raise UsageError(
+            "one of the runs trains, and the other has forward passes alone",
+            hint="--also takes another run of the same kind",
+        )
     return measure_baseline(
         run.timeline,
         run.figures,

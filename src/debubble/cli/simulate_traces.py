@@ -12,14 +12,13 @@ from debubble.cli.options import (
     progress,
     typed,
 )
-from debubble.cli.planning import Measured, Traces, gaps_of, read_traces, start_from
+from debubble.cli.planning import Measured, Traces, gaps_of, read_traces, start_from, state_by_name
 from debubble.cli.what_if import Said, what_to_ask
 from debubble.errors import UsageError
 from debubble.plan.ask import ask
 from debubble.plan.baseline import Baseline
 from debubble.report.lanes import draw_lanes
 from debubble.report.what_if import Reported, what_if_json, what_if_page
-from debubble.schedules import state_schedule
 from debubble.units import parse_bytes
 
 __all__ = ["Said", "simulate_traces"]
@@ -28,8 +27,7 @@ __all__ = ["Said", "simulate_traces"]
 def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool) -> None:
     """Measure the run, change it, and say what it would take."""
     said.tokens.check()
-    stated = said.schedule_measured
-    statement = None if stated is None else state_schedule(stated)
+    statement = state_by_name(said.schedule_measured)
     run = read_traces(files, files.words, quiet=manners.quiet, statement=statement)
     also = None
     if files.also is not None:

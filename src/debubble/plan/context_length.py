@@ -33,6 +33,8 @@ class Survivor:
     high: float
     rank: int | None
     """By that gain; None where it does not fit memory."""
+    guess: bool
+    """The run cannot show what it does."""
     sure: bool
     """It fits, gains beyond the noise, and nothing in it is a guess."""
 
@@ -88,6 +90,7 @@ def _survive(plan: Plan, option: Option, unchanged: Option, token_scale: float) 
         low=low,
         high=middle * exp(hypot(log((1 + there.throughput_high) / middle), unsure)) / now - 1,
         rank=None,
+        guess=plan.is_guess(option),
         sure=low > WORTH and there.fits_memory is not False and not plan.is_guess(option),
     )
 

@@ -146,6 +146,8 @@ def _assumed(baseline: Baseline, change: Change) -> tuple[str, ...]:
         )
     if change.microbatches or change.schedule:
         said += source.wires.assumed
+    if source.microbatches == 1 and change.microbatches:
+        said.append("more microbatches take as long as the one in the run, each")
     now = len(source.passes.layers)
     if change.split is None and len(baseline.what_if(change).weights) != now:
         said.append("layers are split evenly over the new stages")

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from debubble.plan.headroom import Headroom
 from debubble.plan.option import Option
 from debubble.units import show_bytes
 
 
-def memory_left(option: Option) -> str | None:
+def least_left(ranks: Sequence[Headroom] | None) -> str | None:
     """Return what the fullest rank has left; None where that is not known."""
-    least = _least(option)
+    least = _least(ranks)
     return None if least is None else show_bytes(least)
 
 
 def short_of(option: Option) -> str:
     """Return what the fullest rank lacks."""
-    return show_bytes(max(0.0, -(_least(option) or 0.0)))
+    return show_bytes(max(0.0, -(_least(option.headroom) or 0.0)))
 
 
-def _least(option: Option) -> float | None:
-    left = [one.bytes for one in option.headroom or () if one.bytes is not None]
+def _least(ranks: Sequence[Headroom] | None) -> float | None:
+    left = [one.bytes for one in ranks or () if one.bytes is not None]
     return min(left) if left else None
 
 

@@ -11,12 +11,12 @@ from debubble.plan.change import Change
 from debubble.plan.context_length import OtherLength
 from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.link import Repair
-from debubble.plan.option import Option
+from debubble.plan.option import Option, headroom_after
 from debubble.plan.overlap import Overlap
 from debubble.plan.plan import Plan
 from debubble.plan.schedule import Refused
 from debubble.report.change import change_json, describe, name_hops, sentence, show_gain
-from debubble.report.headroom import headroom_json, memory_left, peaks_json
+from debubble.report.headroom import headroom_json, least_left, peaks_json
 from debubble.report.inspect import gap_json
 from debubble.report.plan_cache import cache_json, cache_table, say_cache
 from debubble.report.plan_length import length_json, length_table, say_length
@@ -148,6 +148,18 @@ def _option_table(plan: Plan) -> Table:
         columns=("change", "batch", "four of five in", "bubble", "throughput", "memory left", "do"),
         title="options, by throughput",
     )
+    baseline = plan.baseline
+    table.rows.append(
+        (
+            "as it is",
+            show_duration(baseline.window_ns),
+            "",
+            f"{baseline.source.bubble_fraction:.0%}",
+            "",
+            least_left(headroom_after(baseline, Change())) or "unknown",
+            "",
+        )
+    )
     for option in plan.options:
         table.rows.append(
             (
@@ -156,7 +168,7 @@ def _option_table(plan: Plan) -> Table:
                 f"{show_duration(option.low_ns)} - {show_duration(option.high_ns)}",
                 f"{option.bubble_fraction:.0%}",
                 f"{option.throughput_gain:+.1%}",
-                memory_left(option) or "unknown",
+                least_left(option.headroom) or "unknown",
                 _advice(plan, option),
             )
         )

@@ -7,7 +7,7 @@ from typing import Any
 from debubble.plan.context_length import OtherLength, Survivor
 from debubble.plan.plan import Plan
 from debubble.report.change import change_json, describe, show_gain
-from debubble.report.headroom import headroom_json, memory_left, peaks_json, short_of
+from debubble.report.headroom import headroom_json, least_left, peaks_json, short_of
 from debubble.report.text import Table
 from debubble.units import NS_PER_S, show_duration, show_share
 
@@ -34,7 +34,7 @@ def _length(other: OtherLength, tokens: float | None) -> str:
 def _room(other: OtherLength) -> str:
     if other.unchanged.fits_memory is False:
         return f"it does not fit: a rank would need {short_of(other.unchanged)} more memory"
-    left = memory_left(other.unchanged)
+    left = least_left(other.unchanged.headroom)
     return "memory is unknown" if left is None else f"{left} of memory are left"
 
 
@@ -63,7 +63,7 @@ def length_table(other: OtherLength, tokens: float | None) -> Table:
                 show_duration(one.there.window_ns),
                 f"{one.there.bubble_fraction:.0%}",
                 f"{one.gain:+.1%}",
-                memory_left(one.there) or "unknown",
+                least_left(one.there.headroom) or "unknown",
                 fate(other, one),
             )
         )
@@ -78,6 +78,8 @@ def fate(other: OtherLength, one: Survivor) -> str:
         return "still best" if one.option is other.best_here else "best there"
     if one.high < 0:
         return f"loses {-one.gain:.0%}"
+    if one.guess and one.gain > 0:
+        return "try"
     return "gains" if one.sure else "noise"
 
 

@@ -21,6 +21,13 @@ _WORDS = frozenset(
     {
         "capture",
         "cause",
+        "change",
+        "do",
+        "limited by",
+        "refused",
+        "split",
+        "there",
+        "why",
         "trace",
         "traces",
         "with",

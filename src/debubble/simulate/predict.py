@@ -226,8 +226,9 @@ def _other_lengths(
         wire[mine], drain[mine] = wire[mine] * scale, drain[mine] * scale
     for (here, there), least in {**slow, **what_if.wire_ns}.items():
         mine = (places[messages.sent] == here) & (places[messages.received] == there)
-        # What is buffered on its way has gone before its receive begins.
-        rest = least * max(0.0, 1 - BUFFERED_BYTES / max(wires.message_bytes, 1))
+        # What is buffered on its way has gone before its receive begins; of unknown sizes, nothing.
+        buffered = BUFFERED_BYTES / wires.message_bytes if wires.message_bytes > 0 else 0.0
+        rest = least * max(0.0, 1 - buffered)
         wire[mine] = np.maximum(wire[mine], least)
         drain[mine] = np.maximum(drain[mine], np.where(exchanged[mine], least, rest))
     passes, batches = program.passes, program.batches
