@@ -145,7 +145,7 @@ def _overlap(overlap: Overlap) -> list[str]:
 
 def _option_table(plan: Plan) -> Table:
     table = Table(
-        columns=("change", "batch", "four of five in", "bubble", "throughput", "memory left", "do"),
+        columns=("option", "batch", "four of five in", "bubble", "throughput", "memory left", "do"),
         title="options, by throughput",
     )
     baseline = plan.baseline

@@ -52,7 +52,7 @@ def _best(other: OtherLength) -> str:
 def length_table(other: OtherLength, tokens: float | None) -> Table:
     """Lay out every option at that length, beside its rank there."""
     table = Table(
-        columns=("rank there", "change", "batch", "bubble", "throughput", "memory left", "there"),
+        columns=("rank there", "option", "batch", "bubble", "throughput", "memory left", "there"),
         title=f"with {_length(other, tokens)}, against the unchanged run there",
     )
     for one in other.survivors:

@@ -21,9 +21,9 @@ _WORDS = frozenset(
     {
         "capture",
         "cause",
-        "change",
         "do",
         "limited by",
+        "option",
         "refused",
         "split",
         "there",
