@@ -47,16 +47,14 @@ class Network:
         names = [one.length for one in edges]
         sums = Sums(new=stands[short.sums.new], old=short.sums.old)
         self._after = _Totals(len(short.target), sums, names, number, rows)
-        self._sum_later = lambda: _Totals(
-            len(short.skipped), short.skipped_sums, names, number, rows
-        )
+        self._of_later = len(short.skipped), short.skipped_sums, names, number, rows
         self._number = np.full(events, -1)
         self._number[short.kept] = np.arange(len(short.kept))
 
     @cached_property
     def _later(self) -> _Totals:
         """When what was skipped happens; many runs never ask."""
-        return self._sum_later()
+        return _Totals(*self._of_later)
 
     def run(self, columns: Columns, floor_ns: I64) -> I64:
         """Return when every event happens."""
