@@ -17,6 +17,7 @@ from statistics import median, pstdev
 
 from debubble.plan.baseline import Baseline, measure_baseline
 from debubble.plan.change import Change
+from debubble.plan.link import mend
 from debubble.simulate.predict import predict
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline
@@ -99,10 +100,12 @@ def load(
     timeline = build_run(read_run(find_run([str(folder)])))
     figures = measure_pipeline(timeline, 0)
     truths = [json.loads((folder / f"truth{r.rank}.json").read_text()) for r in figures.ranks]
-    baseline = measure_baseline(timeline, figures, repaired=repaired)
+    baseline = measure_baseline(timeline, figures)
     if unprofiled:
         latency = median(truths[0]["wall_s"]) * 1e9 - baseline.source.outside_ns
-        baseline = measure_baseline(timeline, figures, repaired=repaired, latency_ns=latency)
+        baseline = measure_baseline(timeline, figures, latency_ns=latency)
+    if repaired is not None:
+        baseline = mend(baseline, timeline, [repaired])
     return baseline, figures, truths
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from planned_runs import MS, planned_run
 from played_memory import ACTIVATION, BATCH, MESSAGE, played_run
@@ -14,7 +15,7 @@ from debubble.plan.baseline import even_split
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, headroom_after, weigh
 from debubble.plan.plan import make_plan
-from debubble.report.plan import plan_json, plan_page
+from debubble.report.plan import Planned, plan_json, plan_page
 
 LAYERS = (4, 4, 4, 4)
 
@@ -108,6 +109,23 @@ def test_an_uneven_split_is_evened_out_and_its_gain_is_that_of_the_formula():
     assert plan.partition.lower_bound_s <= split.window_ns / 1e9 * 1.000001
 
 
+@pytest.mark.parametrize(("layers", "slow"), [(16, 1), (16, 3), (64, 2)])
+def test_a_slower_device_gets_fewer_layers(layers, slow):
+    split = (layers // 4,) * 4
+    speed = np.where(np.arange(4) == slow, 1.5, 1.0)
+    units = {"F": 5 * speed, "B": 10 * speed}
+    baseline, timeline = planned_run("1f1b", 4, 8, split=split, units=units)
+    plan = make_plan(baseline, timeline)
+    found = next(one for one in plan.options if one.lever == "split")
+    rest = [count for rank, count in enumerate(found.change.split) if rank != slow]
+    assert found.change.split[slow] < min(rest)
+    # Run for real, it takes what was said.
+    there, _ = planned_run("1f1b", 4, 8, split=found.change.split, units=units)
+    assert found.window_ns == pytest.approx(there.window_ns, rel=0.001)
+    assert there.window_ns < baseline.window_ns
+    assert plan.partition.lower_bound_s <= there.window_ns / 1e9 * 1.000001
+
+
 def test_a_split_that_does_not_fit_memory_is_not_proposed():
     baseline, timeline = with_memory("1f1b", 8, limit=1e9)
     even = weigh(baseline, Idea(lever="split", change=Change(split=LAYERS)))
@@ -123,22 +141,23 @@ def test_nothing_to_gain_is_said():
     baseline, timeline = planned_run("forward-only", 2, 128, split=(4, 4))
     plan = make_plan(baseline, timeline, most_microbatches=128)
     assert plan.recommended == ()
-    assert plan_page(plan, "", (), None, "").answer.startswith("Nothing to change")
+    assert plan_page(Planned(plan=plan), None, "").answer.startswith("Nothing to change")
 
 
 def test_what_is_the_bottleneck_is_said_first_and_what_helps_after_it():
     plan = make_plan(*planned_run("1f1b", 4, 8, split=(3, 3, 3, 7)))
-    page = plan_page(plan, "the bubble is not your bottleneck: hosts are", (), None, "")
+    said = Planned(plan=plan, bottleneck="the bubble is not your bottleneck: hosts are")
+    page = plan_page(said, None, "")
     assert page.answer == "The bubble is not your bottleneck: hosts are."
     best = plan.recommended[0].throughput_gain
     assert f"{best:+.0%}" in page.findings[0]
-    assert plan_json(plan, "hosts are", ())["bottleneck"] == "hosts are"
+    assert plan_json(said)["bottleneck"] == said.bottleneck
 
 
 def test_without_memory_in_the_run_it_is_said_to_be_unknown():
     plan = make_plan(*planned_run("1f1b", 4, 8, split=LAYERS))
     assert {one.fits_memory for one in plan.options} == {None}
-    page = plan_page(plan, "", (), None, "")
+    page = plan_page(Planned(plan=plan), None, "")
     assert any(note.startswith("memory: unknown") for note in page.notes)
 
 
@@ -153,9 +172,11 @@ def test_without_layers_stages_cannot_move_and_the_rest_is_planned():
 def test_one_microbatch_can_be_planned_with():
     plan = make_plan(*planned_run("gpipe", 4, 1, split=LAYERS))
     assert {"microbatches", "combined"} & {one.lever for one in plan.recommended}
+    more = next(one for one in plan.options if one.change.microbatches)
+    assert "more microbatches take as long as the one in the run, each" in more.assumptions
 
 
 def test_the_same_run_gives_the_same_plan():
     run = planned_run("1f1b", 4, 8, split=LAYERS, noise=0.05, wire_ns=MS)
-    first, second = (plan_json(make_plan(*run), "", ()) for _ in range(2))
+    first, second = (plan_json(Planned(plan=make_plan(*run))) for _ in range(2))
     assert first == second

@@ -92,6 +92,40 @@ def test_a_limit_below_the_measured_peak_refuses_everything(tmp_path):
     assert plan["verdict"].startswith("No memory to plan with: a rank already takes")
 
 
+def test_a_stated_schedule_that_the_run_left_is_warned_of_as_in_find(tmp_path):
+    found, planned = (
+        json.loads(
+            type_command(f"debubble {verb} {RECORDED} --schedule gpipe --json", tmp_path).text
+        )
+        for verb in ("find", "plan")
+    )
+    warnings = [one for one in found["warnings"] if one["code"] == "schedule_differs"]
+    assert warnings
+    assert [one for one in planned["warnings"] if one["code"] == "schedule_differs"] == warnings
+    words = f"debubble simulate {RECORDED} --schedule-measured gpipe --json"
+    simulated = json.loads(type_command(words, tmp_path).text)
+    assert [one for one in simulated["warnings"] if one["code"] == "schedule_differs"] == warnings
+
+
+def test_an_order_in_a_file_cannot_be_what_changes_start_from(tmp_path):
+    (tmp_path / "mine.csv").write_text("0F0,0B0\n1F0,1B0\n", "utf-8")
+    answer = type_command(f"debubble plan {RECORDED} --schedule mine.csv", tmp_path)
+    assert answer.code == 2
+    assert "what ran must have a name" in answer.text
+
+
+def test_two_lengths_tell_how_a_plan_fares_at_a_third(recorded_data, tmp_path):
+    runs = f"{recorded_data}/fwd_closed_m8", f"{recorded_data}/fwd_closed_m8_t512"
+    flags = f"--also {runs[1]} --also-tokens 512 --tokens 2048"
+    both = plan_of(runs[0], flags, cwd=tmp_path)["context_length"]
+    one = plan_of(runs[0], "--tokens 2x", cwd=tmp_path)["context_length"]
+    assert both["token_scale"] == pytest.approx(2.0)
+    assert both["tokens"] == pytest.approx(2048)
+    assert "passes and messages grow with tokens as between the two runs" in both["assumptions"]
+    width = [found["unchanged"]["interval"]["batch_latency_s"] for found in (both, one)]
+    assert width[0][1] - width[0][0] < 0.6 * (width[1][1] - width[1][0])
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -104,6 +138,15 @@ def test_a_limit_below_the_measured_peak_refuses_everything(tmp_path):
         ("--pipeline 3", "there is no pipeline 3"),
         ("--memory-limit lots", "lots"),
         ("--max-microbatches 0", "0"),
+        ("--latency 0ms", "a batch takes some time"),
+        ("--tokens 2048", "how many tokens a microbatch has as it is cannot be told"),
+        ("--tokens some", "is no number of tokens"),
+        ("--tokens 5000x", "cannot be foretold from this run"),
+        ("--tokens 9 --also-tokens 512", "--also-tokens is about --also"),
+        ("--also tests/data/h200/fwd_closed_m4", "one of the runs trains"),
+        ("--also tests/data/h200/1f1b_p3_m7", "the runs have 2 and 3 ranks"),
+        ("--kv-utilisation 80%", "its size is not known"),
+        ("--kv-bytes-per-token-layer 0", "a token takes some bytes"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_a_hint(flags, said, tmp_path):

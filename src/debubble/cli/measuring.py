@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from debubble.cli.options import progress
-from debubble.cli.plan import choose_figures
+from debubble.cli.planning import choose_figures
 from debubble.errors import Gap, MissingExtra, RunNotFound
 from debubble.measure.measurement import Measurement, join_measurements, measure_run
 from debubble.measure.store import Store, default_url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import click
 
@@ -14,20 +15,18 @@ from debubble.cli.options import (
     progress,
     trace_options,
 )
+from debubble.cli.planning import Tokens, Traces, gaps_of, read_traces, start_from, state_by_name
 from debubble.errors import UsageError
-from debubble.ledger.ledger import build_ledger
+from debubble.ledger.ledger import Ledger, build_ledger
 from debubble.ledger.verdict import find_bottleneck
-from debubble.plan.baseline import measure_baseline
+from debubble.plan.cache_split import Cache
+from debubble.plan.context_length import at_length
 from debubble.plan.emit import EMITTERS
 from debubble.plan.plan import make_plan
-from debubble.report.find import worst_of
 from debubble.report.ledger import say_bottleneck
-from debubble.report.plan import plan_json, plan_page
-from debubble.timeline.build import build_run
-from debubble.timeline.figures import PipelineFigures, measure_pipeline
-from debubble.timeline.model import Timeline
-from debubble.trace.run import find_run, read_run
-from debubble.units import parse_bytes, parse_duration
+from debubble.report.plan import Planned, plan_json, plan_page
+from debubble.timeline.figures import PipelineFigures
+from debubble.units import parse_bytes, parse_duration, parse_share
 
 
 @click.command("plan")
@@ -39,6 +38,26 @@ from debubble.units import parse_bytes, parse_duration
 @click.option("--latency", metavar="TIME", help="Of a batch without the profiler, such as 302ms.")
 @click.option(
     "--max-microbatches", type=click.IntRange(min=1), metavar="N", help="Try no more than these."
+)
+@click.option("--tokens", metavar="N", help="Also with these tokens a microbatch, or 2x as many.")
+@click.option(
+    "--tokens-measured", type=click.IntRange(min=1), metavar="N", help="Tokens in the run as it is."
+)
+@click.option("--also", metavar="TRACES", help="Another run of the same model, to learn from.")
+@click.option(
+    "--also-tokens", type=click.IntRange(min=1), metavar="N", help="Tokens in that other run."
+)
+@click.option(
+    "--kv-bytes-per-token-layer", metavar="SIZE", help="Of a KV cache, such as 4KiB: inference."
+)
+@click.option(
+    "--kv-utilisation", metavar="SHARE", help="Of a device, for the engine.  [default: 90%]"
+)
+@click.option(
+    "--kv-tokens-measured",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Tokens whose cache the run held.  [default: 0]",
 )
 @click.option("--emit", "framework", metavar="FRAMEWORK", help=f"One of {', '.join(EMITTERS)}.")
 @trace_options
@@ -52,6 +71,13 @@ def command(  # noqa: PLR0913 (one argument a flag)
     memory_limit: str | None,
     latency: str | None,
     max_microbatches: int | None,
+    tokens: str | None,
+    tokens_measured: int | None,
+    also: str | None,
+    also_tokens: int | None,
+    kv_bytes_per_token_layer: str | None,
+    kv_utilisation: str | None,
+    kv_tokens_measured: int | None,
     framework: str | None,
     capture: str | None,
     rank: int | None,
@@ -67,58 +93,85 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError(
             f"no framework is called {framework!r}", hint=f"one of {', '.join(EMITTERS)}"
         )
+    said = Tokens(asked=tokens, measured=tokens_measured, also=also_tokens)
+    said.check()
+    cache = _cache(kv_bytes_per_token_layer, kv_utilisation, kv_tokens_measured)
+    latency_ns = None if latency is None else parse_duration(latency)
+    if latency_ns == 0:
+        raise UsageError("a batch takes some time", hint="leave --latency out, or give it: 302ms")
     limit = None if memory_limit is None else float(parse_bytes(memory_limit))
-    stated = None if layers is None else parse_layers(layers)
-    limits = limits_from(max_inflated, max_ratio)
-    found = find_run(traces, capture=capture, limits=limits)
-    with progress("reading", quiet=quiet) as show:
-        run = read_run(found, limits=limits, rank=rank, on_progress=show)
-    timeline = build_run(run)
-    figures = choose_figures(timeline, pipeline)
+    files = Traces(
+        words=traces,
+        also=also,
+        pipeline=pipeline,
+        capture=capture,
+        rank=rank,
+        limits=limits_from(max_inflated, max_ratio),
+    )
+    run = read_traces(files, traces, quiet=quiet, statement=state_by_name(schedule))
+    other = None if also is None else read_traces(files, (also,), quiet=quiet)
     with progress("planning", quiet=quiet):
-        baseline = measure_baseline(
-            timeline,
-            figures,
-            layers=stated,
+        baseline = start_from(
+            run,
+            other,
+            tokens=said,
+            layers=layers,
             limit_bytes=limit,
             schedule=schedule,
-            latency_ns=None if latency is None else parse_duration(latency),
+            latency_ns=latency_ns,
         )
-        plan = make_plan(baseline, timeline, most_microbatches=max_microbatches)
-    gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps)))
-    bottleneck = _bottleneck(timeline, figures)
+        steps = [window.step for window in run.figures.windows]
+        ledger = build_ledger(run.timeline, run.figures.pipeline, steps)
+        plan = make_plan(
+            baseline,
+            run.timeline,
+            most_microbatches=max_microbatches,
+            ledger=ledger,
+            cache=cache,
+        )
+        scale = said.scale(baseline)
+        length = None if scale is None else at_length(plan, scale)
+    planned = Planned(
+        plan=plan,
+        bottleneck=_bottleneck(ledger, run.figures),
+        gaps=gaps_of(run, other, baseline),
+        length=length,
+        tokens=said.of_run(baseline),
+    )
     words = " ".join(shlex.quote(word) for word in traces)
     following = f"debubble plan {words} --emit torch" if plan.recommended else ""
     following = "" if quiet or framework else following or f"debubble find {words}"
-    page = plan_page(plan, bottleneck, gaps, framework, following)
-    print_answer(page, plan_json(plan, bottleneck, gaps), as_json=as_json, color=color)
-    exit_strictly(gaps, strict=strict)
+    page = plan_page(planned, framework, following)
+    print_answer(page, plan_json(planned), as_json=as_json, color=color)
+    exit_strictly(planned.gaps, strict=strict)
 
 
-def parse_layers(text: str) -> tuple[int, ...]:
-    """Read `4,4,4,4`."""
-    try:
-        layers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        layers = ()
-    if not layers or min(layers) < 1:
-        raise UsageError(f"{text!r} is no split", hint="write it as 4,4,4,4: layers of each stage")
-    return layers
-
-
-def choose_figures(timeline: Timeline, pipeline: int | None) -> PipelineFigures:
-    """Measure the pipeline asked for, or the one that waits most."""
-    known = timeline.pipelines
-    if pipeline is not None and pipeline not in known:
+def _cache(size: str | None, utilisation: str | None, tokens: int | None) -> Cache | None:
+    """Read what was said of the KV cache."""
+    if size is None:
+        for flag, value in {
+            "--kv-utilisation": utilisation,
+            "--kv-tokens-measured": tokens,
+        }.items():
+            if value is not None:
+                raise UsageError(
+                    f"{flag} says something of a KV cache, and its size is not known",
+                    hint="add --kv-bytes-per-token-layer, such as 4KiB",
+                )
+        return None
+    cache = Cache(token_layer_bytes=float(parse_bytes(size)))
+    if cache.token_layer_bytes <= 0:
         raise UsageError(
-            f"there is no pipeline {pipeline}",
-            hint=f"--pipeline takes one of: {', '.join(map(str, known))}",
+            "a token takes some bytes in each layer",
+            hint="KV heads x (head size + value size) x bytes of a number",
         )
-    chosen = known if pipeline is None else (pipeline,)
-    return worst_of([measure_pipeline(timeline, one) for one in chosen])
+    return replace(
+        cache,
+        utilisation=cache.utilisation if utilisation is None else parse_share(utilisation),
+        measured_tokens=tokens or 0,
+    )
 
 
-def _bottleneck(timeline: Timeline, figures: PipelineFigures) -> str:
-    ledger = build_ledger(timeline, figures.pipeline, [window.step for window in figures.windows])
+def _bottleneck(ledger: Ledger | None, figures: PipelineFigures) -> str:
     found = find_bottleneck(ledger, figures.outside_ns) if ledger else None
     return say_bottleneck(found) if found else ""

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import click
 
 from debubble.cli.options import Manners, limits_from, output_options, trace_options
+from debubble.cli.planning import Tokens, Traces
 from debubble.cli.simulate_by_hand import Wanted, simulate_by_hand
-from debubble.cli.simulate_traces import Said, Traces, simulate_traces
+from debubble.cli.simulate_traces import Said, simulate_traces
 from debubble.errors import UsageError
 from debubble.simulate.communication import Communication
 
@@ -144,9 +145,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         split=split,
         overlap=overlap,
         hops=hops,
-        tokens=tokens,
-        tokens_measured=tokens_measured,
-        also_tokens=also_tokens,
+        tokens=Tokens(asked=tokens, measured=tokens_measured, also=also_tokens),
         layers=layers,
         schedule_measured=schedule_measured,
         memory_limit=memory_limit,

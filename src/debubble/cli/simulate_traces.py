@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 
 from debubble.cli.options import (
     Manners,
@@ -13,55 +12,34 @@ from debubble.cli.options import (
     progress,
     typed,
 )
-from debubble.cli.plan import choose_figures, parse_layers
-from debubble.cli.what_if import Said, token_scale, what_to_ask
-from debubble.errors import Gap, UsageError
+from debubble.cli.planning import Measured, Traces, gaps_of, read_traces, start_from, state_by_name
+from debubble.cli.what_if import Said, what_to_ask
+from debubble.errors import UsageError
 from debubble.plan.ask import ask
-from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
+from debubble.plan.baseline import Baseline
 from debubble.report.lanes import draw_lanes
 from debubble.report.what_if import Reported, what_if_json, what_if_page
-from debubble.timeline.build import build_run
-from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import Timeline
-from debubble.trace.run import find_run, read_run
-from debubble.trace.source import Limits
 from debubble.units import parse_bytes
 
-__all__ = ["Said", "Traces", "simulate_traces"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traces:
-    """Which files to read."""
-
-    words: tuple[str, ...]
-    also: str | None
-    pipeline: int | None
-    capture: str | None
-    rank: int | None
-    limits: Limits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    timeline: Timeline
-    figures: PipelineFigures
-    gaps: tuple[Gap, ...]
+__all__ = ["Said", "simulate_traces"]
 
 
 def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool) -> None:
     """Measure the run, change it, and say what it would take."""
-    run = _measure(files, files.words, manners)
-    also = None if files.also is None else _measure(files, (files.also,), manners)
+    said.tokens.check()
+    statement = state_by_name(said.schedule_measured)
+    run = read_traces(files, files.words, quiet=manners.quiet, statement=statement)
+    also = None
+    if files.also is not None:
+        also = read_traces(files, (files.also,), quiet=manners.quiet)
     with progress("simulating", quiet=manners.quiet):
         baseline = _baseline(run, also, said)
         asked = ask(baseline, what_to_ask(baseline, run.timeline, said))
-    gaps = (*run.gaps, *(also.gaps if also else ()))
-    gaps = tuple(dict.fromkeys((*gaps, *(baseline.pooled.gaps if baseline.pooled else ()))))
+    gaps = gaps_of(run, also, baseline)
     report = Reported(
         asked=asked,
         measured=run.figures,
-        tokens=said.measured_tokens(baseline),
+        tokens=said.tokens.of_run(baseline),
         hops=said.hops,
         gaps=gaps,
     )
@@ -73,46 +51,19 @@ def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool)
     exit_strictly(gaps, strict=manners.strict)
 
 
-def _measure(files: Traces, words: tuple[str, ...], manners: Manners) -> _Measured:
-    found = find_run(words, capture=files.capture, limits=files.limits)
-    with progress("reading", quiet=manners.quiet) as show:
-        run = read_run(found, limits=files.limits, rank=files.rank, on_progress=show)
-    timeline = build_run(run)
-    figures = choose_figures(timeline, files.pipeline)
-    return _Measured(
-        timeline=timeline,
-        figures=figures,
-        gaps=(*run.gaps, *timeline.gaps, *figures.gaps),
-    )
-
-
-def _baseline(run: _Measured, also: _Measured | None, said: Said) -> Baseline:
+def _baseline(run: Measured, also: Measured | None, said: Said) -> Baseline:
     if run.figures.windows and run.figures.schedule is None and said.schedule_measured is None:
         raise UsageError(
             "the schedule that ran was not recognised",
             hint="say it with --schedule-measured, such as 1f1b",
         )
-    token_scale(said, None)  # refuses what is no number, before anything long
-    layers = None if said.layers is None else parse_layers(said.layers)
-    other = None
-    if also is not None:
-        ratio = None
-        if said.also_tokens and said.tokens_measured:
-            ratio = said.also_tokens / said.tokens_measured
-        told = any(rank.layers for rank in also.figures.ranks)
-        other = AlsoRun(
-            timeline=also.timeline,
-            figures=also.figures,
-            layers=None if told else layers,
-            token_ratio=ratio,
-        )
-    return measure_baseline(
-        run.timeline,
-        run.figures,
-        layers=layers,
+    return start_from(
+        run,
+        also,
+        tokens=said.tokens,
+        layers=said.layers,
         limit_bytes=None if said.memory_limit is None else float(parse_bytes(said.memory_limit)),
         schedule=said.schedule_measured,
-        also=other,
     )
 
 
@@ -126,10 +77,10 @@ def _again(files: Traces, said: Said) -> str:
             "--chunks": said.chunks,
             "--split": said.split,
             "--overlap": said.overlap,
-            "--tokens": said.tokens,
-            "--tokens-measured": said.tokens_measured,
+            "--tokens": said.tokens.asked,
+            "--tokens-measured": said.tokens.measured,
             "--also": files.also,
-            "--also-tokens": said.also_tokens,
+            "--also-tokens": said.tokens.also,
             "--layers": said.layers,
             "--schedule-measured": said.schedule_measured,
             "--memory-limit": said.memory_limit,

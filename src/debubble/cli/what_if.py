@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from debubble.cli.plan import parse_layers
+from debubble.cli.planning import Tokens, parse_layers
 from debubble.cli.simulate_by_hand import MOST_PASSES
 from debubble.errors import UsageError
 from debubble.plan.baseline import Baseline
@@ -19,9 +19,6 @@ from debubble.timeline.model import Timeline
 from debubble.units import counted, parse_rate
 
 _HOP = re.compile(r"([0-9]+):([0-9]+)=(.+)")
-_NUMBER = re.compile(r"([0-9]*\.?[0-9]+)(x?)")
-# Beyond this nobody would believe a line through what was measured.
-_MOST_TOKENS = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +32,10 @@ class Said:
     split: str | None
     overlap: str | None
     hops: tuple[str, ...]
-    tokens: str | None
-    tokens_measured: int | None
-    also_tokens: int | None
+    tokens: Tokens
     layers: str | None
     schedule_measured: str | None
     memory_limit: str | None
-
-    def measured_tokens(self, baseline: Baseline) -> float | None:
-        """Return the tokens of a microbatch as it is, where that was said of either run."""
-        if self.tokens_measured is not None:
-            return float(self.tokens_measured)
-        if self.also_tokens is not None and baseline.pooled is not None:
-            return self.also_tokens / baseline.pooled.token_ratio
-        return None
 
 
 def what_to_ask(baseline: Baseline, timeline: Timeline, said: Said) -> Idea:
@@ -79,7 +66,7 @@ def what_to_ask(baseline: Baseline, timeline: Timeline, said: Said) -> Idea:
         order=order,
         chunks=None if same_order else chunks,
         overlap=True if _overlaps(said.overlap, schedule) else None,
-        token_scale=token_scale(said, baseline),
+        token_scale=said.tokens.scale(baseline),
     )
     _refuse_other_kind(baseline, baseline.what_if(change).order)
     idea = Idea(lever="asked", change=change)
@@ -93,34 +80,6 @@ def what_to_ask(baseline: Baseline, timeline: Timeline, said: Said) -> Idea:
         )
     rates = dict(_hop(text) for text in said.hops)
     return set_hops(baseline, idea, rates) if rates else idea
-
-
-def token_scale(said: Said, baseline: Baseline | None) -> float | None:
-    """Return how many times as many tokens are asked for; None for as many as there are."""
-    if said.tokens is None:
-        return None
-    read = _NUMBER.fullmatch(said.tokens.strip())
-    if read is None or float(read[1]) <= 0:
-        raise UsageError(f"{said.tokens!r} is no number of tokens", hint="write it as 2048, or 2x")
-    scale = float(read[1])
-    if not read[2]:
-        if said.tokens_measured is None and said.also_tokens is None:
-            raise UsageError(
-                "how many tokens a microbatch has as it is cannot be told",
-                hint="add --tokens-measured N, or ask for times as many: --tokens 2x",
-            )
-        measured = said.tokens_measured if baseline is None else said.measured_tokens(baseline)
-        if measured is None:
-            if baseline is None:
-                return None
-            raise UsageError("--also-tokens is about --also", hint="add --tokens-measured N")
-        scale /= measured
-    if not 1 / _MOST_TOKENS <= scale <= _MOST_TOKENS:
-        raise UsageError(
-            f"{scale:.3g} times as many tokens cannot be foretold from this run",
-            hint="a run of about that length can tell",
-        )
-    return None if scale == 1.0 else scale
 
 
 def _split(baseline: Baseline, text: str) -> tuple[int, ...] | None:

@@ -7,18 +7,15 @@ first, by what removing it would buy, and these two after it; or first, where no
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 
 from debubble.ledger.ledger import Ledger, Saving
 from debubble.ledger.model import Cause, RootKind
-from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE, Remedies, run_together
-from debubble.simulate.engine import Engine
+from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE, saved_by
+from debubble.ledger.slow_hops import Hop, saved_by_repair, times_expected
 from debubble.simulate.lengths import hop_of
-from debubble.simulate.program import Lengths
 
 # What buys less than a fiftieth of the batch is not worth a name: steps vary by more.
 MATTERS = 0.02
@@ -26,8 +23,6 @@ MATTERS = 0.02
 _LEADS = 0.05
 # What buys less than a tenth of it is little.
 LITTLE = 0.1
-# A hop whose messages mostly take so many times what its peers take is slow, not just unsteady.
-SLOW = 1.5
 _OF_ANY_PIPELINE = {SCHEDULE, str(Cause.TRANSFER)}
 
 
@@ -39,7 +34,7 @@ class Named:
     saving: Saving
     rank: int | None = None
     stage: int | None = None
-    hop: tuple[int, int] | None = None
+    hop: Hop | None = None
     times_expected: float | None = None
     """How many times as long a hop's messages mostly take as those of its peers."""
     culprit_saved_ns: int | None = None
@@ -79,7 +74,7 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         )
     if saving.cause == HEAD_OF_LINE:
         return Named(cause=saving.cause, saving=saving, hop=_queue_of(ledger))
-    waits: defaultdict[tuple[int, int | None, tuple[int, int] | None], int] = defaultdict(int)
+    waits: defaultdict[tuple[int, int | None, Hop | None], int] = defaultdict(int)
     for culprit in ledger.culprits:
         if culprit.cause == saving.cause:
             waits[culprit.rank, culprit.stage, culprit.hop] += culprit.wait_ns
@@ -92,46 +87,26 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         rank=rank,
         stage=stage,
         hop=hop,
-        times_expected=_times_expected(ledger, hop) if saving.cause == Cause.SLOW_LINK else None,
+        times_expected=times_expected(ledger, hop)
+        if saving.cause == Cause.SLOW_LINK and hop is not None
+        else None,
         culprit_saved_ns=_saved_alone(ledger, saving.cause, rank, hop),
     )
 
 
-def _hop_number(ledger: Ledger, hop: tuple[int, int]) -> int:
-    names = [one.rank for one in ledger.ranks]
-    return names.index(hop[0]) * len(names) + names.index(hop[1])
-
-
-def _times_expected(ledger: Ledger, hop: tuple[int, int] | None) -> float | None:
-    if hop is None:
-        return None
-    number = _hop_number(ledger, hop)
-    shares = [one.expected.of_hop[hop_of(one.step.program) == number] for one in ledger.remedies]
-    return float(1 / np.median(np.concatenate(shares)))
-
-
-def _saved_alone(ledger: Ledger, cause: str, rank: int, hop: tuple[int, int] | None) -> int | None:
+def _saved_alone(ledger: Ledger, cause: str, rank: int, hop: Hop | None) -> int | None:
     """Replay with one culprit put right."""
-    names = [one.rank for one in ledger.ranks]
-    place = names.index(rank)
-    remedy: Callable[[Remedies], Lengths] | None = None
+    place = [one.rank for one in ledger.ranks].index(rank)
     if cause == Cause.SLOW_LINK and hop is not None:
-        number = _hop_number(ledger, hop)
-        remedy = lambda one: one.repaired_hop(number)  # noqa: E731
-    elif cause == Cause.JITTER:
-        remedy = lambda one: one.no_jitter(place)  # noqa: E731
-    elif cause == Cause.HOST:
-        remedy = lambda one: one.no_host(place)  # noqa: E731
-    if remedy is None:
-        return None
-    saved = []
-    for one in ledger.remedies:
-        before, after = run_together(Engine(one.step.program), [one.step.lengths, remedy(one)])
-        saved.append(before - after)
-    return round(median(saved))
+        return saved_by_repair(ledger, [hop])
+    if cause == Cause.JITTER:
+        return saved_by(ledger.remedies, lambda one: one.no_jitter(place))
+    if cause == Cause.HOST:
+        return saved_by(ledger.remedies, lambda one: one.no_host(place))
+    return None
 
 
-def _queue_of(ledger: Ledger) -> tuple[int, int] | None:
+def _queue_of(ledger: Ledger) -> Hop | None:
     """Return the hop whose messages others stood behind for longest."""
     waits: defaultdict[tuple[int, int], int] = defaultdict(int)
     for step, account in zip(ledger.steps, ledger.accounts, strict=True):

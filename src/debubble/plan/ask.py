@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.plan.baseline import Baseline, stages_of
+from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, foretell, weigh
+from debubble.plan.prepared import stages_of
 from debubble.schedules import Order
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from operator import attrgetter
+from dataclasses import dataclass
 
 from debubble.costs.devices import surely_share
 from debubble.costs.memory import MemoryCosts, PeakMemory, fit_memory, predict_peaks
 from debubble.costs.memory_run import MemoryRun, memory_run
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.plan.prepared import engine_for, order_for
+from debubble.plan.prepared import engine_for, order_for, stages_for, stages_of
 from debubble.schedules import Order
 from debubble.simulate.communication import Communication, usual_communication
 from debubble.simulate.engine import Engine
@@ -76,11 +74,14 @@ class Baseline:
 
     def what_if(self, change: Change) -> WhatIf:
         """Turn a change into a run to be foretold."""
-        order = change.order or order_for(*self._sizes(change))
+        if change.order is not None:
+            order, stages = change.order, stages_of(change.order)
+        else:
+            order, stages = order_for(*self._sizes(change)), stages_for(*self._sizes(change))
         return WhatIf(
             order=order,
             communication=self._communication(change),
-            weights=self.weights(change.split, stages_of(order)),
+            weights=self.weights(change.split, stages),
             token_scale=self.microbatch_scale(change),
         )
 
@@ -144,10 +145,10 @@ class Baseline:
         """Return the peak memory of each rank after a change."""
         if self.memory is None:
             return None
-        order = self.what_if(change).order
-        layers = self.split_of(change, stages_of(order))
+        what_if = self.what_if(change)
+        layers = self.split_of(change, len(what_if.weights))
         return predict_peaks(
-            self.memory, order, layers=layers, token_scale=self.microbatch_scale(change)
+            self.memory, what_if.order, layers=layers, token_scale=self.microbatch_scale(change)
         )
 
     def split_of(self, change: Change, stages: int) -> tuple[int, ...] | None:
@@ -182,14 +183,12 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     layers: Sequence[int] | None = None,
     limit_bytes: float | None = None,
     schedule: str | None = None,
-    repaired: tuple[int, int] | None = None,
     latency_ns: float | None = None,
     also: AlsoRun | None = None,
 ) -> Baseline:
     """Fit a run, alone or with another of its model, and hold its own simulation against it.
 
-    A hop that will be repaired, by its ranks, tells nothing of what messages will take. A batch in
-    the profiler is not the batch one serves: `latency_ns` is what it takes without.
+    A batch in the profiler is not the batch one serves: `latency_ns` is what it takes without.
     """
     if layers is not None:
         _check_layers(layers, figures)
@@ -217,7 +216,7 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         if other.schedule is not None:
             correction = _correction(other, other.schedule)
     window_ns = latency_ns or source.window_ns
-    found = Baseline(
+    return Baseline(
         source=source,
         schedule=name,
         order=order,
@@ -228,12 +227,6 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         pooled=pooled,
         other_correction=correction,
     )
-    if repaired is None:
-        return found
-    names = [rank.rank for rank in source.ranks]
-    mended = names.index(repaired[0]), names.index(repaired[1])
-    slow = {hop: times for hop, times in source.wires.slow.items() if hop != mended}
-    return replace(found, source=replace(source, wires=replace(source.wires, slow=slow)))
 
 
 def _check_layers(layers: Sequence[int], figures: PipelineFigures) -> None:
@@ -282,12 +275,6 @@ def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[f
     parts = len(ranks) if surely_share(ranks) else 1
     known = [rank.memory.limit_bytes if rank.memory else None for rank in ranks]
     return tuple(None if limit is None else limit / parts for limit in known)
-
-
-def stages_of(order: Order) -> int:
-    """Return how many stages an order has."""
-    last: int = max(map(attrgetter("stage"), chain.from_iterable(order)))
-    return 1 + last
 
 
 def even_split(layers: int, stages: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from debubble.plan.baseline import Baseline, stages_of
+from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.headroom import Headroom, headroom
 from debubble.simulate.predict import Prediction, predict
@@ -13,32 +13,6 @@ from debubble.units import NS_PER_S
 
 # Many draws of a short step, fewer of a long one: its middle is as sure.
 _DRAWS, _FEWEST, _PASSES = 100, 24, 50_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One thing to do."""
-
-    lever: str
-    change: Change
-    window_ns: int
-    low_ns: int
-    high_ns: int
-    bubble_fraction: float
-    microbatches_per_s: float
-    """Counted in microbatches of the measured size."""
-    headroom: tuple[Headroom, ...] | None
-    latency_gain: float
-    """Of the batch latency; below 0 it takes longer, as a larger batch does."""
-    throughput_gain: float
-    throughput_low: float
-    throughput_high: float
-    assumptions: tuple[str, ...]
-
-    @property
-    def fits_memory(self) -> bool | None:
-        """Whether every rank stays below its limit; None where that is not known."""
-        return all_fit(self.headroom)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +30,41 @@ class Idea:
     """Of single hops, by places."""
     wire_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """What messages of single hops take at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One thing to do."""
+
+    idea: Idea
+    window_ns: int
+    low_ns: int
+    high_ns: int
+    bubble_fraction: float
+    microbatches_per_s: float
+    """Counted in microbatches of the measured size."""
+    headroom: tuple[Headroom, ...] | None
+    latency_gain: float
+    """Of the batch latency; below 0 it takes longer, as a larger batch does."""
+    throughput_gain: float
+    throughput_low: float
+    throughput_high: float
+    assumptions: tuple[str, ...]
+
+    @property
+    def lever(self) -> str:
+        """What kind of change it is."""
+        return self.idea.lever
+
+    @property
+    def change(self) -> Change:
+        """What would be done."""
+        return self.idea.change
+
+    @property
+    def fits_memory(self) -> bool | None:
+        """Whether every rank stays below its limit; None where that is not known."""
+        return all_fit(self.headroom)
 
 
 def all_fit(ranks: Sequence[Headroom] | None) -> bool | None:
@@ -93,8 +102,7 @@ def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Op
     now = source.microbatches / (baseline.window_ns + source.outside_ns)
     gains = [work / (ns + source.outside_ns) / now - 1 for ns in (window, high, low)]
     return Option(
-        lever=idea.lever,
-        change=change,
+        idea=idea,
         window_ns=window,
         low_ns=low,
         high_ns=high,
@@ -105,7 +113,7 @@ def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Op
         throughput_gain=gains[0],
         throughput_low=gains[1],
         throughput_high=gains[2],
-        assumptions=(*idea.assumptions, *_assumed(baseline, change)),
+        assumptions=(*idea.assumptions, *_assumed(baseline, change), *_still_slow(baseline, idea)),
     )
 
 
@@ -138,10 +146,22 @@ def _assumed(baseline: Baseline, change: Change) -> tuple[str, ...]:
         )
     if change.microbatches or change.schedule:
         said += source.wires.assumed
+    if source.microbatches == 1 and change.microbatches:
+        said.append("more microbatches take as long as the one in the run, each")
     now = len(source.passes.layers)
-    if change.split is None and stages_of(baseline.what_if(change).order) != now:
+    if change.split is None and len(baseline.what_if(change).weights) != now:
         said.append("layers are split evenly over the new stages")
     return tuple(said)
+
+
+def _still_slow(baseline: Baseline, idea: Idea) -> list[str]:
+    """Name the hops that stay slow."""
+    names, slow = [rank.rank for rank in baseline.ranks], baseline.source.wires.slow
+    return [
+        f"the hop {names[here]}:{names[there]} stays {times:.1f} times as slow as others"
+        for (here, there), times in slow.items()
+        if (here, there) not in {*idea.wire_scale, *idea.wire_ns}
+    ]
 
 
 def _grown(baseline: Baseline) -> list[str]:

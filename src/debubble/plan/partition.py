@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations
 from math import comb
 
@@ -266,7 +267,19 @@ def _farther(split: I64) -> I64:
     scattered = edges[:, 1:] - edges[:, :-1]
     scattered = scattered[(scattered >= 1).all(axis=1)]
     some = near[random.permutation(len(near))[: _MOST_PAIRS // max(len(near), 1)]]
-    return np.unique(np.concatenate([scattered, *map(neighbours, some)]), axis=0)
+    return _each_once(np.concatenate([scattered, *map(neighbours, some)]))
+
+
+def _each_once(splits: I64) -> I64:
+    """Return splits without repeats, in their order; `np.unique` takes thirty times as long."""
+    short = np.zeros((len(splits), -(-splits.shape[1] // 4) * 4), dtype=">u2")
+    short[:, : splits.shape[1]] = splits
+    words = short.view(">u8").astype(np.uint64)
+    order = np.lexsort(words.T[::-1])
+    fresh = np.ones(len(order), dtype=bool)
+    fresh[1:] = (words[order[1:]] != words[order[:-1]]).any(axis=1)
+    once: I64 = splits[order[fresh]]
+    return once
 
 
 def neighbours(split: I64) -> I64:
@@ -274,17 +287,22 @@ def neighbours(split: I64) -> I64:
 
     Between the two stages every cut moves, so that only their sizes change.
     """
-    one = np.eye(len(split), dtype=np.int64)
-    moves = [one[to] - one[source] for source in range(len(split)) for to in range(len(split))]
-    moves += [
-        2 * (one[to] - one[source])
-        for source in range(len(split))
-        for to in (source - 1, source + 1)
-        if 0 <= to < len(split)
-    ]
-    near: I64 = split + np.array(moves, dtype=np.int64)
+    near: I64 = split + _moves(len(split))
     kept: I64 = near[(near >= 1).all(axis=1) & (near != split).any(axis=1)]
     return kept
+
+
+@cache
+def _moves(stages: int) -> I64:
+    one = np.eye(stages, dtype=np.int64)
+    moves = [one[to] - one[source] for source in range(stages) for to in range(stages)]
+    moves += [
+        2 * (one[to] - one[source])
+        for source in range(stages)
+        for to in (source - 1, source + 1)
+        if 0 <= to < stages
+    ]
+    return np.array(moves, dtype=np.int64)
 
 
 def _check_given(problem: SplitProblem, given: tuple[int, ...]) -> None:

@@ -6,10 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from debubble.errors import NoSplitFits, UsageError
-from debubble.plan import microbatches, overlap, schedule
-from debubble.plan.baseline import Baseline, stages_of
+from debubble.ledger.ledger import Ledger
+from debubble.plan import link, microbatches, overlap, schedule
+from debubble.plan.baseline import Baseline
+from debubble.plan.cache_split import Cache, CachePlan, plan_cache
 from debubble.plan.change import Change
 from debubble.plan.headroom import Headroom
+from debubble.plan.link import Repair
 from debubble.plan.option import Idea, Option, all_fit, headroom_after, weigh
 from debubble.plan.overlap import Overlap
 from debubble.plan.partition import Partition
@@ -24,7 +27,7 @@ _SHOWN = 3
 # Of the best schedules so many are combined with other levers.
 _COMBINED = 2
 # What buys less is not worth doing, whatever its interval.
-_WORTH = 0.01
+WORTH = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,35 +39,43 @@ class Plan:
     refused: tuple[Refused, ...]
     partition: Partition | None
     overlap: Overlap | None
+    repairs: tuple[Repair, ...] = ()
+    """Of slow links, each alone."""
+    cache: CachePlan | None = None
+    """What splits leave for a KV cache, where that was asked and can be told."""
 
     @property
     def recommended(self) -> tuple[Option, ...]:
         """The options whose gain is beyond the noise, and that fit."""
         return tuple(
-            one
-            for one in self.options
-            if one.throughput_low > _WORTH and not (one.lever == "overlap" and self._guessed)
+            one for one in self.options if one.throughput_low > WORTH and not self.is_guess(one)
         )
 
-    @property
-    def _guessed(self) -> bool:
-        return self.overlap is not None and self.overlap.slowdown is None
+    def is_guess(self, option: Option) -> bool:
+        """Tell whether the run cannot show what an option does."""
+        unseen = self.overlap is not None and self.overlap.slowdown is None
+        return option.lever == "overlap" and unseen
+
+    def baseline_for(self, option: Option) -> Baseline:
+        """Return what an option was weighed on: the run, or the run with a link repaired."""
+        for repair in self.repairs:
+            if option.change.repaired == repair.option.change.repaired:
+                return repair.baseline
+        return self.baseline
 
 
 def make_plan(
-    baseline: Baseline, timeline: Timeline, *, most_microbatches: int | None = None
+    baseline: Baseline,
+    timeline: Timeline,
+    *,
+    most_microbatches: int | None = None,
+    ledger: Ledger | None = None,
+    cache: Cache | None = None,
 ) -> Plan:
     """Weigh each lever, then the best of them together; refuse what does not fit."""
     refused: list[Refused] = []
     partition = _partition(baseline, refused)
-    moved = partition is not None and partition.split != baseline.source.split
-    orders = _most(baseline, _sort_out(baseline, schedule.ideas(baseline), refused))
-    alone = list(microbatches.ideas(baseline, most_microbatches))
-    if partition is not None and moved:
-        alone.append(Idea(lever="split", change=Change(split=partition.split)))
-    ideas = _sort_out(baseline, alone, refused) + orders
-    found = _together(baseline, partition if moved else None, orders, most_microbatches)
-    ideas += _most(baseline, _sort_out(baseline, found, refused))
+    ideas = _ideas(baseline, partition, most_microbatches, refused)
     options = [weigh(baseline, idea) for idea in ideas]
     lapped = overlap.consider(baseline, timeline)
     if lapped is not None and lapped.option.fits_memory is not False:
@@ -73,13 +84,34 @@ def make_plan(
         refused.append(
             _too_large(lapped.option.lever, Change(overlap=True), lapped.option.headroom)
         )
+    held = None if cache is None else _cached(baseline, cache, partition, refused)
+    mended = link.repairs(baseline, timeline, ledger)
+    options += [one.option for one in mended]
+    options += _on_top_of_repairs(mended, most_microbatches)
     return Plan(
         baseline=baseline,
         options=tuple(sorted(options, key=lambda one: -one.throughput_gain)),
         refused=tuple(refused),
+        cache=held,
         partition=partition,
         overlap=lapped,
+        repairs=tuple(mended),
     )
+
+
+def _ideas(
+    baseline: Baseline, partition: Partition | None, most: int | None, refused: list[Refused]
+) -> list[Idea]:
+    """Return what is worth a closer look: each lever alone, the best together."""
+    if partition is not None and partition.split == baseline.source.split:
+        partition = None
+    orders = _most(baseline, _sort_out(baseline, schedule.ideas(baseline), refused))
+    alone = list(microbatches.ideas(baseline, most))
+    if partition is not None:
+        alone.append(Idea(lever="split", change=Change(split=partition.split)))
+    ideas = _sort_out(baseline, alone, refused) + orders
+    found = _together(baseline, partition, orders, most)
+    return ideas + _most(baseline, _sort_out(baseline, found, refused))
 
 
 def _partition(baseline: Baseline, refused: list[Refused]) -> Partition | None:
@@ -87,6 +119,16 @@ def _partition(baseline: Baseline, refused: list[Refused]) -> Partition | None:
         return best_split(baseline, Change())
     except (UsageError, NoSplitFits) as error:
         refused.append(Refused(lever="split", change=Change(), reason=error.message))
+        return None
+
+
+def _cached(
+    baseline: Baseline, cache: Cache, partition: Partition | None, refused: list[Refused]
+) -> CachePlan | None:
+    try:
+        return plan_cache(baseline, cache, partition.split if partition else None)
+    except UsageError as error:
+        refused.append(Refused(lever="kv_cache", change=Change(), reason=str(error)))
         return None
 
 
@@ -112,7 +154,8 @@ def _most(baseline: Baseline, ideas: Sequence[Idea]) -> list[Idea]:
 
     def time_per_work(idea: Idea) -> float:
         count = idea.change.microbatches or baseline.source.microbatches
-        return quick_latency_s(baseline, idea.change) / count
+        work = count * baseline.microbatch_scale(idea.change)
+        return quick_latency_s(baseline, idea.change) / work
 
     return sorted(ideas, key=time_per_work)[:_SHOWN]
 
@@ -130,7 +173,7 @@ def _together(
         for count in (None, *counts):
             change = replace(one.change, microbatches=count)
             try:
-                stages = stages_of(baseline.what_if(change).order)
+                stages = len(baseline.what_if(change).weights)
             except UsageError:
                 continue
             split = partition.split if partition and len(partition.split) == stages else None
@@ -138,6 +181,18 @@ def _together(
             if levers > 1:
                 change = replace(change, split=split)
                 yield Idea(lever="combined", change=change, assumptions=one.assumptions)
+
+
+def _on_top_of_repairs(repairs: Sequence[Repair], most: int | None) -> Iterator[Option]:
+    """Weigh the best of the other levers on the run with its best repair, where that pays."""
+    if not repairs or repairs[0].option.throughput_low <= WORTH:
+        return
+    mended, hops = repairs[0].baseline, repairs[0].option.change.repaired
+    ideas = _ideas(mended, _partition(mended, []), most, [])
+    sized = [idea for idea in ideas if idea.change.hold == "microbatch"]
+    for idea in _most(mended, sized)[:_COMBINED]:
+        change = replace(idea.change, repaired=hops)
+        yield weigh(mended, replace(idea, lever="combined", change=change))
 
 
 def _too_large(lever: str, change: Change, left: Sequence[Headroom] | None) -> Refused:

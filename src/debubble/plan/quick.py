@@ -24,7 +24,7 @@ def quick_latency_s(baseline: Baseline, change: Change) -> float:
     """Return the batch latency of a change, every pass and message at its mean."""
     engine = baseline.engine(change)
     lengths = mean_lengths(engine.program, baseline.source, baseline.what_if(change))
-    return float(engine.run(lengths).window_ns) * baseline.correction / NS_PER_S
+    return float(engine.windows(lengths)[0]) * baseline.correction / NS_PER_S
 
 
 def slowed_latencies_s(
@@ -59,7 +59,7 @@ def time_splits(baseline: Baseline, change: Change) -> Callable[[I64], F64]:
         for begin in range(0, len(splits), _AT_ONCE):
             weights = splits[begin : begin + _AT_ONCE].T + extra[:, None]
             passes = np.rint(unit.passes[:, None] * weights[program.passes.stage]).astype(np.int64)
-            found.append(engine.run(replace(unit, passes=passes)).window_ns)
+            found.append(engine.windows(replace(unit, passes=passes)))
         return np.concatenate(found) * baseline.correction / NS_PER_S
 
     return latencies

@@ -6,20 +6,24 @@ import numpy as np
 
 from debubble.costs.pass_model import PassModel
 from debubble.errors import UsageError
-from debubble.plan.baseline import Baseline, stages_of
+from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.partition import Partition, find_partition
+from debubble.plan.prepared import stages_of
 from debubble.plan.quick import time_splits
 from debubble.plan.room import room_for
-from debubble.plan.split_problem import SplitProblem, Work, split_problem
+from debubble.plan.split_problem import Room, SplitProblem, Work, split_problem
 from debubble.plan.turns import turns_of
 from debubble.simulate.predict import usual_factor
-from debubble.timeline.model import PassKind
+from debubble.timeline.model import F64, PassKind
 from debubble.units import NS_PER_S
 
 
-def best_split(baseline: Baseline, change: Change) -> Partition:
-    """Return the best split for a change; the one in use is never bettered by a worse one."""
+def best_split(baseline: Baseline, change: Change, *, room: Room | None = None) -> Partition:
+    """Return the best split for a change; the one in use is never bettered by a worse one.
+
+    `room` stands for what memory has room for; by default for what the change needs.
+    """
     source = baseline.source
     if source.split is None:
         raise UsageError(
@@ -27,13 +31,13 @@ def best_split(baseline: Baseline, change: Change) -> Partition:
             hint="say it with --layers, such as 4,4,4,4",
         )
     order = baseline.what_if(change).order
-    problem = _problem(baseline, change)
+    problem = _problem(baseline, change, room)
     given = source.split if stages_of(order) == len(source.split) else None
     found: Partition = find_partition(problem, time_splits(baseline, change), given=given)
     return found
 
 
-def _problem(baseline: Baseline, change: Change) -> SplitProblem:
+def _problem(baseline: Baseline, change: Change, room: Room | None) -> SplitProblem:
     """Write the run as layers to be cut; seeds and bounds are made of it."""
     source, order = baseline.source, baseline.what_if(change).order
     layers, stages = sum(source.split or ()), stages_of(order)
@@ -43,8 +47,7 @@ def _problem(baseline: Baseline, change: Change) -> SplitProblem:
     backward = _backward_s(source.passes) * often
     extras = np.array(baseline.weights((1,) * stages, stages)) - 1.0
     limits = [limit for limit in baseline.limits if limit is not None]
-    room = None
-    if baseline.memory is not None and len(limits) == len(baseline.limits):
+    if room is None and baseline.memory is not None and len(limits) == len(baseline.limits):
         room = room_for(
             baseline.memory,
             order,
@@ -52,12 +55,19 @@ def _problem(baseline: Baseline, change: Change) -> SplitProblem:
             limit_bytes=limits,
             token_scale=baseline.microbatch_scale(change),
         )
+    rank = np.array([home[stage] for stage in range(stages)], dtype=np.int64)
+    slowness = _slowness(source.passes, len(order))[rank]
     return split_problem(
         np.full(layers, forward),
         np.full(layers, backward),
-        rank=np.array([home[stage] for stage in range(stages)], dtype=np.int64),
+        rank=rank,
         microbatches=change.microbatches or source.microbatches,
-        stages=Work(forward=extras * forward, backward=extras * backward, weight=np.zeros(stages)),
+        stages=Work(
+            forward=extras * forward * slowness,
+            backward=extras * backward * slowness,
+            weight=np.zeros(stages),
+        ),
+        slowness=slowness,
         room=room,
         turns=turns_of(order),
     )
@@ -67,6 +77,18 @@ def _layer_s(model: PassModel, kind: int) -> float:
     """Return the least of the ranks: a bound must not exceed the truth."""
     bases = [base for (of, _, _), base in model.base.items() if of == kind]
     return float(np.exp(min(bases))) / NS_PER_S if bases else 0.0
+
+
+def _slowness(model: PassModel, ranks: int) -> F64:
+    """Return how many times as long a layer takes on each rank as on the quickest, at least."""
+    quickest: dict[tuple[int, bool], float] = {}
+    for (kind, first, _), base in model.base.items():
+        quickest[kind, first] = min(base, quickest.get((kind, first), np.inf))
+    slower = np.full(ranks, np.inf)
+    for (kind, first, place), base in model.base.items():
+        slower[place] = min(slower[place], base - quickest[kind, first])
+    found: F64 = np.exp(np.where(np.isfinite(slower), slower, 0.0))
+    return found
 
 
 def _backward_s(model: PassModel) -> float:

@@ -9,10 +9,10 @@ from debubble.ledger.culprits import Culprit, find_culprits
 from debubble.ledger.ledger import Ledger, Saving
 from debubble.ledger.model import Cause
 from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE
+from debubble.ledger.slow_hops import SLOW
 from debubble.ledger.verdict import (
     LITTLE,
     MATTERS,
-    SLOW,
     Bottleneck,
     Named,
     find_bottleneck,

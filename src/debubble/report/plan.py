@@ -3,36 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from debubble.errors import Gap, UsageError
 from debubble.plan.change import Change
+from debubble.plan.context_length import OtherLength
 from debubble.plan.emit import EMITTERS, emit
-from debubble.plan.option import Option
+from debubble.plan.link import Repair
+from debubble.plan.option import Option, headroom_after
 from debubble.plan.overlap import Overlap
 from debubble.plan.plan import Plan
 from debubble.plan.schedule import Refused
+from debubble.report.change import change_json, describe, name_hops, sentence, show_gain
+from debubble.report.headroom import headroom_json, least_left, peaks_json
 from debubble.report.inspect import gap_json
+from debubble.report.plan_cache import cache_json, cache_table, say_cache
+from debubble.report.plan_length import length_json, length_table, say_length
 from debubble.report.text import Page, Table
-from debubble.units import NS_PER_S, counted, show_bytes, show_duration
+from debubble.units import NS_PER_S, show_bytes, show_duration
 
 SCHEMA = "debubble.plan/1"
 
 
-def plan_page(
-    plan: Plan, bottleneck: str, gaps: Sequence[Gap], framework: str | None, next_command: str
-) -> Page:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan, and what else was asked of it."""
+
+    plan: Plan
+    bottleneck: str = ""
+    """A sentence, where the bubble is not the bottleneck."""
+    gaps: tuple[Gap, ...] = ()
+    length: OtherLength | None = None
+    tokens: float | None = None
+    """Of a measured microbatch, where they were said."""
+
+
+def plan_page(planned: Planned, framework: str | None, next_command: str) -> Page:
     """Lay out the plan: what to do, then all options, then what was refused."""
+    plan, bottleneck = planned.plan, planned.bottleneck
     page = Page(answer=_answer(plan, bottleneck))
     page.findings = _findings(plan, plan.recommended if bottleneck else plan.recommended[1:])
     if plan.options:
         page.tables.append(_option_table(plan))
+    if planned.length is not None:
+        page.findings += say_length(plan, planned.length, planned.tokens)
+        page.tables.append(length_table(planned.length, planned.tokens))
+    if plan.cache is not None:
+        page.findings.append(say_cache(plan, plan.cache))
+        page.tables.append(cache_table(plan, plan.cache))
     if plan.refused:
         page.tables.append(_refused_table(plan))
-    page.notes = _notes(plan)
+    page.notes = _notes(planned)
     if framework is not None:
         page.notes += ["", *_applied(plan, framework)]
-    page.gaps = list(gaps)
+    page.gaps = list(planned.gaps)
     page.next_command = next_command
     return page
 
@@ -45,7 +70,7 @@ def _answer(plan: Plan, bottleneck: str) -> str:
     best = plan.recommended[0]
     source = plan.baseline.source
     return (
-        f"{_sentence(best.change)}: {_gain(best)} throughput, "
+        f"{sentence(best.change)}: {_gain(best)} throughput, "
         f"{_batch(best.change, source.microbatches)} in {show_duration(best.window_ns)} "
         f"instead of {_batch(Change(), source.microbatches, best.change)}"
         f"{show_duration(plan.baseline.window_ns)}."
@@ -74,32 +99,8 @@ def _batch(change: Change, now: int, beside: Change | None = None) -> str:
     return f"a batch of {change.microbatches}"
 
 
-def _sentence(change: Change) -> str:
-    words = describe(change)
-    return f"{words[:1].upper()}{words[1:]}"
-
-
-def describe(change: Change) -> str:
-    """Say a change in words."""
-    parts = []
-    if change.schedule:
-        chunks = f" with {change.chunks} stages a rank" if (change.chunks or 1) > 1 else ""
-        parts.append(f"schedule {change.schedule}{chunks}")
-    if change.split:
-        parts.append(f"split {','.join(map(str, change.split))}")
-    if change.microbatches:
-        of = " of the same batch" if change.hold == "batch" else ""
-        parts.append(f"{counted(change.microbatches, 'microbatch', 'microbatches')}{of}")
-    if change.overlap is not None:
-        parts.append("transfers beside compute" if change.overlap else "no overlap")
-    if change.token_scale is not None:
-        parts.append(f"{change.token_scale:.3g} times as many tokens")
-    return ", ".join(parts) or "nothing changed"
-
-
 def _gain(option: Option) -> str:
-    low, high = option.throughput_low, option.throughput_high
-    return f"{option.throughput_gain:+.0%} ({low:+.0%} to {high:+.0%})"
+    return show_gain(option.throughput_gain, option.throughput_low, option.throughput_high)
 
 
 def _findings(plan: Plan, others: Sequence[Option]) -> list[str]:
@@ -108,10 +109,24 @@ def _findings(plan: Plan, others: Sequence[Option]) -> list[str]:
     for option in others:
         if option.lever not in seen:
             seen.add(option.lever)
-            said.append(f"{_sentence(option.change)}: {_gain(option)}.")
+            said.append(f"{sentence(option.change)}: {_gain(option)}.")
+    said += [_repair(plan, one) for one in plan.repairs if one.option not in plan.recommended]
     if plan.overlap is not None and plan.overlap.option.fits_memory is not False:
         said += _overlap(plan.overlap)
     return said
+
+
+def _repair(plan: Plan, repair: Repair) -> str:
+    """Say of a slow hop that repairing it buys nothing sure."""
+    option = repair.option
+    link = name_hops(option.change.repaired or ())
+    takes = "take" if len(option.change.repaired or ()) > 1 else "takes"
+    saved = show_duration(max(0, plan.baseline.window_ns - option.window_ns))
+    return (
+        f"{link[:1].upper()}{link[1:]} {takes} {repair.times_expected:.1f} times as long as "
+        f"others, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
+        f"{_gain(option)}: within the noise of a run."
+    )
 
 
 def _overlap(overlap: Overlap) -> list[str]:
@@ -130,8 +145,20 @@ def _overlap(overlap: Overlap) -> list[str]:
 
 def _option_table(plan: Plan) -> Table:
     table = Table(
-        columns=("change", "batch", "four of five in", "bubble", "throughput", "memory left", "do"),
+        columns=("option", "batch", "four of five in", "bubble", "throughput", "memory left", "do"),
         title="options, by throughput",
+    )
+    baseline = plan.baseline
+    table.rows.append(
+        (
+            "as it is",
+            show_duration(baseline.window_ns),
+            "",
+            f"{baseline.source.bubble_fraction:.0%}",
+            "",
+            least_left(headroom_after(baseline, Change())) or "unknown",
+            "",
+        )
     )
     for option in plan.options:
         table.rows.append(
@@ -141,7 +168,7 @@ def _option_table(plan: Plan) -> Table:
                 f"{show_duration(option.low_ns)} - {show_duration(option.high_ns)}",
                 f"{option.bubble_fraction:.0%}",
                 f"{option.throughput_gain:+.1%}",
-                _memory_left(option),
+                least_left(option.headroom) or "unknown",
                 _advice(plan, option),
             )
         )
@@ -156,11 +183,6 @@ def _advice(plan: Plan, option: Option) -> str:
     return "no" if option.throughput_high < 0 else "noise"
 
 
-def _memory_left(option: Option) -> str:
-    left = [one.bytes for one in option.headroom or () if one.bytes is not None]
-    return show_bytes(min(left)) if left else "unknown"
-
-
 def _refused_table(plan: Plan) -> Table:
     table = Table(columns=("refused", "why"))
     table.rows += [(_refused_name(one), one.reason) for one in plan.refused]
@@ -170,12 +192,17 @@ def _refused_table(plan: Plan) -> Table:
 def _refused_name(one: Refused) -> str:
     if one.lever == "split" and one.change.split is None:
         return "another split"
+    if one.lever == "kv_cache":
+        return "room for a KV cache"
     return describe(one.change)
 
 
-def _notes(plan: Plan) -> list[str]:
-    notes = sorted({said for option in plan.options for said in option.assumptions})
-    notes = [f"assumed: {said}" for said in notes]
+def _notes(planned: Planned) -> list[str]:
+    plan, length = planned.plan, planned.length
+    assumed = {said for option in plan.options for said in option.assumptions}
+    assumed |= set(length.unchanged.assumptions if length else ())
+    assumed |= set(plan.cache.assumptions if plan.cache else ())
+    notes = [f"assumed: {said}" for said in sorted(assumed)]
     if plan.baseline.memory is None:
         notes.append(
             "memory: unknown, the traces do not tell how it grows; nothing is held against it"
@@ -204,9 +231,9 @@ def _applied(plan: Plan, framework: str) -> list[str]:
     return [f"for {framework}: nothing to write ({reason})"]
 
 
-def plan_json(plan: Plan, bottleneck: str, gaps: Sequence[Gap]) -> dict[str, Any]:
+def plan_json(planned: Planned) -> dict[str, Any]:
     """Return the plan as data."""
-    source = plan.baseline.source
+    plan, bottleneck, source = planned.plan, planned.bottleneck, planned.plan.baseline.source
     step = plan.baseline.window_ns + source.outside_ns
     return {
         "schema": SCHEMA,
@@ -226,9 +253,13 @@ def plan_json(plan: Plan, bottleneck: str, gaps: Sequence[Gap]) -> dict[str, Any
         "overlap": None
         if plan.overlap is None
         else {"slowdown": plan.overlap.slowdown, "break_even": plan.overlap.break_even},
+        "context_length": length_json(plan, planned.length, planned.tokens)
+        if planned.length
+        else None,
+        "kv_cache": cache_json(plan, plan.cache) if plan.cache else None,
         "bottleneck": bottleneck or None,
         "verdict": _answer(plan, bottleneck),
-        "warnings": [gap_json(gap) for gap in gaps],
+        "warnings": [gap_json(gap) for gap in planned.gaps],
     }
 
 
@@ -239,21 +270,32 @@ def _option_json(plan: Plan, option: Option) -> dict[str, Any]:
         "numbers": {
             "bubble_fraction": option.bubble_fraction,
             "batch_latency_s": option.window_ns / NS_PER_S,
-            "peak_memory_bytes": None
-            if option.headroom is None
-            else [round(one.peak_bytes) for one in option.headroom],
+            "peak_memory_bytes": peaks_json(option),
             "microbatches_per_s": option.microbatches_per_s,
         },
-        "interval": {"batch_latency_s": [option.low_ns / NS_PER_S, option.high_ns / NS_PER_S]},
+        "interval": {
+            "batch_latency_s": [option.low_ns / NS_PER_S, option.high_ns / NS_PER_S],
+            "throughput_gain_fraction": [option.throughput_low, option.throughput_high],
+        },
         "fits_memory": option.fits_memory,
-        "headroom_bytes": None
-        if option.headroom is None
-        else [None if one.bytes is None else round(one.bytes) for one in option.headroom],
+        "headroom_bytes": headroom_json(option),
         "latency_gain_fraction": option.latency_gain,
         "throughput_gain_fraction": option.throughput_gain,
         "recommended": option in plan.recommended,
+        "link": _link_json(plan, option),
         "assumptions": list(option.assumptions),
         "apply": _apply_json(plan, option),
+    }
+
+
+def _link_json(plan: Plan, option: Option) -> dict[str, Any] | None:
+    """Return what is known of a slow link; `find` replays, which is another question."""
+    repair = next((one for one in plan.repairs if one.option is option), None)
+    if repair is None:
+        return None
+    return {
+        "times_expected": repair.times_expected,
+        "replay_saved_s": None if repair.replayed_ns is None else repair.replayed_ns / NS_PER_S,
     }
 
 
@@ -266,20 +308,6 @@ def _apply_json(plan: Plan, option: Option) -> dict[str, str]:
         except UsageError:
             continue
     return written
-
-
-def change_json(change: Change) -> dict[str, Any]:
-    """Return what changes; what stays is left out."""
-    every = {
-        "microbatches": change.microbatches,
-        "hold": change.hold if change.microbatches else None,
-        "split": list(change.split) if change.split else None,
-        "schedule": change.schedule,
-        "chunks": change.chunks,
-        "overlap": change.overlap,
-        "token_scale": change.token_scale,
-    }
-    return {name: value for name, value in every.items() if value is not None}
 
 
 def _refused_json(one: Refused) -> dict[str, Any]:

@@ -21,6 +21,13 @@ _WORDS = frozenset(
     {
         "capture",
         "cause",
+        "do",
+        "limited by",
+        "option",
+        "refused",
+        "split",
+        "there",
+        "why",
         "trace",
         "traces",
         "with",

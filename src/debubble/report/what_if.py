@@ -7,8 +7,8 @@ from typing import Any
 
 from debubble.errors import Gap
 from debubble.plan.ask import Asked
+from debubble.report.change import change_json, describe
 from debubble.report.inspect import gap_json
-from debubble.report.plan import change_json, describe
 from debubble.report.simulate import SCHEMA
 from debubble.report.text import Page, Table
 from debubble.report.theory import theory_of, theory_of_schedule
@@ -195,22 +195,10 @@ def _assumptions(report: Reported) -> list[str]:
     said = list(asked.option.assumptions)
     if memory is not None and (asked.change.microbatches or asked.change.split):
         said += memory.assumptions
-    said += [
-        f"the hop {hop} stays {times:.1f} times as slow as others" for hop, times in _slow(report)
-    ]
     if asked.baseline.source.outside_ns and not asked.changes_nothing:
         between = show_duration(asked.baseline.source.outside_ns)
         said.append(f"between batches it takes {between}, as measured")
     return said
-
-
-def _slow(report: Reported) -> list[tuple[str, float]]:
-    """Return hops that were slow and that nobody asked to be otherwise, by rank."""
-    names = [rank.rank for rank in report.measured.ranks]
-    slow = report.asked.baseline.source.wires.slow.items()
-    named = [(f"{names[here]}:{names[there]}", times) for (here, there), times in slow]
-    asked = {hop.partition("=")[0].strip() for hop in report.hops}
-    return [one for one in named if one[0] not in asked]
 
 
 def what_if_json(report: Reported) -> dict[str, Any]:

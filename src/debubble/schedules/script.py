@@ -24,9 +24,9 @@ class Script:
 
     def run(self, words: str, times: int = 1) -> None:
         """Append the words, over and over."""
+        cells = [word.partition("&") for word in words.split()]
         for _ in range(times):
-            for word in words.split():
-                first, _, second = word.partition("&")
+            for first, _, second in cells:
                 self._append(first, overlap=bool(second))
                 if second:
                     self._append(second)
@@ -47,6 +47,6 @@ class Script:
     def _weigh(self, chunk: str) -> Action:
         """Return the weight gradient that is longest due."""
         wanted = {self._stages[int(chunk)]} if chunk else set(self._stages)
-        due = next(action for action in self._unweighted if action.stage in wanted)
-        self._unweighted.remove(due)
-        return Action(due.stage, "W", due.microbatch)
+        due = next(n for n, action in enumerate(self._unweighted) if action.stage in wanted)
+        action = self._unweighted.pop(due)
+        return Action(action.stage, "W", action.microbatch)

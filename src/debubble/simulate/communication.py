@@ -104,14 +104,14 @@ def _fuse(wiring: Wiring, cells: list[Cell]) -> Iterator[Cell | Post]:
     pending: tuple[Result, ...] = ()
     before = ""
     for cell in cells:
-        needs, way = tuple(wiring.needs(cell)), _way(cell)
+        needs, way = wiring.needs(cell), _way(cell)
         if way and before and way != before:
             posts = [Post(sends=pending, receives=needs)]
         else:
             posts = [Post(sends=pending), Post(receives=needs)]
         yield from (post for post in posts if post.sends or post.receives)
         yield cell
-        pending, before = tuple(wiring.sends(cell)), way
+        pending, before = wiring.sends(cell), way
     if pending:
         yield Post(sends=pending)
 

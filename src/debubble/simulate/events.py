@@ -41,16 +41,20 @@ class _Added:
         self._varied = delays.varied
         parts = np.searchsorted(delays.rows, cuts)
         self._within = delays.rows - np.repeat(cuts[:-1], np.diff(parts))
-        self._parts = parts.tolist()
+        begin, end = parts[:-1], parts[1:]
+        padded = np.append(self._within, 0)
+        first, last = padded[begin], padded[end - 1]
+        unbroken = last - first == end - begin - 1
+        columns = (one.tolist() for one in (begin, end, first, unbroken))
+        self._turns = list(zip(*columns, strict=True))
 
     def add(self, latest: I64, number: int) -> None:
         """Add it to the arrivals of a turn."""
-        begin, end = self._parts[number], self._parts[number + 1]
+        begin, end, first, unbroken = self._turns[number]
         if begin == end:
             return
-        first, last = self._within[begin], self._within[end - 1]
-        if last - first == end - begin - 1:  # all that lie between, as is usual
-            latest[first : last + 1] += self._varied[begin:end]
+        if unbroken:  # all that lie between, as is usual
+            latest[first : first + end - begin] += self._varied[begin:end]
         else:
             latest[self._within[begin:end]] += self._varied[begin:end]
 
@@ -108,7 +112,7 @@ class EventGraph:
         runs = delays.varied.shape[1:] or floor_ns.shape[1:]
         floor = (floor_ns[:, None] if floor_ns.ndim <= len(runs) else floor_ns)[self._events]
         steady = delays.steady[:, None] if runs else delays.steady
-        added = _Added(delays, self._cuts)
+        added = _Added(delays, self._cuts) if len(delays.rows) else None
         moments = np.empty((self.events, *runs), dtype=np.int64)
         moments[: self._roots] = floor[: self._roots]
         spare = np.empty((self._widest, *runs), dtype=np.int64)
@@ -117,11 +121,12 @@ class EventGraph:
             for begin, end, number in level.turns:
                 arrivals = spare[: end - begin]
                 # `clip` writes straight to `out`; all rows are there.
-                np.take(moments, self._source[begin:end], axis=0, out=arrivals, mode="clip")
+                moments.take(self._source[begin:end], axis=0, out=arrivals, mode="clip")
                 first = begin == level.turns[0][0]
                 latest = here if first else arrivals
                 np.add(arrivals, steady[begin:end], out=latest)
-                added.add(latest, number)
+                if added is not None:
+                    added.add(latest, number)
                 if not first:
                     earlier = here[: end - begin]
                     np.maximum(earlier, latest, out=earlier)

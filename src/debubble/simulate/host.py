@@ -25,7 +25,7 @@ class Result(NamedTuple):
     microbatch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: thousands are made, each in a third of the time
 class Post:
     """Messages that a host posts as one batch."""
 
@@ -47,20 +47,38 @@ class Wiring:
     cells: list[list[Cell]]
     home: dict[int, int]
     """The rank of each stage."""
+    ahead: frozenset[int]
+    """Stages whose next stage is on another rank."""
+    back: frozenset[int]
+    """Stages whose stage before is on another rank."""
 
-    def sends(self, cell: Cell) -> Iterator[Result]:
-        """Yield what a cell hands on to another rank."""
-        for stage, kind, microbatch, _ in cell:
-            target = stage + 1 if kind == "F" else stage - 1
-            if kind != "W" and self._crosses(stage, target):
-                yield Result(target, kind != "F", microbatch)
+    def sends(self, cell: Cell) -> tuple[Result, ...]:
+        """Return what a cell hands on to another rank."""
+        if len(cell) == 1:
+            return self._sent(cell[0])
+        return tuple(result for action in cell for result in self._sent(action))
 
-    def needs(self, cell: Cell) -> Iterator[Result]:
-        """Yield what a cell needs from another rank."""
-        for stage, kind, microbatch, _ in cell:
-            source = stage - 1 if kind == "F" else stage + 1
-            if kind != "W" and self._crosses(stage, source):
-                yield Result(stage, kind != "F", microbatch)
+    def needs(self, cell: Cell) -> tuple[Result, ...]:
+        """Return what a cell needs from another rank."""
+        if len(cell) == 1:
+            return self._needed(cell[0])
+        return tuple(result for action in cell for result in self._needed(action))
+
+    def _sent(self, action: Action) -> tuple[Result, ...]:
+        stage, kind, microbatch, _ = action
+        if kind == "F":
+            return (Result(stage + 1, False, microbatch),) if stage in self.ahead else ()
+        if kind == "W" or stage not in self.back:
+            return ()
+        return (Result(stage - 1, True, microbatch),)
+
+    def _needed(self, action: Action) -> tuple[Result, ...]:
+        stage, kind, microbatch, _ = action
+        if kind == "F":
+            return (Result(stage, False, microbatch),) if stage in self.back else ()
+        if kind == "W" or stage not in self.ahead:
+            return ()
+        return (Result(stage, True, microbatch),)
 
     def source(self, result: Result) -> int:
         """Return the rank that sends a result."""
@@ -70,14 +88,16 @@ class Wiring:
         """Return the rank that needs a result."""
         return self.home[result.stage]
 
-    def _crosses(self, stage: int, neighbour: int) -> bool:
-        return self.home.get(neighbour, self.home[stage]) != self.home[stage]
-
 
 def wire_up(order: Order) -> Wiring:
     """Find out what an order sends from rank to rank."""
     home = {action.stage: rank for rank, actions in enumerate(order) for action in actions}
-    return Wiring([list(cells_of(actions)) for actions in order], home)
+    return Wiring(
+        cells=[list(cells_of(actions)) for actions in order],
+        home=home,
+        ahead=frozenset(one for one, rank in home.items() if home.get(one + 1, rank) != rank),
+        back=frozenset(one for one, rank in home.items() if home.get(one - 1, rank) != rank),
+    )
 
 
 def cells_of(actions: Iterable[Action]) -> Iterator[Cell]:

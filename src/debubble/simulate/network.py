@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -46,9 +47,14 @@ class Network:
         names = [one.length for one in edges]
         sums = Sums(new=stands[short.sums.new], old=short.sums.old)
         self._after = _Totals(len(short.target), sums, names, number, rows)
-        self._later = _Totals(len(short.skipped), short.skipped_sums, names, number, rows)
+        self._of_later = len(short.skipped), short.skipped_sums, names, number, rows
         self._number = np.full(events, -1)
         self._number[short.kept] = np.arange(len(short.kept))
+
+    @cached_property
+    def _later(self) -> _Totals:
+        """When what was skipped happens; many runs never ask."""
+        return _Totals(*self._of_later)
 
     def run(self, columns: Columns, floor_ns: I64) -> I64:
         """Return when every event happens."""
@@ -113,8 +119,8 @@ def _add_up(chosen: I64, parts: list[tuple[I64, I64, I64]]) -> I64:
 
 def _without_repeats(numbers: I64) -> Iterator[I64]:
     """Yield rows of numbers, in as many parts as a number is there, none twice in a part."""
-    left = np.arange(len(numbers))
-    while len(left):
-        _, first = np.unique(numbers[left], return_index=True)
-        yield left[first]
-        left = np.delete(left, first)
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    place = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    for part in range(int(place.max(initial=-1)) + 1):
+        yield order[place == part]

@@ -216,14 +216,19 @@ def _other_lengths(
     sending = np.where(exchanged, wire, draw(wires.sending, size=size))
     places = program.batches.place
     usual = float(np.median(wires.one_way))
-    slow = {hop: round(times * usual) for hop, times in wires.slow.items()}
+    slow = {
+        hop: round(times * usual)
+        for hop, times in wires.slow.items()
+        if hop not in what_if.wire_scale
+    }
     for (here, there), scale in what_if.wire_scale.items():
         mine = (places[messages.sent] == here) & (places[messages.received] == there)
         wire[mine], drain[mine] = wire[mine] * scale, drain[mine] * scale
     for (here, there), least in {**slow, **what_if.wire_ns}.items():
         mine = (places[messages.sent] == here) & (places[messages.received] == there)
-        # What is buffered on its way has gone before its receive begins.
-        rest = least * max(0.0, 1 - BUFFERED_BYTES / max(wires.message_bytes, 1))
+        # What is buffered on its way has gone before its receive begins; of unknown sizes, nothing.
+        buffered = BUFFERED_BYTES / wires.message_bytes if wires.message_bytes > 0 else 0.0
+        rest = least * max(0.0, 1 - buffered)
         wire[mine] = np.maximum(wire[mine], least)
         drain[mine] = np.maximum(drain[mine], np.where(exchanged[mine], least, rest))
     passes, batches = program.passes, program.batches

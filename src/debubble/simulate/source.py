@@ -26,6 +26,8 @@ class Source:
     wires: WirePools
     split: tuple[int, ...] | None
     """Layers of each stage; None where they could not be told."""
+    steps: tuple[int, ...]
+    """That were measured."""
     microbatches: int
     schedule: str | None
     chunks: int
@@ -65,6 +67,7 @@ def measure_source(
         passes=fit_passes(kept, figures.pipeline, _weights(ranks, known, stages)),
         wires=pool_wires(kept, figures.pipeline),
         split=known,
+        steps=tuple(steps),
         microbatches=figures.microbatches,
         schedule=figures.schedule,
         chunks=max(len(rank.stages) for rank in ranks),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 from debubble.simulate.host import Cell, HostProgram, Post, Result, Wiring
 
@@ -20,14 +21,11 @@ def lower_for_runtime(wiring: Wiring, *, defer: bool = False) -> list[HostProgra
     """Write each rank's program as torch does; `defer` as with `defer_pp_recv`."""
     programs: list[HostProgram] = [[] for _ in wiring.cells]
     underway: set[Result] = set()
-    turns = [
-        [(cell, frozenset(wiring.needs(cell))) for cell in _turns(cells)][::-1]
-        for cells in wiring.cells
-    ]
+    turns = [[(cell, wiring.needs(cell)) for cell in _turns(cells)][::-1] for cells in wiring.cells]
     while any(turns):
         moved = False
         for rank, rest in enumerate(turns):
-            if not rest or not rest[-1][1] <= underway:
+            if not rest or not underway.issuperset(rest[-1][1]):
                 continue
             moved = True
             cell, _ = rest.pop()
@@ -51,29 +49,37 @@ def _turns(cells: list[Cell]) -> Iterator[Cell]:
     It gathers the stages that come next, frees the others, and reduces the gradients of a stage
     after its last backward pass. Nothing is sent in such a turn, but the others get ahead.
     """
-    left = Counter(a.stage for cell in cells for a in cell if a.kind in {"B", "W"})
-    gathered: set[int] = set()
-    for cell, upcoming in zip(cells, _upcoming(cells), strict=True):
-        yield from [()] * len(gathered ^ upcoming)
-        gathered = upcoming
+    backward = {a.stage: n for n, cell in enumerate(cells) for a in cell if a.kind in "BW"}
+    reduced = Counter(backward.values())
+    gathered: frozenset[int] = frozenset()
+    for number, (cell, upcoming) in enumerate(zip(cells, _upcoming(cells), strict=True)):
+        if upcoming is not gathered:
+            yield from [()] * len(gathered ^ upcoming)
+            gathered = upcoming
         yield cell
-        for action in cell:
-            if action.kind in {"B", "W"}:
-                left[action.stage] -= 1
-                if not left[action.stage]:
-                    yield ()
+        if number in reduced:
+            yield from [()] * reduced[number]
     yield from [()] * len(gathered)
 
 
-def _upcoming(cells: list[Cell]) -> list[set[int]]:
+def _upcoming(cells: list[Cell]) -> list[frozenset[int]]:
     """Return the stages that come next, from each cell on."""
-    found: list[set[int]] = []
-    following: list[int] = []
+    found: list[frozenset[int]] = []
+    following: tuple[int, ...] = ()
     for cell in reversed(cells):
-        own = list(dict.fromkeys(action.stage for action in cell))
-        following = [*own, *(stage for stage in following if stage not in own)]
-        found.append(set(following[:_MOST_GATHERED]))
+        own = (cell[0].stage,) if len(cell) == 1 else tuple(action.stage for action in cell)
+        following, soon = _put_first(own, following)
+        found.append(soon)
     return found[::-1]
+
+
+@lru_cache(maxsize=1024)
+def _put_first(
+    own: tuple[int, ...], following: tuple[int, ...]
+) -> tuple[tuple[int, ...], frozenset[int]]:
+    """Return stages in the order in which they come, and those of them that are gathered."""
+    ordered = tuple(dict.fromkeys((*own, *following)))
+    return ordered, frozenset(ordered[:_MOST_GATHERED])
 
 
 def _defer(wiring: Wiring, rank: int, program: HostProgram) -> Iterator[Cell | Post]:

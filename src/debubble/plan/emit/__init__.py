@@ -22,6 +22,7 @@ from debubble.plan.emit import (
     torchtitan,
     vllm,
 )
+from debubble.plan.emit.refuse import cannot
 
 __all__ = ["EMITTERS", "emit"]
 
@@ -47,4 +48,6 @@ def emit(framework: str, change: Change, setting: Setting) -> str:
         raise UsageError(
             f"no framework is called {framework!r}", hint=f"one of {', '.join(EMITTERS)}"
         )
+    if change.repaired:
+        raise cannot(framework, "to repair a link", "repair it, then plan again")
     return EMITTERS[framework](change, setting)

@@ -1,0 +1,100 @@
+"""The lever of context length: a plan in → what it is worth with other tokens a microbatch.
+
+Each option is foretold at that length and held against the unchanged run there. How passes grow is
+unsure, but both grow alike: so it counts in the latency of the unchanged run, and in what an option
+gains over it only as far as that cuts microbatches smaller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import exp, hypot, log
+
+from debubble.plan.baseline import Baseline
+from debubble.plan.change import Change
+from debubble.plan.option import Idea, Option, weigh
+from debubble.plan.plan import WORTH, Plan
+
+# Standard deviations to either side that hold four of five.
+_FOUR_OF_FIVE = 1.2816
+_MEMORY = "what a microbatch in flight holds grows as tokens do"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survivor:
+    """An option at the other length, against the unchanged run there."""
+
+    option: Option
+    """As it is at the measured length."""
+    there: Option
+    gain: float
+    """Of throughput."""
+    low: float
+    high: float
+    rank: int | None
+    """By that gain; None where it does not fit memory."""
+    guess: bool
+    """The run cannot show what it does."""
+    sure: bool
+    """It fits, gains beyond the noise, and nothing in it is a guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherLength:
+    """What another number of tokens does to a run, and to what was planned for it."""
+
+    token_scale: float
+    unchanged: Option
+    survivors: tuple[Survivor, ...]
+    """The most throughput there first, what does not fit last."""
+    best_here: Option | None
+    """What is recommended first, as measured."""
+
+    @property
+    def best(self) -> Survivor | None:
+        """What is to be recommended there."""
+        return next((one for one in self.survivors if one.sure), None)
+
+
+def at_length(plan: Plan, token_scale: float) -> OtherLength:
+    """Foretell the unchanged run and all options with so many times as many tokens."""
+    change = Change(token_scale=token_scale)
+    assumed = () if plan.baseline.memory is None else (_MEMORY,)
+    idea = Idea(lever="context length", change=change, assumptions=assumed)
+    unchanged = weigh(plan.baseline, idea)
+    found = [_survive(plan, option, unchanged, token_scale) for option in plan.options]
+    found.sort(key=lambda one: (one.there.fits_memory is False, -one.gain))
+    ranked = [
+        replace(one, rank=None if one.there.fits_memory is False else number)
+        for number, one in enumerate(found, start=1)
+    ]
+    return OtherLength(
+        token_scale=token_scale,
+        unchanged=unchanged,
+        survivors=tuple(ranked),
+        best_here=next(iter(plan.recommended), None),
+    )
+
+
+def _survive(plan: Plan, option: Option, unchanged: Option, token_scale: float) -> Survivor:
+    idea = replace(option.idea, change=replace(option.change, token_scale=token_scale))
+    there = weigh(_grows_surely(plan.baseline_for(option)), idea)
+    passes, cut = plan.baseline.source.passes, plan.baseline.microbatch_scale(option.change)
+    unsure = _FOUR_OF_FIVE * passes.growth_spread * abs(log(cut))
+    now, middle = 1 + unchanged.throughput_gain, 1 + there.throughput_gain
+    low = middle * exp(-hypot(log(middle / (1 + there.throughput_low)), unsure)) / now - 1
+    return Survivor(
+        option=option,
+        there=there,
+        gain=middle / now - 1,
+        low=low,
+        high=middle * exp(hypot(log((1 + there.throughput_high) / middle), unsure)) / now - 1,
+        rank=None,
+        guess=plan.is_guess(option),
+        sure=low > WORTH and there.fits_memory is not False and not plan.is_guess(option),
+    )
+
+
+def _grows_surely(baseline: Baseline) -> Baseline:
+    passes = replace(baseline.source.passes, growth_spread=0.0)
+    return replace(baseline, source=replace(baseline.source, passes=passes))

@@ -1,0 +1,95 @@
+"""A plan at another context length: what becomes of the run, and of each option."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planned_runs import planned_run
+from played_memory import played_run
+
+from debubble.costs.memory import fit_memory
+from debubble.plan.change import Change
+from debubble.plan.context_length import at_length
+from debubble.plan.option import headroom_after
+from debubble.plan.plan import make_plan
+from debubble.report.plan import Planned, plan_json, plan_page
+from debubble.report.plan_length import fate
+
+LAYERS = (4, 4, 4, 4)
+
+
+def plan_of(name="1f1b", limit=None, **how):
+    baseline, timeline = planned_run(name, 4, 8, split=LAYERS, **how)
+    if limit is not None:
+        memory = fit_memory([played_run(name, 4, 8, LAYERS)])
+        baseline = replace(baseline, memory=memory)
+        baseline = replace(baseline, limits=(limit(baseline),) * 4)
+    return make_plan(baseline, timeline)
+
+
+def test_passes_that_grow_as_tokens_do_make_the_same_bubble_twice_as_long():
+    plan = plan_of()
+    other = at_length(plan, 2.0)
+    assert other.unchanged.window_ns == pytest.approx(2 * plan.baseline.window_ns, rel=0.01)
+    assert other.unchanged.bubble_fraction == pytest.approx(3 / 11, abs=0.01)
+    # Nothing but the size of all passes differs: every option gains what it gained.
+    for one in other.survivors:
+        assert one.gain == pytest.approx(one.option.throughput_gain, abs=0.02)
+    assert fate(other, other.best) == "still best"
+    assert [one.rank for one in other.survivors] == list(range(1, len(other.survivors) + 1))
+
+
+def test_how_surely_passes_grow_counts_for_the_run_and_not_between_its_options():
+    other = at_length(plan_of(noise=0.02), 4.0)
+    unchanged = other.unchanged
+    assert unchanged.high_ns / unchanged.low_ns > 1.5
+    alike = [one for one in other.survivors if one.option.change.hold == "microbatch"]
+    assert max((1 + one.high) / (1 + one.low) for one in alike) < 1.25
+    # What cuts microbatches smaller rests on how they shrink, at any length.
+    cut = [one for one in other.survivors if one.option.change.hold == "batch"]
+    assert min((1 + one.high) / (1 + one.low) for one in cut) > 1.25
+
+
+def test_an_option_that_no_longer_fits_is_said_to_and_has_no_rank():
+    def just_enough(baseline):
+        peaks = headroom_after(baseline, Change(token_scale=2.0))
+        return 1.001 * max(one.peak_bytes for one in peaks)
+
+    plan = plan_of(limit=just_enough)
+    other = at_length(plan, 2.0)
+    assert other.unchanged.fits_memory is True
+    lost = [one for one in other.survivors if one.there.fits_memory is False]
+    assert lost
+    for one in lost:
+        assert fate(other, one).startswith("no longer fits: ")
+        assert fate(other, one).endswith(" short")
+    assert {one.rank for one in lost} == {None}
+    assert other.survivors[-len(lost) :] == tuple(lost)
+
+
+def test_a_run_that_does_not_fit_at_that_length_is_said_first():
+    def too_little(baseline):
+        now, then = (
+            max(one.peak_bytes for one in headroom_after(baseline, Change(token_scale=scale)))
+            for scale in (1.0, 2.0)
+        )
+        return (now + then) / 2
+
+    plan = plan_of(limit=too_little)
+    planned = Planned(plan=plan, length=at_length(plan, 2.0), tokens=1024)
+    findings = plan_page(planned, None, "").findings
+    said = next(one for one in findings if one.startswith("With 2,048 tokens"))
+    assert "it does not fit: a rank would need" in said
+
+
+def test_json_holds_each_option_by_its_number_and_says_what_is_assumed():
+    plan = plan_of()
+    planned = Planned(plan=plan, length=at_length(plan, 2.0), tokens=512)
+    found = plan_json(planned)["context_length"]
+    assert (found["token_scale"], found["tokens"]) == (2.0, 1024)
+    assert {one["option"] for one in found["options"]} == set(range(len(plan.options)))
+    for one in found["options"]:
+        low, high = one["interval"]["throughput_gain_fraction"]
+        assert low < one["throughput_gain_fraction"] < high
+    assert any("what attention adds is not in one run" in said for said in found["assumptions"])

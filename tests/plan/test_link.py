@@ -1,0 +1,114 @@
+"""Slow hops, planted and recorded: what repairing one buys, against the run without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from planned_runs import MS, planned_run
+
+from debubble.errors import UsageError
+from debubble.ledger.ledger import build_ledger
+from debubble.ledger.slow_hops import saved_by_repair, slow_hops
+from debubble.ledger.verdict import name_causes
+from debubble.plan.baseline import measure_baseline
+from debubble.plan.change import Change
+from debubble.plan.emit import EMITTERS, emit
+from debubble.plan.link import repairs
+from debubble.plan.plan import make_plan
+from debubble.report.plan import Planned, plan_json, plan_page
+from debubble.timeline.build import build_run
+from debubble.timeline.figures import measure_pipeline
+from debubble.trace.run import find_run, read_run
+
+LAYERS = (4, 4, 4, 4)
+WIRE = 4 * MS
+
+
+def run_with(name, times, **how):
+    """A run whose hop between ranks 1 and 2 takes so many times as long as the others."""
+    wire_ns = np.rint(np.array([1, times, 1]) * WIRE).astype(np.int64)
+    baseline, timeline = planned_run(name, 4, 8, split=LAYERS, wire_ns=wire_ns, **how)
+    return baseline, timeline, build_ledger(timeline, 0, baseline.source.steps)
+
+
+@pytest.mark.parametrize("times", [6, 1.7])
+def test_a_repaired_link_makes_the_run_that_never_had_it(times):
+    baseline, timeline, ledger = run_with("1f1b", times)
+    healthy, _ = planned_run("1f1b", 4, 8, split=LAYERS, wire_ns=WIRE)
+    (repair,) = repairs(baseline, timeline, ledger)
+    # Both ways between two ranks are one repair.
+    assert set(repair.option.change.repaired) == {(1, 2), (2, 1)}
+    assert repair.option.window_ns == pytest.approx(healthy.window_ns, rel=0.01)
+    assert repair.times_expected == pytest.approx(times, rel=0.01)
+    assert repair.option.window_ns < 0.98 * baseline.window_ns
+
+
+def test_where_messages_go_one_way_one_hop_is_repaired():
+    (repair,) = repairs(*run_with("forward-only", 6))
+    assert repair.option.change == Change(repaired=((1, 2),))
+
+
+def test_hops_that_are_alike_are_none_to_repair():
+    baseline, timeline, ledger = run_with("forward-only", 1, noise=0.05)
+    assert slow_hops(ledger) == {}
+    assert repairs(baseline, timeline, ledger) == []
+
+
+def test_other_levers_are_weighed_on_the_repaired_run_too():
+    baseline, timeline, ledger = run_with("1f1b", 6)
+    plan = make_plan(baseline, timeline, ledger=ledger)
+    alone = next(one for one in plan.options if one.lever == "link")
+    both = [one for one in plan.options if one.lever == "combined" and one.change.repaired]
+    assert both
+    assert max(one.throughput_gain for one in both) > alone.throughput_gain
+    # What is not repaired is said to stay so; what is, is not.
+    stays = "the hop 1:2 stays 6.0 times as slow as others"
+    others = [one for one in plan.options if one.change.repaired is None]
+    assert all(stays in one.assumptions for one in others)
+    assert not any(stays in one.assumptions for one in (alone, *both))
+
+
+@pytest.mark.parametrize("framework", sorted(EMITTERS))
+def test_no_framework_can_be_told_to_repair_a_link(framework):
+    baseline, _, _ = run_with("forward-only", 1)
+    with pytest.raises(UsageError, match="to repair a link"):
+        emit(framework, Change(repaired=((1, 2),), split=LAYERS), baseline.setting)
+
+
+@pytest.fixture(scope="module")
+def recorded(recorded_data):
+    def load(name):
+        timeline = build_run(read_run(find_run([str(recorded_data / name)])))
+        figures = measure_pipeline(timeline, 0)
+        ledger = build_ledger(timeline, 0, [window.step for window in figures.windows])
+        baseline = measure_baseline(timeline, figures)
+        return make_plan(baseline, timeline, ledger=ledger), ledger
+
+    return load
+
+
+def test_a_slow_hop_that_holds_up_a_forward_run_is_worth_its_repair(recorded):
+    plan, ledger = recorded("fwd_closed_m8_slow12")
+    (repair,) = plan.repairs
+    saved_ms = (plan.baseline.window_ns - repair.option.window_ns) / MS
+    # Run for real without the slow hop: 97 instead of 123 ms.
+    assert 18 <= saved_ms <= 28
+    assert repair.option in plan.recommended
+    named = next(one for one in name_causes(ledger) if one.hop == (1, 2))
+    # The replay's figure is that of `find`, to the digit.
+    assert repair.replayed_ns == named.culprit_saved_ns == saved_by_repair(ledger, [(1, 2)])
+    option = next(one for one in plan_json(Planned(plan=plan))["options"] if one["lever"] == "link")
+    assert option["change"] == {"repaired_hops": [[1, 2]]}
+    assert option["link"]["replay_saved_s"] == repair.replayed_ns / 1e9
+
+
+def test_a_slow_hop_that_others_hide_buys_nearly_nothing_and_is_said_to(recorded):
+    plan, _ = recorded("1f1b_m8_slow23")
+    (repair,) = plan.repairs
+    # Run for real without the slow hop: 298 instead of 302 ms.
+    assert repair.option.throughput_gain < 0.05
+    assert repair.option not in plan.recommended
+    assert any(
+        "Hop 2:3 takes 3.9 times as long as others, and repairing buys little" in said
+        for said in plan_page(Planned(plan=plan), None, "").findings
+    )
