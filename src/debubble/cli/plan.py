@@ -20,11 +20,10 @@ from debubble.ledger.verdict import find_bottleneck
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.emit import EMITTERS
 from debubble.plan.plan import make_plan
-from debubble.report.find import worst_of
 from debubble.report.ledger import say_bottleneck
 from debubble.report.plan import plan_json, plan_page
 from debubble.timeline.build import build_run
-from debubble.timeline.figures import PipelineFigures, measure_pipeline
+from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
 from debubble.timeline.model import Timeline
 from debubble.trace.run import find_run, read_run
 from debubble.units import parse_bytes, parse_duration

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from debubble.errors import NoSplitFits, UsageError
 from debubble.plan import microbatches, overlap, schedule
+from debubble.plan.allowed import ALL, Allowed
 from debubble.plan.baseline import Baseline, stages_of
-from debubble.plan.change import Change
+from debubble.plan.change import Change, Hold
 from debubble.plan.headroom import Headroom
 from debubble.plan.option import Idea, Option, all_fit, headroom_after, weigh
 from debubble.plan.overlap import Overlap
@@ -52,21 +53,28 @@ class Plan:
 
 
 def make_plan(
-    baseline: Baseline, timeline: Timeline, *, most_microbatches: int | None = None
+    baseline: Baseline,
+    timeline: Timeline,
+    *,
+    most_microbatches: int | None = None,
+    allowed: Allowed = ALL,
 ) -> Plan:
     """Weigh each lever, then the best of them together; refuse what does not fit."""
     refused: list[Refused] = []
-    partition = _partition(baseline, refused)
+    chunks = baseline.source.chunks
+    partition = _partition(baseline, refused) if allowed.split else None
     moved = partition is not None and partition.split != baseline.source.split
-    orders = _most(baseline, _sort_out(baseline, schedule.ideas(baseline), refused))
+    known = allowed.of(schedule.ideas(baseline), chunks)
+    orders = _most(baseline, _sort_out(baseline, known, refused))
     alone = list(microbatches.ideas(baseline, most_microbatches))
     if partition is not None and moved:
         alone.append(Idea(lever="split", change=Change(split=partition.split)))
-    ideas = _sort_out(baseline, alone, refused) + orders
-    found = _together(baseline, partition if moved else None, orders, most_microbatches)
-    ideas += _most(baseline, _sort_out(baseline, found, refused))
+    ideas = _sort_out(baseline, allowed.of(alone, chunks), refused) + orders
+    hold = allowed.hold or "microbatch"
+    found = _together(baseline, partition if moved else None, orders, most_microbatches, hold)
+    ideas += _most(baseline, _sort_out(baseline, allowed.of(found, chunks), refused))
     options = [weigh(baseline, idea) for idea in ideas]
-    lapped = overlap.consider(baseline, timeline)
+    lapped = overlap.consider(baseline, timeline) if allowed.overlap else None
     if lapped is not None and lapped.option.fits_memory is not False:
         options.append(lapped.option)
     elif lapped is not None:
@@ -112,7 +120,8 @@ def _most(baseline: Baseline, ideas: Sequence[Idea]) -> list[Idea]:
 
     def time_per_work(idea: Idea) -> float:
         count = idea.change.microbatches or baseline.source.microbatches
-        return quick_latency_s(baseline, idea.change) / count
+        work = count * baseline.microbatch_scale(idea.change)
+        return quick_latency_s(baseline, idea.change) / work
 
     return sorted(ideas, key=time_per_work)[:_SHOWN]
 
@@ -122,13 +131,14 @@ def _together(
     partition: Partition | None,
     orders: Sequence[Idea],
     most: int | None,
+    hold: Hold,
 ) -> Iterator[Idea]:
     """Combine the best schedules and counts, with the best split where stages are as many."""
     schedules = [Idea(lever="combined", change=Change()), *orders[:_COMBINED]]
     counts = microbatches.counts(baseline, most)[:2]
     for one in schedules:
         for count in (None, *counts):
-            change = replace(one.change, microbatches=count)
+            change = replace(one.change, microbatches=count, hold=hold)
             try:
                 stages = stages_of(baseline.what_if(change).order)
             except UsageError:
