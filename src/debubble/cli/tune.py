@@ -1,4 +1,4 @@
-"""`debubble tune`: the loop closed. Run, find, plan, try the best options for real, keep the winner."""
+"""`debubble tune`: the loop closed. Run, plan, try the best options for real, keep the winner."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from debubble.report.tune import (
 )
 from debubble.schedules import SCHEDULES
 from debubble.tune.budget import Budget
-from debubble.tune.decide import Next
 from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run
-from debubble.tune.loop import Loop
+from debubble.tune.loop import Loop, Tuned
 from debubble.tune.prospects import Prospects, Scope, look_ahead
 from debubble.tune.reading import read_capture
 from debubble.tune.remember import remember
@@ -145,39 +144,44 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("a name is a word without commas", hint="commas join names in compare")
     if force and (out / NAME).exists():
         shutil.rmtree(out)
-
-    def on_start(chosen: Next, done: int) -> None:
-        if not quiet:
-            said = say_start(chosen.setting, chosen.why, chosen.expected, done)
-            click.echo(said, err=True)
-
-    with _history(store) as history, Journal(out, heading_of(bench)) as journal:
-
-        def keep(run: Run) -> None:
-            if history is not None:
-                remember(history, name, run)
-
-        def on_end(run: Run) -> None:
-            keep(run)
-            if not quiet:
-                click.echo(say_end(run), err=True)
-
-        for run in journal.runs:  # should a killed tuning not have come to it
-            keep(run)
-        loop = Loop(
-            bench=bench,
-            journal=journal,
-            budget=budget,
-            scope=scope,
-            on_start=on_start,
-            on_end=on_end,
-        )
-        tuned = loop.run()
+    with _history(store) as history:
+        tuned = _tune(bench, budget, scope, history, name, quiet=quiet)
         records = f", and {name}/… in the history" if history is not None else NO_HISTORY
     following = "" if quiet or tuned.winner is None else shlex.join(tuned.command)
     print_answer(
         tune_page(tuned, records, following), tune_json(tuned), as_json=as_json, color=color
     )
+
+
+def _tune(  # noqa: PLR0913 (what the flags came to)
+    bench: Bench, budget: Budget, scope: Scope, history: Store | None, name: str, *, quiet: bool
+) -> Tuned:
+    """Run the loop; say on stderr what it does, and keep each run in the history."""
+
+    def say(line: str) -> None:
+        if not quiet:
+            click.echo(line, err=True)
+
+    def on_end(run: Run) -> None:
+        if history is not None:
+            remember(history, name, run)
+        say(say_end(run))
+
+    with Journal(bench.folder, heading_of(bench)) as journal:
+        if history is not None:
+            for run in journal.runs:  # a tuning that was killed may not have come to it
+                remember(history, name, run)
+        loop = Loop(
+            bench=bench,
+            journal=journal,
+            budget=budget,
+            scope=scope,
+            on_start=lambda chosen, done: say(
+                say_start(chosen.setting, chosen.why, chosen.expected, done)
+            ),
+            on_end=on_end,
+        )
+        return loop.run()
 
 
 NO_HISTORY = "; not in the history, which needs: pip install 'debubble[store]'"

@@ -1,6 +1,6 @@
 """The demo's pipeline as a job of its own: `python -m debubble.demo.job --split 4,4,4,4`.
 
-It knows nothing of profilers: `debubble capture` and `debubble tune` run it as they run any command.
+It knows nothing of profilers: `debubble capture` and `debubble tune` run it as any other command.
 torch is imported once and the ranks are forked, for four imports take longer than the steps.
 """
 

@@ -32,9 +32,9 @@ class Allowed:
             cut_anew = (change.chunks or chunks) != chunks
             if change.schedule not in self.schedules or (cut_anew and not self.split):
                 return False
-        if change.microbatches is not None:
-            if not self.microbatches or (self.hold is not None and change.hold != self.hold):
-                return False
+        wrong_hold = self.hold is not None and change.hold != self.hold
+        if change.microbatches is not None and (wrong_hold or not self.microbatches):
+            return False
         return (self.split or change.split is None) and (self.overlap or not change.overlap)
 
 

@@ -136,6 +136,7 @@ def _together(
     """Combine the best schedules and counts, with the best split where stages are as many."""
     schedules = [Idea(lever="combined", change=Change()), *orders[:_COMBINED]]
     counts = microbatches.counts(baseline, most)[:2]
+    splits = dict(_splits_by_count(baseline, partition, counts, hold))
     for one in schedules:
         for count in (None, *counts):
             change = replace(one.change, microbatches=count, hold=hold)
@@ -143,11 +144,26 @@ def _together(
                 stages = stages_of(baseline.what_if(change).order)
             except UsageError:
                 continue
-            split = partition.split if partition and len(partition.split) == stages else None
+            split = splits.get(count)
+            split = split if split and len(split) == stages else None
             levers = (count is not None) + (change.schedule is not None) + (split is not None)
             if levers > 1:
                 change = replace(change, split=split)
                 yield Idea(lever="combined", change=change, assumptions=one.assumptions)
+
+
+def _splits_by_count(
+    baseline: Baseline, partition: Partition | None, counts: Sequence[int], hold: Hold
+) -> Iterator[tuple[int | None, tuple[int, ...]]]:
+    """Yield the best split for each count: a short batch likes its last stage small."""
+    if partition is None:
+        return
+    yield None, partition.split
+    for count in counts:
+        try:
+            yield count, best_split(baseline, Change(microbatches=count, hold=hold)).split
+        except (UsageError, NoSplitFits):
+            yield count, partition.split
 
 
 def _too_large(lever: str, change: Change, left: Sequence[Headroom] | None) -> Refused:

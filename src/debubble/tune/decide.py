@@ -1,9 +1,9 @@
 """The runs so far in → the next one out, or why there is none.
 
-First the setting as it is. Then, as long as something is foretold to gain beyond the noise, the most
-promising one, each time with costs fitted anew; after every third the first setting again. At last the
-winner and the first setting in turn, so that a machine that gets slower or faster fools nobody. The
-same runs give the same decision: whoever is killed goes on as if nothing had been.
+First the setting as it is. Then, as long as something is foretold to gain beyond the noise, the
+most promising one, each time with costs fitted anew; after every third the first setting again.
+At last the winner and the first setting in turn, so that a machine that gets slower or faster fools
+nobody. The same runs give the same decision: whoever is killed goes on as if nothing had been.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from debubble.measure.comparison import Verdict
 from debubble.tune.budget import Budget
 from debubble.tune.decide import Next, Stop, decide
 from debubble.tune.journal import Began, Journal, Run
-from debubble.tune.judge import judge
+from debubble.tune.judge import First, judge
 from debubble.tune.process import end_marked
 from debubble.tune.prospects import Prospects, Scope, look_ahead
 from debubble.tune.reading import Reading, read_capture
@@ -153,15 +153,20 @@ class Loop:
         outcome, reading = run_trial(
             self.bench,
             chosen.setting,
-            number=number,
+            out=self.bench.folder_of(number),
             token=token,
             timeout_s=self.budget.timeout_for(standing.runs),
             cut_s=self.budget.seconds_left(standing.runs),
         )
-        told = None
-        if first is not None and first.outcome.measurement is not None:
-            told = (first.setting, first.outcome.measurement)
-        outcome = judge(outcome, chosen.setting, first=told, limit_bytes=self.scope.limit_bytes)
+        outcome = judge(
+            outcome,
+            chosen.setting,
+            reading,
+            first=None
+            if first is None
+            else First(setting=first.setting, reading=self._read(first)),
+            limit_bytes=self.scope.limit_bytes,
+        )
         if reading is not None:
             self._readings[number] = reading
         run = self.journal.end(number, outcome)

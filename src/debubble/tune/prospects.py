@@ -158,20 +158,23 @@ def _expected(option: Option, ahead: float) -> Expected:
 
 
 def _is_hopeless(standing: Standing, setting: Setting) -> bool:
-    """Tell whether a setting repeats what already went wrong.
+    """Tell whether a setting repeats what already went wrong, or turns a knob that is ignored.
 
-    All that made a failed run differ is in it, or what ran out of memory is there even more of;
-    a knob that the command ignores makes no difference.
+    Of what made a failed run differ, that is to blame which no good run had; what ran out of memory
+    does so with more microbatches too.
     """
     mine = setting.differing(standing.now)
-    if set(mine) <= standing.ignored_knobs:
+    if not standing.ignored_knobs.isdisjoint(mine):
         return True
-    if any(knob in standing.ignored_knobs for knob in mine):
-        return True
+    good = [run.setting for run in standing.measured]
     for run in standing.runs:
         if run.outcome.kind in (Kind.MEASURED, Kind.CUT, Kind.IGNORED):
             continue
-        wrong = run.setting.differing(standing.now)
+        wrong = [
+            knob
+            for knob, value in run.setting.differing(standing.now).items()
+            if all(getattr(one, knob) != value for one in good)
+        ]
         if wrong and all(_as_bad(run, knob, mine.get(knob)) for knob in wrong):
             return True
     return False

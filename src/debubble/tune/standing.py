@@ -95,18 +95,7 @@ class Standing:
     @property
     def ignored_knobs(self) -> frozenset[str]:
         """What the command was told and did not do."""
-        alone = [
-            run.setting.differing(self.now) for run in self.runs if run.outcome.kind is Kind.IGNORED
-        ]
-        return frozenset(
-            knob
-            for differing in alone
-            for knob in differing
-            if len(differing) == 1 or not self._ever_did(knob)
-        )
-
-    def _ever_did(self, knob: str) -> bool:
-        return any(knob in run.setting.differing(self.now) for run in self.measured)
+        return frozenset(knob for run in self.runs for knob in run.outcome.ignored)
 
     def _rate(self, run: Run) -> float:
         one = run.outcome.measurement

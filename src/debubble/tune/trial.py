@@ -55,6 +55,8 @@ class Outcome:
     seconds: float
     message: str = ""
     measurement: Measurement | None = None
+    ignored: tuple[str, ...] = ()
+    """What the command was told and did not do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +77,15 @@ def run_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
     bench: Bench,
     setting: Setting,
     *,
-    number: int,
+    out: Path,
     token: str,
     timeout_s: float | None,
     cut_s: float | None,
 ) -> tuple[Outcome, Reading | None]:
-    """Run the command once and read its traces.
+    """Run the command once and read the traces that it leaves in a folder.
 
     Beyond `timeout_s` it hangs; beyond `cut_s` the budget is spent, whatever it does.
     """
-    out = bench.folder_of(number)
     prepare_out(out)
     settings = Settings(steps=bench.steps, wait=bench.wait, out=out)
     earlier = set(list_captures(out))
