@@ -16,6 +16,7 @@ from tune.tuning import JOB, NOW, PLACEHOLDERS, bench_of, runs_of, tune
 
 from debubble.tune.process import MARK, end_marked, run_guarded
 
+RUNS = 4
 LATE, LEFT, NONE = "late", "left", "none"
 WAITS = ("sh", "-c", "setsid sleep 600 & sleep 600")
 
@@ -111,19 +112,19 @@ def check(folder, moments, *more):
     killed, answer = kill_and_resume(folder, moments, *more)
     assert answer["winner"] == {"microbatches": 16, "split": [4, 4, 4, 4]}
     over = [run["outcome"] for run in answer["runs"]]
-    assert over == ["measured"] * 5
+    assert over == ["measured"] * RUNS
     # What was under way when it was killed runs again, and nothing else does.
-    assert 5 <= len((folder / "log").read_text().splitlines()) <= 5 + killed
+    assert RUNS <= len((folder / "log").read_text().splitlines()) <= RUNS + killed
     from debubble.measure.store import Store  # noqa: PLC0415
 
     store = Store(f"sqlite:///{folder / 'history.db'}")
-    assert len(store.records()) == 5
+    assert len(store.records()) == RUNS
     store.close()
     return killed
 
 
 def test_a_tuning_that_is_killed_goes_on_and_ends_with_the_same_answer(tmp_path):
-    assert check(tmp_path, (3.0,), "--seconds", "0.5") == 1
+    assert check(tmp_path, (2.5,), "--seconds", "0.5") == 1
 
 
 @pytest.mark.accuracy

@@ -23,7 +23,7 @@ def usual(tmp_path_factory):
 
 def test_it_ends_with_the_best_of_all_settings_in_few_runs(usual):
     assert (usual.winner.split, usual.winner.microbatches) == ((4, 4, 4, 4), 16)
-    assert len(runs_of(usual.bench)) == len(usual.standing.runs) == 5
+    assert len(runs_of(usual.bench)) == len(usual.standing.runs) == 4
     winner = [run for run in usual.standing.of(usual.winner) if run.expected]
     assert usual.standing.gain_of(usual.winner) == pytest.approx(winner[0].expected.gain, abs=0.05)
     assert usual.standing.gain_of(usual.winner) > 0.7
@@ -39,9 +39,9 @@ def test_a_machine_that_gets_slower_is_not_taken_for_a_bad_setting(tmp_path, usu
     slowing = tune(bench_of(tmp_path, "--drift", "0.03"))
     assert slowing.winner == usual.winner
     gains = [one.standing.gain_of(one.winner) for one in (usual, slowing)]
-    assert gains[1] == pytest.approx(gains[0], abs=0.04)
     raw = slowing.standing.compared(slowing.winner).delta("throughput").change
-    assert raw < gains[0] - 0.04
+    assert raw < gains[1] < gains[0]
+    assert gains[1] == pytest.approx(gains[0], abs=0.05)
 
 
 def test_where_nothing_can_be_gained_it_says_so_after_one_run(tmp_path):
@@ -117,15 +117,15 @@ def test_no_budget_at_all_is_refused(tmp_path, wrong):
         tune(bench_of(tmp_path), **wrong)
 
 
-def test_a_budget_of_runs_still_confirms_and_more_of_it_goes_on_from_there(tmp_path):
+def test_a_budget_of_runs_is_kept_to_and_more_of_it_goes_on_from_there(tmp_path):
     bench = bench_of(tmp_path)
-    tuned = tune(bench, runs=4)
-    assert len(runs_of(bench)) == 4
-    assert tuned.winner == tuned.standing.best
-    assert len(tuned.standing.of(tuned.winner)) == 2
-    tuned = tune(bench)
-    assert len(runs_of(bench)) == len(tuned.standing.runs) > 4
-    assert (tuned.winner.split, tuned.winner.microbatches) == ((4, 4, 4, 4), 16)
+    first = tune(bench, runs=1)
+    assert first.stop.spent
+    assert len(runs_of(bench)) == 1
+    tuned = tune(bench, runs=3)
+    assert len(runs_of(bench)) == len(tuned.standing.runs) == 3
+    # Of three runs two are owed to the first setting: what was tried must be held against it.
+    assert [run.why for run in tuned.standing.runs] == ["as it is", "try", "confirm"]
 
 
 def test_a_tuning_that_is_over_only_says_its_answer_again(usual):
@@ -146,7 +146,7 @@ def test_a_memory_limit_is_never_exceeded_by_the_winner(tmp_path):
 
 
 def test_a_run_that_takes_more_memory_than_was_foretold_never_wins(tmp_path):
-    limit = int(3.5 * GIB)
+    limit = int(4.5 * GIB)
     tuned = tune(bench_of(tmp_path, "--do", "bloat", "--at", "16"), runs=4, limit_bytes=limit)
     assert Kind.OVER_MEMORY in kinds(tuned)
     assert tuned.winner.microbatches == 8
@@ -177,4 +177,4 @@ def test_what_the_command_cannot_be_told_is_mentioned_and_not_tried(tmp_path):
 def test_a_command_may_read_its_setting_from_the_environment(tmp_path):
     bench = bench_of(tmp_path, words=())
     tune(bench, runs=2)
-    assert runs_of(bench) == ["3,3,3,7 4 1f1b 0", "5,4,4,3 16 1f1b 0"]
+    assert runs_of(bench) == ["3,3,3,7 4 1f1b 0", "4,4,4,4 16 1f1b 0"]
