@@ -28,7 +28,7 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.torch
 	$(PIP) install --editable '.[dev]' --constraint constraints.txt
 	@touch $@ $(VENV)/.demo
 
-demo: $(VENV)/.demo ## run a real four-stage pipeline on this machine and look at its traces
+demo: $(VENV)/.demo ## the whole loop on a real pipeline of this machine: capture, find, plan, change, compare
 	$(BIN)/debubble demo --out debubble-demo --force
 
 test: $(VENV)/.dev ## run all tests
@@ -70,4 +70,4 @@ fuzz: $(VENV)/.dev ## throw 20,000 mutated traces at the reader
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .venv-peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis \
-	  docs/_build benchmarks/.data debubble-demo fuzz-findings build dist
+	  docs/_build benchmarks/.data debubble-demo debubble-tune fuzz-findings build dist

@@ -11,6 +11,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 ├── NoSplitFits          the layers do not fit the stages' memory, however they are split
 ├── CaptureError         a job or a server could not be captured
 ├── StoreError           the history cannot be read or written
+├── TuneError            a command cannot be tuned
 └── DemoError            the demo's own pipeline failed
 """
 
@@ -84,6 +85,10 @@ class CaptureError(DebubbleError):
 
 class StoreError(DebubbleError):
     """The history cannot be read or written."""
+
+
+class TuneError(DebubbleError):
+    """A command cannot be tuned: its first run told nothing, or its record is another's."""
 
 
 class DemoError(DebubbleError):

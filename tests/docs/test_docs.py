@@ -22,12 +22,25 @@ def sessions():
         for block in CONSOLE.findall(page.read_text("utf-8")):
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 command, _, shown = part.partition("\n")
-                yield pytest.param(command, shown, id=f"{page.stem}: {command}")
+                yield pytest.param(page.stem, command, shown, id=f"{page.stem}: {command}")
 
 
-@pytest.mark.parametrize(("command", "shown"), list(sessions()))
-def test_every_command_in_the_docs_prints_what_the_docs_show(command, shown, tmp_path):
-    answer = type_command(command, tmp_path)
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """One folder a page: its commands follow each other."""
+    folders = {}
+
+    def make(page):
+        if page not in folders:
+            folders[page] = tmp_path_factory.mktemp(page)
+        return folders[page]
+
+    return make
+
+
+@pytest.mark.parametrize(("page", "command", "shown"), list(sessions()))
+def test_every_command_in_the_docs_prints_what_the_docs_show(page, command, shown, folder_of):
+    answer = type_command(command, folder_of(page))
     assert matches(shown, answer.text), answer.text
 
 
@@ -59,5 +72,5 @@ def test_no_heading_is_about_a_warning_that_does_not_exist():
 
 
 def test_every_json_schema_has_a_heading():
-    for verb in ("inspect", "find", "simulate", "plan", "capture", "compare", "history"):
+    for verb in VERBS:
         assert f"debubble.{verb}/1" in headings("json.md")

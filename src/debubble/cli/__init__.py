@@ -18,6 +18,7 @@ VERBS = {
     "find": "Where does the time go? The bubble, measured, against theory.",
     "simulate": "What if? A schedule run with costs of your own, or a measured run changed.",
     "plan": "What should I change? Every lever ranked by what it buys, ready to paste.",
+    "tune": "Do all that for me: run, plan, try the best options for real, keep the winner.",
     "capture": "Take the traces: of a job on all its ranks, or of a serving engine.",
     "compare": "Did it work? The run after a change against the one before: one verdict.",
     "history": "What happened over time? The record of measurements, by name.",

@@ -1,16 +1,25 @@
-"""`debubble demo`: a real pipeline on this machine, profiled and inspected."""
+"""`debubble demo`: the whole loop on a real pipeline of this machine."""
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
+import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from debubble.cli.options import exit_strictly, output_options, print_answer, progress
-from debubble.demo import Workload, run_workload
-from debubble.demo.workload import SCHEDULES
-from debubble.report.inspect import inspect_json, inspect_page
-from debubble.trace.run import find_run, read_run
+from debubble.cli.options import exit_strictly, output_options, print_answer
+from debubble.demo.before import BEFORE, MOST_MICROBATCHES, STEPS, WAIT, job_words
+from debubble.demo.workload import SCHEDULES, Workload
+from debubble.errors import MissingExtra, UsageError
+from debubble.report.demo import demo_json, demo_page
+from debubble.tune.once import Improved, improve_once
+from debubble.tune.setting import Setting
+from debubble.tune.template import Template
+from debubble.tune.trial import Bench
 
 WHAT_IT_IS = (
     "real: {ranks} processes, gloo transfers, torch's {schedule} schedule, autograd, the profiler. "
@@ -31,11 +40,13 @@ WHAT_IT_IS = (
 @click.option(
     "--schedule",
     type=click.Choice([name for name, known in SCHEDULES.items() if known.layout == "single"]),
-    default="1f1b",
+    default=BEFORE.schedule,
     show_default=True,
     help="The order of the passes.",
 )
-@click.option("--microbatches", type=int, default=8, show_default=True)
+@click.option(
+    "--microbatches", type=int, default=BEFORE.microbatches, show_default=True, help="Before."
+)
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
@@ -48,18 +59,63 @@ def command(  # noqa: PLR0913 (one argument a flag)
     color: str,
     quiet: bool,
 ) -> None:
-    """Run a real four-stage pipeline on this machine's CPU, profile two steps, and inspect them."""
-    workload = Workload(schedule=schedule, microbatches=microbatches)
-    with progress("running the pipeline", quiet=quiet) as show:
-        run_workload(workload, out, on_progress=show, force=force)
-    run = read_run(find_run([str(out)]))
-    page = inspect_page(run, "" if quiet else f"debubble inspect {out}")
-    about = WHAT_IT_IS.format(
+    """Capture a real four-stage pipeline on this machine's CPU, improve it, and prove it."""
+    workload = replace(BEFORE, schedule=schedule, microbatches=microbatches)
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra(
+            "the demo runs a real pipeline, which needs torch", hint="pip install 'debubble[torch]'"
+        )
+    _prepare(out, force=force)
+    words = job_words(workload)
+    now = Setting(split=workload.layers, microbatches=microbatches)
+    # -P: a folder called torch where the user stands must not be taken for torch.
+    template = Template(words=(sys.executable, "-P", *words), now=now)
+    bench = Bench(template=template, steps=STEPS, wait=WAIT, folder=out)
+    made = improve_once(
+        bench,
+        most_microbatches=MOST_MICROBATCHES,
+        on_step=lambda line: None if quiet else click.echo(line, err=True),
+    )
+    about = what_it_is(workload)
+    commands = _commands(Template(words=("python", *words), now=now), made, out)
+    page = demo_page(made, about, out, commands)
+    page.next_command = "" if quiet else f"debubble find {shlex.quote(str(out / 'before'))}"
+    print_answer(page, demo_json(made, about, out, commands), as_json=as_json, color=color)
+    exit_strictly((*made.before.gaps, *made.after.gaps), strict=strict)
+
+
+def what_it_is(workload: Workload) -> str:
+    """Say what is real in it."""
+    return WHAT_IT_IS.format(
         ranks=workload.ranks,
         schedule=workload.schedule,
         forward=workload.forward_ms,
         backward=workload.backward_ms,
     )
-    page.notes.insert(0, about)
-    print_answer(page, inspect_json(run) | {"demo": about}, as_json=as_json, color=color)
-    exit_strictly(run.gaps, strict=strict)
+
+
+def _prepare(out: Path, *, force: bool) -> None:
+    """Take an empty folder; with `force`, one that an earlier demo is cleared out of."""
+    if not force and out.exists() and any(out.iterdir()):
+        raise UsageError(
+            f"{out} is not empty", hint="give another folder, or --force to replace an earlier run"
+        )
+    for name in ("before", "after"):
+        shutil.rmtree(out / name, ignore_errors=True)
+
+
+def _commands(template: Template, made: Improved, out: Path) -> list[str]:
+    """Write what was done as one would type it."""
+    before, after = (shlex.quote(str(out / name)) for name in ("before", "after"))
+
+    def captured(setting: Setting, place: str) -> str:
+        words = shlex.join(template.fill(setting))
+        return f"debubble capture --wait {WAIT} --steps {STEPS} --out {place} -- {words}"
+
+    return [
+        captured(template.now, before),
+        f"debubble find {before}",
+        f"debubble plan {before} --max-microbatches {MOST_MICROBATCHES}",
+        captured(made.setting, after),
+        f"debubble compare {before} {after}",
+    ]

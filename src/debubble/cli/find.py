@@ -27,12 +27,11 @@ from debubble.report.find import (
     find_page,
     no_pipeline_json,
     no_pipeline_page,
-    worst_of,
 )
 from debubble.report.lanes import draw_lanes
 from debubble.schedules import Statement, state_schedule
 from debubble.timeline.build import build_run
-from debubble.timeline.figures import PipelineFigures, measure_pipeline
+from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
 from debubble.timeline.model import Timeline
 from debubble.trace.run import find_run, read_run
 from debubble.units import parse_share

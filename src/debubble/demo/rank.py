@@ -90,9 +90,7 @@ def run_rank(files: RunFiles, rank: int) -> None:
     """Join the other ranks, run all steps, and write this rank's trace and truth."""
     workload = decode_workload(files.workload.read_bytes())
     torch.set_num_threads(1)
-    # torch's own stubs leave FileStore out of what torch.distributed exports.
-    store = dist.FileStore(str(files.rendezvous), workload.world)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=workload.world)
+    _join(workload, rank, files.rendezvous)
     recorder = Recorder()
     serves = workload.in_flight is not None
     pipeline = (Server if serves else Rank)(workload, rank, recorder)
@@ -102,6 +100,22 @@ def run_rank(files: RunFiles, rank: int) -> None:
     truth = Truth(rank=rank, stages=stages, workload=workload, steps=steps)
     files.write(files.truth(rank), msgspec.json.encode(truth))
     dist.destroy_process_group()
+
+
+def run_unprofiled(workload: Workload, rank: int, rendezvous: Path) -> None:
+    """Join the other ranks and run the steps, as a job does that knows of no profiler."""
+    torch.set_num_threads(1)
+    _join(workload, rank, rendezvous)
+    pipeline = Rank(workload, rank, Recorder())
+    for step in range(workload.steps):
+        pipeline.run_step(step, "unprofiled")
+    dist.destroy_process_group()
+
+
+def _join(workload: Workload, rank: int, rendezvous: Path) -> None:
+    # torch's own stubs leave FileStore out of what torch.distributed exports.
+    store = dist.FileStore(str(rendezvous), workload.world)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=workload.world)
 
 
 def run_steps(pipeline: Rank | Server, files: RunFiles) -> tuple[TrueStep, ...]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from debubble.errors import NoSplitFits, UsageError
 from debubble.ledger.ledger import Ledger
 from debubble.plan import link, microbatches, overlap, schedule
+from debubble.plan.allowed import ALL, Allowed
 from debubble.plan.baseline import Baseline
 from debubble.plan.cache_split import Cache, CachePlan, plan_cache
-from debubble.plan.change import Change
+from debubble.plan.change import Change, Hold
 from debubble.plan.headroom import Headroom
 from debubble.plan.link import Repair
 from debubble.plan.option import Idea, Option, all_fit, headroom_after, weigh
@@ -71,13 +72,14 @@ def make_plan(
     most_microbatches: int | None = None,
     ledger: Ledger | None = None,
     cache: Cache | None = None,
+    allowed: Allowed = ALL,
 ) -> Plan:
     """Weigh each lever, then the best of them together; refuse what does not fit."""
     refused: list[Refused] = []
-    partition = _partition(baseline, refused)
-    ideas = _ideas(baseline, partition, most_microbatches, refused)
+    partition = _partition(baseline, refused) if allowed.split else None
+    ideas = _ideas(baseline, partition, most_microbatches, refused, allowed)
     options = [weigh(baseline, idea) for idea in ideas]
-    lapped = overlap.consider(baseline, timeline)
+    lapped = overlap.consider(baseline, timeline) if allowed.overlap else None
     if lapped is not None and lapped.option.fits_memory is not False:
         options.append(lapped.option)
     elif lapped is not None:
@@ -85,7 +87,7 @@ def make_plan(
             _too_large(lapped.option.lever, Change(overlap=True), lapped.option.headroom)
         )
     held = None if cache is None else _cached(baseline, cache, partition, refused)
-    mended = link.repairs(baseline, timeline, ledger)
+    mended = link.repairs(baseline, timeline, ledger) if allowed.link else []
     options += [one.option for one in mended]
     options += _on_top_of_repairs(mended, most_microbatches)
     return Plan(
@@ -100,18 +102,24 @@ def make_plan(
 
 
 def _ideas(
-    baseline: Baseline, partition: Partition | None, most: int | None, refused: list[Refused]
+    baseline: Baseline,
+    partition: Partition | None,
+    most: int | None,
+    refused: list[Refused],
+    allowed: Allowed = ALL,
 ) -> list[Idea]:
     """Return what is worth a closer look: each lever alone, the best together."""
+    chunks = baseline.source.chunks
     if partition is not None and partition.split == baseline.source.split:
         partition = None
-    orders = _most(baseline, _sort_out(baseline, schedule.ideas(baseline), refused))
+    known = allowed.of(schedule.ideas(baseline), chunks)
+    orders = _most(baseline, _sort_out(baseline, known, refused))
     alone = list(microbatches.ideas(baseline, most))
     if partition is not None:
         alone.append(Idea(lever="split", change=Change(split=partition.split)))
-    ideas = _sort_out(baseline, alone, refused) + orders
-    found = _together(baseline, partition, orders, most)
-    return ideas + _most(baseline, _sort_out(baseline, found, refused))
+    ideas = _sort_out(baseline, allowed.of(alone, chunks), refused) + orders
+    found = _together(baseline, partition, orders, most, allowed.hold or "microbatch")
+    return ideas + _most(baseline, _sort_out(baseline, allowed.of(found, chunks), refused))
 
 
 def _partition(baseline: Baseline, refused: list[Refused]) -> Partition | None:
@@ -165,18 +173,21 @@ def _together(
     partition: Partition | None,
     orders: Sequence[Idea],
     most: int | None,
+    hold: Hold,
 ) -> Iterator[Idea]:
     """Combine the best schedules and counts, with the best split where stages are as many."""
     schedules = [Idea(lever="combined", change=Change()), *orders[:_COMBINED]]
     counts = microbatches.counts(baseline, most)[:2]
+    splits = dict(_splits_by_count(baseline, partition, counts, hold))
     for one in schedules:
         for count in (None, *counts):
-            change = replace(one.change, microbatches=count)
+            change = replace(one.change, microbatches=count, hold=hold)
             try:
                 stages = len(baseline.what_if(change).weights)
             except UsageError:
                 continue
-            split = partition.split if partition and len(partition.split) == stages else None
+            split = splits.get(count)
+            split = split if split and len(split) == stages else None
             levers = (count is not None) + (change.schedule is not None) + (split is not None)
             if levers > 1:
                 change = replace(change, split=split)
@@ -193,6 +204,20 @@ def _on_top_of_repairs(repairs: Sequence[Repair], most: int | None) -> Iterator[
     for idea in _most(mended, sized)[:_COMBINED]:
         change = replace(idea.change, repaired=hops)
         yield weigh(mended, replace(idea, lever="combined", change=change))
+
+
+def _splits_by_count(
+    baseline: Baseline, partition: Partition | None, counts: Sequence[int], hold: Hold
+) -> Iterator[tuple[int | None, tuple[int, ...]]]:
+    """Yield the best split for each count: a short batch likes its last stage small."""
+    if partition is None:
+        return
+    yield None, partition.split
+    for count in counts:
+        try:
+            yield count, best_split(baseline, Change(microbatches=count, hold=hold)).split
+        except (UsageError, NoSplitFits):
+            yield count, partition.split
 
 
 def _too_large(lever: str, change: Change, left: Sequence[Headroom] | None) -> Refused:

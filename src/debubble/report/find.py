@@ -13,7 +13,7 @@ from debubble.report.stream import stream_answer, stream_json, stream_latency
 from debubble.report.text import Page, Table
 from debubble.report.theory import theory_of, theory_of_schedule
 from debubble.report.unknown import reasons_for_null
-from debubble.timeline.figures import PipelineFigures, RankShares
+from debubble.timeline.figures import PipelineFigures, RankShares, worst_of
 from debubble.timeline.hops import HopFigures
 from debubble.timeline.model import PassKind, RankTimeline, StageLayers, Timeline
 from debubble.trace.run import Run, show_ranks
@@ -23,11 +23,6 @@ from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_sh
 SCHEMA = "debubble.find/1"
 # More than half of the waiting time in waits unlike the others of their rank.
 _JAGGED = 0.5
-
-
-def worst_of(figures: Sequence[PipelineFigures]) -> PipelineFigures:
-    """Return the pipeline that waits most: the one that is shown in full."""
-    return max(figures, key=lambda one: one.bubble_fraction or 0.0)
 
 
 def find_page(

@@ -311,3 +311,8 @@ def _own_share(busy: Intervals) -> float | None:
         return None
     begin, end = int(busy.start_ns[0]), int(busy.end_ns[-1])
     return busy.inside(begin, end) / (end - begin) if end > begin else None
+
+
+def worst_of(figures: Sequence[PipelineFigures]) -> PipelineFigures:
+    """Return the pipeline that waits most: the one that is shown in full."""
+    return max(figures, key=lambda one: one.bubble_fraction or 0.0)

@@ -25,11 +25,11 @@ def measure_memory(
 
     The allocator acts when the host issues work, not when the device does it.
     """
-    on_device = trace.memory.device_type == MemoryDevice.DEVICE
-    moments, allocated = trace.memory.start_ns[on_device], trace.memory.allocated_bytes[on_device]
+    mine = trace.memory.device_type == _where_it_computes(trace)
+    moments, allocated = trace.memory.start_ns[mine], trace.memory.allocated_bytes[mine]
     if not len(allocated) or allocated.max() < 0:
         return None
-    reserved = trace.memory.reserved_bytes[on_device]
+    reserved = trace.memory.reserved_bytes[mine]
     levels = _levels(work, assignment, step)
     row = np.searchsorted(moments, levels.after_ns, side="right") - 1
     known = (row >= 0) & ~levels.ends_step
@@ -40,7 +40,7 @@ def measure_memory(
     peak = int(allocated.max())
     return MemoryFigures(
         peak_bytes=peak,
-        peak_reserved_bytes=int(reserved.max()) if reserved.max() >= 0 else None,
+        peak_reserved_bytes=int(reserved.max()) if reserved.max() > 0 else None,
         static_bytes=fit.static_bytes if fit else None,
         per_microbatch_bytes=fit.per_microbatch_bytes if fit else None,
         gradient_bytes=fit.gradient_bytes if fit else None,
@@ -49,6 +49,18 @@ def measure_memory(
         most_in_flight=int(levels.in_flight.max(initial=0)),
         limit_bytes=_limit(trace),
     )
+
+
+def _where_it_computes(trace: RankTrace) -> MemoryDevice:
+    """Take the host's allocator where no device runs kernels: a pipeline on CPUs.
+
+    torch counts the host's bytes from the profiler's start: activations and gradients are in it,
+    weights that were there before are not.
+    """
+    on_device = bool(len(trace.kernels)) or bool(
+        (trace.memory.device_type == MemoryDevice.DEVICE).any()
+    )
+    return MemoryDevice.DEVICE if on_device else MemoryDevice.CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

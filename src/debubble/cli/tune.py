@@ -1,0 +1,255 @@
+"""`debubble tune`: the loop closed. Run, plan, try the best options for real, keep the winner."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS, Settings
+from debubble.cli.measuring import store_url
+from debubble.cli.options import output_options, print_answer
+from debubble.errors import MissingExtra, UsageError
+from debubble.measure.compare import DEFAULT_THRESHOLD
+from debubble.measure.store import Store
+from debubble.plan.change import Hold
+from debubble.report.tune import (
+    dry_json,
+    dry_page,
+    say_end,
+    say_start,
+    tune_json,
+    tune_page,
+)
+from debubble.schedules import SCHEDULES
+from debubble.tune.budget import Budget
+from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run
+from debubble.tune.loop import Loop, Tuned
+from debubble.tune.prospects import Prospects, Scope, look_ahead
+from debubble.tune.reading import read_capture
+from debubble.tune.remember import remember
+from debubble.tune.setting import Setting, read_setting
+from debubble.tune.standing import Standing
+from debubble.tune.template import Template, read_template
+from debubble.tune.trial import Bench, Kind, Outcome
+from debubble.units import parse_bytes, parse_duration, parse_share
+
+DEFAULT_OUT = Path("debubble-tune")
+# The setting as it is, three or four tries, and two runs more of the best and of the first.
+_RUNS = 10
+
+
+@click.command("tune")
+@click.argument("command_words", metavar="-- COMMAND", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--now", multiple=True, metavar="KNOB=VALUE", help="What COMMAND is told as things are."
+)
+@click.option("--runs", type=int, default=_RUNS, show_default=True, help="Runs at most.")
+@click.option("--minutes", type=float, help="Time that runs may take in all.")
+@click.option("--timeout", metavar="TIME", help="When a run hangs; by the first run without.")
+@click.option("--schedules", metavar="NAME,...", help="Those that COMMAND knows; all without.")
+@click.option(
+    "--max-microbatches", type=click.IntRange(min=1), metavar="N", help="Try no more than these."
+)
+@click.option(
+    "--hold",
+    type=click.Choice(["microbatch", "batch"]),
+    default="microbatch",
+    show_default=True,
+    help="What COMMAND keeps when microbatches change; seen by itself after the first such run.",
+)
+@click.option("--memory-limit", metavar="SIZE", help="Of each device, such as 80GiB.")
+@click.option(
+    "--threshold",
+    metavar="SHARE",
+    default=f"{DEFAULT_THRESHOLD:.0%}",
+    show_default=True,
+    help="The smallest gain that is worth a run.",
+)
+@click.option("--steps", type=int, default=PROFILED_STEPS, show_default=True, help="To profile.")
+@click.option(
+    "--wait", type=int, default=WAIT_STEPS, show_default=True, help="Steps before the first."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=DEFAULT_OUT,
+    show_default=True,
+    help="Folder for the record; an interrupted tuning goes on from it.",
+)
+@click.option("--force", is_flag=True, help="Begin anew in that folder.")
+@click.option("--name", default="tune", show_default=True, help="Of its records in the history.")
+@click.option("--store", metavar="URL", help="The history: sqlite:///… or postgresql://…")
+@click.option("--dry-run", is_flag=True, help="Show what would be tried; run nothing.")
+@click.option("--traces", metavar="TRACES", help="Of a run as it is, for --dry-run to plan from.")
+@output_options
+def command(  # noqa: PLR0913 (one argument a flag)
+    *,
+    command_words: tuple[str, ...],
+    now: tuple[str, ...],
+    runs: int,
+    minutes: float | None,
+    timeout: str | None,
+    schedules: str | None,
+    max_microbatches: int | None,
+    hold: Hold,
+    memory_limit: str | None,
+    threshold: str,
+    steps: int,
+    wait: int,
+    out: Path,
+    force: bool,
+    name: str,
+    store: str | None,
+    dry_run: bool,
+    traces: str | None,
+    as_json: bool,
+    strict: bool,  # noqa: ARG001 (every verb takes it; here nothing is answered with warnings)
+    color: str,
+    quiet: bool,
+) -> None:
+    """Run COMMAND with what promises most, measure it, and keep the winner.
+
+    {microbatches}, {split}, {schedule} and {overlap} in COMMAND stand for what is tried; so do
+    DEBUBBLE_MICROBATCHES and so on in its environment. Interrupted, type the same again.
+    """
+    template = read_template(command_words, read_setting(now))
+    Settings(steps=steps, wait=wait)  # refuses what no capture can do
+    budget = Budget(
+        runs=runs,
+        seconds=None if minutes is None else 60 * minutes,
+        timeout_s=None if timeout is None else parse_duration(timeout) / 1e9,
+    )
+    scope = Scope(
+        schedules=read_schedules(schedules),
+        most_microbatches=max_microbatches,
+        hold=hold,
+        limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
+        threshold=parse_share(threshold),
+    )
+    if traces is not None and not dry_run:
+        raise UsageError("--traces is for --dry-run", hint="add --dry-run, or leave it out")
+    bench = Bench(template=template, steps=steps, wait=wait, folder=out)
+    if dry_run:
+        found = _foresee(bench, budget, scope, traces)
+        commands = _commands(template, found)
+        page, data = dry_page(commands, found), dry_json(commands, found)
+        print_answer(page, data, as_json=as_json, color=color)
+        return
+    if not name or "," in name:
+        raise UsageError("a name is a word without commas", hint="commas join names in compare")
+    if force and (out / NAME).exists():
+        shutil.rmtree(out)
+    with _history(store) as history:
+        tuned = _tune(bench, budget, scope, history, name, quiet=quiet)
+        records = f", and {name}/… in the history" if history is not None else NO_HISTORY
+    following = "" if quiet or tuned.winner is None else shlex.join(tuned.command)
+    print_answer(
+        tune_page(tuned, records, following), tune_json(tuned), as_json=as_json, color=color
+    )
+
+
+def _tune(  # noqa: PLR0913 (what the flags came to)
+    bench: Bench, budget: Budget, scope: Scope, history: Store | None, name: str, *, quiet: bool
+) -> Tuned:
+    """Run the loop; say on stderr what it does, and keep each run in the history."""
+
+    def say(line: str) -> None:
+        if not quiet:
+            click.echo(line, err=True)
+
+    def on_end(run: Run) -> None:
+        if history is not None:
+            remember(history, name, run)
+        say(say_end(run))
+
+    with Journal(bench.folder, heading_of(bench)) as journal:
+        if history is not None:
+            for run in journal.runs:  # a tuning that was killed may not have come to it
+                remember(history, name, run)
+        loop = Loop(
+            bench=bench,
+            journal=journal,
+            budget=budget,
+            scope=scope,
+            on_start=lambda chosen, done: say(
+                say_start(chosen.setting, chosen.why, chosen.expected, done)
+            ),
+            on_end=on_end,
+        )
+        return loop.run()
+
+
+NO_HISTORY = "; not in the history, which needs: pip install 'debubble[store]'"
+
+
+def heading_of(bench: Bench) -> Heading:
+    """Say whose journal this is."""
+    return Heading(
+        schema=SCHEMA,
+        words=bench.template.words,
+        now=bench.template.now,
+        steps=bench.steps,
+        wait=bench.wait,
+    )
+
+
+def read_schedules(text: str | None) -> frozenset[str]:
+    """Read `1f1b,gpipe`."""
+    names = frozenset(SCHEDULES) if text is None else frozenset(text.split(","))
+    wrong = sorted(names - set(SCHEDULES))
+    if wrong:
+        raise UsageError(
+            f"no schedule is called {wrong[0]!r}", hint=f"some of {', '.join(SCHEDULES)}"
+        )
+    return names
+
+
+@contextmanager
+def _history(url: str | None) -> Iterator[Store | None]:
+    """Lend the history; none where its extra is not installed and nobody named one."""
+    try:
+        store = Store(store_url(url))
+    except MissingExtra:
+        if url is not None:
+            raise
+        yield None
+        return
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _foresee(bench: Bench, budget: Budget, scope: Scope, traces: str | None) -> Prospects | None:
+    """Plan from traces, or from what has been run; None where there is neither."""
+    now = bench.template.now
+    if traces is not None:
+        reading = read_capture(Path(traces))
+        outcome = Outcome(kind=Kind.MEASURED, seconds=0.0, measurement=reading.measurement)
+        run = Run(
+            number=0, token="", setting=now, why="", began_s=0.0, expected=None, outcome=outcome
+        )
+        standing = Standing(now=now, runs=(run,), limit_bytes=scope.limit_bytes)
+        return look_ahead(standing, run, reading, None, scope)
+    if not (bench.folder / NAME).exists():
+        return None
+    with Journal(bench.folder, heading_of(bench)) as journal:
+        loop = Loop(
+            bench=bench,
+            journal=journal,
+            budget=budget,
+            scope=scope,
+            on_start=lambda _chosen, _done: None,
+            on_end=lambda _run: None,
+        )
+        return loop.look() if loop.standing.first is not None else None
+
+
+def _commands(template: Template, found: Prospects | None) -> list[tuple[Setting, tuple[str, ...]]]:
+    tries = [one.setting for one in (found.tries if found else ()) if one.worth]
+    return [(one, template.fill(one)) for one in (template.now, *tries)]

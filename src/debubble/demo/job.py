@@ -1,0 +1,95 @@
+"""The demo's pipeline as a job of its own: `python -m debubble.demo.job --split 4,4,4,4`.
+
+It knows nothing of profilers: `debubble capture` and `debubble tune` run it as any other command.
+torch is imported once and the ranks are forked, for four imports take longer than the steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from debubble.demo.launch import LOOPBACK
+from debubble.demo.workload import SCHEDULES, Workload
+from debubble.errors import DebubbleError
+
+# What `debubble capture` needs with its own settings: 10 to wait, 20 for a capture, one after it.
+STEPS = 31
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run all ranks to their end; return the exit code."""
+    try:
+        workload = _read(words)
+    except DebubbleError as error:
+        sys.stderr.write(f"error: {error}\nhint: {error.hint}\n")
+        return 2
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import debubble.demo.rank  # noqa: F401, PLC0415 (torch, once for all ranks)
+
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [_fork(workload, rank, Path(folder)) for rank in range(workload.world)]
+        return _wait(ranks)
+
+
+def _read(words: Sequence[str] | None) -> Workload:
+    usual = Workload()
+    parser = argparse.ArgumentParser(prog="python -m debubble.demo.job", description=__doc__)
+    parser.add_argument("--split", default=",".join(map(str, usual.layers)))
+    parser.add_argument("--microbatches", type=int, default=usual.microbatches)
+    parser.add_argument("--schedule", choices=list(SCHEDULES), default=usual.schedule)
+    parser.add_argument("--ranks", type=int, default=usual.ranks)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--forward-ms", type=float, default=usual.forward_ms)
+    parser.add_argument("--backward-ms", type=float, default=usual.backward_ms)
+    parser.add_argument("--tokens", type=int, default=usual.tokens)
+    parser.add_argument("--width", type=int, default=usual.width)
+    said = vars(parser.parse_args(words))
+    layers = tuple(int(part) for part in said.pop("split").split(","))
+    return Workload(layers=layers, **said)
+
+
+def _fork(workload: Workload, rank: int, folder: Path) -> int:
+    """Start one rank; return its process."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        from debubble.demo.rank import run_unprofiled  # noqa: PLC0415
+
+        run_unprofiled(workload, rank, folder / "rendezvous")
+        code = 0
+    except BaseException:  # noqa: BLE001 (a forked process must not run on into its parent's code)
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()  # noqa: SLF001 (as an ordinary end would; a capture is closed there)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait(ranks: list[int]) -> int:
+    """Wait for all ranks; the first that fails ends the others."""
+    running, failed = set(ranks), 0
+    while running:
+        ended, status = os.wait()
+        running.discard(ended)
+        code = os.waitstatus_to_exitcode(status)
+        if code and not failed:
+            failed = 1
+            for rank in running:
+                os.kill(rank, signal.SIGKILL)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""An `Improved` in → what `debubble demo` prints out: the whole loop, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from debubble.ledger.ledger import build_ledger
+from debubble.report.compare import compare_answer, compare_json
+from debubble.report.find import find_page
+from debubble.report.plan import change_json, describe
+from debubble.report.text import Page, Table
+from debubble.tune.once import Improved
+from debubble.units import NS_PER_S, show_duration, show_share
+
+SCHEMA = "debubble.demo/1"
+
+
+def demo_page(made: Improved, what_it_is: str, out: Path, commands: list[str]) -> Page:
+    """Lay out what was found, what was foretold, what came, and where it lies."""
+    page = Page(answer=compare_answer(made.compared))
+    change, window_ns = describe(made.option.change), made.option.window_ns
+    gain = made.option.throughput_gain
+    planned = f"{change}, foretold a batch in {show_duration(window_ns)}, {gain:+.0%} throughput"
+    measured = f"a batch in {show_duration(_latency_ns(made))}, {error_of(made):+.1%} off that"
+    page.findings = [
+        f"Found: {_lower(_found(made))}",
+        f"Planned: {planned}.",
+        f"Measured: {measured}.",
+    ]
+    table = Table(columns=("number", "before", "after"))
+    for name in ("bubble", "batch_latency", "step_time", "throughput"):
+        delta = made.compared.delta(name)
+        if delta.before and delta.after:
+            cells = [_shown(name, one.median) for one in (delta.before, delta.after)]
+            table.rows.append((name.replace("_", " "), *cells))
+    page.tables = [table]
+    page.notes = [
+        what_it_is,
+        f"records: {out / 'before'}, {out / 'after'}",
+        "the same, command by command:",
+        *(f"  {line}" for line in commands),
+    ]
+    return page
+
+
+def demo_json(made: Improved, what_it_is: str, out: Path, commands: list[str]) -> dict[str, Any]:
+    """Return all of it as data."""
+    return {
+        "schema": SCHEMA,
+        "demo": what_it_is,
+        "found": _found(made),
+        "change": change_json(made.option.change),
+        "expected": {
+            "batch_latency_s": made.option.window_ns / NS_PER_S,
+            "throughput_gain_fraction": made.option.throughput_gain,
+        },
+        "measured": {"batch_latency_s": _latency_ns(made) / NS_PER_S},
+        "error_fraction": error_of(made),
+        "compare": compare_json(made.compared, (*made.before.gaps, *made.after.gaps)),
+        "verdict": made.compared.verdict.value,
+        "records": {"before": str(out / "before"), "after": str(out / "after")},
+        "commands": commands,
+        "warnings": [],
+    }
+
+
+def error_of(made: Improved) -> float:
+    """Return how far the measured batch latency is off the one that was foretold."""
+    return _latency_ns(made) / made.option.window_ns - 1
+
+
+def _latency_ns(made: Improved) -> float:
+    return median(made.after.measurement.batch_latencies_s) * NS_PER_S
+
+
+def _found(made: Improved) -> str:
+    figures, timeline = made.before.figures, made.before.timeline
+    steps = [window.step for window in figures.windows]
+    ledger = build_ledger(timeline, figures.pipeline, steps)
+    page = find_page([figures], ledger, (), "")
+    return " ".join([page.answer, *page.findings[:1]])
+
+
+def _lower(sentence: str) -> str:
+    return f"{sentence[:1].lower()}{sentence[1:]}"
+
+
+def _shown(name: str, value: float) -> str:
+    if name == "bubble":
+        return show_share(value)
+    if name == "throughput":
+        return f"{value:.4g} microbatches/s"
+    return show_duration(value * NS_PER_S)

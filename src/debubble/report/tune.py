@@ -1,0 +1,286 @@
+"""A `Tuned` in → what `debubble tune` prints out, as text or JSON."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from debubble.measure.measurement import Measurement, middle
+from debubble.report.compare import measurement_json
+from debubble.report.plan import change_json, describe
+from debubble.report.text import Page, Table
+from debubble.tune.journal import Expected, Run
+from debubble.tune.loop import Tuned
+from debubble.tune.prospects import Prospects
+from debubble.tune.setting import Setting
+from debubble.tune.trial import LOG, Kind
+from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
+
+SCHEMA = "debubble.tune/1"
+_WORDS = {
+    Kind.MEASURED: "measured",
+    Kind.OVER_MEMORY: "over memory",
+    Kind.IGNORED: "ignored",
+    Kind.NO_STEP: "no step",
+    Kind.CRASHED: "crashed",
+    Kind.OUT_OF_MEMORY: "out of memory",
+    Kind.HUNG: "hung",
+    Kind.UNREADABLE: "unreadable",
+    Kind.CUT: "budget spent",
+}
+
+
+def tune_page(tuned: Tuned, records: str, next_command: str) -> Page:
+    """Lay out the winner, every run, what was refused, and where the records are."""
+    page = Page(answer=tune_answer(tuned))
+    page.findings = [*_findings(tuned), *_untellable(tuned.prospects)]
+    page.tables = [_run_table(tuned)]
+    if tuned.prospects.refused:
+        table = Table(columns=("refused", "why"))
+        table.rows = [(describe(one.change), one.reason) for one in tuned.prospects.refused]
+        page.tables.append(table)
+    page.notes = [f"stopped: {tuned.stop.why}"]
+    failed = [run for run in tuned.standing.runs if run.outcome.message]
+    page.notes += [f"run {run.number}: {run.outcome.message}" for run in failed]
+    page.notes.append(f"records: {tuned.bench.folder}{records}")
+    page.next_command = next_command
+    return page
+
+
+def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects | None) -> Page:
+    """Lay out what would be run, without running it."""
+    setting, words = commands[0]
+    page = Page(answer=f"Would first run it as it is: {shlex.join(words)}")
+    if found is None:
+        told = ", ".join(setting.knobs())
+        page.notes = [
+            f"then what a plan made of that run promises, by: {told}",
+            "with --traces of a run as it is, or once it has run, this shows what that is",
+        ]
+        return page
+    worth = [one for one in found.tries if one.worth]
+    if not worth:
+        page.findings = ["Then nothing: no option is foretold to gain beyond the noise."]
+    table = Table(columns=("would try", "throughput", "batch"), title="then, the best first")
+    for one in worth:
+        table.rows.append(
+            (
+                str(one.setting),
+                _foretold(one.expected),
+                show_duration(one.expected.batch_latency_s * NS_PER_S),
+            )
+        )
+    page.tables = [table] if worth else []
+    page.findings += _untellable(found)
+    page.notes = [shlex.join(words) for _, words in commands[1:]]
+    return page
+
+
+def tune_answer(tuned: Tuned) -> str:
+    """Say what came of it in a sentence."""
+    standing, winner = tuned.standing, tuned.winner
+    spent = _spent(standing.runs)
+    if winner is not None:
+        foretold = _last_expected(tuned, winner)
+        said = f" (foretold {foretold.gain:+.1%})" if foretold else ""
+        if not standing.of(standing.now):
+            return f"{_sentence(winner)}: the best that fits memory; {spent}."
+        return f"{_sentence(winner)}: {standing.gain_of(winner):+.1%} throughput{said}; {spent}."
+    if standing.best is None:
+        return f"No setting that was tried fits memory; {spent}."
+    tried = {run.setting for run in standing.runs} - {standing.now}
+    if tuned.stop.spent and not tried:
+        return f"Nothing was tried: the budget allows no more; {spent}."
+    if not tried:
+        return f"Nothing to gain beyond the noise: keep {standing.now}; {spent}."
+    return f"No setting is clearly better: keep {standing.now}; {spent}."
+
+
+def tune_json(tuned: Tuned) -> dict[str, Any]:
+    """Return all of it as data."""
+    standing, winner = tuned.standing, tuned.winner
+    compared = None if standing.best is None else standing.compared(standing.best)
+    return {
+        "schema": SCHEMA,
+        "command": list(tuned.bench.template.words),
+        "now": setting_json(standing.now),
+        "winner": None if winner is None else setting_json(winner),
+        "winner_command": list(tuned.command),
+        "throughput_gain_fraction": None if winner is None else standing.gain_of(winner),
+        "expected": None if winner is None else _expected_json(_last_expected(tuned, winner)),
+        "verdict": None if compared is None else compared.verdict.value,
+        "confidence": None if compared is None else compared.confidence.value,
+        "runs": [_run_json(tuned, run) for run in standing.runs],
+        "refused": [
+            {"lever": one.lever, "change": change_json(one.change), "reason": one.reason}
+            for one in tuned.prospects.refused
+        ],
+        "not_tellable": [
+            {
+                "lever": one.lever,
+                "change": change_json(one.option.change),
+                "throughput_gain_fraction": one.option.throughput_gain,
+            }
+            for one in tuned.prospects.untellable
+        ],
+        "stopped": tuned.stop.why,
+        "budget_spent": tuned.stop.spent,
+        "records": str(tuned.bench.folder),
+        "sentence": tune_answer(tuned),
+        "warnings": [],
+    }
+
+
+def dry_json(
+    commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects | None
+) -> dict[str, Any]:
+    """Return what would be run as data."""
+    tries = [] if found is None else [one for one in found.tries if one.worth]
+    return {
+        "schema": SCHEMA,
+        "dry_run": True,
+        "first": list(commands[0][1]),
+        "tries": [
+            {
+                "setting": setting_json(one.setting),
+                "command": list(words),
+                "expected": _expected_json(one.expected),
+            }
+            for one, (_, words) in zip(tries, commands[1:], strict=True)
+        ],
+        "warnings": [],
+    }
+
+
+def setting_json(setting: Setting) -> dict[str, Any]:
+    """Return what the command is told."""
+    values = {knob: getattr(setting, knob) for knob in setting.knobs()}
+    return {knob: list(v) if isinstance(v, tuple) else v for knob, v in values.items()}
+
+
+def say_start(setting: Setting, why: str, expected: Expected | None, done: int) -> str:
+    """Say which run begins."""
+    said = f", foretold {_foretold(expected)}" if expected else ""
+    return f"run {done + 1}: {setting} ({why}{said})"
+
+
+def say_end(run: Run) -> str:
+    """Say what came of a run, in a line."""
+    one = run.outcome.measurement
+    told = f": {run.outcome.message}" if run.outcome.message else ""
+    if run.outcome.kind is Kind.MEASURED and one is not None:
+        told = f": batch latency {_latency(one)}, bubble {_bubble(one)}"
+    return f"run {run.number}: {_WORDS[run.outcome.kind]}{told}"
+
+
+def _findings(tuned: Tuned) -> list[str]:
+    standing, winner = tuned.standing, tuned.winner
+    said = []
+    if winner is not None:
+        before, after = standing.of(standing.now), standing.of(winner)
+        counts = f"{len(before)} and {len(after)} runs, in turn"
+        compared = standing.compared(winner)
+        if compared is not None:
+            rate = compared.delta("throughput")
+            wide = f" ({rate.low:+.1%} to {rate.high:+.1%})" if rate.low is not None else ""
+            said.append(
+                f"All runs together: throughput {rate.change or 0.0:+.1%}{wide}, {counts}; "
+                f"{compared.confidence.value}."
+            )
+    if standing.ignored_knobs:
+        knobs = ", ".join(f"{{{knob}}}" for knob in sorted(standing.ignored_knobs))
+        said.append(f"The command ignores {knobs}: what it was told did not come.")
+    return said
+
+
+def _untellable(found: Prospects) -> list[str]:
+    return [
+        f"Not tried, for the command has no {{{one.lever}}}: {describe(one.option.change)}, "
+        f"foretold {one.option.throughput_gain:+.0%}."
+        for one in found.untellable
+    ]
+
+
+def _run_table(tuned: Tuned) -> Table:
+    table = Table(
+        columns=("run", "setting", "outcome", "bubble", "batch", "peak", "throughput", "foretold"),
+        title="every run, in its order",
+    )
+    for run in tuned.standing.runs:
+        one = run.outcome.measurement
+        table.rows.append(
+            (
+                str(run.number),
+                f"{run.setting}{' ←' if run.setting == tuned.winner else ''}",
+                _WORDS[run.outcome.kind],
+                "–" if one is None else _bubble(one),
+                "–" if one is None else _latency(one),
+                "–" if one is None else _peak(one),
+                "–" if one is None else f"{tuned.standing.gain_of_run(run):+.1%}",
+                _foretold(run.expected) if run.expected else "–",
+            )
+        )
+    return table
+
+
+def _foretold(expected: Expected) -> str:
+    return f"{expected.gain:+.1%} ({expected.low:+.0%} to {expected.high:+.0%})"
+
+
+def _last_expected(tuned: Tuned, setting: Setting) -> Expected | None:
+    found = [run.expected for run in tuned.standing.of(setting) if run.expected is not None]
+    return found[-1] if found else None
+
+
+def _sentence(setting: Setting) -> str:
+    words = str(setting)
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def _spent(runs: tuple[Run, ...]) -> str:
+    seconds = sum(run.outcome.seconds for run in runs)
+    return f"{counted(len(runs), 'run')} in {show_duration(seconds * NS_PER_S)}"
+
+
+def _bubble(one: Measurement) -> str:
+    share = middle(one.bubble_fractions)
+    return "–" if share is None else show_share(share)
+
+
+def _latency(one: Measurement) -> str:
+    seconds = middle(one.batch_latencies_s)
+    return "–" if seconds is None else show_duration(seconds * NS_PER_S)
+
+
+def _peak(one: Measurement) -> str:
+    peaks = [rank.peak_bytes for rank in one.memory if rank.peak_bytes is not None]
+    return show_bytes(max(peaks)) if peaks else "–"
+
+
+def _run_json(tuned: Tuned, run: Run) -> dict[str, Any]:
+    one = run.outcome.measurement
+    return {
+        "run": run.number,
+        "setting": setting_json(run.setting),
+        "why": run.why,
+        "outcome": run.outcome.kind.value,
+        "message": run.outcome.message or None,
+        "seconds": run.outcome.seconds,
+        "measured": None if one is None else measurement_json(one),
+        "throughput_gain_fraction": None if one is None else tuned.standing.gain_of_run(run),
+        "expected": _expected_json(run.expected),
+        "traces": str(tuned.bench.folder_of(run.number)),
+        "output": str(tuned.bench.folder_of(run.number) / LOG),
+    }
+
+
+def _expected_json(expected: Expected | None) -> dict[str, Any] | None:
+    if expected is None:
+        return None
+    peaks = expected.peak_memory_bytes
+    return {
+        "throughput_gain_fraction": expected.gain,
+        "interval": {"throughput_gain_fraction": [expected.low, expected.high]},
+        "batch_latency_s": expected.batch_latency_s,
+        "peak_memory_bytes": None if peaks is None else list(peaks),
+    }

@@ -1,0 +1,207 @@
+"""What was run, line by line on the disk: whoever is killed goes on where the last line ends.
+
+The first line says whose it is. A run is two lines: that it began, before it does, and what came of
+it. A line is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self, TypeVar
+
+import msgspec
+
+from debubble.errors import TuneError
+from debubble.tune.setting import Setting
+from debubble.tune.trial import Outcome
+
+NAME = "journal.jsonl"
+SCHEMA = "debubble.tune-journal/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """Whose journal it is: what must be the same for a run to count."""
+
+    schema: str
+    words: tuple[str, ...]
+    now: Setting
+    steps: int
+    wait: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What had been foretold of a run, against the best one before it."""
+
+    gain: float
+    """Of throughput, against the setting as it was first."""
+    low: float
+    high: float
+    batch_latency_s: float
+    peak_memory_bytes: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Began:
+    """A run that was started."""
+
+    number: int
+    token: str
+    setting: Setting
+    why: str
+    began_s: float
+    """Seconds since 1970."""
+    expected: Expected | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Came:
+    """What came of a run."""
+
+    number: int
+    outcome: Outcome
+
+
+class _Line(msgspec.Struct, omit_defaults=True):
+    heading: Heading | None = None
+    began: Began | None = None
+    came: Came | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that is over."""
+
+    number: int
+    token: str
+    setting: Setting
+    why: str
+    began_s: float
+    expected: Expected | None
+    outcome: Outcome
+
+
+_Value = TypeVar("_Value")
+
+
+class Journal:
+    """The record of one tuning; nobody else writes to it meanwhile."""
+
+    def __init__(self, folder: Path, heading: Heading) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / NAME
+        self._file: IO[bytes] = self.path.open("ab+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise TuneError(
+                "another tune writes here", file=str(folder), hint="wait for it, or give --out"
+            ) from error
+        try:
+            self._load(folder, heading)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs that are over, in their order."""
+        return tuple(self._runs)
+
+    @property
+    def unfinished(self) -> tuple[Began, ...]:
+        """Runs that were started and never ended: whoever ran them was killed."""
+        return tuple(self._begun.values())
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next run."""
+        return self._last + 1
+
+    def begin(self, began: Began) -> None:
+        """Note that a run is about to start."""
+        self._append(_Line(began=began))
+        self._begun[began.number] = began
+        self._last = began.number
+
+    def end(self, number: int, outcome: Outcome) -> Run:
+        """Note what came of it."""
+        self._append(_Line(came=Came(number=number, outcome=outcome)))
+        return self._close(number, outcome)
+
+    def drop(self, number: int) -> None:
+        """Forget a run that never ended; its number is not given again."""
+        del self._begun[number]
+
+    def _load(self, folder: Path, heading: Heading) -> None:
+        self._runs: list[Run] = []
+        self._begun: dict[int, Began] = {}
+        self._last = 0
+        self._file.seek(0)
+        text = self._file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        if len(whole) < len(text):  # half a line: the writer was killed in it
+            self._file.truncate(len(whole))
+        lines = [_decode(line, _Line, self.path) for line in whole.splitlines()]
+        if not lines:
+            self._append(_Line(heading=heading))
+            return
+        if lines[0].heading != heading:
+            raise TuneError(
+                "this folder holds the tuning of another command or setting",
+                file=str(folder),
+                hint="give another --out, or --force to begin anew",
+            )
+        for line in lines[1:]:
+            if line.began is not None:
+                self._begun[line.began.number] = line.began
+                self._last = line.began.number
+            if line.came is not None:
+                self._close(line.came.number, line.came.outcome)
+
+    def _close(self, number: int, outcome: Outcome) -> Run:
+        began = self._begun.pop(number)
+        run = Run(
+            number=number,
+            token=began.token,
+            setting=began.setting,
+            why=began.why,
+            began_s=began.began_s,
+            expected=began.expected,
+            outcome=outcome,
+        )
+        self._runs.append(run)
+        return run
+
+    def _append(self, line: _Line) -> None:
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _decode(line: bytes, kind: type[_Value], path: Path) -> _Value:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.MsgspecError as error:
+        raise TuneError(
+            f"this is no journal of debubble tune: {error}",
+            file=str(path),
+            hint="give another --out, or --force to begin anew",
+        ) from error

@@ -1,0 +1,214 @@
+"""A bench and a budget in → all runs made, each in the journal and the history."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from debubble.errors import TuneError, UsageError
+from debubble.measure.comparison import Verdict
+from debubble.tune.budget import Budget
+from debubble.tune.decide import Next, Stop, decide
+from debubble.tune.journal import Began, Journal, Run
+from debubble.tune.judge import First, judge
+from debubble.tune.process import end_marked
+from debubble.tune.prospects import Prospects, Scope, look_ahead
+from debubble.tune.reading import Reading, read_capture
+from debubble.tune.setting import Setting
+from debubble.tune.standing import Standing
+from debubble.tune.trial import LOG, Bench, Kind, run_trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """What came of it all."""
+
+    bench: Bench
+    standing: Standing
+    prospects: Prospects
+    """What the last plan held."""
+    stop: Stop
+    scope: Scope
+
+    @property
+    def winner(self) -> Setting | None:
+        """The best setting, where it is surely better, or where the first does not fit memory."""
+        best, now = self.standing.best, self.standing.now
+        if best is None or best == now:
+            return None
+        found = self.standing.compared(best)
+        return best if found is None or found.verdict is Verdict.BETTER else None
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command to run from now on."""
+        return self.bench.template.fill(self.winner or self.standing.now)
+
+
+@dataclass(slots=True, kw_only=True)
+class Loop:
+    """One tuning under way."""
+
+    bench: Bench
+    journal: Journal
+    budget: Budget
+    scope: Scope
+    on_start: Callable[[Next, int], None]
+    """Told of each run before it starts, with how many are over."""
+    on_end: Callable[[Run], None]
+    clock: Callable[[], float] = time.time
+    _readings: dict[int, Reading] = field(default_factory=dict)
+    _looks: dict[int, Prospects] = field(default_factory=dict)
+
+    def run(self) -> Tuned:
+        """Run until nothing more can be gained, or the budget is spent."""
+        self._clear_up()
+        while True:
+            chosen = decide(self.standing, self.budget, self.look)
+            if isinstance(chosen, Stop):
+                return self.tuned(chosen)
+            self._run(chosen)
+
+    @property
+    def standing(self) -> Standing:
+        """How all settings stand."""
+        return Standing(
+            now=self.bench.template.now,
+            runs=self.journal.runs,
+            limit_bytes=self.scope.limit_bytes,
+        )
+
+    def look(self) -> Prospects:
+        """Plan from the best run so far; once for each number of runs."""
+        done = len(self.journal.runs)
+        if done not in self._looks:
+            self._looks[done] = self._look()
+        return self._looks[done]
+
+    def tuned(self, stop: Stop) -> Tuned:
+        """Say how things stand."""
+        return Tuned(
+            bench=self.bench,
+            standing=self.standing,
+            prospects=self.look(),
+            stop=stop,
+            scope=self.scope,
+        )
+
+    def _look(self) -> Prospects:
+        standing = self.standing
+        first = standing.first
+        if first is None:
+            return Prospects(tries=(), untellable=(), refused=())
+        best = standing.best
+        source = standing.of(best)[-1] if best is not None else first
+        other = self._beside(standing, source, first)
+        try:
+            beside = None if other is None else self._read(other)
+            return look_ahead(standing, source, self._read(source), beside, self.scope)
+        except UsageError as error:
+            if source is first:
+                raise TuneError(
+                    f"nothing can be planned from the first run: {error}",
+                    hint="say what it runs: --now schedule=1f1b, --now split=4,4,4,4",
+                ) from error
+            return look_ahead(standing, first, self._read(first), None, self.scope)
+
+    @staticmethod
+    def _beside(standing: Standing, source: Run, first: Run) -> Run | None:
+        """Return the run that tells most beside another: of another setting, the first if it is."""
+        if source.setting != first.setting:
+            return first
+        others = [run for run in standing.measured if run.setting != source.setting]
+        return others[-1] if others else None
+
+    def _read(self, run: Run) -> Reading:
+        if run.number not in self._readings:
+            self._readings[run.number] = read_capture(self.bench.folder_of(run.number))
+        return self._readings[run.number]
+
+    def _clear_up(self) -> None:
+        """End what a killed tuning left running, and forget its unfinished run."""
+        for began in self.journal.unfinished:
+            end_marked(began.token)
+            self.journal.drop(began.number)
+
+    def _run(self, chosen: Next) -> None:
+        standing, number = self.standing, self.journal.next_number
+        first = standing.first
+        token = secrets.token_hex(8)
+        self.on_start(chosen, len(self.journal.runs))
+        self.journal.begin(
+            Began(
+                number=number,
+                token=token,
+                setting=chosen.setting,
+                why=chosen.why,
+                began_s=self.clock(),
+                expected=chosen.expected,
+            )
+        )
+        outcome, reading = run_trial(
+            self.bench,
+            chosen.setting,
+            out=self.bench.folder_of(number),
+            token=token,
+            timeout_s=self.budget.timeout_for(standing.runs),
+            cut_s=self.budget.seconds_left(standing.runs),
+        )
+        outcome = judge(
+            outcome,
+            chosen.setting,
+            reading,
+            first=None
+            if first is None
+            else First(setting=first.setting, reading=self._read(first)),
+            limit_bytes=self.scope.limit_bytes,
+        )
+        if reading is not None:
+            self._readings[number] = reading
+        run = self.journal.end(number, outcome)
+        self.on_end(run)
+        if first is None:
+            self._check_first(run)
+
+    def _check_first(self, run: Run) -> None:
+        """Refuse to go on from a first run that tells nothing."""
+        outcome = run.outcome
+        log = self.bench.folder_of(run.number) / LOG
+        if outcome.kind is Kind.CUT:
+            raise TuneError(
+                f"the budget is too small for one run: {outcome.message}",
+                hint="give --minutes more, or make the command run fewer steps",
+            )
+        if outcome.measurement is None:
+            raise TuneError(
+                f"the command as it is cannot be measured: {outcome.message}",
+                hint=f"its output is in {log}; mend it and type the same again",
+            )
+        for knob in ("microbatches", "split"):
+            told, came = getattr(run.setting, knob), getattr(outcome.measurement, knob)
+            if _contradict(told, came):
+                raise TuneError(
+                    f"the command was told {knob} {run.setting.written(knob)} and ran "
+                    f"{Setting(**{knob: came}).written(knob)}: it ignores {{{knob}}}",
+                    hint=f"let it use {{{knob}}}, or say --now {knob}=… as it is",
+                )
+        if self.scope.limit_bytes is not None and any(
+            one.peak_bytes is None for one in outcome.measurement.memory
+        ):
+            raise TuneError(
+                "memory was not recorded, so no limit can be held",
+                hint="leave --memory-limit out, or let the capture record memory",
+            )
+
+
+def _contradict(told: object, came: object) -> bool:
+    """Tell whether a value that was said is not the one that ran; layers may be counted anew."""
+    if told is None or came is None:
+        return False
+    if isinstance(told, tuple) and isinstance(came, tuple):
+        return sum(told) == sum(came) and told != came
+    return told != came

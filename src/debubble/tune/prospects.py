@@ -1,0 +1,210 @@
+"""Runs so far in → what is worth running next, from costs fitted to the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from debubble.errors import UsageError
+from debubble.plan.allowed import Allowed
+from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline, stages_of
+from debubble.plan.change import Hold
+from debubble.plan.option import Option
+from debubble.plan.plan import Plan, make_plan
+from debubble.plan.schedule import Refused
+from debubble.tune.journal import Expected, Run
+from debubble.tune.reading import Reading
+from debubble.tune.setting import Setting
+from debubble.tune.standing import Standing
+from debubble.tune.trial import Kind
+from debubble.units import NS_PER_S
+
+# Beyond eight microbatches a rank the bubble of theory is under 11 %; the plan's own bound, which
+# must not move along with what was tried.
+_MOST_A_RANK = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What may be tried."""
+
+    schedules: frozenset[str]
+    """Those that the command can be told."""
+    most_microbatches: int | None
+    hold: Hold | None
+    limit_bytes: int | None
+    threshold: float
+    """The smallest gain in throughput that is worth a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """A setting, and what is foretold of it."""
+
+    setting: Setting
+    lever: str
+    expected: Expected
+    worth: bool
+    """Whether it would gain on the best so far, beyond the noise; overlap is tried to know it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untellable:
+    """An option that would gain, and that the command cannot be told."""
+
+    lever: str
+    option: Option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospects:
+    """What could be done from here on, the most promising first."""
+
+    tries: tuple[Prospect, ...]
+    untellable: tuple[Untellable, ...]
+    refused: tuple[Refused, ...]
+
+
+def look_ahead(
+    standing: Standing, source: Run, reading: Reading, other: Reading | None, scope: Scope
+) -> Prospects:
+    """Fit costs to a run, and to another beside it, and plan from there."""
+    baseline = _fit(source.setting, reading, other, scope)
+    most = scope.most_microbatches or _most_microbatches(standing.now, baseline)
+    hold = standing.hold or scope.hold
+    tellable = Allowed(
+        link=False,
+        split=source.setting.split is not None,
+        microbatches=source.setting.microbatches is not None,
+        overlap=source.setting.overlap is False,
+        schedules=scope.schedules if source.setting.schedule is not None else frozenset(),
+        hold=hold,
+    )
+    plan = make_plan(baseline, reading.timeline, most_microbatches=most, allowed=tellable)
+    tries = sorted(
+        _tries(standing, source, plan, scope), key=lambda one: (-one.worth, -one.expected.gain)
+    )
+    return Prospects(
+        tries=tuple(tries),
+        untellable=_untellable(source, baseline, reading, scope, most),
+        refused=plan.refused,
+    )
+
+
+def _fit(setting: Setting, reading: Reading, other: Reading | None, scope: Scope) -> Baseline:
+    layers = setting.split if reading.measurement.split is None else None
+    also = None
+    if other is not None:
+        also = AlsoRun(timeline=other.timeline, figures=other.figures)
+
+    def fit(also: AlsoRun | None) -> Baseline:
+        return measure_baseline(
+            reading.timeline,
+            reading.figures,
+            layers=layers,
+            limit_bytes=scope.limit_bytes,
+            schedule=setting.schedule,
+            also=also,
+        )
+
+    try:
+        return fit(also)
+    except UsageError:
+        if also is None:
+            raise
+        return fit(None)  # the other run cannot be laid beside this one: it tells nothing more
+
+
+def _most_microbatches(now: Setting, baseline: Baseline) -> int:
+    count = now.microbatches or baseline.source.microbatches
+    return max(_MOST_A_RANK * len(baseline.ranks), 2 * count)
+
+
+def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterator[Prospect]:
+    done = {run.setting for run in standing.runs if run.outcome.kind is not Kind.CUT}
+    ahead = 1 + standing.gain_of(source.setting)
+    for option in plan.options:
+        stages = stages_of(plan.baseline.what_if(option.change).order)
+        setting = source.setting.after(option.change, stages)
+        if setting is None or setting in done or option.fits_memory is False:
+            continue
+        if _is_hopeless(standing, setting):
+            continue
+        yield Prospect(
+            setting=setting,
+            lever=option.lever,
+            expected=_expected(option, ahead),
+            worth=_is_worth(plan, option, scope.threshold),
+        )
+
+
+def _is_worth(plan: Plan, option: Option, threshold: float) -> bool:
+    if option.lever == "overlap" and plan.overlap is not None:
+        # Only a run tells what messages do to the compute beside them.
+        return plan.overlap.break_even is None or plan.overlap.break_even > 1
+    return option.throughput_gain > threshold and option.throughput_low > 0
+
+
+def _expected(option: Option, ahead: float) -> Expected:
+    peaks = None
+    if option.headroom is not None:
+        peaks = tuple(round(one.peak_bytes) for one in option.headroom)
+    return Expected(
+        gain=ahead * (1 + option.throughput_gain) - 1,
+        low=ahead * (1 + option.throughput_low) - 1,
+        high=ahead * (1 + option.throughput_high) - 1,
+        batch_latency_s=option.window_ns / NS_PER_S,
+        peak_memory_bytes=peaks,
+    )
+
+
+def _is_hopeless(standing: Standing, setting: Setting) -> bool:
+    """Tell whether a setting repeats what already went wrong, or turns a knob that is ignored.
+
+    Of what made a failed run differ, that is to blame which no good run had; what ran out of memory
+    does so with more microbatches too.
+    """
+    mine = setting.differing(standing.now)
+    if not standing.ignored_knobs.isdisjoint(mine):
+        return True
+    good = [run.setting for run in standing.measured]
+    for run in standing.runs:
+        if run.outcome.kind in (Kind.MEASURED, Kind.CUT, Kind.IGNORED):
+            continue
+        wrong = [
+            knob
+            for knob, value in run.setting.differing(standing.now).items()
+            if all(getattr(one, knob) != value for one in good)
+        ]
+        if wrong and all(_as_bad(run, knob, mine.get(knob)) for knob in wrong):
+            return True
+    return False
+
+
+def _as_bad(run: Run, knob: str, value: object) -> bool:
+    failed = getattr(run.setting, knob)
+    full = run.outcome.kind in (Kind.OUT_OF_MEMORY, Kind.OVER_MEMORY)
+    if full and knob == "microbatches" and isinstance(value, int):
+        return bool(value >= failed)
+    return bool(value == failed)
+
+
+def _untellable(
+    source: Run, baseline: Baseline, reading: Reading, scope: Scope, most: int
+) -> tuple[Untellable, ...]:
+    """Return the best option of each lever that the command has no placeholder for."""
+    missing = set()
+    if source.setting.split is None:
+        missing.add("split")
+    if source.setting.microbatches is None:
+        missing.add("microbatches")
+    if source.setting.schedule is None:
+        missing.add("schedule")
+    if not missing:
+        return ()
+    plan = make_plan(baseline, reading.timeline, most_microbatches=most)
+    found: dict[str, Untellable] = {}
+    for option in plan.options:
+        if option.lever in missing and _is_worth(plan, option, scope.threshold):
+            found.setdefault(option.lever, Untellable(lever=option.lever, option=option))
+    return tuple(found.values())

@@ -1,0 +1,126 @@
+"""What a command is told of its pipeline, and how that is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+from debubble.errors import UsageError
+from debubble.plan.baseline import even_split
+from debubble.plan.change import Change
+from debubble.schedules import SCHEDULES
+from debubble.units import counted
+
+_TRUE, _FALSE = frozenset({"1", "on", "true", "yes"}), frozenset({"0", "off", "false", "no"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One value for each thing that the command can be told; None where it cannot be told."""
+
+    microbatches: int | None = None
+    split: tuple[int, ...] | None = None
+    """Layers of each stage, in the order of stages."""
+    schedule: str | None = None
+    overlap: bool | None = None
+
+    def __str__(self) -> str:
+        parts = []
+        if self.schedule is not None:
+            parts.append(self.schedule)
+        if self.split is not None:
+            parts.append(f"split {_write(self.split)}")
+        if self.microbatches is not None:
+            parts.append(counted(self.microbatches, "microbatch", "microbatches"))
+        if self.overlap is not None:
+            parts.append("overlap" if self.overlap else "no overlap")
+        return ", ".join(parts)
+
+    def written(self, knob: str) -> str:
+        """Return the value of a knob as the command gets it."""
+        return _write(getattr(self, knob))
+
+    def knobs(self) -> tuple[str, ...]:
+        """Return what the command can be told."""
+        return tuple(knob for knob in KNOBS if getattr(self, knob) is not None)
+
+    def differing(self, other: Setting) -> dict[str, object]:
+        """Return the knobs whose values are not those of another setting."""
+        return {
+            knob: getattr(self, knob)
+            for knob in KNOBS
+            if getattr(self, knob) != getattr(other, knob)
+        }
+
+    def after(self, change: Change, stages: int) -> Setting | None:
+        """Return the setting that makes a change; None where the command cannot be told it.
+
+        A schedule with other stages a rank needs another split: an even one, unless it is said.
+        """
+        wanted: dict[str, object] = {}
+        if change.microbatches is not None:
+            wanted["microbatches"] = change.microbatches
+        if change.split is not None:
+            wanted["split"] = change.split
+        elif self.split is not None and len(self.split) != stages:
+            wanted["split"] = even_split(sum(self.split), stages)
+        if change.schedule is not None:
+            wanted["schedule"] = change.schedule
+        if change.overlap is not None:
+            wanted["overlap"] = change.overlap
+        if any(getattr(self, knob) is None for knob in wanted):
+            return None
+        return replace(self, **wanted)  # type: ignore[arg-type]
+
+
+KNOBS = tuple(one.name for one in fields(Setting))
+
+
+def read_setting(words: Sequence[str]) -> Setting:
+    """Read `microbatches=4`, `split=4,4,4,4`, `schedule=1f1b`, `overlap=0`."""
+    values: dict[str, object] = {}
+    for word in words:
+        knob, sign, text = word.partition("=")
+        if knob not in KNOBS or not sign:
+            raise UsageError(
+                f"{word!r} says nothing that can be tuned",
+                hint=f"write KNOB=VALUE, with one of {', '.join(KNOBS)}",
+            )
+        if knob in values:
+            raise UsageError(f"{knob} is said twice", hint="say it once, as it is now")
+        values[knob] = _READERS[knob](text)
+    return Setting(**values)  # type: ignore[arg-type]
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise UsageError(f"{text!r} is no number of microbatches", hint="write microbatches=8")
+    return int(text)
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdigit() and int(part) for part in parts):
+        raise UsageError(f"{text!r} is no split", hint="write split=4,4,4,4: layers of each stage")
+    return tuple(int(part) for part in parts)
+
+
+def _name(text: str) -> str:
+    if text not in SCHEDULES:
+        raise UsageError(f"no schedule is called {text!r}", hint=f"one of {', '.join(SCHEDULES)}")
+    return text
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in _TRUE | _FALSE:
+        raise UsageError(f"{text!r} is neither on nor off", hint="write overlap=0 or overlap=1")
+    return text.lower() in _TRUE
+
+
+_READERS = {"microbatches": _count, "split": _layers, "schedule": _name, "overlap": _switch}
+
+
+def _write(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(int(value)) if isinstance(value, bool) else str(value)

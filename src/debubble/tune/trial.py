@@ -1,0 +1,161 @@
+"""One setting in → what came of running the command with it. Failures are results."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from debubble.capture.files import list_captures, prepare_out
+from debubble.capture.order import environment_for
+from debubble.capture.settings import Settings
+from debubble.errors import DebubbleError
+from debubble.measure.measurement import Measurement
+from debubble.tune.process import Ended, run_guarded
+from debubble.tune.reading import Reading, read_capture
+from debubble.tune.setting import Setting
+from debubble.tune.template import Template
+
+LOG = "output.log"
+# The end of a traceback, with the line that failed.
+_TAIL_LINES = 3
+_TAIL_BYTES = 1 << 16
+_OUT_OF_MEMORY = re.compile(
+    rb"out of memory|OutOfMemoryError|MemoryError|Cannot allocate memory|can't allocate memory",
+    re.IGNORECASE,
+)
+# The kernel's own end of a process that took too much memory: signal 9, as a shell says it.
+_KILLED = 128 + 9
+_NOT_FOUND = 127
+
+
+class Kind(StrEnum):
+    """What can come of a run."""
+
+    MEASURED = "measured"
+    OVER_MEMORY = "over_memory"
+    IGNORED = "ignored"
+    NO_STEP = "no_step"
+    CRASHED = "crashed"
+    OUT_OF_MEMORY = "out_of_memory"
+    HUNG = "hung"
+    UNREADABLE = "unreadable"
+    CUT = "cut"
+    """The budget ended before the run did: it tells nothing of the setting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a run."""
+
+    kind: Kind
+    seconds: float
+    message: str = ""
+    measurement: Measurement | None = None
+    ignored: tuple[str, ...] = ()
+    """What the command was told and did not do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """How runs are made: the command, how much of it is captured, and where that goes."""
+
+    template: Template
+    steps: int
+    wait: int
+    folder: Path
+
+    def folder_of(self, number: int) -> Path:
+        """Return where a run leaves its traces and its output."""
+        return self.folder / f"run{number:03}"
+
+
+def run_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
+    bench: Bench,
+    setting: Setting,
+    *,
+    out: Path,
+    token: str,
+    timeout_s: float | None,
+    cut_s: float | None,
+) -> tuple[Outcome, Reading | None]:
+    """Run the command once and read the traces that it leaves in a folder.
+
+    Beyond `timeout_s` it hangs; beyond `cut_s` the budget is spent, whatever it does.
+    """
+    prepare_out(out)
+    settings = Settings(steps=bench.steps, wait=bench.wait, out=out)
+    earlier = set(list_captures(out))
+    known = [limit for limit in (timeout_s, cut_s) if limit is not None]
+    ended = run_guarded(
+        bench.template.fill(setting),
+        environment_for(settings, bench.template.environment(setting, os.environ)),
+        token=token,
+        log=out / LOG,
+        timeout_s=min(known, default=None),
+    )
+    if ended.code is None:
+        spent = cut_s is not None and ended.seconds >= cut_s
+        return _stopped(ended, spent=spent), None
+    if ended.code:
+        return _failed(ended, out / LOG), None
+    if not [one for one in list_captures(out) if one not in earlier]:
+        return _nothing(ended, settings), None
+    try:
+        reading = read_capture(out)
+    except DebubbleError as error:
+        return _outcome(Kind.UNREADABLE, ended, str(error)), None
+    if not reading.measurement.samples or reading.measurement.partial:
+        why = "; ".join(str(gap) for gap in reading.gaps) or "no step was captured whole"
+        return _outcome(Kind.UNREADABLE, ended, why), None
+    return (
+        Outcome(kind=Kind.MEASURED, seconds=ended.seconds, measurement=reading.measurement),
+        reading,
+    )
+
+
+def _outcome(kind: Kind, ended: Ended, message: str) -> Outcome:
+    return Outcome(kind=kind, seconds=ended.seconds, message=message)
+
+
+def _stopped(ended: Ended, *, spent: bool) -> Outcome:
+    if spent:
+        return _outcome(Kind.CUT, ended, f"the budget was spent after {ended.seconds:.0f} s of it")
+    return _outcome(Kind.HUNG, ended, f"stopped: not through after {ended.seconds:.0f} s")
+
+
+def _failed(ended: Ended, log: Path) -> Outcome:
+    tail = _tail(log)
+    words = _last_lines(tail)
+    if _OUT_OF_MEMORY.search(tail):
+        return _outcome(Kind.OUT_OF_MEMORY, ended, words)
+    if ended.code == _KILLED:
+        return _outcome(Kind.OUT_OF_MEMORY, ended, "killed from outside, as for memory (signal 9)")
+    how = f"exit code {ended.code}"
+    if ended.code is not None and ended.code > 128:
+        how = f"signal {ended.code - 128}"
+    return _outcome(Kind.CRASHED, ended, f"{how}: {words}" if words else how)
+
+
+def _nothing(ended: Ended, settings: Settings) -> Outcome:
+    needed = settings.wait + settings.length + 1
+    return _outcome(
+        Kind.NO_STEP,
+        ended,
+        "it ran to its end and nothing was captured: that takes "
+        f"{needed} steps of a pipeline schedule or an optimizer",
+    )
+
+
+def _tail(log: Path) -> bytes:
+    with log.open("rb") as output:
+        output.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        return output.read()
+
+
+def _last_lines(tail: bytes) -> str:
+    lines: Sequence[str] = [line.strip() for line in tail.decode("utf-8", "replace").splitlines()]
+    return " / ".join([line for line in lines if line][-_TAIL_LINES:])

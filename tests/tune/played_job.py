@@ -1,0 +1,101 @@
+"""A job that never ran: it leaves the traces that a pipeline with its setting would have left.
+
+`python played_job.py --split 4,4,4,4 --microbatches 8` in an environment of `debubble capture`.
+What it is not told it takes from DEBUBBLE_SPLIT and so on; `--do` makes it misbehave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import simulated_traces
+from host_programs import Setup
+from simulated import Play
+from simulated_traces import Writing, write_run
+
+RANKS = 4
+STEPS = 4
+LAYERS_OF_A_UNIT = 4
+
+
+def told(name, usual):
+    return os.environ.get(f"DEBUBBLE_{name.upper()}", usual)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--split", default=told("split", "4,4,4,4"))
+    parser.add_argument("--microbatches", type=int, default=int(told("microbatches", "8")))
+    parser.add_argument("--schedule", default=told("schedule", "1f1b"))
+    parser.add_argument("--overlap", type=int, default=int(told("overlap", "0")))
+    parser.add_argument("--do", default="")
+    parser.add_argument("--at", type=int, default=0, help="microbatches from which on it does so")
+    parser.add_argument("--drift", type=float, default=0.0, help="slower with each run")
+    parser.add_argument("--log", type=Path, default=None)
+    parser.add_argument("--seconds", type=float, default=0.0)
+    said = parser.parse_args()
+    run = 0
+    if said.log is not None:
+        run = len(said.log.read_text().splitlines()) if said.log.exists() else 0
+        with said.log.open("a") as log:
+            log.write(f"{said.split} {said.microbatches} {said.schedule} {said.overlap}\n")
+    time.sleep(said.seconds)
+    if said.do and said.microbatches >= said.at:
+        misbehave(said)
+    layers = [int(part) for part in said.split.split(",")]
+    pace = 1 + said.drift * run
+    setup = Setup(
+        schedule=said.schedule,
+        ranks=RANKS,
+        microbatches=said.microbatches,
+        chunks=len(layers) // RANKS,
+        steps=STEPS,
+        weights=tuple(pace * count / LAYERS_OF_A_UNIT for count in layers),
+        fused=said.schedule == "1f1b" and not said.overlap,
+        early=bool(said.overlap),
+        noise=0.01,
+        seed=run,
+    )
+    leave(setup)
+
+
+def misbehave(said):
+    if said.do == "crash":
+        raise ValueError("this setting is not for me")
+    if said.do == "memory":
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    if said.do == "hang":
+        # In a session of its own, as launchers start their workers.
+        subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+        time.sleep(600)
+    if said.do == "nothing":
+        sys.exit(0)
+    if said.do == "bloat":
+        simulated_traces.STATIC_BYTES *= 2
+    if said.do == "ignore-split":
+        said.split = "3,3,3,7"
+    if said.do == "ignore-microbatches":
+        said.microbatches = 4
+
+
+def leave(setup):
+    out = Path(json.loads(os.environ["DEBUBBLE_CAPTURE"])["out"]) / "20260101-000000-step000000011"
+    with tempfile.TemporaryDirectory() as folder:
+        write_run(Play(setup), Path(folder), Writing(labels="runtime"))
+        out.mkdir(parents=True)
+        for trace in Path(folder).iterdir():
+            (out / f"{trace.name}.gz").write_bytes(gzip.compress(trace.read_bytes(), 1))
+
+
+if __name__ == "__main__":
+    main()

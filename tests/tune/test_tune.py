@@ -1,0 +1,180 @@
+"""The loop over a job that never ran: its traces are played, so every run is exact and quick."""
+
+from __future__ import annotations
+
+import pytest
+from tune.tuning import PLACEHOLDERS, bench_of, runs_of, tune
+
+from debubble.errors import TuneError, UsageError
+from debubble.tune.trial import Kind
+
+GIB = 1024**3
+EVEN = ("split=4,4,4,4", "microbatches=16")
+
+
+def kinds(tuned):
+    return [run.outcome.kind for run in tuned.standing.runs]
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    return tune(bench_of(tmp_path_factory.mktemp("usual")))
+
+
+def test_it_ends_with_the_best_of_all_settings_in_few_runs(usual):
+    assert (usual.winner.split, usual.winner.microbatches) == ((4, 4, 4, 4), 16)
+    assert len(runs_of(usual.bench)) == len(usual.standing.runs) == 4
+    winner = [run for run in usual.standing.of(usual.winner) if run.expected]
+    assert usual.standing.gain_of(usual.winner) == pytest.approx(winner[0].expected.gain, abs=0.05)
+    assert usual.standing.gain_of(usual.winner) > 0.7
+
+
+def test_the_winner_and_the_first_setting_run_in_turn(usual):
+    last = [run.setting for run in usual.standing.runs][-2:]
+    assert last == [usual.standing.now, usual.winner]
+    assert len(usual.standing.of(usual.standing.now)) == 2
+
+
+def test_a_machine_that_gets_slower_is_not_taken_for_a_bad_setting(tmp_path, usual):
+    slowing = tune(bench_of(tmp_path, "--drift", "0.03"))
+    assert slowing.winner == usual.winner
+    gains = [one.standing.gain_of(one.winner) for one in (usual, slowing)]
+    raw = slowing.standing.compared(slowing.winner).delta("throughput").change
+    assert raw < gains[1] < gains[0]
+    assert gains[1] == pytest.approx(gains[0], abs=0.05)
+
+
+def test_where_nothing_can_be_gained_it_says_so_after_one_run(tmp_path):
+    tuned = tune(bench_of(tmp_path, now=EVEN))
+    assert tuned.winner is None
+    assert kinds(tuned) == [Kind.MEASURED]
+    assert not tuned.stop.spent
+
+
+@pytest.mark.parametrize(
+    ("does", "kind"), [("crash", Kind.CRASHED), ("memory", Kind.OUT_OF_MEMORY)]
+)
+def test_a_run_that_fails_is_a_result_and_not_tried_again(tmp_path, does, kind):
+    tuned = tune(bench_of(tmp_path, "--do", does, "--at", "16"), runs=4)
+    assert kinds(tuned).count(kind) == 1
+    assert tuned.standing.best.microbatches == 8
+
+
+def test_a_run_that_hangs_is_stopped_with_all_it_started(tmp_path):
+    tuned = tune(bench_of(tmp_path, "--do", "hang", "--at", "16"), runs=2, timeout_s=5.0)
+    assert kinds(tuned) == [Kind.MEASURED, Kind.HUNG]
+
+
+def test_a_command_that_ignores_its_split_is_told_so_and_tuned_by_the_rest(tmp_path):
+    tuned = tune(bench_of(tmp_path, "--do", "ignore-split"))
+    assert tuned.standing.ignored_knobs == {"split"}
+    ignored = next(run for run in tuned.standing.runs if run.outcome.ignored)
+    assert "measured split did not change" in ignored.outcome.message
+    assert (tuned.winner.split, tuned.winner.microbatches) == ((3, 3, 3, 7), 16)
+
+
+def test_a_command_that_ignores_its_microbatches_from_the_start_is_refused(tmp_path):
+    bench = bench_of(
+        tmp_path, "--do", "ignore-microbatches", now=("split=3,3,3,7", "microbatches=8")
+    )
+    with pytest.raises(TuneError, match="told microbatches 8 and ran 4: it ignores"):
+        tune(bench)
+
+
+@pytest.mark.parametrize(
+    ("does", "message"),
+    [("nothing", "nothing was captured"), ("crash", "exit code 1.*not for me")],
+)
+def test_a_command_that_cannot_be_measured_as_it_is_is_refused(tmp_path, does, message):
+    with pytest.raises(TuneError, match=message) as refusal:
+        tune(bench_of(tmp_path, "--do", does))
+    assert "output.log" in refusal.value.hint
+
+
+def test_a_command_that_was_mended_goes_on(tmp_path):
+    flag = tmp_path / "broken"
+    flag.touch()
+    words = ("-c", f'test ! -e {flag} && exec "$@"', "sh")
+    bench = bench_of(tmp_path)
+    template = bench.template.__class__(
+        words=("sh", *words, *bench.template.words), now=bench.template.now
+    )
+    bench = bench.__class__(template=template, steps=6, wait=0, folder=bench.folder)
+    with pytest.raises(TuneError):
+        tune(bench)
+    flag.unlink()
+    assert kinds(tune(bench, runs=2)) == [Kind.CRASHED, Kind.MEASURED]
+
+
+def test_a_budget_of_time_that_ends_before_the_first_run_is_refused(tmp_path):
+    with pytest.raises(TuneError, match="too small for one run"):
+        tune(bench_of(tmp_path, "--seconds", "60"), seconds=0.5)
+
+
+@pytest.mark.parametrize("wrong", [{"runs": 0}, {"seconds": 0.0}])
+def test_no_budget_at_all_is_refused(tmp_path, wrong):
+    with pytest.raises(UsageError, match="too small for one run"):
+        tune(bench_of(tmp_path), **wrong)
+
+
+def test_a_budget_of_runs_is_kept_to_and_more_of_it_goes_on_from_there(tmp_path):
+    bench = bench_of(tmp_path)
+    first = tune(bench, runs=1)
+    assert first.stop.spent
+    assert len(runs_of(bench)) == 1
+    tuned = tune(bench, runs=3)
+    assert len(runs_of(bench)) == len(tuned.standing.runs) == 3
+    # Of three runs two are owed to the first setting: what was tried must be held against it.
+    assert [run.why for run in tuned.standing.runs] == ["as it is", "try", "confirm"]
+
+
+def test_a_tuning_that_is_over_only_says_its_answer_again(usual):
+    assert tune(usual.bench).winner == usual.winner
+    assert len(runs_of(usual.bench)) == len(usual.standing.runs)
+
+
+def test_a_memory_limit_is_never_exceeded_by_the_winner(tmp_path):
+    now = ("schedule=gpipe", "split=3,3,3,7", "microbatches=4")
+    bench = bench_of(tmp_path, now=now, words=(*PLACEHOLDERS, "--schedule", "{schedule}"))
+    limit = int(4.8 * GIB)  # of gpipe 8 microbatches fit into it, and 16 do not
+    tuned = tune(bench, schedules=frozenset({"gpipe"}), limit_bytes=limit)
+    assert tuned.winner.microbatches == 8
+    assert peak(tuned) <= limit
+    assert all(run.setting.microbatches <= 8 for run in tuned.standing.runs)
+    refused = {one.change.microbatches: one.reason for one in tuned.prospects.refused}
+    assert "more memory than it has" in refused[16]
+
+
+def test_a_run_that_takes_more_memory_than_was_foretold_never_wins(tmp_path):
+    limit = int(4.5 * GIB)
+    tuned = tune(bench_of(tmp_path, "--do", "bloat", "--at", "16"), runs=4, limit_bytes=limit)
+    assert Kind.OVER_MEMORY in kinds(tuned)
+    assert tuned.winner.microbatches == 8
+    assert peak(tuned) <= limit
+
+
+def peak(tuned):
+    (run, *_) = tuned.standing.of(tuned.winner)
+    return max(rank.peak_bytes for rank in run.outcome.measurement.memory)
+
+
+def test_overlap_is_tried_where_the_command_can_be_told_it(tmp_path):
+    now = ("split=4,4,4,4", "microbatches=16", "overlap=0")
+    words = (*PLACEHOLDERS, "--overlap", "{overlap}")
+    tuned = tune(bench_of(tmp_path, now=now, words=words), runs=2)
+    assert [run.setting.overlap for run in tuned.standing.runs] == [False, True]
+    assert tuned.standing.best.overlap is True
+
+
+def test_what_the_command_cannot_be_told_is_mentioned_and_not_tried(tmp_path):
+    now, words = ("split=4,4,4,4",), ("--microbatches", "4", "--split", "{split}")
+    tuned = tune(bench_of(tmp_path, now=now, words=words))
+    assert tuned.winner is None
+    assert {one.lever for one in tuned.prospects.untellable} == {"microbatches", "schedule"}
+    assert len(runs_of(tuned.bench)) == 1
+
+
+def test_a_command_may_read_its_setting_from_the_environment(tmp_path):
+    bench = bench_of(tmp_path, words=())
+    tune(bench, runs=2)
+    assert runs_of(bench) == ["3,3,3,7 4 1f1b 0", "4,4,4,4 16 1f1b 0"]
