@@ -75,11 +75,15 @@ class Remedies:
             drain=np.maximum(lengths.drain - drain, 0),
         )
 
-    def repaired_hop(self, hop: int) -> Lengths:
-        """Let a hop be as fast as its peers; its messages still vary as they do."""
+    def repaired_hop(self, hop: int, share: float | None = None) -> Lengths:
+        """Let a hop be as fast as its peers; its messages still vary as they do.
+
+        Or let its messages take a `share` of what they do, where something else tells what it can.
+        """
         lengths = self.step.lengths
         mine = hop_of(self.step.program) == hop
-        faster = np.where(mine, np.minimum(self.expected.of_hop, 1.0), 1.0)
+        shares = self.expected.of_hop if share is None else np.full(len(mine), share)
+        faster = np.where(mine, np.minimum(shares, 1.0), 1.0)
         return replace(
             lengths,
             sending=np.rint(lengths.sending * faster).astype(np.int64),

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 
 from debubble.ledger.ledger import Ledger, Saving
 from debubble.ledger.model import Cause, RootKind
-from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE, Remedies, run_together
-from debubble.simulate.engine import Engine
+from debubble.ledger.repair import saved_by, saved_by_repair, times_expected
+from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE, Remedies
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.program import Lengths
 
@@ -92,43 +91,24 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         rank=rank,
         stage=stage,
         hop=hop,
-        times_expected=_times_expected(ledger, hop) if saving.cause == Cause.SLOW_LINK else None,
+        times_expected=times_expected(ledger, hop)
+        if hop and saving.cause == Cause.SLOW_LINK
+        else None,
         culprit_saved_ns=_saved_alone(ledger, saving.cause, rank, hop),
     )
 
 
-def _hop_number(ledger: Ledger, hop: tuple[int, int]) -> int:
-    names = [one.rank for one in ledger.ranks]
-    return names.index(hop[0]) * len(names) + names.index(hop[1])
-
-
-def _times_expected(ledger: Ledger, hop: tuple[int, int] | None) -> float | None:
-    if hop is None:
-        return None
-    number = _hop_number(ledger, hop)
-    shares = [one.expected.of_hop[hop_of(one.step.program) == number] for one in ledger.remedies]
-    return float(1 / np.median(np.concatenate(shares)))
-
-
 def _saved_alone(ledger: Ledger, cause: str, rank: int, hop: tuple[int, int] | None) -> int | None:
     """Replay with one culprit put right."""
-    names = [one.rank for one in ledger.ranks]
-    place = names.index(rank)
+    place = [one.rank for one in ledger.ranks].index(rank)
     remedy: Callable[[Remedies], Lengths] | None = None
     if cause == Cause.SLOW_LINK and hop is not None:
-        number = _hop_number(ledger, hop)
-        remedy = lambda one: one.repaired_hop(number)  # noqa: E731
-    elif cause == Cause.JITTER:
+        return saved_by_repair(ledger, hop)
+    if cause == Cause.JITTER:
         remedy = lambda one: one.no_jitter(place)  # noqa: E731
     elif cause == Cause.HOST:
         remedy = lambda one: one.no_host(place)  # noqa: E731
-    if remedy is None:
-        return None
-    saved = []
-    for one in ledger.remedies:
-        before, after = run_together(Engine(one.step.program), [one.step.lengths, remedy(one)])
-        saved.append(before - after)
-    return round(median(saved))
+    return None if remedy is None else saved_by(ledger, remedy)
 
 
 def _queue_of(ledger: Ledger) -> tuple[int, int] | None:
