@@ -7,8 +7,10 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 ├── TraceError           one file cannot be read
 │   ├── NotATrace        it is readable, but it is something else
 │   └── TraceTooLarge    it inflates beyond the limits
+├── LogError             the log of a link test cannot be read
 ├── NoPipeline           traces without a pipeline in them
 ├── NoSplitFits          the layers do not fit the stages' memory, however they are split
+├── LinkTestError        the hops could not be measured
 ├── CaptureError         a job or a server could not be captured
 ├── StoreError           the history cannot be read or written
 └── DemoError            the demo's own pipeline failed
@@ -70,12 +72,20 @@ class TraceTooLarge(TraceError):
     """The file inflates beyond the limits that guard against gzip bombs."""
 
 
+class LogError(DebubbleError):
+    """The log of a link test is damaged, cut off, or something else."""
+
+
 class NoPipeline(DebubbleError):
     """The traces can be read, but no pipeline is in them."""
 
 
 class NoSplitFits(DebubbleError):
     """The layers do not fit the stages' memory, however they are split."""
+
+
+class LinkTestError(DebubbleError):
+    """The hops could not be measured."""
 
 
 class CaptureError(DebubbleError):

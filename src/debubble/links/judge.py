@@ -1,0 +1,176 @@
+"""What hops take, and what others say they should, in → healthy, slow or unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from debubble.links.classes import LinkClass
+from debubble.links.expectation import Hop
+from debubble.links.fit import Fit
+from debubble.links.hop_times import FEWEST, HopTimes
+from debubble.timeline.model import F64
+
+# A hop is slow from so many times what it should take. Healthy hops of the recorded runs differ by
+# up to 1.4, and so do two runs of one hop.
+SLOW = 1.5
+# So must its messages, from this share on, counted from the quickest: tails make no slow hop.
+_NEARLY_ALL = 0.25
+# Against what its kind of wire can do, half is slow: tables are of large messages on quiet machines.
+_SLOW_FOR_ITS_CLASS = 2.0
+
+
+class Verdict(StrEnum):
+    """What is said of a hop."""
+
+    HEALTHY = "healthy"
+    SLOW = "slow"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A verdict, and what it rests on."""
+
+    verdict: Verdict
+    against: str | None
+    """`history`, `peers` or `class`: what told; None where nothing did."""
+    times: float | None
+    """How many times as long as it should its messages take, by what told."""
+    why: str
+
+    @property
+    def slow(self) -> bool:
+        """Whether the hop is slow."""
+        return self.verdict == Verdict.SLOW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What earlier answers tell of a hop: the time of one message, by size."""
+
+    times_ns: Mapping[int, float]
+    fit: Fit | None
+
+    def time_ns(self, size: int) -> float | None:
+        """Return what a message of this size took, by the fit where none was of this size."""
+        if size in self.times_ns:
+            return self.times_ns[size]
+        return self.fit.time_ns(size) if self.fit else None
+
+
+def judge_hops(
+    hops: Sequence[HopTimes],
+    *,
+    wires: Mapping[Hop, str],
+    classes: Mapping[Hop, LinkClass],
+    history: Mapping[Hop, Past],
+) -> dict[Hop, Judgement]:
+    """Judge each hop by its own past, by its peers, and by its kind of wire where that is stated.
+
+    What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
+    """
+    return {
+        one.hop: _decide(
+            one,
+            [
+                _by_past(one, history.get(one.hop)),
+                _by_peers(one, _peers_of(one, hops, wires)),
+                _by_class(one, classes.get(one.hop)),
+            ],
+        )
+        for one in hops
+    }
+
+
+def _decide(hop: HopTimes, found: Sequence[Judgement | None]) -> Judgement:
+    if hop.figures.count < FEWEST:
+        return unknown("too few messages to tell")
+    told = [one for one in found if one is not None]
+    slow = [one for one in told if one.slow]
+    if slow:
+        return max(slow, key=lambda one: one.times or 0.0)
+    return told[0] if told else unknown("no peers, no history and no --class to hold it against")
+
+
+def unknown(why: str) -> Judgement:
+    """Say that nothing can be said."""
+    return Judgement(verdict=Verdict.UNKNOWN, against=None, times=None, why=why)
+
+
+def judge_time(
+    time_ns: float, expected_ns: float, against: str, *, limit: float = SLOW
+) -> Judgement:
+    """Hold one figure, itself made of many messages, against another."""
+    times = time_ns / max(expected_ns, 1.0)
+    return _judge(times, slow=times > limit, against=against)
+
+
+def _judge(times: float, *, slow: bool, against: str) -> Judgement:
+    of = {"history": "before", "peers": "its peers", "class": "its kind of wire can do"}[against]
+    return Judgement(
+        verdict=Verdict.SLOW if slow else Verdict.HEALTHY,
+        against=against,
+        times=times,
+        why=f"takes {times:.1f} times as long as {of}",
+    )
+
+
+def _by_past(hop: HopTimes, past: Past | None) -> Judgement | None:
+    before = past.time_ns(hop.figures.message_bytes) if past else None
+    if before is None or hop.alone_ns is None:
+        return None
+    return judge_time(hop.alone_ns, before, "history")
+
+
+def _by_class(hop: HopTimes, wire: LinkClass | None) -> Judgement | None:
+    if wire is None or hop.alone_ns is None or hop.figures.message_bytes <= 0:
+        return None
+    expected = hop.figures.message_bytes / wire.bytes_per_s * 1e9
+    return judge_time(hop.alone_ns, expected, "class", limit=_SLOW_FOR_ITS_CLASS)
+
+
+def _peers_of(
+    hop: HopTimes, hops: Sequence[HopTimes], wires: Mapping[Hop, str]
+) -> list[HopTimes]:
+    """Return the other hops with messages as large, over the same kind of wire."""
+    return [
+        one
+        for one in hops
+        if one is not hop
+        and one.figures.message_bytes == hop.figures.message_bytes
+        and wires.get(one.hop) == wires.get(hop.hop)
+    ]
+
+
+def _by_peers(hop: HopTimes, peers: Sequence[HopTimes]) -> Judgement | None:
+    """Hold each message against those of its peers that met the same.
+
+    Messages that came before they were asked for count here: what is seen of them is no wire, but
+    on a slow hop it lasts as many times as long.
+    """
+    ratios = np.concatenate(
+        [own / usual for kind, own in hop.lengths if (usual := _usual(kind, peers)) is not None]
+        or [np.zeros(0)]
+    )
+    if len(ratios) < FEWEST:
+        return None
+    slow = bool(np.quantile(ratios, _NEARLY_ALL) > SLOW)
+    return _judge(float(np.median(ratios)), slow=slow, against="peers")
+
+
+def _usual(kind: str, peers: Sequence[HopTimes]) -> float | None:
+    """Return the middle of the peers' medians; of two the quicker says what is possible."""
+    medians = sorted(
+        float(np.median(lengths))
+        for peer in peers
+        if len(lengths := _of_kind(peer, kind)) >= 2
+    )
+    return max(medians[(len(medians) - 1) // 2], 1.0) if medians else None
+
+
+def _of_kind(hop: HopTimes, kind: str) -> F64:
+    return next(lengths for name, lengths in hop.lengths if name == kind)

@@ -1,0 +1,191 @@
+"""Text of nccl-tests in, of any version → its rows, by the names of their columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from debubble.errors import LogError
+from debubble.links.logs.model import Half, LogRank, NcclLog, NcclRow
+from debubble.links.logs.numbers import (
+    RERUN,
+    check_average,
+    check_half,
+    number,
+    number_or_none,
+    whole,
+)
+
+_RANK = re.compile(
+    r"^#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)"
+    r"\s+\[[^\]]*\]\s*(.*)$"
+)
+_TEST = re.compile(r"^#\s*Collective test starting:\s*(\S+)")
+_VERSION = re.compile(r"^#\s*nccl-tests version\s+(\S+)")
+_AVERAGE = re.compile(r"^#\s*Avg bus bandwidth\s*:\s*(\S+)")
+_BOUNDS = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)")
+_CONFIG = re.compile(r"^#\s*nThreads?\s+\d+\s+nGpus\s+\d+")
+_TIMES = ("time", "cputime")
+_WRONG = ("#wrong", "error")
+_EMPTY_FOR_SOME = ("redop", "root")
+_TIMESTAMP = "timestamp"
+
+
+def is_nccl_text(text: str) -> bool:
+    """Tell whether nccl-tests wrote this."""
+    lines = text.splitlines()
+    return any(_CONFIG.match(line) or _header_of(line) for line in lines)
+
+
+def read_nccl_text(text: str, file: str) -> NcclLog:
+    """Read what one program of nccl-tests printed."""
+    test = version = ""
+    ranks: list[LogRank] = []
+    rows: list[NcclRow] = []
+    header: list[str] = []
+    average: float | None = None
+    bounds: int | None = None
+    for count, line in enumerate(text.splitlines(), 1):
+        where = f"line {count}"
+        if found := _TEST.match(line):
+            test = found[1]
+        elif found := _VERSION.match(line):
+            version = found[1]
+        elif found := _RANK.match(line):
+            ranks.append(_rank(found))
+        elif found := _BOUNDS.match(line):
+            bounds = int(found[1])
+        elif found := _AVERAGE.match(line):
+            average = number(found[1], file, where)
+        elif words := _header_of(line):
+            header = words
+            _check_header(header, file, where)
+        elif line.strip()[:1].isdigit() and _is_row(line):
+            if not header:
+                raise LogError(f"{where}: figures before their header", hint=RERUN, file=file)
+            rows.append(_row(header, line.split(), file, where))
+    if not header:
+        raise LogError("no line names the columns", hint=RERUN, file=file)
+    if average is None:
+        raise LogError(
+            "cut off: the line '# Avg bus bandwidth' is missing", hint=RERUN, file=file
+        )
+    check_average(rows, average, file)
+    return NcclLog(
+        file=file,
+        test=test,
+        version=version,
+        ranks=tuple(ranks),
+        rows=tuple(rows),
+        average_gb_s=average,
+        out_of_bounds=bounds,
+    )
+
+
+def _rank(found: re.Match[str]) -> LogRank:
+    return LogRank(
+        rank=int(found[1]),
+        group=int(found[2] or 0),
+        host=found[3],
+        device=int(found[4]),
+        device_name=found[5].strip(),
+    )
+
+
+def _header_of(line: str) -> list[str]:
+    """Return the names of the columns; nothing for any other line."""
+    words = line.removeprefix("#").split()
+    named = line.startswith("#") and bool({"size", "count"} & set(words[:2]))
+    return words if named and {"algbw", "busbw"} & set(words) else []
+
+
+def _is_row(line: str) -> bool:
+    """Tell rows from lines of NCCL itself, such as `host:12:34 [0] NCCL INFO`."""
+    return "NCCL" not in line and ":" not in line.split()[0]
+
+
+def _check_header(header: Sequence[str], file: str, where: str) -> None:
+    halves = [name for name in header if name in _TIMES]
+    for name in ("size", "count", "type", "algbw", "busbw"):
+        wanted = len(halves) if name in {"algbw", "busbw"} else 1
+        if not halves or header.count(name) != wanted:
+            raise LogError(
+                f"{where}: the header has no column {name!r} where one belongs"
+                if halves
+                else f"{where}: the header has no column 'time'",
+                hint="give the log as nccl-tests wrote it",
+                file=file,
+            )
+
+
+def _row(header: Sequence[str], words: list[str], file: str, where: str) -> NcclRow:
+    columns, words = _fit_columns(header, words, file, where)
+    fixed = next(place for place, name in enumerate(columns) if name in _TIMES)
+    named = dict(zip(columns[:fixed], words[:fixed], strict=True))
+    size, count = whole(named["size"], file, where), whole(named["count"], file, where)
+    if not named["type"][:1].isalpha():
+        raise LogError(f"{where}: {named['type']!r} is no type", hint=RERUN, file=file)
+    starts = [place for place, name in enumerate(columns) if name in _TIMES]
+    halves = [
+        _half(columns[begin:end], words[begin:end], size, file, where)
+        for begin, end in zip(starts, [*starts[1:], len(columns)], strict=True)
+    ]
+    return NcclRow(
+        size_bytes=size,
+        count=count,
+        kind=named["type"],
+        out_of_place=halves[0],
+        in_place=halves[1] if len(halves) > 1 else None,
+    )
+
+
+def _fit_columns(
+    header: Sequence[str], words: list[str], file: str, where: str
+) -> tuple[list[str], list[str]]:
+    """Give each word its column; some tests leave the reduction or the root empty."""
+    columns = list(header)
+    if _TIMESTAMP in columns[-1]:
+        columns, words = columns[:-1], words[: len(columns) - 1]
+    for name in _EMPTY_FOR_SOME:
+        if len(words) < len(columns) and name in columns and not _fits(columns, words, name):
+            columns.remove(name)
+    if len(words) != len(columns):
+        raise LogError(
+            f"{where}: {len(words)} figures for {len(columns)} columns", hint=RERUN, file=file
+        )
+    return columns, words
+
+
+def _fits(columns: Sequence[str], words: Sequence[str], name: str) -> bool:
+    """Tell whether a word stands where a column says: a reduction is a word, a root is a number."""
+    place = columns.index(name)
+    word = words[place] if place < len(words) else ""
+    is_word = word[:1].isalpha()
+    return is_word if name == "redop" else word.lstrip("-").isdigit()
+
+
+def _half(
+    names: Sequence[str], words: Sequence[str], size: int, file: str, where: str
+) -> Half | None:
+    found = dict(zip(names, words, strict=True))
+    clock = names[0]
+    time, algbw, busbw = (
+        number_or_none(found[name], file, where) for name in (clock, "algbw", "busbw")
+    )
+    wrong = next((found[name] for name in _WRONG if name in found), "N/A")
+    if time is None or algbw is None or busbw is None:
+        return None
+    half = Half(
+        time_us=time,
+        algbw_gb_s=algbw,
+        busbw_gb_s=busbw,
+        wrong=number_or_none(wrong, file, where),
+        host_time=clock == "cputime",
+        iterations=tuple(
+            (name, value)
+            for name, word in found.items()
+            if name.startswith("i_") and (value := number_or_none(word, file, where)) is not None
+        ),
+    )
+    check_half(size, half, file, where)
+    return half
