@@ -108,10 +108,13 @@ class Code(StrEnum):
     BAD_TIMES = "bad_times"
     CLOSED_GRAPHS = "closed_graphs"
     COLD_STEPS = "cold_steps"
+    COPY_ENGINE = "copy_engine"
     COSTS_DIFFER = "costs_differ"
     CUT_STEPS = "cut_steps"
     DUPLICATE_RANK = "duplicate_rank"
     FOREIGN_DEVICE = "foreign_device"
+    HOST_TIMES = "host_times"
+    LINKS_INACTIVE = "links_inactive"
     MALFORMED = "malformed"
     MISSING_RANKS = "missing_ranks"
     MIXED_RUNS = "mixed_runs"
@@ -125,6 +128,7 @@ class Code(StrEnum):
     ORDER_CYCLE = "order_cycle"
     OPEN_RANGES = "open_ranges"
     RANK_ASSUMED = "rank_assumed"
+    RING_NAMES_NO_HOP = "ring_names_no_hop"
     SCHEDULE_DIFFERS = "schedule_differs"
     SCHEDULE_UNCHECKED = "schedule_unchecked"
     STAGES_UNKNOWN = "stages_unknown"
@@ -136,6 +140,7 @@ class Code(StrEnum):
     UNLINKED_MESSAGES = "unlinked_messages"
     UNMATCHED_TRANSFERS = "unmatched_transfers"
     UNREADABLE = "unreadable"
+    WRONG_VALUES = "wrong_values"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,11 +33,12 @@ def saved_by_repair(ledger: Ledger, hop: Hop, share: float | None = None) -> int
     return saved_by(ledger, lambda one: one.repaired_hop(number, share))
 
 
-def times_expected(ledger: Ledger, hop: Hop) -> float:
+def times_expected(ledger: Ledger, hop: Hop) -> float | None:
     """Return how many times as long a hop's messages mostly take as those of its peers."""
     number = _number(ledger, hop)
     shares = [one.expected.of_hop[hop_of(one.step.program) == number] for one in ledger.remedies]
-    return float(1 / np.median(np.concatenate(shares)))
+    found = np.concatenate(shares) if shares else np.zeros(0)
+    return float(1 / np.median(found)) if len(found) else None
 
 
 def _number(ledger: Ledger, hop: Hop) -> int:

@@ -20,7 +20,7 @@ SLOW = 1.5
 # So must its messages, from this share on, counted from the quickest: tails make no slow hop.
 _NEARLY_ALL = 0.25
 # Against what its kind of wire can do, half is slow: tables are of large messages on quiet machines.
-_SLOW_FOR_ITS_CLASS = 2.0
+SLOW_FOR_ITS_CLASS = 2.0
 
 
 class Verdict(StrEnum):
@@ -130,7 +130,7 @@ def _by_class(hop: HopTimes, wire: LinkClass | None) -> Judgement | None:
     if wire is None or hop.alone_ns is None or hop.figures.message_bytes <= 0:
         return None
     expected = hop.figures.message_bytes / wire.bytes_per_s * 1e9
-    return judge_time(hop.alone_ns, expected, "class", limit=_SLOW_FOR_ITS_CLASS)
+    return judge_time(hop.alone_ns, expected, "class", limit=SLOW_FOR_ITS_CLASS)
 
 
 def _peers_of(

@@ -37,6 +37,10 @@ _WORDS = frozenset(
         "differs",
         "name",
         "tags",
+        "verdict",
+        "class",
+        "test",
+        "file",
     }
 )
 

@@ -8,8 +8,9 @@ from debubble.errors import LogError
 from debubble.links.logs.model import CopyLog
 from debubble.links.logs.numbers import RERUN, number
 
-_FIGURE = re.compile(r"^((?:cpu|gpu)\d*_(?:to|and)_\S+)\s*(\S*)\s*(\S*)$")
-_NAME = re.compile(r"^(?:cpu|gpu\d+)_(?:to|and)_(?:cpu|gpu\d+)_(?:(?:read|write)_)?by_(?:sm|dma)")
+_FIGURE = re.compile(r"^((?:cpu|gpu\d+|gpu_all)_(?:to|and)_\S+)\s*(\S*)\s*(\S*)$")
+_END = r"(?:cpu|gpu\d+|gpu_all)"
+_NAME = re.compile(rf"^{_END}_(?:to|and)_{_END}_(?:(?:read|write)_)?by_(?:sm|dma)")
 
 
 def is_gpu_copy(text: str) -> bool:
