@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import click
 
 from debubble.cli.find import EXIT_FAILED
 from debubble.cli.options import (
+    Manners,
     exit_strictly,
     limits_from,
     output_options,
@@ -22,6 +24,7 @@ from debubble.cli.options import (
 from debubble.cli.plan import choose_figures
 from debubble.errors import Gap, UsageError
 from debubble.ledger.hop_health import judge_links
+from debubble.links.classes import LinkClass
 from debubble.links.expectation import Hop
 from debubble.links.history import read_history
 from debubble.links.judge import Past
@@ -39,7 +42,7 @@ from debubble.report.live_links import live_json, live_page
 from debubble.report.text import Page
 from debubble.timeline.build import build_run
 from debubble.trace.files import expand
-from debubble.trace.run import find_run, read_run
+from debubble.trace.run import Run, find_run, read_run
 from debubble.trace.source import Limits, Source
 
 _PREFIX_BYTES = 64 * 1024
@@ -118,47 +121,24 @@ def read(  # noqa: PLR0913 (one argument a flag)
     """Judge the hops of a run from its TRACES, or from LOGS of link tests."""
     limits = limits_from(max_inflated, max_ratio)
     picture = _place_for(matrix, force=force)
-    history = read_history(history_files)
-    topologies, gaps = read_topologies(topology_files)
+    known = _Known(classes=classes, history=read_history(history_files), topologies=topology_files)
     kinds = {_kind_of(place, limits) for place in places}
     if len(kinds) > 1:
         raise UsageError("traces and logs are read apart", hint="give one kind in a command")
-    words = " ".join(shlex.quote(word) for word in places)
-    rates: dict[Hop, float] = {}
-    slow: list[Hop] = []
     if kinds == {"log"}:
-        logs = [read_log(read_text(place, limits), place) for place in places]
-        ranks = sorted({one.rank for log in logs for one in getattr(log, "ranks", ())})
-        every = [(here, there) for here in ranks for there in ranks if here != there]
-        pairs = pairs_in(logs, classes=parse_classes(classes, every), history=history)
-        gaps += doubts_about(logs)
-        page = logs_page(logs, pairs, gaps, "" if quiet else "torchrun … -m debubble.links")
-        data = logs_json(logs, pairs, gaps)
-        for one in pairs:
-            rates |= dict.fromkeys((one.pair, one.pair[::-1]), one.bytes_per_s)
-            slow += [one.pair] if one.judgement.slow else []
+        answer = _of_logs(places, known, limits)
     elif kinds == {"measured"}:
-        if len(places) > 1:
-            raise UsageError("one hop test at a time", hint="hold them apart with --history")
-        page, data, rates, slow = _of_measured(places[0], classes, history, gaps, limits)
+        answer = _of_measured(places, known, limits)
     else:
         found = find_run(places, capture=capture, limits=limits)
         with progress("reading", quiet=quiet) as show:
-            run = read_run(found, limits=limits, rank=rank, on_progress=show)
-        timeline = build_run(run)
-        figures = choose_figures(timeline, pipeline)
-        wiring = read_wiring(figures.ranks, classes, topologies)
-        health = judge_links(timeline, figures, wiring, history)
-        gaps = list(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps, *gaps)))
-        page = links_page(health, gaps, "" if quiet else f"debubble find {words}")
-        data = links_json(health, gaps)
-        rates = {one.hop: one.times.bytes_per_s for one in health.hops if one.times.bytes_per_s}
-        slow = [one.hop for one in health.slow]
-    _draw(picture, rates, slow, quiet=quiet)
-    print_answer(page, data, as_json=as_json, color=color)
-    exit_strictly(tuple(gaps), strict=strict)
-    if fail_on and slow:
-        raise click.exceptions.Exit(EXIT_FAILED)
+            traces = read_run(found, limits=limits, rank=rank, on_progress=show)
+        answer = _of_traces(traces, known, pipeline)
+        words = " ".join(shlex.quote(word) for word in places)
+        answer.page.next_command = f"debubble find {words}"
+    _finish(
+        answer, picture, fail_on, Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)
+    )
 
 
 @command.command("run")
@@ -198,7 +178,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
     color: str,
     quiet: bool,
 ) -> None:
-    """Measure the hops between ranks on this machine. On a cluster: torchrun … -m debubble.links."""
+    """Measure the hops between ranks on this machine. Elsewhere: torchrun … -m debubble.links."""
     picture, file = _place_for(matrix, force=force), _place_for(out, force=force)
     words = ["--largest", largest, "--samples", str(samples)]
     words += ["--size", size] if size else []
@@ -207,34 +187,97 @@ def run(  # noqa: PLR0913 (one argument a flag)
     words += ["--force"] if force else []
     with progress("measuring", quiet=quiet) as show:
         run_here(ranks, words, Path(out), on_progress=show)
-    page, data, rates, slow = _of_measured(str(file), (), {}, [], limits_from("1GiB", 1000.0))
-    page.next_command = "" if quiet else f"debubble links {shlex.quote(out)}"
-    _draw(picture, rates, slow, quiet=quiet)
-    print_answer(page, data, as_json=as_json, color=color)
-    exit_strictly((), strict=strict)
-    if fail_on and slow:
-        raise click.exceptions.Exit(EXIT_FAILED)
-
-
-def _of_measured(
-    file: str,
-    classes: Sequence[str],
-    history: Mapping[Hop, Past],
-    gaps: Sequence[Gap],
-    limits: Limits,
-) -> tuple[Page, dict[str, Any], dict[Hop, float], list[Hop]]:
-    """Judge what a hop test wrote."""
-    measured = read_measured(json.loads(read_text(file, limits)), file)
-    ranks = [place.rank for place in measured.places]
-    every = [(here, there) for here in ranks for there in ranks if here != there]
-    stated = parse_classes(classes, every)
-    hops = judge_measured(measured, classes=stated, history=history)
-    return (
-        live_page(measured, hops, gaps, ""),
-        live_json(measured, hops, gaps),
-        {one.hop: one.bytes_per_s for one in hops},
-        [one.hop for one in hops if one.judgement.slow],
+    answer = _of_measured([str(file)], _Known(), limits_from("1GiB", 1000.0))
+    answer.page.next_command = f"debubble links {shlex.quote(out)}"
+    _finish(
+        answer, picture, fail_on, Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What the user says of the wires."""
+
+    classes: Sequence[str] = ()
+    history: Mapping[Hop, Past] = field(default_factory=dict)
+    topologies: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What is printed, and drawn."""
+
+    page: Page
+    data: dict[str, Any]
+    gaps: tuple[Gap, ...]
+    rates: dict[Hop, float]
+    slow: list[Hop]
+
+
+def _of_traces(run: Run, known: _Known, pipeline: int | None) -> _Answer:
+    timeline = build_run(run)
+    figures = choose_figures(timeline, pipeline)
+    topologies, down = read_topologies(known.topologies)
+    wiring = read_wiring(figures.ranks, known.classes, topologies)
+    health = judge_links(timeline, figures, wiring, known.history)
+    gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps, *down)))
+    return _Answer(
+        page=links_page(health, gaps, ""),
+        data=links_json(health, gaps),
+        gaps=gaps,
+        rates={one.hop: one.times.bytes_per_s for one in health.hops if one.times.bytes_per_s},
+        slow=[one.hop for one in health.slow],
+    )
+
+
+def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
+    logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
+    ranks = sorted({one.rank for log in logs for one in getattr(log, "ranks", ())})
+    pairs = pairs_in(logs, classes=_classes_of(known, ranks), history=known.history)
+    gaps = doubts_about(logs)
+    return _Answer(
+        page=logs_page(logs, pairs, gaps, "torchrun … -m debubble.links"),
+        data=logs_json(logs, pairs, gaps),
+        gaps=gaps,
+        rates={hop: one.bytes_per_s for one in pairs for hop in (one.pair, one.pair[::-1])},
+        slow=[hop for one in pairs if one.judgement.slow for hop in (one.pair, one.pair[::-1])],
+    )
+
+
+def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
+    if len(files) > 1:
+        raise UsageError("one hop test at a time", hint="hold it against others with --history")
+    measured = read_measured(json.loads(read_text(files[0], limits)), files[0])
+    classes = _classes_of(known, [place.rank for place in measured.places])
+    hops = judge_measured(measured, classes=classes, history=known.history)
+    _, gaps = read_topologies(known.topologies)
+    return _Answer(
+        page=live_page(measured, hops, gaps, ""),
+        data=live_json(measured, hops, gaps),
+        gaps=tuple(gaps),
+        rates={one.hop: one.bytes_per_s for one in hops},
+        slow=[one.hop for one in hops if one.judgement.slow],
+    )
+
+
+def _classes_of(known: _Known, ranks: Sequence[int]) -> dict[Hop, LinkClass]:
+    every = [(here, there) for here in ranks for there in ranks if here != there]
+    return parse_classes(known.classes, every)
+
+
+def _finish(answer: _Answer, picture: Path | None, fail_on: str | None, manners: Manners) -> None:
+    """Draw and print; exit as the user asked."""
+    if manners.quiet:
+        answer.page.next_command = ""
+    if picture is not None:
+        ranks = sorted({rank for hop in answer.rates for rank in hop})
+        picture.write_text(draw_matrix(ranks, answer.rates, answer.slow), "utf-8")
+        if not manners.quiet:
+            click.echo(f"{picture} written", err=True)
+    print_answer(answer.page, answer.data, as_json=manners.as_json, color=manners.color)
+    exit_strictly(answer.gaps, strict=manners.strict)
+    if fail_on and answer.slow:
+        raise click.exceptions.Exit(EXIT_FAILED)
 
 
 def _kind_of(place: str, limits: Limits) -> str:
@@ -260,14 +303,3 @@ def _place_for(out: str | None, *, force: bool) -> Path | None:
     if path.exists() and not force:
         raise UsageError(f"{out} is there already", hint="give another name, or --force")
     return path
-
-
-def _draw(
-    path: Path | None, rates: Mapping[Hop, float], slow: Sequence[Hop], *, quiet: bool
-) -> None:
-    if path is None:
-        return
-    ranks = sorted({rank for hop in rates for rank in hop})
-    path.write_text(draw_matrix(ranks, rates, slow), "utf-8")
-    if not quiet:
-        click.echo(f"{path} written", err=True)

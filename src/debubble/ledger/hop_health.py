@@ -1,10 +1,11 @@
-"""A measured pipeline in → each of its hops: what it takes, the verdict, what it costs the batch."""
+"""A measured pipeline in → each of its hops: what it takes, the verdict, what it costs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from debubble.costs.devices import surely_share
 from debubble.ledger.ledger import Ledger, build_ledger
 from debubble.ledger.repair import saved_by_repair, times_expected
 from debubble.links.classes import LinkClass, wires_between
@@ -51,6 +52,8 @@ class LinkHealth:
     commands: tuple[str, ...]
     """To measure each pair with nccl-tests."""
     batch_latency_ns: int | None
+    shared: bool
+    """Ranks share a device, so that what one hop gains slows what is beside it."""
 
     @property
     def slow(self) -> list[HopHealth]:
@@ -94,12 +97,15 @@ def judge_links(
         for one in timed
     )
     return LinkHealth(
-        hops=hops, commands=_commands(figures), batch_latency_ns=figures.batch_latency_ns
+        hops=hops,
+        commands=_commands(figures),
+        batch_latency_ns=figures.batch_latency_ns,
+        shared=surely_share(figures.ranks),
     )
 
 
 def _cost(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> int | None:
-    """Price a hop against its peers; against its past or its kind of wire where these are better."""
+    """Price a hop against its peers; by its past or its kind of wire where these tell."""
     if ledger is None or not ledger.replays:
         return None
     if judgement.slow and judgement.against != "peers" and judgement.times:

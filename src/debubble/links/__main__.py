@@ -11,7 +11,7 @@ import click
 from debubble.errors import DebubbleError, UsageError
 from debubble.links.live.ladder import FEWEST_SAMPLES, sizes_of
 from debubble.links.live.measured import write_measured
-from debubble.links.live.rank import run_rank
+from debubble.links.live.rank import Asked, run_rank
 from debubble.units import parse_bytes
 
 LARGEST = "64MiB"
@@ -46,14 +46,14 @@ def command(  # noqa: PLR0913 (one argument a flag)
             progress.write_text(f"{done} {total}", "utf-8")
 
     job = None if size is None else parse_bytes(size)
-    found = run_rank(
+    asked = Asked(
         sizes=sizes_of(parse_bytes(largest), job),
         job_bytes=job,
         samples=samples,
         every_pair=all_pairs,
         backend=backend,
-        on_progress=show,
     )
+    found = run_rank(asked, show)
     if found is not None:
         out.write_text(write_measured(found), "utf-8")
         click.echo(f"{out} written; next: debubble links {out}")

@@ -48,9 +48,7 @@ def fit_line(sizes: Sequence[float], times_ns: Sequence[float]) -> Fit | None:
     if per_byte <= 0:
         return None
     error = np.abs((latency + per_byte * size) / time - 1)
-    return Fit(
-        latency_ns=latency, bytes_per_s=NS_PER_S / per_byte, worst_error=float(error.max())
-    )
+    return Fit(latency_ns=latency, bytes_per_s=NS_PER_S / per_byte, worst_error=float(error.max()))
 
 
 def _solve(size: F64, time: F64) -> tuple[float, float]:

@@ -50,7 +50,7 @@ class HopTimes:
     fit: Fit | None
     """Latency and bandwidth, where messages have several sizes."""
     lengths: tuple[tuple[str, F64], ...]
-    """By what a message met: `waited`, `exchange`, `early`; what is seen of early ones is no wire."""
+    """By what messages met: `waited`, `exchange`, `early`; of early ones no wire is seen."""
 
     @property
     def hop(self) -> Hop:
@@ -112,9 +112,7 @@ def _alone(rows: Transfers) -> int | None:
     """
     waited, exchange, _ = _kinds(rows)
     wire = _wire(rows)
-    clean = np.concatenate(
-        (wire[waited], wire[exchange & _waiting(rows)] / _BOTH_OVER_ONE)
-    )
+    clean = np.concatenate((wire[waited], wire[exchange & _waiting(rows)] / _BOTH_OVER_ONE))
     others = wire[exchange & ~_waiting(rows)]
     if len(clean) >= FEWEST or (len(clean) >= 2 and not len(others)):
         return round(float(np.quantile(clean, _ALONE)))

@@ -19,7 +19,7 @@ from debubble.timeline.model import F64
 SLOW = 1.5
 # So must its messages, from this share on, counted from the quickest: tails make no slow hop.
 _NEARLY_ALL = 0.25
-# Against what its kind of wire can do, half is slow: tables are of large messages on quiet machines.
+# Against what its kind of wire can do, half is slow: tables are of large messages alone.
 SLOW_FOR_ITS_CLASS = 2.0
 
 
@@ -106,10 +106,11 @@ def judge_time(
 ) -> Judgement:
     """Hold one figure, itself made of many messages, against another."""
     times = time_ns / max(expected_ns, 1.0)
-    return _judge(times, slow=times > limit, against=against)
+    return judge_ratio(times, slow=times > limit, against=against)
 
 
-def _judge(times: float, *, slow: bool, against: str) -> Judgement:
+def judge_ratio(times: float, *, slow: bool, against: str) -> Judgement:
+    """Put a verdict that was made into words."""
     of = {"history": "before", "peers": "its peers", "class": "its kind of wire can do"}[against]
     return Judgement(
         verdict=Verdict.SLOW if slow else Verdict.HEALTHY,
@@ -133,9 +134,7 @@ def _by_class(hop: HopTimes, wire: LinkClass | None) -> Judgement | None:
     return judge_time(hop.alone_ns, expected, "class", limit=SLOW_FOR_ITS_CLASS)
 
 
-def _peers_of(
-    hop: HopTimes, hops: Sequence[HopTimes], wires: Mapping[Hop, str]
-) -> list[HopTimes]:
+def _peers_of(hop: HopTimes, hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> list[HopTimes]:
     """Return the other hops with messages as large, over the same kind of wire."""
     return [
         one
@@ -159,15 +158,13 @@ def _by_peers(hop: HopTimes, peers: Sequence[HopTimes]) -> Judgement | None:
     if len(ratios) < FEWEST:
         return None
     slow = bool(np.quantile(ratios, _NEARLY_ALL) > SLOW)
-    return _judge(float(np.median(ratios)), slow=slow, against="peers")
+    return judge_ratio(float(np.median(ratios)), slow=slow, against="peers")
 
 
 def _usual(kind: str, peers: Sequence[HopTimes]) -> float | None:
     """Return the middle of the peers' medians; of two the quicker says what is possible."""
     medians = sorted(
-        float(np.median(lengths))
-        for peer in peers
-        if len(lengths := _of_kind(peer, kind)) >= 2
+        float(np.median(lengths)) for peer in peers if len(lengths := _of_kind(peer, kind)) >= 2
     )
     return max(medians[(len(medians) - 1) // 2], 1.0) if medians else None
 

@@ -21,7 +21,9 @@ def nccl_command(here: RankTimeline, there: RankTimeline, message_bytes: int) ->
     (host, device), (other_host, other_device) = here.device, there.device
     if host != other_host:
         hosts = shlex.quote(f"{host},{other_host}")
-        devices = f"-x NCCL_TESTS_DEVICE={device} " if device == other_device and device >= 0 else ""
+        devices = (
+            f"-x NCCL_TESTS_DEVICE={device} " if device == other_device and device >= 0 else ""
+        )
         return f"mpirun -np 2 -H {hosts} {devices}{_PROGRAM} -g 1 {words}"
     if may_share((here, there)) or min(device, other_device) < 0:
         # Traces of ranks that each see one device do not tell which of the host's it is.

@@ -92,7 +92,7 @@ def inactive_links(status: NvlinkStatus) -> list[Gap]:
         Gap(
             code=Code.LINKS_INACTIVE,
             message=f"GPU {index} ({name}): {counted(down, 'link')} of {len(links)} inactive",
-            hint="see `nvidia-smi nvlink -e` and the machine's log; its hops cannot reach their rate",
+            hint="see `nvidia-smi nvlink -e`; its hops cannot reach their rate",
             file=status.file,
         )
         for index, name, links in status.devices

@@ -116,7 +116,9 @@ def _nccl_table(log: NcclLog) -> Table:
 
 
 def _matrix_table(log: MatrixLog) -> Table:
-    table = Table(title=f"{log.file}: nvbandwidth {log.version}", columns=("test", "figures", "sum"))
+    table = Table(
+        title=f"{log.file}: nvbandwidth {log.version}", columns=("test", "figures", "sum")
+    )
     for test in log.tests:
         shown = " ".join(
             "N/A" if cell is None else f"{cell:g}" for row in test.cells for cell in row
@@ -233,4 +235,3 @@ def _matrix_json(test: Matrix) -> dict[str, Any]:
         "cells": [list(row) for row in test.cells],
         "sum": test.total,
     }
-

@@ -21,12 +21,11 @@ def draw_matrix(ranks: Sequence[int], rates: Mapping[Hop, float], slow: Sequence
     side = _MARGIN + _CELL * len(ranks) + 12
     most = max(rates.values(), default=1.0)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{side}" height="{side + 24}" '
-        'font-family="sans-serif" font-size="13" text-anchor="middle">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{side}" height="{side + 24}">',
+        '<g font-family="sans-serif" font-size="13" text-anchor="middle">',
         f"<title>{escape('Bytes per second from rank (row) to rank (column)')}</title>",
         f'<text x="{side / 2:.0f}" y="20">to rank</text>',
-        f'<text x="16" y="{side / 2:.0f}" transform="rotate(-90 16 {side / 2:.0f})">'
-        "from rank</text>",
+        f'<text x="24" y="{_MARGIN - 32}">from</text>',
     ]
     for place, rank in enumerate(ranks):
         middle = _MARGIN + _CELL * place + _CELL / 2
@@ -39,7 +38,7 @@ def draw_matrix(ranks: Sequence[int], rates: Mapping[Hop, float], slow: Sequence
             parts.append(_cell(x, y, rate, most, is_slow=(here, there) in slow))
     legend = f"darker is slower; framed: slow; fastest {show_rate(most)}" if rates else "no rates"
     parts.append(f'<text x="{side / 2:.0f}" y="{side + 12}">{escape(legend)}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    return "\n".join([*parts, "</g></svg>", ""])
 
 
 def _cell(x: int, y: int, rate: float | None, most: float, *, is_slow: bool) -> str:

@@ -15,6 +15,11 @@ from debubble.report.inspect import gap_json
 from debubble.report.text import Page, Table
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_rate, show_share
 
+_SHARED = (
+    "ranks share a device: what a repaired hop gains, the others may lose again;"
+    " costs are the most it can be"
+)
+
 
 def links_page(found: LinkHealth, gaps: Sequence[Gap], next_command: str) -> Page:
     """Lay out the answer: which hop is slow and what it costs, then every hop."""
@@ -22,6 +27,8 @@ def links_page(found: LinkHealth, gaps: Sequence[Gap], next_command: str) -> Pag
     page.findings = [_sentence(one, found) for one in found.slow[1:]]
     page.tables = [_table(found)]
     page.notes = [f"check: {command}" for command in found.commands]
+    if found.shared:
+        page.notes.insert(0, _SHARED)
     page.gaps = list(gaps)
     page.next_command = next_command
     return page
@@ -111,6 +118,7 @@ def links_json(found: LinkHealth, gaps: Sequence[Gap]) -> dict[str, Any]:
         "schema": SCHEMA,
         "source": "traces",
         "batch_latency_s": _seconds(found.batch_latency_ns),
+        "cost_is_upper_bound": found.shared,
         "hops": [_hop_json(one) for one in found.hops],
         "logs": [],
         "commands": list(found.commands),

@@ -23,7 +23,16 @@ def live_page(
     slow = [one for one in hops if one.judgement.slow]
     page.findings = [f"{_sentence(one)}." for one in slow[1:]]
     table = Table(
-        columns=("hop", "largest", "one way", "rate", "both ways", "latency", "bandwidth", "verdict")
+        columns=(
+            "hop",
+            "largest",
+            "one way",
+            "rate",
+            "both ways",
+            "latency",
+            "bandwidth",
+            "verdict",
+        )
     )
     for one in hops:
         last = one.rungs[-1]
@@ -76,9 +85,7 @@ def _about(measured: Measured) -> str:
     )
 
 
-def live_json(
-    measured: Measured, hops: Sequence[LiveHop], gaps: Sequence[Gap]
-) -> dict[str, Any]:
+def live_json(measured: Measured, hops: Sequence[LiveHop], gaps: Sequence[Gap]) -> dict[str, Any]:
     """Return the answer as data."""
     return {
         "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""Words of `debubble links run` in → ranks on this machine, under torchrun, and what they measured."""
+"""Words of `debubble links run` in → ranks on this machine, and the file that they write."""
 
 from __future__ import annotations
 

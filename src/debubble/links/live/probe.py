@@ -3,21 +3,51 @@
 from __future__ import annotations
 
 import time
-from statistics import median, quantiles
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
-from debubble.links.live.measured import Rung, Times
+from debubble.links.expectation import Hop
+from debubble.links.live.measured import Rung, times_of
 
 if TYPE_CHECKING:
     import torch
-    import torch.distributed as dist
-
-    from debubble.links.expectation import Hop
 
 # The first messages build connections, fill caches and wake clocks.
 _WARM_UP = 3
 # An answer that takes no time but the way back.
 _ANSWER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Seconds of messages of one size over one hop."""
+
+    hop: Hop
+    size_bytes: int
+    one_way: list[float]
+    both_ways: list[float]
+
+
+def as_rungs(sent: Iterable[Sent]) -> tuple[Rung, ...]:
+    """Put rounds together, hop by hop and size by size."""
+    one_way: dict[tuple[Hop, int], list[float]] = {}
+    both_ways: dict[tuple[Hop, int], list[float]] = {}
+    for one in sent:
+        key = one.hop, one.size_bytes
+        one_way.setdefault(key, []).extend(one.one_way)
+        both_ways.setdefault(key, []).extend(one.both_ways)
+    return tuple(
+        Rung(
+            source=hop[0],
+            destination=hop[1],
+            size_bytes=size,
+            one_way=times_of(seconds),
+            both_ways=times_of(both_ways[hop, size]) if both_ways[hop, size] else None,
+        )
+        for (hop, size), seconds in one_way.items()
+    )
 
 
 class Probe:
@@ -37,7 +67,7 @@ class Probe:
             for hop in (pair, pair[::-1]):
                 self._round_trips(hop, _ANSWER_BYTES, 1)
 
-    def climb(self, hop: Hop, sizes: tuple[int, ...], *, both: bool) -> list[Rung]:
+    def climb(self, hop: Hop, sizes: tuple[int, ...], *, both: bool) -> list[Sent]:
         """Measure all sizes over one hop; only the sender has them to tell.
 
         A message of some size goes there and a few bytes come back; half of what these few bytes
@@ -46,22 +76,20 @@ class Probe:
         if self._rank not in hop:
             return []
         back = median(self._round_trips(hop, _ANSWER_BYTES, self._samples)) / 2
-        rungs = []
+        found = []
         for size in sizes:
             one_way = [
                 max(trip - back, back) for trip in self._round_trips(hop, size, self._samples)
             ]
-            exchanged = self._exchanges(hop, size) if both else []
-            rungs.append(
-                Rung(
-                    source=hop[0],
-                    destination=hop[1],
+            found.append(
+                Sent(
+                    hop=hop,
                     size_bytes=size,
-                    one_way=_times(one_way),
-                    both_ways=_times(exchanged) if both else None,
+                    one_way=one_way,
+                    both_ways=self._exchanges(hop, size) if both else [],
                 )
             )
-        return rungs if self._rank == hop[0] else []
+        return found if self._rank == hop[0] else []
 
     def _round_trips(self, hop: Hop, size: int, samples: int) -> list[float]:
         there, answer = self._buffer(size), self._buffer(_ANSWER_BYTES)
@@ -113,13 +141,3 @@ class Probe:
     def _settle(self) -> None:
         if self._device.type == "cuda":
             self._torch.cuda.synchronize(self._device)
-
-
-def _times(seconds: list[float]) -> Times:
-    return Times(
-        median_s=median(seconds),
-        p95_s=quantiles(seconds, n=20)[-1] if len(seconds) > 1 else seconds[0],
-        n=len(seconds),
-    )
-
-

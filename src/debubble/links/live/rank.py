@@ -6,34 +6,38 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from debubble.errors import LinkTestError, MissingExtra
 from debubble.links.live.ladder import pairs_of
 from debubble.links.live.measured import Measured, Place, Rung
+from debubble.links.live.probe import Probe, Sent, as_rungs
 from debubble.links.live.verdicts import second_pass
 
 if TYPE_CHECKING:
     import torch
 
     from debubble.links.expectation import Hop
-    from debubble.links.live.probe import Probe
 
 Progress = Callable[[int, int], None]
 _PATIENCE = timedelta(minutes=10)
+ROUNDS = 4
 
 
-def run_rank(
-    *,
-    sizes: tuple[int, ...],
-    job_bytes: int | None,
-    samples: int,
-    every_pair: bool,
-    backend: str | None,
-    on_progress: Progress,
-) -> Measured | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What to measure."""
+
+    sizes: tuple[int, ...]
+    job_bytes: int | None
+    samples: int
+    every_pair: bool
+    backend: str | None
+
+
+def run_rank(asked: Asked, on_progress: Progress) -> Measured | None:
     """Take part in a hop test; return what was measured on the first rank, None on others."""
     try:
         import torch  # noqa: PLC0415 (an extra)
@@ -47,14 +51,12 @@ def run_rank(
             "this rank was not told which it is",
             hint="start it with torchrun … -m debubble.links, or with debubble links run",
         )
-    chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    chosen = asked.backend or ("nccl" if torch.cuda.is_available() else "gloo")
     device = _device(chosen)
     with _job(chosen, device):
         # What is decided and waited for goes beside the wire that is measured.
         control = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        return _measure(
-            control, device, chosen, sizes, job_bytes, samples, every_pair, on_progress
-        )
+        return _measure(replace(asked, backend=chosen), control, device, on_progress)
 
 
 def _device(backend: str) -> torch.device:
@@ -62,7 +64,9 @@ def _device(backend: str) -> torch.device:
 
     if backend != "nccl":
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    device = torch.device(
+        "cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    )
     torch.cuda.set_device(device)
     return device
 
@@ -79,33 +83,26 @@ def _job(backend: str, device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _measure(  # noqa: PLR0913, PLR0917 (what the user chose, and where it runs)
-    control: Any,
-    device: torch.device,
-    backend: str,
-    sizes: tuple[int, ...],
-    job_bytes: int | None,
-    samples: int,
-    every_pair: bool,
-    on_progress: Progress,
+def _measure(
+    asked: Asked, control: Any, device: torch.device, on_progress: Progress
 ) -> Measured | None:
     import torch.distributed as dist  # noqa: PLC0415
 
-    from debubble.links.live.probe import Probe  # noqa: PLC0415 (needs torch)
-
-    probe = Probe(device, samples)
-    pairs = pairs_of(dist.get_world_size(), every=every_pair)
+    probe = Probe(device, -(-asked.samples // ROUNDS))
+    pairs = pairs_of(dist.get_world_size(), every=asked.every_pair)
     for pair in pairs:
         probe.open(pair)
         dist.barrier(control)
     hops = tuple(hop for pair in pairs for hop in (pair, pair[::-1]))
-    rungs = _climb(control, probe, hops, sizes, on_progress, both=True)
+    rungs = _climb(control, probe, hops, asked.sizes, on_progress, both=True)
     name = device.type if device.type == "cpu" else _device_name(device)
-    places = _gather(
-        control, [Place(rank=dist.get_rank(), host=socket.gethostname(), device=name)]
-    )
+    places = _gather(control, [Place(rank=dist.get_rank(), host=socket.gethostname(), device=name)])
     measured = Measured(
-        backend=backend, job_bytes=job_bytes, places=places, rungs=rungs, second=()
+        backend=asked.backend or "",
+        job_bytes=asked.job_bytes,
+        places=places,
+        rungs=rungs,
+        second=(),
     )
     # The first rank alone decides, and tells the others.
     decided: list[tuple[Hop, ...]] = [second_pass(measured) if dist.get_rank() == 0 else ()]
@@ -113,7 +110,7 @@ def _measure(  # noqa: PLR0913, PLR0917 (what the user chose, and where it runs)
     for hop in decided[0]:
         probe.open(hop)
         dist.barrier(control)
-    second = _climb(control, probe, decided[0], sizes, on_progress, both=False)
+    second = _climb(control, probe, decided[0], asked.sizes, on_progress, both=False)
     return replace(measured, second=second) if dist.get_rank() == 0 else None
 
 
@@ -126,16 +123,19 @@ def _climb(  # noqa: PLR0913 (what to measure, and how to say so)
     *,
     both: bool,
 ) -> tuple[Rung, ...]:
-    """Measure hop after hop, with nothing else running."""
+    """Measure hop after hop, with nothing else running, in rounds.
+
+    What else a machine does for a while then falls on all hops alike.
+    """
     import torch.distributed as dist  # noqa: PLC0415
 
-    mine: list[Rung] = []
-    for done, hop in enumerate(hops):
-        # Both ways at once is the same for both directions of a pair.
+    mine: list[Sent] = []
+    turns = hops * ROUNDS
+    for done, hop in enumerate(turns):
         mine += probe.climb(hop, sizes, both=both)
         dist.barrier(control)
-        on_progress(done + 1, len(hops))
-    return _gather(control, mine)
+        on_progress(done + 1, len(turns))
+    return as_rungs(_gather(control, mine))
 
 
 def _gather(control: Any, mine: list[Any]) -> tuple[Any, ...]:

@@ -9,7 +9,15 @@ from statistics import median
 from debubble.links.classes import LinkClass
 from debubble.links.expectation import Hop
 from debubble.links.fit import Fit, fit_line
-from debubble.links.judge import SLOW_FOR_ITS_CLASS, Judgement, Past, judge_time, unknown
+from debubble.links.judge import (
+    SLOW,
+    SLOW_FOR_ITS_CLASS,
+    Judgement,
+    Past,
+    judge_ratio,
+    judge_time,
+    unknown,
+)
 from debubble.links.live.measured import Measured, Place, Rung
 from debubble.units import NS_PER_S
 
@@ -48,12 +56,14 @@ def judge_measured(
     history: Mapping[Hop, Past] | None = None,
 ) -> tuple[LiveHop, ...]:
     """Judge each hop by its peers, its past, and its kind of wire where that is stated."""
-    ladders = _ladders(measured.rungs)
-    judged = {
-        hop: _judge(hop, ladders, measured.places, (classes or {}).get(hop), (history or {}).get(hop))
-        for hop in ladders
-    }
-    again = _ladders(measured.second)
+    ladders, again = _ladders(measured.rungs), _ladders(measured.second)
+    judged = {}
+    for hop in ladders:
+        known = measured.places, (classes or {}).get(hop), (history or {}).get(hop)
+        judged[hop] = _judge(hop, ladders, *known)
+        if judged[hop].slow and hop in again:
+            # Slow once may have been the machine; slow twice is the hop.
+            judged[hop] = _judge(hop, ladders | {hop: again[hop]}, *known)
     return tuple(
         LiveHop(
             hop=hop,
@@ -70,19 +80,18 @@ def judge_measured(
 
 
 def second_pass(measured: Measured) -> tuple[Hop, ...]:
-    """Return hops that pair the ends of slow ones with others that are well."""
+    """Return slow hops, to be measured again, and their ends with others that are well."""
     slow = [one.hop for one in judge_measured(measured) if one.judgement.slow]
     ill = {rank for hop in slow for rank in hop}
     ranks = sorted(place.rank for place in measured.places)
-    known = set(_ladders(measured.rungs))
-    found: list[Hop] = []
+    found: list[Hop] = list(slow)
     for sender, receiver in slow:
         others = [rank for rank in ranks if rank not in ill]
         others = others or [rank for rank in ranks if rank not in {sender, receiver}]
         if others:
             here, there = _nearest(others, sender), _nearest(others, receiver)
             found += [(sender, here), (there, receiver)]
-    return tuple(dict.fromkeys(hop for hop in found if hop not in known))
+    return tuple(dict.fromkeys(found))
 
 
 def _nearest(ranks: Sequence[int], to: int) -> int:
@@ -115,9 +124,9 @@ def _judge(
     ]
     if ratios:
         found.append(judge_time(median(ratios), 1.0, "history"))
-    times = _times_its_peers(hop, ladders, places)
-    if times is not None:
-        found.append(judge_time(times, 1.0, "peers"))
+    by_peers = _by_peers(hop, ladders, places)
+    if by_peers is not None:
+        found.append(by_peers)
     if wire is not None:
         last = large[-1]
         expected = last.size_bytes / wire.bytes_per_s
@@ -135,16 +144,20 @@ def _large(rungs: Sequence[Rung]) -> list[Rung]:
     return [rung for rung in rungs if rung.size_bytes >= _LARGE * most]
 
 
-def _times_its_peers(
+def _by_peers(
     hop: Hop, ladders: Mapping[Hop, Sequence[Rung]], places: Sequence[Place]
-) -> float | None:
-    """Hold the large sizes against the middle of what hops over the same kind of wire take."""
+) -> Judgement | None:
+    """Hold the large sizes against the middle of what hops over the same kind of wire take.
+
+    As with traces, nearly all messages must be slow: on a noisy machine the peers' medians rise,
+    and a hop's quick messages stay below them.
+    """
     peers = [
         rungs
         for other, rungs in ladders.items()
         if other != hop and _between_hosts(other, places) == _between_hosts(hop, places)
     ]
-    ratios = []
+    typical, quick = [], []
     for rung in _large(ladders[hop]):
         others = sorted(
             one.one_way.median_s
@@ -153,8 +166,12 @@ def _times_its_peers(
             if one.size_bytes == rung.size_bytes
         )
         if others:
-            ratios.append(rung.one_way.median_s / others[(len(others) - 1) // 2])
-    return median(ratios) if ratios else None
+            usual = others[(len(others) - 1) // 2]
+            typical.append(rung.one_way.median_s / usual)
+            quick.append(rung.one_way.quick_s / usual)
+    if not typical:
+        return None
+    return judge_ratio(median(typical), slow=median(quick) > SLOW, against="peers")
 
 
 def _between_hosts(hop: Hop, places: Sequence[Place]) -> bool:
@@ -183,5 +200,5 @@ def _who_is_ill(
 
 
 def _is_slow(hop: Hop, ladders: Mapping[Hop, Sequence[Rung]], places: Sequence[Place]) -> bool:
-    times = _times_its_peers(hop, ladders, places)
-    return times is not None and judge_time(times, 1.0, "peers").slow
+    found = _by_peers(hop, ladders, places)
+    return found is not None and found.slow

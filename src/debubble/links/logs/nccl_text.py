@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from debubble.errors import LogError
 from debubble.links.logs.model import Half, LogRank, NcclLog, NcclRow
@@ -39,47 +39,43 @@ def is_nccl_text(text: str) -> bool:
 
 def read_nccl_text(text: str, file: str) -> NcclLog:
     """Read what one program of nccl-tests printed."""
-    test = version = ""
-    ranks: list[LogRank] = []
-    rows: list[NcclRow] = []
+    lines = text.splitlines()
+    average = _said(_AVERAGE, lines)
+    if not any(map(_header_of, lines)):
+        raise LogError("no line names the columns", hint=RERUN, file=file)
+    if not average:
+        raise LogError("cut off: the line '# Avg bus bandwidth' is missing", hint=RERUN, file=file)
+    rows = tuple(_rows(lines, file))
+    mean = number(average, file, "the line '# Avg bus bandwidth'")
+    check_average(rows, mean, file)
+    bounds = _said(_BOUNDS, lines)
+    return NcclLog(
+        file=file,
+        test=_said(_TEST, lines),
+        version=_said(_VERSION, lines),
+        ranks=tuple(_rank(found) for line in lines if (found := _RANK.match(line))),
+        rows=rows,
+        average_gb_s=mean,
+        out_of_bounds=int(bounds) if bounds else None,
+    )
+
+
+def _said(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
+    """Return what a line says; nothing where there is none."""
+    return next((found[1] for line in lines if (found := pattern.match(line))), "")
+
+
+def _rows(lines: Sequence[str], file: str) -> Iterator[NcclRow]:
     header: list[str] = []
-    average: float | None = None
-    bounds: int | None = None
-    for count, line in enumerate(text.splitlines(), 1):
+    for count, line in enumerate(lines, 1):
         where = f"line {count}"
-        if found := _TEST.match(line):
-            test = found[1]
-        elif found := _VERSION.match(line):
-            version = found[1]
-        elif found := _RANK.match(line):
-            ranks.append(_rank(found))
-        elif found := _BOUNDS.match(line):
-            bounds = int(found[1])
-        elif found := _AVERAGE.match(line):
-            average = number(found[1], file, where)
-        elif words := _header_of(line):
+        if words := _header_of(line):
             header = words
             _check_header(header, file, where)
         elif line.strip()[:1].isdigit() and _is_row(line):
             if not header:
                 raise LogError(f"{where}: figures before their header", hint=RERUN, file=file)
-            rows.append(_row(header, line.split(), file, where))
-    if not header:
-        raise LogError("no line names the columns", hint=RERUN, file=file)
-    if average is None:
-        raise LogError(
-            "cut off: the line '# Avg bus bandwidth' is missing", hint=RERUN, file=file
-        )
-    check_average(rows, average, file)
-    return NcclLog(
-        file=file,
-        test=test,
-        version=version,
-        ranks=tuple(ranks),
-        rows=tuple(rows),
-        average_gb_s=average,
-        out_of_bounds=bounds,
-    )
+            yield _row(header, line.split(), file, where)
 
 
 def _rank(found: re.Match[str]) -> LogRank:
@@ -101,7 +97,7 @@ def _header_of(line: str) -> list[str]:
 
 def _is_row(line: str) -> bool:
     """Tell rows from lines of NCCL itself, such as `host:12:34 [0] NCCL INFO`."""
-    return "NCCL" not in line and ":" not in line.split()[0]
+    return "NCCL" not in line and ":" not in line.split(maxsplit=1)[0]
 
 
 def _check_header(header: Sequence[str], file: str, where: str) -> None:

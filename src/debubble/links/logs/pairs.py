@@ -73,9 +73,7 @@ def _time_of(row: NcclRow) -> float | None:
     return None if half is None or half.host_time else half.time_us * 1000
 
 
-def _judge(
-    last: tuple[int, float], wire: LinkClass | None, past: Past | None
-) -> Judgement:
+def _judge(last: tuple[int, float], wire: LinkClass | None, past: Past | None) -> Judgement:
     size, time = last
     before = past.time_ns(size) if past else None
     if before is not None:
@@ -98,8 +96,8 @@ def doubts_about(logs: Sequence[Log]) -> tuple[Gap, ...]:
             gaps.append(
                 Gap(
                     code=Code.COPY_ENGINE,
-                    message="copy engines took these figures; NCCL sends with kernels, and is slower",
-                    hint="hold NCCL's figures against the tests that end in _sm (or by_sm), or its own",
+                    message="figures of copy engines; NCCL sends with kernels, and is slower",
+                    hint="hold NCCL's figures against those of kernels (_sm), or its own",
                     file=log.file,
                 )
             )
