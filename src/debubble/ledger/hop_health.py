@@ -11,7 +11,7 @@ from debubble.ledger.repair import saved_by_repair, times_expected
 from debubble.links.classes import LinkClass, wires_between
 from debubble.links.expectation import Hop
 from debubble.links.hop_times import HopTimes, time_hops
-from debubble.links.judge import Judgement, Past, judge_hops
+from debubble.links.judge import Judgement, Past, Verdict, judge_hops
 from debubble.links.nccl_command import nccl_command
 from debubble.links.wiring import Wiring
 from debubble.timeline.figures import PipelineFigures
@@ -31,7 +31,7 @@ class HopHealth:
     times_expected: float | None
     """As `find` tells it: how many times as long as its peers its messages mostly take."""
     cost_ns: int | None
-    """What a batch would save with this hop as it should be; None without a replay."""
+    """What a batch would save with this hop as it should be; None where that is not known."""
 
     @property
     def hop(self) -> Hop:
@@ -106,9 +106,11 @@ def judge_links(
 
 def _cost(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> int | None:
     """Price a hop against its peers; by its past or its kind of wire where these tell."""
-    if ledger is None or not ledger.replays:
+    if ledger is None or not ledger.replays or judgement.verdict == Verdict.UNKNOWN:
         return None
-    if judgement.slow and judgement.against != "peers" and judgement.times:
+    if not judgement.slow:
+        return 0
+    if judgement.against != "peers" and judgement.times:
         return saved_by_repair(ledger, hop, 1 / judgement.times)
     return saved_by_repair(ledger, hop)
 

@@ -66,31 +66,41 @@ class HopTimes:
 
 def time_hops(timeline: Timeline, hops: tuple[HopFigures, ...]) -> tuple[HopTimes, ...]:
     """Time every hop that was measured."""
-    return tuple(_time(timeline.transfers, hop) for hop in hops)
+    transfers = timeline.transfers
+    buffers = bool((~transfers.fused & (transfers.send_end_ns <= transfers.receive_start_ns)).any())
+    return tuple(_time(transfers, hop, buffers=buffers) for hop in hops)
 
 
-def _time(transfers: Transfers, figures: HopFigures) -> HopTimes:
+def _time(transfers: Transfers, figures: HopFigures, *, buffers: bool) -> HopTimes:
     rows = transfers.where(
         (transfers.source == figures.source) & (transfers.destination == figures.destination)
     )
     largest = rows.where(rows.message_bytes == figures.message_bytes)
-    waited, exchange, early = _kinds(largest)
-    wire = _wire(largest)
+    waited, exchange, early, wire = _kinds(largest, buffers=buffers)
     return HopTimes(
         figures=figures,
-        alone_ns=_alone(largest),
+        alone_ns=_alone(largest, buffers=buffers),
         waited=int((_waiting(largest) & ~early).sum()),
         one_way=_spread(wire[waited]),
         both_ways=_spread(wire[exchange]),
-        fit=_fit(rows),
+        fit=_fit(rows, buffers=buffers),
         lengths=(("waited", wire[waited]), ("exchange", wire[exchange]), ("early", wire[early])),
     )
 
 
-def _kinds(rows: Transfers) -> tuple[Flags, Flags, Flags]:
-    """Tell messages by what they met. Of a receive that begins in the middle no time is told."""
+def _kinds(rows: Transfers, *, buffers: bool) -> tuple[Flags, Flags, Flags, F64]:
+    """Tell messages by what they met: waited for, in an exchange, early; and what each took.
+
+    Of a receive that begins while its message travels only the rest is seen, where messages are
+    buffered (one early message tells, on any hop): that one counts from its send. Where both sides meet, the sender waited for it.
+    """
     early: Flags = ~rows.fused & (rows.send_end_ns <= rows.receive_start_ns)
-    return ~rows.fused & ~early & _waiting(rows), rows.fused, early
+    wire = _wire(rows)
+    between = ~rows.fused & ~early & ~_waiting(rows)
+    if buffers:
+        whole = (rows.receive_end_ns - rows.send_start_ns).astype(np.float64)
+        wire = np.where(between, whole, wire)
+    return ~rows.fused & ~early, rows.fused, early, wire
 
 
 def _waiting(rows: Transfers) -> Flags:
@@ -103,15 +113,16 @@ def _wire(rows: Transfers) -> F64:
     return np.maximum(rows.receive_end_ns - both_there, 0).astype(np.float64)
 
 
-def _alone(rows: Transfers) -> int | None:
+def _alone(rows: Transfers, *, buffers: bool) -> int | None:
     """Return what a message takes by itself, from those whose receiver waited.
 
     Where these are few, exchanges that the receiver came late to bound it: no less than what is
     seen of them, and no more than that with what a buffer can have held. What had been sent before
     its receive began says nothing of the wire.
     """
-    waited, exchange, _ = _kinds(rows)
-    wire = _wire(rows)
+    one_way, exchange, _, wire = _kinds(rows, buffers=buffers)
+    # Where both sides meet it is all one who came first; else the receiver has to have waited.
+    waited = one_way & (_waiting(rows) | (not buffers))
     clean = np.concatenate((wire[waited], wire[exchange & _waiting(rows)] / _BOTH_OVER_ONE))
     others = wire[exchange & ~_waiting(rows)]
     if len(clean) >= FEWEST or (len(clean) >= 2 and not len(others)):
@@ -131,11 +142,11 @@ def _spread(lengths: F64) -> Spread | None:
     return Spread(median_ns=round(float(median)), p95_ns=round(float(tail)), count=len(lengths))
 
 
-def _fit(rows: Transfers) -> Fit | None:
+def _fit(rows: Transfers, *, buffers: bool) -> Fit | None:
     found = [
         (size, alone)
         for size, same in _by_size(rows)
-        if len(same) >= FEWEST and (alone := _alone(same)) is not None
+        if len(same) >= FEWEST and (alone := _alone(same, buffers=buffers)) is not None
     ]
     return fit_line([size for size, _ in found], [time for _, time in found])
 

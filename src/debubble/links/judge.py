@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -19,6 +19,8 @@ from debubble.timeline.model import F64
 SLOW = 1.5
 # So must its messages, from this share on, counted from the quickest: tails make no slow hop.
 _NEARLY_ALL = 0.25
+# Messages that have their like on other hops; two may both be of the tail.
+_FEWEST_RATIOS = 3
 # Against what its kind of wire can do, half is slow: tables are of large messages alone.
 SLOW_FOR_ITS_CLASS = 2.0
 
@@ -41,6 +43,8 @@ class Judgement:
     times: float | None
     """How many times as long as it should its messages take, by what told."""
     why: str
+    dragged: bool = False
+    """Only its exchanges are slow, and it is the other direction that makes them so."""
 
     @property
     def slow(self) -> bool:
@@ -73,12 +77,13 @@ def judge_hops(
 
     What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
     """
+    peers = {one.hop: _Ratios.of(one, _peers_of(one, hops, wires)) for one in hops}
     return {
         one.hop: _decide(
             one,
             [
                 _by_past(one, history.get(one.hop)),
-                _by_peers(one, _peers_of(one, hops, wires)),
+                _by_peers(peers[one.hop], peers.get(one.hop[::-1])),
                 _by_class(one, classes.get(one.hop)),
             ],
         )
@@ -145,20 +150,56 @@ def _peers_of(hop: HopTimes, hops: Sequence[HopTimes], wires: Mapping[Hop, str])
     ]
 
 
-def _by_peers(hop: HopTimes, peers: Sequence[HopTimes]) -> Judgement | None:
-    """Hold each message against those of its peers that met the same.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ratios:
+    """What each message of a hop took, against those of its peers that met the same.
 
-    Messages that came before they were asked for count here: what is seen of them is no wire, but
-    on a slow hop it lasts as many times as long.
+    Messages that came before they were asked for count: what is seen of them is no wire, but on a
+    slow hop it lasts as many times as long.
     """
-    ratios = np.concatenate(
-        [own / usual for kind, own in hop.lengths if (usual := _usual(kind, peers)) is not None]
-        or [np.zeros(0)]
-    )
-    if len(ratios) < FEWEST:
+
+    alone: F64
+    exchanged: F64
+
+    @classmethod
+    def of(cls, hop: HopTimes, peers: Sequence[HopTimes]) -> _Ratios:
+        found: dict[bool, list[F64]] = {False: [np.zeros(0)], True: [np.zeros(0)]}
+        for kind, own in hop.lengths:
+            usual = _usual(kind, peers)
+            if usual is not None:
+                found[kind == "exchange"].append(own / usual)
+        return cls(alone=np.concatenate(found[False]), exchanged=np.concatenate(found[True]))
+
+    @property
+    def every(self) -> F64:
+        return np.concatenate((self.alone, self.exchanged))
+
+
+def _by_peers(own: _Ratios, other_way: _Ratios | None) -> Judgement | None:
+    """Judge a hop by its peers; an exchange alone does not tell which of its two ways is slow."""
+    ratios = own.every
+    if len(ratios) < _FEWEST_RATIOS:
         return None
-    slow = bool(np.quantile(ratios, _NEARLY_ALL) > SLOW)
-    return judge_ratio(float(np.median(ratios)), slow=slow, against="peers")
+    dragged = _slow(own.exchanged) and other_way is not None and _is_dragged(own, other_way)
+    if dragged:
+        ratios = own.alone
+    judged = judge_ratio(float(np.median(ratios)), slow=_slow(ratios), against="peers")
+    if dragged and not judged.slow:
+        return replace(judged, dragged=True, why="its exchanges wait for the other direction")
+    return judged
+
+
+def _is_dragged(own: _Ratios, other_way: _Ratios) -> bool:
+    """Tell by the messages outside exchanges whether it is the other direction that is slow."""
+    if min(len(own.alone), len(other_way.alone)) < 2:
+        return False
+    return bool(np.median(own.alone) < SLOW < np.median(other_way.alone))
+
+
+def _slow(ratios: F64) -> bool:
+    """Nearly all have to be slow; where they are few, all of them."""
+    share = _NEARLY_ALL if len(ratios) >= FEWEST else 0.0
+    return len(ratios) > 0 and bool(np.quantile(ratios, share) > SLOW)
 
 
 def _usual(kind: str, peers: Sequence[HopTimes]) -> float | None:

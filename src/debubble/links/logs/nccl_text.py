@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from debubble.errors import LogError
 from debubble.links.logs.model import Half, LogRank, NcclLog, NcclRow
@@ -24,8 +25,12 @@ _TEST = re.compile(r"^#\s*Collective test starting:\s*(\S+)")
 _VERSION = re.compile(r"^#\s*nccl-tests version\s+(\S+)")
 _AVERAGE = re.compile(r"^#\s*Avg bus bandwidth\s*:\s*(\S+)")
 _BOUNDS = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)")
+_LADDER = re.compile(r"minBytes (\d+) maxBytes (\d+) step: (\d+)\((factor|bytes)\)")
+_ROUNDED_BELOW = 4096
 _CONFIG = re.compile(r"^#\s*nThreads?\s+\d+\s+nGpus\s+\d+")
 _TIMES = ("time", "cputime")
+_RATES = ("algbw", "busbw")
+_REDUCTIONS = frozenset({"sum", "prod", "max", "min", "avg", "mulsum", "none", "all"})
 _WRONG = ("#wrong", "error")
 _EMPTY_FOR_SOME = ("redop", "root")
 _TIMESTAMP = "timestamp"
@@ -48,6 +53,7 @@ def read_nccl_text(text: str, file: str) -> NcclLog:
     rows = tuple(_rows(lines, file))
     mean = number(average, file, "the line '# Avg bus bandwidth'")
     check_average(rows, mean, file)
+    _check_sizes(text, rows, file)
     bounds = _said(_BOUNDS, lines)
     return NcclLog(
         file=file,
@@ -58,6 +64,26 @@ def read_nccl_text(text: str, file: str) -> NcclLog:
         average_gb_s=mean,
         out_of_bounds=int(bounds) if bounds else None,
     )
+
+
+def _check_sizes(text: str, rows: Sequence[NcclRow], file: str) -> None:
+    """Hold the sizes against the settings: no row is missing between them or at an end."""
+    found = _LADDER.search(text)
+    if found is None:
+        return
+    smallest, largest, step = int(found[1]), int(found[2]), int(found[3])
+    follow = (lambda size: size * step) if found[4] == "factor" else (lambda size: size + step)
+    # Small sizes are rounded to whole elements for all ranks, and may become 0.
+    sizes = [row.size_bytes for row in rows if row.size_bytes >= _ROUNDED_BELOW]
+    gap = next((two for one, two in pairwise(sizes) if two != follow(one)), None)
+    late = len(sizes) == len(rows) and sizes and sizes[0] > max(smallest, _ROUNDED_BELOW)
+    if gap or late or (sizes and follow(sizes[-1]) <= largest):
+        raise LogError(
+            f"sizes from {smallest} to {largest} were asked for, and some are missing"
+            + (f" before {gap}" if gap else ""),
+            hint=RERUN,
+            file=file,
+        )
 
 
 def _said(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
@@ -101,17 +127,19 @@ def _is_row(line: str) -> bool:
 
 
 def _check_header(header: Sequence[str], file: str, where: str) -> None:
-    halves = [name for name in header if name in _TIMES]
-    for name in ("size", "count", "type", "algbw", "busbw"):
-        wanted = len(halves) if name in {"algbw", "busbw"} else 1
-        if not halves or header.count(name) != wanted:
-            raise LogError(
-                f"{where}: the header has no column {name!r} where one belongs"
-                if halves
-                else f"{where}: the header has no column 'time'",
-                hint="give the log as nccl-tests wrote it",
-                file=file,
-            )
+    """Refuse columns that a row could not be read by: two halves, each a time and two rates."""
+    starts = [place for place, name in enumerate(header) if name in _TIMES]
+    first = starts[0] if starts else 0
+    ends = [*starts[1:], len(header)]
+    halves = [list(header[begin:end]) for begin, end in zip(starts, ends, strict=False)]
+    missing = [name for name in ("size", "count", "type") if header[:first].count(name) != 1]
+    missing += [name for half in halves for name in _RATES if half.count(name) != 1]
+    if not starts or missing:
+        raise LogError(
+            f"{where}: the header has no column {(missing or ['time'])[0]!r} where one belongs",
+            hint="give the log as nccl-tests wrote it",
+            file=file,
+        )
 
 
 def _row(header: Sequence[str], words: list[str], file: str, where: str) -> NcclRow:
@@ -119,7 +147,7 @@ def _row(header: Sequence[str], words: list[str], file: str, where: str) -> Nccl
     fixed = next(place for place, name in enumerate(columns) if name in _TIMES)
     named = dict(zip(columns[:fixed], words[:fixed], strict=True))
     size, count = whole(named["size"], file, where), whole(named["count"], file, where)
-    if not named["type"][:1].isalpha():
+    if not named["type"][:1].isalpha() or named["type"] in _REDUCTIONS:
         raise LogError(f"{where}: {named['type']!r} is no type", hint=RERUN, file=file)
     starts = [place for place, name in enumerate(columns) if name in _TIMES]
     halves = [

@@ -13,7 +13,7 @@ RERUN = "run the test again, or give the whole log"
 # Rates are printed with two digits after the point, times with as few as three in all.
 _ROUNDED_GB_S = 0.0051
 _ROUNDED_SHARE = 0.006
-_AVERAGE_SHARE = 0.02
+_AVERAGE_SHARE = 0.001
 
 
 def number(word: str, file: str, where: str) -> float:
@@ -43,9 +43,9 @@ def check_half(size: int, half: Half, file: str, where: str) -> None:
     """Hold the rate against size and time: columns that changed places do not fit together."""
     if half.time_us < 0 or half.algbw_gb_s < 0 or half.busbw_gb_s < 0:
         raise LogError(f"{where}: a figure below 0", hint=RERUN, file=file)
-    if half.time_us == 0:
-        return
-    rate = size / half.time_us / 1000
+    if half.wrong is not None and half.wrong != int(half.wrong):
+        raise LogError(f"{where}: {half.wrong:g} is no count of elements", hint=RERUN, file=file)
+    rate = size / half.time_us / 1000 if half.time_us else 0.0
     if abs(rate - half.algbw_gb_s) > _ROUNDED_GB_S + _ROUNDED_SHARE * max(rate, half.algbw_gb_s):
         raise LogError(
             f"{where}: {size} bytes in {half.time_us:g} us are {rate:.2f} GB/s, and algbw says"

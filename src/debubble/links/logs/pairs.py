@@ -106,7 +106,7 @@ def doubts_about(logs: Sequence[Log]) -> tuple[Gap, ...]:
 
 def _by_copy_engine(log: Log) -> bool:
     if isinstance(log, MatrixLog):
-        return any(test.by_copy_engine for test in log.tests)
+        return any(test.by_copy_engine and test.cells for test in log.tests)
     return isinstance(log, CopyLog) and any("by_dma" in name for name, _ in log.rates_gb_s)
 
 
