@@ -59,5 +59,5 @@ def test_no_heading_is_about_a_warning_that_does_not_exist():
 
 
 def test_every_json_schema_has_a_heading():
-    for verb in ("inspect", "find", "simulate", "plan", "capture", "compare", "history"):
+    for verb in ("inspect", "find", "links", "simulate", "plan", "capture", "compare", "history"):
         assert f"debubble.{verb}/1" in headings("json.md")

@@ -116,7 +116,7 @@ def judge_time(
 
 def judge_ratio(times: float, *, slow: bool, against: str) -> Judgement:
     """Put a verdict that was made into words."""
-    of = {"history": "before", "peers": "its peers", "class": "its kind of wire can do"}[against]
+    of = {"history": "before", "peers": "its peers", "class": "its kind of wire should"}[against]
     return Judgement(
         verdict=Verdict.SLOW if slow else Verdict.HEALTHY,
         against=against,

@@ -27,7 +27,7 @@ def links_page(found: LinkHealth, gaps: Sequence[Gap], next_command: str) -> Pag
     page.findings = [_sentence(one, found) for one in found.slow[1:]]
     page.tables = [_table(found)]
     page.notes = [f"check: {command}" for command in found.commands]
-    if found.shared:
+    if found.shared and found.slow:
         page.notes.insert(0, _SHARED)
     page.gaps = list(gaps)
     page.next_command = next_command
