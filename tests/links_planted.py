@@ -124,7 +124,9 @@ def _later(run, by_ns):
 def _one_after_the_other(steps):
     return replace(
         steps[0],
-        ranks=tuple(_joined_rank(ranks) for ranks in zip(*(one.ranks for one in steps))),
+        ranks=tuple(
+            _joined_rank(ranks) for ranks in zip(*(one.ranks for one in steps), strict=True)
+        ),
         passes=_joined([one.passes for one in steps]),
         transfers=_joined([one.transfers for one in steps]),
         steps=tuple(number for one in steps for number in one.steps),

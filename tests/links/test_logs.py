@@ -153,11 +153,10 @@ def with_iterations(text):
     lines = []
     for line in text.splitlines():
         words = line.split()
-        if "algbw" in line:
-            line = line.replace("#wrong", f"#wrong {names}")
-        elif words and words[0].isdigit():
-            line = " ".join([*words[:9], "1 2 3 4", *words[9:], "5 6 7 8"])
-        lines.append(line)
+        if words and words[0].isdigit():
+            lines.append(" ".join([*words[:9], "1 2 3 4", *words[9:], "5 6 7 8"]))
+        else:
+            lines.append(line.replace("#wrong", f"#wrong {names}"))
     return "\n".join(lines)
 
 
@@ -262,20 +261,18 @@ def test_altered_copies_give_the_figures_or_a_clear_error(name):
     """Never a traceback, and never other figures than the log had."""
     random = np.random.default_rng(0)
     true = own(SAMPLES[name])
-    refused = 0
+    refused = []
     for _ in range(400):
         text = mutated(SAMPLES[name], random)
         try:
             found = own(text)
         except LogError as error:
-            assert error.message
-            assert error.hint
-            assert error.file == "a.log"
-            refused += 1
+            refused.append(error)
             continue
         if isinstance(true, NcclLog):
             assert figures_of(found) == figures_of(true), text
-    assert refused > 100
+    assert len(refused) > 100
+    assert all(error.message and error.hint and error.file == "a.log" for error in refused)
 
 
 def dropped(text, column):
@@ -285,8 +282,9 @@ def dropped(text, column):
         words = line.split()
         if words and words[0].isdigit():
             del words[column]
-            line = " ".join(words)
-        lines.append(line)
+            lines.append(" ".join(words))
+        else:
+            lines.append(line)
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Simulated runs with one hop made slow: it is named, its way and its price too; no false alarms."""
+"""Simulated runs with one slow hop: it is named, its way and its price too; no false alarms."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _kinds(rows: Transfers, *, buffers: bool) -> tuple[Flags, Flags, Flags, F64]
     """Tell messages by what they met: waited for, in an exchange, early; and what each took.
 
     Of a receive that begins while its message travels only the rest is seen, where messages are
-    buffered (one early message tells, on any hop): that one counts from its send. Where both sides meet, the sender waited for it.
+    buffered (one early message tells, on any hop): that one counts from its send.
     """
     early: Flags = ~rows.fused & (rows.send_end_ns <= rows.receive_start_ns)
     wire = _wire(rows)

@@ -72,12 +72,12 @@ def _check_sizes(text: str, rows: Sequence[NcclRow], file: str) -> None:
     if found is None:
         return
     smallest, largest, step = int(found[1]), int(found[2]), int(found[3])
-    follow = (lambda size: size * step) if found[4] == "factor" else (lambda size: size + step)
+    factor, plus = (step, 0) if found[4] == "factor" else (1, step)
     # Small sizes are rounded to whole elements for all ranks, and may become 0.
     sizes = [row.size_bytes for row in rows if row.size_bytes >= _ROUNDED_BELOW]
-    gap = next((two for one, two in pairwise(sizes) if two != follow(one)), None)
+    gap = next((two for one, two in pairwise(sizes) if two != one * factor + plus), None)
     late = len(sizes) == len(rows) and sizes and sizes[0] > max(smallest, _ROUNDED_BELOW)
-    if gap or late or (sizes and follow(sizes[-1]) <= largest):
+    if gap or late or (sizes and sizes[-1] * factor + plus <= largest):
         raise LogError(
             f"sizes from {smallest} to {largest} were asked for, and some are missing"
             + (f" before {gap}" if gap else ""),
