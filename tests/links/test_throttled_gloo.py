@@ -123,7 +123,7 @@ def measure(spaces, out):
 
 @pytest.mark.accuracy
 @pytest.mark.parametrize("number", range(20))
-def test_the_throttled_hop_is_named_and_it_is_the_link(number, tmp_path):
+def test_the_throttled_hop_is_named_with_its_rate(number, tmp_path):
     if not allowed():
         pytest.skip("network namespaces need root, ip and tc")
     hop = HOPS[number % len(HOPS)]
@@ -131,5 +131,5 @@ def test_the_throttled_hop_is_named_and_it_is_the_link(number, tmp_path):
         answer = measure(spaces, tmp_path / "links.json")
     slow = [one for one in answer["hops"] if one["verdict"] == "slow"]
     assert [(one["from_rank"], one["to_rank"]) for one in slow] == [hop]
-    assert slow[0]["ill"] == "link"
-    assert slow[0]["beta_bytes_per_s"] == pytest.approx(400e6 / 8, rel=0.25)
+    # Of the largest messages: the kernel lets small ones through in a burst.
+    assert slow[0]["one_message_bytes_per_s"] == pytest.approx(400e6 / 8, rel=0.25)
