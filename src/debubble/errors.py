@@ -7,8 +7,10 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 ├── TraceError           one file cannot be read
 │   ├── NotATrace        it is readable, but it is something else
 │   └── TraceTooLarge    it inflates beyond the limits
+├── LogError             the log of a link test cannot be read
 ├── NoPipeline           traces without a pipeline in them
 ├── NoSplitFits          the layers do not fit the stages' memory, however they are split
+├── LinkTestError        the hops could not be measured
 ├── CaptureError         a job or a server could not be captured
 ├── StoreError           the history cannot be read or written
 ├── TuneError            a command cannot be tuned
@@ -71,12 +73,20 @@ class TraceTooLarge(TraceError):
     """The file inflates beyond the limits that guard against gzip bombs."""
 
 
+class LogError(DebubbleError):
+    """The log of a link test is damaged, cut off, or something else."""
+
+
 class NoPipeline(DebubbleError):
     """The traces can be read, but no pipeline is in them."""
 
 
 class NoSplitFits(DebubbleError):
     """The layers do not fit the stages' memory, however they are split."""
+
+
+class LinkTestError(DebubbleError):
+    """The hops could not be measured."""
 
 
 class CaptureError(DebubbleError):
@@ -103,10 +113,13 @@ class Code(StrEnum):
     BAD_TIMES = "bad_times"
     CLOSED_GRAPHS = "closed_graphs"
     COLD_STEPS = "cold_steps"
+    COPY_ENGINE = "copy_engine"
     COSTS_DIFFER = "costs_differ"
     CUT_STEPS = "cut_steps"
     DUPLICATE_RANK = "duplicate_rank"
     FOREIGN_DEVICE = "foreign_device"
+    HOST_TIMES = "host_times"
+    LINKS_INACTIVE = "links_inactive"
     MALFORMED = "malformed"
     MISSING_RANKS = "missing_ranks"
     MIXED_RUNS = "mixed_runs"
@@ -120,6 +133,7 @@ class Code(StrEnum):
     ORDER_CYCLE = "order_cycle"
     OPEN_RANGES = "open_ranges"
     RANK_ASSUMED = "rank_assumed"
+    RING_NAMES_NO_HOP = "ring_names_no_hop"
     SCHEDULE_DIFFERS = "schedule_differs"
     SCHEDULE_UNCHECKED = "schedule_unchecked"
     STAGES_UNKNOWN = "stages_unknown"
@@ -131,6 +145,7 @@ class Code(StrEnum):
     UNLINKED_MESSAGES = "unlinked_messages"
     UNMATCHED_TRANSFERS = "unmatched_transfers"
     UNREADABLE = "unreadable"
+    WRONG_VALUES = "wrong_values"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

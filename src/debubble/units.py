@@ -67,6 +67,16 @@ def show_bytes(count: float) -> str:
     return f"{_three(size)} TiB"
 
 
+def show_rate(bytes_per_s: float) -> str:
+    """Write bytes per second with three digits, decimal as vendors do: `7.03 GB/s`."""
+    size = float(bytes_per_s)
+    for unit in ("B/s", "kB/s", "MB/s"):
+        if abs(size) < 999.5:
+            return f"{_three(size)} {unit}"
+        size /= 1000
+    return f"{_three(size)} GB/s"
+
+
 def show_duration(nanoseconds: float) -> str:
     """Write a time with three digits in the unit that fits: `302 ms`, `1.94 s`, `38.6 us`."""
     size = float(nanoseconds)

@@ -8,7 +8,7 @@ from planned_runs import MS, planned_run
 
 from debubble.errors import UsageError
 from debubble.ledger.ledger import build_ledger
-from debubble.ledger.slow_hops import saved_by_repair, slow_hops
+from debubble.ledger.repair import saved_by_repair
 from debubble.ledger.verdict import name_causes
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change
@@ -50,7 +50,6 @@ def test_where_messages_go_one_way_one_hop_is_repaired():
 
 def test_hops_that_are_alike_are_none_to_repair():
     baseline, timeline, ledger = run_with("forward-only", 1, noise=0.05)
-    assert slow_hops(ledger) == {}
     assert repairs(baseline, timeline, ledger) == []
 
 

@@ -16,6 +16,7 @@ from debubble.report.names import printable
 VERBS = {
     "inspect": "What have I got? Files, ranks, steps and events; what is missing or broken.",
     "find": "Where does the time go? The bubble, measured, against theory.",
+    "links": "Is it the wire? Each hop measured, judged, and what it costs the batch.",
     "simulate": "What if? A schedule run with costs of your own, or a measured run changed.",
     "plan": "What should I change? Every lever ranked by what it buys, ready to paste.",
     "tune": "Do all that for me: run, plan, try the best options for real, keep the winner.",

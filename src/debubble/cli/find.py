@@ -19,7 +19,7 @@ from debubble.cli.options import (
     trace_options,
 )
 from debubble.errors import NoPipeline, UsageError
-from debubble.ledger.ledger import Ledger, build_ledger
+from debubble.ledger.hop_health import account_for
 from debubble.ledger.waits import Wait, list_waits
 from debubble.report.chrome import write_chrome
 from debubble.report.find import (
@@ -103,7 +103,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     ]
     gaps = (*run.gaps, *timeline.gaps, *(gap for one in figures for gap in one.gaps))
     worst = worst_of(figures)
-    ledger = _account_for(timeline, worst)
+    ledger = account_for(timeline, worst)
     gaps = tuple(dict.fromkeys((*gaps, *(ledger.gaps if ledger else ()))))
     page = find_page(figures, ledger, gaps, "" if quiet else following)
     waits = list_waits(ledger) if ledger and (draws or perfetto is not None) else ()
@@ -117,13 +117,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     exit_strictly(gaps, strict=strict)
     if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in figures):
         raise click.exceptions.Exit(EXIT_FAILED)
-
-
-def _account_for(timeline: Timeline, one: PipelineFigures) -> Ledger | None:
-    """Say where the time went; batches that overlap, or are cut, have no window to account for."""
-    if not one.one_run or one.cut or one.kind == "stream":
-        return None
-    return build_ledger(timeline, one.pipeline, [window.step for window in one.windows])
 
 
 def _statement(schedule: str | None, chunks: int | None) -> Statement | None:

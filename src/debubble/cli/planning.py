@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from debubble.cli.options import progress
 from debubble.errors import Gap, UsageError
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
-from debubble.report.find import worst_of
 from debubble.schedules import SCHEDULES, Statement, state_schedule
 from debubble.timeline.build import build_run
-from debubble.timeline.figures import PipelineFigures, measure_pipeline
+from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
 from debubble.timeline.model import Timeline
 from debubble.trace.run import find_run, read_run
 from debubble.trace.source import Limits

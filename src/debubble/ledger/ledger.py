@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,7 +14,8 @@ from debubble.ledger.account import account_step
 from debubble.ledger.culprits import Culprit, find_culprits
 from debubble.ledger.model import Account, Cause
 from debubble.ledger.savings import Remedies, Replays, replay_step
-from debubble.links.expectation import expect_wire
+from debubble.links.classes import wires_between
+from debubble.links.expectation import Hop, expect_wire
 from debubble.simulate.events import OrderCycle
 from debubble.simulate.measured import MeasuredStep, measure_step
 from debubble.timeline.keep import only_steps
@@ -79,8 +80,16 @@ class Ledger:
         return next((one for one in self.savings if one.cause == cause), None)
 
 
-def build_ledger(timeline: Timeline, pipeline: int, steps: Sequence[int]) -> Ledger | None:
-    """Account for the given steps of a pipeline, for some of them where they are many."""
+def build_ledger(
+    timeline: Timeline,
+    pipeline: int,
+    steps: Sequence[int],
+    wires: Mapping[Hop, str] | None = None,
+) -> Ledger | None:
+    """Account for the given steps of a pipeline, for some of them where they are many.
+
+    Hops are held against those over the same kind of wire: as `wires` says, else by hosts.
+    """
     ranks = timeline.ranks_of(pipeline)
     steps = [steps[row] for row in _spread(len(steps))]
     timeline = only_steps(timeline, steps)
@@ -88,7 +97,7 @@ def build_ledger(timeline: Timeline, pipeline: int, steps: Sequence[int]) -> Led
     if not measured:
         return None
     costs = measure_passes(timeline.passes, ranks)
-    expected = expect_wire(measured)
+    expected = expect_wire(measured, wires_between(ranks) if wires is None else wires)
     accounts = tuple(
         account_step(step, ranks, costs, one) for step, one in zip(measured, expected, strict=True)
     )

@@ -76,17 +76,31 @@ class Remedies:
             drain=np.maximum(lengths.drain - drain, 0),
         )
 
-    def repaired_hops(self, hops: Sequence[int]) -> Lengths:
-        """Let some hops be as fast as their peers; their messages still vary as they do."""
+    def repaired_hops(self, hops: Sequence[int], share: float | None = None) -> Lengths:
+        """Let some hops be as fast as their peers; their messages still vary as they do.
+
+        Or let their messages take a `share` of what they do, where something else tells it.
+        """
         lengths = self.step.lengths
         mine = np.isin(hop_of(self.step.program), hops)
-        faster = np.where(mine, np.minimum(self.expected.of_hop, 1.0), 1.0)
+        shares = np.where(mine & (share is not None), share or 1.0, self.expected.of_hop)
+        # An exchange ends when both its messages are there: the way back only waited for this one.
+        affected = mine | self._way_back(mine)
+        faster = np.where(affected, np.minimum(shares, 1.0), 1.0)
         return replace(
             lengths,
             sending=np.rint(lengths.sending * faster).astype(np.int64),
             wire=np.rint(lengths.wire * faster).astype(np.int64),
             drain=np.rint(lengths.drain * faster).astype(np.int64),
         )
+
+    def _way_back(self, mine: Flags) -> Flags:
+        """Return the messages that share an exchange with some."""
+        messages = self.step.program.messages
+        size = len(self.step.program.batches)
+        there = messages.sent[mine] * size + messages.received[mine]
+        back: Flags = np.isin(messages.received * size + messages.sent, there)
+        return back
 
     def expected_wires(self) -> Lengths:
         """Let no message take longer than its peers do."""

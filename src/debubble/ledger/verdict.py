@@ -13,8 +13,9 @@ import numpy as np
 
 from debubble.ledger.ledger import Ledger, Saving
 from debubble.ledger.model import Cause, RootKind
+from debubble.ledger.repair import saved_by_repair, times_expected
 from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE, saved_by
-from debubble.ledger.slow_hops import Hop, saved_by_repair, times_expected
+from debubble.links.expectation import Hop
 from debubble.simulate.lengths import hop_of
 
 # What buys less than a fiftieth of the batch is not worth a name: steps vary by more.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,11 +31,18 @@ class Expected:
         return np.where(self.there_before, self.drain, self.wire)
 
 
-def expect_wire(steps: tuple[MeasuredStep, ...]) -> tuple[Expected, ...]:
+Hop = tuple[int, int]
+"""The rank that sends and the rank that receives."""
+
+
+def expect_wire(
+    steps: tuple[MeasuredStep, ...], wires: Mapping[Hop, str] | None = None
+) -> tuple[Expected, ...]:
     """Return what each message of each step should have taken.
 
-    Hops of one class carry messages of one size, one way or both ways at once. What a hop should do
-    is the median of what the hops of its class do; alone in its class, what it does itself.
+    Hops of one class carry messages of one size, one way or both ways at once, over one kind of
+    wire where `wires` tells. What a hop should do is the median of what the hops of its class do;
+    alone in its class, what it does itself.
     """
     hop = np.concatenate([hop_of(step.program) for step in steps])
     size = np.concatenate([step.transfer_bytes for step in steps])
@@ -43,8 +51,10 @@ def expect_wire(steps: tuple[MeasuredStep, ...]) -> tuple[Expected, ...]:
     before = np.concatenate([_there_before(step) for step in steps])
     wire, drain = seen.copy(), seen.copy()
     share = np.ones(len(seen))
-    for one_size, both_ways in sorted(set(zip(size.tolist(), fused.tolist(), strict=True))):
-        mine = (size == one_size) & (fused == both_ways)
+    over = np.concatenate([_wire_of(step, wires or {}) for step in steps])
+    classes = sorted(set(zip(size.tolist(), fused.tolist(), over.tolist(), strict=True)))
+    for one_size, both_ways, wire_kind in classes:
+        mine = (size == one_size) & (fused == both_ways) & (over == wire_kind)
         wire[mine] = _typical(seen, hop, mine & ~before, mine)
         drain[mine] = _typical(seen, hop, mine & before, mine)
         for one in np.unique(hop[mine & ~before]):
@@ -56,6 +66,13 @@ def expect_wire(steps: tuple[MeasuredStep, ...]) -> tuple[Expected, ...]:
         Expected(wire=w, drain=d, there_before=b, of_hop=s)
         for w, d, b, s in zip(*parts, strict=True)
     )
+
+
+def _wire_of(step: MeasuredStep, wires: Mapping[Hop, str]) -> NDArray[np.str_]:
+    """Return the kind of wire that each message went over; nothing where that is not known."""
+    names, count = step.program.ranks, len(step.program.ranks)
+    kinds = [wires.get((here, there), "") for here in names for there in names]
+    return np.array(kinds, dtype=np.str_).reshape(count * count)[hop_of(step.program)]
 
 
 def _typical(seen: I64, hop: I64, wanted: Flags, otherwise: Flags) -> int:

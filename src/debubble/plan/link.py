@@ -14,10 +14,15 @@ import numpy as np
 
 from debubble.costs.wire_pools import WirePools, pool_wires
 from debubble.ledger.ledger import Ledger
-from debubble.ledger.slow_hops import Hop, saved_by_repair, slow_hops
+from debubble.ledger.repair import saved_by_repair
+from debubble.links.classes import wires_between
+from debubble.links.expectation import Hop
+from debubble.links.hop_times import time_hops
+from debubble.links.judge import judge_hops
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, weigh
+from debubble.timeline.hops import measure_hops
 from debubble.timeline.keep import only_steps
 from debubble.timeline.model import Timeline
 
@@ -37,7 +42,7 @@ class Repair:
 
 def repairs(baseline: Baseline, timeline: Timeline, ledger: Ledger | None) -> list[Repair]:
     """Weigh the repair of each slow link alone; the one that buys most first."""
-    slow = _slow(baseline, ledger)
+    slow = _slow(baseline, timeline)
     found = []
     for link in dict.fromkeys(frozenset(hop) for hop in slow):
         hops = tuple(hop for hop in slow if set(hop) == link)
@@ -76,11 +81,14 @@ def _without(baseline: Baseline, timeline: Timeline, hops: Sequence[Hop]) -> Wir
     return replace(pools, other=baseline.source.wires.other)
 
 
-def _slow(baseline: Baseline, ledger: Ledger | None) -> dict[Hop, float]:
-    """Return the hops that the ledger calls slow, and those whose messages nobody waited for."""
+def _slow(baseline: Baseline, timeline: Timeline) -> dict[Hop, float]:
+    """Return the hops that `links` calls slow, and those that this run is foretold with as slow."""
     names = [rank.rank for rank in baseline.ranks]
     slow = {
         (names[here], names[there]): times
         for (here, there), times in baseline.source.wires.slow.items()
     }
-    return slow | (slow_hops(ledger) if ledger else {})
+    kept = only_steps(timeline, baseline.source.steps)
+    timed = time_hops(kept, measure_hops(kept, baseline.ranks))
+    judged = judge_hops(timed, wires=wires_between(baseline.ranks), classes={}, history={})
+    return slow | {hop: one.times or 1.0 for hop, one in judged.items() if one.slow}

@@ -65,7 +65,7 @@ class Plan:
         return self.baseline
 
 
-def make_plan(
+def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     baseline: Baseline,
     timeline: Timeline,
     *,

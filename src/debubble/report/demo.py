@@ -7,9 +7,9 @@ from statistics import median
 from typing import Any
 
 from debubble.ledger.ledger import build_ledger
+from debubble.report.change import change_json, describe
 from debubble.report.compare import compare_answer, compare_json
 from debubble.report.find import find_page
-from debubble.report.plan import change_json, describe
 from debubble.report.text import Page, Table
 from debubble.tune.once import Improved
 from debubble.units import NS_PER_S, show_duration, show_share

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from debubble.errors import Code, Gap, NoPipeline, as_gap
+from debubble.ledger.hop_health import expected_rate
 from debubble.ledger.ledger import Ledger
+from debubble.ledger.repair import times_expected
 from debubble.report.inspect import gap_json, rank_table
 from debubble.report.ledger import ledger_findings, ledger_json, ledger_tables
 from debubble.report.stream import stream_answer, stream_json, stream_latency
@@ -172,7 +174,7 @@ def find_json(
         **ledger_json(ledger, worst.outside_ns),
         "stages": _stages_json(worst),
         "memory": [_memory_json(rank) for rank in worst.ranks],
-        "hops": [_hop_json(hop) for hop in worst.hops],
+        "hops": [_hop_json(hop, ledger) for hop in worst.hops],
         "unknown": reasons_for_null(worst),
         "verdict": answer(worst, len(figures)),
         "warnings": [gap_json(gap) for gap in gaps],
@@ -335,8 +337,9 @@ def _memory_json(rank: RankTimeline) -> dict[str, Any]:
     return {"rank": rank.rank} | {name: getattr(rank.memory, name, None) for name in fields}
 
 
-def _hop_json(hop: HopFigures) -> dict[str, Any]:
+def _hop_json(hop: HopFigures, ledger: Ledger | None) -> dict[str, Any]:
     alone = len(hop.stages) == 1
+    times = times_expected(ledger, (hop.source, hop.destination)) if ledger else None
     return {
         "from_rank": hop.source,
         "to_rank": hop.destination,
@@ -353,7 +356,7 @@ def _hop_json(hop: HopFigures) -> dict[str, Any]:
         "n": hop.count,
         "buffered_fraction": hop.buffered_fraction,
         "bytes_per_s": hop.bytes_per_s,
-        "expected_bytes_per_s": None,
+        "expected_bytes_per_s": expected_rate(hop.bytes_per_s, times),
     }
 
 

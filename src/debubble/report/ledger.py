@@ -9,7 +9,6 @@ from debubble.ledger.culprits import Culprit, find_culprits
 from debubble.ledger.ledger import Ledger, Saving
 from debubble.ledger.model import Cause
 from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE
-from debubble.ledger.slow_hops import SLOW
 from debubble.ledger.verdict import (
     LITTLE,
     MATTERS,
@@ -18,6 +17,7 @@ from debubble.ledger.verdict import (
     find_bottleneck,
     name_causes,
 )
+from debubble.links.judge import SLOW
 from debubble.report.text import Table
 from debubble.units import NS_PER_S, show_duration, show_share
 

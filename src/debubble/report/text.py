@@ -44,6 +44,10 @@ _WORDS = frozenset(
         "differs",
         "name",
         "tags",
+        "verdict",
+        "class",
+        "test",
+        "file",
     }
 )
 

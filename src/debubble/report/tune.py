@@ -6,8 +6,8 @@ import shlex
 from typing import Any
 
 from debubble.measure.measurement import Measurement, middle
+from debubble.report.change import change_json, describe
 from debubble.report.compare import measurement_json
-from debubble.report.plan import change_json, describe
 from debubble.report.text import Page, Table
 from debubble.tune.journal import Expected, Run
 from debubble.tune.loop import Tuned

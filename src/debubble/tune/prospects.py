@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from debubble.errors import UsageError
 from debubble.plan.allowed import Allowed
-from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline, stages_of
+from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
 from debubble.plan.change import Hold
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
+from debubble.plan.prepared import stages_of
 from debubble.plan.schedule import Refused
 from debubble.tune.journal import Expected, Run
 from debubble.tune.reading import Reading

@@ -1,0 +1,305 @@
+"""`debubble links`: is it the wire? From traces, from logs of link tests, or measured here."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from debubble.cli.find import EXIT_FAILED
+from debubble.cli.options import (
+    Manners,
+    exit_strictly,
+    limits_from,
+    output_options,
+    print_answer,
+    progress,
+    trace_options,
+)
+from debubble.cli.planning import choose_figures
+from debubble.errors import Gap, UsageError
+from debubble.ledger.hop_health import judge_links
+from debubble.links.classes import LinkClass
+from debubble.links.expectation import Hop
+from debubble.links.history import read_history
+from debubble.links.judge import Past
+from debubble.links.live.ladder import FEWEST_SAMPLES
+from debubble.links.live.launch import run_here
+from debubble.links.live.measured import is_measured, read_measured
+from debubble.links.live.verdicts import judge_measured
+from debubble.links.logs.pairs import doubts_about, pairs_in
+from debubble.links.logs.read import load_json, looks_like_log, read_log, read_text
+from debubble.links.wiring import parse_classes, read_topologies, read_wiring
+from debubble.report.link_logs import logs_json, logs_page
+from debubble.report.link_matrix import draw_matrix
+from debubble.report.links import links_json, links_page
+from debubble.report.live_links import live_json, live_page
+from debubble.report.text import Page
+from debubble.timeline.build import build_run
+from debubble.trace.files import expand
+from debubble.trace.run import Run, find_run, read_run
+from debubble.trace.source import Limits, Source
+
+_PREFIX_BYTES = 64 * 1024
+
+
+class WithDefault(click.Group):
+    """`links TRACES` is `links read TRACES`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the default verb where none was typed."""
+        if args and args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = ["read", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    "links",
+    cls=WithDefault,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """Tell whether it is the wire: each hop's time, its health, and what it costs the batch."""
+
+
+@command.command("read")
+@click.argument("places", nargs=-1, required=True, metavar="TRACES|LOGS...")
+@click.option(
+    "--history",
+    "history_files",
+    multiple=True,
+    metavar="FILE",
+    help="An earlier answer (--json) to hold hops against.",
+)
+@click.option(
+    "--class",
+    "classes",
+    multiple=True,
+    metavar="[A:B=]NAME",
+    help="The kind of wire, of all hops or of one pair.",
+)
+@click.option(
+    "--topology",
+    "topology_files",
+    multiple=True,
+    metavar="FILE",
+    help="What `nvidia-smi topo -m` or `nvlink -s` printed.",
+)
+@click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
+@click.option("--matrix", metavar="OUT", help="Write a picture of the rates, as SVG.")
+@click.option("--force", is_flag=True, help="Let --matrix replace a file.")
+@click.option(
+    "--fail-on", type=click.Choice(["slow"]), help="Exit with 1 when a hop is slow: slow."
+)
+@trace_options
+@output_options
+def read(  # noqa: PLR0913 (one argument a flag)
+    *,
+    places: tuple[str, ...],
+    history_files: tuple[str, ...],
+    classes: tuple[str, ...],
+    topology_files: tuple[str, ...],
+    pipeline: int | None,
+    matrix: str | None,
+    force: bool,
+    fail_on: str | None,
+    capture: str | None,
+    rank: int | None,
+    max_inflated: str,
+    max_ratio: float,
+    as_json: bool,
+    strict: bool,
+    color: str,
+    quiet: bool,
+) -> None:
+    """Judge the hops of a run from its TRACES, or from LOGS of link tests."""
+    limits = limits_from(max_inflated, max_ratio)
+    picture = _place_for(matrix, force=force)
+    known = _Known(classes=classes, history=read_history(history_files), topologies=topology_files)
+    kinds = {_kind_of(place, limits) for place in places}
+    if len(kinds) > 1:
+        raise UsageError("traces and logs are read apart", hint="give one kind in a command")
+    if kinds == {"log"}:
+        answer = _of_logs(places, known, limits)
+    elif kinds == {"measured"}:
+        answer = _of_measured(places, known, limits)
+    else:
+        found = find_run(places, capture=capture, limits=limits)
+        with progress("reading", quiet=quiet) as show:
+            traces = read_run(found, limits=limits, rank=rank, on_progress=show)
+        answer = _of_traces(traces, known, pipeline)
+        words = " ".join(shlex.quote(word) for word in places)
+        answer.page.next_command = f"debubble find {words}"
+    _finish(
+        answer, picture, fail_on, Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)
+    )
+
+
+@command.command("run")
+@click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True)
+@click.option("--size", metavar="SIZE", help="What the job itself sends, such as 8MiB.")
+@click.option("--largest", metavar="SIZE", default="64MiB", show_default=True)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=FEWEST_SAMPLES),
+    default=FEWEST_SAMPLES,
+    show_default=True,
+    help="Messages of each size.",
+)
+@click.option("--all-pairs", is_flag=True, help="Every pair of ranks, not only neighbours.")
+@click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="By default as torch would.")
+@click.option("--out", metavar="FILE", default="links.json", show_default=True)
+@click.option("--matrix", metavar="OUT", help="Write a picture of the rates, as SVG.")
+@click.option("--force", is_flag=True, help="Replace files.")
+@click.option(
+    "--fail-on", type=click.Choice(["slow"]), help="Exit with 1 when a hop is slow: slow."
+)
+@output_options
+def run(  # noqa: PLR0913 (one argument a flag)
+    *,
+    ranks: int,
+    size: str | None,
+    largest: str,
+    samples: int,
+    all_pairs: bool,
+    backend: str | None,
+    out: str,
+    matrix: str | None,
+    force: bool,
+    fail_on: str | None,
+    as_json: bool,
+    strict: bool,
+    color: str,
+    quiet: bool,
+) -> None:
+    """Measure the hops between ranks on this machine. Elsewhere: torchrun … -m debubble.links."""
+    picture, file = _place_for(matrix, force=force), _place_for(out, force=force)
+    words = ["--largest", largest, "--samples", str(samples)]
+    words += ["--size", size] if size else []
+    words += ["--backend", backend] if backend else []
+    words += ["--all-pairs"] if all_pairs else []
+    words += ["--force"] if force else []
+    with progress("measuring", quiet=quiet) as show:
+        run_here(ranks, words, Path(out), on_progress=show)
+    answer = _of_measured([str(file)], _Known(), limits_from("1GiB", 1000.0))
+    answer.page.next_command = f"debubble links {shlex.quote(out)}"
+    _finish(
+        answer, picture, fail_on, Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What the user says of the wires."""
+
+    classes: Sequence[str] = ()
+    history: Mapping[Hop, Past] = field(default_factory=dict)
+    topologies: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What is printed, and drawn."""
+
+    page: Page
+    data: dict[str, Any]
+    gaps: tuple[Gap, ...]
+    rates: dict[Hop, float]
+    slow: list[Hop]
+
+
+def _of_traces(run: Run, known: _Known, pipeline: int | None) -> _Answer:
+    timeline = build_run(run)
+    figures = choose_figures(timeline, pipeline)
+    topologies, down = read_topologies(known.topologies)
+    wiring = read_wiring(figures.ranks, known.classes, topologies)
+    health = judge_links(timeline, figures, wiring, known.history)
+    gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps, *down)))
+    return _Answer(
+        page=links_page(health, gaps, ""),
+        data=links_json(health, gaps),
+        gaps=gaps,
+        rates={one.hop: one.times.bytes_per_s for one in health.hops if one.times.bytes_per_s},
+        slow=[one.hop for one in health.slow],
+    )
+
+
+def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
+    logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
+    ranks = sorted({one.rank for log in logs for one in getattr(log, "ranks", ())})
+    pairs = pairs_in(logs, classes=_classes_of(known, ranks), history=known.history)
+    gaps = doubts_about(logs)
+    return _Answer(
+        page=logs_page(logs, pairs, gaps, "torchrun … -m debubble.links"),
+        data=logs_json(logs, pairs, gaps),
+        gaps=gaps,
+        rates={hop: one.bytes_per_s for one in pairs for hop in (one.pair, one.pair[::-1])},
+        slow=[hop for one in pairs if one.judgement.slow for hop in (one.pair, one.pair[::-1])],
+    )
+
+
+def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
+    if len(files) > 1:
+        raise UsageError("one hop test at a time", hint="hold it against others with --history")
+    measured = read_measured(json.loads(read_text(files[0], limits)), files[0])
+    classes = _classes_of(known, [place.rank for place in measured.places])
+    hops = judge_measured(measured, classes=classes, history=known.history)
+    _, gaps = read_topologies(known.topologies)
+    return _Answer(
+        page=live_page(measured, hops, gaps, ""),
+        data=live_json(measured, hops, gaps),
+        gaps=tuple(gaps),
+        rates={one.hop: one.bytes_per_s for one in hops},
+        slow=[one.hop for one in hops if one.judgement.slow],
+    )
+
+
+def _classes_of(known: _Known, ranks: Sequence[int]) -> dict[Hop, LinkClass]:
+    every = [(here, there) for here in ranks for there in ranks if here != there]
+    return parse_classes(known.classes, every)
+
+
+def _finish(answer: _Answer, picture: Path | None, fail_on: str | None, manners: Manners) -> None:
+    """Draw and print; exit as the user asked."""
+    if manners.quiet:
+        answer.page.next_command = ""
+    if picture is not None:
+        ranks = sorted({rank for hop in answer.rates for rank in hop})
+        picture.write_text(draw_matrix(ranks, answer.rates, answer.slow), "utf-8")
+        if not manners.quiet:
+            click.echo(f"{picture} written", err=True)
+    print_answer(answer.page, answer.data, as_json=manners.as_json, color=manners.color)
+    exit_strictly(answer.gaps, strict=manners.strict)
+    if fail_on and answer.slow:
+        raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _kind_of(place: str, limits: Limits) -> str:
+    """Tell what a word means: traces, a log of a link test, or what a hop test wrote."""
+    files, named = expand([place])
+    if not named or len(files) != 1:
+        return "traces"
+    start = Source(place, limits).prefix(_PREFIX_BYTES).decode("utf-8", errors="replace")
+    if not start.lstrip().startswith("{"):
+        return "log" if looks_like_log(start) else "traces"
+    if '"traceEvents"' in start or len(start) >= _PREFIX_BYTES:
+        return "traces"
+    data = load_json(start)
+    if is_measured(data):
+        return "measured"
+    return "log" if looks_like_log(start) else "traces"
+
+
+def _place_for(out: str | None, *, force: bool) -> Path | None:
+    if out is None:
+        return None
+    path = Path(out)
+    if path.exists() and not force:
+        raise UsageError(f"{out} is there already", hint="give another name, or --force")
+    return path

@@ -1,0 +1,126 @@
+"""A measured pipeline in → each of its hops: what it takes, the verdict, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from debubble.costs.devices import surely_share
+from debubble.ledger.ledger import Ledger, build_ledger
+from debubble.ledger.repair import saved_by_repair, times_expected
+from debubble.links.classes import LinkClass, wires_between
+from debubble.links.expectation import Hop
+from debubble.links.hop_times import HopTimes, time_hops
+from debubble.links.judge import Judgement, Past, Verdict, judge_hops
+from debubble.links.nccl_command import nccl_command
+from debubble.links.wiring import Wiring
+from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.keep import only_steps
+from debubble.timeline.model import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopHealth:
+    """One direction between two ranks."""
+
+    times: HopTimes
+    judgement: Judgement
+    wire: LinkClass | None
+    wire_stated: bool
+    """Not merely guessed from the devices."""
+    times_expected: float | None
+    """As `find` tells it: how many times as long as its peers its messages mostly take."""
+    cost_ns: int | None
+    """What a batch would save with this hop as it should be; None where that is not known."""
+
+    @property
+    def hop(self) -> Hop:
+        """The rank that sends and the rank that receives."""
+        return self.times.hop
+
+    @property
+    def expected_bytes_per_s(self) -> float | None:
+        """What the hop would carry if it were as fast as its peers."""
+        return expected_rate(self.times.figures.bytes_per_s, self.times_expected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkHealth:
+    """All hops of a pipeline."""
+
+    hops: tuple[HopHealth, ...]
+    commands: tuple[str, ...]
+    """To measure each pair with nccl-tests."""
+    batch_latency_ns: int | None
+    shared: bool
+    """Ranks share a device, so that what one hop gains slows what is beside it."""
+
+    @property
+    def slow(self) -> list[HopHealth]:
+        """Slow hops, the dearest first."""
+        found = [one for one in self.hops if one.judgement.slow]
+        return sorted(found, key=lambda one: -(one.cost_ns or 0))
+
+
+def expected_rate(bytes_per_s: float | None, times: float | None) -> float | None:
+    """Return what a hop would carry at its peers' speed."""
+    return bytes_per_s * times if bytes_per_s is not None and times is not None else None
+
+
+def account_for(
+    timeline: Timeline, one: PipelineFigures, wires: Mapping[Hop, str] | None = None
+) -> Ledger | None:
+    """Say where the time went; batches that overlap, or are cut, have no window to account for."""
+    if not one.one_run or one.cut or one.kind == "stream":
+        return None
+    return build_ledger(timeline, one.pipeline, [window.step for window in one.windows], wires)
+
+
+def judge_links(
+    timeline: Timeline, figures: PipelineFigures, wiring: Wiring, history: Mapping[Hop, Past]
+) -> LinkHealth:
+    """Time, judge and price every hop of a pipeline."""
+    wires = wires_between(figures.ranks) | {hop: wire.name for hop, wire in wiring.stated.items()}
+    ledger = account_for(timeline, figures, wires)
+    steps = [window.step for window in figures.windows]
+    timed = time_hops(only_steps(timeline, steps) if steps else timeline, figures.hops)
+    judged = judge_hops(timed, wires=wires, classes=wiring.stated, history=history)
+    hops = tuple(
+        HopHealth(
+            times=one,
+            judgement=judged[one.hop],
+            wire=wiring.of(one.hop),
+            wire_stated=one.hop in wiring.stated,
+            times_expected=times_expected(ledger, one.hop) if ledger else None,
+            cost_ns=_cost(ledger, one.hop, judged[one.hop]),
+        )
+        for one in timed
+    )
+    return LinkHealth(
+        hops=hops,
+        commands=_commands(figures),
+        batch_latency_ns=figures.batch_latency_ns,
+        shared=surely_share(figures.ranks),
+    )
+
+
+def _cost(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> int | None:
+    """Price a hop against its peers; by its past or its kind of wire where these tell."""
+    if ledger is None or not ledger.replays or judgement.verdict == Verdict.UNKNOWN:
+        return None
+    if not judgement.slow:
+        return 0
+    if judgement.against != "peers" and judgement.times:
+        return saved_by_repair(ledger, [hop], 1 / judgement.times)
+    return saved_by_repair(ledger, [hop])
+
+
+def _commands(figures: PipelineFigures) -> tuple[str, ...]:
+    ranks = {rank.rank: rank for rank in figures.ranks}
+    sizes: dict[Hop, int] = {}
+    for hop in figures.hops:
+        pair = min(hop.source, hop.destination), max(hop.source, hop.destination)
+        sizes[pair] = max(hop.message_bytes, sizes.get(pair, -1))
+    return tuple(
+        nccl_command(ranks[here], ranks[there], size) for (here, there), size in sizes.items()
+    )

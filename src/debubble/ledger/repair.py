@@ -1,0 +1,34 @@
+"""A `Ledger` and hops in → what these take against their peers, and what repairing them saves.
+
+The one place where a slow hop gets its price: `find`, `links` and `plan` all ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from debubble.ledger.ledger import Ledger
+from debubble.ledger.savings import saved_by
+from debubble.links.expectation import Hop
+from debubble.simulate.lengths import hop_of
+
+
+def times_expected(ledger: Ledger, hop: Hop) -> float | None:
+    """Return how many times as long a hop's messages mostly take as those of its peers."""
+    number = _number(ledger, hop)
+    shares = [one.expected.of_hop[hop_of(one.step.program) == number] for one in ledger.remedies]
+    found = np.concatenate(shares) if shares else np.zeros(0)
+    return float(1 / np.median(found)) if len(found) else None
+
+
+def saved_by_repair(ledger: Ledger, hops: Sequence[Hop], share: float | None = None) -> int:
+    """Replay the steps with some hops as fast as their peers, or at a share of what they take."""
+    numbers = [_number(ledger, hop) for hop in hops]
+    return saved_by(ledger.remedies, lambda one: one.repaired_hops(numbers, share))
+
+
+def _number(ledger: Ledger, hop: Hop) -> int:
+    names = [one.rank for one in ledger.ranks]
+    return names.index(hop[0]) * len(names) + names.index(hop[1])

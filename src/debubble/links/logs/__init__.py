@@ -1,0 +1,1 @@
+"""Logs of nccl-tests, nvbandwidth and nvidia-smi in → the figures they print."""

@@ -1,0 +1,121 @@
+"""Output of `nvidia-smi topo -m` or `nvlink -s` in → how devices of a host are joined."""
+
+from __future__ import annotations
+
+import re
+
+from debubble.errors import LogError
+from debubble.links.classes import CLASSES, LinkClass, nvlink_of
+from debubble.links.expectation import Hop
+from debubble.links.logs.model import NvlinkStatus, Topology
+from debubble.links.logs.numbers import RERUN, number
+
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_GPU = re.compile(r"^GPU(\d+)$")
+_JOIN = re.compile(r"^(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|NVB|PSB)$")
+_DEVICE = re.compile(r"^GPU (\d+):\s*(.*?)\s*(?:\(UUID:.*)?$")
+_LINK = re.compile(r"^\s*Link (\d+):\s*(.+?)\s*$")
+_RATE = re.compile(r"^(\S+) GB/s$")
+# 12 links are NVLink 3, 18 are NVLink 4 or 5: the device tells which.
+_BY_LINKS = {12: "nvlink3", 8: "nvlink4-h800"}
+_PCIE_5 = ("H100", "H200", "H800", "B200", "L40S")
+
+
+def is_topology(text: str) -> bool:
+    """Tell whether `nvidia-smi topo -m` printed this."""
+    return any(_columns(line) for line in _plain(text))
+
+
+def is_nvlink_status(text: str) -> bool:
+    """Tell whether `nvidia-smi nvlink -s` printed this."""
+    lines = _plain(text)
+    return any(map(_DEVICE.match, lines)) and any(map(_LINK.match, lines))
+
+
+def read_topology(text: str, file: str) -> Topology:
+    """Read the part of the matrix that is about devices; network cards and processors stay out."""
+    columns: list[int] = []
+    joins: dict[Hop, str] = {}
+    seen: list[int] = []
+    for count, line in enumerate(_plain(text), 1):
+        if not columns:
+            columns = _columns(line)
+            continue
+        words = line.split()
+        row = _GPU.match(words[0]) if words else None
+        if row is None:
+            continue
+        seen.append(int(row[1]))
+        cells = words[1 : len(columns) + 1]
+        if len(cells) < len(columns) or not all(map(_JOIN.match, cells)):
+            raise LogError(
+                f"line {count}: not {len(columns)} joins, such as NV18 or SYS",
+                hint="give what `nvidia-smi topo -m` printed, as it is",
+                file=file,
+            )
+        joins |= {(seen[-1], other): cell for other, cell in zip(columns, cells, strict=True)}
+    if not columns or seen != columns:
+        raise LogError(
+            f"{len(seen)} rows for {len(columns)} devices",
+            hint="give what `nvidia-smi topo -m` printed, as it is",
+            file=file,
+        )
+    _check_symmetry(joins, file)
+    return Topology(file=file, joins={pair: how for pair, how in joins.items() if how != "X"})
+
+
+def _check_symmetry(joins: dict[Hop, str], file: str) -> None:
+    for (here, there), how in joins.items():
+        back = joins[there, here]
+        if (here == there) != (how == "X") or back != how:
+            raise LogError(
+                f"GPU{here} to GPU{there} is {how}, and back it is {back}",
+                hint="cells are missing or changed places; give it as nvidia-smi printed it",
+                file=file,
+            )
+
+
+def read_nvlink_status(text: str, file: str) -> NvlinkStatus:
+    """Read the links of each device."""
+    devices: list[tuple[int, str, list[float | None]]] = []
+    for count, line in enumerate(_plain(text), 1):
+        where = f"line {count}"
+        if found := _DEVICE.match(line):
+            devices.append((int(found[1]), found[2], []))
+        elif found := _LINK.match(line):
+            if not devices or int(found[1]) != len(devices[-1][2]):
+                raise LogError(f"{where}: link {found[1]} out of turn", hint=RERUN, file=file)
+            rate = _RATE.match(found[2])
+            if rate is None and found[2] != "<inactive>":
+                raise LogError(f"{where}: {found[2]!r} is no rate", hint=RERUN, file=file)
+            devices[-1][2].append(number(rate[1], file, where) if rate else None)
+        elif line.strip():
+            raise LogError(f"{where}: neither a device nor a link", hint=RERUN, file=file)
+    if len({len(links) for _, _, links in devices}) > 1:
+        raise LogError("devices with different numbers of links", hint=RERUN, file=file)
+    return NvlinkStatus(
+        file=file, devices=tuple((index, name, tuple(links)) for index, name, links in devices)
+    )
+
+
+def class_of_join(join: str, device_name: str) -> LinkClass | None:
+    """Return the kind of wire of a join, as far as it and the device tell."""
+    if join.startswith("NV") and join[2:].isdigit():
+        known = nvlink_of(device_name)
+        return known or CLASSES.get(_BY_LINKS.get(int(join[2:]), ""))
+    if not device_name:
+        return None
+    newer = any(word in device_name for word in _PCIE_5)
+    return CLASSES["pcie5" if newer else "pcie4"] if "A100" in device_name or newer else None
+
+
+def _columns(line: str) -> list[int]:
+    words = line.split()
+    found = [match for word in words if (match := _GPU.match(word))]
+    alone = bool(words) and _GPU.match(words[0]) and (len(words) < 2 or _GPU.match(words[1]))
+    several = len(words) > 1 and not _JOIN.match(words[1])
+    return [int(match[1]) for match in found] if alone and (several or len(words) == 1) else []
+
+
+def _plain(text: str) -> list[str]:
+    return [_STYLE.sub("", line) for line in text.splitlines()]

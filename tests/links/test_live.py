@@ -1,0 +1,149 @@
+"""Hop tests: what their figures mean, who is ill, and the measuring itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from debubble.errors import LogError, UsageError
+from debubble.links.live.ladder import pairs_of, sizes_of
+from debubble.links.live.measured import (
+    Measured,
+    Place,
+    Rung,
+    Times,
+    read_measured,
+    write_measured,
+)
+from debubble.links.live.verdicts import judge_measured, second_pass
+from debubble.report.link_matrix import draw_matrix
+
+SIZES = sizes_of(4 * 1024**2)
+
+
+def rungs_of(hops, slow=(), times=4.0):
+    """Hops at 2 GB/s and 40 us; some so many times slower."""
+    rungs = []
+    for hop in hops:
+        for size in SIZES:
+            seconds = (40e-6 + size / 2e9) * (times if hop in slow else 1.0)
+            taken = Times(quick_s=seconds * 0.95, median_s=seconds, p95_s=seconds * 1.2, n=20)
+            rungs.append(
+                Rung(
+                    source=hop[0],
+                    destination=hop[1],
+                    size_bytes=size,
+                    one_way=taken,
+                    both_ways=taken,
+                )
+            )
+    return tuple(rungs)
+
+
+def chain(ranks, slow=(), hosts=None):
+    hops = [hop for pair in pairs_of(ranks, every=False) for hop in (pair, pair[::-1])]
+    names = hosts or ["a"] * ranks
+    places = tuple(Place(rank=rank, host=names[rank], device="cpu") for rank in range(ranks))
+    return Measured(
+        backend="gloo", job_bytes=None, places=places, rungs=rungs_of(hops, slow), second=()
+    )
+
+
+def slow_in(measured):
+    return [one.hop for one in judge_measured(measured) if one.judgement.slow]
+
+
+def test_a_slow_direction_is_named_and_its_other_way_is_not():
+    assert slow_in(chain(4, [(2, 1)])) == [(2, 1)]
+    assert slow_in(chain(4)) == []
+
+
+def test_latency_and_bandwidth_are_fitted():
+    for one in judge_measured(chain(4)):
+        assert one.fit.latency_ns == pytest.approx(40_000, rel=0.01)
+        assert one.fit.bytes_per_s == pytest.approx(2e9, rel=0.01)
+
+
+def test_hops_between_hosts_are_no_peers_of_hops_inside():
+    measured = chain(4, [(1, 2), (2, 1)], hosts=["a", "a", "b", "b"])
+    assert slow_in(measured) == []
+
+
+def test_the_ends_of_a_slow_hop_are_paired_with_ranks_that_are_well():
+    assert second_pass(chain(4, [(2, 3)])) == ((2, 3), (2, 1), (1, 3))
+    assert second_pass(chain(4)) == ()
+
+
+@pytest.mark.parametrize(
+    ("again", "ill"),
+    [
+        ([(2, 3)], "link"),
+        ([(2, 3), (1, 3)], "rank 3"),
+    ],
+)
+def test_a_second_pass_tells_the_rank_from_the_link(again, ill):
+    first = chain(4, [(2, 3)])
+    second = rungs_of(second_pass(first), slow=again)
+    found = {one.hop: one for one in judge_measured(replace(first, second=second))}
+    assert found[2, 3].ill == ill
+
+
+def test_slow_once_and_not_again_is_healthy():
+    first = chain(4, [(2, 3)])
+    assert slow_in(replace(first, second=rungs_of(second_pass(first)))) == []
+
+
+def test_two_ranks_have_each_other_as_peers():
+    assert slow_in(chain(2, [(0, 1)])) == [(0, 1)]
+
+
+def test_a_test_survives_its_file():
+    measured = chain(3, [(0, 1)])
+    assert read_measured(json.loads(write_measured(measured)), "x") == measured
+
+
+def test_a_damaged_test_is_refused():
+    data = json.loads(write_measured(chain(2)))
+    del data["rungs"][0]["one_way"]
+    with pytest.raises(LogError, match="damaged"):
+        read_measured(data, "x")
+
+
+def test_ladders_hold_the_job_s_own_size():
+    assert sizes_of(4096, 3000) == (1024, 3000, 4096)
+    with pytest.raises(UsageError):
+        sizes_of(100)
+
+
+def test_neighbours_or_all_pairs():
+    assert pairs_of(3, every=False) == ((0, 1), (1, 2))
+    assert pairs_of(3, every=True) == ((0, 1), (0, 2), (1, 2))
+
+
+def test_the_picture_frames_slow_hops_only():
+    picture = draw_matrix([0, 1], {(0, 1): 2e9, (1, 0): 1e9}, [(1, 0)])
+    assert picture.count('stroke-width="4"') == 1
+    assert "2.00 GB/s" in picture
+    assert "1.00 GB/s" in picture
+
+
+@pytest.mark.slow
+def test_two_real_ranks_are_measured_on_this_machine(tmp_path):
+    out, picture = tmp_path / "links.json", tmp_path / "links.svg"
+    command = [sys.executable, "-m", "debubble", "links", "run", "--backend", "gloo"]
+    command += ["--largest", "64KiB", "--size", "20KiB", "--out", str(out)]
+    command += ["--matrix", str(picture), "--json"]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=120)
+    answer = json.loads(done.stdout)
+    assert [(hop["from_rank"], hop["to_rank"]) for hop in answer["hops"]] == [(0, 1), (1, 0)]
+    for hop in answer["hops"]:
+        assert [rung["bytes"] for rung in hop["ladder"]] == [1024, 4096, 16384, 20480, 65536]
+        assert all(rung["n"] >= 20 for rung in hop["ladder"])
+        assert hop["bytes"] == 20480
+    assert picture.read_text("utf-8").startswith("<svg")
+    again = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    assert again.returncode == 2

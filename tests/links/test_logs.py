@@ -1,0 +1,319 @@
+"""Logs of link tests: every figure as it is printed; altered copies are refused, and say why."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from debubble.errors import Code, DebubbleError, LogError
+from debubble.links.classes import find_class
+from debubble.links.logs.model import CopyLog, MatrixLog, NcclLog
+from debubble.links.logs.pairs import doubts_about, pairs_in
+from debubble.links.logs.read import looks_like_log, read_log
+from debubble.links.logs.topology import class_of_join
+
+OWN = Path(__file__).parents[1] / "data" / "links"
+TEXT = (OWN / "sendrecv_2ranks.txt").read_text("utf-8")
+RING = (OWN / "sendrecv_4ranks.txt").read_text("utf-8")
+JSON = (OWN / "sendrecv_2ranks.json").read_text("utf-8")
+MATRIX = """nvbandwidth Version: v0.6
+
+Running device_to_device_memcpy_read_ce.
+memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)
+           0         1
+ 0       N/A    395.10
+ 1    396.40       N/A
+
+SUM device_to_device_memcpy_read_ce 791.50
+
+"""
+MATRIX_JSON = {
+    "nvbandwidth": {
+        "version": "v0.7",
+        "testcases": [
+            {
+                "name": "device_to_device_memcpy_write_sm",
+                "status": "Passed",
+                "bandwidth_description": "memcpy SM GPU(row) -> GPU(column) bandwidth (GB/s)",
+                "bandwidth_matrix": [["N/A", "371.25"], ["370.75", "N/A"]],
+                "sum": 742.0,
+            },
+            {"name": "host_to_device_memcpy_ce", "status": "Waived"},
+        ],
+    }
+}
+TOPOLOGY = """\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\x1b[0m
+GPU0\t X \tNV18\tSYS\tPIX\t0-47
+GPU1\tNV18\t X \tSYS\tPXB\t0-47
+GPU2\tSYS\tSYS\t X \tSYS\t48-95
+NIC0\tPIX\tPXB\tSYS\t X
+
+Legend:
+  X    = Self
+"""
+NVLINK = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)
+\t Link 0: 26.562 GB/s
+\t Link 1: 26.562 GB/s
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)
+\t Link 0: 26.562 GB/s
+\t Link 1: <inactive>
+"""
+
+
+def own(text):
+    return read_log(text, "a.log")
+
+
+def figures_of(log):
+    """Return all figures of the rows, by row."""
+    rows = []
+    for row in log.rows:
+        halves = [half for half in (row.out_of_place, row.in_place) if half]
+        rows.append(
+            [
+                row.size_bytes,
+                row.count,
+                *(
+                    figure
+                    for half in halves
+                    for figure in (half.time_us, half.algbw_gb_s, half.busbw_gb_s)
+                ),
+            ]
+        )
+    return rows
+
+
+def printed(text):
+    """Return the numbers of each row, read another way: size, count, and two times three."""
+    rows = []
+    for line in text.splitlines():
+        words = line.split()
+        if re.fullmatch(r"\d+", words[0] if words else "") and len(words) >= 10:
+            numbers = [float(word) for word in words if re.fullmatch(r"[\d.e+]+", word)]
+            out, into = words[-8:-5], words[-4:-1]
+            rows.append([*numbers[:2], *map(float, out), *map(float, into)])
+    return rows
+
+
+def test_text_and_json_of_one_test_tell_the_same():
+    text, data = figures_of(own(TEXT)), figures_of(own(JSON))
+    assert len(text) == len(data) == 16
+    for printed_row, row in zip(text, data, strict=True):
+        assert printed_row == pytest.approx(row, rel=0.01, abs=0.006)
+
+
+def test_every_log_of_others_parses_to_the_figures_it_prints(public_data):
+    kinds = set()
+    for path in sorted((public_data / "nccl-logs").iterdir()):
+        text = path.read_text("utf-8")
+        log = own(text)
+        kinds.add(type(log))
+        if isinstance(log, NcclLog):
+            assert figures_of(log) == printed(text)
+            assert len(log.ranks) == 8
+        elif isinstance(log, MatrixLog):
+            cells = [cell for test in log.tests for row in test.cells for cell in row]
+            tables = re.findall(r"^ \d+ +([\d. ]+)$", text, re.MULTILINE)
+            assert cells == [float(word) for row in tables for word in row.split()]
+            assert [test.total for test in log.tests] == [
+                float(word) for word in re.findall(r"^SUM \S+ (\S+)", text, re.MULTILINE)
+            ]
+        else:
+            assert [f"{name} {rate:g}" for name, rate in log.rates_gb_s] == text.splitlines()
+    assert kinds == {NcclLog, MatrixLog, CopyLog}
+
+
+def test_every_log_of_our_own_parses_to_the_figures_it_prints(recorded_data):
+    for path in sorted((recorded_data / "nccl-tests").glob("*.txt")):
+        text = path.read_text("utf-8")
+        assert figures_of(own(text)) == printed(text)
+
+
+def test_the_environment_is_dropped():
+    assert "planted-secret" in JSON
+    assert "planted-secret" not in repr(own(JSON))
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_all_versions_of_the_json_are_read(version):
+    data = json.loads(JSON) | {"version": version}
+    if version == 1:
+        for row in data["results"]:
+            del row["actual_iterations"], row["experiment_name"]
+    assert figures_of(own(json.dumps(data))) == figures_of(own(JSON))
+
+
+def with_iterations(text):
+    """Add the four columns of `-I 1` after each half."""
+    names = "i_min i_max i_p99 i_cv%"
+    lines = []
+    for line in text.splitlines():
+        words = line.split()
+        if words and words[0].isdigit():
+            lines.append(" ".join([*words[:9], "1 2 3 4", *words[9:], "5 6 7 8"]))
+        else:
+            lines.append(line.replace("#wrong", f"#wrong {names}"))
+    return "\n".join(lines)
+
+
+def test_columns_of_single_iterations_are_read():
+    log = own(with_iterations(TEXT))
+    assert figures_of(log) == figures_of(own(TEXT))
+    assert dict(log.rows[0].out_of_place.iterations) == {
+        "i_min": 1,
+        "i_max": 2,
+        "i_p99": 3,
+        "i_cv%": 4,
+    }
+    assert log.rows[0].in_place.iterations[0] == ("i_min", 5)
+
+
+def test_host_times_tell_no_bandwidth():
+    log = own(TEXT.replace(" time ", " cputime "))
+    assert log.rows[0].out_of_place.host_time
+    assert [gap.code for gap in doubts_about([log])] == [Code.HOST_TIMES]
+    assert pairs_in([log], classes={}, history={}) == ()
+
+
+def test_a_ring_of_more_than_two_names_no_hop():
+    log = own(RING)
+    assert log.pair is None
+    assert [gap.code for gap in doubts_about([log])] == [Code.RING_NAMES_NO_HOP]
+    assert pairs_in([log], classes={}, history={}) == ()
+
+
+def test_two_ranks_are_a_hop_and_judged_by_a_stated_class():
+    log = own(TEXT)
+    alone = pairs_in([log], classes={}, history={})[0]
+    assert (alone.pair, alone.judgement.verdict) == ((0, 1), "unknown")
+    assert alone.bytes_per_s == pytest.approx(33554432 / 14485.3e-6)
+    judged = pairs_in([log], classes={(0, 1): find_class("nvlink4")}, history={})[0]
+    assert judged.judgement.slow
+
+
+def test_figures_of_copy_engines_are_not_held_against_nccl():
+    assert [gap.code for gap in doubts_about([own(MATRIX)])] == [Code.COPY_ENGINE]
+    assert doubts_about([own(json.dumps(MATRIX_JSON))]) == ()
+    assert own(MATRIX).tests[0].cells == ((None, 395.1), (396.4, None))
+
+
+def test_wrong_data_is_told():
+    log = own(TEXT.replace("Out of bounds values : 0 OK", "Out of bounds values : 3 FAILED"))
+    assert [gap.code for gap in doubts_about([log])] == [Code.WRONG_VALUES]
+
+
+def test_a_topology_tells_classes():
+    joins = own(TOPOLOGY).joins
+    assert joins[0, 1] == "NV18"
+    assert len(joins) == 6
+    assert class_of_join("NV18", "NVIDIA H100 80GB HBM3").name == "nvlink4"
+    assert class_of_join("SYS", "NVIDIA H100 80GB HBM3").name == "pcie5"
+    assert class_of_join("NV12", "").name == "nvlink3"
+    assert class_of_join("SYS", "") is None
+
+
+def test_links_that_are_down_are_told():
+    assert [gap.code for gap in doubts_about([own(NVLINK)])] == [Code.LINKS_INACTIVE]
+
+
+SAMPLES = {
+    "text": TEXT,
+    "ring": RING,
+    "json": JSON,
+    "iterations": with_iterations(TEXT),
+    "matrix": MATRIX,
+    "matrix-json": json.dumps(MATRIX_JSON),
+    "topology": TOPOLOGY,
+    "nvlink": NVLINK,
+}
+
+
+def mutated(text, random):
+    """Cut a text off, or drop, swap or damage words of its rows."""
+    lines = text.splitlines(keepends=True)
+    how = random.integers(5)
+    if how == 0:
+        return text[: random.integers(len(text))]
+    row = int(random.integers(len(lines)))
+    words = lines[row].split(" ")
+    place = int(random.integers(len(words)))
+    if how == 1:
+        del lines[row]
+    elif how == 2:
+        words[place] = "x" + words[place]
+        lines[row] = " ".join(words)
+    elif how == 3:
+        other = int(random.integers(len(words)))
+        words[place], words[other] = words[other], words[place]
+        lines[row] = " ".join(words)
+    else:
+        del words[place]
+        lines[row] = " ".join(words)
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_altered_copies_give_the_figures_or_a_clear_error(name):
+    """Never a traceback, and never other figures than the log had."""
+    random = np.random.default_rng(0)
+    true = own(SAMPLES[name])
+    refused = []
+    for _ in range(400):
+        text = mutated(SAMPLES[name], random)
+        try:
+            found = own(text)
+        except LogError as error:
+            refused.append(error)
+            continue
+        if isinstance(true, NcclLog):
+            assert figures_of(found) == figures_of(true), text
+    assert len(refused) > 100
+    assert all(error.message and error.hint and error.file == "a.log" for error in refused)
+
+
+def dropped(text, column):
+    """Drop a column from the rows, but not from their header."""
+    lines = []
+    for line in text.splitlines():
+        words = line.split()
+        if words and words[0].isdigit():
+            del words[column]
+            lines.append(" ".join(words))
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("column", [0, 1, 2, 5, 6, 7, 8, 9, 10, 11, 12])
+def test_a_column_that_is_missing_is_refused(column):
+    with pytest.raises(LogError, match=r"line \d+: "):
+        own(dropped(TEXT, column))
+
+
+@pytest.mark.parametrize("names", [("time", "algbw"), ("size", "count"), ("type", "count")])
+def test_columns_that_changed_places_in_the_header_are_refused(names):
+    one, other = names
+    header = next(line for line in TEXT.splitlines() if "algbw" in line)
+    swapped = header.replace(one, "\0", 1).replace(other, one, 1).replace("\0", other, 1)
+    with pytest.raises(LogError):
+        own(TEXT.replace(header, swapped))
+
+
+def test_a_log_that_is_cut_off_is_refused():
+    for end in range(200, len(TEXT) - 120, 97):
+        with pytest.raises(LogError):
+            own(TEXT[:end])
+    for end in range(10, len(JSON) - 10, 997):
+        with pytest.raises(LogError):
+            own(JSON[:end])
+
+
+def test_what_is_no_log_is_not_taken_for_one():
+    assert not looks_like_log('{"traceEvents": []}')
+    assert not looks_like_log("hello")
+    with pytest.raises(DebubbleError):
+        own("hello")

@@ -1,0 +1,142 @@
+"""Recorded H200 runs: hop times against what was timed with nothing else running."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+
+from debubble.ledger.hop_health import account_for, judge_links
+from debubble.ledger.verdict import name_causes
+from debubble.links.classes import find_class
+from debubble.links.fit import Fit
+from debubble.links.hop_times import FEWEST
+from debubble.links.judge import Past
+from debubble.links.wiring import Wiring
+from debubble.timeline.build import build_run
+from debubble.timeline.figures import measure_pipeline
+from debubble.trace.run import find_run, read_run
+
+RUNS = (
+    "1f1b_m8",
+    "1f1b_m8_slow23",
+    "1f1b_m8_split3337",
+    "1f1b_p2_m4",
+    "fwd_closed_m4",
+    "fwd_closed_m8",
+    "fwd_closed_m8_slow12",
+    "fwd_m8",
+    "gpipe_m8",
+    "zbv_m8",
+)
+PACED = {"1f1b_m8_slow23": (2, 3), "fwd_closed_m8_slow12": (1, 2)}
+
+
+@cache
+def measured(folder):
+    timeline = build_run(read_run(find_run([str(folder)])))
+    return timeline, measure_pipeline(timeline, 0)
+
+
+def judged(folder, *, classes=None, history=None):
+    wiring = Wiring(stated=classes or {}, guessed={})
+    return judge_links(*measured(folder), wiring, history or {})
+
+
+def truth_of(folder):
+    found = {}
+    for path in folder.glob("truth*.json"):
+        for name, seconds in json.loads(path.read_text())["links"].items():
+            hop, _, size = name.partition(":")
+            sender, _, receiver = hop.partition("->")
+            found[int(sender), int(receiver), int(size)] = seconds
+    return found
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_message_takes_what_it_took_with_nothing_else_running(name, recorded_data):
+    truth = truth_of(recorded_data / name)
+    compared = 0
+    for one in judged(recorded_data / name).hops:
+        if one.times.waited >= FEWEST or one.judgement.slow:
+            true_s = truth[*one.hop, one.times.figures.message_bytes]
+            assert one.times.alone_ns / 1e9 == pytest.approx(true_s, rel=0.25), one.hop
+            compared += 1
+    assert compared
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_paced_hops_are_named_with_their_direction_and_no_others(name, recorded_data):
+    found = judged(recorded_data / name)
+    assert [one.hop for one in found.slow] == ([PACED[name]] if name in PACED else [])
+
+
+@pytest.mark.parametrize("name", PACED)
+def test_the_price_is_the_one_that_find_names(name, recorded_data):
+    timeline, figures = measured(recorded_data / name)
+    first = name_causes(account_for(timeline, figures))[0]
+    slow = judged(recorded_data / name).slow[0]
+    assert (first.hop, first.culprit_saved_ns) == (slow.hop, slow.cost_ns)
+    assert first.times_expected == slow.times_expected
+
+
+def test_a_hop_that_costs_has_the_price_that_the_recorded_steps_show(recorded_data):
+    slow = judged(recorded_data / "fwd_closed_m8_slow12").slow[0]
+    windows = [
+        measured(recorded_data / name)[1].batch_latency_ns
+        for name in ("fwd_closed_m8_slow12", "fwd_closed_m8")
+    ]
+    assert slow.cost_ns == pytest.approx(windows[0] - windows[1], rel=0.2)
+
+
+def test_slack_hides_most_of_a_slow_hop(recorded_data):
+    """Five times slower, eight messages a step; less than a tenth of the batch can come back."""
+    slow = judged(recorded_data / "1f1b_m8_slow23").slow[0]
+    assert 0 < slow.cost_ns < 0.1 * measured(recorded_data / "1f1b_m8_slow23")[1].batch_latency_ns
+
+
+def test_a_buffered_message_tells_no_bandwidth(recorded_data):
+    """In the free-running pass two hops are always ahead of their receivers."""
+    found = {one.hop: one.times for one in judged(recorded_data / "fwd_m8").hops}
+    assert found[0, 1].figures.buffered_fraction == 1
+    assert found[0, 1].bytes_per_s is None
+    assert found[2, 3].bytes_per_s is not None
+
+
+def test_wait_is_not_wire(recorded_data):
+    found = {one.hop: one.times for one in judged(recorded_data / "1f1b_m8").hops}
+    back = found[1, 0]
+    assert back.figures.wait_ns > 5 * back.alone_ns
+    assert back.one_way.p95_ns < back.figures.wait_ns
+
+
+def test_history_tells_a_slow_hop_that_peers_do_not(recorded_data):
+    """All hops twice as slow as they were: no peer shows it."""
+    now = judged(recorded_data / "gpipe_m8")
+    past = {
+        one.hop: Past(times_ns={one.times.figures.message_bytes: one.times.alone_ns / 2}, fit=None)
+        for one in now.hops
+    }
+    found = judged(recorded_data / "gpipe_m8", history=past)
+    assert not now.slow
+    assert len(found.slow) == len(found.hops)
+    assert {one.judgement.against for one in found.slow} == {"history"}
+    assert {one.cost_ns for one in now.hops} == {0}
+    assert max(one.cost_ns for one in found.slow) > 1_000_000
+
+
+def test_a_past_of_other_sizes_tells_by_its_line():
+    past = Past(times_ns={}, fit=Fit(latency_ns=1000, bytes_per_s=1e9, worst_error=0))
+    assert past.time_ns(9000) == 10_000
+
+
+def test_a_stated_class_judges_and_a_guess_does_not(recorded_data):
+    hops = [one.hop for one in judged(recorded_data / "gpipe_m8").hops]
+    stated = judged(recorded_data / "gpipe_m8", classes=dict.fromkeys(hops, find_class("nvlink4")))
+    assert len(stated.slow) == len(hops)
+    assert {one.judgement.against for one in stated.slow} == {"class"}
+    slower = judged(
+        recorded_data / "gpipe_m8", classes=dict.fromkeys(hops, find_class("ethernet-25"))
+    )
+    assert not slower.slow
