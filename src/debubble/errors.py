@@ -117,6 +117,7 @@ class Code(StrEnum):
     RANK_ASSUMED = "rank_assumed"
     SCHEDULE_DIFFERS = "schedule_differs"
     SCHEDULE_UNCHECKED = "schedule_unchecked"
+    SIDECAR_DIFFERS = "sidecar_differs"
     STAGES_UNKNOWN = "stages_unknown"
     STEPS_INFERRED = "steps_inferred"
     TRUNCATED = "truncated"

@@ -21,10 +21,12 @@ from debubble.plan.baseline import measure_baseline
 from debubble.plan.emit import EMITTERS
 from debubble.plan.plan import make_plan
 from debubble.report.find import worst_of
+from debubble.report.job import latency_note
 from debubble.report.ledger import say_bottleneck
 from debubble.report.plan import plan_json, plan_page
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline
+from debubble.timeline.job import ask_job
 from debubble.timeline.model import Timeline
 from debubble.trace.run import find_run, read_run
 from debubble.units import parse_bytes, parse_duration
@@ -75,22 +77,26 @@ def command(  # noqa: PLR0913 (one argument a flag)
         run = read_run(found, limits=limits, rank=rank, on_progress=show)
     timeline = build_run(run)
     figures = choose_figures(timeline, pipeline)
+    job = ask_job(run.sidecars, figures)
+    known = None if latency is None else round(parse_duration(latency))
     with progress("planning", quiet=quiet):
         baseline = measure_baseline(
             timeline,
             figures,
-            layers=stated,
+            layers=stated or job.split_for(figures),
             limit_bytes=limit,
-            schedule=schedule,
-            latency_ns=None if latency is None else parse_duration(latency),
+            schedule=schedule or job.schedule_for(figures),
+            latency_ns=known or job.without_profiler_ns(figures.batch_latency_ns),
         )
         plan = make_plan(baseline, timeline, most_microbatches=max_microbatches)
-    gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps)))
+    gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps)))
     bottleneck = _bottleneck(timeline, figures)
     words = " ".join(shlex.quote(word) for word in traces)
     following = f"debubble plan {words} --emit torch" if plan.recommended else ""
     following = "" if quiet or framework else following or f"debubble find {words}"
     page = plan_page(plan, bottleneck, gaps, framework, following)
+    if known is None and job.overhead_fraction is not None:
+        page.notes.insert(0, latency_note(job))
     print_answer(page, plan_json(plan, bottleneck, gaps), as_json=as_json, color=color)
     exit_strictly(gaps, strict=strict)
 

@@ -42,7 +42,11 @@ def _problem(baseline: Baseline, change: Change) -> SplitProblem:
     forward = _layer_s(source.passes, PassKind.F) * often
     backward = _backward_s(source.passes) * often
     extras = np.array(baseline.weights((1,) * stages, stages)) - 1.0
-    limits = [limit for limit in baseline.limits if limit is not None]
+    limits = [
+        limit - (others or 0)
+        for limit, others in zip(baseline.limits, baseline.others, strict=True)
+        if limit is not None
+    ]
     room = None
     if baseline.memory is not None and len(limits) == len(baseline.limits):
         room = room_for(
