@@ -1,4 +1,4 @@
-"""What a job says beside its traces is used where they are silent, and doubted where they deny it."""
+"""What a job says beside its traces: used where they are silent, doubted where they deny it."""
 
 from __future__ import annotations
 

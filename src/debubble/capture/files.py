@@ -116,6 +116,12 @@ def list_captures(out: Path) -> list[Path]:
     )
 
 
+def leave_no_empty(out: Path) -> None:
+    """Remove the folder, should nothing be in it."""
+    with suppress(OSError):
+        out.rmdir()
+
+
 def keep_newest(out: Path, rank: int, keep: int) -> None:
     """Remove this rank's files from all captures but the newest, and what a killed job left."""
     captures = sorted(folder for folder in out.iterdir() if _CAPTURE_NAME.match(folder.name))
