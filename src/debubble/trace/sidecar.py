@@ -97,7 +97,8 @@ def _read(file: str) -> bytes:
         return Path(file).read_bytes()
     import fsspec  # noqa: PLC0415 (a tenth of a second that local files need not pay)
 
-    content: bytes = fsspec.open(file, "rb").open().read()
+    with fsspec.open(file, "rb") as stream:
+        content: bytes = stream.read()
     return content
 
 
