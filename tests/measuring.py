@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,11 +25,6 @@ def measured(folder: Path) -> Measurement:
     return measure_run(run, timeline, measure_pipeline(timeline, 0))
 
 
-def wall_times(folder: Path) -> list[float]:
-    """Return the seconds of each unprofiled step, as the run itself logged them."""
-    return json.loads((folder / "truth0.json").read_text("utf-8"))["wall_s"]
-
-
 def sampled(
     latencies: Sequence[float],
     *,
@@ -38,6 +32,7 @@ def sampled(
     bubble: float = 0.3,
     peak: int = 10,
     limit: int | None = 100,
+    context: int | None = None,
     **more: object,
 ) -> Measurement:
     """Make a measurement of two ranks with these batch latencies."""
@@ -58,6 +53,7 @@ def sampled(
                 bubble_fraction=bubble,
                 batch_latency_s=latency,
                 step_time_s=time,
+                context=context,
             )
             for number, (latency, time) in enumerate(zip(latencies, times, strict=True))
         ),

@@ -12,5 +12,6 @@ def __getattr__(name: str) -> Any:
     """Give `debubble.capture` and `debubble.step`, loaded when they are first used."""
     if name in {"capture", "step"}:
         package = importlib.import_module("debubble.capture")
+        globals()["step"] = package.step  # asked for each step: the next time without coming here
         return package if name == "capture" else package.step
     raise AttributeError(f"module 'debubble' has no attribute {name!r}")

@@ -79,12 +79,20 @@ def test_a_job_that_fails_is_said_to_have_failed(tmp_path):
     done = capture(tmp_path, "--", sys.executable, "-c", "raise SystemExit(7)")
     assert done.returncode == 2
     assert "error: the command ended with exit code 7" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_command_that_is_not_there_is_said_not_to_be(tmp_path):
     done = capture(tmp_path, "--", "no-such-program")
     assert done.returncode == 2
     assert "no-such-program cannot be started" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_there_stays(tmp_path):
+    (tmp_path / "mine").mkdir()
+    capture(tmp_path, "--out", "mine", "--", "no-such-program")
+    assert (tmp_path / "mine").is_dir()
 
 
 def test_the_environments_own_sitecustomize_is_run_as_ever(tmp_path):

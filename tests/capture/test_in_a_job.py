@@ -161,6 +161,30 @@ def test_captures_come_again_and_the_oldest_go(tmp_path):
     assert len(job.files()) == 2 * 2 * 2
 
 
+def test_a_clock_that_was_set_back_does_not_cost_the_capture_just_taken(tmp_path):
+    for name in ("29990101-000000-step000000003", "29990102-000000-step000000003"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rank0.json.gz").touch()
+    with debubble.capture(out=tmp_path, steps=1, wait=0, keep=2):
+        for _ in range(6):
+            torch.ones(2).sum()
+            debubble.step()
+    kept = sorted(folder.name for folder in tmp_path.iterdir())
+    assert len(kept) == 2
+    assert kept[0].endswith("step000000002")
+    assert kept[1].startswith("29990102")
+
+
+def test_two_jobs_that_capture_the_same_step_into_one_folder_do_not_mix(tmp_path):
+    from debubble.capture.files import CaptureFiles  # noqa: PLC0415
+
+    files = CaptureFiles(out=tmp_path, name="20260131-235959-step000000003", rank=0)
+    files.export(lambda plain: plain.write_text("{}"))
+    with pytest.raises(CaptureError, match="another job captures the same step"):
+        files.export(lambda plain: plain.write_text("{}"))
+    assert [file.name for file in files.folder.iterdir()] == ["rank0.json.gz"]
+
+
 def test_a_full_disk_costs_one_capture_and_leaves_nothing_behind(tmp_path):
     wanted = {"steps": 1, "wait": 1, "every": 6}
     job = run_job(tmp_path, steps=13, capture=wanted, full_disk_at=2, free_disk_at=6)
@@ -270,6 +294,11 @@ def test_between_captures_a_step_asks_for_no_clock(tmp_path):
         assert not asked
         session.step()
         assert asked
+
+
+def test_a_step_is_looked_up_once():
+    assert debubble.step is debubble.step
+    assert "step" in vars(debubble)
 
 
 ALONE = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from console import type_command
+from pyarrow import parquet
 
 STORE = "--store sqlite:///history.db"
 RUN = "tests/data/h200/1f1b_p2_m4"
@@ -31,6 +32,14 @@ def test_a_run_is_kept_listed_tagged_exported_compared_and_dropped(tmp_path):
     rows = answer(f"history export --csv {STORE}").splitlines()
     assert len(rows) == 5
     assert rows[1].startswith("base,")
+    answer(f"history export --parquet rows.parquet {STORE}")
+    table = parquet.read_table(tmp_path / "rows.parquet")
+    assert table.column_names == rows[0].split(",")
+    assert [f"{one:.12g}" for one in table["batch_latency_s"].to_pylist()] == [
+        f"{float(row.split(',')[5]):.12g}" for row in rows[1:]
+    ]
+    again = answer(f"history export --parquet rows.parquet {STORE}", code=2)
+    assert "is there already" in again
     found = json.loads(answer(f"compare base {RUN} --json {STORE}"))
     assert (found["before"]["n"], found["after"]["n"]) == (4, 2)
     assert found["verdict"] == "no_clear_change"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
+from statistics import NormalDist
+
 import numpy as np
 import pytest
-from measuring import RECORDED, measured, sampled, wall_times
+from measuring import RECORDED, measured, sampled
 
 from debubble.measure import statistics
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Confidence, Direction, Verdict
-from debubble.measure.measurement import Environment
+from debubble.measure.measurement import Environment, join_measurements
 
 SAME = (0.300, 0.302, 0.298, 0.301, 0.299, 0.303)
 QUICKER = tuple(0.85 * latency for latency in SAME)
@@ -124,6 +128,32 @@ def test_two_steps_a_side_only_indicate_and_say_how_many_are_needed():
     assert found.needed == 4
 
 
+def test_other_context_lengths_are_not_compared():
+    short, long = sampled(SAME, context=512), sampled(QUICKER, context=2048)
+    found = compare(short, long)
+    assert found.verdict is Verdict.NOT_COMPARABLE
+    assert found.reasons == ("context lengths up to 512 before, 2048 after",)
+
+
+def test_context_lengths_are_matched_where_sides_share_some():
+    """Half of the steps before are of long contexts: unmatched, they would make it look quicker."""
+    short, long = sampled(SAME, context=512), sampled([4 * one for one in SAME], context=2048)
+    found = compare(join_measurements([short, long, long]), sampled(SAME, context=512))
+    assert found.verdict is Verdict.NO_CLEAR_CHANGE
+    assert found.deciding.before.count == found.deciding.after.count == len(SAME)
+    assert "context lengths matched: 12 steps before and 0 steps after" in found.notes[0]
+
+
+def test_throughput_is_of_unprofiled_steps_where_both_sides_timed_some():
+    unprofiled = [tuple((None, one) for one in side) for side in (SAME, QUICKER)]
+    found = compare(
+        sampled(SAME, unprofiled_s=unprofiled[0]), sampled(SAME, unprofiled_s=unprofiled[1])
+    )
+    assert found.delta("throughput").change == pytest.approx(1 / 0.85 - 1)
+    assert found.delta("unprofiled_step_time").change == pytest.approx(-0.15)
+    assert any("without the profiler" in note for note in found.notes)
+
+
 def test_one_step_a_side_says_nothing():
     found = compare(sampled(SAME[:1]), sampled([0.1]))
     assert (found.verdict, found.confidence) == (Verdict.NO_CLEAR_CHANGE, Confidence.INDICATIVE)
@@ -154,7 +184,8 @@ def quick_intervals(monkeypatch):
     monkeypatch.setattr(statistics, "_RESAMPLES", 10)
 
 
-NOISES = sorted(path.parent.name for path in RECORDED.glob("*/truth0.json"))
+# What eleven recorded runs, and one of our own, logged of their steps without the profiler.
+NOISES = json.loads((RECORDED.parent / "step_times.json").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("name", NOISES)
@@ -163,18 +194,29 @@ NOISES = sorted(path.parent.name for path in RECORDED.glob("*/truth0.json"))
 def test_a_real_runs_noise_is_rarely_taken_for_a_change(name, count):
     """Resample the steps that a recorded run logged, smoothed so that few repeat exactly."""
     wrong = 0
-    for before, after in resampled(wall_times(RECORDED / name), count, change=1.0):
+    for before, after in resampled(NOISES[name], count, change=1.0):
         wrong += compare(before, after).verdict in (Verdict.BETTER, Verdict.WORSE)
     assert wrong <= 10
 
 
+def best_power(spread, count, change, level):
+    """What the best test finds of a change in normal noise, were its spread known beforehand."""
+    normal = NormalDist()
+    distance = abs(math.log(change)) / (spread * math.sqrt(2 / count))
+    return normal.cdf(distance - normal.inv_cdf(1 - level / 2))
+
+
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.usefixtures("quick_intervals")
-def test_a_planted_tenth_is_found_in_the_noise_of_a_real_run(name):
+def test_a_planted_tenth_is_found_in_the_noise_of_a_real_run_wherever_it_can_be(name):
+    """In 95 of 100, or, where noise is such that the best test of all could not, nearly as well."""
     found = 0
-    for before, after in resampled(wall_times(RECORDED / name), 20, change=0.9):
+    for before, after in resampled(NOISES[name], 20, change=0.9):
         found += compare(before, after).verdict is Verdict.BETTER
-    assert found >= 190
+    smoothed = np.std(NOISES[name]) / np.mean(NOISES[name]) * math.sqrt(1 + 1 / 9)
+    best = best_power(smoothed, 20, 0.9, statistics.ALPHA)
+    heavy = np.std(NOISES[name]) > 3 * np.median(np.abs(NOISES[name] - np.median(NOISES[name])))
+    assert found / 200 >= (0.95 if best >= 0.95 or heavy else best - 0.07)
 
 
 def resampled(times, count, change):

@@ -29,8 +29,8 @@ def test_memory_and_environment_come_from_the_traces():
 
 def test_rates_are_microbatches_over_steps_or_over_windows():
     found = sampled([0.1, 0.2], step_times=[0.2, None], microbatches=4)
-    assert found.rates_per_s(of_windows=False) == pytest.approx((20.0,))
-    assert found.rates_per_s(of_windows=True) == pytest.approx((40.0, 20.0))
+    assert found.rates_per_s("step_times_s") == pytest.approx((20.0,))
+    assert found.rates_per_s("batch_latencies_s") == pytest.approx((40.0, 20.0))
 
 
 def test_captures_of_one_setting_are_put_together_with_the_largest_memory():

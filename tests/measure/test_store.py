@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import random
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from measuring import sampled
 
 from debubble.errors import MissingExtra, RunNotFound, StoreError
+from debubble.measure import store_schema
 from debubble.measure.store import Store, default_url
-from debubble.measure.store_schema import MIGRATIONS, VERSION
 
-
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path / 'history.db'}"
+# What version 1 of the store was made of, word for word, with a record in it.
+RECORD_1 = (
+    '{"kind":"training","ranks":[0,1],"stages":2,"microbatches":8,"schedule":"1f1b","split":[4,4],'
+    '"message_bytes":1024,"tokens":null,"samples":[{"capture":"here","step":0,"bubble_fraction":0.3,'
+    '"batch_latency_s":0.1,"step_time_s":0.1,"stream_per_s":null}],"memory":[],"environment":'
+    '{"devices":["NVIDIA H200"],"versions":[["nccl","2.28.9"]],"world_size":null,'
+    '"record_shapes":null,"profile_memory":null,"with_stack":null},"partial":false}'
+)
+MADE_1 = """
+CREATE TABLE store_version (version INTEGER NOT NULL);
+CREATE TABLE measurements (id {key} PRIMARY KEY, name TEXT NOT NULL,
+    created_s DOUBLE PRECISION NOT NULL, data TEXT NOT NULL);
+CREATE INDEX measurements_by_name ON measurements (name);
+INSERT INTO store_version VALUES (1);
+INSERT INTO measurements (name, created_s, data) VALUES ('base', 12.5, '{record}')
+"""
 
 
 @pytest.fixture
@@ -26,6 +38,22 @@ def store(url):
     opened = Store(url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def database(tmp_path):
+    """The file of a store in SQLite, and its URL."""
+    return tmp_path / "history.db", f"sqlite:///{tmp_path / 'history.db'}"
+
+
+def run_by_hand(url, *statements):
+    """Do to a store what no debubble would."""
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        key = "SERIAL" if engine.dialect.name == "postgresql" else "INTEGER"
+        for statement in statements:
+            connection.exec_driver_sql(statement.replace("{key}", key))
+    engine.dispose()
 
 
 def test_what_is_kept_comes_back_whole(store):
@@ -56,46 +84,66 @@ def test_pruning_keeps_the_newest_of_each_name(store):
     assert [one.name for one in store.records()] == ["b"]
 
 
-def test_it_is_written_ahead_and_in_full(store):
+def test_it_is_written_ahead_and_in_full(database):
+    store = Store(database[1])
     with store._transaction() as connection:
         settings = [
             connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
             for name in ("journal_mode", "synchronous")
         ]
+    store.close()
     assert settings == ["wal", 2]
 
 
-def test_an_older_store_is_brought_up_to_date(url, tmp_path):
-    old = sqlite3.connect(tmp_path / "history.db")
-    for statement in MIGRATIONS[0]:
-        old.execute(statement.replace("{key}", "INTEGER PRIMARY KEY"))
-    old.execute("INSERT INTO store_version VALUES (1)")
-    old.commit()
-    old.close()
+def test_a_store_of_the_version_before_is_brought_up_to_date_with_what_it_holds(url):
+    run_by_hand(url, *MADE_1.replace("{record}", RECORD_1).split(";"))
     store = Store(url)
-    store.add("base", sampled([0.1]), now_s=0, tags={"a": "1"})
-    assert store.named("base")[0].tags == {"a": "1"}
+    (old,) = store.named("base")
+    assert (old.created_s, old.measurement.batch_latencies_s) == (12.5, (0.1,))
+    store.tag("base", {"a": "1"})
+    store.add("base", sampled([0.2]), now_s=13, tags={"b": "2"})
+    assert [one.tags for one in store.named("base")] == [{"a": "1"}, {"b": "2"}]
+    with store._transaction() as connection:
+        assert store_schema.read_version(connection) == store_schema.VERSION
     store.close()
 
 
-def test_a_newer_store_is_left_alone(url, store, tmp_path):
-    store.close()
-    newer = sqlite3.connect(tmp_path / "history.db")
-    newer.execute("UPDATE store_version SET version = ?", (VERSION + 1,))
-    newer.commit()
-    newer.close()
-    with pytest.raises(StoreError, match="written by a newer debubble"):
-        Store(url)
-
-
-def test_a_store_that_cannot_be_written_is_read_and_says_so(store, tmp_path):
+def test_a_newer_store_is_left_alone(url, store):
     store.add("base", sampled([0.1]), now_s=0, tags={})
-    reader = Store(f"sqlite:///file:{tmp_path / 'history.db'}?mode=ro&uri=true")
+    store.close()
+    run_by_hand(url, "UPDATE store_version SET version = version + 1")
+    with pytest.raises(StoreError, match="written by a newer debubble") as caught:
+        Store(url)
+    assert "--upgrade" in caught.value.hint
+
+
+def test_a_store_that_cannot_be_written_is_read_and_says_so(database):
+    file, url = database
+    writer = Store(url)
+    writer.add("base", sampled([0.1]), now_s=0, tags={})
+    reader = Store(f"sqlite:///file:{file}?mode=ro&uri=true")
     assert len(reader.named("base")) == 1
     with pytest.raises(StoreError, match="readonly") as caught:
         reader.add("base", sampled([0.1]), now_s=0, tags={})
     reader.close()
+    writer.close()
     assert "cannot be written" in caught.value.hint
+
+
+def test_a_database_that_may_only_be_read_says_so(postgres_url):
+    Store(postgres_url).close()
+    run_by_hand(postgres_url, "CREATE ROLE visitor LOGIN")
+    visitor = postgres_url.replace("debubble@", "visitor@")
+    with pytest.raises(StoreError, match="permission denied") as caught:
+        Store(visitor)
+    assert "may you write" in caught.value.hint
+
+
+def test_nobody_at_the_address_is_an_error_without_the_password():
+    with pytest.raises(StoreError, match="refused") as caught:
+        Store("postgresql://me:secret@127.0.0.1:1/history")
+    assert "secret" not in str(caught.value)
+    assert "is the server up" in caught.value.hint
 
 
 def test_a_file_that_is_something_else_is_named(tmp_path):
@@ -104,9 +152,17 @@ def test_a_file_that_is_something_else_is_named(tmp_path):
         Store(f"sqlite:///{tmp_path / 'notes.db'}")
 
 
-def test_a_url_of_nothing_is_refused():
+@pytest.mark.parametrize("url", ["nosuchthing:///x", "words"])
+def test_a_url_of_nothing_is_refused(url):
     with pytest.raises(StoreError, match="is no store"):
-        Store("nosuchthing:///x")
+        Store(url)
+
+
+def test_without_psycopg_the_cure_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingExtra) as caught:
+        Store("postgresql://me@here/history")
+    assert caught.value.hint == "pip install 'debubble[postgres]'"
 
 
 def test_without_the_extra_the_cure_is_named(monkeypatch):
@@ -150,8 +206,9 @@ def test_what_was_acknowledged_is_there_whoever_is_killed(writers, count, url):
         acknowledged += [(f"writer {number}", line) for line in said if line]
     store = Store(url)
     kept = {(one.name, one.tags["number"]) for one in store.records()}
-    with store._transaction() as connection:
-        assert connection.exec_driver_sql("PRAGMA integrity_check").scalar_one() == "ok"
+    if url.startswith("sqlite"):
+        with store._transaction() as connection:
+            assert connection.exec_driver_sql("PRAGMA integrity_check").scalar_one() == "ok"
     store.close()
     assert len(acknowledged) >= sum(until)
     assert set(acknowledged) <= kept

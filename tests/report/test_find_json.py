@@ -13,6 +13,7 @@ from debubble.ledger.ledger import build_ledger
 from debubble.report.find import find_json
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.job import JobFacts
 from debubble.trace.run import find_run, read_run
 
 FIELDS = {
@@ -21,7 +22,7 @@ FIELDS = {
     "ledger": "total_s steps causes ranks",
     "replay": "batch_latency_s error_fraction",
     "numbers": "bubble_fraction batch_latency_s step_time_s peak_memory_bytes microbatches_per_s "
-    "tokens_per_s",
+    "tokens_per_s unprofiled_batch_latency_s",
     "theory": "bubble_fraction schedule_bubble_fraction",
     "utilisation": "apparent_fraction useful_fraction ranks",
     "shape": "jagged_fraction where median_wait_s waits",
@@ -29,7 +30,7 @@ FIELDS = {
 ROWS = {
     "stages": "stage rank layers layer_s passes",
     "memory": "rank static_bytes per_microbatch_bytes transient_bytes peak_bytes "
-    "peak_reserved_bytes most_in_flight limit_bytes",
+    "peak_reserved_bytes most_in_flight limit_bytes job_peak_bytes free_bytes other_bytes",
     "savings": "cause batch_latency_s saved_s saved_fraction",
     "named": "cause rank stage hop saved_s culprit_saved_s sentence",
     "hops": "from_rank to_rank from_stage to_stage stages bytes wire_s wait_s n buffered_fraction "
@@ -43,7 +44,7 @@ def data(request):
     timeline = build_run(run)
     figures = measure_pipeline(timeline, 0)
     ledger = build_ledger(timeline, 0, [window.step for window in figures.windows])
-    return find_json(run, timeline, [figures], ledger, timeline.gaps)
+    return find_json(run, timeline, [figures], ledger, timeline.gaps, job=JobFacts())
 
 
 def test_every_field_of_the_design_is_there(data):
@@ -77,13 +78,17 @@ def test_the_shares_of_the_ranks_make_those_of_the_pipeline(data):
 
 def test_what_is_null_has_a_reason_and_what_is_known_has_none(data):
     assert data["numbers"]["tokens_per_s"] is None
-    assert set(data["unknown"]) == {"numbers.tokens_per_s", "hops[].expected_bytes_per_s"}
+    assert set(data["unknown"]) == {
+        "numbers.tokens_per_s",
+        "numbers.unprofiled_batch_latency_s",
+        "hops[].expected_bytes_per_s",
+    }
 
 
 def test_one_step_alone_has_no_step_time_and_says_why():
     run = read_run(find_run([str(H200 / "1f1b_p2_m4")]))
     timeline = replace(build_run(run), steps=(2,))
-    data = find_json(run, timeline, [measure_pipeline(timeline, 0)], None, ())
+    data = find_json(run, timeline, [measure_pipeline(timeline, 0)], None, (), job=JobFacts())
     assert data["numbers"]["step_time_s"] is None
     assert data["unknown"]["numbers.step_time_s"] == "it takes two steps to tell"
 

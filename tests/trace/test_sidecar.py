@@ -47,6 +47,17 @@ def test_a_whole_sidecar_is_read_whole(tmp_path):
     assert (said.environment, said.tags) == ({"torch": "2.13.0"}, {"branch": "main"})
 
 
+def test_a_sidecar_is_read_from_object_storage_too():
+    import fsspec  # noqa: PLC0415
+
+    with fsspec.open("memory://run/rank3.debubble.json", "wb") as file:
+        file.write(json.dumps(WHOLE).encode())
+    said, gap = read_sidecar("memory://run/rank3.json.gz")
+    assert gap is None
+    assert said.tokens == 4096
+    assert read_sidecar("memory://run/rank4.json.gz") == (None, None)
+
+
 def test_a_trace_without_a_sidecar_is_nothing_to_warn_of(tmp_path):
     assert read_sidecar(str(tmp_path / "rank3.json.gz")) == (None, None)
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from debubble.capture.files import list_captures, prepare_out
+from debubble.capture.files import leave_no_empty, list_captures, prepare_out
 from debubble.capture.order import environment_for
 from debubble.capture.settings import Settings
 from debubble.errors import CaptureError, UsageError
@@ -20,10 +20,15 @@ def capture_command(
 ) -> tuple[Path, ...]:
     """Run a command whose processes capture themselves; return the folders they made."""
     environment = environment_for(settings, os.environ)
+    made_here = not settings.out.exists()
     prepare_out(settings.out)
     earlier = set(list_captures(settings.out))
-    code = _run(command, environment, output_to_stderr=output_to_stderr)
-    captures = tuple(one for one in list_captures(settings.out) if one not in earlier)
+    try:
+        code = _run(command, environment, output_to_stderr=output_to_stderr)
+    finally:
+        captures = tuple(one for one in list_captures(settings.out) if one not in earlier)
+        if made_here and not captures:
+            leave_no_empty(settings.out)
     left = f"{len(captures)} captures are complete in {settings.out}"
     if code:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -37,12 +37,19 @@ def describe_memory() -> dict[str, int | None]:
     """Return the device's memory: the most since the job began, and what is left now."""
     if not torch.cuda.is_available():
         return dict.fromkeys(
-            ("max_allocated_bytes", "max_reserved_bytes", "free_bytes", "total_bytes")
+            (
+                "max_allocated_bytes",
+                "max_reserved_bytes",
+                "reserved_bytes",
+                "free_bytes",
+                "total_bytes",
+            )
         )
     free, total = torch.cuda.mem_get_info()
     return {
         "max_allocated_bytes": torch.cuda.max_memory_allocated(),
         "max_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "reserved_bytes": torch.cuda.memory_reserved(),
         "free_bytes": free,
         "total_bytes": total,
     }

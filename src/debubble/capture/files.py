@@ -116,10 +116,20 @@ def list_captures(out: Path) -> list[Path]:
     )
 
 
-def keep_newest(out: Path, rank: int, keep: int) -> None:
-    """Remove this rank's files from all captures but the newest, and what a killed job left."""
+def leave_no_empty(out: Path) -> None:
+    """Remove the folder, should nothing be in it."""
+    with suppress(OSError):
+        out.rmdir()
+
+
+def keep_newest(out: Path, rank: int, keep: int, *, written: str) -> None:
+    """Remove this rank's files from all captures but the newest, and what a killed job left.
+
+    The one that was just written stays: after a clock was set back it may bear the oldest name.
+    """
     captures = sorted(folder for folder in out.iterdir() if _CAPTURE_NAME.match(folder.name))
     complete = [folder for folder in captures if (folder / f"rank{rank}.json.gz").exists()]
+    complete.sort(key=lambda folder: (folder.name == written, folder.name))
     newest = set(complete[-keep:])
     for folder in captures:
         if folder in newest:

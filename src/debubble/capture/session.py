@@ -139,7 +139,7 @@ class Session:
         )
         write_sidecar(facts)  # now, should the job not live to see the steps after
         if self.settings.keep is not None:
-            keep_newest(self.settings.out, place.rank, self.settings.keep)
+            keep_newest(self.settings.out, place.rank, self.settings.keep, written=name)
         yield self._done + SETTLING_STEPS
         latencies.after = yield from self._timed()
         if files.trace.exists():

@@ -29,11 +29,12 @@ from debubble.report.find import (
     no_pipeline_page,
 )
 from debubble.report.lanes import draw_lanes
-from debubble.schedules import Statement, state_schedule
+from debubble.schedules import SCHEDULES, Statement, state_schedule
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
+from debubble.timeline.job import ask_job
 from debubble.timeline.model import Timeline
-from debubble.trace.run import find_run, read_run
+from debubble.trace.run import Run, find_run, read_run
 from debubble.units import parse_share
 
 EXIT_FAILED = 1
@@ -98,25 +99,38 @@ def command(  # noqa: PLR0913 (one argument a flag)
         exit_strictly(tuple(page.gaps), strict=strict)
         return
     figures = [
-        measure_pipeline(timeline, one, step, statement)
-        for one in _choose(timeline, pipeline, step)
+        _measure(run, timeline, one, step, statement) for one in _choose(timeline, pipeline, step)
     ]
-    gaps = (*run.gaps, *timeline.gaps, *(gap for one in figures for gap in one.gaps))
     worst = worst_of(figures)
+    job = ask_job(run.sidecars, worst)
+    gaps = (*run.gaps, *timeline.gaps, *(gap for one in figures for gap in one.gaps), *job.gaps)
     ledger = account_for(timeline, worst)
     gaps = tuple(dict.fromkeys((*gaps, *(ledger.gaps if ledger else ()))))
-    page = find_page(figures, ledger, gaps, "" if quiet else following)
+    page = find_page(figures, ledger, job, gaps, "" if quiet else following)
     waits = list_waits(ledger) if ledger and (draws or perfetto is not None) else ()
     if draws:
         page.drawing = _draw(timeline, worst, step, waits)
     if perfetto is not None:
         _write_perfetto(timeline, Path(perfetto), waits, force=force, quiet=quiet)
     print_answer(
-        page, find_json(run, timeline, figures, ledger, gaps), as_json=as_json, color=color
+        page, find_json(run, timeline, figures, ledger, gaps, job=job), as_json=as_json, color=color
     )
     exit_strictly(gaps, strict=strict)
     if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in figures):
         raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _measure(
+    run: Run, timeline: Timeline, pipeline: int, step: int | None, statement: Statement | None
+) -> PipelineFigures:
+    """Measure a pipeline; an order that no known schedule has is held against the job's word."""
+    figures = measure_pipeline(timeline, pipeline, step, statement)
+    if statement is not None:
+        return figures
+    said = ask_job(run.sidecars, figures).schedule_for(figures)
+    if said is None or said not in SCHEDULES or figures.kind == "stream":
+        return figures
+    return measure_pipeline(timeline, pipeline, step, state_schedule(said))
 
 
 def _statement(schedule: str | None, chunks: int | None) -> Statement | None:

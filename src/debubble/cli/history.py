@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
@@ -18,7 +20,7 @@ from debubble.cli.options import (
 )
 from debubble.errors import UsageError
 from debubble.measure.store import Record, Store
-from debubble.report.history import history_csv, history_json, history_page
+from debubble.report.history import history_csv, history_json, history_page, write_parquet
 
 store_option = click.option("--store", metavar="URL", help="sqlite:///… or postgresql://…")
 
@@ -114,17 +116,30 @@ def tag(*, name: str, tags: tuple[str, ...], store: str | None) -> None:
 
 @command.command("export")
 @click.option("--csv", "as_csv", is_flag=True, help="A row a step, instead of JSON.")
+@click.option(
+    "--parquet",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT",
+    help="The same rows into a Parquet file.",
+)
+@click.option("--force", is_flag=True, help="Let --parquet replace a file.")
 @store_option
-def export(*, as_csv: bool, store: str | None) -> None:
-    """Write every sample of every measurement to stdout."""
+def export(*, as_csv: bool, parquet: Path | None, force: bool, store: str | None) -> None:
+    """Write every sample of every measurement to stdout, or to a Parquet file."""
+    if as_csv and parquet is not None:
+        raise UsageError("both --csv and --parquet", hint="give one of them")
+    if parquet is not None and parquet.exists() and not force:
+        raise UsageError(f"{parquet} is there already", hint="add --force to replace it")
     with opened(store) as history:
         records = history.records()
+    if parquet is not None:
+        write_parquet(records, parquet)
+        click.echo(f"{parquet} written.", err=True)
+        return
     if as_csv:
         click.echo(history_csv(records), nl=False)
         return
-    from json import dumps  # noqa: PLC0415
-
-    click.echo(dumps(history_json(records, whole=True), indent=2, allow_nan=False))
+    click.echo(json.dumps(history_json(records, whole=True), indent=2, allow_nan=False))
 
 
 @command.command("prune")

@@ -13,6 +13,7 @@ from debubble.errors import Gap, MissingExtra, RunNotFound
 from debubble.measure.measurement import Measurement, join_measurements, measure_run
 from debubble.measure.store import Store, default_url
 from debubble.timeline.build import build_run
+from debubble.timeline.job import ask_job
 from debubble.trace.run import find_run, read_run
 from debubble.trace.source import Limits
 
@@ -32,7 +33,8 @@ def measure_traces(  # noqa: PLR0913 (the options that choose a run)
         run = read_run(found, limits=limits, rank=rank, on_progress=show)
     timeline = build_run(run)
     figures = choose_figures(timeline, pipeline)
-    gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps)))
+    job = ask_job(run.sidecars, figures)
+    gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps)))
     return measure_run(run, timeline, figures), gaps
 
 

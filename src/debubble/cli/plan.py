@@ -23,6 +23,7 @@ from debubble.plan.cache_split import Cache
 from debubble.plan.context_length import at_length
 from debubble.plan.emit import EMITTERS
 from debubble.plan.plan import make_plan
+from debubble.report.job import latency_note
 from debubble.report.ledger import say_bottleneck
 from debubble.report.plan import Planned, plan_json, plan_page
 from debubble.timeline.figures import PipelineFigures
@@ -110,6 +111,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     )
     run = read_traces(files, traces, quiet=quiet, statement=state_by_name(schedule))
     other = None if also is None else read_traces(files, (also,), quiet=quiet)
+    said = said.told_by(run, other)
     with progress("planning", quiet=quiet):
         baseline = start_from(
             run,
@@ -142,6 +144,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     following = f"debubble plan {words} --emit torch" if plan.recommended else ""
     following = "" if quiet or framework else following or f"debubble find {words}"
     page = plan_page(planned, framework, following)
+    if latency_ns is None and run.job.overhead_fraction is not None:
+        page.notes.insert(0, latency_note(run.job))
     print_answer(page, plan_json(planned), as_json=as_json, color=color)
     exit_strictly(planned.gaps, strict=strict)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from debubble.cli.options import progress
 from debubble.errors import Gap, UsageError
@@ -11,6 +11,7 @@ from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
 from debubble.schedules import SCHEDULES, Statement, state_schedule
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
+from debubble.timeline.job import JobFacts, ask_job
 from debubble.timeline.model import Timeline
 from debubble.trace.run import find_run, read_run
 from debubble.trace.source import Limits
@@ -38,7 +39,13 @@ class Measured:
 
     timeline: Timeline
     figures: PipelineFigures
+    job: JobFacts
     gaps: tuple[Gap, ...]
+
+    @property
+    def tokens(self) -> int | None:
+        """Of a microbatch, where the job said so."""
+        return self.job.tokens_of_microbatch(self.figures.microbatches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +57,14 @@ class Tokens:
     measured: int | None = None
     also: int | None = None
     """In the other run."""
+
+    def told_by(self, run: Measured, also: Measured | None) -> Tokens:
+        """Return the same with what the jobs say where nothing was said."""
+        return replace(
+            self,
+            measured=self.measured or run.tokens,
+            also=self.also or (also.tokens if also else None),
+        )
 
     def of_run(self, baseline: Baseline) -> float | None:
         """Return the tokens of a microbatch as it is, where that was said of either run."""
@@ -66,22 +81,22 @@ class Tokens:
         scale, is_count = self._read()
         if is_count:
             measured = self.of_run(baseline)
-            if measured is None:
+            if measured is None and self.also is not None:
                 raise UsageError("--also-tokens is about --also", hint="add --tokens-measured N")
+            if measured is None:
+                raise UsageError(
+                    "how many tokens a microbatch has as it is cannot be told",
+                    hint="add --tokens-measured N, or ask for times as many: --tokens 2x",
+                )
             scale /= measured
         _refuse_too_far(scale)
         return None if scale == 1.0 else scale
 
     def check(self) -> None:
-        """Refuse what is no number, or cannot be told, before anything long."""
+        """Refuse what is no number, or too far away, before anything long."""
         if self.asked is None:
             return
         scale, is_count = self._read()
-        if is_count and self.measured is None and self.also is None:
-            raise UsageError(
-                "how many tokens a microbatch has as it is cannot be told",
-                hint="add --tokens-measured N, or ask for times as many: --tokens 2x",
-            )
         if not is_count or self.measured is not None:
             _refuse_too_far(scale / (self.measured or 1) if is_count else scale)
 
@@ -111,10 +126,12 @@ def read_traces(
         run = read_run(found, limits=files.limits, rank=files.rank, on_progress=show)
     timeline = build_run(run)
     figures = choose_figures(timeline, files.pipeline, statement)
+    job = ask_job(run.sidecars, figures)
     return Measured(
         timeline=timeline,
         figures=figures,
-        gaps=(*run.gaps, *timeline.gaps, *figures.gaps),
+        job=job,
+        gaps=(*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps),
     )
 
 
@@ -155,7 +172,7 @@ def start_from(  # noqa: PLR0913 (what the traces may not tell, one argument eac
     schedule: str | None,
     latency_ns: float | None = None,
 ) -> Baseline:
-    """Fit the run, with another of its model where one was given."""
+    """Fit the run, with another of its model where one was given; what is not said, jobs say."""
     stated = None if layers is None else parse_layers(layers)
     if also is not None and also.figures.kind != run.figures.kind:
         raise UsageError(
@@ -165,10 +182,10 @@ def start_from(  # noqa: PLR0913 (what the traces may not tell, one argument eac
     return measure_baseline(
         run.timeline,
         run.figures,
-        layers=stated,
+        layers=stated or run.job.split_for(run.figures),
         limit_bytes=limit_bytes,
-        schedule=schedule,
-        latency_ns=latency_ns,
+        schedule=schedule or run.job.schedule_for(run.figures),
+        latency_ns=latency_ns or run.job.without_profiler_ns(run.figures.batch_latency_ns),
         also=None if also is None else _also(also, tokens, stated),
     )
 
@@ -179,7 +196,7 @@ def _also(also: Measured, tokens: Tokens, layers: tuple[int, ...] | None) -> Als
     return AlsoRun(
         timeline=also.timeline,
         figures=also.figures,
-        layers=None if told else layers,
+        layers=None if told else layers or also.job.split_for(also.figures),
         token_ratio=ratio,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from debubble.cli.options import (
     Manners,
@@ -17,6 +18,7 @@ from debubble.cli.what_if import Said, what_to_ask
 from debubble.errors import UsageError
 from debubble.plan.ask import ask
 from debubble.plan.baseline import Baseline
+from debubble.report.job import latency_note
 from debubble.report.lanes import draw_lanes
 from debubble.report.what_if import Reported, what_if_json, what_if_page
 from debubble.units import parse_bytes
@@ -32,6 +34,7 @@ def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool)
     also = None
     if files.also is not None:
         also = read_traces(files, (files.also,), quiet=manners.quiet)
+    said = replace(said, tokens=said.tokens.told_by(run, also))
     with progress("simulating", quiet=manners.quiet):
         baseline = _baseline(run, also, said)
         asked = ask(baseline, what_to_ask(baseline, run.timeline, said))
@@ -45,6 +48,8 @@ def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool)
     )
     quiet = manners.quiet or draws
     page = what_if_page(report, "" if quiet else _again(files, said))
+    if run.job.overhead_fraction is not None:
+        page.notes.insert(0, latency_note(run.job))
     if draws:
         page.drawing = draw_lanes(asked.draw(), 0, None, drawing_width())
     print_answer(page, what_if_json(report), as_json=manners.as_json, color=manners.color)
@@ -52,7 +57,8 @@ def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool)
 
 
 def _baseline(run: Measured, also: Measured | None, said: Said) -> Baseline:
-    if run.figures.windows and run.figures.schedule is None and said.schedule_measured is None:
+    schedule = said.schedule_measured or run.job.schedule_for(run.figures)
+    if run.figures.windows and run.figures.schedule is None and schedule is None:
         raise UsageError(
             "the schedule that ran was not recognised",
             hint="say it with --schedule-measured, such as 1f1b",

@@ -12,10 +12,12 @@ from debubble.measure.comparison import (
     MemoryChange,
     Verdict,
 )
+from debubble.measure.contexts import left_out, match_contexts
 from debubble.measure.differences import batches_of, environment_changes, setting_changes, why_not
 from debubble.measure.measurement import Measurement
 from debubble.measure.statistics import (
     ALPHA,
+    RankTest,
     can_be_tested,
     detectable_change,
     difference_interval,
@@ -33,6 +35,15 @@ DEFAULT_THRESHOLD = 0.02
 SAFE_SHARE = 0.05
 # A step that is a hundredth larger than another is the same batch, rounded.
 _SAME_BATCH = 0.01
+# What is held against each other by its difference, for it may be zero.
+_SHARES = frozenset({"bubble"})
+_LARGER_IS_BETTER = frozenset({"throughput"})
+_RATE_NOTES = {
+    "unprofiled_step_times_s": "throughput is of steps without the profiler, as the jobs timed "
+    "them",
+    "batch_latencies_s": "throughput is of the windows: too few steps follow each other to tell "
+    "what lies between them",
+}
 
 
 def compare(
@@ -44,20 +55,23 @@ def compare(
     limit_bytes: int | None = None,
 ) -> Comparison:
     """Hold two runs against each other: comparable at all, safe, and then by speed."""
+    wanted, (before, after) = (before, after), match_contexts(before, after)
     sizes = batches_of(before, after)
     same_batch = sizes is None or abs(sizes[1] / sizes[0] - 1) <= _SAME_BATCH
     streams = before.kind == "stream"
     decided_by = "batch_latency" if same_batch and not streams else "throughput"
     rates, rate_note = _rates(before, after)
+    unprofiled = (before.unprofiled_step_times_s, after.unprofiled_step_times_s)
     deltas = (
-        _difference("bubble", before.bubble_fractions, after.bubble_fractions, threshold),
-        _ratio("batch_latency", before.batch_latencies_s, after.batch_latencies_s, threshold),
-        _ratio("step_time", before.step_times_s, after.step_times_s, threshold),
-        _ratio("throughput", rates[0], rates[1], threshold, larger_is_better=True),
+        _hold("bubble", before.bubble_fractions, after.bubble_fractions, threshold),
+        _hold("batch_latency", before.batch_latencies_s, after.batch_latencies_s, threshold),
+        _hold("step_time", before.step_times_s, after.step_times_s, threshold),
+        _hold("throughput", *rates, threshold),
+        *([_hold("unprofiled_step_time", *unprofiled, threshold)] if all(unprofiled) else []),
     )
     decider = next(one for one in deltas if one.name == decided_by)
     memory = tuple(_memory(before, after, limit_bytes))
-    impossible = why_not(before, after, sizes, target_batch)
+    impossible = why_not(*wanted, sizes, target_batch)
     if decider.change is None:
         impossible = (*impossible, f"{_words(decided_by)} is not known on both sides")
     verdict, because = _verdict(deltas, decider)
@@ -81,7 +95,10 @@ def compare(
         setting=setting_changes(before, after),
         environment=environment_changes(before, after),
         reasons=impossible or because,
-        notes=tuple(_notes(before, after, same_batch=same_batch, rate_note=rate_note)),
+        notes=(
+            *left_out(wanted, (before, after)),
+            *_notes(before, after, same_batch=same_batch, rate_note=rate_note),
+        ),
         needed=samples_needed(*samples, max(threshold, abs(decider.change or 0.0))),
         detectable=detectable_change(*samples),
         threshold=threshold,
@@ -112,16 +129,17 @@ def _verdict(deltas: Sequence[Delta], decider: Delta) -> tuple[Verdict, tuple[st
 def _rates(
     before: Measurement, after: Measurement
 ) -> tuple[tuple[tuple[float, ...], tuple[float, ...]], str]:
-    """Return work per second, by step times where both sides have two, in the same unit of work."""
-    of_windows = min(len(before.step_times_s), len(after.step_times_s)) < 2
-    first = before.rates_per_s(of_windows=of_windows)
-    second = after.rates_per_s(of_windows=of_windows)
-    note = ""
-    if of_windows and before.kind != "stream":
-        note = (
-            "throughput is of the windows: too few steps follow each other to tell what lies "
-            "between them"
-        )
+    """Return work per second, in the same unit of work on both sides.
+
+    By the steps that the jobs timed without the profiler where both sides have two; else by those
+    in the traces, from one to the next; else by the windows.
+    """
+    kinds = ("unprofiled_step_times_s", "step_times_s", "batch_latencies_s")
+    lengths = next(
+        (one for one in kinds if min(len(getattr(s, one)) for s in (before, after)) > 1), kinds[-1]
+    )
+    first, second = before.rates_per_s(lengths), after.rates_per_s(lengths)
+    note = "" if before.kind == "stream" else _RATE_NOTES.get(lengths, "")
     units = (1.0, 1.0)
     if before.tokens and after.tokens:
         units = (float(before.tokens), float(after.tokens))
@@ -134,21 +152,23 @@ def _rates(
     return scaled, note
 
 
-def _ratio(
-    name: str,
-    before: Sequence[float],
-    after: Sequence[float],
-    threshold: float,
-    *,
-    larger_is_better: bool = False,
-) -> Delta:
-    """Hold two sides against each other by the ratio of their medians."""
+def _hold(name: str, before: Sequence[float], after: Sequence[float], threshold: float) -> Delta:
+    """Hold two sides against each other by the ratio of their medians.
+
+    A share, which may be nothing, by the difference.
+    """
     first, second = spread_of(before), spread_of(after)
-    change = second.median / first.median - 1 if first and second and first.median else None
-    interval = ratio_interval(before, after)
-    low, high = (interval[0] - 1, interval[1] - 1) if interval else (None, None)
-    clear = change is not None and abs(change) >= threshold and _clear(before, after, change)
+    shares = name in _SHARES
+    change = low = high = None
+    if shares:
+        change = second.median - first.median if first and second else None
+        low, high = difference_interval(before, after) or (None, None)
+    elif first and second and first.median:
+        change = second.median / first.median - 1
+        interval = ratio_interval(before, after)
+        low, high = (interval[0] - 1, interval[1] - 1) if interval else (None, None)
     test = rank_test(before, after)
+    clear = change is not None and abs(change) >= threshold and _clear(before, after, change, test)
     return Delta(
         name=name,
         before=first,
@@ -157,38 +177,17 @@ def _ratio(
         low=low,
         high=high,
         p=test.p if test else None,
-        direction=_direction(change if clear else None, larger_is_better=larger_is_better),
+        direction=_direction(change if clear else None, larger_is_better=name in _LARGER_IS_BETTER),
         tested=can_be_tested(len(before), len(after)),
     )
 
 
-def _difference(
-    name: str, before: Sequence[float], after: Sequence[float], threshold: float
-) -> Delta:
-    """Hold two shares against each other by their difference: a share may be nothing."""
-    first, second = spread_of(before), spread_of(after)
-    change = second.median - first.median if first and second else None
-    low, high = difference_interval(before, after) or (None, None)
-    clear = change is not None and abs(change) >= threshold and _clear(before, after, change)
-    test = rank_test(before, after)
-    return Delta(
-        name=name,
-        before=first,
-        after=second,
-        change=change,
-        low=low,
-        high=high,
-        p=test.p if test else None,
-        direction=_direction(change if clear else None, larger_is_better=False),
-        tested=can_be_tested(len(before), len(after)),
-    )
-
-
-def _clear(before: Sequence[float], after: Sequence[float], change: float) -> bool:
+def _clear(
+    before: Sequence[float], after: Sequence[float], change: float, test: RankTest | None
+) -> bool:
     """Tell a change from noise: by the rank test, or, of a few samples, by their distance."""
     if not can_be_tested(len(before), len(after)):
         return bool(few_differ(before, after))
-    test = rank_test(before, after)
     if test is None or test.p > ALPHA:
         return False
     falls = test.u > len(before) * len(after) / 2

@@ -30,6 +30,11 @@ def why_not(
         reasons.append(f"{_listed(devices[0])} before, {_listed(devices[1])} after")
     if before.split and after.split and sum(before.split) != sum(after.split):
         reasons.append(f"{sum(before.split)} layers before, {sum(after.split)} after")
+    contexts = (before.contexts, after.contexts)
+    if all(contexts) and not contexts[0] & contexts[1]:
+        reasons.append(
+            f"context lengths up to {_numbers(contexts[0])} before, {_numbers(contexts[1])} after"
+        )
     return (*reasons, *_off_target(sizes, target_batch))
 
 
@@ -54,6 +59,7 @@ def setting_changes(before: Measurement, after: Measurement) -> tuple[Difference
         "stages": (before.stages, after.stages),
         "message bytes": (before.message_bytes, after.message_bytes),
         "tokens a microbatch": (before.tokens, after.tokens),
+        "context lengths up to": (_numbers(before.contexts), _numbers(after.contexts)),
     }
     return _changed(pairs)
 
@@ -104,6 +110,10 @@ def _shown(value: object) -> str:
 
 def _split(one: Measurement) -> str | None:
     return ",".join(map(str, one.split)) if one.split else None
+
+
+def _numbers(values: frozenset[int]) -> str:
+    return ", ".join(map(str, sorted(values)))
 
 
 def _listed(names: tuple[str, ...]) -> str:

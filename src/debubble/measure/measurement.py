@@ -10,11 +10,15 @@ from typing import TypeVar
 
 from debubble.errors import UsageError
 from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.job import ask_job
 from debubble.timeline.model import RankTimeline, Timeline
 from debubble.trace.run import Run
 from debubble.units import NS_PER_S
 
 _Value = TypeVar("_Value")
+
+# Below this, what attention adds with the context cannot be seen.
+_SHORTEST_CONTEXT = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,8 @@ class StepSample:
     """To the start of the next step; None where that was not captured."""
     stream_per_s: float | None = None
     """Batches per second of a stream, which has no steps."""
+    context: int | None = None
+    """The bucket of its context lengths, where the job told them: a power of two, at least 128."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,8 @@ class Measurement:
     samples: tuple[StepSample, ...]
     memory: tuple[RankMemory, ...]
     environment: Environment
+    unprofiled_s: tuple[tuple[int | None, float], ...] = ()
+    """Steps timed without the profiler by the job itself: the bucket of context, and seconds."""
     partial: bool = False
     """A rank has no trace, no step was captured whole, or the ranks are of different runs."""
 
@@ -95,29 +103,46 @@ class Measurement:
         """One a step that another one follows."""
         return _known(sample.step_time_s for sample in self.samples)
 
-    def rates_per_s(self, *, of_windows: bool) -> tuple[float, ...]:
-        """Return microbatches per second: by step times, or by the windows of the steps."""
+    @property
+    def unprofiled_step_times_s(self) -> tuple[float, ...]:
+        """One a step that the job timed without the profiler."""
+        return tuple(length for _, length in self.unprofiled_s)
+
+    @property
+    def contexts(self) -> frozenset[int]:
+        """The buckets of context lengths that its steps are of; empty where not all are known."""
+        found = {sample.context for sample in self.samples}
+        return frozenset() if None in found else frozenset(_known(found))
+
+    def rates_per_s(self, lengths: str) -> tuple[float, ...]:
+        """Return microbatches per second, by one of the lengths that steps have."""
         if self.kind == "stream":
             return _known(sample.stream_per_s for sample in self.samples)
         if self.microbatches is None:
             return ()
-        lengths = self.batch_latencies_s if of_windows else self.step_times_s
-        return tuple(self.microbatches / length for length in lengths)
+        taken: tuple[float, ...] = getattr(self, lengths)
+        return tuple(self.microbatches / length for length in taken)
 
 
 def measure_run(run: Run, timeline: Timeline, figures: PipelineFigures) -> Measurement:
-    """Take the samples of one capture."""
+    """Take the samples of one capture, with what its job said of itself."""
     ranks = figures.ranks
+    job = ask_job(run.sidecars, figures)
+    context = context_bucket(job.context_lengths)
     return Measurement(
         kind=figures.kind,
         ranks=tuple(rank.rank for rank in ranks),
         stages=len({stage for rank in ranks for stage in rank.stages}),
         microbatches=figures.microbatches,
-        schedule=figures.schedule,
-        split=_split(ranks),
+        schedule=figures.schedule or job.schedule_for(figures),
+        split=_split(ranks) or job.split_for(figures),
         message_bytes=_largest_message(figures),
-        tokens=None,
-        samples=_samples(run.found.capture.name, timeline, figures),
+        tokens=job.tokens_of_microbatch(figures.microbatches),
+        samples=tuple(
+            replace(sample, context=context)
+            for sample in _samples(run.found.capture.name, timeline, figures)
+        ),
+        unprofiled_s=tuple((context, length) for length in _unprofiled(run, ranks)),
         memory=tuple(_memory(rank) for rank in ranks),
         environment=_environment(run),
         partial=bool(figures.absent) or figures.cut or not figures.one_run,
@@ -145,8 +170,31 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
             for sample in part.samples
         ),
         memory=tuple(_largest(group) for group in zip(*(p.memory for p in parts), strict=True)),
+        tokens=_shared([part.tokens for part in parts]),
+        message_bytes=_shared([part.message_bytes for part in parts]),
+        unprofiled_s=tuple(pair for part in parts for pair in part.unprofiled_s),
         partial=any(part.partial for part in parts),
     )
+
+
+def context_bucket(lengths: Sequence[int]) -> int | None:
+    """Return the power of two that holds the longest; None where no length is known."""
+    if not lengths:
+        return None
+    return int(max(_SHORTEST_CONTEXT, 1 << (max(lengths) - 1).bit_length()))
+
+
+def _shared(values: Sequence[_Value | None]) -> _Value | None:
+    return values[0] if len(set(values)) == 1 else None
+
+
+def _unprofiled(run: Run, ranks: Sequence[RankTimeline]) -> tuple[float, ...]:
+    """Return the steps that all ranks timed without the profiler: each by its middle rank."""
+    names = {rank.rank for rank in ranks}
+    times = [(*s.steps.before_s, *s.steps.after_s) for s in run.sidecars if s.rank in names]
+    if len(times) < len(names) or len({len(one) for one in times}) != 1:
+        return ()
+    return tuple(float(median(step)) for step in zip(*times, strict=True))
 
 
 def _samples(capture: str, timeline: Timeline, figures: PipelineFigures) -> tuple[StepSample, ...]:
@@ -193,9 +241,10 @@ def _largest_message(figures: PipelineFigures) -> int | None:
 
 def _memory(rank: RankTimeline) -> RankMemory:
     known = rank.memory
+    peaks = _known((known.peak_bytes, known.job_peak_bytes)) if known else ()
     return RankMemory(
         rank=rank.rank,
-        peak_bytes=known.peak_bytes if known else None,
+        peak_bytes=max(peaks, default=None),
         reserved_bytes=known.peak_reserved_bytes if known else None,
         limit_bytes=known.limit_bytes if known else None,
     )
@@ -212,9 +261,14 @@ def _largest(group: Sequence[RankMemory]) -> RankMemory:
 
 def _environment(run: Run) -> Environment:
     headers = [trace.header for trace in run.ranks]
+    versions = {pair for one in headers for pair in one.versions}
+    told = {name for name, _ in versions}
+    versions |= {
+        pair for one in run.sidecars for pair in one.environment.items() if pair[0] not in told
+    }
     return Environment(
         devices=tuple(sorted({device.name for one in headers for device in one.devices})),
-        versions=tuple(sorted({pair for one in headers for pair in one.versions})),
+        versions=tuple(sorted(versions)),
         world_size=run.world_size,
         record_shapes=_agreed([one.record_shapes for one in headers]),
         profile_memory=_agreed([one.profile_memory for one in headers]),

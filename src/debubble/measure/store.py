@@ -17,7 +17,6 @@ import msgspec
 
 from debubble.errors import MissingExtra, RunNotFound, StoreError
 from debubble.measure.measurement import Measurement
-from debubble.measure.store_schema import MIGRATIONS, VERSION
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -27,6 +26,8 @@ _BUSY_S = 60
 # Only the very first processes of a new file race for its journal mode.
 _TRIES = 50
 _PAUSE_S = 0.1
+# A server that does not answer by then is not there.
+_CONNECT_S = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,54 +46,54 @@ class Store:
     """The history behind one URL."""
 
     def __init__(self, url: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.url = url
         self._engine = _connect(url, sleep)
-        with self._transaction() as connection:
-            self._migrate(connection)
+        self.url = self._engine.url.render_as_string(hide_password=True)
+        from debubble.measure import store_schema  # noqa: PLC0415 (SQLAlchemy is an extra)
+
+        self._schema = store_schema
+        try:
+            self._migrate()
+        except BaseException:
+            self.close()
+            raise
 
     def add(
         self, name: str, measurement: Measurement, *, now_s: float, tags: Mapping[str, str]
     ) -> int:
         """Keep a measurement; it is on the disk when this returns."""
-        data = msgspec.json.encode(measurement).decode()
+        table = self._schema.measurements
+        row = table.insert().values(
+            name=name, created_s=now_s, data=msgspec.json.encode(measurement).decode()
+        )
         with self._transaction() as connection:
-            number = int(
-                _run(
-                    connection,
-                    "INSERT INTO measurements (name, created_s, data) "
-                    "VALUES (:name, :created_s, :data) RETURNING id",
-                    name=name,
-                    created_s=now_s,
-                    data=data,
-                ).scalar_one()
-            )
-            _write_tags(connection, number, tags)
+            number = int(connection.execute(row.returning(table.c.id)).scalar_one())
+            self._schema.write_tags(connection, number, tags)
         return number
 
     def records(self, name: str | None = None) -> tuple[Record, ...]:
         """Return all records, or those of one name, oldest first."""
-        chosen = "" if name is None else " WHERE name = :name"
-        given = {} if name is None else {"name": name}
+        table, tags = self._schema.measurements, self._schema.tags
+        rows = table.select().order_by(table.c.id)
+        pairs = tags.select().order_by(tags.c.name)
+        if name is not None:
+            rows = rows.where(table.c.name == name)
+            pairs = pairs.join_from(tags, table, tags.c.measurement_id == table.c.id).where(
+                table.c.name == name
+            )
+        by_number: dict[int, dict[str, str]] = {}
         with self._transaction() as connection:
-            tags: dict[int, dict[str, str]] = {}
-            for number, key, value in _run(
-                connection, "SELECT measurement_id, name, value FROM tags ORDER BY name"
-            ):
-                tags.setdefault(number, {})[key] = value
-            rows = _run(
-                connection,
-                f"SELECT id, name, created_s, data FROM measurements{chosen} ORDER BY id",  # noqa: S608 (our own words)
-                **given,
-            ).all()
+            for pair in connection.execute(pairs):
+                by_number.setdefault(pair.measurement_id, {})[pair.name] = pair.value
+            found = connection.execute(rows).all()
         return tuple(
             Record(
-                number=row[0],
-                name=row[1],
-                created_s=row[2],
-                measurement=msgspec.json.decode(row[3], type=Measurement),
-                tags=tags.get(row[0], {}),
+                number=row.id,
+                name=row.name,
+                created_s=row.created_s,
+                measurement=msgspec.json.decode(row.data, type=Measurement),
+                tags=by_number.get(row.id, {}),
             )
-            for row in rows
+            for row in found
         )
 
     def named(self, name: str) -> tuple[Record, ...]:
@@ -109,41 +110,37 @@ class Store:
         found = self.named(name)
         with self._transaction() as connection:
             for record in found:
-                _write_tags(connection, record.number, tags)
+                self._schema.write_tags(connection, record.number, tags)
         return len(found)
 
     def prune(self, *, keep: int, name: str | None = None) -> int:
         """Drop all but the newest records of each name; return how many went."""
+        table, tags = self._schema.measurements, self._schema.tags
+        numbers = table.select().with_only_columns(table.c.id, table.c.name).order_by(table.c.id)
+        if name is not None:
+            numbers = numbers.where(table.c.name == name)
         by_name: dict[str, list[int]] = {}
-        for record in self.records(name):
-            by_name.setdefault(record.name, []).append(record.number)
-        gone = [number for numbers in by_name.values() for number in numbers[: -keep or None]]
         with self._transaction() as connection:
+            for row in connection.execute(numbers):
+                by_name.setdefault(row.name, []).append(row.id)
+            gone = [one for mine in by_name.values() for one in mine[: -keep or None]]
             for number in gone:
-                _run(connection, "DELETE FROM tags WHERE measurement_id = :id", id=number)
-                _run(connection, "DELETE FROM measurements WHERE id = :id", id=number)
+                connection.execute(tags.delete().where(tags.c.measurement_id == number))
+                connection.execute(table.delete().where(table.c.id == number))
         return len(gone)
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._engine.dispose()
+    def _migrate(self) -> None:
+        """Bring an older store up to date; leave a newer one alone."""
+        with self._transaction() as connection:
+            self._schema.wait_for_turn(connection)
+            found = self._schema.read_version(connection)
+            if found > self._schema.VERSION:
+                raise _newer(self.url, found, self._schema.VERSION)
+            self._schema.bring_up_to_date(connection, found)
 
-    def _migrate(self, connection: Connection) -> None:
-        """Bring an older store up to date, one step after another; leave a newer one alone."""
-        found = _version(connection)
-        if found > VERSION:
-            raise StoreError(
-                f"{self.url} was written by a newer debubble (version {found} of the store, "
-                f"this one knows {VERSION})",
-                hint="pip install --upgrade debubble, or give another --store",
-            )
-        serial = "SERIAL" if connection.dialect.name == "postgresql" else "INTEGER"
-        for step in MIGRATIONS[found:]:
-            for statement in step:
-                _run(connection, statement.replace("{key}", f"{serial} PRIMARY KEY"))
-        if found < VERSION:
-            _run(connection, "DELETE FROM store_version")
-            _run(connection, "INSERT INTO store_version VALUES (:version)", version=VERSION)
+    def close(self) -> None:
+        """Let go of the file, or of the server."""
+        self._engine.dispose()
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -166,16 +163,19 @@ def _connect(url: str, sleep: Callable[[float], None]) -> Engine:
         ) from error
     try:
         address = sqlalchemy.engine.make_url(url)
+        backend = address.get_backend_name()
         if address.drivername == "postgresql":
             address = address.set(drivername="postgresql+psycopg")
-        if address.get_backend_name() != "sqlite":
-            return sqlalchemy.create_engine(address)
+        if backend == "postgresql":
+            waits = {"connect_timeout": _CONNECT_S}
+            return sqlalchemy.create_engine(address, connect_args=waits)
     except (ArgumentError, NoSuchModuleError) as error:
-        hint = "write it as sqlite:///history.db or postgresql://user@host/name"
-        raise StoreError(f"{url!r} is no store", hint=hint) from error
+        raise _no_store(url) from error
     except ImportError as error:
         hint = "pip install 'debubble[postgres]'"
         raise MissingExtra("a PostgreSQL history needs psycopg", hint=hint) from error
+    if backend != "sqlite":
+        raise _no_store(url)
     engine = sqlalchemy.create_engine(address, connect_args={"timeout": _BUSY_S})
     sqlalchemy.event.listen(engine, "connect", lambda raw, _: _prepare(raw, sleep))
     # A transaction that reads first and writes later could not wait for its turn.
@@ -204,33 +204,26 @@ def _prepare(raw: Any, sleep: Callable[[float], None]) -> None:
     cursor.close()
 
 
-def _version(connection: Connection) -> int:
-    import sqlalchemy  # noqa: PLC0415
-
-    if not sqlalchemy.inspect(connection).has_table("store_version"):
-        return 0
-    return int(_run(connection, "SELECT MAX(version) FROM store_version").scalar_one() or 0)
+def _no_store(url: str) -> StoreError:
+    hint = "write it as sqlite:///history.db or postgresql://user@host/name"
+    return StoreError(f"{url!r} is no store", hint=hint)
 
 
-def _write_tags(connection: Connection, number: int, tags: Mapping[str, str]) -> None:
-    for key, value in tags.items():
-        given = {"id": number, "key": key, "value": value}
-        _run(connection, "DELETE FROM tags WHERE measurement_id = :id AND name = :key", **given)
-        _run(connection, "INSERT INTO tags VALUES (:id, :key, :value)", **given)
-
-
-def _run(connection: Connection, statement: str, **given: object) -> Any:
-    from sqlalchemy import text  # noqa: PLC0415
-
-    wanted = {key: value for key, value in given.items() if f":{key}" in statement}
-    return connection.execute(text(statement), wanted)
+def _newer(url: str, found: int, known: int) -> StoreError:
+    return StoreError(
+        f"{url} was written by a newer debubble (version {found} of the store, "
+        f"this one knows {known})",
+        hint="pip install --upgrade debubble, or give another --store",
+    )
 
 
 def _explained(url: str, why: str) -> StoreError:
     hint = "is the path right, and is it a debubble history? give another --store"
-    if "readonly" in why or "read-only" in why:
+    if url.startswith("postgresql"):
+        hint = "is the server up, and may you write to this database? or give another --store"
+    elif "readonly" in why or "read-only" in why:
         hint = "the file or its folder cannot be written; give another --store"
-    return StoreError(f"{url}: {why}", hint=hint)
+    return StoreError(f"{url}: {' '.join(why.split())}", hint=hint)
 
 
 def default_url(environment: Mapping[str, str], home: Path) -> str:

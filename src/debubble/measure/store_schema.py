@@ -1,21 +1,80 @@
-"""How the history is laid out, as the steps that lead there: old stores take those they lack."""
+"""How the history is laid out, and the steps that lead there: old stores take those they lack.
+
+The only module that names tables and columns. SQLAlchemy writes the words of each database.
+"""
 
 from __future__ import annotations
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE store_version (version INTEGER NOT NULL)",
-        (
-            "CREATE TABLE measurements (id {key}, name TEXT NOT NULL, "
-            "created_s DOUBLE PRECISION NOT NULL, data TEXT NOT NULL)"
-        ),
-        "CREATE INDEX measurements_by_name ON measurements (name)",
-    ),
-    (
-        (
-            "CREATE TABLE tags (measurement_id INTEGER NOT NULL, name TEXT NOT NULL, "
-            "value TEXT NOT NULL, PRIMARY KEY (measurement_id, name))"
-        ),
-    ),
+from collections.abc import Callable, Mapping
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+metadata = sa.MetaData()
+store_version = sa.Table(
+    "store_version", metadata, sa.Column("version", sa.Integer, nullable=False)
 )
+measurements = sa.Table(
+    "measurements",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("created_s", sa.Double, nullable=False),
+    sa.Column("data", sa.Text, nullable=False),
+    sa.Index("measurements_by_name", "name"),
+)
+tags = sa.Table(
+    "tags",
+    metadata,
+    sa.Column("measurement_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+
+# Any number, as long as nobody else on the server takes the same one for a lock of theirs.
+_MIGRATION_LOCK = 0x6465627562
+
+
+def _first(connection: sa.Connection) -> None:
+    store_version.create(connection)
+    measurements.create(connection)
+
+
+def _with_tags(connection: sa.Connection) -> None:
+    tags.create(connection)
+
+
+MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (_first, _with_tags)
 VERSION = len(MIGRATIONS)
+
+
+def read_version(connection: sa.Connection) -> int:
+    """Return the version of the store; 0 of an empty one."""
+    if not sa.inspect(connection).has_table(store_version.name):
+        return 0
+    return int(connection.scalar(sa.select(sa.func.max(store_version.c.version))) or 0)
+
+
+def bring_up_to_date(connection: sa.Connection, found: int) -> None:
+    """Take the steps that a store lacks, in the transaction that is open."""
+    if found >= VERSION:
+        return
+    for step in MIGRATIONS[found:]:
+        step(connection)
+    connection.execute(store_version.delete())
+    connection.execute(store_version.insert().values(version=VERSION))
+
+
+def wait_for_turn(connection: sa.Connection) -> None:
+    """Let one process at a time look at the version: SQLite's own lock does the same."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+
+
+def write_tags(connection: sa.Connection, number: int, pairs: Mapping[str, str]) -> None:
+    """Add tags to a measurement; those of the same name are replaced."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    for name, value in pairs.items():
+        row = insert(tags).values(measurement_id=number, name=name, value=value)
+        same = [tags.c.measurement_id, tags.c.name]
+        connection.execute(row.on_conflict_do_update(index_elements=same, set_={"value": value}))

@@ -63,6 +63,16 @@ class Baseline:
         )
 
     @property
+    def others(self) -> tuple[int | None, ...]:
+        """Bytes of each rank's device that others hold; None where not known.
+
+        Ranks that share a device are the others that each of them sees there.
+        """
+        if surely_share(self.ranks):
+            return (None,) * len(self.ranks)
+        return tuple(rank.memory.other_bytes if rank.memory else None for rank in self.ranks)
+
+    @property
     def over_limit_bytes(self) -> float | None:
         """How much more than its limit the fullest rank takes as it is; None where not known."""
         over = [

@@ -128,8 +128,11 @@ def headroom_after(baseline: Baseline, change: Change) -> tuple[Headroom, ...] |
             limit_bytes=limit,
             measured_peak_bytes=rank.memory.peak_bytes if rank.memory else None,
             measured_reserved_bytes=rank.memory.peak_reserved_bytes if rank.memory else None,
+            other_bytes=others,
         )
-        for peak, limit, rank in zip(peaks, baseline.limits, baseline.ranks, strict=True)
+        for peak, limit, others, rank in zip(
+            peaks, baseline.limits, baseline.others, baseline.ranks, strict=True
+        )
     )
 
 

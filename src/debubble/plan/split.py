@@ -46,7 +46,11 @@ def _problem(baseline: Baseline, change: Change, room: Room | None) -> SplitProb
     forward = _layer_s(source.passes, PassKind.F) * often
     backward = _backward_s(source.passes) * often
     extras = np.array(baseline.weights((1,) * stages, stages)) - 1.0
-    limits = [limit for limit in baseline.limits if limit is not None]
+    limits = [
+        limit - (others or 0)
+        for limit, others in zip(baseline.limits, baseline.others, strict=True)
+        if limit is not None
+    ]
     if room is None and baseline.memory is not None and len(limits) == len(baseline.limits):
         room = room_for(
             baseline.memory,

@@ -26,6 +26,7 @@ _LABELS = {
     "batch_latency": "batch latency",
     "step_time": "step time",
     "throughput": "throughput",
+    "unprofiled_step_time": "step, unprofiled",
 }
 
 
@@ -107,13 +108,14 @@ def compare_json(found: Comparison, gaps: Sequence[Gap]) -> dict[str, Any]:
 
 def measurement_json(one: Measurement) -> dict[str, Any]:
     """Return a measurement as data: medians, their count, the setting."""
-    rates = one.rates_per_s(of_windows=len(one.step_times_s) < 1)
+    rates = one.rates_per_s("step_times_s" if one.step_times_s else "batch_latencies_s")
     rate = middle(rates)
     return {
         "numbers": {
             "bubble_fraction": middle(one.bubble_fractions),
             "batch_latency_s": middle(one.batch_latencies_s),
             "step_time_s": middle(one.step_times_s),
+            "unprofiled_step_time_s": middle(one.unprofiled_step_times_s),
             "peak_memory_bytes": [rank.peak_bytes for rank in one.memory],
             "microbatches_per_s": rate,
             "tokens_per_s": rate * one.tokens if rate and one.tokens else None,
@@ -125,9 +127,18 @@ def measurement_json(one: Measurement) -> dict[str, Any]:
         "microbatches": one.microbatches,
         "schedule": one.schedule,
         "split": list(one.split) if one.split else None,
+        "context_lengths_up_to": sorted(one.contexts) or None,
         "devices": list(one.environment.devices),
-        "versions": dict(one.environment.versions),
+        "versions": _versions(one),
     }
+
+
+def _versions(one: Measurement) -> dict[str, str]:
+    """Return what ran, by name; what differs from rank to rank with all its values."""
+    by_name: dict[str, list[str]] = {}
+    for name, value in one.environment.versions:
+        by_name.setdefault(name, []).append(value)
+    return {name: ", ".join(values) for name, values in by_name.items()}
 
 
 def _speed(found: Comparison) -> str:

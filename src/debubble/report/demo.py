@@ -11,6 +11,7 @@ from debubble.report.change import change_json, describe
 from debubble.report.compare import compare_answer, compare_json
 from debubble.report.find import find_page
 from debubble.report.text import Page, Table
+from debubble.timeline.job import JobFacts
 from debubble.tune.once import Improved
 from debubble.units import NS_PER_S, show_duration, show_share
 
@@ -79,7 +80,7 @@ def _found(made: Improved) -> str:
     figures, timeline = made.before.figures, made.before.timeline
     steps = [window.step for window in figures.windows]
     ledger = build_ledger(timeline, figures.pipeline, steps)
-    page = find_page([figures], ledger, (), "")
+    page = find_page([figures], ledger, JobFacts(), (), "")
     return " ".join([page.answer, *page.findings[:1]])
 
 

@@ -10,6 +10,7 @@ from debubble.ledger.hop_health import expected_rate
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.repair import times_expected
 from debubble.report.inspect import gap_json, rank_table
+from debubble.report.job import job_json, job_note
 from debubble.report.ledger import ledger_findings, ledger_json, ledger_tables
 from debubble.report.stream import stream_answer, stream_json, stream_latency
 from debubble.report.text import Page, Table
@@ -17,6 +18,7 @@ from debubble.report.theory import theory_of, theory_of_schedule
 from debubble.report.unknown import reasons_for_null
 from debubble.timeline.figures import PipelineFigures, RankShares, worst_of
 from debubble.timeline.hops import HopFigures
+from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline, StageLayers, Timeline
 from debubble.trace.run import Run, show_ranks
 from debubble.trace.summary import summarise
@@ -30,6 +32,7 @@ _JAGGED = 0.5
 def find_page(
     figures: Sequence[PipelineFigures],
     ledger: Ledger | None,
+    job: JobFacts,
     gaps: Sequence[Gap],
     next_command: str,
 ) -> Page:
@@ -37,11 +40,16 @@ def find_page(
     worst = worst_of(figures)
     page = Page(answer=answer(worst, len(figures)))
     page.findings = ledger_findings(ledger, worst.outside_ns) if ledger else []
-    page.notes += [_about(worst), _shape_of(worst), _outside_of(worst)]
+    page.notes += [
+        _about(worst),
+        job_note(job, worst.batch_latency_ns),
+        _shape_of(worst),
+        _outside_of(worst),
+    ]
     page.notes = [note for note in page.notes if note]
     page.tables = [
         *(ledger_tables(ledger) if ledger else ()),
-        _stage_table(worst),
+        _stage_table(worst, job),
         *([_hop_table(worst)] if worst.hops else []),
     ]
     page.gaps = list(gaps)
@@ -118,12 +126,14 @@ def _why_not(one: PipelineFigures) -> str:
     return one.gaps[-1].message if one.gaps else "no such step on all ranks"
 
 
-def find_json(
+def find_json(  # noqa: PLR0913 (what is known of a run, one argument each)
     run: Run,
     timeline: Timeline,
     figures: Sequence[PipelineFigures],
     ledger: Ledger | None,
     gaps: Sequence[Gap],
+    *,
+    job: JobFacts,
 ) -> dict[str, Any]:
     """Return the answer as data: the worst pipeline in full, the others as one line each."""
     worst = worst_of(figures)
@@ -155,8 +165,10 @@ def find_json(
             "step_time_s": _seconds(worst.step_time_ns),
             "peak_memory_bytes": [rank.peak_memory_bytes for rank in worst.ranks],
             "microbatches_per_s": _rate(worst),
-            "tokens_per_s": None,
+            "tokens_per_s": _tokens_per_s(worst, job),
+            "unprofiled_batch_latency_s": _seconds(job.without_profiler_ns(worst.batch_latency_ns)),
         },
+        "job": job_json(job),
         "theory": {
             "bubble_fraction": theory_of(worst),
             "schedule_bubble_fraction": theory_of_schedule(worst),
@@ -172,10 +184,10 @@ def find_json(
         "stream": stream_json(worst),
         "shape": _shape_json(worst),
         **ledger_json(ledger, worst.outside_ns),
-        "stages": _stages_json(worst),
+        "stages": _stages_json(worst, job),
         "memory": [_memory_json(rank) for rank in worst.ranks],
         "hops": [_hop_json(hop, ledger) for hop in worst.hops],
-        "unknown": reasons_for_null(worst),
+        "unknown": reasons_for_null(worst, job),
         "verdict": answer(worst, len(figures)),
         "warnings": [gap_json(gap) for gap in gaps],
     }
@@ -206,14 +218,14 @@ def _schedule_of(one: PipelineFigures) -> str:
     return f"{found} ({one.stated.name} was stated)"
 
 
-def _stage_table(one: PipelineFigures) -> Table:
+def _stage_table(one: PipelineFigures, job: JobFacts) -> Table:
     table = Table(columns=("stage", "rank", "layers", "pass", "median", "spread", "count"))
     for row in one.stages:
         table.rows.append(
             (
                 str(row.stage),
                 str(row.rank),
-                str(layers.layers) if (layers := _layers_of(one, row.stage)) else "–",
+                _show_layers(one, job, row.stage),
                 PassKind(row.kind).name,
                 show_duration(row.median_ns),
                 f"± {show_duration(row.mad_ns)}",
@@ -292,7 +304,27 @@ def _layers_of(one: PipelineFigures, stage: int) -> StageLayers | None:
     return next(found, None)
 
 
-def _stages_json(one: PipelineFigures) -> list[dict[str, Any]]:
+def _count_layers(one: PipelineFigures, job: JobFacts, stage: int) -> int | None:
+    """Return the layers that kernels show, else those that the job names."""
+    found, said = _layers_of(one, stage), job.split_for(one)
+    if found is not None:
+        return found.layers
+    return said[stage] if said and stage < len(said) else None
+
+
+def _show_layers(one: PipelineFigures, job: JobFacts, stage: int) -> str:
+    count = _count_layers(one, job, stage)
+    return "–" if count is None else str(count)
+
+
+def _tokens_per_s(one: PipelineFigures, job: JobFacts) -> float | None:
+    """Return tokens a second of steps without the profiler, where the job told their number."""
+    if job.tokens is None or job.unprofiled_step_s is None or one.stream is not None:
+        return None
+    return job.tokens / job.unprofiled_step_s
+
+
+def _stages_json(one: PipelineFigures, job: JobFacts) -> list[dict[str, Any]]:
     stages: dict[int, dict[str, Any]] = {}
     for row in one.stages:
         layers = _layers_of(one, row.stage)
@@ -301,7 +333,7 @@ def _stages_json(one: PipelineFigures) -> list[dict[str, Any]]:
             {
                 "stage": row.stage,
                 "rank": row.rank,
-                "layers": layers.layers if layers else None,
+                "layers": _count_layers(one, job, row.stage),
                 "layer_s": layers.layer_ns / NS_PER_S if layers else None,
                 "passes": {},
             },
@@ -333,6 +365,9 @@ def _memory_json(rank: RankTimeline) -> dict[str, Any]:
         "peak_reserved_bytes",
         "most_in_flight",
         "limit_bytes",
+        "job_peak_bytes",
+        "free_bytes",
+        "other_bytes",
     )
     return {"rank": rank.rank} | {name: getattr(rank.memory, name, None) for name in fields}
 

@@ -1,4 +1,4 @@
-"""Records in → what `debubble history` prints out, as text, JSON or CSV."""
+"""Records in → what `debubble history` prints out, as text, JSON, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import csv
 import io
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from debubble.errors import MissingExtra, StoreError
 from debubble.measure.measurement import middle
 from debubble.measure.store import Record
 from debubble.report.compare import measurement_json
@@ -17,19 +19,19 @@ from debubble.report.text import Page, Table
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
 
 SCHEMA = "debubble.history/1"
-_COLUMNS = (
-    "name",
-    "created",
-    "capture",
-    "step",
-    "bubble_fraction",
-    "batch_latency_s",
-    "step_time_s",
-    "microbatches",
-    "schedule",
-    "split",
-    "tags",
-)
+COLUMNS: dict[str, type] = {
+    "name": str,
+    "created": str,
+    "capture": str,
+    "step": int,
+    "bubble_fraction": float,
+    "batch_latency_s": float,
+    "step_time_s": float,
+    "microbatches": int,
+    "schedule": str,
+    "split": str,
+    "tags": str,
+}
 
 
 def history_page(records: Sequence[Record]) -> Page:
@@ -78,17 +80,15 @@ def history_json(records: Sequence[Record], *, whole: bool = False) -> dict[str,
     return {"schema": SCHEMA, "records": listed, "warnings": []}
 
 
-def history_csv(records: Sequence[Record]) -> str:
-    """Write every sample as a row."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+def history_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return every sample as a row, under the names of `COLUMNS`."""
+    rows = []
     for record in records:
         one = record.measurement
         split = ",".join(map(str, one.split or ()))
         tags = ";".join(f"{key}={value}" for key, value in record.tags.items())
         for sample in one.samples:
-            row = (
+            values = (
                 record.name,
                 _stamp(record),
                 sample.capture,
@@ -101,8 +101,42 @@ def history_csv(records: Sequence[Record]) -> str:
                 split,
                 tags,
             )
-            writer.writerow(row)
+            rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows
+
+
+def history_csv(records: Sequence[Record]) -> str:
+    """Write every sample as a row."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(history_rows(records))
     return out.getvalue()
+
+
+def write_parquet(records: Sequence[Record], out: Path) -> None:
+    """Write the same rows as a Parquet file, whole or not at all."""
+    try:
+        import pyarrow as pa  # noqa: PLC0415 (an extra)
+        from pyarrow import parquet  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtra(
+            "a Parquet file needs pyarrow", hint="pip install 'debubble[parquet]', or take --csv"
+        ) from error
+    kinds = {float: pa.float64(), int: pa.int64(), str: pa.string()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        parquet.write_table(pa.Table.from_pylist(history_rows(records), schema), partial)
+        partial.replace(out)
+    except OSError as error:
+        raise StoreError(
+            f"cannot be written: {error.strerror or error}",
+            hint="give --parquet a file in a folder that can be written",
+            file=str(out),
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _stamp(record: Record) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from debubble.report.theory import theory_of, theory_of_schedule
 from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.job import JobFacts
 
 
-def reasons_for_null(one: PipelineFigures) -> dict[str, str]:
+def reasons_for_null(one: PipelineFigures, job: JobFacts) -> dict[str, str]:
     """Return a sentence for each figure that the traces do not give."""
     streams = one.kind == "stream"
     no_steps = "batches overlap: a stream has no steps" if streams else "no step is whole"
     reasons = {
-        "numbers.tokens_per_s": "traces do not tell how many tokens a microbatch has",
         "hops[].expected_bytes_per_s": "what these links should carry is not known from traces",
     }
     missing = {
+        "numbers.tokens_per_s": job.tokens is None or job.unprofiled_step_s is None or streams,
+        "numbers.unprofiled_batch_latency_s": job.overhead_fraction is None,
         "run.microbatches": one.microbatches is None,
         "run.schedule": one.schedule is None,
         "numbers.bubble_fraction": one.bubble_fraction is None,
@@ -27,6 +29,11 @@ def reasons_for_null(one: PipelineFigures) -> dict[str, str]:
         "hops[].from_stage": any(len(hop.stages) > 1 for hop in one.hops),
     }
     why = {
+        "numbers.tokens_per_s": no_steps
+        if streams
+        else "traces do not tell how many tokens a step has: give tokens= to debubble.capture",
+        "numbers.unprofiled_batch_latency_s": "no sidecar beside the traces says what steps take "
+        "without the profiler",
         "run.microbatches": no_steps if streams else "steps or stages differ in their number",
         "run.schedule": no_steps if streams else "no known schedule orders passes like that",
         "numbers.bubble_fraction": "no span that all ranks share" if streams else no_steps,

@@ -47,7 +47,7 @@ def what_if_page(report: Reported, next_command: str) -> Page:
 
 def _answer(report: Reported) -> str:
     asked, option = report.asked, report.asked.option
-    measured = asked.baseline.source.window_ns
+    measured = asked.baseline.window_ns
     if asked.changes_nothing:
         off = option.window_ns / measured - 1
         return (
@@ -111,7 +111,7 @@ def _number_table(report: Reported) -> Table:
         ),
         (
             "batch latency",
-            show_duration(asked.baseline.source.window_ns),
+            show_duration(asked.baseline.window_ns),
             show_duration(option.window_ns),
         ),
         ("microbatches a second", _rate(_per_s(report)), _rate(option.microbatches_per_s)),
@@ -136,8 +136,9 @@ def _rate(per_second: float) -> str:
 
 
 def _per_s(report: Reported) -> float:
-    source = report.asked.baseline.source
-    return source.microbatches * NS_PER_S / (source.window_ns + source.outside_ns)
+    baseline = report.asked.baseline
+    step_ns = baseline.window_ns + baseline.source.outside_ns
+    return baseline.source.microbatches * NS_PER_S / step_ns
 
 
 def _peaks(asked: Asked) -> list[float] | None:
@@ -237,7 +238,7 @@ def what_if_json(report: Reported) -> dict[str, Any]:
         "interval": {"batch_latency_s": [option.low_ns / NS_PER_S, option.high_ns / NS_PER_S]},
         "measured": {
             "bubble_fraction": one.bubble_fraction,
-            "batch_latency_s": source.window_ns / NS_PER_S,
+            "batch_latency_s": asked.baseline.window_ns / NS_PER_S,
             "step_time_s": None if one.step_time_ns is None else one.step_time_ns / NS_PER_S,
             "peak_memory_bytes": [rank.peak_memory_bytes for rank in one.ranks],
             "microbatches_per_s": _per_s(report),

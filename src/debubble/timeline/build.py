@@ -15,6 +15,7 @@ from debubble.timeline.clock import align, shift_transfers
 from debubble.timeline.evidence import find_set_up, find_unfinished
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.grouping import number_passes
+from debubble.timeline.job import tell_memory
 from debubble.timeline.labels import Assignment, assign_by_labels, has_labels
 from debubble.timeline.layers import measure_layers
 from debubble.timeline.loops import Host, count_pieces, holds_several, name_around
@@ -63,7 +64,7 @@ from debubble.units import counted
 def build_run(run: Run) -> Timeline:
     """Build the timeline of whatever was read: traces of ranks, or an op table."""
     if run.ranks or not run.tables:
-        return build_timeline(run.ranks)
+        return tell_memory(build_timeline(run.ranks), run.sidecars)
     return build_from_table(run.tables[0])
 
 

@@ -130,6 +130,12 @@ class MemoryFigures:
     """Of what is held, that which comes with a step's first backward pass."""
     halfway_bytes: int | None = None
     """What a microbatch takes more once it had I and waits for W; 0 where B is whole."""
+    job_peak_bytes: int | None = None
+    """The most since the job began, by its sidecar: steps that were not captured count too."""
+    free_bytes: int | None = None
+    """Of the device after the capture, by its sidecar."""
+    other_bytes: int | None = None
+    """Held on the device by others than this process's PyTorch, by its sidecar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,6 +80,6 @@ def _differs(name: str, off: Deviation) -> Gap:
         code=Code.SCHEDULE_DIFFERS,
         message=f"left the stated schedule {name} in step {off.step}: "
         f"as pass {show_count(off.place + 1)} it {ran}, where {name} {has}",
-        hint="theory is that of what was stated; leave --schedule out to see what is recognised",
+        hint="theory is that of what was stated, by --schedule or by the sidecars",
         rank=off.rank,
     )

@@ -23,7 +23,7 @@ from debubble.trace.columns import Operation, RankTrace
 from debubble.trace.files import expand
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
 from debubble.trace.kineto import read_kineto
-from debubble.trace.sidecar import is_sidecar
+from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source, is_url, local_copy
 from debubble.units import counted
 
@@ -72,6 +72,8 @@ class Run:
     world_size: int | None
     missing_ranks: tuple[int, ...]
     gaps: tuple[Gap, ...]
+    sidecars: tuple[Sidecar, ...] = ()
+    """What the ranks said of themselves, where they did."""
 
 
 def find_run(
@@ -129,6 +131,8 @@ def read_run(
     gaps += [gap for trace in ranks for gap in trace.gaps]
     gaps += [gap for table in tables for gap in table.gaps]
     gaps += more
+    sidecars, more = _read_sidecars(ranks)
+    gaps += more
     if not ranks and not tables:
         raise _nothing_found([found.capture.name], gaps, ())
     world_size = max((t.header.world_size or 0 for t in ranks), default=0) or None
@@ -142,6 +146,34 @@ def read_run(
         world_size=world_size,
         missing_ranks=missing,
         gaps=tuple(gaps),
+        sidecars=sidecars,
+    )
+
+
+def _read_sidecars(ranks: Sequence[RankTrace]) -> tuple[tuple[Sidecar, ...], list[Gap]]:
+    """Read what lies beside the traces; what another rank wrote is no witness."""
+    sidecars: list[Sidecar] = []
+    gaps: list[Gap] = []
+    for trace in ranks:
+        said, gap = read_sidecar(trace.file)
+        if gap is not None:
+            gaps.append(replace(gap, rank=trace.rank))
+        if said is None:
+            continue
+        if said.rank is not None and said.rank != trace.rank:
+            gaps.append(_of_another_rank(said, trace))
+            continue
+        sidecars.append(replace(said, rank=trace.rank))
+    return tuple(sidecars), gaps
+
+
+def _of_another_rank(said: Sidecar, trace: RankTrace) -> Gap:
+    return Gap(
+        code=Code.SIDECAR_DIFFERS,
+        message=f"was written by rank {said.rank}, beside the trace of another: it is not used",
+        hint="put each sidecar beside its own trace",
+        file=said.file,
+        rank=trace.rank,
     )
 
 

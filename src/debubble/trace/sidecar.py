@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from debubble.errors import Code, Gap
+from debubble.trace.source import is_url
 
 SUFFIX = ".debubble.json"
 SCHEMA = "debubble.sidecar/1"
@@ -54,6 +55,8 @@ class Sidecar:
     steps: StepTimes = StepTimes()
     max_allocated_bytes: int | None = None
     max_reserved_bytes: int | None = None
+    reserved_bytes: int | None = None
+    """At the time that `free_bytes` was asked for."""
     free_bytes: int | None = None
     total_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -71,13 +74,13 @@ def sidecar_of(trace: str) -> str:
 
 
 def read_sidecar(trace: str) -> tuple[Sidecar | None, Gap | None]:
-    """Return what lies beside a local trace; nothing where there is none, a gap where it is bad."""
+    """Return what lies beside a trace; nothing where there is none, a gap where it is bad."""
     file = sidecar_of(trace)
     try:
-        text = Path(file).read_bytes()
+        text = _read(file)
     except FileNotFoundError:
         return None, None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         return None, _unreadable(file, f"cannot be read: {error}")
     try:
         data = json.loads(text)
@@ -87,6 +90,16 @@ def read_sidecar(trace: str) -> tuple[Sidecar | None, Gap | None]:
     if schema != SCHEMA:
         return None, _unreadable(file, f"is no sidecar of this version (schema {schema!r})")
     return _as_sidecar(file, data), None
+
+
+def _read(file: str) -> bytes:
+    if not is_url(file):
+        return Path(file).read_bytes()
+    import fsspec  # noqa: PLC0415 (a tenth of a second that local files need not pay)
+
+    with fsspec.open(file, "rb") as stream:
+        content: bytes = stream.read()
+    return content
 
 
 def _as_sidecar(file: str, data: dict[str, Any]) -> Sidecar:
@@ -107,6 +120,7 @@ def _as_sidecar(file: str, data: dict[str, Any]) -> Sidecar:
         steps=_as_steps(_part(data, "steps")),
         max_allocated_bytes=_count(memory, "max_allocated_bytes"),
         max_reserved_bytes=_count(memory, "max_reserved_bytes"),
+        reserved_bytes=_count(memory, "reserved_bytes"),
         free_bytes=_count(memory, "free_bytes"),
         total_bytes=_count(memory, "total_bytes"),
         environment=_words(data, "environment"),

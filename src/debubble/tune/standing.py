@@ -101,7 +101,9 @@ class Standing:
         one = run.outcome.measurement
         if one is None:
             return 0.0
-        rates = one.rates_per_s(of_windows=len(one.step_times_s) < 2)
+        rates = one.rates_per_s(
+            "batch_latencies_s" if len(one.step_times_s) < 2 else "step_times_s"
+        )
         return median(rates) * (self._size(run) or 1.0) if rates else 0.0
 
     def _size(self, run: Run) -> float | None:

@@ -1,0 +1,179 @@
+"""Sidecars and a measured pipeline in → what the job said of itself, held against its traces.
+
+What the traces show is believed; what they are silent on is taken from the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TypeVar
+
+from debubble.errors import Code, Gap
+from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.model import MemoryFigures, RankTimeline, Timeline
+from debubble.trace.sidecar import Sidecar
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What the ranks of a pipeline said alike; None or empty where they did not."""
+
+    schedule: str | None = None
+    microbatches: int | None = None
+    split: tuple[int, ...] = ()
+    """Layers of each stage."""
+    tokens: int | None = None
+    """Of a step, over all microbatches."""
+    context_lengths: tuple[int, ...] = ()
+    unprofiled_step_s: float | None = None
+    """The median over ranks of the median step without the profiler."""
+    profiled_step_s: float | None = None
+    steps_timed: int = 0
+    """Steps without the profiler that were timed, on the rank with the fewest."""
+    overhead_fraction: float | None = None
+    """By how much the profiler slowed a step."""
+    gaps: tuple[Gap, ...] = ()
+    """Where it contradicts the traces, or one rank another."""
+
+    def without_profiler_ns(self, profiled_ns: int | None) -> int | None:
+        """Return what a profiled stretch of a step takes without; None where nobody timed it.
+
+        The profiler is taken to slow all parts of a step alike.
+        """
+        if profiled_ns is None or self.overhead_fraction is None:
+            return None
+        return round(profiled_ns / (1 + self.overhead_fraction))
+
+    def schedule_for(self, one: PipelineFigures) -> str | None:
+        """Return the schedule where the traces show none that is known."""
+        return self.schedule if one.schedule is None else None
+
+    def split_for(self, one: PipelineFigures) -> tuple[int, ...] | None:
+        """Return the layers of each stage where the traces do not show them all."""
+        stages = sum(len(rank.stages) for rank in one.ranks)
+        shown = sum(len(rank.layers) for rank in one.ranks)
+        return self.split if len(self.split) == stages > shown else None
+
+    def tokens_of_microbatch(self, microbatches: int | None) -> int | None:
+        """Return the tokens of one microbatch, where they come out whole."""
+        if self.tokens is None or not microbatches or self.tokens % microbatches:
+            return None
+        return self.tokens // microbatches
+
+
+def ask_job(sidecars: Iterable[Sidecar], one: PipelineFigures) -> JobFacts:
+    """Put the sidecars of a pipeline's ranks together, and hold them against its figures."""
+    names = {rank.rank for rank in one.ranks}
+    mine = [sidecar for sidecar in sidecars if sidecar.rank in names]
+    gaps: list[Gap] = []
+    facts = JobFacts(
+        schedule=_agreed(mine, "schedule", lambda said: said.schedule, gaps),
+        microbatches=_agreed(mine, "microbatches", lambda said: said.microbatches, gaps),
+        split=_agreed(mine, "split", lambda said: said.split or None, gaps) or (),
+        tokens=_agreed(mine, "tokens", lambda said: said.tokens, gaps),
+        context_lengths=_agreed(
+            mine, "context lengths", lambda said: said.context_lengths or None, gaps
+        )
+        or (),
+        unprofiled_step_s=_middle(said.steps.unprofiled_median_s for said in mine),
+        profiled_step_s=_middle(said.steps.profiled_median_s for said in mine),
+        steps_timed=min((len(s.steps.before_s) + len(s.steps.after_s) for s in mine), default=0),
+        overhead_fraction=_middle(said.steps.overhead_fraction for said in mine),
+    )
+    gaps += _contradictions(facts, one)
+    return replace(facts, gaps=tuple(gaps))
+
+
+def tell_memory(timeline: Timeline, sidecars: Sequence[Sidecar]) -> Timeline:
+    """Add what the jobs said of their devices' memory to what the traces show of it."""
+    said = {sidecar.rank: sidecar for sidecar in sidecars}
+    ranks = tuple(
+        replace(rank, memory=_told(rank, said[rank.rank])) if rank.rank in said else rank
+        for rank in timeline.ranks
+    )
+    return replace(timeline, ranks=ranks)
+
+
+def _told(rank: RankTimeline, said: Sidecar) -> MemoryFigures | None:
+    known = rank.memory
+    if known is None:
+        if said.max_allocated_bytes is None:
+            return None
+        known = MemoryFigures(
+            peak_bytes=said.max_allocated_bytes,
+            peak_reserved_bytes=said.max_reserved_bytes,
+            static_bytes=None,
+            per_microbatch_bytes=None,
+            transient_bytes=None,
+            most_in_flight=0,
+            limit_bytes=None,
+        )
+    return replace(
+        known,
+        limit_bytes=known.limit_bytes if known.limit_bytes is not None else said.total_bytes,
+        job_peak_bytes=said.max_allocated_bytes,
+        free_bytes=said.free_bytes,
+        other_bytes=_others(said),
+    )
+
+
+def _others(said: Sidecar) -> int | None:
+    """Return what is taken on the device by others than this process's PyTorch."""
+    reserved = said.reserved_bytes if said.reserved_bytes is not None else said.max_reserved_bytes
+    if said.total_bytes is None or said.free_bytes is None or reserved is None:
+        return None
+    return max(0, said.total_bytes - said.free_bytes - reserved)
+
+
+def _agreed(
+    sidecars: Sequence[Sidecar],
+    what: str,
+    of: Callable[[Sidecar], _Value | None],
+    gaps: list[Gap],
+) -> _Value | None:
+    """Return what all ranks that say anything say; where they differ, none of it is used."""
+    said = {value: one for one in sidecars if (value := of(one)) is not None}
+    if len(said) < 2:
+        return next(iter(said), None)
+    shown = " and ".join(_shown(value) for value in said)
+    file = next(iter(said.values())).file
+    gaps.append(_differs(f"ranks say different {what} of one run: {shown}", file=file))
+    return None
+
+
+def _contradictions(facts: JobFacts, one: PipelineFigures) -> list[Gap]:
+    """Name what the job says and its traces deny."""
+    layers = {layer.stage: layer.layers for rank in one.ranks for layer in rank.layers}
+    found: dict[str, tuple[object, object]] = {
+        "schedule": (facts.schedule, one.schedule),
+        "microbatches": (facts.microbatches, one.microbatches),
+    }
+    if len(layers) == len(facts.split) and set(layers) == set(range(len(layers))):
+        found["split"] = (facts.split, tuple(layers[stage] for stage in sorted(layers)))
+    return [
+        _differs(f"{what}: the job says {_shown(said)}, its traces show {_shown(shown)}")
+        for what, (said, shown) in found.items()
+        if said and shown and said != shown
+    ]
+
+
+def _differs(message: str, *, file: str = "") -> Gap:
+    return Gap(
+        code=Code.SIDECAR_DIFFERS,
+        message=message,
+        hint="what the traces show is used; are traces and sidecars of the same capture?",
+        file=file,
+    )
+
+
+def _shown(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(median(known)) if known else None

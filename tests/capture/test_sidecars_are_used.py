@@ -1,0 +1,189 @@
+"""What a job says beside its traces: used where they are silent, doubted where they deny it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from capture.jobs import run_job
+from console import type_command
+from making import H200
+
+from debubble.timeline.build import build_run
+from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.job import ask_job
+from debubble.trace.run import find_run, read_run
+
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+LONG_ENOUGH = 2 + 3 * STEPS + 2
+TOKENS = 256
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory):
+    """A real capture of 1F1B over gloo."""
+    job = run_job(
+        tmp_path_factory.mktemp("said"),
+        steps=LONG_ENOUGH,
+        give="schedule",
+        capture={"steps": STEPS, "wait": 2, "tokens": TOKENS, "context_lengths": [300, 500]}
+        | {"split": [3, 3]},
+    )
+    assert job.codes == [0, 0], job.output
+    (folder,) = job.out.iterdir()
+    return folder
+
+
+@pytest.fixture
+def capture(captured, tmp_path):
+    """A copy of it, to be tampered with."""
+    return shutil.copytree(captured, tmp_path / "capture")
+
+
+def edit(folder, change):
+    """Let a function change each sidecar, given its data and its rank."""
+    for file in sorted(folder.glob("*.debubble.json")):
+        data = json.loads(file.read_text())
+        change(data, data["rank"])
+        file.write_text(json.dumps(data))
+
+
+def answer(words, folder, code=0):
+    found = type_command(f"debubble {words} --json", folder.parent)
+    assert found.code == code, found.text
+    return json.loads(found.text)
+
+
+def codes(data):
+    return [gap["code"] for gap in data["warnings"]]
+
+
+def test_find_shows_the_step_without_the_profiler_and_what_the_capture_cost(capture):
+    said = [json.loads(file.read_text()) for file in capture.glob("*.debubble.json")]
+    data = answer(f"find {capture}", capture)
+    middle = sum(one["steps"]["unprofiled_median_s"] for one in said) / 2
+    cost = sum(one["steps"]["overhead_fraction"] for one in said) / 2
+    assert data["job"]["unprofiled_step_time_s"] == pytest.approx(middle)
+    assert data["job"]["overhead_fraction"] == pytest.approx(cost)
+    assert data["job"]["steps_timed"] == 2 * STEPS
+    assert data["numbers"]["unprofiled_batch_latency_s"] == pytest.approx(
+        data["numbers"]["batch_latency_s"] / (1 + cost), rel=1e-6
+    )
+    assert data["numbers"]["tokens_per_s"] == pytest.approx(TOKENS / middle)
+    assert (data["job"]["tokens"], data["job"]["context_lengths"]) == (TOKENS, [300, 500])
+    assert "sidecar_differs" not in codes(data)
+    text = type_command(f"debubble find {capture}", capture.parent).text
+    assert "without the profiler: a step takes" in text
+    assert "the capture itself costs" in text
+
+
+def test_plan_and_simulate_hold_changes_against_the_unprofiled_batch(capture):
+    edit(capture, lambda data, _: data["steps"].update(overhead_fraction=0.25))
+    profiled = answer(f"find {capture}", capture)["numbers"]["batch_latency_s"]
+    plan = answer(f"plan {capture}", capture)
+    assert plan["baseline"]["numbers"]["batch_latency_s"] == pytest.approx(profiled / 1.25)
+    by_hand = answer(f"plan {capture} --latency 900ms", capture)
+    assert by_hand["baseline"]["numbers"]["batch_latency_s"] == pytest.approx(0.9)
+    asked = answer(f"simulate {capture} --microbatches 8", capture)
+    assert asked["measured"]["batch_latency_s"] == pytest.approx(profiled / 1.25)
+    assert "cost +25 %" in type_command(f"debubble plan {capture}", capture.parent).text
+
+
+def test_simulate_knows_the_tokens_of_a_microbatch(capture):
+    asked = answer(f"simulate {capture} --tokens {TOKENS // 4 * 2}", capture)
+    assert asked["given"]["tokens"] == TOKENS // 4 * 2
+    assert asked["measured"]["tokens_per_s"] is not None
+    by_hand = answer(f"simulate {capture} --tokens 128 --tokens-measured 32", capture)
+    assert by_hand["numbers"]["batch_latency_s"] > 1.5 * asked["numbers"]["batch_latency_s"]
+
+
+def test_a_split_that_kernels_do_not_show_is_the_jobs(capture):
+    data = answer(f"find {capture}", capture)
+    assert [stage["layers"] for stage in data["stages"]] == [3, 3]
+    assert answer(f"plan {capture}", capture)["baseline"]["split"] == [3, 3]
+
+
+@pytest.mark.parametrize("verb", ["find", "plan", "simulate"])
+def test_what_the_traces_deny_is_a_warning_and_not_believed(capture, verb):
+    edit(capture, lambda data, _: data["pipeline"].update(schedule="gpipe", microbatches=8))
+    data = answer(f"{verb} {capture}", capture)
+    messages = [gap["message"] for gap in data["warnings"] if gap["code"] == "sidecar_differs"]
+    assert messages == [
+        "schedule: the job says gpipe, its traces show 1f1b",
+        "microbatches: the job says 8, its traces show 4",
+    ]
+    if verb == "find":
+        assert (data["run"]["schedule"], data["run"]["microbatches"]) == ("1f1b", 4)
+
+
+def test_ranks_that_contradict_each_other_are_not_believed(capture):
+    edit(capture, lambda data, rank: data["workload"].update(tokens=TOKENS + rank))
+    data = answer(f"find {capture}", capture)
+    assert data["job"]["tokens"] is None
+    assert "ranks say different tokens of one run: 256 and 257" in str(data["warnings"])
+
+
+def test_a_sidecar_of_another_rank_is_not_used(capture):
+    first, second = sorted(capture.glob("*.debubble.json"))
+    second.write_text(first.read_text())
+    data = answer(f"find {capture}", capture)
+    assert codes(data) == ["sidecar_differs"]
+    assert "was written by rank 0" in data["warnings"][0]["message"]
+
+
+def test_a_broken_sidecar_is_a_warning_and_the_trace_is_read(capture):
+    (capture / "rank1.debubble.json").write_text("{")
+    data = answer(f"find {capture}", capture)
+    assert codes(data) == ["unreadable"]
+    assert data["job"]["steps_timed"] == 2 * STEPS
+
+
+def test_a_schedule_that_is_not_recognised_is_the_jobs(captured):
+    run = read_run(find_run([str(captured)]))
+    figures = replace(measure_pipeline(build_run(run), 0), schedule=None)
+    facts = ask_job(run.sidecars, figures)
+    assert facts.schedule_for(figures) == "1f1b"
+    assert facts.gaps == ()
+
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def on_a_gpu(tmp_path):
+    """A recorded H200 run, with the memory that a sidecar would have told."""
+    folder = shutil.copytree(H200 / "1f1b_p2_m4", tmp_path / "gpu")
+    for rank in (0, 1):
+        said = {
+            "schema": "debubble.sidecar/1",
+            "rank": rank,
+            "memory": {
+                "max_allocated_bytes": 7 * GIB,
+                "max_reserved_bytes": 9 * GIB,
+                "reserved_bytes": 8 * GIB,
+                "free_bytes": 100 * GIB,
+                "total_bytes": 140 * GIB,
+            },
+        }
+        (folder / f"rank{rank}.debubble.json").write_text(json.dumps(said))
+    return folder
+
+
+def test_the_jobs_own_peak_and_what_others_hold_come_from_the_sidecar(on_a_gpu):
+    data = answer(f"find {on_a_gpu}", on_a_gpu)
+    for rank in data["memory"]:
+        assert rank["job_peak_bytes"] == 7 * GIB
+        assert rank["free_bytes"] == 100 * GIB
+        assert rank["other_bytes"] == 32 * GIB
+        assert rank["peak_bytes"] < 6 * GIB
+
+
+def test_compare_takes_the_peak_of_the_whole_job(on_a_gpu):
+    words = f"compare tests/data/h200/1f1b_p2_m4 {on_a_gpu} --memory-limit 7GiB"
+    data = answer(words, on_a_gpu)
+    assert [rank["after_bytes"] for rank in data["memory"]] == [7 * GIB, 7 * GIB]
+    assert data["verdict"] == "unsafe_memory"

@@ -1,0 +1,103 @@
+"""A real PostgreSQL of our own, where the machine has one."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+# A guard against hanging, far above what a busy machine needs.
+PATIENCE_S = 60
+NUMBERS = count()
+
+
+def programs():
+    """Return the folder of PostgreSQL's programs; Debian keeps them off the path."""
+    found = shutil.which("postgres")
+    if found:
+        return Path(found).resolve().parent
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda one: float(one.parts[4]))
+    return folders[-1] if folders else None
+
+
+def demoted():
+    """Return how to start it: it refuses to run as root, and Debian has a user for it."""
+    if os.geteuid() != 0:
+        return {}
+    return {"user": "postgres", "group": "postgres", "extra_groups": []}
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """Start a server on a socket in a folder of its own; stop it in the end."""
+    psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
+    folder = programs()
+    if folder is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    if os.geteuid() == 0 and "postgres" not in {one.pw_name for one in pwd.getpwall()}:
+        pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
+    place = Path(tempfile.mkdtemp(prefix="debubble-postgres-"))
+    if os.geteuid() == 0:
+        shutil.chown(place, "postgres", "postgres")
+    data = place / "data"
+    subprocess.run(
+        [folder / "initdb", "-D", data, "-U", "debubble", "-A", "trust", "--no-sync"],
+        check=True,
+        cwd=place,
+        stdout=subprocess.DEVNULL,
+        **demoted(),
+    )
+    server = subprocess.Popen(
+        [folder / "postgres", "-D", data, "-k", place, "-F", "-c", "listen_addresses="],
+        cwd=place,
+        stderr=subprocess.DEVNULL,
+        **demoted(),
+    )
+    try:
+        where = {"host": str(place), "user": "debubble", "dbname": "postgres"}
+        wait_for(psycopg, where, server)
+        yield where
+    finally:
+        server.send_signal(signal.SIGQUIT)  # at once: nothing of it is needed again
+        server.wait()
+        shutil.rmtree(place)
+
+
+def wait_for(psycopg, where, server):
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            psycopg.connect(**where).close()
+        except psycopg.OperationalError:
+            assert server.poll() is None, "the server died"
+            assert time.monotonic() < deadline, "the server does not answer"
+            time.sleep(0.05)
+        else:
+            return
+
+
+@pytest.fixture
+def postgres_url(postgres):
+    """A database of its own."""
+    import psycopg  # noqa: PLC0415
+
+    name = f"history{next(NUMBERS)}"
+    with psycopg.connect(**postgres, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return f"postgresql://debubble@/{name}?host={postgres['host']}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    """An empty store of either kind."""
+    if request.param == "postgresql":
+        return request.getfixturevalue("postgres_url")
+    return f"sqlite:///{tmp_path / 'history.db'}"
