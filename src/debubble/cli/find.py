@@ -28,7 +28,11 @@ from debubble.report.find import (
     no_pipeline_json,
     no_pipeline_page,
 )
+from debubble.report.frame import frame_step
 from debubble.report.lanes import draw_lanes
+from debubble.report.mermaid import draw_mermaid
+from debubble.report.svg import draw_svg
+from debubble.report.writing import write_file
 from debubble.schedules import SCHEDULES, Statement, state_schedule
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
@@ -55,7 +59,9 @@ EXIT_FAILED = 1
 )
 @click.option("--timeline", "draws", is_flag=True, help="Draw a step, a lane a rank.")
 @click.option("--perfetto", metavar="OUT", help="Write all ranks as one trace for Perfetto.")
-@click.option("--force", is_flag=True, help="Let --perfetto replace a file.")
+@click.option("--svg", metavar="OUT", help="Write a picture of a step, a lane a rank.")
+@click.option("--mermaid", is_flag=True, help="Print the pipeline as a Mermaid diagram instead.")
+@click.option("--force", is_flag=True, help="Let --perfetto and --svg replace a file.")
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -68,6 +74,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     fail_over: str | None,
     draws: bool,
     perfetto: str | None,
+    svg: str | None,
+    mermaid: bool,
     force: bool,
     capture: str | None,
     rank: int | None,
@@ -83,6 +91,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     allowed = None if fail_over is None else parse_share(fail_over)
     if draws and as_json:
         raise UsageError("--timeline draws for people, --json is for programs", hint="leave one")
+    if mermaid and (draws or as_json):
+        raise UsageError("--mermaid prints a diagram and nothing else", hint="leave one")
     statement = _statement(schedule, chunks)
     found = find_run(traces, capture=capture, limits=limits)
     with progress("reading", quiet=quiet) as show:
@@ -107,14 +117,20 @@ def command(  # noqa: PLR0913 (one argument a flag)
     ledger = account_for(timeline, worst)
     gaps = tuple(dict.fromkeys((*gaps, *(ledger.gaps if ledger else ()))))
     page = find_page(figures, ledger, job, gaps, "" if quiet else following)
-    waits = list_waits(ledger) if ledger and (draws or perfetto is not None) else ()
+    waits = list_waits(ledger) if ledger and (draws or perfetto or svg or mermaid) else ()
     if draws:
         page.drawing = _draw(timeline, worst, step, waits)
     if perfetto is not None:
         _write_perfetto(timeline, Path(perfetto), waits, force=force, quiet=quiet)
-    print_answer(
-        page, find_json(run, timeline, figures, ledger, gaps, job=job), as_json=as_json, color=color
-    )
+    if svg is not None:
+        picture = _picture(timeline, worst, step, waits, page.answer)
+        write_file(Path(svg), picture.encode(), force=force)
+        _say(f"{svg} written", quiet=quiet)
+    if mermaid:
+        click.echo(draw_mermaid(worst, ledger, page.answer))
+    else:
+        data = find_json(run, timeline, figures, ledger, gaps, job=job)
+        print_answer(page, data, as_json=as_json, color=color)
     exit_strictly(gaps, strict=strict)
     if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in figures):
         raise click.exceptions.Exit(EXIT_FAILED)
@@ -155,20 +171,40 @@ def _choose(timeline: Timeline, pipeline: int | None, step: int | None) -> list[
     return chosen
 
 
+def _first_step(one: PipelineFigures, step: int | None) -> int | None:
+    """Return the step asked for, else the first one measured."""
+    return step if step is not None or not one.windows else one.windows[0].step
+
+
 def _draw(
     timeline: Timeline, one: PipelineFigures, step: int | None, waits: Sequence[Wait]
 ) -> list[Text]:
-    """Draw the step asked for, else the first one measured; ranks of different runs share none."""
+    """Draw a step; ranks of different runs share none."""
     if not one.one_run:
         return []
-    first = one.windows[0].step if one.windows else None
-    chosen = first if step is None else step
+    chosen = _first_step(one, step)
     return draw_lanes(timeline, one.pipeline, chosen, drawing_width(), waits)
+
+
+def _picture(
+    timeline: Timeline,
+    one: PipelineFigures,
+    step: int | None,
+    waits: Sequence[Wait],
+    answer: str,
+) -> str:
+    if not one.one_run:
+        raise UsageError("there is nothing to draw: these ranks are not of one run")
+    return draw_svg(frame_step(timeline, one.pipeline, _first_step(one, step), waits), answer)
 
 
 def _write_perfetto(
     timeline: Timeline, path: Path, waits: Sequence[Wait], *, force: bool, quiet: bool
 ) -> None:
     write_chrome(timeline, path, waits=waits, force=force)
+    _say(f"{path} written; open it in https://ui.perfetto.dev", quiet=quiet)
+
+
+def _say(words: str, *, quiet: bool) -> None:
     if not quiet:
-        click.echo(f"{path} written; open it in https://ui.perfetto.dev", err=True)
+        click.echo(words, err=True)

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble import __version__
-from debubble.errors import UsageError
 from debubble.ledger.model import Cause
 from debubble.ledger.waits import Wait
+from debubble.report.tracks import assign_tracks
+from debubble.report.writing import write_file
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
 from debubble.trace.busy import merge
 from debubble.units import NS_PER_US, show_bytes
@@ -71,15 +72,8 @@ def write_chrome(
     data = json.dumps(
         chrome_trace(timeline, waits), separators=(",", ":"), allow_nan=False
     ).encode()
-    try:
-        with path.open("wb" if force else "xb") as out:
-            out.write(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-    except FileExistsError as error:
-        raise UsageError(
-            f"{path} is there already", hint="give another name, or --force to replace it"
-        ) from error
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    packed = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
+    write_file(path, packed, force=force)
 
 
 def _us(nanoseconds: int) -> float:
@@ -142,7 +136,7 @@ def _slice(name: str, category: str, place: tuple[int, int], span: tuple[int, in
 
 def _pass_events(passes: Passes) -> Iterator[Event]:
     columns = (getattr(passes, name).tolist() for name in Passes.__dataclass_fields__)
-    tracks = _tracks(passes.start_ns, passes.end_ns)
+    tracks = assign_tracks(passes.start_ns, passes.end_ns)
     for track, row in zip(tracks, zip(*columns, strict=True), strict=True):
         one = dict(zip(Passes.__dataclass_fields__, row, strict=True))
         place = one["rank"], _PASSES + track
@@ -150,17 +144,6 @@ def _pass_events(passes: Passes) -> Iterator[Event]:
         args = {key: one[key] for key in ("stage", "microbatch", "step")}
         args["busy_us"] = _us(one["busy_ns"])
         yield {**_slice(name, "pass", place, (one["start_ns"], one["end_ns"])), "args": args}
-
-
-def _tracks(start: I64, end: I64) -> list[int]:
-    """Give each interval, in the order of starts, the first track that is free by then."""
-    free_from: list[int] = []
-    chosen = np.zeros(len(start), dtype=np.int64)
-    for row in np.lexsort((end, start)).tolist():
-        track = next((n for n, free in enumerate(free_from) if free <= start[row]), len(free_from))
-        free_from[track : track + 1] = [max(int(end[row]), int(start[row]) + 1)]
-        chosen[row] = track
-    return chosen.tolist()
 
 
 def _wait_events(passes: Passes, everyone: Passes, rank: int) -> Iterator[Event]:
@@ -266,5 +249,5 @@ def _by_rank(rank: NDArray[np.int32], start: I64, end: I64) -> Sequence[int]:
     tracks = np.zeros(len(rank), dtype=np.int64)
     for one in np.unique(rank):
         mine = rank == one
-        tracks[mine] = _tracks(start[mine], end[mine])
+        tracks[mine] = assign_tracks(start[mine], end[mine])
     return tracks.tolist()

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from debubble.errors import UsageError
 from debubble.ledger.model import Cause
 from debubble.ledger.waits import Wait
+from debubble.report.frame import Frame, decimals_of, frame_step, round_distance
+from debubble.report.palette import CAUSES, KINDS
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
 from debubble.units import show_duration
 
@@ -32,26 +33,19 @@ _STYLES = {
     "I": ("black on cyan", "black on bright_cyan"),
     "W": ("black on yellow", "black on bright_yellow"),
 }
-_MEANINGS = {
-    "F": "forward",
-    "B": "backward",
-    "I": "input gradient",
-    "W": "weight gradient",
-}
-# What a rank waits for, as a sign and in words; the signs differ without colour, too.
-_CAUSES = {
-    Cause.WARM_UP: ("<", "warm-up"),
-    Cause.TURNAROUND: ("·", "turnaround"),
-    Cause.DRAIN: (">", "drain"),
-    Cause.IMBALANCE: ("!", "imbalance"),
-    Cause.JITTER: ("~", "jitter"),
-    Cause.TRANSFER: (_WIRE, "transfer"),
-    Cause.SLOW_LINK: ("%", "slow link"),
-    Cause.HOST: ("^", "host"),
-    Cause.UNEXPLAINED: ("?", "unexplained"),
+# What a rank waits for; the signs differ without colour, too.
+_SIGNS = {
+    Cause.WARM_UP: "<",
+    Cause.TURNAROUND: "·",
+    Cause.DRAIN: ">",
+    Cause.IMBALANCE: "!",
+    Cause.JITTER: "~",
+    Cause.TRANSFER: _WIRE,
+    Cause.SLOW_LINK: "%",
+    Cause.HOST: "^",
+    Cause.UNEXPLAINED: "?",
 }
 _WAIT_STYLES = {"!": "red", "~": "magenta", "%": "bold red", "^": "yellow", "?": "bold"}
-_TICKS = (1, 2, 5)
 # A tick's label and some air.
 _TICK_COLUMNS = 9
 
@@ -90,19 +84,16 @@ def draw_lanes(  # noqa: PLR0913 (what, of it which part, and how)
     With waits, each column in which a rank waits shows why. `units` says what a millisecond stands
     for, where a simulated run has no times but ratios.
     """
-    ranks = timeline.ranks_of(pipeline)
-    passes = timeline.passes.where(np.isin(timeline.passes.rank, [r.rank for r in ranks]))
-    view = _look(passes, ranks, step, max(width, _NARROWEST), units)
-    near = passes.where((passes.end_ns > view.edges_ns[0]) & (passes.start_ns < view.edges_ns[-1]))
-    lines = [Text(_title(view, pipeline, len(timeline.pipelines)))]
-    for rank in ranks:
+    frame = frame_step(timeline, pipeline, step, waits)
+    view = _look(frame, max(width, _NARROWEST), units)
+    lines = [Text(f"{frame.name}; a column is {view.column}")]
+    for rank in frame.ranks:
         arrivals = timeline.transfers.where(timeline.transfers.destination == rank.rank)
-        mine = near.where(near.rank == rank.rank)
+        mine = frame.passes.where(frame.passes.rank == rank.rank)
         idle = _idle(arrivals, [wait for wait in waits if wait.rank == rank.rank], view)
         lines += _lane(mine, idle, rank, view)
     lines.append(Text(_axis(view), style="dim"))
-    here = [wait for wait in waits if wait.step == view.step]
-    return [*lines, *_legend(near, ranks, view, here), *_longest(here)]
+    return [*lines, *_legend(frame), *_longest(frame.waits)]
 
 
 def _idle(arrivals: Transfers, waits: Sequence[Wait], view: _View) -> NDArray[np.str_]:
@@ -111,10 +102,10 @@ def _idle(arrivals: Transfers, waits: Sequence[Wait], view: _View) -> NDArray[np
         start = np.array([wait.start_ns for wait in waits], dtype=np.int64)
         end = np.array([wait.end_ns for wait in waits], dtype=np.int64)
         share = _share(start, end, view)
-        causes = list(_CAUSES)
+        causes = list(_SIGNS)
         by_cause = np.zeros((len(causes), share.shape[1]))
         np.add.at(by_cause, [causes.index(wait.cause) for wait in waits], share)
-        signs = np.array([_CAUSES[cause][0] for cause in causes])
+        signs = np.array([_SIGNS[cause] for cause in causes])
         return np.where(by_cause.any(axis=0), signs[by_cause.argmax(axis=0)], _BLANK)
     wired = _share(_both_there(arrivals), arrivals.receive_end_ns, view).sum(axis=0) >= 0.5
     return np.where(wired, _WIRE, _WAIT)
@@ -130,27 +121,13 @@ def _longest(waits: Sequence[Wait]) -> list[Text]:
     return [Text(f"longest: rank {one.rank} waits {length} for {one.waits_for} ({why})")]
 
 
-def _look(
-    passes: Passes, ranks: tuple[RankTimeline, ...], step: int | None, width: int, units: str
-) -> _View:
-    """Frame a step from its first pass's start to its last pass's end."""
-    known = sorted(set(passes.step.tolist()))
-    whole = [one for one in known if len(set(passes.rank[passes.step == one])) == len(ranks)]
-    chosen = step if step is not None else (whole or known or [None])[0]
-    if chosen not in known:
-        raise UsageError(
-            f"there is nothing to draw: no pass in step {chosen}",
-            hint=f"--step takes one of: {', '.join(map(str, known))}" if known else "",
-        )
-    here = passes.where(passes.step == chosen)
-    margin = max(len(f"rank {rank.rank} ") for rank in ranks)
-    edges = np.linspace(int(here.start_ns.min()), int(here.end_ns.max()), width - margin + 1)
-    return _View(step=chosen, edges_ns=np.rint(edges).astype(np.int64), margin=margin, units=units)
-
-
-def _title(view: _View, pipeline: int, pipelines: int) -> str:
-    of = f"pipeline {pipeline}, " if pipelines > 1 else ""
-    return f"{of}step {view.step}; a column is {view.column}"
+def _look(frame: Frame, width: int, units: str) -> _View:
+    """Cut a step into columns."""
+    margin = max(len(f"rank {rank.rank} ") for rank in frame.ranks)
+    edges = np.linspace(frame.begin_ns, frame.end_ns, width - margin + 1)
+    return _View(
+        step=frame.step, edges_ns=np.rint(edges).astype(np.int64), margin=margin, units=units
+    )
 
 
 def _lane(passes: Passes, idle: NDArray[np.str_], rank: RankTimeline, view: _View) -> list[Text]:
@@ -223,10 +200,8 @@ def _axis(view: _View) -> str:
     """Write the time in ms, or in units, under the columns, at round distances."""
     columns = len(view.edges_ns) - 1
     column_ms = view.column_ns / _NS_PER_MS
-    least = _TICK_COLUMNS * column_ms
-    power = 10.0 ** np.floor(np.log10(least))
-    apart = next(n * power for n in (*_TICKS, 10) if n * power >= least)
-    decimals = max(0, -int(np.floor(np.log10(apart))))
+    apart = round_distance(_TICK_COLUMNS * column_ms)
+    decimals = decimals_of(apart)
     cells = [_BLANK] * (view.margin + columns)
     for tick in range(int(columns * column_ms / apart) + 1):
         label = f"|{tick * apart:.{decimals}f}" + (f" {view.units or 'ms'}" if tick == 0 else "")
@@ -236,22 +211,22 @@ def _axis(view: _View) -> str:
     return "".join(cells).rstrip()
 
 
-def _legend(
-    passes: Passes, ranks: tuple[RankTimeline, ...], view: _View, waits: Sequence[Wait]
-) -> list[Text]:
-    here = {PassKind(kind).name for kind in np.unique(passes.kind).tolist()}
+def _legend(frame: Frame) -> list[Text]:
+    passes, waits = frame.passes, frame.waits
     line = Text()
-    for letter in (letter for letter in _MEANINGS if letter in here):
-        line.append(letter, style=_STYLES[letter][0])
-        line.append(f" {_MEANINGS[letter]}  ")
+    for kind, look in KINDS.items():
+        if (passes.kind == kind).any():
+            line.append(kind.name, style=_STYLES[kind.name][0])
+            line.append(f" {look.word}  ")
     seen = {wait.cause for wait in waits}
-    for sign, meaning in (_CAUSES[cause] for cause in _CAUSES if cause in seen):
-        line.append(sign, style=_WAIT_STYLES.get(sign, "dim"))
-        line.append(f" {meaning}  ")
+    for cause, sign in _SIGNS.items():
+        if cause in seen:
+            line.append(sign, style=_WAIT_STYLES.get(sign, "dim"))
+            line.append(f" {CAUSES[cause].word}  ")
     line.append("mb microbatch" if waits else f"{_WAIT} wait  {_WIRE} wire  mb microbatch")
     more = []
-    if passes.microbatch.max(initial=0) > 9 or max(max(rank.stages) for rank in ranks) > 9:
+    if passes.microbatch.max(initial=0) > 9 or max(max(r.stages) for r in frame.ranks) > 9:
         more.append("numbers: last digit")
-    if (passes.step != view.step).any():
+    if (passes.step != frame.step).any():
         more.append("lower case: another step")
     return [line, Text("  ".join(more))] if more else [line]

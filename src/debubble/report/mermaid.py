@@ -1,0 +1,137 @@
+"""A measured pipeline in → a Mermaid diagram out: each stage's time, each hop's, each wait.
+
+It comes in the fence that GitHub and GitLab draw. No colours but those of the culprits' frames, so
+that it fits their light and dark pages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from debubble.errors import UsageError
+from debubble.ledger.ledger import Ledger
+from debubble.ledger.model import CAUSES as ALL_CAUSES
+from debubble.ledger.model import Cause
+from debubble.ledger.verdict import Named, name_causes
+from debubble.report.names import printable
+from debubble.report.palette import CAUSES, Look
+from debubble.timeline.figures import PipelineFigures, StageFigures
+from debubble.timeline.hops import HopFigures
+from debubble.timeline.model import PassKind, RankTimeline
+from debubble.units import show_bytes, show_duration, show_share
+
+# What Mermaid draws by default, as GitHub has it; beyond, it shows an error instead.
+MOST_EDGES = 500
+# Of a rank's step: less is left to `find`, else a diagram is all small print.
+_WORTH_A_LINE = 0.01
+# What every pipeline has is nobody's fault.
+_FRAMED = (Cause.IMBALANCE, Cause.JITTER, Cause.SLOW_LINK)
+_ESCAPES = {'"': "quot", "<": "lt", ">": "gt", "&": "amp", "#": "35", "`": "96"}
+
+
+Blamed = tuple[Named, Look, str]
+
+
+def draw_mermaid(one: PipelineFigures, ledger: Ledger | None, answer: str) -> str:
+    """Draw ranks with their stages and waits, and a line for each hop and direction."""
+    edges = [(hop, pair) for hop in one.hops for pair in hop.stages]
+    if len(edges) > MOST_EDGES:
+        raise UsageError(
+            f"Mermaid draws no more than {MOST_EDGES} lines, and this pipeline has {len(edges)}",
+            hint="draw it with --svg",
+        )
+    lines = ["```mermaid", "---", f"title: {json.dumps(printable(answer))}", "---", "flowchart LR"]
+    for rank in one.ranks:
+        lines += [f"    {line}" for line in _rank(one, ledger, rank)]
+    blamed = _blamed(ledger)
+    for hop, (source, to) in edges:
+        why = [words for one, _, words in blamed if one.hop == (hop.source, hop.destination)]
+        lines.append(f'    s{source} {_arrow(source, to)}|"{_lines(_hop(hop) + why)}"| s{to}')
+    lines += [f"    {line}" for line in _frames(blamed, edges)]
+    return "\n".join([*lines, "```"])
+
+
+def _arrow(source: int, to: int) -> str:
+    return "-->" if to > source else "-.->"
+
+
+def _rank(one: PipelineFigures, ledger: Ledger | None, rank: RankTimeline) -> Iterator[str]:
+    rows = [row for row in one.stages if row.rank == rank.rank]
+    yield f'subgraph r{rank.rank}["rank {rank.rank}"]'
+    for stage, own in groupby(rows, lambda row: row.stage):
+        yield f'    s{stage}["{_lines([f"stage {stage}", *map(_pass, own)])}"]'
+    waits = _waits(one, ledger, rank)
+    if waits:
+        yield f'    w{rank.rank}(["{_lines(waits)}"])'
+    yield "end"
+
+
+def _pass(row: StageFigures) -> str:
+    return f"{PassKind(row.kind).name} {show_duration(row.median_ns)}"
+
+
+def _waits(one: PipelineFigures, ledger: Ledger | None, rank: RankTimeline) -> list[str]:
+    """Say how much of a step a rank waits, and why, the longest first."""
+    if ledger is None:
+        share = next(own.bubble_fraction for own in one.shares if own.rank == rank.rank)
+        return [] if share is None else [f"waits {show_share(share)}"]
+    steps, place = len(ledger.steps), ledger.ranks.index(rank)
+    window = ledger.total_ns / len(ledger.ranks)
+    waits = {
+        cause: length
+        for cause, length in ledger.causes(place).items()
+        if ALL_CAUSES.index(cause) > ALL_CAUSES.index(Cause.COLLECTIVE)
+    }
+    largest = sorted(waits.items(), key=lambda item: -item[1])
+    whole = sum(waits.values())
+    return [
+        f"waits {show_duration(whole / steps)} ({show_share(whole / window)})",
+        *(
+            f"{CAUSES[cause].word} {show_duration(length / steps)}"
+            for cause, length in largest
+            if length > _WORTH_A_LINE * window
+        ),
+    ]
+
+
+def _hop(hop: HopFigures) -> list[str]:
+    wire = "wire hidden" if hop.wire_ns is None else f"wire {show_duration(hop.wire_ns)}"
+    size = [show_bytes(hop.message_bytes)] if hop.message_bytes >= 0 else []
+    return [*size, wire, f"wait {show_duration(hop.wait_ns)}"]
+
+
+def _blamed(ledger: Ledger | None) -> list[Blamed]:
+    """Return the stages and hops that `find` names, how they look, and why in words."""
+    found = []
+    for one in name_causes(ledger) if ledger else ():
+        if one.cause not in _FRAMED:
+            continue
+        saved = one.saving.saved_ns if one.culprit_saved_ns is None else one.culprit_saved_ns
+        look = CAUSES[Cause(one.cause)]
+        found.append((one, look, f"{look.word}: costs {show_duration(saved)} a batch"))
+    return found
+
+
+def _frames(
+    blamed: Sequence[Blamed], edges: Sequence[tuple[HopFigures, tuple[int, int]]]
+) -> Iterator[str]:
+    """Frame the culprits; what a stage is blamed for stands on a flag beside it."""
+    for number, (one, look, words) in enumerate(blamed):
+        frame = f"stroke:{look.colour},stroke-width:4px"
+        if one.stage is not None:
+            yield f'c{number}>"{_lines([words])}"] -.- s{one.stage}'
+            yield f"style s{one.stage} {frame}"
+        for place, (hop, _) in enumerate(edges):
+            if (hop.source, hop.destination) == one.hop:
+                yield f"linkStyle {place} {frame}"
+
+
+def _lines(parts: Sequence[str]) -> str:
+    return "<br/>".join(map(_escape, parts))
+
+
+def _escape(text: str) -> str:
+    """Write a label's text with Mermaid's codes for what would end it or be taken for HTML."""
+    return "".join(f"#{_ESCAPES[sign]};" if sign in _ESCAPES else sign for sign in printable(text))

@@ -1,0 +1,285 @@
+"""One step of a pipeline in → a picture of it out, as SVG: a lane a rank, time to the right.
+
+It brings its own ground, light or dark as the reader's system is, so that it can be read wherever
+it is embedded. Passes of one kind are one path, and so are waits of one cause: files stay small.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+import numpy as np
+
+from debubble.ledger.model import Cause
+from debubble.report.frame import Frame, decimals_of, round_distance
+from debubble.report.names import printable
+from debubble.report.palette import CAUSES, DARK, KINDS, LABEL_INK, LIGHT, TILE, Ground, Look
+from debubble.report.tracks import assign_tracks
+from debubble.timeline.model import PassKind, RankTimeline
+from debubble.units import show_duration
+
+_WIDTH, _LEFT, _RIGHT, _PADDING = 1000, 66, 84, 14
+_ACROSS = _WIDTH - _LEFT - _RIGHT
+_LANE, _STAGES, _GAP = 26, 12, 7
+_TITLE_LETTERS, _TITLE_LINE = 110, 20
+_LEGEND_LINE, _SWATCH = 20, 22
+# Widths of letters differ from font to font; these are the wider ones.
+_DIGIT, _LETTER = 6.2, 6.6
+_TICK = 80
+# Narrower ones of a kind that touch are drawn as one: nobody could tell them apart.
+_TOLD_APART = 1.5
+_NS_PER_MS = 1e6
+_XMLNS = "http://www.w3.org/2000/svg"
+_SETTING = (
+    'role="img" aria-labelledby="answer"'
+    ' font-family="system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"'
+)
+# What XML cannot hold even when escaped.
+_NO_XML = re.compile("[\ufffe\uffff]")
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
+
+def draw_svg(frame: Frame, answer: str) -> str:
+    """Draw the step under the answer; without waits, the lanes are blank between passes."""
+    heading = textwrap.wrap(_harmless(answer), _TITLE_LETTERS) or [""]
+    top = _PADDING + _TITLE_LINE * (len(heading) + 1) + 10
+    tops, bottom = _tops(frame, top)
+    legend, height = _legend(frame, bottom + 44)
+    parts = [
+        f'<svg xmlns="{_XMLNS}" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" {_SETTING}>',
+        f'<title id="answer">{_text(answer)}</title>',
+        _style(),
+        f"<defs>{''.join(_patterns(frame))}</defs>",
+        f'<rect class="page" width="{_WIDTH}" height="{height}" rx="8"/>',
+        *_heading(heading, frame),
+        *_axis(frame, top, bottom),
+        *_waits(frame, tops),
+        *_passes(frame, tops),
+        *_names(frame, tops),
+        *legend,
+    ]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _harmless(text: str) -> str:
+    return _NO_XML.sub("\ufffd", printable(text))
+
+
+def _text(text: str) -> str:
+    return escape(_harmless(text))
+
+
+def _style() -> str:
+    def colours(ground: Ground) -> str:
+        return (
+            f".page{{fill:{ground.page}}}.ink{{fill:{ground.ink}}}.muted{{fill:{ground.muted}}}"
+            f".line{{stroke:{ground.line}}}.lane{{fill:{ground.line};fill-opacity:.25}}"
+        )
+
+    rest = f".n{{font-size:11px;text-anchor:middle;fill:{LABEL_INK}}}.s{{font-size:9px}}"
+    dark = f"@media(prefers-color-scheme:dark){{{colours(DARK)}}}"
+    return f"<style>{colours(LIGHT)}{rest}{dark}</style>"
+
+
+def _patterns(frame: Frame) -> Iterator[str]:
+    for cause, look in _seen(frame):
+        yield (
+            f'<pattern id="{cause}" width="{TILE}" height="{TILE}" patternUnits="userSpaceOnUse">'
+            f'<path d="{look.hatch}" stroke="{look.colour}" stroke-width="1.4" fill="none"/>'
+            "</pattern>"
+        )
+
+
+def _seen(frame: Frame) -> list[tuple[Cause, Look]]:
+    causes = {wait.cause for wait in frame.waits}
+    return [(cause, look) for cause, look in CAUSES.items() if cause in causes]
+
+
+def _heading(lines: Sequence[str], frame: Frame) -> Iterator[str]:
+    y = _PADDING + 12
+    for line in lines:
+        yield (
+            f'<text class="ink" x="{_PADDING}" y="{y}" font-size="14" font-weight="600">'
+            f"{escape(line)}</text>"
+        )
+        y += _TITLE_LINE
+    shown = f"{frame.name}: {show_duration(frame.length_ns)}"
+    yield f'<text class="muted" x="{_PADDING}" y="{y}" font-size="12">{escape(shown)}</text>'
+
+
+def _tops(frame: Frame, top: int) -> tuple[dict[int, int], int]:
+    """Return where each lane begins, and where the last one ends."""
+    tops = {}
+    for rank in frame.ranks:
+        tops[rank.rank] = top
+        top += _LANE + _GAP + (_STAGES if len(rank.stages) > 1 else 0)
+    return tops, top
+
+
+def _axis(frame: Frame, top: int, bottom: int) -> Iterator[str]:
+    """Rule the lanes at round times."""
+    length_ms = frame.length_ns / _NS_PER_MS
+    apart = round_distance(length_ms * _TICK / _ACROSS)
+    places = [tick * apart for tick in range(int(length_ms / apart) + 1)]
+    rules = "".join(
+        f"M{_LEFT + _ACROSS * place / length_ms:.1f} {top - 4}V{bottom}" for place in places
+    )
+    yield f'<path class="line" d="{rules}" fill="none"/>'
+    for place in places:
+        x = _LEFT + _ACROSS * place / length_ms
+        unit = " ms" if place == 0 else ""
+        yield (
+            f'<text class="muted" x="{x:.1f}" y="{bottom + 14}" font-size="11"'
+            f' text-anchor="middle">{place:.{decimals_of(apart)}f}{unit}</text>'
+        )
+
+
+def _x(frame: Frame, moment_ns: int) -> float:
+    share = (moment_ns - frame.begin_ns) / frame.length_ns
+    return round(_LEFT + _ACROSS * min(max(share, 0.0), 1.0), 1)
+
+
+def _waits(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
+    """Draw waits, of each cause one path; passes are laid over them and hide gaps inside."""
+    boxes: defaultdict[Cause, list[Box]] = defaultdict(list)
+    for wait in frame.waits:
+        top = tops[wait.rank]
+        left, right = _x(frame, wait.start_ns), _x(frame, wait.end_ns)
+        boxes[wait.cause].append((left, top, right, top + _LANE))
+    for rank in frame.ranks:
+        yield (
+            f'<rect class="lane" x="{_LEFT}" y="{tops[rank.rank]}" width="{_ACROSS}"'
+            f' height="{_LANE}"/>'
+        )
+    for cause, _ in _seen(frame):
+        yield f'<path d="{_path(_join(boxes[cause]))}" fill="url(#{cause})"/>'
+
+
+def _join(boxes: Iterable[Box]) -> list[Box]:
+    """Make one of boxes that touch, and leave out what has no width."""
+    joined: list[Box] = []
+    for left, top, right, bottom in sorted(boxes, key=lambda box: (box[1], box[0])):
+        before = joined[-1] if joined else None
+        if before and before[1] == top and left <= before[2]:
+            joined[-1] = (before[0], top, max(before[2], right), bottom)
+        elif right > left:
+            joined.append((left, top, right, bottom))
+    return joined
+
+
+def _path(boxes: Iterable[Box]) -> str:
+    return "".join(
+        f"M{left:g} {top:g}h{right - left:.4g}v{bottom - top:g}H{left:g}z"
+        for left, top, right, bottom in boxes
+    )
+
+
+def _passes(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
+    """Draw passes, of each kind one path, then their numbers where there is room."""
+    boxes: defaultdict[tuple[PassKind, bool], list[Box]] = defaultdict(list)
+    labels: list[str] = []
+    for rank in frame.ranks:
+        for kind, other, box, numbers in _of_rank(frame, rank, tops[rank.rank]):
+            boxes[kind, other].append(box)
+            labels += numbers
+    for (kind, other), found in boxes.items():
+        pale = ' opacity=".4"' if other else ""
+        wide = [box for box in found if box[2] - box[0] > _TOLD_APART]
+        narrow = _join(box for box in found if box[2] - box[0] <= _TOLD_APART)
+        # A gap of half a unit tells neighbours apart.
+        cut = [(left, top, right - 0.5, bottom) for left, top, right, bottom in wide]
+        yield f'<path d="{_path([*cut, *narrow])}" fill="{KINDS[kind].colour}"{pale}/>'
+    yield from labels
+
+
+def _of_rank(
+    frame: Frame, rank: RankTimeline, top: int
+) -> Iterator[tuple[PassKind, bool, Box, list[str]]]:
+    """Return a rank's passes with their numbers; those that run side by side share the lane."""
+    passes = frame.passes.where(frame.passes.rank == rank.rank)
+    blur = frame.length_ns // (2 * _ACROSS)
+    tracks = assign_tracks(passes.start_ns, np.maximum(passes.end_ns - blur, passes.start_ns))
+    height = _LANE / (max(tracks, default=0) + 1)
+    several = len(rank.stages) > 1
+    rows = zip(
+        *(getattr(passes, name).tolist() for name in ("start_ns", "end_ns", "kind", "step")),
+        *(getattr(passes, name).tolist() for name in ("microbatch", "stage")),
+        tracks,
+        strict=True,
+    )
+    for start, end, kind, step, microbatch, stage, track in rows:
+        left, right = _x(frame, start), _x(frame, end)
+        y = top + track * height
+        numbers = []
+        if microbatch >= 0 and _fits(microbatch, right - left):
+            numbers.append(_number(microbatch, (left + right) / 2, y + height / 2 + 4, "n"))
+            if several and len(set(tracks)) == 1:
+                middle = (left + right) / 2
+                numbers.append(_number(stage, middle, top + _LANE + 9, "n s muted"))
+        yield PassKind(kind), step != frame.step, (left, y, right, y + height), numbers
+
+
+def _fits(number: int, width: float) -> bool:
+    return len(str(number)) * _DIGIT + 2 <= width
+
+
+def _number(number: int, x: float, y: float, style: str) -> str:
+    return f'<text class="{style}" x="{x:.4g}" y="{y:.4g}">{number}</text>'
+
+
+def _names(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
+    """Write each rank's name before its lane, and after it how much of the step it waits."""
+    for rank in frame.ranks:
+        y = tops[rank.rank] + _LANE / 2 + 4
+        yield (
+            f'<text class="ink" x="{_LEFT - 8}" y="{y:g}" font-size="12" text-anchor="end">'
+            f"rank {rank.rank}</text>"
+        )
+        if len(rank.stages) > 1:
+            yield (
+                f'<text class="muted s" x="{_LEFT - 8}" y="{tops[rank.rank] + _LANE + 9}"'
+                ' text-anchor="end">stage</text>'
+            )
+        if frame.waits:
+            waited = sum(w.end_ns - w.start_ns for w in frame.waits if w.rank == rank.rank)
+            yield (
+                f'<text class="muted" x="{_LEFT + _ACROSS + 8}" y="{y:g}" font-size="12">'
+                f"waits {100 * waited / frame.length_ns:.0f} %</text>"
+            )
+
+
+def _legend(frame: Frame, y: int) -> tuple[list[str], int]:
+    """Explain colours and hatches that were used, and return how high the picture gets."""
+    entries = [
+        (f'fill="{look.colour}"', f"{kind.name} {look.word}", kind.name)
+        for kind, look in KINDS.items()
+        if (frame.passes.kind == kind).any()
+    ]
+    entries += [(f'fill="url(#{cause})"', look.word, "") for cause, look in _seen(frame)]
+    parts, x = [], float(_PADDING)
+    for fill, words, letter in entries:
+        width = _SWATCH + 6 + _LETTER * len(words) + 16
+        if x + width > _WIDTH:
+            x, y = _PADDING, y + _LEGEND_LINE
+        parts.append(f'<rect x="{x:g}" y="{y - 12}" width="{_SWATCH}" height="16" {fill}/>')
+        if letter:
+            parts.append(f'<text class="n" x="{x + _SWATCH / 2:g}" y="{y}">{letter}</text>')
+        parts.append(
+            f'<text class="ink" x="{x + _SWATCH + 6:g}" y="{y}" font-size="12">'
+            f"{words.removeprefix(f'{letter} ')}</text>"
+        )
+        x += width
+    notes = ["numbers: microbatches"]
+    if (frame.passes.step != frame.step).any():
+        notes.append("pale: another step")
+    notes.append("hatched: waits, by cause" if frame.waits else "blank: no pass")
+    y += _LEGEND_LINE
+    shown = "; ".join(notes)
+    parts.append(f'<text class="muted" x="{_PADDING}" y="{y}" font-size="12">{shown}</text>')
+    return parts, y + _PADDING
