@@ -14,7 +14,7 @@ from debubble.errors import UsageError
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import CAUSES as ALL_CAUSES
 from debubble.ledger.model import Cause
-from debubble.ledger.verdict import Named, name_causes
+from debubble.ledger.verdict import MATTERS, Named, name_causes
 from debubble.report.names import printable
 from debubble.report.palette import CAUSES, Look
 from debubble.timeline.figures import PipelineFigures, StageFigures
@@ -42,13 +42,14 @@ def draw_mermaid(one: PipelineFigures, ledger: Ledger | None, answer: str) -> st
             f"Mermaid draws no more than {MOST_EDGES} lines, and this pipeline has {len(edges)}",
             hint="draw it with --svg",
         )
+    blamed = _blamed(ledger)
     lines = ["```mermaid", "---", f"title: {json.dumps(printable(answer))}", "---", "flowchart LR"]
     for rank in one.ranks:
-        lines += [f"    {line}" for line in _rank(one, ledger, rank)]
-    blamed = _blamed(ledger)
+        lines += [f"    {line}" for line in _rank(one, ledger, rank, blamed)]
     for hop, (source, to) in edges:
         why = [words for one, _, words in blamed if one.hop == (hop.source, hop.destination)]
-        lines.append(f'    s{source} {_arrow(source, to)}|"{_lines(_hop(hop) + why)}"| s{to}')
+        label = _lines([*_hop(hop), *why])
+        lines.append(f'    s{source} {_arrow(source, to)}|"{label}"| s{to}')
     lines += [f"    {line}" for line in _frames(blamed, edges)]
     return "\n".join([*lines, "```"])
 
@@ -57,14 +58,17 @@ def _arrow(source: int, to: int) -> str:
     return "-->" if to > source else "-.->"
 
 
-def _rank(one: PipelineFigures, ledger: Ledger | None, rank: RankTimeline) -> Iterator[str]:
+def _rank(
+    one: PipelineFigures, ledger: Ledger | None, rank: RankTimeline, blamed: Sequence[Blamed]
+) -> Iterator[str]:
     rows = [row for row in one.stages if row.rank == rank.rank]
     yield f'subgraph r{rank.rank}["rank {rank.rank}"]'
     for stage, own in groupby(rows, lambda row: row.stage):
-        yield f'    s{stage}["{_lines([f"stage {stage}", *map(_pass, own)])}"]'
+        why = [words for culprit, _, words in blamed if culprit.stage == stage]
+        yield f'    s{stage}["{_lines([f"stage {stage}", *map(_pass, own), *why])}"]'
     waits = _waits(one, ledger, rank)
     if waits:
-        yield f'    w{rank.rank}(["{_lines(waits)}"])'
+        yield f'    w{rank.rank}("{_lines(waits)}")'
     yield "end"
 
 
@@ -103,25 +107,23 @@ def _hop(hop: HopFigures) -> list[str]:
 
 
 def _blamed(ledger: Ledger | None) -> list[Blamed]:
-    """Return the stages and hops that `find` names, how they look, and why in words."""
+    """Return the stages and hops that cost enough to be framed, how they look, and why in words."""
     found = []
     for one in name_causes(ledger) if ledger else ():
-        if one.cause not in _FRAMED:
-            continue
+        whole = one.saving.batch_latency_ns + one.saving.saved_ns
         saved = one.saving.saved_ns if one.culprit_saved_ns is None else one.culprit_saved_ns
-        look = CAUSES[Cause(one.cause)]
-        found.append((one, look, f"{look.word}: costs {show_duration(saved)} a batch"))
+        if one.cause in _FRAMED and saved >= MATTERS * whole:
+            look = CAUSES[Cause(one.cause)]
+            found.append((one, look, f"{look.word}: {show_duration(saved)}"))
     return found
 
 
 def _frames(
     blamed: Sequence[Blamed], edges: Sequence[tuple[HopFigures, tuple[int, int]]]
 ) -> Iterator[str]:
-    """Frame the culprits; what a stage is blamed for stands on a flag beside it."""
-    for number, (one, look, words) in enumerate(blamed):
+    for one, look, _ in blamed:
         frame = f"stroke:{look.colour},stroke-width:4px"
         if one.stage is not None:
-            yield f'c{number}>"{_lines([words])}"] -.- s{one.stage}'
             yield f"style s{one.stage} {frame}"
         for place, (hop, _) in enumerate(edges):
             if (hop.source, hop.destination) == one.hop:

@@ -43,7 +43,7 @@ _GREY = "#767b82"
 
 KINDS = {
     PassKind.F: Look(word="forward", colour="#56b4e9"),
-    PassKind.B: Look(word="backward", colour="#2aa77f"),
+    PassKind.B: Look(word="backward", colour="#009e73"),
     PassKind.I: Look(word="input gradient", colour="#e69f00"),
     PassKind.W: Look(word="weight gradient", colour="#f0e442"),
 }

@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 
 import numpy as np
@@ -28,10 +29,15 @@ _LANE, _STAGES, _GAP = 26, 12, 7
 _TITLE_LETTERS, _TITLE_LINE = 110, 20
 _LEGEND_LINE, _SWATCH = 20, 22
 # Widths of letters differ from font to font; these are the wider ones.
-_DIGIT, _LETTER = 6.2, 6.6
+_DIGIT, _LETTER = 0.57, 6.6
+# Numbers on narrow passes are small print: a picture of many microbatches is zoomed into.
+_PRINT = (11.0, 8.0, 5.0, 2.0)
 _TICK = 80
 # Narrower ones of a kind that touch are drawn as one: nobody could tell them apart.
 _TOLD_APART = 1.5
+# Air after each pass, so that neighbours are told apart.
+_BETWEEN = 0.5
+_SHOWN = ("start_ns", "end_ns", "kind", "step", "microbatch", "stage")
 _NS_PER_MS = 1e6
 _XMLNS = "http://www.w3.org/2000/svg"
 _SETTING = (
@@ -82,7 +88,7 @@ def _style() -> str:
             f".line{{stroke:{ground.line}}}.lane{{fill:{ground.line};fill-opacity:.25}}"
         )
 
-    rest = f".n{{font-size:11px;text-anchor:middle;fill:{LABEL_INK}}}.s{{font-size:9px}}"
+    rest = f".n{{text-anchor:middle;fill:{LABEL_INK}}}.s{{text-anchor:middle}}"
     dark = f"@media(prefers-color-scheme:dark){{{colours(DARK)}}}"
     return f"<style>{colours(LIGHT)}{rest}{dark}</style>"
 
@@ -181,56 +187,70 @@ def _path(boxes: Iterable[Box]) -> str:
 
 
 def _passes(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
-    """Draw passes, of each kind one path, then their numbers where there is room."""
+    """Draw passes, of each kind one path, then their numbers."""
     boxes: defaultdict[tuple[PassKind, bool], list[Box]] = defaultdict(list)
-    labels: list[str] = []
+    labels: defaultdict[tuple[str, float], list[str]] = defaultdict(list)
     for rank in frame.ranks:
-        for kind, other, box, numbers in _of_rank(frame, rank, tops[rank.rank]):
-            boxes[kind, other].append(box)
-            labels += numbers
+        for one in _of_rank(frame, rank, tops[rank.rank]):
+            boxes[one.kind, one.other].append(one.box)
+            for style, size, text in one.numbers:
+                labels[style, size].append(text)
     for (kind, other), found in boxes.items():
         pale = ' opacity=".4"' if other else ""
         wide = [box for box in found if box[2] - box[0] > _TOLD_APART]
         narrow = _join(box for box in found if box[2] - box[0] <= _TOLD_APART)
-        # A gap of half a unit tells neighbours apart.
-        cut = [(left, top, right - 0.5, bottom) for left, top, right, bottom in wide]
+        cut = [(left, top, right - _BETWEEN, bottom) for left, top, right, bottom in wide]
         yield f'<path d="{_path([*cut, *narrow])}" fill="{KINDS[kind].colour}"{pale}/>'
-    yield from labels
+    for (style, size), texts in labels.items():
+        yield f'<g class="{style}" font-size="{size:g}">{"".join(texts)}</g>'
 
 
-def _of_rank(
-    frame: Frame, rank: RankTimeline, top: int
-) -> Iterator[tuple[PassKind, bool, Box, list[str]]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    """A pass in the picture, with its numbers: style, size and text of each."""
+
+    kind: PassKind
+    other: bool
+    box: Box
+    numbers: list[tuple[str, float, str]]
+
+
+def _of_rank(frame: Frame, rank: RankTimeline, top: int) -> Iterator[_Drawn]:
     """Return a rank's passes with their numbers; those that run side by side share the lane."""
     passes = frame.passes.where(frame.passes.rank == rank.rank)
     blur = frame.length_ns // (2 * _ACROSS)
     tracks = assign_tracks(passes.start_ns, np.maximum(passes.end_ns - blur, passes.start_ns))
     height = _LANE / (max(tracks, default=0) + 1)
-    several = len(rank.stages) > 1
-    rows = zip(
-        *(getattr(passes, name).tolist() for name in ("start_ns", "end_ns", "kind", "step")),
-        *(getattr(passes, name).tolist() for name in ("microbatch", "stage")),
-        tracks,
-        strict=True,
-    )
+    names_stages = len(rank.stages) > 1 and not any(tracks)
+    # As many for all, so that passes as long as each other are written alike.
+    digits = len(str(frame.passes.microbatch.max(initial=0)))
+    rows = zip(*(getattr(passes, name).tolist() for name in _SHOWN), tracks, strict=True)
     for start, end, kind, step, microbatch, stage, track in rows:
         left, right = _x(frame, start), _x(frame, end)
         y = top + track * height
+        size = _size(digits, right - left - _BETWEEN) if microbatch >= 0 else None
         numbers = []
-        if microbatch >= 0 and _fits(microbatch, right - left):
-            numbers.append(_number(microbatch, (left + right) / 2, y + height / 2 + 4, "n"))
-            if several and len(set(tracks)) == 1:
-                middle = (left + right) / 2
-                numbers.append(_number(stage, middle, top + _LANE + 9, "n s muted"))
-        yield PassKind(kind), step != frame.step, (left, y, right, y + height), numbers
+        if size:
+            middle = (left + right - _BETWEEN) / 2
+            numbers.append(("n", size, _number(microbatch, middle, y + height / 2 + 0.36 * size)))
+            if names_stages:
+                small = min(size, 9.0)
+                numbers.append(("s muted", small, _number(stage, middle, top + _LANE + 9)))
+        yield _Drawn(
+            kind=PassKind(kind),
+            other=step != frame.step,
+            box=(left, y, right, y + height),
+            numbers=numbers,
+        )
 
 
-def _fits(number: int, width: float) -> bool:
-    return len(str(number)) * _DIGIT + 2 <= width
+def _size(digits: int, width: float) -> float | None:
+    """Return the largest print in which a number fits."""
+    return next((size for size in _PRINT if digits * _DIGIT * size + 0.4 <= width), None)
 
 
-def _number(number: int, x: float, y: float, style: str) -> str:
-    return f'<text class="{style}" x="{x:.4g}" y="{y:.4g}">{number}</text>'
+def _number(number: int, x: float, y: float) -> str:
+    return f'<text x="{x:.5g}" y="{y:.5g}">{number}</text>'
 
 
 def _names(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
@@ -243,8 +263,8 @@ def _names(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
         )
         if len(rank.stages) > 1:
             yield (
-                f'<text class="muted s" x="{_LEFT - 8}" y="{tops[rank.rank] + _LANE + 9}"'
-                ' text-anchor="end">stage</text>'
+                f'<text class="muted" x="{_LEFT - 8}" y="{tops[rank.rank] + _LANE + 9}"'
+                ' font-size="9" text-anchor="end">stage</text>'
             )
         if frame.waits:
             waited = sum(w.end_ns - w.start_ns for w in frame.waits if w.rank == rank.rank)
@@ -257,7 +277,7 @@ def _names(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
 def _legend(frame: Frame, y: int) -> tuple[list[str], int]:
     """Explain colours and hatches that were used, and return how high the picture gets."""
     entries = [
-        (f'fill="{look.colour}"', f"{kind.name} {look.word}", kind.name)
+        (f'fill="{look.colour}"', look.word, kind.name)
         for kind, look in KINDS.items()
         if (frame.passes.kind == kind).any()
     ]
@@ -269,10 +289,11 @@ def _legend(frame: Frame, y: int) -> tuple[list[str], int]:
             x, y = _PADDING, y + _LEGEND_LINE
         parts.append(f'<rect x="{x:g}" y="{y - 12}" width="{_SWATCH}" height="16" {fill}/>')
         if letter:
-            parts.append(f'<text class="n" x="{x + _SWATCH / 2:g}" y="{y}">{letter}</text>')
+            parts.append(
+                f'<text class="n" x="{x + _SWATCH / 2:g}" y="{y}" font-size="11">{letter}</text>'
+            )
         parts.append(
-            f'<text class="ink" x="{x + _SWATCH + 6:g}" y="{y}" font-size="12">'
-            f"{words.removeprefix(f'{letter} ')}</text>"
+            f'<text class="ink" x="{x + _SWATCH + 6:g}" y="{y}" font-size="12">{words}</text>'
         )
         x += width
     notes = ["numbers: microbatches"]

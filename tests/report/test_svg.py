@@ -1,0 +1,204 @@
+"""The picture of a step: valid, complete, harmless and small."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from console import REPOSITORY, type_command
+from hand_drawn import a_timeline
+from making import H200
+from planning import timeline_of
+
+from debubble.ledger.hop_health import account_for
+from debubble.ledger.model import Cause
+from debubble.ledger.waits import list_waits
+from debubble.report.frame import frame_step
+from debubble.report.palette import CAUSES, KINDS
+from debubble.report.svg import draw_svg
+from debubble.simulate.communication import Communication
+from debubble.timeline.build import build_timeline
+from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.model import PassKind
+from debubble.trace.run import find_run, read_run
+
+MS = 1_000_000
+SVG = "{http://www.w3.org/2000/svg}"
+# The lanes of a picture, in its units.
+LEFT, ACROSS = 66, 850
+BOX = re.compile(r"M(\S+) (\S+)h(\S+)v\S+H\S+z")
+
+
+def framed(timeline, step=None):
+    ledger = account_for(timeline, measure_pipeline(timeline, 0))
+    return frame_step(timeline, 0, step, list_waits(ledger))
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return framed(build_timeline(read_run(find_run([str(H200 / "1f1b_p3_m7")])).ranks), 2)
+
+
+def drawn(frame, answer="Ranks wait."):
+    return ET.fromstring(draw_svg(frame, answer))  # noqa: S314 (we wrote it)
+
+
+def boxes(picture, fill):
+    """Left and width of each box with a fill, by the top of its lane."""
+    found = [path for path in picture.iter(f"{SVG}path") if path.get("fill") == fill]
+    lanes = {}
+    for left, top, width in BOX.findall("".join(path.get("d") for path in found)):
+        lanes.setdefault(float(top), []).append((float(left), float(width)))
+    return lanes
+
+
+def texts(picture, style=None):
+    """All texts, or those of a style, which may be their group's."""
+    found = [
+        (text.text, [*parent.get("class", "").split(), *text.get("class", "").split()])
+        for parent in picture.iter()
+        for text in parent.findall(f"{SVG}text")
+    ]
+    return [text for text, styles in found if style is None or style in styles]
+
+
+def test_every_pass_is_where_its_time_is(recorded):
+    picture = drawn(recorded)
+    for kind in (PassKind.F, PassKind.B):
+        passes = recorded.passes.where(recorded.passes.kind == kind)
+        expected = LEFT + ACROSS * (passes.start_ns - recorded.begin_ns) / recorded.length_ns
+        lanes = boxes(picture, KINDS[kind].colour)
+        assert len(lanes) == 3
+        lefts = sorted(left for lane in lanes.values() for left, _ in lane)
+        assert lefts == pytest.approx(sorted(expected.tolist()), abs=0.06)
+
+
+def test_each_pass_carries_its_microbatch(recorded):
+    numbers = Counter(texts(drawn(recorded), "n"))
+    assert numbers == Counter([str(m) for m in range(7)] * 6 + ["F", "B"])
+
+
+def test_waits_of_a_cause_are_as_long_as_the_ledger_says(recorded):
+    lanes = boxes(drawn(recorded), f"url(#{Cause.TURNAROUND})")
+    waited = sum(w.end_ns - w.start_ns for w in recorded.waits if w.cause == Cause.TURNAROUND)
+    shown = sum(width for lane in lanes.values() for _, width in lane)
+    assert shown == pytest.approx(ACROSS * waited / recorded.length_ns, rel=0.02)
+
+
+def test_every_cause_that_was_seen_has_its_hatch_and_its_word(recorded):
+    picture = drawn(recorded)
+    patterns = {pattern.get("id") for pattern in picture.iter(f"{SVG}pattern")}
+    seen = {wait.cause for wait in recorded.waits}
+    assert patterns == seen
+    assert {CAUSES[cause].word for cause in seen} < set(texts(picture))
+
+
+def test_the_answer_is_its_title_for_eyes_and_for_screen_readers(recorded):
+    answer = "Ranks wait 40 % of the batch. " * 8
+    picture = drawn(recorded, answer)
+    assert picture.find(f"{SVG}title").text == answer
+    shown = [text.text for text in picture.iter(f"{SVG}text") if text.get("font-weight")]
+    assert " ".join(shown) == answer.strip()
+    assert len(shown) > 1
+    assert max(map(len, shown)) <= 110
+
+
+def test_each_rank_says_how_much_of_the_step_it_waits(recorded):
+    shares = [text for text in texts(drawn(recorded), "muted") if text.startswith("waits")]
+    assert shares == ["waits 57 %", "waits 25 %", "waits 39 %"]
+
+
+@pytest.mark.parametrize(
+    "name", ["</title><script>alert(1)</script>", "a\x00\x1b\ufffe\ud800&<\"'"]
+)
+def test_a_strangers_name_does_nothing(recorded, name):
+    picture = drawn(recorded, name)
+    assert not list(picture.iter(f"{SVG}script"))
+    assert picture.find(f"{SVG}title").text.startswith(name[:1])
+
+
+def test_it_asks_for_nothing_from_elsewhere(recorded):
+    text = draw_svg(recorded, "Ranks wait.").replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert "http" not in text
+    assert "href" not in text
+
+
+def test_it_is_light_and_dark(recorded):
+    style = drawn(recorded).find(f"{SVG}style").text
+    light, dark = style.split("@media(prefers-color-scheme:dark)")
+    for name in ("page", "ink", "muted", "line", "lane"):
+        assert f".{name}{{" in light
+        assert f".{name}{{" in dark
+
+
+def test_a_rank_with_two_stages_says_which_under_each_pass():
+    picture = drawn(framed(timeline_of("zbv", 2, 4)))
+    assert set(texts(picture, "s")) == {"0", "1", "2", "3"}
+
+
+def test_passes_side_by_side_share_the_lane():
+    passes = [(0, 0, "F", 0, 0, 0, 30), (0, 1, "B", 1, 0, 10, 40)]
+    lanes = boxes(drawn(frame_step(a_timeline(passes, stages=((0, 1),)), 0, None)), "#56b4e9")
+    below = boxes(drawn(frame_step(a_timeline(passes, stages=((0, 1),)), 0, None)), "#009e73")
+    assert min(below) == min(lanes) + 13
+
+
+def test_passes_of_another_step_are_pale_and_the_legend_says_so():
+    passes = [(0, 0, "F", 0, 0, 0, 40), (0, 0, "F", 0, 1, 30, 60), (1, 1, "F", 0, 0, 40, 80)]
+    picture = drawn(frame_step(a_timeline(passes), 0, 0))
+    assert [path.get("fill") for path in picture.iter(f"{SVG}path") if path.get("opacity")]
+    assert (
+        texts(picture, "muted")[-1] == "numbers: microbatches; pale: another step; blank: no pass"
+    )
+
+
+def with_all_waits_cut(frame):
+    """The same with twice as many waits, of all causes by turns, so that few can be joined."""
+    random = np.random.default_rng(7)
+    waits = []
+    for one in frame.waits:
+        cut = int(random.integers(one.start_ns, one.end_ns + 1))
+        cause = list(CAUSES)[random.integers(2, len(CAUSES))]
+        waits += [replace(one, end_ns=cut), replace(one, start_ns=cut, cause=cause)]
+    return replace(frame, waits=tuple(waits))
+
+
+def test_sixteen_ranks_with_64_microbatches_are_less_than_300_kb():
+    how = {"communication": Communication.FUSED, "one_way": MS // 5}
+    frame = with_all_waits_cut(framed(timeline_of("zb-h1", 16, 64, **how)))
+    assert len(frame.passes) == 16 * 64 * 3
+    assert len(frame.waits) > 3_000
+    text = draw_svg(frame, "Ranks wait.")
+    numbers = texts(ET.fromstring(text), "n")  # noqa: S314 (we wrote it)
+    assert len(numbers) == len(frame.passes) + 3
+    assert len(text.encode()) < 300_000
+
+
+def test_thousands_of_passes_that_nobody_could_tell_apart_are_drawn_as_one():
+    passes = [(0, 0, "F", n, 0, n, n + 1) for n in range(20_000)]
+    text = draw_svg(frame_step(a_timeline(passes, stages=((0,),)), 0, None), "Ranks wait.")
+    assert len(text) < 10_000
+
+
+def test_the_command_line_writes_it_and_replaces_nothing_unforced(tmp_path):
+    words = "debubble find tests/data/h200/1f1b_p2_m4 --quiet --svg step.svg"
+    assert type_command(words, tmp_path).text.startswith("Ranks wait 25 %")
+    picture = ET.parse(tmp_path / "step.svg").getroot()  # noqa: S314 (we wrote it)
+    assert picture.find(f"{SVG}title").text.startswith("Ranks wait 25 %")
+    again = type_command(words, tmp_path)
+    assert (again.code, "--force" in again.text) == (2, True)
+    assert type_command(f"{words} --force", tmp_path).code == 0
+
+
+def test_the_picture_in_the_readme_is_the_one_drawn_now(tmp_path, request):
+    kept = REPOSITORY / "docs" / "pictures" / "timeline.svg"
+    type_command("debubble find tests/data/h200/1f1b_p3_m7 --svg now.svg", tmp_path)
+    drawn_now = (tmp_path / "now.svg").read_text("utf-8")
+    if request.config.getoption("--update-golden"):
+        kept.write_text(drawn_now, "utf-8")
+    assert kept.read_text("utf-8") == drawn_now
+    assert "docs/pictures/timeline.svg" in (REPOSITORY / "README.md").read_text("utf-8")
