@@ -10,6 +10,8 @@ from console import REPOSITORY, matches, type_command
 
 from debubble.cli import VERBS
 from debubble.errors import Code
+from debubble.ledger.model import Cause
+from debubble.plan.emit import EMITTERS
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -77,6 +79,22 @@ def test_every_verb_and_each_of_its_flags_has_a_heading(verb):
             where = [f"`{verb} {name} {flag}", f"{shared}{flag.removeprefix('--')}"]
             known = any(one in titles for one in where) or flag in EVERYWHERE
             assert known, f"{verb} {name} {flag}"
+
+
+def test_every_cause_has_a_heading_and_no_other_is_claimed():
+    assert set(re.findall(r"`(\w+)`", headings("causes.md"))) == set(Cause)
+
+
+def test_every_framework_that_can_be_written_for_has_its_page():
+    pages = {page.stem for page in (REPOSITORY / "docs/how-to/frameworks").glob("*.md")}
+    names = {name.partition("@")[0] for name in EMITTERS} - {"csv"}
+    assert pages == names
+
+
+def test_every_file_that_the_readme_points_to_is_there():
+    targets = re.findall(r"\]\(([^)#:]+)\)", (REPOSITORY / "README.md").read_text("utf-8"))
+    assert len(targets) > 10
+    assert [one for one in targets if not (REPOSITORY / one).is_file()] == []
 
 
 @pytest.mark.parametrize("code", list(Code))
