@@ -102,7 +102,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     try:
         timeline = build_run(run)
     except NoPipeline as why:
-        if not run.ranks:
+        if not run.ranks or perfetto or svg or mermaid:
             raise
         page = no_pipeline_page(run, why, "" if quiet else f"debubble inspect {words}")
         print_answer(page, no_pipeline_json(run, why), as_json=as_json, color=color)

@@ -20,7 +20,7 @@ from debubble.report.frame import Frame, decimals_of, round_distance
 from debubble.report.names import printable
 from debubble.report.palette import CAUSES, DARK, KINDS, LABEL_INK, LIGHT, TILE, Ground, Look
 from debubble.report.tracks import assign_tracks
-from debubble.timeline.model import PassKind, RankTimeline
+from debubble.timeline.model import I64, PassKind, RankTimeline
 from debubble.units import show_duration
 
 _WIDTH, _LEFT, _RIGHT, _PADDING = 1000, 66, 84, 14
@@ -37,7 +37,9 @@ _TICK = 80
 _TOLD_APART = 1.5
 # Air after each pass, so that neighbours are told apart.
 _BETWEEN = 0.5
-_SHOWN = ("start_ns", "end_ns", "kind", "step", "microbatch", "stage")
+# DualPipeV runs two passes side by side; of more than a few, not all stages are written below.
+_MOST_TOGETHER = 4
+_SHOWN = ("start_ns", "end_ns", "kind", "step", "microbatch")
 _NS_PER_MS = 1e6
 _XMLNS = "http://www.w3.org/2000/svg"
 _SETTING = (
@@ -53,7 +55,8 @@ Box = tuple[float, float, float, float]
 
 def draw_svg(frame: Frame, answer: str) -> str:
     """Draw the step under the answer; without waits, the lanes are blank between passes."""
-    heading = textwrap.wrap(_harmless(answer), _TITLE_LETTERS) or [""]
+    unbroken = _harmless(answer).replace(" %", "\u00a0%")
+    heading = textwrap.wrap(unbroken, _TITLE_LETTERS) or [""]
     top = _PADDING + _TITLE_LINE * (len(heading) + 1) + 10
     tops, bottom = _tops(frame, top)
     legend, height = _legend(frame, bottom + 44)
@@ -219,29 +222,47 @@ def _of_rank(frame: Frame, rank: RankTimeline, top: int) -> Iterator[_Drawn]:
     """Return a rank's passes with their numbers; those that run side by side share the lane."""
     passes = frame.passes.where(frame.passes.rank == rank.rank)
     blur = frame.length_ns // (2 * _ACROSS)
-    tracks = assign_tracks(passes.start_ns, np.maximum(passes.end_ns - blur, passes.start_ns))
-    height = _LANE / (max(tracks, default=0) + 1)
-    names_stages = len(rank.stages) > 1 and not any(tracks)
+    until = np.maximum(passes.end_ns - blur, passes.start_ns)
+    tracks = assign_tracks(passes.start_ns, until)
     # As many for all, so that passes as long as each other are written alike.
     digits = len(str(frame.passes.microbatch.max(initial=0)))
-    rows = zip(*(getattr(passes, name).tolist() for name in _SHOWN), tracks, strict=True)
-    for start, end, kind, step, microbatch, stage, track in rows:
-        left, right = _x(frame, start), _x(frame, end)
-        y = top + track * height
-        size = _size(digits, right - left - _BETWEEN) if microbatch >= 0 else None
-        numbers = []
-        if size:
-            middle = (left + right - _BETWEEN) / 2
-            numbers.append(("n", size, _number(microbatch, middle, y + height / 2 + 0.36 * size)))
-            if names_stages:
-                small = min(size, 9.0)
-                numbers.append(("s muted", small, _number(stage, middle, top + _LANE + 9)))
-        yield _Drawn(
-            kind=PassKind(kind),
-            other=step != frame.step,
-            box=(left, y, right, y + height),
-            numbers=numbers,
-        )
+    columns = [getattr(passes, name).tolist() for name in _SHOWN]
+    for together in _side_by_side(passes.start_ns, until):
+        height = _LANE / (1 + max(tracks[row] for row in together))
+        stages = " ".join(str(passes.stage[row]) for row in together[:_MOST_TOGETHER])
+        for row in together:
+            start, end, kind, step, microbatch = (column[row] for column in columns)
+            left, right = _x(frame, start), _x(frame, end)
+            y = top + tracks[row] * height
+            size = _size(digits, right - left - _BETWEEN) if microbatch >= 0 else None
+            numbers = []
+            if size:
+                middle = (left + right - _BETWEEN) / 2
+                text = _number(str(microbatch), middle, y + height / 2 + 0.36 * size)
+                numbers.append(("n", size, text))
+                if len(rank.stages) > 1 and tracks[row] == 0:
+                    text = _number(stages, middle, top + _LANE + 9)
+                    numbers.append(("s muted", min(size, 9.0), text))
+            yield _Drawn(
+                kind=PassKind(kind),
+                other=step != frame.step,
+                box=(left, y, right, y + height),
+                numbers=numbers,
+            )
+
+
+def _side_by_side(start: I64, end: I64) -> Iterator[list[int]]:
+    """Return the rows of passes that overlap, together; most are alone."""
+    together: list[int] = []
+    until = 0
+    for row in np.lexsort((end, start)).tolist():
+        if together and start[row] >= until:
+            yield together
+            together = []
+        until = max(until, int(end[row])) if together else int(end[row])
+        together.append(row)
+    if together:
+        yield together
 
 
 def _size(digits: int, width: float) -> float | None:
@@ -249,7 +270,7 @@ def _size(digits: int, width: float) -> float | None:
     return next((size for size in _PRINT if digits * _DIGIT * size + 0.4 <= width), None)
 
 
-def _number(number: int, x: float, y: float) -> str:
+def _number(number: str, x: float, y: float) -> str:
     return f'<text x="{x:.5g}" y="{y:.5g}">{number}</text>'
 
 
