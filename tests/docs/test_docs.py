@@ -50,6 +50,18 @@ def test_there_are_commands_in_the_docs():
     assert len(list(sessions())) >= 4
 
 
+def test_the_python_in_the_reference_runs(tmp_path, monkeypatch, capsys):
+    page = (REPOSITORY / "docs" / "reference" / "python.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "tests").symlink_to(REPOSITORY / "tests")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in blocks:
+        exec(block, names)  # noqa: S102 (our own documentation)
+    assert names["picture"].startswith("<svg")
+    assert "turnaround 0.09" in capsys.readouterr().out
+
+
 def headings(page):
     return " ".join(HEADING.findall((REPOSITORY / "docs" / "reference" / page).read_text("utf-8")))
 
