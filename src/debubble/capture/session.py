@@ -23,6 +23,7 @@ from debubble.capture.labels import label_passes
 from debubble.capture.pipeline import find_pipeline
 from debubble.capture.settings import PROFILER_WARMUP_STEPS, SETTLING_STEPS, Settings
 from debubble.capture.sidecar import Facts, Latencies, write_sidecar
+from debubble.capture.step_clock import StepClock, wait_for_device
 from debubble.capture.world import find_place
 from debubble.errors import CaptureError, DebubbleError
 
@@ -147,38 +148,33 @@ class Session:
 
     def _timed(self) -> Times:
         """Time steps as they are, without the profiler."""
-        times: list[float] = []
-        _wait_for_device()
-        began = self._clock()
-        for left in reversed(range(self.settings.steps)):
+        steps = StepClock(self._clock)
+        for _ in range(self.settings.steps):
+            steps.begin()
             yield self._done + 1
-            if not left:
-                _wait_for_device()
-            now = self._clock()
-            times.append(now - began)
-            began = now
-        return times
+            steps.end()
+        return steps.lengths()
 
     def _profiled(self, files: CaptureFiles) -> Generator[int, None, _Recorded]:
         _refuse_a_second_profiler()
-        recorded = _Recorded()
+        recorded, done = _Recorded(), 0
         profiler = _make_profiler(self.settings.steps)
         with label_passes(self.pipeline) as labels:
             profiler.start()
             try:
                 yield self._done + PROFILER_WARMUP_STEPS
                 profiler.step()
-                _wait_for_device()
-                began = self._clock()
+                steps = StepClock(self._clock)
                 for left in reversed(range(self.settings.steps)):
+                    steps.begin()
                     yield self._done + 1
+                    steps.end()
+                    done += 1
                     if not left:
-                        _wait_for_device()
-                    recorded.times.append(self._clock() - began)
+                        wait_for_device()  # what is not done when the profiler stops is lost
                     profiler.step()
-                    began = self._clock()
+                recorded.times = steps.lengths()
             except GeneratorExit:
-                done = len(recorded.times)
                 self._note(f"the loop ended after {done} of {self.settings.steps} profiled steps")
                 raise
             finally:
@@ -220,9 +216,3 @@ def _make_profiler(steps: int) -> torch_profiler.profile:
             wait=0, warmup=PROFILER_WARMUP_STEPS, active=steps, repeat=1
         ),
     )
-
-
-def _wait_for_device() -> None:
-    """Let the device come up to the host, so that what the host times has really happened."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
