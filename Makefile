@@ -32,7 +32,7 @@ demo: $(VENV)/.demo ## the whole loop on a real pipeline of this machine: captur
 	$(BIN)/debubble demo --out debubble-demo --force
 
 test: $(VENV)/.dev ## run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: format lint types imports test docs ## what CI runs
 
