@@ -220,7 +220,7 @@ def _notes(planned: Planned) -> list[str]:
 
 
 def _applied(plan: Plan, framework: str) -> list[str]:
-    """Write the best option that a framework can be told: a sure one, else one that may be noise."""
+    """Write the best option that a framework can be told, a sure one or else the best of the rest."""
     reason = ""
     for option in (*plan.recommended, *plan.unsure):
         try:
