@@ -220,7 +220,7 @@ def _notes(planned: Planned) -> list[str]:
 
 
 def _applied(plan: Plan, framework: str) -> list[str]:
-    """Write the best option that a framework can be told, a sure one or else the best of the rest."""
+    """Write the best option that a framework can be told; where none is sure, the best there is."""
     reason = ""
     for option in (*plan.recommended, *plan.unsure):
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -98,6 +98,18 @@ class Standing:
     def ignored_knobs(self) -> frozenset[str]:
         """What the command was told and did not do."""
         return frozenset(knob for run in self.runs for knob in run.outcome.ignored)
+
+    def overlap_is_idle(self, threshold: float) -> bool:
+        """Tell whether settings that differ in overlap alone do the same work, within a share.
+
+        Then it gains nothing, or the command ignores it: traces do not tell which.
+        """
+        settings = {run.setting for run in self.measured}
+        pairs = [(one, replace(one, overlap=False)) for one in settings if one.overlap]
+        known = [
+            (self.rate_of(one), self.rate_of(other)) for one, other in pairs if other in settings
+        ]
+        return bool(known) and all(abs(one / other - 1) < threshold for one, other in known)
 
     def _rate(self, run: Run) -> float:
         one = run.outcome.measurement
