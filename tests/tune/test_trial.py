@@ -9,7 +9,6 @@ from debubble.tune import process
 from debubble.tune.template import Template
 from debubble.tune.trial import Kind, run_trial
 
-
 NOBODY = "nobody"
 
 
