@@ -58,8 +58,3 @@ class Settings:
     def length(self) -> int:
         """Steps that one capture takes, those timed before and after it included."""
         return 3 * self.steps + PROFILER_WARMUP_STEPS + SETTLING_STEPS
-
-    @property
-    def least(self) -> int:
-        """Steps that a job must make for a capture to be written; a step begun ends the last."""
-        return self.wait + 2 * self.steps + PROFILER_WARMUP_STEPS + 1

@@ -146,11 +146,12 @@ def _how(code: int) -> str:
 
 
 def _nothing(ended: Ended, settings: Settings) -> Outcome:
+    needed = settings.wait + settings.length + 1
     return _outcome(
         Kind.NO_STEP,
         ended,
         "it ran to its end and nothing was captured: that takes "
-        f"{settings.least} steps of a pipeline schedule or an optimizer",
+        f"{needed} steps of a pipeline schedule or an optimizer",
     )
 
 
