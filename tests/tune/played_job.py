@@ -86,6 +86,8 @@ def misbehave(said):
         said.split = "3,3,3,7"
     if said.do == "ignore-microbatches":
         said.microbatches = 4
+    if said.do == "cap-microbatches":
+        said.microbatches = said.at - 1
 
 
 def leave(setup, out, *, bloated):

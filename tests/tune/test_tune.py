@@ -71,11 +71,17 @@ def test_a_run_that_hangs_is_stopped_with_all_it_started(tmp_path):
 
 
 def test_a_command_that_ignores_its_split_is_told_so_and_tuned_by_the_rest(tmp_path):
-    tuned = tune(bench_of(tmp_path, "--do", "ignore-split"))
+    tuned = tune(bench_of(tmp_path, "--do", "ignore-split"), runs=4)
     assert tuned.standing.ignored_knobs == {"split"}
     ignored = next(run for run in tuned.standing.runs if run.outcome.ignored)
     assert "measured split did not change" in ignored.outcome.message
     assert (tuned.winner.split, tuned.winner.microbatches) == ((3, 3, 3, 7), 16)
+
+
+def test_a_command_that_runs_other_microbatches_than_it_was_told_is_not_taken_at_its_word(tmp_path):
+    tuned = tune(bench_of(tmp_path, "--do", "cap-microbatches", "--at", "9"), runs=2)
+    assert kinds(tuned) == [Kind.MEASURED, Kind.IGNORED]
+    assert "microbatches 16 was asked for, and 8 ran" in tuned.standing.runs[1].outcome.message
 
 
 def test_a_command_that_ignores_its_microbatches_from_the_start_is_refused(tmp_path):
