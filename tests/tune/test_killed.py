@@ -175,7 +175,7 @@ def test_ten_random_moments_of_kill_9_change_nothing_of_a_real_pipeline(tmp_path
     tunings = kill_at_random(
         tmp_path, lambda here, moments: check(here, moments, best, *options), 15.0
     )
-    sys.__stdout__.write(f"\n{KILLS} kills over {tunings} tunings: no orphan, {best} each time\n")
+    sys.__stdout__.write(f"\n{KILLS} kills, tunings: {tunings}; no orphan, {best} each time\n")
 
 
 def test_half_a_line_at_the_end_of_the_journal_is_forgotten(tmp_path):
