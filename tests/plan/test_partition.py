@@ -321,3 +321,26 @@ def test_splits_of_the_wrong_size_are_refused():
         find_partition(problem, timer_of(problem, "forward-only"), given=(4, 4))
     with pytest.raises(UsageError, match="3 layers cannot fill 4 stages"):
         split_problem(np.ones(3), rank=np.arange(4), microbatches=4)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_search_from_the_best_split_for_half_the_microbatches_ends_near_the_whole_one(seed):
+    rng = np.random.default_rng(seed)
+    work = {"forward": rng.uniform(1, 2, 30), "backward": rng.uniform(2, 4, 30)}
+    half, twice = (
+        split_problem(**work, rank=np.arange(6), microbatches=microbatches)
+        for microbatches in (6, 12)
+    )
+    near = find_partition(half, timer_of(half, "1f1b", 1)).split
+    evaluate = timer_of(twice, "1f1b", 1)
+    whole, short = (find_partition(twice, evaluate, near=one) for one in (None, near))
+    assert short.latency_s <= 1.005 * whole.latency_s
+    assert short.latency_s <= evaluate(np.array([near]))[0]
+    assert short.timed < whole.timed
+
+
+def test_a_search_from_a_split_that_does_not_fit_ends_with_one_that_does():
+    cap = Room(layer_bytes=np.ones((6, 30)), stage_bytes=np.zeros(6), cap_bytes=np.full(6, 6.0))
+    problem = split_problem(np.ones(30), np.ones(30), rank=np.arange(6), microbatches=8, room=cap)
+    found = find_partition(problem, timer_of(problem, "1f1b", 1), near=(2, 3, 3, 3, 4, 15))
+    assert max(found.split) <= 6

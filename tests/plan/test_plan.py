@@ -74,6 +74,15 @@ def test_a_framework_that_can_be_told_nothing_recommended_gets_the_reason(tmp_pa
     assert "for vllm: nothing to write (vLLM cannot be told" in answer.text
 
 
+def test_a_framework_that_can_run_no_sure_option_gets_the_best_one_that_may_be_noise(tmp_path):
+    answer = type_command("debubble plan tests/data/h200/1f1b_p3_m7 --emit megatron", tmp_path)
+    (split,) = [line for line in answer.text.splitlines() if line.startswith("split 4,4,4  ")]
+    assert split.split()[-1] == "maybe"
+    written = answer.text.split("for megatron, split 4,4,4:")[1]
+    assert "# this one may be within the noise of a run: +9% (" in written
+    assert "--pipeline-model-parallel-layout" in written
+
+
 def test_ranks_and_options_are_in_order_and_complete(uneven):
     gains = [one["throughput_gain_fraction"] for one in uneven["options"]]
     assert gains == sorted(gains, reverse=True)

@@ -28,11 +28,10 @@ STEPS = 4
 LAYERS_OF_A_UNIT = 4
 
 
-def told(name, usual):
-    return os.environ.get(f"DEBUBBLE_{name.upper()}", usual)
+def main(words=None, environment=os.environ):
+    def told(name, usual):
+        return environment.get(f"DEBUBBLE_{name.upper()}", usual)
 
-
-def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--split", default=told("split", "4,4,4,4"))
     parser.add_argument("--microbatches", type=int, default=int(told("microbatches", "8")))
@@ -43,14 +42,16 @@ def main():
     parser.add_argument("--drift", type=float, default=0.0, help="slower with each run")
     parser.add_argument("--log", type=Path, default=None)
     parser.add_argument("--seconds", type=float, default=0.0)
-    said = parser.parse_args()
+    said = parser.parse_args(words)
     run = 0
     if said.log is not None:
         run = len(said.log.read_text().splitlines()) if said.log.exists() else 0
         with said.log.open("a") as log:
             log.write(f"{said.split} {said.microbatches} {said.schedule} {said.overlap}\n")
     time.sleep(said.seconds)
-    if said.do and said.microbatches >= said.at:
+    misbehaves = said.do and said.microbatches >= said.at
+    bloated = misbehaves and said.do == "bloat"
+    if misbehaves:
         misbehave(said)
     layers = [int(part) for part in said.split.split(",")]
     pace = 1 + said.drift * run
@@ -66,7 +67,8 @@ def main():
         noise=0.01,
         seed=run,
     )
-    leave(setup)
+    out = Path(json.loads(environment["DEBUBBLE_CAPTURE"])["out"])
+    leave(setup, out / "20260101-000000-step000000011", bloated=bloated)
 
 
 def misbehave(said):
@@ -80,21 +82,25 @@ def misbehave(said):
         time.sleep(600)
     if said.do == "nothing":
         sys.exit(0)
-    if said.do == "bloat":
-        simulated_traces.STATIC_BYTES *= 2
     if said.do == "ignore-split":
         said.split = "3,3,3,7"
     if said.do == "ignore-microbatches":
         said.microbatches = 4
+    if said.do == "cap-microbatches":
+        said.microbatches = said.at - 1
 
 
-def leave(setup):
-    out = Path(json.loads(os.environ["DEBUBBLE_CAPTURE"])["out"]) / "20260101-000000-step000000011"
-    with tempfile.TemporaryDirectory() as folder:
-        write_run(Play(setup), Path(folder), Writing(labels="runtime"))
-        out.mkdir(parents=True)
-        for trace in Path(folder).iterdir():
-            (out / f"{trace.name}.gz").write_bytes(gzip.compress(trace.read_bytes(), 1))
+def leave(setup, out, *, bloated):
+    usual = simulated_traces.STATIC_BYTES
+    simulated_traces.STATIC_BYTES = usual * 2 if bloated else usual
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            write_run(Play(setup), Path(folder), Writing(labels="runtime"))
+            out.mkdir(parents=True)
+            for trace in Path(folder).iterdir():
+                (out / f"{trace.name}.gz").write_bytes(gzip.compress(trace.read_bytes(), 1))
+    finally:
+        simulated_traces.STATIC_BYTES = usual
 
 
 if __name__ == "__main__":

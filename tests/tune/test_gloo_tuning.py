@@ -21,8 +21,10 @@ from debubble.tune.standing import Standing
 from debubble.tune.template import read_template
 from debubble.tune.trial import Bench, Kind, run_trial
 
+# So few steps that a run takes six seconds, half of them torch's start.
+STEPS, WAIT = 3, 1
 JOB = (
-    *(sys.executable, "-P", "-m", "debubble.demo.job", "--steps", "12", "--width", "256"),
+    *(sys.executable, "-P", "-m", "debubble.demo.job", "--steps", "9", "--width", "256"),
     *("--split", "{split}", "--microbatches", "{microbatches}", "--schedule", "{schedule}"),
 )
 NOW = ("split=2,2,2,4", "microbatches=4", "schedule=1f1b")
@@ -39,7 +41,7 @@ def say(figures):
 
 def bench_of(folder, now=NOW):
     template = read_template(JOB, read_setting(now))
-    return Bench(template=template, steps=4, wait=2, folder=folder)
+    return Bench(template=template, steps=STEPS, wait=WAIT, folder=folder)
 
 
 def tune(bench, runs=6, **scope):
@@ -65,11 +67,10 @@ def test_a_real_pipeline_is_run_and_planned_and_tried(tmp_path):
     assert all(rank.peak_bytes for rank in tuned.standing.runs[0].outcome.measurement.memory)
 
 
-def run_all(bench):
-    """Try every setting of the grid, as one would without a plan."""
+def run_each(bench, settings):
+    """Run settings one after the other, as one would without a plan."""
     runs = []
-    for number, (split, count) in enumerate(product(SPLITS, COUNTS), start=1):
-        setting = Setting(split=split, microbatches=count, schedule="1f1b")
+    for number, setting in enumerate(settings, start=1):
         outcome, _ = run_trial(
             bench,
             setting,
@@ -92,20 +93,44 @@ def run_all(bench):
     return Standing(now=bench.template.now, runs=tuple(runs))
 
 
+def ratio_of(one, other, folder):
+    """Return how much of another setting's work one does, both run in turn, by their best steps.
+
+    Layers sleep for a set time: whatever else the machine does only adds to a step.
+    """
+    if one == other:
+        return 1.0
+    turns = run_each(bench_of(folder), [one, other, other, one, one, other])
+    rates = [
+        max(
+            rate
+            for run in turns.of(setting)
+            for rate in run.outcome.measurement.rates_per_s("unprofiled_step_times_s")
+        )
+        for setting in (one, other)
+    ]
+    return rates[0] / rates[1]
+
+
 @pytest.mark.accuracy
 def test_it_ends_near_the_best_of_all_in_a_third_of_the_runs(tmp_path):
-    every = run_all(bench_of(tmp_path / "all"))
+    every = run_each(
+        bench_of(tmp_path / "all"),
+        [
+            Setting(split=split, microbatches=count, schedule="1f1b")
+            for split, count in product(SPLITS, COUNTS)
+        ],
+    )
     tuned = tune(bench_of(tmp_path / "tuned"), schedules=frozenset({"1f1b"}))
-    best = every.gain_of(every.best)
-    mine = tuned.standing.gain_of(tuned.winner)
+    # Runs an hour apart differ by more than 3 %: what won here and there is run again, in turn.
+    held = ratio_of(tuned.winner, every.best, tmp_path / "both")
     say(
-        f"best of {len(every.runs)}: {every.best} {best:+.1%}; "
-        f"tuned in {len(tuned.standing.runs)}: {tuned.winner} {mine:+.1%}"
+        f"best of {len(every.runs)}: {every.best} {every.gain_of(every.best):+.1%}; "
+        f"tuned in {len(tuned.standing.runs)}: {tuned.winner} "
+        f"{tuned.standing.gain_of(tuned.winner):+.1%}; in turn {held - 1:+.1%} of the best"
     )
     assert len(tuned.standing.runs) * 3 <= len(every.runs)
-    # Held against the same setting in the full search where it is there: less noise between them.
-    held = every.gain_of(tuned.winner) if every.of(tuned.winner) else mine
-    assert 1 + held >= 0.97 * (1 + best)
+    assert held >= 0.97
 
 
 @pytest.mark.accuracy
@@ -114,9 +139,11 @@ def test_with_a_memory_limit_no_real_run_ends_over_it(tmp_path):
     first = tune(bench_of(tmp_path / "first", now), runs=1)
     limit = 2 * peak(first.standing.runs[0])
     tuned = tune(bench_of(tmp_path / "tight", now), schedules=frozenset(), limit_bytes=limit)
-    say(f"limit {limit}, winner {tuned.winner} at {peak(tuned.standing.of(tuned.winner)[0])}")
-    assert peak(tuned.standing.of(tuned.winner)[0]) <= limit
-    assert tuned.winner.microbatches == 8
+    best = tuned.standing.best
+    say(f"limit {limit}, winner {tuned.winner}, best {best} at {peak(tuned.standing.of(best)[0])}")
+    assert peak(tuned.standing.of(best)[0]) <= limit
+    assert best.microbatches == 8
+    assert {one.change.microbatches for one in tuned.prospects.refused} >= {16}
 
 
 def peak(run):

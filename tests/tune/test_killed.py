@@ -16,7 +16,7 @@ from tune.tuning import JOB, NOW, PLACEHOLDERS, bench_of, runs_of, tune
 
 from debubble.tune.process import MARK, end_marked, run_guarded
 
-RUNS = 4
+RUNS, KILLS = 4, 10
 LATE, LEFT, NONE = "late", "left", "none"
 WAITS = ("sh", "-c", "setsid sleep 600 & sleep 600")
 
@@ -67,18 +67,23 @@ def test_what_outlives_even_its_guard_is_found_by_its_mark():
     assert orphan.wait(10) == -signal.SIGKILL
 
 
-def start(folder, *more):
-    words = [word for pair in NOW for word in ("--now", pair)]
+def start(folder, *words):
     program = "import sys; from debubble.cli import main; main(sys.argv[1:])"
     return subprocess.Popen(
         [
-            *(sys.executable, "-c", program, "tune", *words, "--wait", "0", "--quiet", "--json"),
-            *("--max-microbatches", "16", "--out", str(folder / "tune"), "--runs", "12"),
-            *("--store", f"sqlite:///{folder / 'history.db'}", "--", *JOB, *PLACEHOLDERS),
-            *("--log", str(folder / "log"), *more),
+            *(sys.executable, "-c", program, "tune", "--quiet", "--json", "--runs", "12"),
+            *("--out", str(folder / "tune"), "--store", f"sqlite:///{folder / 'history.db'}"),
+            *words,
         ],
         stdout=subprocess.PIPE,
     )
+
+
+def played(folder, *more):
+    """What is typed to tune a job that never ran."""
+    now = [word for pair in NOW for word in ("--now", pair)]
+    options = (*now, "--wait", "0", "--max-microbatches", "16")
+    return *options, "--", *JOB, *PLACEHOLDERS, "--log", str(folder / "log"), *more
 
 
 def tokens(folder):
@@ -88,11 +93,11 @@ def tokens(folder):
     return [line["began"]["token"] for line in found if "began" in line]
 
 
-def kill_and_resume(folder, moments, *more):
+def kill_and_resume(folder, moments, *words):
     """Kill a tuning so long after each start, then let it end; return its answer."""
     killed = 0
     for moment in moments:
-        tuning = start(folder, *more)
+        tuning = start(folder, *words)
         try:
             tuning.communicate(timeout=moment)
             break
@@ -102,40 +107,75 @@ def kill_and_resume(folder, moments, *more):
             killed += 1
         for token in tokens(folder):
             assert gone(token)
-    output, _ = start(folder, *more).communicate(timeout=300)
+    output, _ = start(folder, *words).communicate(timeout=300)
     for token in tokens(folder):
         assert not marked(token)
     return killed, msgspec.json.decode(output)
 
 
-def check(folder, moments, *more):
-    killed, answer = kill_and_resume(folder, moments, *more)
-    assert answer["winner"] == {"microbatches": 16, "split": [4, 4, 4, 4]}
-    over = [run["outcome"] for run in answer["runs"]]
-    assert over == ["measured"] * RUNS
+def check(folder, moments, winner, *words):
+    """Kill, resume, and hold what came of it against what should; return the number of kills."""
+    killed, answer = kill_and_resume(folder, moments, *words)
+    assert answer["winner"] == winner
+    assert {run["outcome"] for run in answer["runs"]} == {"measured"}
     # What was under way when it was killed runs again, and nothing else does.
-    assert RUNS <= len((folder / "log").read_text().splitlines()) <= RUNS + killed
+    assert len(answer["runs"]) <= len(tokens(folder)) <= len(answer["runs"]) + killed
     from debubble.measure.store import Store  # noqa: PLC0415
 
     store = Store(f"sqlite:///{folder / 'history.db'}")
-    assert len(store.records()) == RUNS
+    assert len(store.records()) == len(answer["runs"])
     store.close()
     return killed
 
 
+def check_played(folder, moments, seconds):
+    killed = check(
+        folder,
+        moments,
+        {"microbatches": 16, "split": [4, 4, 4, 4]},
+        *played(folder, "--seconds", seconds),
+    )
+    # As the job itself wrote it down.
+    assert RUNS <= len((folder / "log").read_text().splitlines()) <= RUNS + killed
+    return killed
+
+
 def test_a_tuning_that_is_killed_goes_on_and_ends_with_the_same_answer(tmp_path):
-    assert check(tmp_path, (2.5,), "--seconds", "0.5") == 1
+    assert check_played(tmp_path, (2.5,), "0.5") == 1
+
+
+def kill_at_random(folder, check_one, longest_s):
+    """Kill at ten random moments, over as many tunings as that takes; return how many it took."""
+    moments = random.Random(7)  # noqa: S311
+    killed = tunings = 0
+    while killed < KILLS:
+        here = folder / str(tunings)
+        here.mkdir()
+        killed += check_one(here, [moments.uniform(0.3, longest_s) for _ in range(KILLS - killed)])
+        tunings += 1
+    return tunings
 
 
 @pytest.mark.accuracy
 def test_ten_random_moments_of_kill_9_change_nothing(tmp_path):
-    moments = random.Random(7)  # noqa: S311
-    killed = 0
-    while killed < 10:
-        folder = tmp_path / str(killed)
-        folder.mkdir()
-        wanted = [moments.uniform(0.3, 8.0) for _ in range(10 - killed)]
-        killed += check(folder, wanted, "--seconds", "1")
+    kill_at_random(tmp_path, lambda here, moments: check_played(here, moments, "1"), 8.0)
+
+
+@pytest.mark.accuracy
+def test_ten_random_moments_of_kill_9_change_nothing_of_a_real_pipeline(tmp_path):
+    job = (
+        *(sys.executable, "-P", "-m", "debubble.demo.job", "--steps", "9"),
+        *PLACEHOLDERS,
+    )
+    options = (
+        *("--now", "split=1,2,2,3", "--now", "microbatches=4", "--max-microbatches", "8"),
+        *("--wait", "1", "--steps", "3", "--", *job),
+    )
+    best = {"microbatches": 8, "split": [2, 2, 2, 2]}
+    tunings = kill_at_random(
+        tmp_path, lambda here, moments: check(here, moments, best, *options), 15.0
+    )
+    sys.__stdout__.write(f"\n{KILLS} kills, tunings: {tunings}; no orphan, {best} each time\n")
 
 
 def test_half_a_line_at_the_end_of_the_journal_is_forgotten(tmp_path):

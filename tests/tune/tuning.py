@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
+import traceback
 from pathlib import Path
+
+from tune import played_job
 
 from debubble.cli.tune import heading_of
 from debubble.tune.budget import Budget
 from debubble.tune.journal import Journal
 from debubble.tune.loop import Loop
+from debubble.tune.process import Ended, run_guarded
 from debubble.tune.prospects import Scope
 from debubble.tune.setting import read_setting
 from debubble.tune.template import read_template
@@ -17,6 +23,26 @@ from debubble.tune.trial import Bench
 JOB = (sys.executable, str(Path(__file__).with_name("played_job.py")))
 NOW = ("split=3,3,3,7", "microbatches=4")
 PLACEHOLDERS = ("--split", "{split}", "--microbatches", "{microbatches}")
+
+
+# What the job may be told that only a process can do.
+NEEDS_A_PROCESS = {"hang", "--seconds"}
+
+
+def play_here(words, environment, **rest):
+    """Run the job in this process, where that will do: starting Python takes longer than it."""
+    if words[: len(JOB)] != JOB or NEEDS_A_PROCESS & set(words):
+        return run_guarded(words, environment, **rest)
+    began, code = time.monotonic(), 0
+    with rest["log"].open("w") as output, contextlib.redirect_stderr(output):
+        try:
+            played_job.main(words[len(JOB) :], environment)
+        except SystemExit as end:
+            code = end.code or 0
+        except Exception:  # noqa: BLE001 (as a process does that ends with it)
+            traceback.print_exc()
+            code = 1
+    return Ended(code=code, seconds=time.monotonic() - began)
 
 
 def bench_of(folder, *more, now=NOW, words=PLACEHOLDERS):

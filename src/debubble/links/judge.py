@@ -77,7 +77,11 @@ def judge_hops(
 
     What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
     """
-    peers = {one.hop: _Ratios.of(one, _peers_of(one, hops, wires)) for one in hops}
+    medians = {one.hop: _medians(one) for one in hops}
+    peers = {
+        one.hop: _Ratios.of(one, [medians[peer.hop] for peer in _peers_of(one, hops, wires)])
+        for one in hops
+    }
     return {
         one.hop: _decide(
             one,
@@ -162,7 +166,8 @@ class _Ratios:
     exchanged: F64
 
     @classmethod
-    def of(cls, hop: HopTimes, peers: Sequence[HopTimes]) -> _Ratios:
+    def of(cls, hop: HopTimes, peers: Sequence[Mapping[str, float]]) -> _Ratios:
+        """Divide by what the peers' messages of each kind take in the middle."""
         found: dict[bool, list[F64]] = {False: [np.zeros(0)], True: [np.zeros(0)]}
         for kind, own in hop.lengths:
             usual = _usual(kind, peers)
@@ -202,13 +207,12 @@ def _slow(ratios: F64) -> bool:
     return len(ratios) > 0 and bool(np.quantile(ratios, share) > SLOW)
 
 
-def _usual(kind: str, peers: Sequence[HopTimes]) -> float | None:
+def _usual(kind: str, peers: Sequence[Mapping[str, float]]) -> float | None:
     """Return the middle of the peers' medians; of two the quicker says what is possible."""
-    medians = sorted(
-        float(np.median(lengths)) for peer in peers if len(lengths := _of_kind(peer, kind)) >= 2
-    )
+    medians = sorted(peer[kind] for peer in peers if kind in peer)
     return max(medians[(len(medians) - 1) // 2], 1.0) if medians else None
 
 
-def _of_kind(hop: HopTimes, kind: str) -> F64:
-    return next(lengths for name, lengths in hop.lengths if name == kind)
+def _medians(hop: HopTimes) -> dict[str, float]:
+    """Return the middle of each kind of messages that there are two of."""
+    return {kind: float(np.median(lengths)) for kind, lengths in hop.lengths if len(lengths) >= 2}

@@ -9,7 +9,7 @@ from debubble.plan.change import Change, Hold
 from debubble.plan.option import Idea
 
 # Beyond eight a rank the bubble of theory is under 11 %, and kernels get small.
-_MOST_A_RANK = 8
+MOST_A_RANK = 8
 _HOLDS: tuple[Hold, ...] = ("microbatch", "batch")
 
 
@@ -23,6 +23,6 @@ def ideas(baseline: Baseline, most: int | None = None) -> Iterator[Idea]:
 def counts(baseline: Baseline, most: int | None = None) -> list[int]:
     """Return counts worth trying, the one in use left out."""
     now, ranks = baseline.source.microbatches, len(baseline.ranks)
-    limit = most or max(_MOST_A_RANK * ranks, 2 * now)
+    limit = most or max(MOST_A_RANK * ranks, 2 * now)
     wanted = {now * factor for factor in (2, 4, 8)} | {ranks * factor for factor in (1, 2, 4, 8)}
     return sorted(count for count in wanted if now < count <= limit)

@@ -7,7 +7,7 @@ that cannot beat the best so far, by its lower bound, is never timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
@@ -69,11 +69,13 @@ def find_partition(
     evaluate: Evaluate,
     *,
     given: tuple[int, ...] | None = None,
+    near: tuple[int, ...] | None = None,
     exhaustive_up_to: int = EXHAUSTIVE_UP_TO,
 ) -> Partition:
     """Return a split never slower than the given one, where that fits.
 
-    `evaluate` may add to the costs of the problem, such as transfers, but not undercut them.
+    `evaluate` may add to the costs of the problem, such as transfers, but not undercut them. With
+    `near`, the best split of a like problem, the search goes downhill once and looks no farther.
     """
     _check_fit(problem)
     search = _Search(problem, evaluate, bound_all(problem))
@@ -83,9 +85,9 @@ def find_partition(
         given_latency = search.look_at(np.array([given], dtype=np.int64))
     exact = comb(problem.layer_count - 1, problem.stage_count - 1) <= exhaustive_up_to
     trusted = not search.undercut
-    _look_around(search, given, all_of_them=exact)
+    _look_around(search, given, near, all_of_them=exact)
     if trusted and search.undercut:
-        _look_around(search, given, all_of_them=exact)  # what the bound ruled out is open again
+        _look_around(search, given, near, all_of_them=exact)  # what was ruled out is open again
     if search.best is None:
         raise _no_rank_fits(problem, exact=exact)
     return Partition(
@@ -163,26 +165,36 @@ class _Search:
         return float(self.evaluate(given)[0])
 
 
-def _look_around(search: _Search, given: tuple[int, ...] | None, *, all_of_them: bool) -> None:
+def _look_around(
+    search: _Search,
+    given: tuple[int, ...] | None,
+    near: tuple[int, ...] | None,
+    *,
+    all_of_them: bool,
+) -> None:
     if all_of_them:
         search.time(all_splits(search.problem.layer_count, search.problem.stage_count))
+    elif near is None:
+        _descend_from_seeds(search, _seeds(search.problem, given), descents=_DESCENTS)
+        while search.best is not None and not search.done and _escape(search):
+            _descend(search, search.best)
     else:
-        _descend_from_seeds(search, given)
+        _descend_from_seeds(search, [near, *_seeds(search.problem, given)], descents=1)
 
 
-def _descend_from_seeds(search: _Search, given: tuple[int, ...] | None) -> None:
-    seeds = np.unique(np.array(list(_seeds(search.problem, given)), dtype=np.int64), axis=0)
-    seeds = np.stack([_make_fit(search.problem, seed) for seed in seeds])
+def _descend_from_seeds(
+    search: _Search, seeds: Iterable[tuple[int, ...]], *, descents: int
+) -> None:
+    splits = np.unique(np.array(list(seeds), dtype=np.int64), axis=0)
+    splits = np.stack([_make_fit(search.problem, split) for split in splits])
     if search.problem.room is not None and not search.problem.one_stage_a_rank:
-        seeds = np.concatenate((seeds, _anywhere(search.problem)))
-    bounds = bound_splits(search.problem, seeds)
-    latencies = search.time(seeds)
+        splits = np.concatenate((splits, _anywhere(search.problem)))
+    bounds = bound_splits(search.problem, splits)
+    latencies = search.time(splits)
     order = np.lexsort((bounds, latencies))
-    for row in order[:_DESCENTS].tolist():
-        if not search.done and overflow_of(search.problem, seeds[row : row + 1])[0] == 0:
-            _descend(search, seeds[row])
-    while search.best is not None and not search.done and _escape(search):
-        _descend(search, search.best)
+    for row in order[:descents].tolist():
+        if not search.done and overflow_of(search.problem, splits[row : row + 1])[0] == 0:
+            _descend(search, splits[row])
 
 
 def _seeds(problem: SplitProblem, given: tuple[int, ...] | None) -> Iterator[tuple[int, ...]]:

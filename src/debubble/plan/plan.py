@@ -29,6 +29,9 @@ _SHOWN = 3
 _COMBINED = 2
 # What buys less is not worth doing, whatever its interval.
 WORTH = 0.01
+# What should buy this much may be worth a try where its interval is wide: repeated runs differ by
+# less (`predict.py` has the measurement).
+WORTH_A_TRY = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,15 @@ class Plan:
         """The options whose gain is beyond the noise, and that fit."""
         return tuple(
             one for one in self.options if one.throughput_low > WORTH and not self.is_guess(one)
+        )
+
+    @property
+    def unsure(self) -> tuple[Option, ...]:
+        """The options that should gain and fit, but may be noise."""
+        return tuple(
+            one
+            for one in self.options
+            if one.throughput_gain > 0 and one not in self.recommended and not self.is_guess(one)
         )
 
     def is_guess(self, option: Option) -> bool:
@@ -215,7 +227,8 @@ def _splits_by_count(
     yield None, partition.split
     for count in counts:
         try:
-            yield count, best_split(baseline, Change(microbatches=count, hold=hold)).split
+            change = Change(microbatches=count, hold=hold)
+            yield count, best_split(baseline, change, near=partition.split).split
         except (UsageError, NoSplitFits):
             yield count, partition.split
 

@@ -19,10 +19,17 @@ from debubble.timeline.model import F64, PassKind
 from debubble.units import NS_PER_S
 
 
-def best_split(baseline: Baseline, change: Change, *, room: Room | None = None) -> Partition:
+def best_split(
+    baseline: Baseline,
+    change: Change,
+    *,
+    room: Room | None = None,
+    near: tuple[int, ...] | None = None,
+) -> Partition:
     """Return the best split for a change; the one in use is never bettered by a worse one.
 
-    `room` stands for what memory has room for; by default for what the change needs.
+    `room` stands for what memory has room for; by default for what the change needs. `near` is the
+    best split for a like change, which makes the search a short one.
     """
     source = baseline.source
     if source.split is None:
@@ -33,7 +40,9 @@ def best_split(baseline: Baseline, change: Change, *, room: Room | None = None) 
     order = baseline.what_if(change).order
     problem = _problem(baseline, change, room)
     given = source.split if stages_of(order) == len(source.split) else None
-    found: Partition = find_partition(problem, time_splits(baseline, change), given=given)
+    found: Partition = find_partition(
+        problem, time_splits(baseline, change), given=given, near=near
+    )
     return found
 
 

@@ -13,7 +13,7 @@ from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.link import Repair
 from debubble.plan.option import Option, headroom_after
 from debubble.plan.overlap import Overlap
-from debubble.plan.plan import Plan
+from debubble.plan.plan import WORTH_A_TRY, Plan
 from debubble.plan.schedule import Refused
 from debubble.report.change import change_json, describe, name_hops, sentence, show_gain
 from debubble.report.headroom import headroom_json, least_left, peaks_json
@@ -178,8 +178,10 @@ def _option_table(plan: Plan) -> Table:
 def _advice(plan: Plan, option: Option) -> str:
     if option in plan.recommended:
         return "yes"
-    if option.lever == "overlap" and plan.overlap is not None and plan.overlap.slowdown is None:
+    if plan.is_guess(option):
         return "try" if option.throughput_gain > 0 else "no"
+    if option.throughput_gain >= WORTH_A_TRY:
+        return "maybe"
     return "no" if option.throughput_high < 0 else "noise"
 
 
@@ -218,17 +220,19 @@ def _notes(planned: Planned) -> list[str]:
 
 
 def _applied(plan: Plan, framework: str) -> list[str]:
-    """Write the best option that a framework can be told."""
-    reason = "nothing is recommended"
-    for number, option in enumerate(plan.recommended):
+    """Write the best option that a framework can be told; where none is sure, the best there is."""
+    reason = ""
+    for option in (*plan.recommended, *plan.unsure):
         try:
             text = emit(framework, option.change, plan.baseline.setting)
         except UsageError as error:
-            reason = reason if number else error.message
+            reason = reason or error.message
             continue
-        better = [f"# the options before it cannot be written: {reason}"] if number else []
-        return [f"for {framework}, {describe(option.change)}:", *better, *text.splitlines()]
-    return [f"for {framework}: nothing to write ({reason})"]
+        comments = [f"# the options before it cannot be written: {reason}"] if reason else []
+        if option in plan.unsure:
+            comments.append(f"# this one may be within the noise of a run: {_gain(option)}")
+        return [f"for {framework}, {describe(option.change)}:", *comments, *text.splitlines()]
+    return [f"for {framework}: nothing to write ({reason or 'no option gains'})"]
 
 
 def plan_json(planned: Planned) -> dict[str, Any]:

@@ -190,6 +190,11 @@ def _findings(tuned: Tuned) -> list[str]:
     if standing.ignored_knobs:
         knobs = ", ".join(f"{{{knob}}}" for knob in sorted(standing.ignored_knobs))
         said.append(f"The command ignores {knobs}: what it was told did not come.")
+    if standing.overlap_is_idle(tuned.scope.threshold):
+        said.append(
+            "Transfers beside compute change nothing: they gain nothing here, or the command "
+            "ignores {overlap}. Its traces do not tell which."
+        )
     return said
 
 

@@ -2,8 +2,9 @@
 
 First the setting as it is. Then, as long as something is foretold to gain beyond the noise, the
 most promising one, each time with costs fitted anew; after every third the first setting again.
-At last the winner and the first setting in turn, so that a machine that gets slower or faster fools
-nobody. The same runs give the same decision: whoever is killed goes on as if nothing had been.
+At last the winner and the first setting in turn, the latter at the end: runs of it stand before and
+after all others, so that a machine that gets slower or faster fools nobody. The same runs give the
+same decision: whoever is killed goes on as if nothing had been.
 """
 
 from __future__ import annotations
@@ -48,21 +49,24 @@ def decide(standing: Standing, budget: Budget, look: Callable[[], Prospects]) ->
         return Next(setting=standing.now, why="as it is")
     if not budget.has_room(standing.runs):
         return Stop(why="the budget is spent", spent=True)
-    best = standing.best
-    duel = _duel(standing, best)
-    if budget.runs_left(standing.runs) > len(duel):
+    left = budget.runs_left(standing.runs)
+    duel = _duel(standing, standing.best)
+    if left > len(duel):
         found = next((one for one in look().tries if one.worth), None)
         if found is not None:
-            if _unwatched(standing) >= _TRIES_IN_A_ROW and budget.runs_left(standing.runs) > 1:
+            if _unwatched(standing) >= _TRIES_IN_A_ROW and left > 1:
                 return Next(setting=standing.now, why="drift")
             return Next(setting=found.setting, why="try", expected=found.expected)
     if not duel:
         return Stop(why="nothing more is foretold to gain beyond the noise")
-    return Next(setting=duel[0], why="confirm")
+    return Next(setting=duel[-left:][0], why="confirm")
 
 
 def _duel(standing: Standing, best: Setting | None) -> list[Setting]:
-    """Return the runs that are still owed to the winner and to the setting as it is, in turn."""
+    """Return the runs that are still owed to the winner and to the setting as it is, in turn.
+
+    That setting comes last: what lies between its runs is rid of drift, what lies after is not.
+    """
     if best is None or best == standing.now:
         return []
     counts = {one: len(standing.of(one)) for one in (standing.now, best)}
@@ -72,15 +76,14 @@ def _duel(standing: Standing, best: Setting | None) -> list[Setting]:
     wanted = _CONFIRMED
     if min(counts.values()) >= _CONFIRMED and not standing.is_clear(best):
         wanted = _AT_MOST
-    last = standing.runs[-1].setting
-    owed: list[Setting] = []
+    owed: list[Setting] = []  # from the last one to the first
+    mine, other = standing.now, best
     while min(counts.values()) < wanted:
-        fewest = [one for one in counts if counts[one] == min(counts.values())]
-        chosen = next((one for one in fewest if one != last), fewest[0])
-        owed.append(chosen)
-        counts[chosen] += 1
-        last = chosen
-    return owed
+        if counts[mine] < wanted:
+            owed.append(mine)
+            counts[mine] += 1
+        mine, other = other, mine
+    return owed[::-1]
 
 
 def _unwatched(standing: Standing) -> int:

@@ -38,10 +38,7 @@ def judge(
         return outcome
     ignored = [] if first is None else what_was_ignored(setting, reading, first)
     if ignored:
-        said = [
-            f"{knob} {setting.written(knob)} was asked for, and the measured {knob} did not change"
-            for knob in ignored
-        ]
+        said = [_say_ignored(knob, setting, outcome.measurement) for knob in ignored]
         return replace(outcome, kind=Kind.IGNORED, message="; ".join(said), ignored=tuple(ignored))
     before = None if first is None else first.reading.measurement
     over = over_memory(outcome.measurement, before, limit_bytes)
@@ -59,9 +56,29 @@ def what_was_ignored(setting: Setting, reading: Reading, first: First) -> list[s
         as_before = before is not None and before == after
         if knob == "split" and after is None:
             as_before = _stages_stayed(setting, reading, first)
-        if as_before:
+        if as_before or contradicts(setting, knob, reading.measurement):
             found.append(knob)
     return found
+
+
+def contradicts(setting: Setting, knob: str, measured: Measurement) -> bool:
+    """Tell whether another number of microbatches or another split ran than was said.
+
+    A split with another sum is none: there layers were counted otherwise.
+    """
+    told, came = getattr(setting, knob), getattr(measured, knob, None)
+    if knob not in ("microbatches", "split") or told is None or came is None:
+        return False
+    if isinstance(told, tuple) and isinstance(came, tuple):
+        return sum(told) == sum(came) and told != came
+    return bool(told != came)
+
+
+def _say_ignored(knob: str, setting: Setting, measured: Measurement) -> str:
+    asked = f"{knob} {setting.written(knob)} was asked for, and"
+    if contradicts(setting, knob, measured):
+        return f"{asked} {Setting(**{knob: getattr(measured, knob)}).written(knob)} ran"
+    return f"{asked} the measured {knob} did not change"
 
 
 def _stages_stayed(setting: Setting, reading: Reading, first: First) -> bool:

@@ -12,7 +12,7 @@ from debubble.measure.comparison import Verdict
 from debubble.tune.budget import Budget
 from debubble.tune.decide import Next, Stop, decide
 from debubble.tune.journal import Began, Journal, Run
-from debubble.tune.judge import First, judge
+from debubble.tune.judge import First, contradicts, judge
 from debubble.tune.process import end_marked
 from debubble.tune.prospects import Prospects, Scope, look_ahead
 from debubble.tune.reading import Reading, read_capture
@@ -189,8 +189,8 @@ class Loop:
                 hint=f"its output is in {log}; mend it and type the same again",
             )
         for knob in ("microbatches", "split"):
-            told, came = getattr(run.setting, knob), getattr(outcome.measurement, knob)
-            if _contradict(told, came):
+            if contradicts(run.setting, knob, outcome.measurement):
+                came = getattr(outcome.measurement, knob)
                 raise TuneError(
                     f"the command was told {knob} {run.setting.written(knob)} and ran "
                     f"{Setting(**{knob: came}).written(knob)}: it ignores {{{knob}}}",
@@ -203,12 +203,3 @@ class Loop:
                 "memory was not recorded, so no limit can be held",
                 hint="leave --memory-limit out, or let the capture record memory",
             )
-
-
-def _contradict(told: object, came: object) -> bool:
-    """Tell whether a value that was said is not the one that ran; layers may be counted anew."""
-    if told is None or came is None:
-        return False
-    if isinstance(told, tuple) and isinstance(came, tuple):
-        return sum(told) == sum(came) and told != came
-    return told != came

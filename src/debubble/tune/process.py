@@ -25,6 +25,8 @@ class Ended:
     code: int | None
     """As a shell says it, 128 + N for signal N; None where it was stopped for its time."""
     seconds: float
+    out_of_memory: bool = False
+    """Whether the kernel killed a process of this machine for memory meanwhile."""
 
 
 def run_guarded(
@@ -36,7 +38,7 @@ def run_guarded(
     timeout_s: float | None,
 ) -> Ended:
     """Run a command under its guard, for so long at most."""
-    began = time.monotonic()
+    began, killed = time.monotonic(), _killed_for_memory()
     with log.open("wb") as output:
         guard = subprocess.Popen(  # noqa: S603 (our own file, and the user's command after it)
             [sys.executable, "-I", "-S", str(GUARD), *words],
@@ -56,7 +58,21 @@ def run_guarded(
             guard.stdin.close()  # the guard's word to end whatever still runs
         guard.wait()
         end_marked(token)
-    return Ended(code=code, seconds=time.monotonic() - began)
+    return Ended(
+        code=code,
+        seconds=time.monotonic() - began,
+        out_of_memory=_killed_for_memory() > killed,
+    )
+
+
+def _killed_for_memory() -> int:
+    """Count the processes that the kernel killed for memory so far; 0 where it does not tell."""
+    try:
+        lines = (_PROC / "vmstat").read_text("utf-8").splitlines()
+    except OSError:
+        return 0
+    counts = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
+    return int(counts[0]) if counts else 0
 
 
 def end_marked(token: str) -> int:

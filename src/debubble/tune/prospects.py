@@ -9,6 +9,7 @@ from debubble.errors import UsageError
 from debubble.plan.allowed import Allowed
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
 from debubble.plan.change import Hold
+from debubble.plan.microbatches import MOST_A_RANK
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
 from debubble.plan.prepared import stages_of
@@ -19,10 +20,6 @@ from debubble.tune.setting import Setting
 from debubble.tune.standing import Standing
 from debubble.tune.trial import Kind
 from debubble.units import NS_PER_S
-
-# Beyond eight microbatches a rank the bubble of theory is under 11 %; the plan's own bound, which
-# must not move along with what was tried.
-_MOST_A_RANK = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +114,9 @@ def _fit(setting: Setting, reading: Reading, other: Reading | None, scope: Scope
 
 
 def _most_microbatches(now: Setting, baseline: Baseline) -> int:
+    """Return the plan's own bound, by the first setting: it must not move with what was tried."""
     count = now.microbatches or baseline.source.microbatches
-    return max(_MOST_A_RANK * len(baseline.ranks), 2 * count)
+    return max(MOST_A_RANK * len(baseline.ranks), 2 * count)
 
 
 def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterator[Prospect]:

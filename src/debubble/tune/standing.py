@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -18,6 +18,8 @@ from debubble.tune.trial import Kind
 
 # Two sizes of a batch that differ by less are one size, rounded.
 _SAME_BATCH = 0.1
+# One step may be any step.
+_FEWEST_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +99,34 @@ class Standing:
         """What the command was told and did not do."""
         return frozenset(knob for run in self.runs for knob in run.outcome.ignored)
 
+    def overlap_is_idle(self, threshold: float) -> bool:
+        """Tell whether settings that differ in overlap alone do the same work, within a share.
+
+        Then it gains nothing, or the command ignores it: traces do not tell which.
+        """
+        settings = {run.setting for run in self.measured}
+        pairs = [(one, replace(one, overlap=False)) for one in settings if one.overlap]
+        known = [
+            (self.rate_of(one), self.rate_of(other)) for one, other in pairs if other in settings
+        ]
+        return bool(known) and all(abs(one / other - 1) < threshold for one, other in known)
+
     def _rate(self, run: Run) -> float:
         one = run.outcome.measurement
         if one is None:
             return 0.0
-        rates = one.rates_per_s(
-            "batch_latencies_s" if len(one.step_times_s) < 2 else "step_times_s"
-        )
+        rates = one.rates_per_s(self._lengths(one))
         return median(rates) * (self._size(run) or 1.0) if rates else 0.0
+
+    def _lengths(self, one: Measurement) -> str:
+        """Choose what rates are made of: steps without the profiler where all runs timed some."""
+        if all(
+            len(run.outcome.measurement.unprofiled_step_times_s) >= _FEWEST_STEPS
+            for run in self.runs
+            if run.outcome.measurement is not None
+        ):
+            return "unprofiled_step_times_s"
+        return "step_times_s" if len(one.step_times_s) >= _FEWEST_STEPS else "batch_latencies_s"
 
     def _size(self, run: Run) -> float | None:
         """Return the size of a microbatch against the first run's, by what stages send."""
@@ -115,7 +137,10 @@ class Standing:
         return one.message_bytes / other.message_bytes
 
     def _drift(self, number: int) -> float:
-        """Return the machine's pace at a run against the first, by the runs of one setting."""
+        """Return the machine's pace at a run against the first, by the runs of one setting.
+
+        Beyond the last of those it is taken to stay: whoever wants to know runs that one last.
+        """
         mine = self.of(self.now)
         if len(mine) < 2:
             return 1.0

@@ -27,9 +27,8 @@ _OUT_OF_MEMORY = re.compile(
     rb"out of memory|OutOfMemoryError|MemoryError|Cannot allocate memory|can't allocate memory",
     re.IGNORECASE,
 )
-# The kernel's own end of a process that took too much memory: signal 9, as a shell says it.
-_KILLED = 128 + 9
-_NOT_FOUND = 127
+# As a shell says it: ended by a signal, of which 9 is the kernel's own, and an administrator's.
+_SIGNALLED, _KILL = 128, 9
 
 
 class Kind(StrEnum):
@@ -132,12 +131,18 @@ def _failed(ended: Ended, log: Path) -> Outcome:
     words = _last_lines(tail)
     if _OUT_OF_MEMORY.search(tail):
         return _outcome(Kind.OUT_OF_MEMORY, ended, words)
-    if ended.code == _KILLED:
-        return _outcome(Kind.OUT_OF_MEMORY, ended, "killed from outside, as for memory (signal 9)")
-    how = f"exit code {ended.code}"
-    if ended.code is not None and ended.code > 128:
-        how = f"signal {ended.code - 128}"
-    return _outcome(Kind.CRASHED, ended, f"{how}: {words}" if words else how)
+    how = _how(ended.code or 0)
+    said = f"{how}: {words}" if words else how
+    if ended.out_of_memory:
+        return _outcome(Kind.OUT_OF_MEMORY, ended, f"the kernel ended a process for memory; {said}")
+    return _outcome(Kind.CRASHED, ended, said)
+
+
+def _how(code: int) -> str:
+    """Say how a command ended."""
+    if code == _SIGNALLED + _KILL:
+        return f"killed (signal {_KILL}); out of memory is one cause"
+    return f"signal {code - _SIGNALLED}" if code > _SIGNALLED else f"exit code {code}"
 
 
 def _nothing(ended: Ended, settings: Settings) -> Outcome:
