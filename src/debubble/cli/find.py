@@ -12,14 +12,18 @@ from rich.text import Text
 from debubble.cli.options import (
     drawing_width,
     exit_strictly,
+    html_option,
     limits_from,
     output_options,
+    place_for,
     print_answer,
     progress,
     trace_options,
+    write_html,
 )
 from debubble.errors import NoPipeline, UsageError
 from debubble.ledger.hop_health import account_for
+from debubble.ledger.ledger import Ledger
 from debubble.ledger.waits import Wait, list_waits
 from debubble.report.chrome import write_chrome
 from debubble.report.find import (
@@ -28,6 +32,8 @@ from debubble.report.find import (
     no_pipeline_json,
     no_pipeline_page,
 )
+from debubble.report.html.find import find_report, no_pipeline_report
+from debubble.report.html.views import Shown
 from debubble.report.lanes import draw_lanes
 from debubble.schedules import SCHEDULES, Statement, state_schedule
 from debubble.timeline.build import build_run
@@ -55,7 +61,8 @@ EXIT_FAILED = 1
 )
 @click.option("--timeline", "draws", is_flag=True, help="Draw a step, a lane a rank.")
 @click.option("--perfetto", metavar="OUT", help="Write all ranks as one trace for Perfetto.")
-@click.option("--force", is_flag=True, help="Let --perfetto replace a file.")
+@html_option
+@click.option("--force", is_flag=True, help="Let --perfetto and --html replace a file.")
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -68,6 +75,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     fail_over: str | None,
     draws: bool,
     perfetto: str | None,
+    html: str | None,
     force: bool,
     capture: str | None,
     rank: int | None,
@@ -83,6 +91,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     allowed = None if fail_over is None else parse_share(fail_over)
     if draws and as_json:
         raise UsageError("--timeline draws for people, --json is for programs", hint="leave one")
+    picture = place_for(html, force=force)
     statement = _statement(schedule, chunks)
     found = find_run(traces, capture=capture, limits=limits)
     with progress("reading", quiet=quiet) as show:
@@ -95,6 +104,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
         if not run.ranks:
             raise
         page = no_pipeline_page(run, why, "" if quiet else f"debubble inspect {words}")
+        if picture is not None:
+            write_html(no_pipeline_report(page, words), picture, quiet=quiet)
         print_answer(page, no_pipeline_json(run, why), as_json=as_json, color=color)
         exit_strictly(tuple(page.gaps), strict=strict)
         return
@@ -112,6 +123,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
         page.drawing = _draw(timeline, worst, step, waits)
     if perfetto is not None:
         _write_perfetto(timeline, Path(perfetto), waits, force=force, quiet=quiet)
+    if picture is not None:
+        shown = _show(run, timeline, figures, ledger)
+        write_html(find_report(shown, page, words), picture, quiet=quiet)
     print_answer(
         page, find_json(run, timeline, figures, ledger, gaps, job=job), as_json=as_json, color=color
     )
@@ -131,6 +145,26 @@ def _measure(
     if said is None or said not in SCHEDULES or figures.kind == "stream":
         return figures
     return measure_pipeline(timeline, pipeline, step, state_schedule(said))
+
+
+def _show(
+    run: Run, timeline: Timeline, figures: Sequence[PipelineFigures], ledger: Ledger | None
+) -> list[Shown]:
+    """Account for every pipeline, the worst first: its ledger is there already."""
+    worst = worst_of(figures)
+    others = [one for one in figures if one is not worst]
+    return [
+        Shown(timeline=timeline, figures=worst, ledger=ledger, traces=run.ranks),
+        *(
+            Shown(
+                timeline=timeline,
+                figures=one,
+                ledger=account_for(timeline, one),
+                traces=run.ranks,
+            )
+            for one in others
+        ),
+    ]
 
 
 def _statement(schedule: str | None, chunks: int | None) -> Statement | None:

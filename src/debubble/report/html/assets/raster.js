@@ -1,0 +1,173 @@
+// Spans in → pixels out: one image for all lanes, filled row by row, whatever the number of spans.
+const NONE = 255;
+const KINDS = DATA.palette.kinds.map((one) => ({
+  plain: pack(one.fill, 0),
+  odd: pack(one.fill, 0.14),
+  dark: pack(one.fill, 0.5),
+  stripe: one.stripe,
+}));
+const CAUSES = DATA.palette.causes.map((one) => ({
+  fill: pack(one.fill, 0),
+  ink: pack(one.ink, 0),
+  hatch: one.hatch,
+}));
+
+// A colour as the pixels of an image hold it, some way towards black.
+function pack(colour, way) {
+  const part = (from) => Math.round(parseInt(colour.slice(from, from + 2), 16) * (1 - way));
+  return ((255 << 24) | (part(5) << 16) | (part(3) << 8) | part(1)) >>> 0;
+}
+
+class Raster {
+  constructor(context) {
+    this.context = context;
+  }
+
+  resize(width, height, ratio) {
+    this.ratio = ratio;
+    if (this.image && this.image.width === width && this.image.height === height) return;
+    this.image = this.context.createImageData(width, height);
+    this.pixels = new Uint32Array(this.image.data.buffer);
+    this.width = width;
+    this.kind = new Uint8Array(width);
+    this.shade = new Uint8Array(width);
+    this.cause = new Uint8Array(width);
+    this.plain = new Uint32Array(width);
+    this.striped = new Uint32Array(width);
+    this.hatched = new Uint32Array(width);
+  }
+
+  clear(colour) {
+    this.ground = pack(colour, 0);
+    this.pixels.fill(this.ground);
+  }
+
+  put(x, y) {
+    this.context.putImageData(this.image, x, y);
+  }
+
+  // Every pass and every wait where it is: passes tall, waits a band in the middle of the lane.
+  exact(top, height, from, scale, passes, waits, lane) {
+    const { kind, shade, cause, width } = this;
+    kind.fill(NONE);
+    shade.fill(0);
+    cause.fill(NONE);
+    const until = from + width / scale;
+    const wide = 4 * this.ratio;
+    for (let i = firstAfter(passes, lane, from), stop = passes.first[lane + 1]; i < stop; i++) {
+      if (passes.start[i] > until) break;
+      const x = Math.max(0, Math.floor((passes.start[i] - from) * scale));
+      const end = Math.min(width, Math.max(x + 1, Math.floor((passes.end[i] - from) * scale)));
+      kind.fill(passes.kind[i], x, end);
+      shade.fill(passes.microbatch[i] & 1, x, end);
+      if (end - x >= wide) shade[end - 1] = 2;
+    }
+    if (waits) {
+      for (let i = firstAfter(waits, lane, from), stop = waits.first[lane + 1]; i < stop; i++) {
+        if (waits.start[i] > until) break;
+        const x = Math.max(0, Math.floor((waits.start[i] - from) * scale));
+        const end = Math.min(width, Math.floor((waits.end[i] - from) * scale));
+        if (end > x) cause.fill(waits.cause[i], x, end);
+        else if (kind[x] === NONE) cause[x] = waits.cause[i];
+      }
+    }
+    this.paintPasses(top, height);
+    if (waits) this.paintWaits(top, height);
+  }
+
+  paintPasses(top, height) {
+    const { kind, shade, plain, striped, width, pixels, ground } = this;
+    const stripe = Math.max(1, Math.min(Math.round(3 * this.ratio), height >> 2));
+    for (let x = 0; x < width; x++) {
+      if (kind[x] === NONE) plain[x] = ground;
+      else {
+        const look = KINDS[kind[x]];
+        plain[x] = shade[x] === 2 ? look.dark : shade[x] ? look.odd : look.plain;
+      }
+    }
+    const rows = (begin, end, row) => {
+      for (let y = begin; y < end; y++) pixels.set(row, (top + y) * width);
+    };
+    const mark = (where) => {
+      for (let x = 0; x < width; x++) {
+        const look = kind[x] === NONE ? null : KINDS[kind[x]];
+        const here = look && (look.stripe === where || look.stripe === "both");
+        striped[x] = here ? look.dark : plain[x];
+      }
+      return striped;
+    };
+    rows(0, stripe, mark("top"));
+    rows(stripe, height - stripe, plain);
+    rows(height - stripe, height, mark("bottom"));
+  }
+
+  paintWaits(top, height) {
+    const { cause, plain, hatched, width, pixels, ratio } = this;
+    const inset = Math.round(height * 0.25);
+    for (let step = 0; step < 8; step++) {
+      let painted = false;
+      for (let y = inset; y < height - inset; y++) {
+        if (((y / ratio) & 7) !== step) continue;
+        if (!painted) {
+          for (let x = 0; x < width; x++) {
+            if (cause[x] === NONE) hatched[x] = plain[x];
+            else {
+              const look = CAUSES[cause[x]];
+              const inked = (look.hatch[step] >> ((x / ratio) & 7)) & 1;
+              hatched[x] = inked ? look.ink : look.fill;
+            }
+          }
+          painted = true;
+        }
+        pixels.set(hatched, (top + y) * width);
+      }
+    }
+  }
+
+  // Where spans are thinner than pixels: what share of each bin was work, and of which causes waits.
+  shares(top, height, from, scale, passes, waits, lane) {
+    const { width, pixels, ratio } = this;
+    const size = Math.max(2, Math.round(4 * ratio));
+    const bins = Math.ceil(width / size);
+    const levels = CAUSES.length;
+    const share = new Float32Array(bins * levels);
+    const perBin = scale / size;
+    const until = from + width / scale;
+    const add = (begin, end, level) => {
+      const low = Math.max(0, (begin - from) * perBin);
+      const high = Math.min(bins, (end - from) * perBin);
+      for (let bin = Math.floor(low); bin < high; bin++) {
+        share[bin * levels + level] += Math.min(high, bin + 1) - Math.max(low, bin);
+      }
+    };
+    for (let i = firstAfter(passes, lane, from), stop = passes.first[lane + 1]; i < stop; i++) {
+      if (passes.start[i] > until) break;
+      add(passes.start[i], passes.end[i], 0);
+    }
+    if (waits) {
+      for (let i = firstAfter(waits, lane, from), stop = waits.first[lane + 1]; i < stop; i++) {
+        if (waits.start[i] > until) break;
+        add(waits.start[i], waits.end[i], waits.cause[i]);
+      }
+    }
+    for (let bin = 0; bin < bins; bin++) {
+      let below = 0;
+      const left = bin * size;
+      const right = Math.min(width, left + size);
+      for (let level = 0; level < levels && below < 1; level++) {
+        const amount = share[bin * levels + level];
+        if (amount <= 0) continue;
+        const look = CAUSES[level];
+        const bottom = height - Math.round(below * height);
+        below = Math.min(1, below + amount);
+        for (let y = height - Math.round(below * height); y < bottom; y++) {
+          const bits = look.hatch[(y / ratio) & 7];
+          const at = (top + y) * width;
+          for (let x = left; x < right; x++) {
+            pixels[at + x] = (bits >> ((x / ratio) & 7)) & 1 ? look.ink : look.fill;
+          }
+        }
+      }
+    }
+  }
+}
