@@ -122,7 +122,9 @@ class Page:
         """Move, press, release or turn the wheel of the mouse."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
-    def drag(self, begin: tuple[float, float], end: tuple[float, float], modifiers: int = 0) -> None:
+    def drag(
+        self, begin: tuple[float, float], end: tuple[float, float], modifiers: int = 0
+    ) -> None:
         """Press, move and release."""
         held = {"button": "left", "buttons": 1, "modifiers": modifiers}
         self.mouse("mousePressed", *begin, clickCount=1, **held)

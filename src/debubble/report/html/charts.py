@@ -33,7 +33,7 @@ def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start")
 
 def ledger_bars(ledger: Ledger) -> str:
     """Draw where each rank's time went: one bar a rank, work first, the largest waits named."""
-    left, right = 84, 400
+    left, right = 84, 470
     room = _WIDTH - left - right
     length = ledger.total_ns / len(ledger.ranks)
     parts = []
@@ -45,7 +45,7 @@ def ledger_bars(ledger: Ledger) -> str:
             if spent:
                 width = spent / length * room
                 words = f"rank {rank.rank}, {say_cause(cause)}: {show_share(spent / length)}"
-                parts.append(hatched(cause, x, y, width, _BAR, words))
+                parts.append(hatched(cause, (x, y, width, _BAR), words))
                 x += width
         parts.append(_text(_WIDTH - right + 14, y + 15, _largest(causes, length)))
     return _svg(len(ledger.ranks) * _ROW + 6, parts, "Where the time of each rank went")

@@ -24,4 +24,5 @@ def tick_for(length_ns: int) -> int:
 
 def ticks(moments_ns: AnyArray, begin_ns: int, length_ns: int) -> AnyArray:
     """Count moments in ticks from a begin on, none of them outside."""
-    return np.clip(moments_ns - begin_ns, 0, length_ns) // tick_for(length_ns)
+    counted: AnyArray = np.clip(moments_ns - begin_ns, 0, length_ns) // tick_for(length_ns)
+    return counted

@@ -66,9 +66,8 @@ def _add_steps(report: Report, sides: Sequence[Sequence[Shown]]) -> None:
         board_section(
             number,
             "Before and after",
-            "A step of each on one axis; the dashed line is where it ends. Steps can be chosen: the "
-            "first list is of before, the second of after.",
-            slots=2,
+            "A step of each on one axis; the dashed line is where it ends.",
+            names=("before:", "after:"),
             memory=False,
         )
     )

@@ -57,10 +57,15 @@ def add_timeline(report: Report, shown: Sequence[Shown]) -> None:
         return
     numbers = report.add_views(views)
     words = (
-        "A lane a rank. Tall: passes, with letter and microbatch. Thin and hatched: waits, by cause. "
-        "Arrows: messages. Point at a wait to see who was waited for; 3B5 is stage 3's backward "
-        "pass of microbatch 5, 2→3 a message from rank 2 to rank 3."
+        "A lane a rank. Tall: passes, with letter and microbatch. Thin and hatched: waits, by "
+        "cause. Arrows: messages. Point at a wait to see who was waited for; 3B5 is stage 3's "
+        "backward pass of microbatch 5, 2→3 a message from rank 2 to rank 3."
     )
+    if not any(view["waits"]["names"] for view in views):
+        words = (
+            "A lane a rank: passes, with letter and microbatch; arrows are messages. Waits have no "
+            "causes here: batches overlap, or no step was captured whole."
+        )
     if dropped:
         words += f" {counted(dropped, 'more step')} left out, to keep the file small."
     replays = any(view["replays"] for view in views)
@@ -93,7 +98,7 @@ def _add_charts(report: Report, one: Shown, *, alone: bool) -> None:
     report.sections.append(
         chart_section(
             "Hops",
-            "Rate, wire and wait of a message, medians; darker is slower.",
+            "Rate, wire and wait of a message, medians; the fuller the colour, the slower.",
             _hops(one),
             pipeline,
         )

@@ -22,6 +22,8 @@ def links_report(rates: Mapping[Hop, float], slow: Sequence[Hop], page: Page, ru
             hop: Cell(slowness=slowness[hop], lines=(show_rate(rate),), slow=hop in slow)
             for hop, rate in rates.items()
         }
-        words = "Rows send, columns receive; darker is slower, a frame is slow."
+        words = (
+            "Rows send, columns receive; the fuller the colour, the slower; a slow hop is framed."
+        )
         report.sections.append(chart_section("Hops", words, matrix_markup(ranks, cells)))
     return report

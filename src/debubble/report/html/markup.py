@@ -32,7 +32,7 @@ def hatch_patterns() -> str:
     """Define every hatch once, for all charts of the page."""
     patterns = "".join(
         f'<pattern id="h-{cause}" width="8" height="8" patternUnits="userSpaceOnUse">'
-        f'<path fill="{look.ink}" d="{_bits(look.hatch)}"/></pattern>'
+        f'<path class="i-{cause}" d="{_bits(look.hatch)}"/></pattern>'
         for cause, look in CAUSE_LOOKS.items()
         if look.hatch
     )
@@ -65,8 +65,8 @@ def legend(kinds: bool = True) -> str:
 
 def _swatch(cause: str) -> str:
     return (
-        f'<svg class="swatch" width="24" height="14" aria-hidden="true">{hatched(cause, 0, 0, 24, 14)}'
-        "</svg>"
+        '<svg class="swatch" width="24" height="14" aria-hidden="true">'
+        f"{hatched(cause, (0, 0, 24, 14))}</svg>"
     )
 
 
@@ -83,8 +83,9 @@ def _pass_swatch(name: str, look: Look) -> str:
     )
 
 
-def hatched(cause: str, x: float, y: float, width: float, height: float, title: str = "") -> str:
-    """Draw a rectangle in the colour and the hatch of a cause."""
+def hatched(cause: str, place: tuple[float, float, float, float], title: str = "") -> str:
+    """Draw a rectangle (x, y, width, height) in the colour and the hatch of a cause."""
+    x, y, width, height = place
     box = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
     inside = f"<title>{safe(title)}</title>" if title else ""
     look = CAUSE_LOOKS.get(cause)  # type: ignore[call-overload]

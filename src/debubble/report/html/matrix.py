@@ -1,4 +1,4 @@
-"""Rates between ranks in → a table out: rows send, columns receive, darker is slower."""
+"""Rates between ranks in → a table out: rows send, columns receive."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,6 +23,11 @@ from debubble.report.text import Page
 
 # In this order: each uses what stands before it.
 _SCRIPTS = ("columns.js", "raster.js", "board.js", "pointer.js", "memory.js", "main.js")
+
+
+# A figure stays on the line of its unit.
+_UNIT = re.compile(r"(?<=[0-9]) (?=(%|[num]?s|[KMGT]i?B)\b|%)")
+NO_BREAK = "\u00a0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +97,13 @@ def report_markup(report: Report) -> str:
 <header><span class="who"><b>debubble {safe(report.verb)}</b> {safe(report.run)}</span>
 <button id="theme" type="button">light / dark</button></header>
 <main>
-<h1>{safe(page.answer)}</h1>
+<h1>{_UNIT.sub(NO_BREAK, safe(page.answer))}</h1>
 {_findings(page)}
 {_tiles(report.tiles)}
 {"".join(report.sections)}
 {_warnings(page)}
 {_figures(page)}
-<section class="notes"><p>debubble {safe(__version__)}; this file asks for nothing from outside.</p></section>
+<section class="notes"><p>debubble {safe(__version__)}; this file asks for nothing.</p></section>
 </main>
 <div id="tip" role="status" hidden></div>
 <script type="application/json" id="data">{_data(report)}</script>
@@ -160,7 +166,7 @@ def _warnings(page: Page) -> str:
     if not page.gaps:
         return ""
     rows = "".join(
-        f"<p><b>warning:</b> {safe(gap)}{f' <span>({safe(gap.hint)})</span>' if gap.hint else ''}</p>"
+        f"<p><b>warning:</b> {safe(gap)}{f' ({safe(gap.hint)})' if gap.hint else ''}</p>"
         for gap in page.gaps
     )
     return f'<section class="warnings"><h2>What is missing</h2>{rows}</section>'

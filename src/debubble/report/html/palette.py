@@ -53,7 +53,7 @@ TEXT_ON = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How one kind of pass or one cause is drawn, alike in light and dark."""
+    """How one kind of pass or one cause is drawn."""
 
     fill: str
     ink: str
@@ -61,6 +61,8 @@ class Look:
     words: str
     hatch: tuple[int, ...] = ()
     """Eight rows of eight bits; nothing for a plain ground."""
+    dark: tuple[str, str] | None = None
+    """Fill and ink in the dark, where those of the light would shout."""
     stripe: str = ""
     """Where a pass carries a stripe: top, bottom or both."""
 
@@ -89,13 +91,25 @@ CAUSE_LOOKS = {
         fill="#b08a4e", ink="#3d2a05", words="a collective inside a pass", hatch=_WEAVE
     ),
     Cause.WARM_UP: Look(
-        fill="#c9ced6", ink="#5c6672", words="the schedule: nothing had come yet", hatch=_RISING
+        fill="#c9ced6",
+        ink="#5c6672",
+        words="the schedule: nothing had come yet",
+        hatch=_RISING,
+        dark=("#3d4651", "#8b96a3"),
     ),
     Cause.TURNAROUND: Look(
-        fill="#dfe3e8", ink="#5c6672", words="the schedule: between passes", hatch=_DOTS
+        fill="#dfe3e8",
+        ink="#5c6672",
+        words="the schedule: between passes",
+        hatch=_DOTS,
+        dark=("#2b333c", "#8b96a3"),
     ),
     Cause.DRAIN: Look(
-        fill="#c9ced6", ink="#5c6672", words="the schedule: nothing more to do", hatch=_FALLING
+        fill="#c9ced6",
+        ink="#5c6672",
+        words="the schedule: nothing more to do",
+        hatch=_FALLING,
+        dark=("#3d4651", "#8b96a3"),
     ),
     Cause.IMBALANCE: Look(
         fill="#d55e00", ink="#521f00", words="a stage beyond its equal share", hatch=_CROSSED
@@ -123,11 +137,10 @@ def say_cause(cause: str) -> str:
 
 def style_variables() -> str:
     """Return the colours as CSS: as the system asks, unless the reader chose."""
-    light, dark = _variables(LIGHT), _variables(DARK)
+    light, dark = _variables(LIGHT, in_dark=False), _variables(DARK, in_dark=True)
     fills = "".join(
-        f".c-{name}{{fill:{look.fill}}}"
-        for looks in (CAUSE_LOOKS.items(), ((kind.name, one) for kind, one in KINDS.items()))
-        for name, look in looks
+        f".c-{name}{{fill:var(--fill-{name})}}.i-{name}{{fill:var(--ink-{name})}}"
+        for name in _looks()
     )
     return (
         f":root{{color-scheme:light;{light}}}"
@@ -137,29 +150,35 @@ def style_variables() -> str:
     )
 
 
-def _variables(colours: dict[str, str]) -> str:
-    return "".join(f"--{name}:{value};" for name, value in colours.items())
+def _looks() -> dict[str, Look]:
+    kinds = {kind.name: look for kind, look in KINDS.items()}
+    return kinds | {str(cause): look for cause, look in CAUSE_LOOKS.items()}
+
+
+def colours_of(look: Look, *, in_dark: bool) -> tuple[str, str]:
+    """Return fill and ink."""
+    return look.dark if in_dark and look.dark else (look.fill, look.ink)
+
+
+def _variables(colours: dict[str, str], *, in_dark: bool) -> str:
+    every = dict(colours)
+    for name, look in _looks().items():
+        every[f"fill-{name}"], every[f"ink-{name}"] = colours_of(look, in_dark=in_dark)
+    return "".join(f"--{name}:{value};" for name, value in every.items())
 
 
 def palette_json() -> dict[str, Any]:
-    """Return what the script paints with, in the order of the numbers in its columns."""
+    """Return kinds and causes in the order of their numbers; their colours are the style's."""
     return {
         "kinds": [
-            {
-                "letter": kind.name,
-                "words": look.words,
-                "fill": look.fill,
-                "ink": look.ink,
-                "stripe": look.stripe,
-            }
+            {"letter": kind.name, "words": look.words, "stripe": look.stripe}
             for kind, look in sorted(KINDS.items())
         ],
         "causes": [
             {
+                "key": cause,
                 "name": say_cause(cause),
                 "words": CAUSE_LOOKS[cause].words,
-                "fill": CAUSE_LOOKS[cause].fill,
-                "ink": CAUSE_LOOKS[cause].ink,
                 "hatch": list(CAUSE_LOOKS[cause].hatch) or [0] * 8,
             }
             for cause in CAUSES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from debubble.report.html.markup import legend, safe
 
 _ACTS = (
@@ -22,17 +24,20 @@ def chart_section(title: str, words: str, body: str, pipeline: int | None = None
     return f"<section{of}><h2>{safe(title)}</h2><p>{safe(words)}</p>{body}</section>"
 
 
-def board_section(number: int, title: str, words: str, *, slots: int = 1, memory: bool) -> str:
-    """Write a board with its choices, its legend and, on the same axis, memory."""
+def board_section(
+    number: int, title: str, words: str, *, names: Sequence[str] = ("",), memory: bool
+) -> str:
+    """Write a board with a choice for each of its names, its legend and, on its axis, memory."""
     choices = "".join(
-        '<span class="choice"><label>pipeline <select></select></label>'
-        "<label>step <select></select></label></span>"
-        for _ in range(slots)
+        f'<span class="choice"><label>{safe(name)} pipeline <select></select></label>'
+        f"<label>{safe(name)} step <select></select></label></span>"
+        for name in names
     )
     under = (
         '<div class="frame"><h3>memory <span>allocated on each rank; the allocator moves when the '
         "host issues work, which may be ahead of the device</span></h3>"
-        '<canvas class="memory" role="img" aria-label="Allocated memory of each rank"></canvas></div>'
+        '<canvas class="memory" role="img" aria-label="Allocated memory of each rank"></canvas>'
+        "</div>"
         if memory
         else ""
     )
@@ -57,7 +62,8 @@ def replay_section() -> str:
 
 def _acts() -> str:
     buttons = "".join(
-        f'<button type="button" data-act="{act}" title="{words}" aria-label="{words}">{sign}</button>'
+        f'<button type="button" data-act="{act}" title="{words}" aria-label="{words}">'
+        f"{sign}</button>"
         for act, sign, words in _ACTS
     )
     return f'<span class="acts">{buttons}</span>'

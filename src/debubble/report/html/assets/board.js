@@ -115,7 +115,7 @@ class Board {
     const lanes = slots.reduce((sum, slot) => sum + slot.view.lanes.length, 0);
     const room = slots.length > 1 ? 420 : 520;
     this.lane = Math.max(12, Math.min(slots.length > 1 ? 26 : 46, Math.floor(room / lanes)));
-    this.titled = slots.length > 1 ? 24 : 6;
+    this.titled = slots.length > 1 ? 28 : 6;
     this.range.reset(Math.max(...slots.map((slot) => slot.length)));
   }
 
@@ -151,7 +151,7 @@ class Board {
     if (!this.raster) this.raster = new Raster(context);
     const raster = this.raster;
     raster.resize(Math.round(plot * ratio), Math.round((height - AXIS) * ratio), ratio);
-    raster.clear(colour("ground"));
+    raster.clear();
     this.tops = [];
     let y = 0;
     for (const slot of this.slots) {
@@ -252,7 +252,7 @@ class Board {
         let text = `${passes.microbatch[i]}`;
         if (room > 26) text = `${look.letter}${text}`;
         if (room > 46 && chunked) text = `${passes.stage[i]}${text}`;
-        context.fillStyle = look.ink;
+        context.fillStyle = colour(`ink-${look.letter}`);
         context.fillText(text, (begin + end) / 2, y + this.lane / 2 + 0.5);
         left--;
       }

@@ -34,6 +34,7 @@ function drawLegend(place, views) {
   }
 }
 
+// Nothing to choose is nothing to show.
 function fillSelect(select, values, words) {
   select.replaceChildren(
     ...values.map((value) => {
@@ -60,6 +61,7 @@ function choose(place, numbers, show) {
   pipelines.addEventListener("change", listSteps);
   steps.addEventListener("change", () => show(Number(steps.value)));
   listSteps();
+  place.hidden = [...place.querySelectorAll("label")].every((label) => label.hidden);
 }
 
 function addButtons(place, board) {
@@ -130,6 +132,7 @@ function redrawAll() {
 }
 
 for (const section of document.querySelectorAll("section[data-board]")) build(section);
+requestAnimationFrame(() => performance.mark("drawn"));
 window.addEventListener("resize", redrawAll);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 document.getElementById("theme").addEventListener("click", () => {

@@ -1,16 +1,20 @@
 // Spans in → pixels out: one image for all lanes, filled row by row, whatever the number of spans.
 const NONE = 255;
-const KINDS = DATA.palette.kinds.map((one) => ({
-  plain: pack(one.fill, 0),
-  odd: pack(one.fill, 0.14),
-  dark: pack(one.fill, 0.5),
-  stripe: one.stripe,
-}));
-const CAUSES = DATA.palette.causes.map((one) => ({
-  fill: pack(one.fill, 0),
-  ink: pack(one.ink, 0),
-  hatch: one.hatch,
-}));
+
+// What kinds and causes look like now, as pixels.
+function looks() {
+  return {
+    kinds: DATA.palette.kinds.map(({ letter, stripe }) => {
+      const fill = colour(`fill-${letter}`);
+      return { plain: pack(fill, 0), odd: pack(fill, 0.14), dark: pack(fill, 0.5), stripe };
+    }),
+    causes: DATA.palette.causes.map(({ key, hatch }) => ({
+      fill: pack(colour(`fill-${key}`), 0),
+      ink: pack(colour(`ink-${key}`), 0),
+      hatch,
+    })),
+  };
+}
 
 // A colour as the pixels of an image hold it, some way towards black.
 function pack(colour, way) {
@@ -37,8 +41,9 @@ class Raster {
     this.hatched = new Uint32Array(width);
   }
 
-  clear(colour) {
-    this.ground = pack(colour, 0);
+  clear() {
+    Object.assign(this, looks());
+    this.ground = pack(colour("ground"), 0);
     this.pixels.fill(this.ground);
   }
 
@@ -67,8 +72,9 @@ class Raster {
         if (waits.start[i] > until) break;
         const x = Math.max(0, Math.floor((waits.start[i] - from) * scale));
         const end = Math.min(width, Math.floor((waits.end[i] - from) * scale));
-        if (end > x) cause.fill(waits.cause[i], x, end);
-        else if (kind[x] === NONE) cause[x] = waits.cause[i];
+        if (kind[x] === NONE) cause.fill(waits.cause[i], x, Math.max(x + 1, end));
+        // A gap inside a pass is shown once it is wider than the pixels it would take.
+        else if ((waits.end[i] - waits.start[i]) * scale >= 2) cause.fill(waits.cause[i], x, end);
       }
     }
     this.paintPasses(top, height);
@@ -76,12 +82,12 @@ class Raster {
   }
 
   paintPasses(top, height) {
-    const { kind, shade, plain, striped, width, pixels, ground } = this;
+    const { kind, shade, plain, striped, width, pixels, ground, kinds } = this;
     const stripe = Math.max(1, Math.min(Math.round(3 * this.ratio), height >> 2));
     for (let x = 0; x < width; x++) {
       if (kind[x] === NONE) plain[x] = ground;
       else {
-        const look = KINDS[kind[x]];
+        const look = kinds[kind[x]];
         plain[x] = shade[x] === 2 ? look.dark : shade[x] ? look.odd : look.plain;
       }
     }
@@ -90,7 +96,7 @@ class Raster {
     };
     const mark = (where) => {
       for (let x = 0; x < width; x++) {
-        const look = kind[x] === NONE ? null : KINDS[kind[x]];
+        const look = kind[x] === NONE ? null : kinds[kind[x]];
         const here = look && (look.stripe === where || look.stripe === "both");
         striped[x] = here ? look.dark : plain[x];
       }
@@ -102,7 +108,7 @@ class Raster {
   }
 
   paintWaits(top, height) {
-    const { cause, plain, hatched, width, pixels, ratio } = this;
+    const { cause, plain, hatched, width, pixels, ratio, causes } = this;
     const inset = Math.round(height * 0.25);
     for (let step = 0; step < 8; step++) {
       let painted = false;
@@ -112,7 +118,7 @@ class Raster {
           for (let x = 0; x < width; x++) {
             if (cause[x] === NONE) hatched[x] = plain[x];
             else {
-              const look = CAUSES[cause[x]];
+              const look = causes[cause[x]];
               const inked = (look.hatch[step] >> ((x / ratio) & 7)) & 1;
               hatched[x] = inked ? look.ink : look.fill;
             }
@@ -126,10 +132,10 @@ class Raster {
 
   // Where spans are thinner than pixels: what share of each bin was work, and of which causes waits.
   shares(top, height, from, scale, passes, waits, lane) {
-    const { width, pixels, ratio } = this;
+    const { width, pixels, ratio, causes } = this;
     const size = Math.max(2, Math.round(4 * ratio));
     const bins = Math.ceil(width / size);
-    const levels = CAUSES.length;
+    const levels = causes.length;
     const share = new Float32Array(bins * levels);
     const perBin = scale / size;
     const until = from + width / scale;
@@ -157,7 +163,7 @@ class Raster {
       for (let level = 0; level < levels && below < 1; level++) {
         const amount = share[bin * levels + level];
         if (amount <= 0) continue;
-        const look = CAUSES[level];
+        const look = causes[level];
         const bottom = height - Math.round(below * height);
         below = Math.min(1, below + amount);
         for (let y = height - Math.round(below * height); y < bottom; y++) {

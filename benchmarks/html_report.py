@@ -1,0 +1,136 @@
+"""How the HTML report feels in a real browser: first paint, frames while panning and zooming.
+
+Bars: 16 ranks x 64 microbatches x 3 passes, and 64 lanes x 1,000 passes: p95 of a frame at most
+50 ms, first paint at most 1 s; the first one's file below 6 MB. Chromium without a window or a GPU.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from browser import CHROMIUM, Page, open_browser
+
+from debubble.ledger.ledger import build_ledger
+from debubble.report.html.find import find_report
+from debubble.report.html.page import report_markup
+from debubble.report.html.views import Shown
+from debubble.report.text import Page as Answer
+from debubble.schedules import order_of
+from debubble.simulate.as_timeline import as_timeline
+from debubble.simulate.communication import Communication
+from debubble.simulate.engine import Engine
+from debubble.simulate.given_lengths import GivenCosts, give_lengths
+from debubble.simulate.planned import plan_program
+from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.model import PassKind
+
+BAR_FRAME_MS, BAR_PAINT_MS, BAR_MB = 50.0, 1000.0, 6.0
+CASES = {"16 x 64 x 3": (16, 64), "64 x 1,000": (64, 334)}
+
+# Real events, one a frame, and the time from frame to frame as the browser tells it.
+FRAMES = """
+new Promise(done => {
+  const canvas = document.querySelector('canvas.lanes');
+  canvas.scrollIntoView();
+  const box = canvas.getBoundingClientRect();
+  const middle = {clientX: box.left + box.width * 0.4, clientY: box.top + 40, bubbles: true};
+  const zoom = step => canvas.dispatchEvent(new WheelEvent('wheel',
+    {...middle, ctrlKey: true, cancelable: true, deltaY: step % 60 < 30 ? -25 : 25}));
+  const pan = step => canvas.dispatchEvent(new PointerEvent(
+    step === 0 ? 'pointerdown' : 'pointermove',
+    {...middle, clientX: middle.clientX - 2 * step, button: 0, buttons: 1, pointerId: 1}));
+  const act = ACT;
+  const times = [];
+  let step = 0, last = null;
+  const next = now => {
+    if (last !== null) times.push(now - last);
+    last = now;
+    if (step === 120) {
+      canvas.dispatchEvent(new PointerEvent('pointerup', {...middle, pointerId: 1}));
+      done(times);
+      return;
+    }
+    act(step++);
+    requestAnimationFrame(next);
+  };
+  requestAnimationFrame(next);
+})
+"""
+
+
+def write_case(ranks: int, microbatches: int, path: Path) -> float:
+    """Write the report of an uneven, jittery run; return the seconds it took."""
+    order = order_of("zb-h1", ranks, microbatches)
+    program = plan_program(order, Communication.LATENCY)
+    draw = np.random.default_rng(0)
+    stages = draw.normal(1.0, 0.08, ranks)
+    costs = {
+        kind: np.rint(1e6 * units * stages).astype(int)
+        for kind, units in ((PassKind.F, 4), (PassKind.I, 4), (PassKind.W, 3), (PassKind.B, 8))
+    }
+    lengths = give_lengths(program, GivenCosts(passes=costs, one_way=300_000))
+    jitter = draw.lognormal(0.0, 0.05, len(lengths.passes))
+    lengths = replace(lengths, passes=np.rint(lengths.passes * jitter).astype(np.int64))
+    timeline = as_timeline(program, Engine(program).run(lengths))
+    figures = measure_pipeline(timeline, 0)
+    began = time.perf_counter()
+    ledger = build_ledger(timeline, 0, timeline.steps)
+    print(f"  ledger {time.perf_counter() - began:.1f} s")
+    began = time.perf_counter()
+    shown = Shown(timeline=timeline, figures=figures, ledger=ledger)
+    path.write_text(report_markup(find_report([shown], Answer(answer="A benchmark."), "made up")))
+    return time.perf_counter() - began
+
+
+def measure(page: Page, path: Path) -> None:
+    page.open(path)
+    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    drawn = page.evaluate("performance.getEntriesByName('drawn')[0].startTime")
+    size = path.stat().st_size / 1e6
+    print(f"  file {size:.2f} MB (bar {BAR_MB:.0f}), first paint {paint:.0f} ms, timeline drawn")
+    print(f"  at {drawn:.0f} ms (bar {BAR_PAINT_MS:.0f})")
+    acts = {
+        "zoom": "zoom",
+        "pan": "pan",
+        "pan, closer": "pan",
+    }
+    for name, act in acts.items():
+        page.evaluate("document.querySelector('canvas.lanes').dispatchEvent(new Event('dblclick'))")
+        # The whole step cannot be panned; closer in, single passes are drawn.
+        closer = {"zoom": 0, "pan": 3, "pan, closer": 9}[name]
+        page.evaluate(
+            f"for (let i = 0; i < {closer}; i++) document.querySelector('canvas.lanes')"
+            ".dispatchEvent(new KeyboardEvent('keydown', {key: 'w'}))"
+        )
+        page.settle()
+        frames = np.array(page.evaluate(FRAMES.replace("ACT", act)))
+        mode = page.evaluate("document.querySelector('canvas.lanes').dataset.mode")
+        p50, p95 = np.percentile(frames, [50, 95])
+        print(f"  {name:12} ({mode}) median {p50:.0f} ms, p95 {p95:.0f} ms (bar {BAR_FRAME_MS:.0f})")
+
+
+def main() -> None:
+    if CHROMIUM is None:
+        print("html: no chromium here, nothing measured")
+        return
+    print(f"html, Python {platform.python_version()}, frames of the browser")
+    with tempfile.TemporaryDirectory() as folder, open_browser(Path(folder) / "browser") as page:
+        for name, (ranks, microbatches) in CASES.items():
+            print(name)
+            path = Path(folder) / "report.html"
+            took = write_case(ranks, microbatches, path)
+            print(f"  written in {took:.2f} s")
+            measure(page, path)
+
+
+if __name__ == "__main__":
+    main()
