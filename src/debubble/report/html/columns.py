@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 AnyArray = NDArray[Any]
-_MOST = 2**32 - 1
+# Half of what 32 bits count: a replay may last longer than the step.
+_MOST = 2**31
 
 
 def pack(column: AnyArray, kind: str) -> str:
@@ -18,7 +19,7 @@ def pack(column: AnyArray, kind: str) -> str:
 
 
 def tick_for(length_ns: int) -> int:
-    """Return the shortest tick, in ns, that counts a stretch in 32 bits: 1 up to four seconds."""
+    """Return the shortest tick, in ns, that counts a stretch in 32 bits: 1 up to two seconds."""
     return max(1, -(-length_ns // _MOST))
 
 

@@ -116,13 +116,19 @@ def _places(rank: Any, ranks: Sequence[RankTimeline]) -> I64:
     return np.array([place[one] for one in np.asarray(rank).tolist()], dtype=np.int64)
 
 
+def _counts(lane: I64, ranks: Sequence[RankTimeline]) -> list[int]:
+    """Return how many rows each lane has; rows are sorted by lane."""
+    counts: list[int] = np.bincount(lane, minlength=len(ranks)).tolist()
+    return counts
+
+
 def _pass_columns(
     passes: Passes, ranks: Sequence[RankTimeline], begin: int, length: int
-) -> dict[str, str]:
+) -> dict[str, Any]:
     lane = _places(passes.rank, ranks)
     order = np.lexsort((passes.start_ns, lane))
     return {
-        "lane": pack(lane[order], "u2"),
+        "counts": _counts(lane, ranks),
         "start": pack(ticks(passes.start_ns[order], begin, length), "u4"),
         "end": pack(ticks(passes.end_ns[order], begin, length), "u4"),
         "kind": pack(passes.kind[order], "u1"),
@@ -143,7 +149,7 @@ def _wait_columns(
     whom = np.array([number[wait.waits_for] for wait in waits], dtype=np.int64)
     order = np.lexsort((start, lane))
     return {
-        "lane": pack(lane[order], "u2"),
+        "counts": _counts(lane, ranks),
         "start": pack(ticks(start[order], begin, length), "u4"),
         "end": pack(ticks(end[order], begin, length), "u4"),
         "cause": pack(cause[order], "u1"),
@@ -214,7 +220,7 @@ def _thinned(moments: I64, held: I64, begin: int, length: int) -> I64:
 
 
 def _replays(shown: Shown, step: int | None, length: int) -> list[dict[str, Any]]:
-    """Write the step replayed unchanged, and with nothing wrong: passes in the same order."""
+    """Write the step replayed unchanged, and with nothing wrong: the same passes, other times."""
     ledger = shown.ledger
     if ledger is None or not ledger.replays:
         return []
@@ -242,21 +248,13 @@ def _replayed(  # noqa: PLR0913, PLR0917 (what is replayed, and how it is called
     lengths: Lengths | None = None,
 ) -> dict[str, Any]:
     times = engine.run(remedies.step.lengths if lengths is None else lengths)
-    table = remedies.step.program.passes
     begin = int(times.pass_start.min())
     window = int(times.window_ns)
     tick = tick_for(length)
-    order = np.lexsort((times.pass_start, table.place))
     return {
         "name": name,
         "words": words,
         "length": window // tick,
-        "passes": {
-            "lane": pack(table.place[order], "u2"),
-            "start": pack((times.pass_start[order] - begin) // tick, "u4"),
-            "end": pack((times.pass_end[order] - begin) // tick, "u4"),
-            "kind": pack(table.kind[order], "u1"),
-            "microbatch": pack(table.microbatch[order], "i2"),
-            "stage": pack(table.stage[order], "i2"),
-        },
+        "start": pack((times.pass_start - begin) // tick, "u4"),
+        "end": pack((times.pass_end - begin) // tick, "u4"),
     }

@@ -2,8 +2,8 @@
 const LEFT = 88;
 const RIGHT = 34;
 const AXIS = 22;
-const MOST_LABELS = 1500;
-const MOST_LINKS = 1200;
+const MOST_LABELS = 700;
+const MOST_LINKS = 900;
 
 const colours = new Map();
 
@@ -70,13 +70,14 @@ function niceTicks(from, to, tick, count) {
 function fit(canvas, height) {
   const ratio = window.devicePixelRatio || 1;
   const width = Math.max(320, canvas.parentElement.clientWidth);
-  canvas.style.height = `${height}px`;
   const [across, down] = [Math.round(width * ratio), Math.round(height * ratio)];
   if (canvas.width !== across || canvas.height !== down) {
     canvas.width = across;
     canvas.height = down;
+    canvas.style.height = `${height}px`;
   }
-  const context = canvas.getContext("2d");
+  // Pixels are written on every frame: kept where the processor is, they need no way to a GPU.
+  const context = canvas.getContext("2d", { alpha: false, willReadFrequently: true });
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   return { context, width, height, ratio };
 }
@@ -233,29 +234,33 @@ class Board {
     return LEFT + this.share(moment) * plot;
   }
 
+  // Names of passes: of the widest alone, where all would be too many.
   drawLabels(context, { plot, width }) {
-    if (this.lane < 12) return;
     context.textAlign = "center";
     context.textBaseline = "middle";
     context.font = `${this.lane >= 20 ? 11 : 9}px system-ui, sans-serif`;
-    let left = MOST_LABELS;
+    const found = [];
     for (const { slot, lane, y } of this.tops) {
       const { passes } = slot;
       const chunked = slot.view.lanes[lane].stages.includes(",");
       for (let i = firstAfter(passes, lane, this.range.from); i < passes.first[lane + 1]; i++) {
-        if (passes.start[i] > this.range.to || left <= 0) break;
+        if (passes.start[i] > this.range.to) break;
         const begin = Math.max(LEFT, this.x(passes.start[i], plot));
         const end = Math.min(width - RIGHT, this.x(passes.end[i], plot));
-        const room = end - begin;
-        if (room < 14) continue;
-        const look = DATA.palette.kinds[passes.kind[i]];
-        let text = `${passes.microbatch[i]}`;
-        if (room > 26) text = `${look.letter}${text}`;
-        if (room > 46 && chunked) text = `${passes.stage[i]}${text}`;
-        context.fillStyle = colour(`ink-${look.letter}`);
-        context.fillText(text, (begin + end) / 2, y + this.lane / 2 + 0.5);
-        left--;
+        if (end - begin >= 14) found.push({ passes, i, chunked, begin, end, y });
       }
+    }
+    let least = 14;
+    while (found.filter((one) => one.end - one.begin >= least).length > MOST_LABELS) least *= 1.3;
+    for (const { passes, i, chunked, begin, end, y } of found) {
+      const room = end - begin;
+      if (room < least) continue;
+      const { letter } = DATA.palette.kinds[passes.kind[i]];
+      let text = `${passes.microbatch[i]}`;
+      if (room > 26) text = `${letter}${text}`;
+      if (room > 46 && chunked) text = `${passes.stage[i]}${text}`;
+      context.fillStyle = colour(`ink-${letter}`);
+      context.fillText(text, (begin + end) / 2, y + this.lane / 2 + 0.5);
     }
   }
 

@@ -10,23 +10,23 @@ function unpack(text, Kind) {
 }
 
 // Spans sorted by lane and start; `first` says where each lane begins, `reach` the latest end so far.
-function openSpans(columns, lanes) {
-  const lane = unpack(columns.lane, Uint16Array);
+function openSpans(counts, columns) {
   const start = unpack(columns.start, Uint32Array);
   const end = unpack(columns.end, Uint32Array);
-  const first = new Int32Array(lanes + 1);
-  for (let i = 0; i < lane.length; i++) first[lane[i] + 1]++;
-  for (let i = 0; i < lanes; i++) first[i + 1] += first[i];
+  const first = new Int32Array(counts.length + 1);
   const reach = new Uint32Array(end);
-  for (let i = 1; i < reach.length; i++) {
-    if (lane[i] === lane[i - 1] && reach[i] < reach[i - 1]) reach[i] = reach[i - 1];
-  }
+  counts.forEach((count, lane) => {
+    first[lane + 1] = first[lane] + count;
+    for (let i = first[lane] + 1; i < first[lane + 1]; i++) {
+      if (reach[i] < reach[i - 1]) reach[i] = reach[i - 1];
+    }
+  });
   return { first, start, end, reach };
 }
 
-function openPasses(columns, lanes) {
+function openPasses(columns) {
   return {
-    ...openSpans(columns, lanes),
+    ...openSpans(columns.counts, columns),
     kind: unpack(columns.kind, Uint8Array),
     microbatch: unpack(columns.microbatch, Int16Array),
     stage: unpack(columns.stage, Int16Array),
@@ -36,17 +36,17 @@ function openPasses(columns, lanes) {
 function openView(number) {
   if (opened.has(number)) return opened.get(number);
   const view = DATA.views[number];
-  const lanes = view.lanes.length;
   const { waits, messages } = view;
+  const passes = openPasses(view.passes);
   const found = {
     pipeline: view.pipeline,
     step: view.step,
     tick: view.tick_ns,
     length: view.length,
     lanes: view.lanes,
-    passes: openPasses(view.passes, lanes),
+    passes,
     waits: {
-      ...openSpans(waits, lanes),
+      ...openSpans(waits.counts, waits),
       cause: unpack(waits.cause, Uint8Array),
       whom: unpack(waits.whom, Uint16Array),
       names: waits.names,
@@ -64,7 +64,11 @@ function openView(number) {
       bytes: unpack(one.bytes, Float32Array),
       limit: one.limit,
     })),
-    replays: view.replays.map((one) => ({ ...one, passes: openPasses(one.passes, lanes) })),
+    // The same passes in the same order, at other times.
+    replays: view.replays.map((one) => ({
+      ...one,
+      passes: { ...passes, ...openSpans(view.passes.counts, one) },
+    })),
   };
   opened.set(number, found);
   return found;

@@ -86,7 +86,10 @@ function build(section) {
   board.after = (exact, links) => {
     if (!note) return;
     const closer = spec.slots.length > 1 || links ? "" : " Zoom in to see messages.";
-    note.textContent = exact ? closer.trim() : `Each column shows shares of its time: work below, waits above.${closer}`;
+    const shares = "Each column shows shares of its time: work below, waits above.";
+    const words = exact ? closer.trim() : `${shares}${closer}`;
+    // Text that is set is laid out again, even where it is the same.
+    if (note.textContent !== words) note.textContent = words;
   };
   const curve = section.querySelector("canvas.memory");
   if (curve) {
