@@ -272,12 +272,13 @@ class Board {
       const { messages } = slot;
       if (!messages) continue;
       const rows = [];
+      const most = Math.min(MOST_LINKS, (slot.view.lanes.length * plot) / 9);
       for (let i = 0; i < messages.start.length; i++) {
         if (messages.start[i] > this.range.to) break;
-        if (messages.end[i] >= this.range.from) rows.push(i);
+        if (messages.end[i] < this.range.from) continue;
+        rows.push(i);
+        if (rows.length > most) return 0;
       }
-      const density = rows.length / slot.view.lanes.length;
-      if (rows.length > MOST_LINKS || density > plot / 9) return 0;
       const tops = this.tops.filter((one) => one.slot === slot);
       const band = (this.lane - (this.lane > 20 ? 5 : 2)) / 2;
       context.save();

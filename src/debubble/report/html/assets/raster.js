@@ -39,6 +39,8 @@ class Raster {
     this.plain = new Uint32Array(width);
     this.striped = new Uint32Array(width);
     this.hatched = new Uint32Array(width);
+    // Which bit of a hatch's row each column shows.
+    this.bit = Uint8Array.from({ length: width }, (_, x) => 1 << ((x / ratio) & 7));
   }
 
   clear() {
@@ -108,7 +110,7 @@ class Raster {
   }
 
   paintWaits(top, height) {
-    const { cause, plain, hatched, width, pixels, ratio, causes } = this;
+    const { cause, plain, hatched, width, pixels, ratio, causes, bit } = this;
     const inset = Math.round(height * 0.25);
     for (let step = 0; step < 8; step++) {
       let painted = false;
@@ -119,8 +121,7 @@ class Raster {
             if (cause[x] === NONE) hatched[x] = plain[x];
             else {
               const look = causes[cause[x]];
-              const inked = (look.hatch[step] >> ((x / ratio) & 7)) & 1;
-              hatched[x] = inked ? look.ink : look.fill;
+              hatched[x] = look.hatch[step] & bit[x] ? look.ink : look.fill;
             }
           }
           painted = true;
@@ -132,11 +133,14 @@ class Raster {
 
   // Where spans are thinner than pixels: what share of each bin was work, and of which causes waits.
   shares(top, height, from, scale, passes, waits, lane) {
-    const { width, pixels, ratio, causes } = this;
+    const { width, pixels, ratio, causes, bit } = this;
     const size = Math.max(2, Math.round(4 * ratio));
     const bins = Math.ceil(width / size);
     const levels = causes.length;
-    const share = new Float32Array(bins * levels);
+    if (!this.share || this.share.length !== bins * levels) {
+      this.share = new Float32Array(bins * levels);
+    }
+    const share = this.share.fill(0);
     const perBin = scale / size;
     const until = from + width / scale;
     const add = (begin, end, level) => {
@@ -170,7 +174,7 @@ class Raster {
           const bits = look.hatch[(y / ratio) & 7];
           const at = (top + y) * width;
           for (let x = left; x < right; x++) {
-            pixels[at + x] = (bits >> ((x / ratio) & 7)) & 1 ? look.ink : look.fill;
+            pixels[at + x] = bits & bit[x] ? look.ink : look.fill;
           }
         }
       }
