@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Cause
 from debubble.ledger.savings import ALL
-from debubble.measure.comparison import Comparison
 from debubble.report.html.markup import hatched, safe
 from debubble.report.html.palette import say_cause
 from debubble.report.ledger import say_remedy
-from debubble.units import show_bytes, show_duration, show_share
+from debubble.units import show_duration, show_share
 
 _WIDTH, _ROW, _BAR = 1240, 30, 20
 # Beyond these a list of causes beside a bar says too much.
@@ -127,25 +126,3 @@ def pair_bars(pairs: Sequence[Pair], label: str, width: int = 620) -> str:
         if pair.beside:
             parts.append(_text(left, y + 54, pair.beside, "muted"))
     return _svg(len(pairs) * high + 8, parts, label, width)
-
-
-def memory_pairs(found: Comparison) -> list[Pair]:
-    """Return the peaks of each rank, before and after, with its limit."""
-    return [
-        Pair(
-            name=f"rank {one.rank}",
-            before=one.before_bytes,
-            after=one.after_bytes,
-            shown=(_bytes(one.before_bytes), _bytes(one.after_bytes)),
-            beside=""
-            if one.headroom_bytes is None
-            else f"{show_bytes(one.headroom_bytes)} left of {show_bytes(one.limit_bytes or 0)}"
-            + (": too little" if one.unsafe else ""),
-            limit=one.limit_bytes,
-        )
-        for one in found.memory
-    ]
-
-
-def _bytes(count: int | None) -> str:
-    return "not known" if count is None else show_bytes(count)

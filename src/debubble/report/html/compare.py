@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from debubble.measure.comparison import Comparison, Delta
 from debubble.report.compare import LABELS, show_change, show_number
-from debubble.report.html.charts import Pair, memory_pairs, pair_bars
+from debubble.report.html.charts import Pair, pair_bars
 from debubble.report.html.page import Board, Report, Slot
 from debubble.report.html.sections import board_section, chart_section
 from debubble.report.html.views import MOST_BYTES, Shown, views_of
 from debubble.report.text import Page
+from debubble.units import show_bytes
 
 
 def compare_report(
@@ -47,11 +48,33 @@ def _pair(one: Delta, found: Comparison) -> Pair:
 
 
 def _memory(found: Comparison) -> str:
-    pairs = memory_pairs(found)
+    pairs = _peaks(found)
     if not pairs:
         return ""
     words = "Peaks of each rank; a dashed line is the device's limit."
     return chart_section("Memory", words, pair_bars(pairs, "Peak memory before and after"))
+
+
+def _peaks(found: Comparison) -> list[Pair]:
+    """Return the peaks of each rank, before and after, with its limit."""
+    return [
+        Pair(
+            name=f"rank {one.rank}",
+            before=one.before_bytes,
+            after=one.after_bytes,
+            shown=(_bytes(one.before_bytes), _bytes(one.after_bytes)),
+            beside=""
+            if one.headroom_bytes is None
+            else f"{show_bytes(one.headroom_bytes)} left of {show_bytes(one.limit_bytes or 0)}"
+            + (": too little" if one.unsafe else ""),
+            limit=one.limit_bytes,
+        )
+        for one in found.memory
+    ]
+
+
+def _bytes(count: int | None) -> str:
+    return "not known" if count is None else show_bytes(count)
 
 
 def _add_steps(report: Report, sides: Sequence[Sequence[Shown]]) -> None:

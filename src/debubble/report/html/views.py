@@ -46,8 +46,9 @@ def views_of(shown: Shown, most_bytes: int = MOST_BYTES) -> tuple[list[View], in
     views: list[View] = []
     steps = _steps(shown)
     used = 0
+    waits = list_waits(shown.ledger) if shown.ledger else ()
     for step in steps:
-        view = _view(shown, step)
+        view = _view(shown, step, [wait for wait in waits if wait.step == step])
         used += sum(map(len, _texts(view)))
         if views and used > most_bytes:
             break
@@ -73,7 +74,7 @@ def _steps(shown: Shown) -> list[int | None]:
     return [window.step for window in shown.figures.windows] or [None]
 
 
-def _view(shown: Shown, step: int | None) -> View:
+def _view(shown: Shown, step: int | None, waits: Sequence[Wait]) -> View:
     ranks = shown.figures.ranks
     passes = _passes_of(shown, step)
     if len(passes):
@@ -81,8 +82,6 @@ def _view(shown: Shown, step: int | None) -> View:
     else:
         begin, end = 0, 1
     length = max(end - begin, 1)
-    ledger = shown.ledger
-    waits = (wait for wait in (list_waits(ledger) if ledger else ()) if wait.step == step)
     return {
         "pipeline": shown.figures.pipeline,
         "step": step,
@@ -90,7 +89,7 @@ def _view(shown: Shown, step: int | None) -> View:
         "length": length // tick_for(length),
         "lanes": [_lane(rank) for rank in ranks],
         "passes": _pass_columns(passes, ranks, begin, length),
-        "waits": _wait_columns(list(waits), ranks, begin, length),
+        "waits": _wait_columns(waits, ranks, begin, length),
         "messages": _message_columns(shown, step, begin, length),
         "memory": _memory(shown, begin, length),
         "replays": _replays(shown, step, length),
