@@ -1,4 +1,4 @@
-"""The Perfetto file keeps to its format and, read back by our own reader, gives the same numbers."""
+"""The Perfetto file keeps to its format and, read back by our reader, gives the same numbers."""
 
 from __future__ import annotations
 

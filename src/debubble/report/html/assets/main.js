@@ -90,6 +90,8 @@ function build(section) {
     const words = exact ? closer.trim() : `${shares}${closer}`;
     // Text that is set is laid out again, even where it is the same.
     if (note.textContent !== words) note.textContent = words;
+    const work = section.querySelector(".legend [data-cause='0']");
+    if (work.hidden !== exact) work.hidden = exact;
   };
   const curve = section.querySelector("canvas.memory");
   if (curve) {

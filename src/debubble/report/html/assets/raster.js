@@ -6,7 +6,8 @@ function looks() {
   return {
     kinds: DATA.palette.kinds.map(({ letter, stripe }) => {
       const fill = colour(`fill-${letter}`);
-      return { plain: pack(fill, 0), odd: pack(fill, 0.14), dark: pack(fill, 0.5), stripe };
+      const [upper, lower] = ["top", "bottom"].map((one) => stripe === one || stripe === "both");
+      return { plain: pack(fill, 0), odd: pack(fill, 0.14), dark: pack(fill, 0.5), upper, lower };
     }),
     causes: DATA.palette.causes.map(({ key, hatch }) => ({
       fill: pack(colour(`fill-${key}`), 0),
@@ -37,7 +38,8 @@ class Raster {
     this.shade = new Uint8Array(width);
     this.cause = new Uint8Array(width);
     this.plain = new Uint32Array(width);
-    this.striped = new Uint32Array(width);
+    this.upper = new Uint32Array(width);
+    this.lower = new Uint32Array(width);
     this.hatched = new Uint32Array(width);
     // Which bit of a hatch's row each column shows.
     this.bit = Uint8Array.from({ length: width }, (_, x) => 1 << ((x / ratio) & 7));
@@ -84,29 +86,21 @@ class Raster {
   }
 
   paintPasses(top, height) {
-    const { kind, shade, plain, striped, width, pixels, ground, kinds } = this;
+    const { kind, shade, plain, upper, lower, width, pixels, ground, kinds } = this;
     const stripe = Math.max(1, Math.min(Math.round(3 * this.ratio), height >> 2));
     for (let x = 0; x < width; x++) {
-      if (kind[x] === NONE) plain[x] = ground;
+      if (kind[x] === NONE) plain[x] = upper[x] = lower[x] = ground;
       else {
         const look = kinds[kind[x]];
         plain[x] = shade[x] === 2 ? look.dark : shade[x] ? look.odd : look.plain;
+        upper[x] = look.upper ? look.dark : plain[x];
+        lower[x] = look.lower ? look.dark : plain[x];
       }
     }
-    const rows = (begin, end, row) => {
-      for (let y = begin; y < end; y++) pixels.set(row, (top + y) * width);
-    };
-    const mark = (where) => {
-      for (let x = 0; x < width; x++) {
-        const look = kind[x] === NONE ? null : kinds[kind[x]];
-        const here = look && (look.stripe === where || look.stripe === "both");
-        striped[x] = here ? look.dark : plain[x];
-      }
-      return striped;
-    };
-    rows(0, stripe, mark("top"));
-    rows(stripe, height - stripe, plain);
-    rows(height - stripe, height, mark("bottom"));
+    for (let y = 0; y < height; y++) {
+      const row = y < stripe ? upper : y < height - stripe ? plain : lower;
+      pixels.set(row, (top + y) * width);
+    }
   }
 
   paintWaits(top, height) {
@@ -133,7 +127,7 @@ class Raster {
 
   // Where spans are thinner than pixels: what share of each bin was work, and of which causes waits.
   shares(top, height, from, scale, passes, waits, lane) {
-    const { width, pixels, ratio, causes, bit } = this;
+    const { width, pixels, ratio, causes, bit, ground } = this;
     const size = Math.max(2, Math.round(4 * ratio));
     const bins = Math.ceil(width / size);
     const levels = causes.length;
@@ -146,9 +140,14 @@ class Raster {
     const add = (begin, end, level) => {
       const low = Math.max(0, (begin - from) * perBin);
       const high = Math.min(bins, (end - from) * perBin);
-      for (let bin = Math.floor(low); bin < high; bin++) {
-        share[bin * levels + level] += Math.min(high, bin + 1) - Math.max(low, bin);
+      let bin = Math.floor(low);
+      if (high <= bin + 1) {
+        if (high > low) share[bin * levels + level] += high - low;
+        return;
       }
+      share[bin * levels + level] += bin + 1 - low;
+      for (bin++; bin + 1 < high; bin++) share[bin * levels + level] += 1;
+      share[bin * levels + level] += high - bin;
     };
     for (let i = firstAfter(passes, lane, from), stop = passes.first[lane + 1]; i < stop; i++) {
       if (passes.start[i] > until) break;
@@ -160,23 +159,30 @@ class Raster {
         add(waits.start[i], waits.end[i], waits.cause[i]);
       }
     }
+    // Work is most of it and plain: laid down in whole rows, and the rest put over it.
+    pixels.fill(causes[0].fill, top * width, (top + height) * width);
     for (let bin = 0; bin < bins; bin++) {
-      let below = 0;
       const left = bin * size;
       const right = Math.min(width, left + size);
-      for (let level = 0; level < levels && below < 1; level++) {
+      let below = Math.min(1, share[bin * levels]);
+      let bottom = height - Math.round(below * height);
+      for (let level = 1; level < levels && bottom > 0; level++) {
         const amount = share[bin * levels + level];
         if (amount <= 0) continue;
         const look = causes[level];
-        const bottom = height - Math.round(below * height);
         below = Math.min(1, below + amount);
-        for (let y = height - Math.round(below * height); y < bottom; y++) {
+        const upper = height - Math.round(below * height);
+        for (let y = upper; y < bottom; y++) {
           const bits = look.hatch[(y / ratio) & 7];
           const at = (top + y) * width;
           for (let x = left; x < right; x++) {
             pixels[at + x] = bits & bit[x] ? look.ink : look.fill;
           }
         }
+        bottom = upper;
+      }
+      for (let y = 0; y < bottom; y++) {
+        pixels.fill(ground, (top + y) * width + left, (top + y) * width + right);
       }
     }
   }
