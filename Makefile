@@ -51,11 +51,12 @@ imports: $(VENV)/.dev ## the import contract of the house
 docs: $(VENV)/.dev ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W -E -b html docs docs/_build/html
 
-bench: $(VENV)/.dev ## measure the bars of the reader, as ratios of one run, of the simulator, the planner and capture
+bench: $(VENV)/.dev ## measure the bars of the reader, as ratios of one run, of the simulator, the planner, capture and the report
 	$(BIN)/python benchmarks/read.py
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/capture.py
+	$(BIN)/python benchmarks/html_report.py
 
 bench-peers: $(VENV)/.dev ## the same beside HolisticTraceAnalysis, in a venv of its own
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from debubble.cli.find import EXIT_FAILED
-from debubble.cli.measuring import join, measure_traces, recall, with_tokens
+from debubble.cli.measuring import MeasuredTraces, measure_traces, recall, with_tokens
 from debubble.cli.options import (
     exit_strictly,
+    html_option,
     limits_from,
     output_options,
+    place_for,
     print_answer,
     trace_options,
+    write_html,
 )
 from debubble.errors import Gap, UsageError
+from debubble.ledger.hop_health import account_for
 from debubble.measure.compare import DEFAULT_THRESHOLD, compare
 from debubble.measure.comparison import Verdict
-from debubble.measure.measurement import Measurement
+from debubble.measure.measurement import Measurement, join_measurements
 from debubble.report.compare import compare_json, compare_markdown, compare_page
+from debubble.report.html.compare import compare_report
+from debubble.report.html.views import Shown
 from debubble.trace.source import Limits
 from debubble.units import parse_bytes, parse_share
 
@@ -43,6 +50,8 @@ from debubble.units import parse_bytes, parse_share
 @click.option("--memory-limit", metavar="SIZE", help="Of each device, such as 80GiB.")
 @click.option("--fail-on", metavar="VERDICT,...", help="Exit with 1 on these verdicts.")
 @click.option("--markdown", is_flag=True, help="Print Markdown, for a pull request.")
+@html_option
+@click.option("--force", is_flag=True, help="Let --html replace a file.")
 @click.option("--store", metavar="URL", help="Where names are kept: sqlite:///… or postgresql://…")
 @trace_options
 @output_options
@@ -57,6 +66,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     memory_limit: str | None,
     fail_on: str | None,
     markdown: bool,
+    html: str | None,
+    force: bool,
     store: str | None,
     capture: str | None,
     rank: int | None,
@@ -75,29 +86,54 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
     if target_batch is not None and target_batch <= 0:
         raise UsageError("--target-batch is a number of microbatches, 1 or more")
+    picture = place_for(html, force=force)
     failing = parse_verdicts(fail_on)
     counts = parse_tokens(tokens)
     limits = limits_from(max_inflated, max_ratio)
-    sides: list[Measurement] = []
-    gaps: list[Gap] = []
-    for words, count in zip((before, after), counts, strict=True):
-        side, missing = _measure(words, limits, capture, rank, pipeline, store, quiet=quiet)
-        sides.append(with_tokens(side, count))
-        gaps += missing
+    sides = [
+        _measure(words, limits, capture, rank, pipeline, store, quiet=quiet)
+        for words in (before, after)
+    ]
+    gaps = [gap for side in sides for gap in side.gaps]
     found = compare(
-        *sides,
+        *(with_tokens(side.measurement, count) for side, count in zip(sides, counts, strict=True)),
         threshold=parse_share(threshold),
         target_batch=target_batch,
         limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
     )
+    page = compare_page(found, gaps, "" if quiet else _next_command(after, found.verdict))
+    if picture is not None:
+        shown = [side.shown() for side in sides]
+        report = compare_report(found, shown, page, f"{before} → {after}")
+        write_html(report, picture, quiet=quiet)
     if markdown:
         click.echo(compare_markdown(found))
     else:
-        page = compare_page(found, gaps, "" if quiet else _next_command(after, found.verdict))
         print_answer(page, compare_json(found, gaps), as_json=as_json, color=color)
     exit_strictly(tuple(gaps), strict=strict)
     if found.verdict in failing:
         raise click.exceptions.Exit(EXIT_FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """One side of a comparison: captures of one setting."""
+
+    measurement: Measurement
+    gaps: tuple[Gap, ...]
+    captures: tuple[MeasuredTraces, ...]
+    """Those that were read; a name in the history has numbers alone."""
+
+    def shown(self) -> list[Shown]:
+        """Return its captures as they are drawn."""
+        return [
+            Shown(
+                timeline=one.timeline,
+                figures=one.figures,
+                ledger=account_for(one.timeline, one.figures),
+            )
+            for one in self.captures
+        ]
 
 
 def _next_command(after: str, verdict: Verdict) -> str:
@@ -139,17 +175,23 @@ def _measure(  # noqa: PLR0913, PLR0917 (the options that choose a run)
     store: str | None,
     *,
     quiet: bool,
-) -> tuple[Measurement, tuple[Gap, ...]]:
+) -> _Side:
     """Take each word for traces, or for a name in the history where nothing is called so."""
-    parts: list[tuple[Measurement, tuple[Gap, ...]]] = []
+    measurements: list[Measurement] = []
+    captures: list[MeasuredTraces] = []
     for word in filter(None, words.split(",")):
         kept = recall(word, store)
-        parts += [(one, ()) for one in kept]
+        measurements += kept
         if not kept:
             one = measure_traces(
                 [word], limits=limits, capture=capture, rank=rank, pipeline=pipeline, quiet=quiet
             )
-            parts.append(one)
-    if not parts:
+            captures.append(one)
+            measurements.append(one.measurement)
+    if not measurements:
         raise UsageError(f"{words!r} names no run", hint="give traces, or names in the history")
-    return join(parts)
+    return _Side(
+        measurement=join_measurements(measurements),
+        gaps=tuple(dict.fromkeys(gap for one in captures for gap in one.gaps)),
+        captures=tuple(captures),
+    )

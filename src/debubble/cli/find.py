@@ -12,14 +12,18 @@ from rich.text import Text
 from debubble.cli.options import (
     drawing_width,
     exit_strictly,
+    html_option,
     limits_from,
     output_options,
+    place_for,
     print_answer,
     progress,
     trace_options,
+    write_html,
 )
 from debubble.errors import NoPipeline, UsageError
 from debubble.ledger.hop_health import account_for
+from debubble.ledger.ledger import Ledger
 from debubble.ledger.waits import Wait, list_waits
 from debubble.report.chrome import write_chrome
 from debubble.report.find import (
@@ -29,6 +33,8 @@ from debubble.report.find import (
     no_pipeline_page,
 )
 from debubble.report.frame import frame_step
+from debubble.report.html.find import find_report, no_pipeline_report
+from debubble.report.html.views import Shown
 from debubble.report.lanes import draw_lanes
 from debubble.report.mermaid import draw_mermaid
 from debubble.report.svg import draw_svg
@@ -61,7 +67,8 @@ EXIT_FAILED = 1
 @click.option("--perfetto", metavar="OUT", help="Write all ranks as one trace for Perfetto.")
 @click.option("--svg", metavar="OUT", help="Write a picture of a step, a lane a rank.")
 @click.option("--mermaid", is_flag=True, help="Print the pipeline as a Mermaid diagram instead.")
-@click.option("--force", is_flag=True, help="Let --perfetto and --svg replace a file.")
+@html_option
+@click.option("--force", is_flag=True, help="Let --perfetto, --svg and --html replace a file.")
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -76,6 +83,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     perfetto: str | None,
     svg: str | None,
     mermaid: bool,
+    html: str | None,
     force: bool,
     capture: str | None,
     rank: int | None,
@@ -93,6 +101,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("--timeline draws for people, --json is for programs", hint="leave one")
     if mermaid and (draws or as_json):
         raise UsageError("--mermaid prints a diagram and nothing else", hint="leave one")
+    picture = place_for(html, force=force)
     statement = _statement(schedule, chunks)
     found = find_run(traces, capture=capture, limits=limits)
     with progress("reading", quiet=quiet) as show:
@@ -105,6 +114,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
         if not run.ranks or perfetto or svg or mermaid:
             raise
         page = no_pipeline_page(run, why, "" if quiet else f"debubble inspect {words}")
+        if picture is not None:
+            write_html(no_pipeline_report(page, words), picture, quiet=quiet)
         print_answer(page, no_pipeline_json(run, why), as_json=as_json, color=color)
         exit_strictly(tuple(page.gaps), strict=strict)
         return
@@ -123,9 +134,12 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if perfetto is not None:
         _write_perfetto(timeline, Path(perfetto), waits, force=force, quiet=quiet)
     if svg is not None:
-        picture = _picture(timeline, worst, step, waits, page.answer)
-        write_file(Path(svg), picture.encode(), force=force)
+        drawn = _picture(timeline, worst, step, waits, page.answer)
+        write_file(Path(svg), drawn.encode(), force=force)
         _say(f"{svg} written", quiet=quiet)
+    if picture is not None:
+        shown = _show(run, timeline, figures, ledger)
+        write_html(find_report(shown, page, words), picture, quiet=quiet)
     if mermaid:
         click.echo(draw_mermaid(worst, ledger, page.answer))
     else:
@@ -147,6 +161,26 @@ def _measure(
     if said is None or said not in SCHEDULES or figures.kind == "stream":
         return figures
     return measure_pipeline(timeline, pipeline, step, state_schedule(said))
+
+
+def _show(
+    run: Run, timeline: Timeline, figures: Sequence[PipelineFigures], ledger: Ledger | None
+) -> list[Shown]:
+    """Account for every pipeline, the worst first: its ledger is there already."""
+    worst = worst_of(figures)
+    others = [one for one in figures if one is not worst]
+    return [
+        Shown(timeline=timeline, figures=worst, ledger=ledger, traces=run.ranks),
+        *(
+            Shown(
+                timeline=timeline,
+                figures=one,
+                ledger=account_for(timeline, one),
+                traces=run.ranks,
+            )
+            for one in others
+        ),
+    ]
 
 
 def _statement(schedule: str | None, chunks: int | None) -> Statement | None:

@@ -61,10 +61,11 @@ def add(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("a name is a word without commas", hint="commas join names in compare")
     pairs = parse_tags(tags)
     limits = limits_from(max_inflated, max_ratio)
-    one, gaps = measure_traces(
+    measured = measure_traces(
         traces, limits=limits, capture=capture, rank=rank, pipeline=pipeline, quiet=quiet
     )
-    kept = with_tokens(one, tokens)
+    gaps = measured.gaps
+    kept = with_tokens(measured.measurement, tokens)
     with opened(store) as history:
         now_s = time.time()
         number = history.add(name, kept, now_s=now_s, tags=pairs)

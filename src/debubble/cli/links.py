@@ -15,11 +15,14 @@ from debubble.cli.find import EXIT_FAILED
 from debubble.cli.options import (
     Manners,
     exit_strictly,
+    html_option,
     limits_from,
     output_options,
+    place_for,
     print_answer,
     progress,
     trace_options,
+    write_html,
 )
 from debubble.cli.planning import choose_figures
 from debubble.errors import Gap, UsageError
@@ -35,6 +38,7 @@ from debubble.links.live.verdicts import judge_measured
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import load_json, looks_like_log, read_log, read_text
 from debubble.links.wiring import parse_classes, read_topologies, read_wiring
+from debubble.report.html.links import links_report
 from debubble.report.link_logs import logs_json, logs_page
 from debubble.report.link_matrix import draw_matrix
 from debubble.report.links import links_json, links_page
@@ -93,7 +97,8 @@ def command() -> None:
 )
 @click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
 @click.option("--matrix", metavar="OUT", help="Write a picture of the rates, as SVG.")
-@click.option("--force", is_flag=True, help="Let --matrix replace a file.")
+@html_option
+@click.option("--force", is_flag=True, help="Let --matrix and --html replace a file.")
 @click.option(
     "--fail-on", type=click.Choice(["slow"]), help="Exit with 1 when a hop is slow: slow."
 )
@@ -107,6 +112,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
     topology_files: tuple[str, ...],
     pipeline: int | None,
     matrix: str | None,
+    html: str | None,
     force: bool,
     fail_on: str | None,
     capture: str | None,
@@ -120,7 +126,10 @@ def read(  # noqa: PLR0913 (one argument a flag)
 ) -> None:
     """Judge the hops of a run from its TRACES, or from LOGS of link tests."""
     limits = limits_from(max_inflated, max_ratio)
-    picture = _place_for(matrix, force=force)
+    words = " ".join(shlex.quote(word) for word in places)
+    pictures = _Pictures(
+        run=words, matrix=place_for(matrix, force=force), html=place_for(html, force=force)
+    )
     known = _Known(classes=classes, history=read_history(history_files), topologies=topology_files)
     kinds = {_kind_of(place, limits) for place in places}
     if len(kinds) > 1:
@@ -134,10 +143,9 @@ def read(  # noqa: PLR0913 (one argument a flag)
         with progress("reading", quiet=quiet) as show:
             traces = read_run(found, limits=limits, rank=rank, on_progress=show)
         answer = _of_traces(traces, known, pipeline)
-        words = " ".join(shlex.quote(word) for word in places)
         answer.page.next_command = f"debubble find {words}"
     _finish(
-        answer, picture, fail_on, Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)
+        answer, pictures, fail_on, Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)
     )
 
 
@@ -156,6 +164,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
 @click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="By default as torch would.")
 @click.option("--out", metavar="FILE", default="links.json", show_default=True)
 @click.option("--matrix", metavar="OUT", help="Write a picture of the rates, as SVG.")
+@html_option
 @click.option("--force", is_flag=True, help="Replace files.")
 @click.option(
     "--fail-on", type=click.Choice(["slow"]), help="Exit with 1 when a hop is slow: slow."
@@ -171,6 +180,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
     backend: str | None,
     out: str,
     matrix: str | None,
+    html: str | None,
     force: bool,
     fail_on: str | None,
     as_json: bool,
@@ -179,7 +189,12 @@ def run(  # noqa: PLR0913 (one argument a flag)
     quiet: bool,
 ) -> None:
     """Measure the hops between ranks on this machine. Elsewhere: torchrun … -m debubble.links."""
-    picture, file = _place_for(matrix, force=force), _place_for(out, force=force)
+    pictures = _Pictures(
+        run="this machine",
+        matrix=place_for(matrix, force=force),
+        html=place_for(html, force=force),
+    )
+    file = place_for(out, force=force)
     words = ["--largest", largest, "--samples", str(samples)]
     words += ["--size", size] if size else []
     words += ["--backend", backend] if backend else []
@@ -190,7 +205,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
     answer = _of_measured([str(file)], _Known(), limits_from("1GiB", 1000.0))
     answer.page.next_command = f"debubble links {shlex.quote(out)}"
     _finish(
-        answer, picture, fail_on, Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)
+        answer, pictures, fail_on, Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)
     )
 
 
@@ -201,6 +216,15 @@ class _Known:
     classes: Sequence[str] = ()
     history: Mapping[Hop, Past] = field(default_factory=dict)
     topologies: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pictures:
+    """Where to draw, and what the run is called there."""
+
+    run: str
+    matrix: Path | None
+    html: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,15 +289,18 @@ def _classes_of(known: _Known, ranks: Sequence[int]) -> dict[Hop, LinkClass]:
     return parse_classes(known.classes, every)
 
 
-def _finish(answer: _Answer, picture: Path | None, fail_on: str | None, manners: Manners) -> None:
+def _finish(answer: _Answer, pictures: _Pictures, fail_on: str | None, manners: Manners) -> None:
     """Draw and print; exit as the user asked."""
     if manners.quiet:
         answer.page.next_command = ""
-    if picture is not None:
+    if pictures.matrix is not None:
         ranks = sorted({rank for hop in answer.rates for rank in hop})
-        picture.write_text(draw_matrix(ranks, answer.rates, answer.slow), "utf-8")
+        pictures.matrix.write_text(draw_matrix(ranks, answer.rates, answer.slow), "utf-8")
         if not manners.quiet:
-            click.echo(f"{picture} written", err=True)
+            click.echo(f"{pictures.matrix} written", err=True)
+    if pictures.html is not None:
+        report = links_report(answer.rates, answer.slow, answer.page, pictures.run)
+        write_html(report, pictures.html, quiet=manners.quiet)
     print_answer(answer.page, answer.data, as_json=manners.as_json, color=manners.color)
     exit_strictly(answer.gaps, strict=manners.strict)
     if fail_on and answer.slow:
@@ -294,12 +321,3 @@ def _kind_of(place: str, limits: Limits) -> str:
     if is_measured(data):
         return "measured"
     return "log" if looks_like_log(start) else "traces"
-
-
-def _place_for(out: str | None, *, force: bool) -> Path | None:
-    if out is None:
-        return None
-    path = Path(out)
-    if path.exists() and not force:
-        raise UsageError(f"{out} is there already", hint="give another name, or --force")
-    return path

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from debubble.cli.options import progress
 from debubble.cli.planning import choose_figures
 from debubble.errors import Gap, MissingExtra, RunNotFound
-from debubble.measure.measurement import Measurement, join_measurements, measure_run
+from debubble.measure.measurement import Measurement, measure_run
 from debubble.measure.store import Store, default_url
 from debubble.timeline.build import build_run
+from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import ask_job
+from debubble.timeline.model import Timeline
 from debubble.trace.run import find_run, read_run
 from debubble.trace.source import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTraces:
+    """One capture, measured."""
+
+    measurement: Measurement
+    gaps: tuple[Gap, ...]
+    timeline: Timeline
+    figures: PipelineFigures
 
 
 def measure_traces(  # noqa: PLR0913 (the options that choose a run)
@@ -26,7 +38,7 @@ def measure_traces(  # noqa: PLR0913 (the options that choose a run)
     rank: int | None = None,
     pipeline: int | None = None,
     quiet: bool = False,
-) -> tuple[Measurement, tuple[Gap, ...]]:
+) -> MeasuredTraces:
     """Measure one capture."""
     found = find_run(places, capture=capture, limits=limits)
     with progress("reading", quiet=quiet) as show:
@@ -35,18 +47,17 @@ def measure_traces(  # noqa: PLR0913 (the options that choose a run)
     figures = choose_figures(timeline, pipeline)
     job = ask_job(run.sidecars, figures)
     gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps)))
-    return measure_run(run, timeline, figures), gaps
+    return MeasuredTraces(
+        measurement=measure_run(run, timeline, figures),
+        gaps=gaps,
+        timeline=timeline,
+        figures=figures,
+    )
 
 
 def with_tokens(one: Measurement, tokens: int | None) -> Measurement:
     """Add the tokens of a microbatch, where the user knows them."""
     return one if tokens is None else replace(one, tokens=tokens)
-
-
-def join(parts: list[tuple[Measurement, tuple[Gap, ...]]]) -> tuple[Measurement, tuple[Gap, ...]]:
-    """Put captures of one setting together, with what all of them lack."""
-    gaps = tuple(dict.fromkeys(gap for _, mine in parts for gap in mine))
-    return join_measurements([one for one, _ in parts]), gaps
 
 
 def store_url(stated: str | None) -> str:

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from debubble.errors import Gap
+from debubble.errors import Gap, UsageError
 from debubble.trace.run import Progress
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 from debubble.units import parse_bytes
@@ -22,6 +23,7 @@ from debubble.units import parse_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from debubble.report.html.page import Report
     from debubble.report.text import Page
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -90,6 +92,32 @@ def typed(options: Mapping[str, object]) -> str:
     return " ".join(
         f"{flag} {shlex.quote(str(value))}" for flag, value in options.items() if value is not None
     )
+
+
+html_option = click.option(
+    "--html", metavar="OUT", help="Write the answer as one HTML file, with pictures."
+)
+
+
+def place_for(out: str | None, *, force: bool) -> Path | None:
+    """Return where to write, before any work is done; a file is replaced only by force."""
+    if out is None:
+        return None
+    path = Path(out)
+    if path.exists() and not force:
+        raise UsageError(f"{out} is there already", hint="give another name, or --force")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}", hint="make it first")
+    return path
+
+
+def write_html(report: Report, path: Path, *, quiet: bool) -> None:
+    """Write a report, and say where it is."""
+    from debubble.report.html.page import report_markup  # noqa: PLC0415
+
+    path.write_text(report_markup(report), "utf-8")
+    if not quiet:
+        click.echo(f"{path} written; open it in a browser", err=True)
 
 
 def limits_from(max_inflated: str, max_ratio: float) -> Limits:

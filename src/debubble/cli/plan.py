@@ -9,11 +9,14 @@ import click
 
 from debubble.cli.options import (
     exit_strictly,
+    html_option,
     limits_from,
     output_options,
+    place_for,
     print_answer,
     progress,
     trace_options,
+    write_html,
 )
 from debubble.cli.planning import Tokens, Traces, gaps_of, read_traces, start_from, state_by_name
 from debubble.errors import UsageError
@@ -23,6 +26,8 @@ from debubble.plan.cache_split import Cache
 from debubble.plan.context_length import at_length
 from debubble.plan.emit import EMITTERS
 from debubble.plan.plan import make_plan
+from debubble.report.html.plan import plan_report
+from debubble.report.html.views import Shown
 from debubble.report.job import latency_note
 from debubble.report.ledger import say_bottleneck
 from debubble.report.plan import Planned, plan_json, plan_page
@@ -61,6 +66,8 @@ from debubble.units import parse_bytes, parse_duration, parse_share
     help="Tokens whose cache the run held.  [default: 0]",
 )
 @click.option("--emit", "framework", metavar="FRAMEWORK", help=f"One of {', '.join(EMITTERS)}.")
+@html_option
+@click.option("--force", is_flag=True, help="Let --html replace a file.")
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -80,6 +87,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     kv_utilisation: str | None,
     kv_tokens_measured: int | None,
     framework: str | None,
+    html: str | None,
+    force: bool,
     capture: str | None,
     rank: int | None,
     max_inflated: str,
@@ -94,6 +103,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError(
             f"no framework is called {framework!r}", hint=f"one of {', '.join(EMITTERS)}"
         )
+    picture = place_for(html, force=force)
     said = Tokens(asked=tokens, measured=tokens_measured, also=also_tokens)
     said.check()
     cache = _cache(kv_bytes_per_token_layer, kv_utilisation, kv_tokens_measured)
@@ -146,6 +156,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     page = plan_page(planned, framework, following)
     if latency_ns is None and run.job.overhead_fraction is not None:
         page.notes.insert(0, latency_note(run.job))
+    if picture is not None:
+        shown = Shown(timeline=run.timeline, figures=run.figures, ledger=ledger)
+        write_html(plan_report(plan, shown, page, words), picture, quiet=quiet)
     print_answer(page, plan_json(planned), as_json=as_json, color=color)
     exit_strictly(planned.gaps, strict=strict)
 

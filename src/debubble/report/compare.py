@@ -21,7 +21,7 @@ from debubble.report.text import Page, Table
 from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
 
 SCHEMA = "debubble.compare/1"
-_LABELS = {
+LABELS = {
     "bubble": "bubble",
     "batch_latency": "batch latency",
     "step_time": "step time",
@@ -144,9 +144,9 @@ def _versions(one: Measurement) -> dict[str, str]:
 def _speed(found: Comparison) -> str:
     delta = found.deciding
     if delta.change is None or delta.before is None or delta.after is None:
-        return f"{_LABELS[delta.name]} is not known"
-    said = f"{_LABELS[delta.name]} {_signed(delta)}{_range(delta)}"
-    first, second = _shown(delta.name, delta.before), _shown(delta.name, delta.after)
+        return f"{LABELS[delta.name]} is not known"
+    said = f"{LABELS[delta.name]} {show_change(delta)}{_range(delta)}"
+    first, second = show_number(delta.name, delta.before), show_number(delta.name, delta.after)
     if delta.name == "throughput":
         return f"{said}, {first} to {second} {found.throughput_unit} per second"
     return f"{said}, {first} to {second}"
@@ -178,10 +178,10 @@ def _number_table(found: Comparison) -> Table:
         counts = f"{first.count if first else 0}, {second.count if second else 0}"
         table.rows.append(
             (
-                _LABELS[delta.name] + (" (decides)" if delta.name == found.decided_by else ""),
-                _shown(delta.name, first),
-                _shown(delta.name, second),
-                _signed(delta),
+                LABELS[delta.name] + (" (decides)" if delta.name == found.decided_by else ""),
+                show_number(delta.name, first),
+                show_number(delta.name, second),
+                show_change(delta),
                 _range(delta).strip(" ()") or "–",
                 "–" if delta.p is None else f"{delta.p:.2g}",
                 counts,
@@ -213,7 +213,8 @@ def _difference_table(found: Comparison) -> Table:
     return table
 
 
-def _shown(name: str, spread: Spread | None) -> str:
+def show_number(name: str, spread: Spread | None) -> str:
+    """Write one of the numbers in its unit."""
     if spread is None:
         return "–"
     if name == "bubble":
@@ -223,7 +224,8 @@ def _shown(name: str, spread: Spread | None) -> str:
     return show_duration(spread.median * NS_PER_S)
 
 
-def _signed(delta: Delta) -> str:
+def show_change(delta: Delta) -> str:
+    """Write what a number did."""
     if delta.change is None:
         return "–"
     return f"{100 * delta.change:+.1f} {'points' if delta.name == 'bubble' else '%'}"

@@ -146,13 +146,18 @@ def saving_table(ledger: Ledger) -> Table | None:
     for one in worth:
         table.rows.append(
             (
-                _REMEDIES[one.cause],
+                say_remedy(one.cause),
                 show_duration(one.batch_latency_ns),
                 show_duration(one.saved_ns),
                 show_share(one.saved_fraction),
             )
         )
     return table
+
+
+def say_remedy(cause: str) -> str:
+    """Say what a saving supposes."""
+    return _REMEDIES[cause]
 
 
 def say_named(ledger: Ledger, named: Named) -> str:

@@ -25,11 +25,10 @@ def measure_memory(
 
     The allocator acts when the host issues work, not when the device does it.
     """
-    mine = trace.memory.device_type == _where_it_computes(trace)
-    moments, allocated = trace.memory.start_ns[mine], trace.memory.allocated_bytes[mine]
-    if not len(allocated) or allocated.max() < 0:
+    moments, allocated = allocator_curve(trace)
+    if not len(allocated):
         return None
-    reserved = trace.memory.reserved_bytes[mine]
+    reserved = trace.memory.reserved_bytes[_of_compute(trace)]
     levels = _levels(work, assignment, step)
     row = np.searchsorted(moments, levels.after_ns, side="right") - 1
     known = (row >= 0) & ~levels.ends_step
@@ -49,6 +48,20 @@ def measure_memory(
         most_in_flight=int(levels.in_flight.max(initial=0)),
         limit_bytes=_limit(trace),
     )
+
+
+def allocator_curve(trace: RankTrace) -> tuple[I64, I64]:
+    """Return when the allocator acted, by the host's clock, and what it held then, in bytes."""
+    mine = _of_compute(trace)
+    moments, allocated = trace.memory.start_ns[mine], trace.memory.allocated_bytes[mine]
+    if allocated.max(initial=-1) < 0:
+        return moments[:0], allocated[:0]
+    return moments, allocated
+
+
+def _of_compute(trace: RankTrace) -> Flags:
+    mine: Flags = trace.memory.device_type == _where_it_computes(trace)
+    return mine
 
 
 def _where_it_computes(trace: RankTrace) -> MemoryDevice:

@@ -1,0 +1,128 @@
+"""Figures in → small charts out, as SVG inside the page: bars, stacked bars, pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from debubble.ledger.ledger import Ledger
+from debubble.ledger.model import Cause
+from debubble.ledger.savings import ALL
+from debubble.report.html.markup import hatched, safe
+from debubble.report.html.palette import say_cause
+from debubble.report.ledger import say_remedy
+from debubble.units import show_duration, show_share
+
+_WIDTH, _ROW, _BAR = 1240, 30, 20
+# Beyond these a list of causes beside a bar says too much.
+_NAMED_BESIDE = 3
+
+
+def _svg(height: float, parts: Sequence[str], label: str, width: int = _WIDTH) -> str:
+    return (
+        f'<svg viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img" '
+        f'aria-label="{safe(label)}">{"".join(parts)}</svg>'
+    )
+
+
+def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
+    kind = f' class="{style}"' if style else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{safe(text)}</text>'
+
+
+def ledger_bars(ledger: Ledger) -> str:
+    """Draw where each rank's time went: one bar a rank, work first, the largest waits named."""
+    left, right = 84, 470
+    room = _WIDTH - left - right
+    length = ledger.total_ns / len(ledger.ranks)
+    parts = []
+    for place, rank in enumerate(ledger.ranks):
+        y, x = place * _ROW + 4, float(left)
+        causes = ledger.causes(place)
+        parts.append(_text(left - 10, y + 15, f"rank {rank.rank}", anchor="end"))
+        for cause, spent in causes.items():
+            if spent:
+                width = spent / length * room
+                words = f"rank {rank.rank}, {say_cause(cause)}: {show_share(spent / length)}"
+                parts.append(hatched(cause, (x, y, width, _BAR), words))
+                x += width
+        parts.append(_text(_WIDTH - right + 14, y + 15, _largest(causes, length)))
+    return _svg(len(ledger.ranks) * _ROW + 6, parts, "Where the time of each rank went")
+
+
+def _largest(causes: dict[Cause, int], length: float) -> str:
+    """Name the share of work and of the largest waits."""
+    waits = sorted(
+        ((spent, cause) for cause, spent in causes.items() if cause is not Cause.COMPUTE),
+        reverse=True,
+    )
+    named = [
+        f"{say_cause(cause)} {show_share(spent / length)}"
+        for spent, cause in waits[:_NAMED_BESIDE]
+        if spent / length >= 0.005
+    ]
+    return " · ".join([f"work {show_share(causes[Cause.COMPUTE] / length)}", *named])
+
+
+def saving_bars(ledger: Ledger) -> str:
+    """Draw what a batch would save without each cause; time in a cause is not time one gets."""
+    kept = [one for one in ledger.savings if one.saved_ns > 0 and one.cause != ALL]
+    if not kept:
+        return ""
+    left, right = 330, 240
+    most = max(one.saved_ns for one in kept)
+    parts = []
+    for row, one in enumerate(kept):
+        y = row * _ROW + 4
+        width = max(1.5, one.saved_ns / most * (_WIDTH - left - right))
+        parts += [
+            _text(left - 12, y + 15, say_remedy(one.cause), anchor="end"),
+            f'<rect class="saved" x="{left}" y="{y}" width="{width:.1f}" height="{_BAR}"/>',
+            _text(
+                left + width + 8,
+                y + 15,
+                f"{show_duration(one.saved_ns)} ({show_share(one.saved_fraction)})",
+            ),
+        ]
+    return _svg(len(kept) * _ROW + 6, parts, "What a batch would save")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One number before and after, and what is said of it."""
+
+    name: str
+    before: float | None
+    after: float | None
+    shown: tuple[str, str]
+    beside: str = ""
+    limit: float | None = None
+
+
+def pair_bars(pairs: Sequence[Pair], label: str, width: int = 620) -> str:
+    """Draw numbers before and after, each pair on its own scale."""
+    left, right, high = 120, 170, 60
+    parts = []
+    for row, pair in enumerate(pairs):
+        y = row * high + 2
+        top = max(pair.before or 0.0, pair.after or 0.0)
+        # A limit far beyond the bars would flatten them: then it is only said.
+        near = pair.limit is not None and pair.limit < 3 * top
+        most = max(top, pair.limit or 0.0 if near else 0.0) or 1.0
+        room = width - left - right
+        parts.append(_text(left - 10, y + 26, pair.name, "strong", "end"))
+        for value, shown, style, at in (
+            (pair.before, pair.shown[0], "before", y + 4),
+            (pair.after, pair.shown[1], "after", y + 24),
+        ):
+            long = (value or 0.0) / most * room
+            parts += [
+                f'<rect class="{style}" x="{left}" y="{at}" width="{long:.1f}" height="17"/>',
+                _text(left + long + 6, at + 13, f"{style} {shown}"),
+            ]
+        if near:
+            x = left + (pair.limit or 0.0) / most * room
+            parts.append(f'<path class="limit" d="M{x:.1f} {y}v46"/>')
+        if pair.beside:
+            parts.append(_text(left, y + 54, pair.beside, "muted"))
+    return _svg(len(pairs) * high + 8, parts, label, width)

@@ -1,0 +1,96 @@
+"""A comparison in → the report of `debubble compare --html`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from debubble.measure.comparison import Comparison, Delta
+from debubble.report.compare import LABELS, show_change, show_number
+from debubble.report.html.charts import Pair, pair_bars
+from debubble.report.html.page import Board, Report, Slot
+from debubble.report.html.sections import board_section, chart_section
+from debubble.report.html.views import MOST_BYTES, Shown, views_of
+from debubble.report.text import Page
+from debubble.units import show_bytes
+
+
+def compare_report(
+    found: Comparison, sides: Sequence[Sequence[Shown]], page: Page, run: str
+) -> Report:
+    """Lay out before and after: their steps on one axis, their numbers, their memory.
+
+    A side that is only a name in the history has numbers and no steps.
+    """
+    report = Report(verb="compare", run=run, page=page)
+    report.sections += [
+        f'<div class="sides">{_numbers(found)}{_memory(found)}</div>',
+    ]
+    _add_steps(report, sides)
+    return report
+
+
+def _numbers(found: Comparison) -> str:
+    pairs = [_pair(one, found) for one in found.deltas if one.before or one.after]
+    words = "Medians; each pair on its own scale."
+    return chart_section("Numbers", words, pair_bars(pairs, "Numbers before and after"))
+
+
+def _pair(one: Delta, found: Comparison) -> Pair:
+    change = show_change(one)
+    decides = "; decides" if one.name == found.decided_by else ""
+    return Pair(
+        name=LABELS[one.name],
+        before=one.before.median if one.before else None,
+        after=one.after.median if one.after else None,
+        shown=(show_number(one.name, one.before), show_number(one.name, one.after)),
+        beside=f"{change}, {one.direction.value}{decides}",
+    )
+
+
+def _memory(found: Comparison) -> str:
+    pairs = _peaks(found)
+    if not pairs:
+        return ""
+    words = "Peaks of each rank; a dashed line is the device's limit."
+    return chart_section("Memory", words, pair_bars(pairs, "Peak memory before and after"))
+
+
+def _peaks(found: Comparison) -> list[Pair]:
+    """Return the peaks of each rank, before and after, with its limit."""
+    return [
+        Pair(
+            name=f"rank {one.rank}",
+            before=one.before_bytes,
+            after=one.after_bytes,
+            shown=(_bytes(one.before_bytes), _bytes(one.after_bytes)),
+            beside=""
+            if one.headroom_bytes is None
+            else f"{show_bytes(one.headroom_bytes)} left of {show_bytes(one.limit_bytes or 0)}"
+            + (": too little" if one.unsafe else ""),
+            limit=one.limit_bytes,
+        )
+        for one in found.memory
+    ]
+
+
+def _bytes(count: int | None) -> str:
+    return "not known" if count is None else show_bytes(count)
+
+
+def _add_steps(report: Report, sides: Sequence[Sequence[Shown]]) -> None:
+    slots = []
+    for title, captures in zip(("before", "after"), sides, strict=True):
+        views = [view for one in captures for view in views_of(one, MOST_BYTES // 4)[0]]
+        if not views:
+            return
+        slots.append(Slot(title=title, views=report.add_views(views)))
+    number = report.add_board(Board(slots=tuple(slots)))
+    report.sections.append(
+        board_section(
+            number,
+            "Before and after",
+            "A step of each on one axis; the dashed line is where it ends.",
+            names=("before:", "after:"),
+            memory=False,
+        )
+    )

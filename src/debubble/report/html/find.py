@@ -1,0 +1,135 @@
+"""Measured pipelines in → the report of `debubble find --html`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from debubble.ledger.repair import times_expected
+from debubble.links.judge import SLOW
+from debubble.report.html.charts import ledger_bars, saving_bars
+from debubble.report.html.matrix import MOST_RANKS, Cell, matrix_markup, slowness_of
+from debubble.report.html.page import Board, Report, Slot
+from debubble.report.html.sections import board_section, chart_section, replay_section
+from debubble.report.html.views import MOST_BYTES, Shown, View, views_of
+from debubble.report.text import Page
+from debubble.timeline.figures import PipelineFigures
+from debubble.units import counted, show_bytes, show_duration, show_rate, show_share
+
+
+def find_report(shown: Sequence[Shown], page: Page, run: str) -> Report:
+    """Lay out the report; the worst pipeline comes first and is shown first."""
+    report = Report(verb="find", run=run, page=page, tiles=tiles_of(shown[0].figures))
+    add_timeline(report, shown)
+    for one in shown:
+        _add_charts(report, one, alone=len(shown) == 1)
+    return report
+
+
+def tiles_of(one: PipelineFigures) -> list[tuple[str, str]]:
+    """Return the figures that a reader wants first."""
+    peaks = [rank.peak_memory_bytes for rank in one.ranks if rank.peak_memory_bytes is not None]
+    tiles = [
+        (show_share(one.bubble_fraction), "bubble") if one.bubble_fraction is not None else None,
+        (show_duration(one.batch_latency_ns), "batch latency")
+        if one.batch_latency_ns is not None
+        else None,
+        (show_duration(one.step_time_ns), "step time") if one.step_time_ns is not None else None,
+        (show_share(one.apparent_fraction), "a dashboard shows")
+        if one.apparent_fraction is not None
+        else None,
+        (show_share(one.useful_fraction), "is useful") if one.useful_fraction is not None else None,
+        (show_bytes(max(peaks)), "peak memory, fullest rank") if peaks else None,
+        (one.schedule, "schedule") if one.schedule else None,
+        (str(one.microbatches), "microbatches") if one.microbatches else None,
+    ]
+    return [tile for tile in tiles if tile]
+
+
+def add_timeline(report: Report, shown: Sequence[Shown]) -> None:
+    """Add the lanes of all pipelines and steps, with what comes of the replays."""
+    views: list[View] = []
+    dropped = 0
+    for one in shown:
+        more, left_out = views_of(one, MOST_BYTES // len(shown))
+        views += more
+        dropped += left_out
+    if not views:
+        return
+    numbers = report.add_views(views)
+    words = (
+        "A lane a rank. Tall: passes, with letter and microbatch. Thin and hatched: waits, by "
+        "cause. Arrows: messages. Point at a wait to see who was waited for; 3B5 is stage 3's "
+        "backward pass of microbatch 5, 2→3 a message from rank 2 to rank 3."
+    )
+    if not any(view["waits"]["names"] for view in views):
+        words = (
+            "A lane a rank: passes, with letter and microbatch; arrows are messages. Waits have no "
+            "causes here: batches overlap, or no step was captured whole."
+        )
+    if dropped:
+        words += f" {counted(dropped, 'more step')} left out, to keep the file small."
+    replays = any(view["replays"] for view in views)
+    number = report.add_board(Board(slots=(Slot(title="", views=numbers),), replays=replays))
+    memory = any(view["memory"] for view in views)
+    report.sections.append(board_section(number, "Timeline", words, memory=memory))
+    if replays:
+        report.sections.append(replay_section())
+
+
+def _add_charts(report: Report, one: Shown, *, alone: bool) -> None:
+    pipeline = None if alone else one.figures.pipeline
+    if one.ledger is not None:
+        steps = counted(len(one.ledger.steps), "step")
+        report.sections += [
+            chart_section(
+                "Where the time goes",
+                f"Every rank's time over {steps}; hatches as in the timeline.",
+                ledger_bars(one.ledger),
+                pipeline,
+            ),
+            chart_section(
+                "What it would buy",
+                "Each by replaying the measured steps with one thing put right. They overlap: "
+                "savings do not add up.",
+                saving_bars(one.ledger),
+                pipeline,
+            ),
+        ]
+    report.sections.append(
+        chart_section(
+            "Hops",
+            "Rate, wire and wait of a message, medians; the fuller the colour, the slower.",
+            _hops(one),
+            pipeline,
+        )
+    )
+
+
+def _hops(one: Shown) -> str:
+    hops = one.figures.hops
+    if not hops or len(one.figures.ranks) > MOST_RANKS:
+        return ""
+    wires = {(hop.source, hop.destination): hop.wire_ns for hop in hops}
+    slowness = slowness_of({hop: float(wire) for hop, wire in wires.items() if wire is not None})
+    cells = {}
+    for hop in hops:
+        where = hop.source, hop.destination
+        times = times_expected(one.ledger, where) if one.ledger else None
+        rate = hop.bytes_per_s
+        wire = "hidden" if hop.wire_ns is None else show_duration(hop.wire_ns)
+        cells[where] = Cell(
+            slowness=slowness.get(where, 0.0),
+            lines=(
+                show_rate(rate) if rate else f"wire {wire}",
+                *((f"wire {wire}",) if rate else ()),
+                f"wait {show_duration(hop.wait_ns)}",
+            ),
+            slow=times is not None and times >= SLOW,
+        )
+    ranks = [rank.rank for rank in one.figures.ranks]
+    return matrix_markup(ranks, cells)
+
+
+def no_pipeline_report(page: Page, run: str) -> Report:
+    """Say that there is no pipeline: a page with figures and no pictures."""
+    return Report(verb="find", run=run, page=page)

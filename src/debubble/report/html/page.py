@@ -1,0 +1,183 @@
+"""A verb's `Page`, its sections and its columns in → one HTML file out.
+
+Nothing in it leaves the page: its policy allows one script and one style, by their digests.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from debubble import __version__
+from debubble.report.html.markup import hatch_patterns, safe, table_markup
+from debubble.report.html.palette import palette_json, style_variables
+from debubble.report.html.views import View
+from debubble.report.text import Page
+
+# In this order: each uses what stands before it.
+_SCRIPTS = ("columns.js", "raster.js", "board.js", "pointer.js", "memory.js", "main.js")
+
+
+# A figure stays on the line of its unit.
+_UNIT = re.compile(r"(?<=[0-9]) (?=(%|[num]?s|[KMGT]i?B)\b|%)")
+NO_BREAK = "\u00a0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One of the steps that a board shows at a time."""
+
+    title: str
+    views: tuple[int, ...]
+    """Numbers of those that can be chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """A canvas with lanes on one axis."""
+
+    slots: tuple[Slot, ...]
+    replays: bool = False
+    """Another canvas shows its step measured, replayed and ideal."""
+
+
+@dataclass(slots=True)
+class Report:
+    """All that goes into the file; views and boards are named by their numbers."""
+
+    verb: str
+    run: str
+    """What the user typed for the run."""
+    page: Page
+    tiles: list[tuple[str, str]] = field(default_factory=list)
+    """A figure, and what it is."""
+    sections: list[str] = field(default_factory=list)
+    views: list[View] = field(default_factory=list)
+    boards: list[Board] = field(default_factory=list)
+
+    def add_views(self, views: Sequence[View]) -> tuple[int, ...]:
+        """Add steps, and return their numbers."""
+        first = len(self.views)
+        self.views += views
+        return tuple(range(first, len(self.views)))
+
+    def add_board(self, board: Board) -> int:
+        """Add a board, and return its number."""
+        self.boards.append(board)
+        return len(self.boards) - 1
+
+
+def report_markup(report: Report) -> str:
+    """Return the whole file."""
+    style, script = _style(), _script()
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    page = report.page
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>debubble {safe(report.verb)}: {safe(report.run)}</title>
+<style>{style}</style>
+</head>
+<body>
+{hatch_patterns()}
+<header><span class="who"><b>debubble {safe(report.verb)}</b> {safe(report.run)}</span>
+<button id="theme" type="button">light / dark</button></header>
+<main>
+<h1>{_UNIT.sub(NO_BREAK, safe(page.answer))}</h1>
+{_findings(page)}
+{_tiles(report.tiles)}
+{"".join(report.sections)}
+{_warnings(page)}
+{_figures(page)}
+<section class="notes"><p>debubble {safe(__version__)}; this file asks for nothing.</p></section>
+</main>
+<div id="tip" role="status" hidden></div>
+<script type="application/json" id="data">{_data(report)}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _data(report: Report) -> str:
+    content: dict[str, Any] = {
+        "palette": palette_json(),
+        "boards": [
+            {
+                "slots": [{"title": slot.title, "views": slot.views} for slot in board.slots],
+                "replays": board.replays,
+            }
+            for board in report.boards
+        ],
+        "views": report.views,
+    }
+    # A name may hold "</script>": no bracket opens a tag here.
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files(__package__) / "assets" / name).read_text("utf-8")
+
+
+def _style() -> str:
+    return style_variables() + _asset("report.css")
+
+
+def _script() -> str:
+    parts = "\n".join(_asset(name) for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}\n}})();\n'
+
+
+def _digest(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
+
+
+def _findings(page: Page) -> str:
+    if not page.findings:
+        return ""
+    return f'<ul class="findings">{"".join(f"<li>{safe(one)}</li>" for one in page.findings)}</ul>'
+
+
+def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
+    shown = "".join(
+        f'<div class="tile"><b>{safe(figure)}</b><span>{safe(what)}</span></div>'
+        for figure, what in tiles
+    )
+    return f'<div class="tiles">{shown}</div>' if shown else ""
+
+
+def _warnings(page: Page) -> str:
+    if not page.gaps:
+        return ""
+    rows = "".join(
+        f"<p><b>warning:</b> {safe(gap)}{f' ({safe(gap.hint)})' if gap.hint else ''}</p>"
+        for gap in page.gaps
+    )
+    return f'<section class="warnings"><h2>What is missing</h2>{rows}</section>'
+
+
+def _figures(page: Page) -> str:
+    """Write all tables and notes of the terminal's answer: nothing is only in a picture."""
+    notes = "".join(f"<p>{safe(note)}</p>" for note in page.notes if note)
+    tables = "".join(map(table_markup, page.tables))
+    following = f"<p>next: <code>{safe(page.next_command)}</code></p>" if page.next_command else ""
+    return (
+        f"<section><details open><summary>All figures</summary>{tables}"
+        f'<div class="notes">{notes}</div>{following}</details></section>'
+    )

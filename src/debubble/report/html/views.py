@@ -1,0 +1,259 @@
+"""A `Timeline`, its figures and its ledger in → the steps that the page can show, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from debubble.ledger.ledger import Ledger
+from debubble.ledger.model import NUMBER_OF
+from debubble.ledger.savings import Remedies
+from debubble.ledger.waits import Wait, list_waits
+from debubble.report.html.columns import pack, tick_for, ticks
+from debubble.simulate.engine import Engine
+from debubble.simulate.program import Lengths
+from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.memory import allocator_curve
+from debubble.timeline.model import I64, Passes, RankTimeline, Timeline, Transfers
+from debubble.trace.columns import RankTrace
+
+View = dict[str, Any]
+# Of one page: steps beyond it are left out and counted. A step of 16 ranks and 64 microbatches
+# takes 0.2 MB.
+MOST_BYTES = 4_500_000
+# Points of a rank's memory curve in one step: more than a wide screen has columns.
+_MEMORY_BINS = 700
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One pipeline, as it is drawn."""
+
+    timeline: Timeline
+    figures: PipelineFigures
+    ledger: Ledger | None
+    traces: Sequence[RankTrace] = ()
+    """Of its ranks, where they are at hand: they hold the memory curves."""
+
+
+def views_of(shown: Shown, most_bytes: int = MOST_BYTES) -> tuple[list[View], int]:
+    """Return the steps of a pipeline until the page is full, and how many are left out."""
+    if not shown.figures.one_run:
+        return [], 0
+    views: list[View] = []
+    steps = _steps(shown)
+    used = 0
+    waits = list_waits(shown.ledger) if shown.ledger else ()
+    for step in steps:
+        view = _view(shown, step, [wait for wait in waits if wait.step == step])
+        used += sum(map(len, _texts(view)))
+        if views and used > most_bytes:
+            break
+        views.append(view)
+    return views, len(steps) - len(views)
+
+
+def _texts(view: object) -> Iterable[str]:
+    if isinstance(view, str):
+        yield view
+    elif isinstance(view, Mapping):
+        for one in view.values():
+            yield from _texts(one)
+    elif isinstance(view, Sequence):
+        for one in view:
+            yield from _texts(one)
+
+
+def _steps(shown: Shown) -> list[int | None]:
+    """Return steps that have a ledger, else all that were measured; None is the whole capture."""
+    if shown.ledger is not None:
+        return [step.number for step in shown.ledger.steps]
+    return [window.step for window in shown.figures.windows] or [None]
+
+
+def _view(shown: Shown, step: int | None, waits: Sequence[Wait]) -> View:
+    ranks = shown.figures.ranks
+    passes = _passes_of(shown, step)
+    if len(passes):
+        begin, end = int(passes.start_ns.min()), int(passes.end_ns.max())
+    else:
+        begin, end = 0, 1
+    length = max(end - begin, 1)
+    return {
+        "pipeline": shown.figures.pipeline,
+        "step": step,
+        "tick_ns": tick_for(length),
+        "length": length // tick_for(length),
+        "lanes": [_lane(rank) for rank in ranks],
+        "passes": _pass_columns(passes, ranks, begin, length),
+        "waits": _wait_columns(waits, ranks, begin, length),
+        "messages": _message_columns(shown, step, begin, length),
+        "memory": _memory(shown, begin, length),
+        "replays": _replays(shown, step, length),
+    }
+
+
+def _lane(rank: RankTimeline) -> dict[str, str]:
+    stages = ", ".join(map(str, rank.stages))
+    return {
+        "rank": f"rank {rank.rank}",
+        "stages": f"stage{'s' if len(rank.stages) > 1 else ''} {stages}",
+    }
+
+
+def _passes_of(shown: Shown, step: int | None) -> Passes:
+    passes, names = shown.timeline.passes, [rank.rank for rank in shown.figures.ranks]
+    mine = np.isin(passes.rank, names)
+    return passes.where(mine if step is None else mine & (passes.step == step))
+
+
+def _places(rank: Any, ranks: Sequence[RankTimeline]) -> I64:
+    place = {one.rank: number for number, one in enumerate(ranks)}
+    return np.array([place[one] for one in np.asarray(rank).tolist()], dtype=np.int64)
+
+
+def _counts(lane: I64, ranks: Sequence[RankTimeline]) -> list[int]:
+    """Return how many rows each lane has; rows are sorted by lane."""
+    counts: list[int] = np.bincount(lane, minlength=len(ranks)).tolist()
+    return counts
+
+
+def _pass_columns(
+    passes: Passes, ranks: Sequence[RankTimeline], begin: int, length: int
+) -> dict[str, Any]:
+    lane = _places(passes.rank, ranks)
+    order = np.lexsort((passes.start_ns, lane))
+    return {
+        "counts": _counts(lane, ranks),
+        "start": pack(ticks(passes.start_ns[order], begin, length), "u4"),
+        "end": pack(ticks(passes.end_ns[order], begin, length), "u4"),
+        "kind": pack(passes.kind[order], "u1"),
+        "microbatch": pack(passes.microbatch[order], "i2"),
+        "stage": pack(passes.stage[order], "i2"),
+    }
+
+
+def _wait_columns(
+    waits: Sequence[Wait], ranks: Sequence[RankTimeline], begin: int, length: int
+) -> dict[str, Any]:
+    lane = _places([wait.rank for wait in waits], ranks)
+    start = np.array([wait.start_ns for wait in waits], dtype=np.int64)
+    end = np.array([wait.end_ns for wait in waits], dtype=np.int64)
+    cause = np.array([NUMBER_OF[wait.cause] for wait in waits], dtype=np.int64)
+    names = list(dict.fromkeys(wait.waits_for for wait in waits))
+    number = {name: row for row, name in enumerate(names)}
+    whom = np.array([number[wait.waits_for] for wait in waits], dtype=np.int64)
+    order = np.lexsort((start, lane))
+    return {
+        "counts": _counts(lane, ranks),
+        "start": pack(ticks(start[order], begin, length), "u4"),
+        "end": pack(ticks(end[order], begin, length), "u4"),
+        "cause": pack(cause[order], "u1"),
+        "whom": pack(whom[order], "u2"),
+        "names": names,
+    }
+
+
+def _message_columns(shown: Shown, step: int | None, begin: int, length: int) -> dict[str, str]:
+    """Write messages from the moment both sides are there, or they leave into a buffer."""
+    ranks, every = shown.figures.ranks, shown.timeline.transfers
+    names = [rank.rank for rank in ranks]
+    mine = np.isin(every.source, names) & np.isin(every.destination, names)
+    moved = every.where(mine if step is None else mine & (every.step == step))
+    start = _departure(moved)
+    order = np.argsort(start, kind="stable")
+    return {
+        "source": pack(_places(moved.source, ranks)[order], "u2"),
+        "target": pack(_places(moved.destination, ranks)[order], "u2"),
+        "start": pack(ticks(start[order], begin, length), "u4"),
+        "end": pack(ticks(moved.receive_end_ns[order], begin, length), "u4"),
+        "bytes": pack(moved.message_bytes[order], "f4"),
+    }
+
+
+def _departure(moved: Transfers) -> I64:
+    buffered = moved.send_end_ns < moved.receive_start_ns
+    both = np.maximum(moved.send_start_ns, moved.receive_start_ns)
+    return np.where(buffered, moved.send_start_ns, both)
+
+
+def _memory(shown: Shown, begin: int, length: int) -> list[dict[str, Any]]:
+    """Write each rank's allocator curve: the highest and the last point of each bit of time."""
+    traces = {trace.rank: trace for trace in shown.traces}
+    curves = []
+    for place, rank in enumerate(shown.figures.ranks):
+        trace = traces.get(rank.rank)
+        moments, held = allocator_curve(trace) if trace else (np.zeros(0, dtype=np.int64),) * 2
+        if not len(held):
+            continue
+        moments = moments + rank.clock_offset_ns
+        first = int(np.searchsorted(moments, begin, side="right"))
+        last = int(np.searchsorted(moments, begin + length, side="right"))
+        kept = _thinned(moments[first:last], held[first:last], begin, length) + first
+        # What was held before the step began is where its curve begins.
+        kept = np.concatenate(([max(first - 1, 0)], kept)).astype(np.int64)
+        memory = rank.memory
+        curves.append(
+            {
+                "lane": place,
+                "time": pack(ticks(moments[kept], begin, length), "u4"),
+                "bytes": pack(held[kept], "f4"),
+                "limit": memory.limit_bytes if memory else None,
+            }
+        )
+    return curves
+
+
+def _thinned(moments: I64, held: I64, begin: int, length: int) -> I64:
+    """Return rows of the highest and the last point in each of some equal bits of time."""
+    if len(moments) <= 2 * _MEMORY_BINS:
+        return np.arange(len(moments))
+    bit = (moments - begin) * _MEMORY_BINS // (length + 1)
+    by_height = np.lexsort((held, bit))
+    ends = np.flatnonzero(np.diff(bit, append=-1) != 0)
+    highest = by_height[np.flatnonzero(np.diff(bit[by_height], append=-1) != 0)]
+    return np.unique(np.concatenate((ends, highest)))
+
+
+def _replays(shown: Shown, step: int | None, length: int) -> list[dict[str, Any]]:
+    """Write the step replayed unchanged, and with nothing wrong: the same passes, other times."""
+    ledger = shown.ledger
+    if ledger is None or not ledger.replays:
+        return []
+    remedies = next(one for one in ledger.remedies if one.step.number == step)
+    engine = Engine(remedies.step.program)
+    return [
+        _replayed("replayed", "the model of this step, nothing changed", engine, remedies, length),
+        _replayed(
+            "ideal",
+            "equal and steady stages, free wires, hosts in time",
+            engine,
+            remedies,
+            length,
+            remedies.nothing_wrong(),
+        ),
+    ]
+
+
+def _replayed(  # noqa: PLR0913, PLR0917 (what is replayed, and how it is called)
+    name: str,
+    words: str,
+    engine: Engine,
+    remedies: Remedies,
+    length: int,
+    lengths: Lengths | None = None,
+) -> dict[str, Any]:
+    times = engine.run(remedies.step.lengths if lengths is None else lengths)
+    begin = int(times.pass_start.min())
+    window = int(times.window_ns)
+    tick = tick_for(length)
+    return {
+        "name": name,
+        "words": words,
+        "length": window // tick,
+        "start": pack((times.pass_start - begin) // tick, "u4"),
+        "end": pack((times.pass_end - begin) // tick, "u4"),
+    }

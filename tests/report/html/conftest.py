@@ -1,0 +1,54 @@
+"""Reports of a recorded run, and a browser to look at them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from browser import CHROMIUM, open_browser
+from making import H200
+
+from debubble.ledger.hop_health import account_for
+from debubble.report.html.find import find_report
+from debubble.report.html.page import report_markup
+from debubble.report.html.views import Shown
+from debubble.report.text import Page
+from debubble.timeline.build import build_run
+from debubble.timeline.figures import measure_pipeline
+from debubble.trace.run import find_run, read_run
+
+
+@pytest.fixture(scope="session")
+def recorded():
+    """A recorded run of two ranks, as it is drawn."""
+    run = read_run(find_run([str(H200 / "1f1b_p2_m4")]))
+    timeline = build_run(run)
+    figures = measure_pipeline(timeline, 0)
+    ledger = account_for(timeline, figures)
+    return Shown(timeline=timeline, figures=figures, ledger=ledger, traces=run.ranks)
+
+
+@pytest.fixture(scope="session")
+def report_file(recorded, tmp_path_factory):
+    """The report of that run, and of a second pipeline just like it."""
+    twin = replace(recorded, figures=replace(recorded.figures, pipeline=1))
+    report = find_report([recorded, twin], Page(answer="Ranks wait."), "a run")
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(report_markup(report), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium: apt-get install chromium")
+    with open_browser(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser, report_file):
+    browser.resize(1400, 900)
+    browser.prefer("light")
+    browser.open(report_file)
+    return browser

@@ -1,0 +1,127 @@
+"""The file is safe and alone: every name escaped, one script, one style, nothing asked for."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+
+import pytest
+from console import type_command
+
+from debubble.cli.options import place_for
+from debubble.errors import Code, Gap, UsageError
+from debubble.report.html.charts import Pair, pair_bars
+from debubble.report.html.find import find_report
+from debubble.report.html.matrix import Cell, matrix_markup, slowness_of
+from debubble.report.html.page import Report, report_markup
+from debubble.report.html.scatter import Point, scatter
+from debubble.report.text import Page, Table
+
+NASTY = "</script><script>alert(1)</script>\"'&<img src=x onerror=alert(1)>\x1b[31m"
+
+
+@pytest.fixture(scope="module")
+def nasty():
+    page = Page(
+        answer=NASTY,
+        findings=[NASTY],
+        tables=[Table(columns=(NASTY,), rows=[(NASTY,)], title=NASTY)],
+        notes=[NASTY],
+        gaps=[Gap(code=Code.MALFORMED, message=NASTY, hint=NASTY, file=NASTY)],
+        next_command=NASTY,
+    )
+    view = {"name": NASTY}
+    return report_markup(
+        Report(verb="find", run=NASTY, page=page, tiles=[(NASTY, NASTY)], views=[view])
+    )
+
+
+def test_no_name_becomes_markup(nasty):
+    assert "<img" not in nasty
+    assert nasty.count("<script") == 2
+    assert nasty.count("</script>") == 2
+    assert "\x1b" not in nasty
+
+
+def test_the_policy_allows_the_page_s_own_script_and_style_and_nothing_else(nasty):
+    [policy] = re.findall(r'Content-Security-Policy" content="([^"]*)"', nasty)
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'")
+    for tag in ("script", "style"):
+        [inside] = re.findall(rf"<{tag}>(.*?)</{tag}>", nasty, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert " style=" not in nasty
+    assert not re.search(r"<[^>]* on[a-z]+=", nasty)
+
+
+def test_the_page_names_no_address(recorded):
+    text = report_markup(find_report([recorded], Page(answer="x"), "x"))
+    assert not re.findall(r"https?://|//[a-z]+\.|@import|url\((?!#)", text)
+
+
+def test_a_file_is_replaced_only_by_force(tmp_path):
+    place = tmp_path / "a.html"
+    assert place_for(str(place), force=False) == place
+    place.write_text("mine")
+    with pytest.raises(UsageError, match="there already"):
+        place_for(str(place), force=False)
+    assert place_for(str(place), force=True) == place
+    with pytest.raises(UsageError, match="no folder"):
+        place_for(str(tmp_path / "none" / "a.html"), force=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("find tests/data/h200/1f1b_p2_m4", "Measured, replayed, ideal"),
+        ("plan tests/data/h200/1f1b_p2_m4", "Options: latency against memory"),
+        ("compare tests/data/h200/1f1b_p2_m4 tests/data/h200/1f1b_p2_m4", "Before and after"),
+        ("links tests/data/h200/1f1b_p2_m4", 'class="matrix"'),
+    ],
+)
+def test_each_verb_writes_its_report_and_says_where(command, shown, tmp_path):
+    answer = type_command(f"debubble {command} --html out.html", tmp_path)
+    assert "out.html written; open it in a browser" in answer.text
+    assert shown in (tmp_path / "out.html").read_text("utf-8")
+
+
+def test_a_slow_hop_is_framed_and_says_so():
+    cells = {(0, 1): Cell(slowness=0.99, lines=("1 GB/s",), slow=True)}
+    text = matrix_markup([0, 1], cells)
+    assert text.count('class="s3 slow"') == text.count("<b>slow</b>") == 1
+    assert text.count("<td></td>") == 3
+
+
+def test_hops_that_are_alike_are_shaded_alike():
+    alike = slowness_of({(0, 1): 1.00, (1, 0): 1.01})
+    assert max(alike.values()) < 0.25
+    apart = slowness_of({(0, 1): 1.0, (1, 0): 4.0})
+    assert apart[0, 1] == 0
+    assert 0.99 < apart[1, 0] < 1
+
+
+def point(peak, **more):
+    known = {"name": "x", "latency_ns": 1e8, "low_ns": 9e7, "high_ns": 1.1e8, "style": "do"}
+    return Point(**(known | {"peak_bytes": peak} | more))
+
+
+def test_the_limit_is_drawn_where_it_is_near_and_said_where_it_is_far():
+    gib = 2.0**30
+    near = scatter([point(4 * gib), point(5 * gib)], 6 * gib)
+    assert 'class="limit"' in near
+    assert "limit 6.00 GiB" in near
+    far = scatter([point(4 * gib), point(5 * gib)], 80 * gib)
+    assert 'class="limit"' not in far
+    assert "limit 80.0 GiB, far to the right" in far
+
+
+def test_without_memory_there_is_no_chart_of_it():
+    assert not scatter([point(None)], None)
+
+
+def test_pairs_are_drawn_to_scale():
+    text = pair_bars([Pair(name="a", before=10, after=5, shown=("10", "5"))], "x")
+    before, after = (float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', text))
+    assert before == pytest.approx(2 * after)
