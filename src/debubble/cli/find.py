@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from pathlib import Path
 
 import click
-from rich.text import Text
 
 from debubble.cli.options import (
-    drawing_width,
     exit_strictly,
     html_option,
     limits_from,
@@ -21,24 +17,16 @@ from debubble.cli.options import (
     trace_options,
     write_html,
 )
+from debubble.cli.pictures import Found, Pictures
 from debubble.errors import NoPipeline, UsageError
 from debubble.ledger.hop_health import account_for
-from debubble.ledger.ledger import Ledger
-from debubble.ledger.waits import Wait, list_waits
-from debubble.report.chrome import write_chrome
 from debubble.report.find import (
     find_json,
     find_page,
     no_pipeline_json,
     no_pipeline_page,
 )
-from debubble.report.frame import frame_step
-from debubble.report.html.find import find_report, no_pipeline_report
-from debubble.report.html.views import Shown
-from debubble.report.lanes import draw_lanes
-from debubble.report.mermaid import draw_mermaid
-from debubble.report.svg import draw_svg
-from debubble.report.writing import write_file
+from debubble.report.html.find import no_pipeline_report
 from debubble.schedules import SCHEDULES, Statement, state_schedule
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
@@ -97,11 +85,16 @@ def command(  # noqa: PLR0913 (one argument a flag)
     """Measure the bubble of a pipeline from TRACES of all its ranks, against theory."""
     limits = limits_from(max_inflated, max_ratio)
     allowed = None if fail_over is None else parse_share(fail_over)
-    if draws and as_json:
-        raise UsageError("--timeline draws for people, --json is for programs", hint="leave one")
-    if mermaid and (draws or as_json):
-        raise UsageError("--mermaid prints a diagram and nothing else", hint="leave one")
-    picture = place_for(html, force=force)
+    pictures = Pictures(
+        lanes=draws,
+        perfetto=perfetto,
+        svg=svg,
+        mermaid=mermaid,
+        html=place_for(html, force=force),
+        force=force,
+        quiet=quiet,
+    )
+    pictures.check(as_json=as_json)
     statement = _statement(schedule, chunks)
     found = find_run(traces, capture=capture, limits=limits)
     with progress("reading", quiet=quiet) as show:
@@ -111,11 +104,11 @@ def command(  # noqa: PLR0913 (one argument a flag)
     try:
         timeline = build_run(run)
     except NoPipeline as why:
-        if not run.ranks or perfetto or svg or mermaid:
+        if not run.ranks or pictures.need_a_pipeline:
             raise
         page = no_pipeline_page(run, why, "" if quiet else f"debubble inspect {words}")
-        if picture is not None:
-            write_html(no_pipeline_report(page, words), picture, quiet=quiet)
+        if pictures.html is not None:
+            write_html(no_pipeline_report(page, words), pictures.html, quiet=quiet)
         print_answer(page, no_pipeline_json(run, why), as_json=as_json, color=color)
         exit_strictly(tuple(page.gaps), strict=strict)
         return
@@ -128,21 +121,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     ledger = account_for(timeline, worst)
     gaps = tuple(dict.fromkeys((*gaps, *(ledger.gaps if ledger else ()))))
     page = find_page(figures, ledger, job, gaps, "" if quiet else following)
-    waits = list_waits(ledger) if ledger and (draws or perfetto or svg or mermaid) else ()
-    if draws:
-        page.drawing = _draw(timeline, worst, step, waits)
-    if perfetto is not None:
-        _write_perfetto(timeline, Path(perfetto), waits, force=force, quiet=quiet)
-    if svg is not None:
-        drawn = _picture(timeline, worst, step, waits, page.answer)
-        write_file(Path(svg), drawn.encode(), force=force)
-        _say(f"{svg} written", quiet=quiet)
-    if picture is not None:
-        shown = _show(run, timeline, figures, ledger)
-        write_html(find_report(shown, page, words), picture, quiet=quiet)
-    if mermaid:
-        click.echo(draw_mermaid(worst, ledger, page.answer))
-    else:
+    measured = Found(traces=run.ranks, timeline=timeline, figures=figures, ledger=ledger, step=step)
+    pictures.draw(measured, page, words)
+    if not mermaid:
         data = find_json(run, timeline, figures, ledger, gaps, job=job)
         print_answer(page, data, as_json=as_json, color=color)
     exit_strictly(gaps, strict=strict)
@@ -161,26 +142,6 @@ def _measure(
     if said is None or said not in SCHEDULES or figures.kind == "stream":
         return figures
     return measure_pipeline(timeline, pipeline, step, state_schedule(said))
-
-
-def _show(
-    run: Run, timeline: Timeline, figures: Sequence[PipelineFigures], ledger: Ledger | None
-) -> list[Shown]:
-    """Account for every pipeline, the worst first: its ledger is there already."""
-    worst = worst_of(figures)
-    others = [one for one in figures if one is not worst]
-    return [
-        Shown(timeline=timeline, figures=worst, ledger=ledger, traces=run.ranks),
-        *(
-            Shown(
-                timeline=timeline,
-                figures=one,
-                ledger=account_for(timeline, one),
-                traces=run.ranks,
-            )
-            for one in others
-        ),
-    ]
 
 
 def _statement(schedule: str | None, chunks: int | None) -> Statement | None:
@@ -203,42 +164,3 @@ def _choose(timeline: Timeline, pipeline: int | None, step: int | None) -> list[
         known = ", ".join(str(one) for one in timeline.steps)
         raise UsageError(f"there is no step {step}", hint=f"--step takes one of: {known}")
     return chosen
-
-
-def _first_step(one: PipelineFigures, step: int | None) -> int | None:
-    """Return the step asked for, else the first one measured."""
-    return step if step is not None or not one.windows else one.windows[0].step
-
-
-def _draw(
-    timeline: Timeline, one: PipelineFigures, step: int | None, waits: Sequence[Wait]
-) -> list[Text]:
-    """Draw a step; ranks of different runs share none."""
-    if not one.one_run:
-        return []
-    chosen = _first_step(one, step)
-    return draw_lanes(timeline, one.pipeline, chosen, drawing_width(), waits)
-
-
-def _picture(
-    timeline: Timeline,
-    one: PipelineFigures,
-    step: int | None,
-    waits: Sequence[Wait],
-    answer: str,
-) -> str:
-    if not one.one_run:
-        raise UsageError("there is nothing to draw: these ranks are not of one run")
-    return draw_svg(frame_step(timeline, one.pipeline, _first_step(one, step), waits), answer)
-
-
-def _write_perfetto(
-    timeline: Timeline, path: Path, waits: Sequence[Wait], *, force: bool, quiet: bool
-) -> None:
-    write_chrome(timeline, path, waits=waits, force=force)
-    _say(f"{path} written; open it in https://ui.perfetto.dev", quiet=quiet)
-
-
-def _say(words: str, *, quiet: bool) -> None:
-    if not quiet:
-        click.echo(words, err=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.ledger.model import CAUSES, Cause
+from debubble.report import palette
 from debubble.timeline.model import PassKind
 
 # What text, lines and grounds look like; names are CSS variables.

@@ -1,0 +1,122 @@
+"""What `find` draws and writes besides its answer: lanes, Perfetto, SVG, Mermaid, HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from debubble.cli.options import drawing_width, write_html
+from debubble.errors import UsageError
+from debubble.ledger.hop_health import account_for
+from debubble.ledger.ledger import Ledger
+from debubble.ledger.waits import Wait, list_waits
+from debubble.report.chrome import write_chrome
+from debubble.report.frame import frame_step
+from debubble.report.html.find import find_report
+from debubble.report.html.views import Shown
+from debubble.report.lanes import draw_lanes
+from debubble.report.mermaid import draw_mermaid
+from debubble.report.svg import draw_svg
+from debubble.report.text import Page
+from debubble.report.writing import write_file
+from debubble.timeline.figures import PipelineFigures, worst_of
+from debubble.timeline.model import Timeline
+from debubble.trace.columns import RankTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A run as `find` measured it."""
+
+    traces: tuple[RankTrace, ...]
+    timeline: Timeline
+    figures: Sequence[PipelineFigures]
+    ledger: Ledger | None
+    """Of the pipeline that waits most."""
+    step: int | None
+    """The one that was asked for."""
+
+    @property
+    def worst(self) -> PipelineFigures:
+        """The pipeline that waits most."""
+        return worst_of(self.figures)
+
+    @property
+    def drawn_step(self) -> int | None:
+        """The step asked for, else the first one measured."""
+        windows = self.worst.windows
+        return self.step if self.step is not None or not windows else windows[0].step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pictures:
+    """What was asked for."""
+
+    lanes: bool
+    perfetto: str | None
+    svg: str | None
+    mermaid: bool
+    html: Path | None
+    force: bool
+    quiet: bool
+
+    @property
+    def need_a_pipeline(self) -> bool:
+        """Whether any of it says nothing without one."""
+        return bool(self.perfetto or self.svg or self.mermaid)
+
+    def check(self, *, as_json: bool) -> None:
+        """Refuse what cannot be printed together."""
+        if self.lanes and as_json:
+            raise UsageError(
+                "--timeline draws for people, --json is for programs", hint="leave one"
+            )
+        if self.mermaid and (self.lanes or as_json):
+            raise UsageError("--mermaid prints a diagram and nothing else", hint="leave one")
+
+    def draw(self, found: Found, page: Page, words: str) -> None:
+        """Write the files, and put lanes below the answer."""
+        asks = self.lanes or self.need_a_pipeline
+        waits = list_waits(found.ledger) if found.ledger and asks else ()
+        worst, timeline = found.worst, found.timeline
+        if self.lanes and worst.one_run:
+            page.drawing = draw_lanes(
+                timeline, worst.pipeline, found.drawn_step, drawing_width(), waits
+            )
+        if self.perfetto is not None:
+            write_chrome(timeline, Path(self.perfetto), waits=waits, force=self.force)
+            self._say(f"{self.perfetto} written; open it in https://ui.perfetto.dev")
+        if self.svg is not None:
+            write_file(Path(self.svg), _svg(found, waits, page.answer), force=self.force)
+            self._say(f"{self.svg} written")
+        if self.html is not None:
+            write_html(find_report(_shown(found), page, words), self.html, quiet=self.quiet)
+        if self.mermaid:
+            click.echo(draw_mermaid(worst, found.ledger, page.answer))
+
+    def _say(self, words: str) -> None:
+        if not self.quiet:
+            click.echo(words, err=True)
+
+
+def _svg(found: Found, waits: Sequence[Wait], answer: str) -> bytes:
+    if not found.worst.one_run:
+        raise UsageError("there is nothing to draw: these ranks are not of one run")
+    frame = frame_step(found.timeline, found.worst.pipeline, found.drawn_step, waits)
+    return draw_svg(frame, answer).encode()
+
+
+def _shown(found: Found) -> list[Shown]:
+    """Account for every pipeline, the worst first: its ledger is there already."""
+    worst = found.worst
+    ledgers = [(worst, found.ledger)]
+    ledgers += [
+        (one, account_for(found.timeline, one)) for one in found.figures if one is not worst
+    ]
+    return [
+        Shown(timeline=found.timeline, figures=one, ledger=ledger, traces=found.traces)
+        for one, ledger in ledgers
+    ]
