@@ -19,7 +19,7 @@ from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
-from debubble.simulate.program import Lengths
+from debubble.simulate.program import Lengths, Program
 from debubble.simulate.shared_device import run_shared
 from debubble.timeline.model import F64, I64, Flags
 
@@ -245,9 +245,31 @@ def own_work(step: MeasuredStep) -> int:
     passes, messages = program.passes, program.messages
     total = np.zeros(len(program.ranks), dtype=np.int64)
     np.add.at(total, passes.place, lengths.passes + lengths.pass_gaps)
-    # A batch that a pass waits for costs its rank what it takes with both sides there.
+    # A batch that a pass waits for costs its rank what it takes with both sides there, and so does
+    # what stands before it in its queue.
     cost = np.zeros(len(program.batches), dtype=np.int64)
     needed = messages.consumer >= 0
     np.maximum.at(cost, messages.received[needed], lengths.drain[needed])
+    np.maximum.at(cost, messages.sent, lengths.sending)
+    cost[~_held_up_by(program)] = 0
     np.add.at(total, program.batches.place, cost)
     return int(total.max())
+
+
+def _held_up_by(program: Program) -> Flags:
+    """Tell batches that a pass waits for, and those before them that the pass waits for as well.
+
+    What was issued before an earlier pass runs beside that pass.
+    """
+    messages, batches = program.messages, program.batches
+    needed = np.flatnonzero(messages.consumer >= 0)
+    received, consumer = messages.received[needed], messages.consumer[needed]
+    holds = np.zeros(len(batches), dtype=bool)
+    holds[received] = True
+    at_once = received[program.passes.before[consumer] == batches.after[received]]
+    for row in at_once.tolist():
+        before = batches.before[row]
+        while before >= 0 and not holds[before] and batches.after[before] == batches.after[row]:
+            holds[before] = True
+            before = batches.before[before]
+    return holds
