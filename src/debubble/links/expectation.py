@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.links.peers import middle_of_others
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import F64, I64, Flags
@@ -51,22 +52,21 @@ def expect_wire(
         np.concatenate([step.fused for step in steps]),
         np.concatenate([_wire_of(step, wires or {}) for step in steps]),
     )
-    wires = _Kind.of([(step.lengths.wire, step.seen.wire) for step in steps])
+    took = _Kind.of([(step.lengths.wire, step.seen.wire) for step in steps])
     drains = _Kind.of([(step.lengths.drain, step.seen.drain) for step in steps])
     sends = _Kind.of([(step.lengths.sending, np.ones_like(step.fused)) for step in steps])
+    kinds = (took, drains, sends)
     for number in range(int(peers.max(initial=-1)) + 1):
         mine = peers == number
+        by_wire, by_drain, by_send = (kind.against_others(hop, mine) for kind in kinds)
         for one in np.unique(hop[mine]).tolist():
             own = mine & (hop == one)
-            by_wire, by_drain, by_send = (
-                kind.against_others(one, hop, mine) for kind in (wires, drains, sends)
-            )
             # What no other hop shows tells nothing: then one is as slow as the other.
-            wires.set(own, by_wire, by_drain)
-            drains.set(own, by_drain, by_wire)
-            sends.set(own, by_send)
+            took.set(own, by_wire.get(one), by_drain.get(one))
+            drains.set(own, by_drain.get(one), by_wire.get(one))
+            sends.set(own, by_send.get(one))
     cuts = np.cumsum([len(step.fused) for step in steps])[:-1]
-    columns = (wires.usual, drains.usual, wires.times, drains.times, sends.times)
+    columns = (took.usual, drains.usual, took.times, drains.times, sends.times)
     parts = (np.split(column, cuts) for column in columns)
     return tuple(
         Expected(
@@ -84,7 +84,7 @@ def expect_wire(
 
 
 class _Kind(NamedTuple):
-    """Wire or drain: what it took, of which messages that was measured; and what is found."""
+    """Wires, drains or sends: what they took, which of them were measured; and what is found."""
 
     ns: I64
     seen: Flags
@@ -96,20 +96,16 @@ class _Kind(NamedTuple):
         ns, seen = (np.concatenate(column) for column in zip(*steps, strict=True))
         return cls(ns, seen, ns.copy(), np.ones(len(ns)))
 
-    def against_others(self, one: int, hop: I64, mine: Flags) -> float | None:
-        """Return how many times as long as others' a hop's messages mostly take.
-
-        Of two other hops the faster says what is possible.
-        """
-        rows = mine & self.seen
+    def against_others(self, hop: I64, mine: Flags) -> dict[int, float]:
+        """Return how many times as long as those of others each hop's messages mostly take."""
+        rows = np.flatnonzero(mine & self.seen)
         medians = {
-            other: max(float(np.median(self.ns[rows & (hop == other)])), 1.0)
-            for other in np.unique(hop[rows]).tolist()
+            one: max(float(np.median(self.ns[rows[hop[rows] == one]])), 1.0)
+            for one in np.unique(hop[rows]).tolist()
         }
-        own = medians.pop(one, None)
-        if own is None or not medians:
-            return None
-        return own / sorted(medians.values())[(len(medians) - 1) // 2]
+        in_order = sorted(medians.values())
+        usual = {one: middle_of_others(in_order, own) for one, own in medians.items()}
+        return {one: medians[one] / it for one, it in usual.items() if it is not None}
 
     def set(self, own: Flags, *told: float | None) -> None:
         """Set what a hop takes against others, by the first that tells; and what is usual."""

@@ -100,7 +100,7 @@ def _passes_in_order(passes: Passes, names: tuple[int, ...], step: int) -> tuple
     mine = passes.where((passes.step == step) & np.isin(passes.rank, names))
     place = _places(mine.rank, names)
     order = np.lexsort((mine.start_ns, place))
-    mine, place = mine.where(order), place[order]  # type: ignore[arg-type]
+    mine, place = mine.where(order), place[order]
     before = np.arange(len(place)) - 1
     before[np.diff(place, prepend=-1) != 0] = NONE
     return mine, PassTable(
