@@ -86,13 +86,13 @@ def test_a_hop_that_costs_has_the_price_that_the_recorded_steps_show(recorded_da
         measured(recorded_data / name)[1].batch_latency_ns
         for name in ("fwd_closed_m8_slow12", "fwd_closed_m8")
     ]
-    assert slow.cost_ns == pytest.approx(windows[0] - windows[1], rel=0.2)
+    assert slow.cost_ns == pytest.approx(windows[0] - windows[1], rel=0.1)
 
 
 def test_slack_hides_most_of_a_slow_hop(recorded_data):
-    """Five times slower, eight messages a step; less than a tenth of the batch can come back."""
+    """Five times slower, eight messages a step; a twentieth of the batch or so can come back."""
     slow = judged(recorded_data / "1f1b_m8_slow23").slow[0]
-    assert 0 < slow.cost_ns < 0.1 * measured(recorded_data / "1f1b_m8_slow23")[1].batch_latency_ns
+    assert 0 < slow.cost_ns < 0.06 * measured(recorded_data / "1f1b_m8_slow23")[1].batch_latency_ns
 
 
 def test_a_buffered_message_tells_no_bandwidth(recorded_data):

@@ -151,8 +151,10 @@ def _by_peers(
     """Hold the large sizes against the middle of what hops over the same kind of wire take.
 
     As with traces, nearly all messages must be slow: on a noisy machine the peers' medians rise,
-    and a hop's quick messages stay below them.
+    and a hop's quick messages stay below them. And it must be their size that makes them so: where
+    ranks wake up late, the smallest messages take as long as the large ones.
     """
+    at_least = ladders[hop][0].one_way.median_s if len(ladders[hop]) > 1 else 0.0
     peers = [
         rungs
         for other, rungs in ladders.items()
@@ -169,7 +171,7 @@ def _by_peers(
         if others:
             usual = others[(len(others) - 1) // 2]
             typical.append(rung.one_way.median_s / usual)
-            quick.append(rung.one_way.quick_s / usual)
+            quick.append((rung.one_way.quick_s - at_least) / usual)
     if not typical:
         return None
     return judge_ratio(median(typical), slow=median(quick) > SLOW, against="peers")
