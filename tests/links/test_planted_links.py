@@ -36,7 +36,7 @@ def name_of(case):
 
 
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("case", (*MEETING, *BUFFERED), ids=name_of)
+@pytest.mark.parametrize("case", [*MEETING, *BUFFERED], ids=name_of)
 def test_a_slow_hop_is_named_with_its_direction_and_its_price(case, share):
     for seed, hop in enumerate(hops_of(case)):
         told = tell(case, seed, hop, 1 / share)

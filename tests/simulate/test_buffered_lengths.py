@@ -24,7 +24,8 @@ def measured(case, slow, hosts=None):
     timeline = as_timeline(program, Engine(program).run(lengths), message_bytes=sizes, step=0)
     if hosts:
         ranks = [
-            replace(rank, device=(host, 0)) for rank, host in zip(timeline.ranks, hosts, strict=True)
+            replace(rank, device=(host, 0))
+            for rank, host in zip(timeline.ranks, hosts, strict=True)
         ]
         timeline = replace(timeline, ranks=tuple(ranks))
     return lengths, program, measure_step(timeline, 0, 0)

@@ -55,12 +55,14 @@ class Remedies:
             **{name: np.stack([one[name] for one in columns], axis=1) for name in columns[0]}
         )
         engine = Engine(self.step.program, queues=queues)
-        if not self.slope:
-            return engine.run(together).window_ns.tolist()
-        as_it_was = Engine(self.step.program).run(self.step.lengths)
-        activity = trailing_activity(as_it_was.pass_start, as_it_was.pass_end)
-        times = run_shared(engine, together, measured_activity=activity, slope=self.slope)
-        return times.window_ns.tolist()
+        if self.slope:
+            as_it_was = Engine(self.step.program).run(self.step.lengths)
+            activity = trailing_activity(as_it_was.pass_start, as_it_was.pass_end)
+            times = run_shared(engine, together, measured_activity=activity, slope=self.slope)
+        else:
+            times = engine.run(together)
+        windows: list[int] = times.window_ns.tolist()
+        return windows
 
     def equal_stages(self, stage: int | None = None) -> Lengths:
         """Let every stage take as long as any other; or let one of them."""

@@ -72,7 +72,9 @@ def time_hops(timeline: Timeline, hops: tuple[HopFigures, ...]) -> tuple[HopTime
     rows = rows_by_hop(transfers)
     nothing = np.zeros(0, dtype=np.int64)
     return tuple(
-        _time(transfers.where(rows.get((hop.source, hop.destination), nothing)), hop, buffers=buffers)
+        _time(
+            transfers.where(rows.get((hop.source, hop.destination), nothing)), hop, buffers=buffers
+        )
         for hop in hops
     )
 

@@ -192,25 +192,31 @@ def _slow(ratios: F64) -> bool:
     return len(ratios) > 0 and bool(np.quantile(ratios, share) > SLOW)
 
 
-def _usual(
-    hops: Sequence[HopTimes], wires: Mapping[Hop, str]
-) -> dict[tuple[Hop, str], float]:
+def _usual(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[tuple[Hop, str], float]:
     """Return what messages of each hop and kind should take, by its peers where it has any.
 
     Peers have messages as large, over the same kind of wire.
     """
-    medians: dict[tuple[int, str | None, str], dict[Hop, float]] = {}
+    medians: dict[_Alike, dict[Hop, float]] = {}
     for one in hops:
         for kind, lengths in one.lengths:
-            alike = medians.setdefault((one.figures.message_bytes, wires.get(one.hop), kind), {})
+            of_hops = medians.setdefault(_alike(one, kind, wires), {})
             if len(lengths) >= 2:
-                alike[one.hop] = max(float(np.median(lengths)), 1.0)
+                of_hops[one.hop] = max(float(np.median(lengths)), 1.0)
     in_order = {alike: sorted(of_hops.values()) for alike, of_hops in medians.items()}
     found = {}
     for one in hops:
         for kind, _ in one.lengths:
-            alike = one.figures.message_bytes, wires.get(one.hop), kind
+            alike = _alike(one, kind, wires)
             middle = middle_of_others(in_order[alike], medians[alike].get(one.hop))
             if middle is not None:
                 found[one.hop, kind] = middle
     return found
+
+
+_Alike = tuple[int, str | None, str]
+"""Bytes of messages, the kind of wire, and what messages met."""
+
+
+def _alike(hop: HopTimes, kind: str, wires: Mapping[Hop, str]) -> _Alike:
+    return hop.figures.message_bytes, wires.get(hop.hop), kind

@@ -94,9 +94,7 @@ def _hidden(program: Program, times: Times) -> Flags:
     return hidden
 
 
-def _message_lengths(
-    program: Program, times: Times, hidden: Flags
-) -> tuple[dict[str, I64], Seen]:
+def _message_lengths(program: Program, times: Times, hidden: Flags) -> tuple[dict[str, I64], Seen]:
     """Return what sending, wire and drain took of each message, and which of these were seen.
 
     A receive ends when its message has travelled and has been taken in. Of a buffered message only
@@ -158,9 +156,9 @@ def _usual(hop: I64, seen: _Receives) -> tuple[F64, F64]:
     usual_wire, usual_drain = np.zeros(len(hop)), np.zeros(len(hop))
     for number, (wire, drain) in found.items():
         mine = hop == number
-        if not wire:
-            wire = drain / share if drain else _median(seen.whole[mine & seen.known])
-        usual_wire[mine], usual_drain[mine] = wire, drain or wire * share
+        of_others = drain / share if drain else _median(seen.whole[mine & seen.known])
+        usual_wire[mine] = wire or of_others
+        usual_drain[mine] = drain or (wire or of_others) * share
     return usual_wire, usual_drain
 
 
