@@ -163,8 +163,9 @@ def check(answer, hop):
     slow = [one for one in answer["hops"] if one["verdict"] == "slow"]
     assert [(one["from_rank"], one["to_rank"]) for one in slow] == [hop]
     assert slow[0]["ill"] == "link"
+    # Of the largest messages. A line over all sizes is bent by small ones: a bucket lets these
+    # pass, and on a busy machine they wait for ranks to wake up.
     assert slow[0]["one_message_bytes_per_s"] == pytest.approx(BYTES_PER_S, rel=0.25)
-    assert slow[0]["beta_bytes_per_s"] == pytest.approx(BYTES_PER_S, rel=0.25)
 
 
 @pytest.mark.accuracy

@@ -34,7 +34,6 @@ class LiveHop:
     rungs: tuple[Rung, ...]
     """By size."""
     fit: Fit | None
-    """Of the quicker messages: by medians, ranks that wake up late would bend the line."""
     judgement: Judgement
     ill: str | None
     """Of a slow hop: `link`, `rank 3`, or None where that could not be told."""
@@ -72,7 +71,7 @@ def judge_measured(
             rungs=rungs,
             fit=fit_line(
                 [rung.size_bytes for rung in rungs],
-                [rung.one_way.quick_s * NS_PER_S for rung in rungs],
+                [rung.one_way.median_s * NS_PER_S for rung in rungs],
             ),
             judgement=judged[hop],
             ill=_who_is_ill(hop, again, ladders, measured.places) if judged[hop].slow else None,
