@@ -44,14 +44,14 @@ class Case:
 
 
 @cache
-def _program(case):
+def program_of(case):
     order = order_of(case.schedule, case.ranks, case.microbatches)
     return plan_program(order, usual_communication(case.schedule), rendezvous=case.rendezvous)
 
 
-def _lengths(case, seed, step):
+def lengths_of(case, seed, step):
     """Passes vary by 3 %, messages as the case says, and hops differ among each other."""
-    program, random = _program(case), np.random.default_rng([seed, step])
+    program, random = program_of(case), np.random.default_rng([seed, step])
     hops = np.random.default_rng(seed).lognormal(0, case.unlike, case.ranks**2)
     stages = case.ranks
     costs = GivenCosts(
@@ -93,11 +93,11 @@ class Told:
 
 def tell(case, seed, slow=None, times=1.0):
     """Run some steps, one hop `times` slower, and let them be judged."""
-    program = _program(case)
+    program = program_of(case)
     engine, steps, costs, begin = Engine(program), [], [], 0
     for step in range(case.steps):
-        healthy = _lengths(case, seed, step)
-        lengths = healthy if slow is None else _slowed(program, healthy, slow, times)
+        healthy = lengths_of(case, seed, step)
+        lengths = healthy if slow is None else slowed(program, healthy, slow, times)
         run = engine.run(lengths)
         costs.append(int(run.window_ns) - int(engine.run(healthy).window_ns))
         sizes = np.full(len(program.messages), SIZE, dtype=np.int64)
@@ -109,7 +109,7 @@ def tell(case, seed, slow=None, times=1.0):
     return Told(health=health, true_cost_ns=round(median(costs)))
 
 
-def _slowed(program, lengths, hop, times):
+def slowed(program, lengths, hop, times):
     mine = hop_of(program) == hop[0] * len(program.ranks) + hop[1]
     assert mine.any()
     factor = np.where(mine, times, 1.0)

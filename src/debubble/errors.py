@@ -120,6 +120,7 @@ class Code(StrEnum):
     FOREIGN_DEVICE = "foreign_device"
     HOST_TIMES = "host_times"
     LINKS_INACTIVE = "links_inactive"
+    LOG_CUT = "log_cut"
     MALFORMED = "malformed"
     MISSING_RANKS = "missing_ranks"
     MIXED_RUNS = "mixed_runs"

@@ -108,7 +108,7 @@ def test_the_long_last_stage_is_blamed_and_the_even_split_foretold():
     first = name_causes(ledger)[0]
     assert (first.cause, first.stage, first.rank) == (Cause.IMBALANCE, 3, 3)
     even = median_window("h200/1f1b_m8")
-    assert first.saving.batch_latency_ns == pytest.approx(even, rel=0.1)
+    assert first.saving.batch_latency_ns == pytest.approx(even, rel=0.02)
 
 
 @here
@@ -117,7 +117,7 @@ def test_a_slow_hop_that_slack_hides_is_named_and_said_to_buy_little():
     first = name_causes(ledger)[0]
     assert (first.cause, first.hop) == (Cause.SLOW_LINK, (2, 3))
     assert first.times_expected > 3
-    assert 0 < first.culprit_saved_ns < 0.1 * median_window("h200/1f1b_m8_slow23")
+    assert 0 < first.culprit_saved_ns < 0.06 * median_window("h200/1f1b_m8_slow23")
 
 
 @here

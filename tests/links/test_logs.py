@@ -30,6 +30,7 @@ memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)
 
 SUM device_to_device_memcpy_read_ce 791.50
 
+NOTE: The reported results may not reflect the full capabilities of the platform.
 """
 MATRIX_JSON = {
     "nvbandwidth": {
@@ -199,6 +200,19 @@ def test_figures_of_copy_engines_are_not_held_against_nccl():
     assert [gap.code for gap in doubts_about([own(MATRIX)])] == [Code.COPY_ENGINE]
     assert doubts_about([own(json.dumps(MATRIX_JSON))]) == ()
     assert own(MATRIX).tests[0].cells == ((None, 395.1), (396.4, None))
+
+
+def test_matrices_that_end_without_the_closing_note_may_lack_tests():
+    cut = own(MATRIX.partition("NOTE")[0])
+    assert cut.tests == own(MATRIX).tests
+    assert [gap.code for gap in doubts_about([cut])] == [Code.COPY_ENGINE, Code.LOG_CUT]
+
+
+def test_a_sum_whose_test_is_missing_is_refused():
+    second = MATRIX[MATRIX.index("Running") : MATRIX.index("NOTE")].replace("read_ce", "write_ce")
+    headless = second.partition("\n")[2]
+    with pytest.raises(LogError, match="write_ce has a sum, and was not begun"):
+        own(MATRIX.replace("NOTE", f"{headless}\nNOTE"))
 
 
 def test_wrong_data_is_told():

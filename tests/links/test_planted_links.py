@@ -11,7 +11,11 @@ MEETING = (
     Case(schedule="gpipe", rendezvous=True, **STEADY),
     Case(schedule="1f1b", ranks=8, microbatches=16, **STEADY),
 )
-BUFFERED = (Case(schedule="gpipe", **STEADY), Case(schedule="forward-only", **STEADY))
+# What a buffered message does not show is its hop's median: a few steps average that out.
+BUFFERED = (
+    Case(schedule="gpipe", steps=6, **STEADY),
+    Case(schedule="forward-only", steps=6, **STEADY),
+)
 HOPS = ((1, 2), (2, 3), (2, 1), (0, 1))
 SHARES = (0.5, 0.25, 0.1)
 NOISY = (
@@ -32,19 +36,12 @@ def name_of(case):
 
 
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("case", MEETING, ids=name_of)
+@pytest.mark.parametrize("case", [*MEETING, *BUFFERED], ids=name_of)
 def test_a_slow_hop_is_named_with_its_direction_and_its_price(case, share):
     for seed, hop in enumerate(hops_of(case)):
         told = tell(case, seed, hop, 1 / share)
         assert told.slow == [hop]
         assert told.health.slow[0].cost_ns == pytest.approx(told.true_cost_ns, rel=0.05)
-
-
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("case", BUFFERED, ids=name_of)
-def test_a_slow_hop_is_named_where_sends_are_buffered(case, share):
-    for seed, hop in enumerate(hops_of(case)):
-        assert tell(case, seed, hop, 1 / share).slow == [hop]
 
 
 def test_the_other_way_of_a_slow_exchange_is_not_blamed():

@@ -11,7 +11,6 @@ from debubble.ledger.hop_health import account_for, judge_links
 from debubble.ledger.verdict import name_causes
 from debubble.links.classes import find_class
 from debubble.links.fit import Fit
-from debubble.links.hop_times import FEWEST
 from debubble.links.judge import Past
 from debubble.links.wiring import Wiring
 from debubble.timeline.build import build_run
@@ -57,13 +56,13 @@ def truth_of(folder):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_message_takes_what_it_took_with_nothing_else_running(name, recorded_data):
     truth = truth_of(recorded_data / name)
-    compared = 0
-    for one in judged(recorded_data / name).hops:
-        if one.times.waited >= FEWEST or one.judgement.slow:
-            true_s = truth[*one.hop, one.times.figures.message_bytes]
-            assert one.times.alone_ns / 1e9 == pytest.approx(true_s, rel=0.25), one.hop
-            compared += 1
-    assert compared
+    found = [one.times for one in judged(recorded_data / name).hops]
+    told = [one for one in found if one.alone_ns is not None]
+    # Where no receiver ever waited, nothing is claimed.
+    assert [one.waited for one in found if one not in told] == ([0, 0] if name == "fwd_m8" else [])
+    for one in told:
+        true_s = truth[*one.hop, one.figures.message_bytes]
+        assert one.alone_ns / 1e9 == pytest.approx(true_s, rel=0.25), one.hop
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -87,13 +86,13 @@ def test_a_hop_that_costs_has_the_price_that_the_recorded_steps_show(recorded_da
         measured(recorded_data / name)[1].batch_latency_ns
         for name in ("fwd_closed_m8_slow12", "fwd_closed_m8")
     ]
-    assert slow.cost_ns == pytest.approx(windows[0] - windows[1], rel=0.2)
+    assert slow.cost_ns == pytest.approx(windows[0] - windows[1], rel=0.1)
 
 
 def test_slack_hides_most_of_a_slow_hop(recorded_data):
-    """Five times slower, eight messages a step; less than a tenth of the batch can come back."""
+    """Five times slower, eight messages a step; a twentieth of the batch or so can come back."""
     slow = judged(recorded_data / "1f1b_m8_slow23").slow[0]
-    assert 0 < slow.cost_ns < 0.1 * measured(recorded_data / "1f1b_m8_slow23")[1].batch_latency_ns
+    assert 0 < slow.cost_ns < 0.06 * measured(recorded_data / "1f1b_m8_slow23")[1].batch_latency_ns
 
 
 def test_a_buffered_message_tells_no_bandwidth(recorded_data):

@@ -16,7 +16,7 @@ from debubble.timeline.model import F64, Flags, Timeline, Transfers
 # Both ways at once against one way, where a run shows only one of them.
 _BOTH_OVER_ONE = 1.15
 # Taking in what is there already, against the wire.
-_DRAIN_OVER_WIRE = 0.5
+DRAIN_OVER_WIRE = 0.5
 # Fewer are no sample.
 _FEWEST = 4
 # A hop that takes so many times as long as the others is slow; tails alone do not make it so.
@@ -192,7 +192,7 @@ def _complete(seen: Mapping[str, F64], message_bytes: int, *, buffers: bool) -> 
         said.append("both ways at once take 1.15 times one way")
         both = one * _BOTH_OVER_ONE
     if len(drain) == 0:
-        drain = one * _DRAIN_OVER_WIRE
+        drain = one * DRAIN_OVER_WIRE
     return WirePools(
         both_ways=both,
         one_way=one,

@@ -8,6 +8,8 @@ from statistics import median
 
 import numpy as np
 
+from debubble.costs.devices import surely_share
+from debubble.costs.pass_model import SHARED_SLOPE
 from debubble.costs.passes import collectives_inside, measure_passes
 from debubble.errors import Code, Gap
 from debubble.ledger.account import account_step
@@ -107,6 +109,7 @@ def build_ledger(
             costs=costs,
             collectives_ns=_collectives_in(step, timeline, ranks),
             expected=one,
+            slope=SHARED_SLOPE if surely_share(ranks) else 0.0,
         )
         for step, one in zip(measured, expected, strict=True)
     )

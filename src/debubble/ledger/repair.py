@@ -18,9 +18,9 @@ from debubble.simulate.lengths import hop_of
 def times_expected(ledger: Ledger, hop: Hop) -> float | None:
     """Return how many times as long a hop's messages mostly take as those of its peers."""
     number = _number(ledger, hop)
-    shares = [one.expected.of_hop[hop_of(one.step.program) == number] for one in ledger.remedies]
-    found = np.concatenate(shares) if shares else np.zeros(0)
-    return float(1 / np.median(found)) if len(found) else None
+    times = [one.expected.wire_times[hop_of(one.step.program) == number] for one in ledger.remedies]
+    found = np.concatenate(times) if times else np.zeros(0)
+    return float(np.median(found)) if len(found) else None
 
 
 def saved_by_repair(ledger: Ledger, hops: Sequence[Hop], share: float | None = None) -> int:

@@ -11,6 +11,7 @@ from statistics import median
 
 import numpy as np
 
+from debubble.costs.activity import trailing_activity
 from debubble.costs.passes import PassCosts
 from debubble.ledger.model import Cause
 from debubble.links.expectation import Expected
@@ -18,8 +19,9 @@ from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
-from debubble.simulate.program import Lengths
-from debubble.timeline.model import I64, Flags
+from debubble.simulate.program import Lengths, Program
+from debubble.simulate.shared_device import run_shared
+from debubble.timeline.model import F64, I64, Flags
 
 SCHEDULE, HEAD_OF_LINE, ALL = "schedule", "head_of_line", "all"
 
@@ -43,6 +45,24 @@ class Remedies:
     collectives_ns: I64
     """Inside each pass."""
     expected: Expected
+    slope: float
+    """What each rank at work adds to the passes of the others; 0 unless they share a device."""
+
+    def replay(self, many: Sequence[Lengths], *, queues: bool = True) -> list[int]:
+        """Return the window of each, all run in one go; without `queues` messages overtake."""
+        columns = [one.columns() for one in many]
+        together = Lengths(
+            **{name: np.stack([one[name] for one in columns], axis=1) for name in columns[0]}
+        )
+        engine = Engine(self.step.program, queues=queues)
+        if self.slope:
+            as_it_was = Engine(self.step.program).run(self.step.lengths)
+            activity = trailing_activity(as_it_was.pass_start, as_it_was.pass_end)
+            times = run_shared(engine, together, measured_activity=activity, slope=self.slope)
+        else:
+            times = engine.run(together)
+        windows: list[int] = times.window_ns.tolist()
+        return windows
 
     def equal_stages(self, stage: int | None = None) -> Lengths:
         """Let every stage take as long as any other; or let one of them."""
@@ -81,17 +101,21 @@ class Remedies:
 
         Or let their messages take a `share` of what they do, where something else tells it.
         """
-        lengths = self.step.lengths
+        lengths, expected = self.step.lengths, self.expected
         mine = np.isin(hop_of(self.step.program), hops)
-        shares = np.where(mine & (share is not None), share or 1.0, self.expected.of_hop)
         # An exchange ends when both its messages are there: the way back only waited for this one.
         affected = mine | self._way_back(mine)
-        faster = np.where(affected, np.minimum(shares, 1.0), 1.0)
+
+        def faster(column: I64, times: F64) -> I64:
+            shares = np.minimum(1 / times, 1.0)
+            shares = shares if share is None else np.where(mine, share, shares)
+            return np.rint(column * np.where(affected, shares, 1.0)).astype(np.int64)
+
         return replace(
             lengths,
-            sending=np.rint(lengths.sending * faster).astype(np.int64),
-            wire=np.rint(lengths.wire * faster).astype(np.int64),
-            drain=np.rint(lengths.drain * faster).astype(np.int64),
+            sending=faster(lengths.sending, expected.sending_times),
+            wire=faster(lengths.wire, expected.wire_times),
+            drain=faster(lengths.drain, expected.drain_times),
         )
 
     def _way_back(self, mine: Flags) -> Flags:
@@ -182,7 +206,6 @@ def _of(places: np.ndarray[tuple[int], np.dtype[np.int32]], place: int | None) -
 def replay_step(remedies: Remedies) -> Replays:
     """Replay a step unchanged, and without each cause."""
     step = remedies.step
-    engine = Engine(step.program)
     changes = {
         str(Cause.IMBALANCE): remedies.equal_stages(),
         str(Cause.JITTER): remedies.no_jitter(),
@@ -192,34 +215,30 @@ def replay_step(remedies: Remedies) -> Replays:
         str(Cause.COLLECTIVE): remedies.no_collectives(),
         ALL: remedies.nothing_wrong(),
     }
-    windows = run_together(engine, [step.lengths, *changes.values()])
-    unchanged = windows[0]
-    without = dict(zip(changes, windows[1:], strict=True))
-    without[HEAD_OF_LINE] = int(Engine(step.program, queues=False).run(step.lengths).window_ns)
-    # Twice the microbatches halve what a batch waits at its begin and end.
-    without[SCHEDULE] = unchanged - (unchanged - own_work(step)) // 2
+    unchanged, *windows = remedies.replay([step.lengths, *changes.values()])
+    without = dict(zip(changes, windows, strict=True))
+    (without[HEAD_OF_LINE],) = remedies.replay([step.lengths], queues=False)
+    without[SCHEDULE] = _with_half_the_waits(remedies, unchanged)
     return Replays(
         measured_ns=int(step.times.window_ns), unchanged_ns=unchanged, without_ns=without
     )
 
 
-def run_together(engine: Engine, many: list[Lengths]) -> list[int]:
-    """Return the window of each, all replayed in one go."""
-    columns = [one.columns() for one in many]
-    together = Lengths(
-        **{name: np.stack([one[name] for one in columns], axis=1) for name in columns[0]}
-    )
-    windows: list[int] = engine.run(together).window_ns.tolist()
-    return windows
+def _with_half_the_waits(remedies: Remedies, window_ns: int) -> int:
+    """Return the window with twice the microbatches, which halve what waits at its begin and end.
+
+    Where ranks share a device, they slow each other as much more as they are at work more.
+    """
+    step = remedies.step
+    halved = window_ns - (window_ns - own_work(step)) // 2
+    at_work = int(step.lengths.passes.sum()) * (1 / halved - 1 / window_ns)
+    return round(halved * float(np.exp(remedies.slope * at_work)))
 
 
 def saved_by(remedies: Sequence[Remedies], remedy: Callable[[Remedies], Lengths]) -> int:
     """Return what one remedy would save: the median over steps."""
-    saved = []
-    for one in remedies:
-        before, after = run_together(Engine(one.step.program), [one.step.lengths, remedy(one)])
-        saved.append(before - after)
-    return round(median(saved))
+    windows = [one.replay([one.step.lengths, remedy(one)]) for one in remedies]
+    return round(median(before - after for before, after in windows))
 
 
 def own_work(step: MeasuredStep) -> int:
@@ -228,9 +247,31 @@ def own_work(step: MeasuredStep) -> int:
     passes, messages = program.passes, program.messages
     total = np.zeros(len(program.ranks), dtype=np.int64)
     np.add.at(total, passes.place, lengths.passes + lengths.pass_gaps)
-    # A batch that a pass waits for costs its rank what it takes with both sides there.
+    # A batch that a pass waits for costs its rank what it takes with both sides there, and so does
+    # what stands before it in its queue.
     cost = np.zeros(len(program.batches), dtype=np.int64)
     needed = messages.consumer >= 0
     np.maximum.at(cost, messages.received[needed], lengths.drain[needed])
+    np.maximum.at(cost, messages.sent, lengths.sending)
+    cost[~_held_up_by(program)] = 0
     np.add.at(total, program.batches.place, cost)
     return int(total.max())
+
+
+def _held_up_by(program: Program) -> Flags:
+    """Tell batches that a pass waits for, and those before them that the pass waits for as well.
+
+    What was issued before an earlier pass runs beside that pass.
+    """
+    messages, batches = program.messages, program.batches
+    needed = np.flatnonzero(messages.consumer >= 0)
+    received, consumer = messages.received[needed], messages.consumer[needed]
+    holds = np.zeros(len(batches), dtype=bool)
+    holds[received] = True
+    at_once = received[program.passes.before[consumer] == batches.after[received]]
+    for row in at_once.tolist():
+        before = batches.before[row]
+        while before >= 0 and not holds[before] and batches.after[before] == batches.after[row]:
+            holds[before] = True
+            before = batches.before[before]
+    return holds

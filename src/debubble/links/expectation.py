@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.links.peers import middle_of_others
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
-from debubble.timeline.model import I64, Flags
+from debubble.timeline.model import F64, I64, Flags
+
+Hop = tuple[int, int]
+"""The rank that sends and the rank that receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Nanoseconds of each message of a step."""
+    """What each message of a step should take.
+
+    The wire counts from when both sides are there; where messages are buffered, from the send's
+    start. The drain is what the receive takes of a message that came before it began.
+    """
 
     wire: I64
-    """From when both sides are there to the receive's end."""
     drain: I64
-    """The same where the message came before its receive began, and only has to be taken in."""
-    there_before: Flags
-    of_hop: NDArray[np.float64]
-    """What it should have taken as a share of what its hop's messages mostly take."""
-
-    @property
-    def seen(self) -> I64:
-        """What the receive should have taken, as it came."""
-        return np.where(self.there_before, self.drain, self.wire)
-
-
-Hop = tuple[int, int]
-"""The rank that sends and the rank that receives."""
+    seen: I64
+    """Of the receive as it came, from when both sides were there."""
+    wire_times: F64
+    """How many times as long as it should a message mostly takes on its hop."""
+    drain_times: F64
+    sending_times: F64
+    """Of buffered messages a send may be quick where the wire is slow."""
 
 
 def expect_wire(
@@ -41,31 +43,93 @@ def expect_wire(
     """Return what each message of each step should have taken.
 
     Hops of one class carry messages of one size, one way or both ways at once, over one kind of
-    wire where `wires` tells. What a hop should do is the median of what the hops of its class do;
+    wire where `wires` tells. What a hop should do is the middle of what the others of its class do;
     alone in its class, what it does itself.
     """
     hop = np.concatenate([hop_of(step.program) for step in steps])
-    size = np.concatenate([step.transfer_bytes for step in steps])
-    fused = np.concatenate([step.fused for step in steps])
-    seen = np.concatenate([_seen(step) for step in steps])
-    before = np.concatenate([_there_before(step) for step in steps])
-    wire, drain = seen.copy(), seen.copy()
-    share = np.ones(len(seen))
-    over = np.concatenate([_wire_of(step, wires or {}) for step in steps])
-    classes = sorted(set(zip(size.tolist(), fused.tolist(), over.tolist(), strict=True)))
-    for one_size, both_ways, wire_kind in classes:
-        mine = (size == one_size) & (fused == both_ways) & (over == wire_kind)
-        wire[mine] = _typical(seen, hop, mine & ~before, mine)
-        drain[mine] = _typical(seen, hop, mine & before, mine)
-        for one in np.unique(hop[mine & ~before]):
-            own = mine & (hop == one)
-            share[own] = wire[own] / max(float(np.median(seen[own & ~before])), 1.0)
-    cuts = np.cumsum([len(step.fused) for step in steps])[:-1]
-    parts = (np.split(column, cuts) for column in (wire, drain, before, share))
-    return tuple(
-        Expected(wire=w, drain=d, there_before=b, of_hop=s)
-        for w, d, b, s in zip(*parts, strict=True)
+    peers = _number(
+        np.concatenate([step.transfer_bytes for step in steps]),
+        np.concatenate([step.fused for step in steps]),
+        np.concatenate([_wire_of(step, wires or {}) for step in steps]),
     )
+    took = _Kind.of([(step.lengths.wire, step.seen.wire) for step in steps])
+    drains = _Kind.of([(step.lengths.drain, step.seen.drain) for step in steps])
+    sends = _Kind.of([(step.lengths.sending, np.ones_like(step.fused)) for step in steps])
+    kinds = (took, drains, sends)
+    for number in range(int(peers.max(initial=-1)) + 1):
+        mine = peers == number
+        by_wire, by_drain, by_send = (kind.against_others(hop, mine) for kind in kinds)
+        for one in np.unique(hop[mine]).tolist():
+            own = mine & (hop == one)
+            # What no other hop shows tells nothing: then one is as slow as the other.
+            took.set(own, by_wire.get(one), by_drain.get(one))
+            drains.set(own, by_drain.get(one), by_wire.get(one))
+            sends.set(own, by_send.get(one))
+    cuts = np.cumsum([len(step.fused) for step in steps])[:-1]
+    columns = (took.usual, drains.usual, took.times, drains.times, sends.times)
+    parts = (np.split(column, cuts) for column in columns)
+    return tuple(
+        Expected(
+            wire=wire,
+            drain=drain,
+            seen=_as_it_came(step, wire, drain),
+            wire_times=wire_times,
+            drain_times=drain_times,
+            sending_times=sending_times,
+        )
+        for step, wire, drain, wire_times, drain_times, sending_times in zip(
+            steps, *parts, strict=True
+        )
+    )
+
+
+class _Kind(NamedTuple):
+    """Wires, drains or sends: what they took, which of them were measured; and what is found."""
+
+    ns: I64
+    seen: Flags
+    usual: I64
+    times: F64
+
+    @classmethod
+    def of(cls, steps: Sequence[tuple[I64, Flags]]) -> _Kind:
+        ns, seen = (np.concatenate(column) for column in zip(*steps, strict=True))
+        return cls(ns, seen, ns.copy(), np.ones(len(ns)))
+
+    def against_others(self, hop: I64, mine: Flags) -> dict[int, float]:
+        """Return how many times as long as those of others each hop's messages mostly take."""
+        rows = np.flatnonzero(mine & self.seen)
+        medians = {
+            one: max(float(np.median(self.ns[rows[hop[rows] == one]])), 1.0)
+            for one in np.unique(hop[rows]).tolist()
+        }
+        in_order = sorted(medians.values())
+        usual = {one: middle_of_others(in_order, own) for one, own in medians.items()}
+        return {one: medians[one] / it for one, it in usual.items() if it is not None}
+
+    def set(self, own: Flags, *told: float | None) -> None:
+        """Set what a hop takes against others, by the first that tells; and what is usual."""
+        times = next((one for one in told if one is not None), 1.0)
+        rows = own & self.seen if (own & self.seen).any() else own
+        self.times[own] = times
+        self.usual[own] = round(float(np.median(self.ns[rows])) / times)
+
+
+def _as_it_came(step: MeasuredStep, wire: I64, drain: I64) -> I64:
+    """Return what the receive of each message should have taken once both sides were there."""
+    times, messages = step.times, step.program.messages
+    late = times.batch_start[messages.received] - times.batch_start[messages.sent]
+    rest = np.maximum(drain, wire - np.maximum(late, 0))
+    return np.where(messages.rendezvous, wire, rest)
+
+
+def _number(*columns: NDArray[Any]) -> I64:
+    """Return a number for each message, the same where all columns are."""
+    number = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, own = np.unique(column, return_inverse=True)
+        number = number * len(values) + own.reshape(-1)
+    return np.unique(number, return_inverse=True)[1].reshape(-1)
 
 
 def _wire_of(step: MeasuredStep, wires: Mapping[Hop, str]) -> NDArray[np.str_]:
@@ -73,24 +137,3 @@ def _wire_of(step: MeasuredStep, wires: Mapping[Hop, str]) -> NDArray[np.str_]:
     names, count = step.program.ranks, len(step.program.ranks)
     kinds = [wires.get((here, there), "") for here in names for there in names]
     return np.array(kinds, dtype=np.str_).reshape(count * count)[hop_of(step.program)]
-
-
-def _typical(seen: I64, hop: I64, wanted: Flags, otherwise: Flags) -> int:
-    """Return the middle of the hops' medians. Of two hops the faster says what is possible."""
-    rows = wanted if wanted.any() else otherwise
-    medians = sorted(int(np.median(seen[rows & (hop == one)])) for one in np.unique(hop[rows]))
-    return medians[(len(medians) - 1) // 2]
-
-
-def _seen(step: MeasuredStep) -> I64:
-    """Return from when both sides of each message were there to the receive's end."""
-    times, messages = step.times, step.program.messages
-    both = np.maximum(times.batch_start[messages.sent], times.batch_start[messages.received])
-    seen: I64 = np.maximum(times.batch_end[messages.received] - both, 0)
-    return seen
-
-
-def _there_before(step: MeasuredStep) -> Flags:
-    times, messages = step.times, step.program.messages
-    before: Flags = times.batch_end[messages.sent] <= times.batch_start[messages.received]
-    return before & ~messages.rendezvous

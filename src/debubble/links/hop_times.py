@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 from debubble.costs.wire_pools import BUFFERED_BYTES
 from debubble.links.expectation import Hop
 from debubble.links.fit import Fit, fit_line
-from debubble.timeline.hops import HopFigures
+from debubble.timeline.hops import HopFigures, rows_by_hop
 from debubble.timeline.model import F64, Flags, Timeline, Transfers
 
 # Fewer are no sample.
@@ -68,13 +69,17 @@ def time_hops(timeline: Timeline, hops: tuple[HopFigures, ...]) -> tuple[HopTime
     """Time every hop that was measured."""
     transfers = timeline.transfers
     buffers = bool((~transfers.fused & (transfers.send_end_ns <= transfers.receive_start_ns)).any())
-    return tuple(_time(transfers, hop, buffers=buffers) for hop in hops)
-
-
-def _time(transfers: Transfers, figures: HopFigures, *, buffers: bool) -> HopTimes:
-    rows = transfers.where(
-        (transfers.source == figures.source) & (transfers.destination == figures.destination)
+    rows = rows_by_hop(transfers)
+    nothing = np.zeros(0, dtype=np.int64)
+    return tuple(
+        _time(
+            transfers.where(rows.get((hop.source, hop.destination), nothing)), hop, buffers=buffers
+        )
+        for hop in hops
     )
+
+
+def _time(rows: Transfers, figures: HopFigures, *, buffers: bool) -> HopTimes:
     largest = rows.where(rows.message_bytes == figures.message_bytes)
     waited, exchange, early, wire = _kinds(largest, buffers=buffers)
     return HopTimes(
@@ -116,9 +121,10 @@ def _wire(rows: Transfers) -> F64:
 def _alone(rows: Transfers, *, buffers: bool) -> int | None:
     """Return what a message takes by itself, from those whose receiver waited.
 
-    Where these are few, exchanges that the receiver came late to bound it: no less than what is
-    seen of them, and no more than that with what a buffer can have held. What had been sent before
-    its receive began says nothing of the wire.
+    Where these are few, tails may be all there is. Exchanges that the receiver came late to bound
+    it then: it is no less than what is seen of them, and no more than that with what a buffer can
+    have held. It is taken to lie midway. What had been sent before its receive began says nothing
+    of the wire.
     """
     one_way, exchange, _, wire = _kinds(rows, buffers=buffers)
     # Where both sides meet it is all one who came first; else the receiver has to have waited.
@@ -132,7 +138,8 @@ def _alone(rows: Transfers, *, buffers: bool) -> int | None:
     seen = float(np.quantile(others, _ALONE))
     size = max(int(rows.message_bytes.max()), 1)
     most = seen / max(1 - BUFFERED_BYTES / size, _LEAST_SEEN)
-    return round(min(max(float(np.quantile(clean, _ALONE)), seen), most))
+    few = min(max(float(np.quantile(clean, _ALONE)), seen), most)
+    return round(math.sqrt(seen * few))
 
 
 def _spread(lengths: F64) -> Spread | None:

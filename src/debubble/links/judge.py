@@ -12,6 +12,7 @@ from debubble.links.classes import LinkClass
 from debubble.links.expectation import Hop
 from debubble.links.fit import Fit
 from debubble.links.hop_times import FEWEST, HopTimes
+from debubble.links.peers import middle_of_others
 from debubble.timeline.model import F64
 
 # A hop is slow from so many times what it should take. Healthy hops of the recorded runs differ by
@@ -77,11 +78,8 @@ def judge_hops(
 
     What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
     """
-    medians = {one.hop: _medians(one) for one in hops}
-    peers = {
-        one.hop: _Ratios.of(one, [medians[peer.hop] for peer in _peers_of(one, hops, wires)])
-        for one in hops
-    }
+    usual = _usual(hops, wires)
+    peers = {one.hop: _Ratios.of(one, usual) for one in hops}
     return {
         one.hop: _decide(
             one,
@@ -143,17 +141,6 @@ def _by_class(hop: HopTimes, wire: LinkClass | None) -> Judgement | None:
     return judge_time(hop.alone_ns, expected, "class", limit=SLOW_FOR_ITS_CLASS)
 
 
-def _peers_of(hop: HopTimes, hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> list[HopTimes]:
-    """Return the other hops with messages as large, over the same kind of wire."""
-    return [
-        one
-        for one in hops
-        if one is not hop
-        and one.figures.message_bytes == hop.figures.message_bytes
-        and wires.get(one.hop) == wires.get(hop.hop)
-    ]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ratios:
     """What each message of a hop took, against those of its peers that met the same.
@@ -166,13 +153,11 @@ class _Ratios:
     exchanged: F64
 
     @classmethod
-    def of(cls, hop: HopTimes, peers: Sequence[Mapping[str, float]]) -> _Ratios:
-        """Divide by what the peers' messages of each kind take in the middle."""
+    def of(cls, hop: HopTimes, usual: Mapping[tuple[Hop, str], float]) -> _Ratios:
         found: dict[bool, list[F64]] = {False: [np.zeros(0)], True: [np.zeros(0)]}
         for kind, own in hop.lengths:
-            usual = _usual(kind, peers)
-            if usual is not None:
-                found[kind == "exchange"].append(own / usual)
+            if (hop.hop, kind) in usual:
+                found[kind == "exchange"].append(own / usual[hop.hop, kind])
         return cls(alone=np.concatenate(found[False]), exchanged=np.concatenate(found[True]))
 
     @property
@@ -207,12 +192,31 @@ def _slow(ratios: F64) -> bool:
     return len(ratios) > 0 and bool(np.quantile(ratios, share) > SLOW)
 
 
-def _usual(kind: str, peers: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the middle of the peers' medians; of two the quicker says what is possible."""
-    medians = sorted(peer[kind] for peer in peers if kind in peer)
-    return max(medians[(len(medians) - 1) // 2], 1.0) if medians else None
+def _usual(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[tuple[Hop, str], float]:
+    """Return what messages of each hop and kind should take, by its peers where it has any.
+
+    Peers have messages as large, over the same kind of wire.
+    """
+    medians: dict[_Alike, dict[Hop, float]] = {}
+    for one in hops:
+        for kind, lengths in one.lengths:
+            of_hops = medians.setdefault(_alike(one, kind, wires), {})
+            if len(lengths) >= 2:
+                of_hops[one.hop] = max(float(np.median(lengths)), 1.0)
+    in_order = {alike: sorted(of_hops.values()) for alike, of_hops in medians.items()}
+    found = {}
+    for one in hops:
+        for kind, _ in one.lengths:
+            alike = _alike(one, kind, wires)
+            middle = middle_of_others(in_order[alike], medians[alike].get(one.hop))
+            if middle is not None:
+                found[one.hop, kind] = middle
+    return found
 
 
-def _medians(hop: HopTimes) -> dict[str, float]:
-    """Return the middle of each kind of messages that there are two of."""
-    return {kind: float(np.median(lengths)) for kind, lengths in hop.lengths if len(lengths) >= 2}
+_Alike = tuple[int, str | None, str]
+"""Bytes of messages, the kind of wire, and what messages met."""
+
+
+def _alike(hop: HopTimes, kind: str, wires: Mapping[Hop, str]) -> _Alike:
+    return hop.figures.message_bytes, wires.get(hop.hop), kind

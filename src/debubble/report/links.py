@@ -16,7 +16,7 @@ from debubble.report.text import Page, Table
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_rate, show_share
 
 _SHARED = (
-    "ranks share a device: what a repaired hop gains, the others may lose again;"
+    "ranks share a device: that they slow each other is counted, that their wires do is not;"
     " costs are the most it can be"
 )
 

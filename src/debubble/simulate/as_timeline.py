@@ -103,7 +103,7 @@ def _passes(program: Program, times: Times, step: int, begin: int) -> Passes:
         end_ns=times.pass_end,
         busy_ns=times.pass_end - times.pass_start,
     )
-    return columns.where(order)  # type: ignore[arg-type]
+    return columns.where(order)
 
 
 def _issued(table: PassTable) -> I64:
@@ -143,7 +143,7 @@ def _transfers(
         receive_queue=queue[messages.received],
     )
     arrival = np.argsort(columns.receive_end_ns, kind="stable")
-    return columns.where(arrival)  # type: ignore[arg-type]
+    return columns.where(arrival)
 
 
 def _queues(batches: BatchTable) -> I32:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
 
+from debubble.costs.wire_pools import DRAIN_OVER_WIRE
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.program import Lengths, MessageTable, Program, Times
-from debubble.timeline.model import I64, Flags
+from debubble.timeline.model import F64, I64, Flags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Of which messages wire and drain were measured, and not inferred from others."""
+
+    wire: Flags
+    drain: Flags
 
 
 def measure_lengths(
     program: Program, times: Times, *, floors: tuple[I64, I64], free_ns: I64
-) -> Lengths:
+) -> tuple[Lengths, Seen]:
     """Take waits out of what was measured, so that a replay puts them back in."""
     passes, batches = program.passes, program.batches
     pass_floor, batch_floor = floors[0].copy(), floors[1].copy()
@@ -19,15 +31,16 @@ def measure_lengths(
     pass_floor[first] = np.maximum(pass_floor[first], free_ns[passes.place[first]])
     begins = batches.after < 0
     batch_floor[begins] = np.maximum(batch_floor[begins], free_ns[batches.place[begins]])
-    hidden = _hidden(program, times)
-    return Lengths(
+    of_messages, seen = _message_lengths(program, times, _hidden(program, times))
+    lengths = Lengths(
         passes=times.pass_end - times.pass_start,
         pass_gaps=_typical(pass_gaps(program, times, pass_floor), passes.place, passes.kind),
         batch_gaps=_typical(batch_gaps(program, times, batch_floor), batches.place, batches.place),
-        **_message_lengths(program, times, hidden),
+        **of_messages,
         pass_floor=pass_floor,
         batch_floor=batch_floor,
     )
+    return lengths, seen
 
 
 def pass_gaps(program: Program, times: Times, floor: I64) -> I64:
@@ -81,10 +94,11 @@ def _hidden(program: Program, times: Times) -> Flags:
     return hidden
 
 
-def _message_lengths(program: Program, times: Times, hidden: Flags) -> dict[str, I64]:
-    """Return what sending, wire and drain took of each message.
+def _message_lengths(program: Program, times: Times, hidden: Flags) -> tuple[dict[str, I64], Seen]:
+    """Return what sending, wire and drain took of each message, and which of these were seen.
 
-    Of a buffered message only one of wire and drain was seen; the other is its hop's median.
+    A receive ends when its message has travelled and has been taken in. Of a buffered message only
+    the later of these two is seen; the other is what its hop's messages usually take.
     """
     messages = program.messages
     send_start, send_end = times.batch_start[messages.sent], times.batch_end[messages.sent]
@@ -96,25 +110,60 @@ def _message_lengths(program: Program, times: Times, hidden: Flags) -> dict[str,
     met = np.maximum(ends - both, 0)
     # In an exchange the sender's kernel may go on for the message that it receives.
     met_sender = np.maximum(np.minimum(send_end, end) - both, 0)
-    there_before = hidden | (send_end <= start)
-    waited = ~there_before & (start <= send_start)
+    buffered = ~messages.rendezvous
+    whole, rest = np.maximum(end - send_start, 0), np.maximum(end - start, 0)
+    known, early = buffered & ~hidden, send_end <= start
+    waited = ~early & (start <= send_start)
+    usual_wire, usual_drain = _usual(
+        hop_of(program), _Receives(whole, rest, known & waited, known & early, known)
+    )
+    # Neither can have taken longer: the one that is nearer to what is usual was the later.
+    wire_last = waited | (~early & (whole * usual_drain <= rest * usual_wire))
+    wire = np.where(known & wire_last, whole, np.minimum(whole, np.rint(usual_wire)))
+    drain = np.where(known & ~wire_last, rest, np.minimum(rest, np.rint(usual_drain)))
     lengths = {
-        "sending": np.where(messages.rendezvous, met_sender, send_end - send_start),
-        "wire": np.where(messages.rendezvous, met, np.maximum(end - send_start, 0)),
-        "drain": np.where(messages.rendezvous, met, np.maximum(end - start, 0)),
+        "sending": np.where(buffered, send_end - send_start, met_sender),
+        "wire": np.where(buffered, wire, met).astype(np.int64),
+        "drain": np.where(buffered, drain, met).astype(np.int64),
     }
-    hop = hop_of(program)
-    for number in np.unique(hop).tolist():
-        mine = (hop == number) & ~messages.rendezvous
-        _fill(lengths["wire"], mine & there_before, mine & waited)
-        _fill(lengths["drain"], mine & (hidden | ~there_before), mine & there_before & ~hidden)
-    return lengths
+    return lengths, Seen(wire=~buffered | (known & wire_last), drain=known & ~wire_last)
 
 
-def _fill(column: I64, unseen: Flags, seen: Flags) -> None:
-    """Give what was not seen the median of what was, but no more than it can have been."""
-    typical = int(np.median(column[seen])) if seen.any() else 0
-    column[unseen] = np.minimum(column[unseen], typical)
+class _Receives(NamedTuple):
+    """What is seen of buffered messages."""
+
+    whole: I64
+    """From the send's start."""
+    rest: I64
+    """From the receive's start."""
+    waited: Flags
+    early: Flags
+    known: Flags
+
+
+def _usual(hop: I64, seen: _Receives) -> tuple[F64, F64]:
+    """Return what wire and drain usually take on the hop of each buffered message.
+
+    Where a hop shows but one of them, the other is in proportion, as on hops that show both.
+    """
+    found = {
+        number: (_median(seen.whole[mine & seen.waited]), _median(seen.rest[mine & seen.early]))
+        for number in np.unique(hop).tolist()
+        for mine in [hop == number]
+    }
+    shares = [drain / wire for wire, drain in found.values() if wire and drain]
+    share = float(np.median(shares)) if shares else DRAIN_OVER_WIRE
+    usual_wire, usual_drain = np.zeros(len(hop)), np.zeros(len(hop))
+    for number, (wire, drain) in found.items():
+        mine = hop == number
+        of_others = drain / share if drain else _median(seen.whole[mine & seen.known])
+        usual_wire[mine] = wire or of_others
+        usual_drain[mine] = drain or (wire or of_others) * share
+    return usual_wire, usual_drain
+
+
+def _median(lengths: I64) -> float:
+    return float(np.median(lengths)) if len(lengths) else 0.0
 
 
 def hop_of(program: Program) -> I64:

@@ -8,7 +8,7 @@ import numpy as np
 
 from debubble.simulate.dependencies import inputs_of, link_messages
 from debubble.simulate.events import NEVER_NS
-from debubble.simulate.lengths import measure_lengths
+from debubble.simulate.lengths import Seen, measure_lengths
 from debubble.simulate.program import (
     NONE,
     BatchTable,
@@ -19,6 +19,10 @@ from debubble.simulate.program import (
     Times,
 )
 from debubble.timeline.model import I32, I64, Passes, RankTimeline, Timeline, Transfers
+
+# A send whose receive begins so many sends later, and that lasts until then, was kept waiting:
+# other sends of the recorded runs seldom last as long.
+_KEPT_WAITING = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,8 @@ class MeasuredStep:
     program: Program
     times: Times
     lengths: Lengths
+    seen: Seen
+    """Of messages."""
     transfer_bytes: I64
     """Of each message of the program."""
     fused: np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -48,7 +54,7 @@ def measure_step(timeline: Timeline, pipeline: int, step: int) -> MeasuredStep:
     passes, table = _passes_in_order(timeline.passes, names, step)
     begin = int(passes.start_ns.min())
     transfers = _transfers_among(timeline.transfers, names, step)
-    messages, batches, batch_times = _gather(transfers, passes, table, names)
+    messages, batches, batch_times = _gather(transfers, passes, table, ranks)
     producer, consumer, unlinked = link_messages(table, messages, batches)
     tied = MessageTable(
         sent=messages.sent,
@@ -75,13 +81,14 @@ def measure_step(timeline: Timeline, pipeline: int, step: int) -> MeasuredStep:
     never = (np.full(len(table), NEVER_NS), np.full(len(batches), NEVER_NS))
     floors = never if on_host else _floors(passes, transfers, messages, len(batches), begin)
     free = np.array([_free_from(rank, passes, begin) for rank in ranks], dtype=np.int64)
-    lengths = measure_lengths(program, times, floors=floors, free_ns=free)
+    lengths, seen = measure_lengths(program, times, floors=floors, free_ns=free)
     return MeasuredStep(
         number=step,
         begin_ns=begin,
         program=program,
         times=times,
         lengths=lengths,
+        seen=seen,
         transfer_bytes=transfers.message_bytes,
         fused=transfers.fused,
         on_host=on_host,
@@ -93,7 +100,7 @@ def _passes_in_order(passes: Passes, names: tuple[int, ...], step: int) -> tuple
     mine = passes.where((passes.step == step) & np.isin(passes.rank, names))
     place = _places(mine.rank, names)
     order = np.lexsort((mine.start_ns, place))
-    mine, place = mine.where(order), place[order]  # type: ignore[arg-type]
+    mine, place = mine.where(order), place[order]
     before = np.arange(len(place)) - 1
     before[np.diff(place, prepend=-1) != 0] = NONE
     return mine, PassTable(
@@ -120,10 +127,10 @@ def _transfers_among(transfers: Transfers, names: tuple[int, ...], step: int) ->
 
 
 def _gather(
-    transfers: Transfers, passes: Passes, table: PassTable, names: tuple[int, ...]
+    transfers: Transfers, passes: Passes, table: PassTable, ranks: tuple[RankTimeline, ...]
 ) -> tuple[MessageTable, BatchTable, tuple[I64, I64]]:
     """Put messages that one kernel carried on a rank into one batch."""
-    count = len(transfers)
+    count, names = len(transfers), tuple(rank.rank for rank in ranks)
     place = np.concatenate(
         (_places(transfers.source, names), _places(transfers.destination, names))
     )
@@ -149,7 +156,7 @@ def _gather(
         received=row[count:],
         producer=np.full(count, NONE),
         consumer=np.full(count, NONE),
-        rendezvous=_meet(transfers),
+        rendezvous=_meet(transfers, ranks),
     )
     table_of_batches = BatchTable(
         place=unique[0].astype(np.int32),
@@ -159,14 +166,35 @@ def _gather(
     return messages, table_of_batches, (unique[2], unique[3])
 
 
-def _meet(transfers: Transfers) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Tell messages whose sender waits: in an exchange, or on a hop where no send ever ended early.
+def _meet(
+    transfers: Transfers, ranks: tuple[RankTimeline, ...]
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Tell messages whose sender waits: in an exchange, or on a hop that keeps its senders.
 
-    Over a network a send ends in a buffer. One such send tells how its hop works.
+    Over a network a send ends in a buffer. One such send tells how its hop works, one that was kept
+    waiting by its receiver, too. Where neither was seen, other hops of the kind tell: those inside
+    a host, or those between hosts.
     """
-    early = (transfers.send_end_ns < transfers.receive_start_ns) & ~transfers.fused
     hop = transfers.source.astype(np.int64) << 32 | transfers.destination
-    return transfers.fused | ~np.isin(hop, hop[early])
+    alone = ~transfers.fused
+    early = alone & (transfers.send_end_ns < transfers.receive_start_ns)
+    late_ns = transfers.receive_start_ns - transfers.send_start_ns
+    sending_ns = (transfers.send_end_ns - transfers.send_start_ns)[alone & (early | (late_ns <= 0))]
+    usual_ns = float(np.median(sending_ns)) if len(sending_ns) else 0.0
+    kept = alone & ~early & (late_ns > _KEPT_WAITING * usual_ns)
+    hosts = {rank.rank: rank.device[0] for rank in ranks}
+    between = np.array(
+        [
+            hosts[here] != hosts[there]
+            for here, there in zip(
+                transfers.source.tolist(), transfers.destination.tolist(), strict=True
+            )
+        ],
+        dtype=bool,
+    )
+    buffers = np.isin(hop, hop[early])
+    buffers |= np.isin(between, between[early]) & ~np.isin(hop, hop[kept])
+    return transfers.fused | ~buffers
 
 
 def _passes_before(place: I64, issued: I64, passes: Passes, table: PassTable) -> I64:

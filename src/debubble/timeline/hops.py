@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 
@@ -54,16 +53,30 @@ def measure_hops(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[H
     passes, transfers = timeline.passes, timeline.transfers
     mine = np.isin(passes.rank, [rank.rank for rank in ranks])
     trains = bool((passes.kind[mine] != PassKind.F).any())
+    place = {rank.rank: number for number, rank in enumerate(ranks)}
     figures = []
-    for left, right in combinations(ranks, 2):
-        for source, destination in ((left, right), (right, left)):
-            stages = _neighbours(source, destination, trains=trains)
-            rows = transfers.where(
-                (transfers.source == source.rank) & (transfers.destination == destination.rank)
-            )
-            if stages and len(rows):
-                figures.append(_measure(rows, source.rank, destination.rank, stages))
+    of_hops = {
+        (place[source], place[destination]): rows
+        for (source, destination), rows in rows_by_hop(transfers).items()
+        if source in place and destination in place
+    }
+    # Pairs as ranks stand, each both ways.
+    for source, destination in sorted(of_hops, key=lambda hop: (min(hop), max(hop), hop)):
+        here, there = ranks[source], ranks[destination]
+        stages = _neighbours(here, there, trains=trains)
+        if stages:
+            rows = transfers.where(of_hops[source, destination])
+            figures.append(_measure(rows, here.rank, there.rank, stages))
     return tuple(figures)
+
+
+def rows_by_hop(transfers: Transfers) -> dict[tuple[int, int], I64]:
+    """Return the rows of each hop, by the rank that sends and the one that receives."""
+    source, destination = transfers.source, transfers.destination
+    order = np.lexsort((destination, source))
+    changes = (np.diff(source[order]) != 0) | (np.diff(destination[order]) != 0)
+    parts = np.split(order, np.flatnonzero(changes) + 1) if len(order) else []
+    return {(int(source[part[0]]), int(destination[part[0]])): part for part in parts}
 
 
 def _neighbours(

@@ -48,7 +48,7 @@ class Passes:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def where(self, kept: Flags) -> Passes:
+    def where(self, kept: Flags | I64) -> Passes:
         """Return a part of the rows."""
         return Passes(**{column.name: getattr(self, column.name)[kept] for column in fields(self)})
 
@@ -77,7 +77,7 @@ class Transfers:
     def __len__(self) -> int:
         return len(self.send_start_ns)
 
-    def where(self, kept: Flags) -> Transfers:
+    def where(self, kept: Flags | I64) -> Transfers:
         """Return a part of the rows."""
         return Transfers(
             **{column.name: getattr(self, column.name)[kept] for column in fields(self)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -150,8 +151,10 @@ def _by_peers(
     """Hold the large sizes against the middle of what hops over the same kind of wire take.
 
     As with traces, nearly all messages must be slow: on a noisy machine the peers' medians rise,
-    and a hop's quick messages stay below them.
+    and a hop's quick messages stay below them. And it must be their size that makes them so: where
+    ranks wake up late, the smallest messages take as long as the large ones.
     """
+    at_least = ladders[hop][0].one_way.median_s if len(ladders[hop]) > 1 else 0.0
     peers = [
         rungs
         for other, rungs in ladders.items()
@@ -168,7 +171,7 @@ def _by_peers(
         if others:
             usual = others[(len(others) - 1) // 2]
             typical.append(rung.one_way.median_s / usual)
-            quick.append(rung.one_way.quick_s / usual)
+            quick.append((rung.one_way.quick_s - at_least) / usual)
     if not typical:
         return None
     return judge_ratio(median(typical), slow=median(quick) > SLOW, against="peers")
@@ -185,20 +188,27 @@ def _who_is_ill(
     ladders: Mapping[Hop, Sequence[Rung]],
     places: Sequence[Place],
 ) -> str | None:
-    """Say whether an end is slow with others, too, in the same direction."""
+    """Say whether an end is slow with others, too, in the same direction, and about as slow.
+
+    On a busy machine a partner may look slow for a moment, by a little: that is no ill rank.
+    """
     every = {**ladders, **again}
+    own = _by_peers(hop, every, places)
+    limit = math.sqrt(own.times) if own and own.times else SLOW
     sends = [other for other in every if other[0] == hop[0] and other != hop]
     takes = [other for other in every if other[1] == hop[1] and other != hop]
     ill = [
         f"rank {rank}"
         for rank, others in ((hop[0], sends), (hop[1], takes))
-        if others and all(_is_slow(other, every, places) for other in others)
+        if others and all(_is_slow(other, every, places, limit) for other in others)
     ]
     if ill:
         return " and ".join(ill)
     return "link" if sends and takes else None
 
 
-def _is_slow(hop: Hop, ladders: Mapping[Hop, Sequence[Rung]], places: Sequence[Place]) -> bool:
+def _is_slow(
+    hop: Hop, ladders: Mapping[Hop, Sequence[Rung]], places: Sequence[Place], limit: float
+) -> bool:
     found = _by_peers(hop, ladders, places)
-    return found is not None and found.slow
+    return found is not None and found.slow and (found.times or 0.0) > limit

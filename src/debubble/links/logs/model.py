@@ -95,6 +95,8 @@ class MatrixLog:
     file: str
     version: str
     tests: tuple[Matrix, ...]
+    closed: bool
+    """It ends as nvbandwidth ends it; else tests may be missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

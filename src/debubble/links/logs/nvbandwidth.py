@@ -14,6 +14,8 @@ _VERSION = re.compile(r"^nvbandwidth Version:\s*(\S+)")
 _RUNNING = re.compile(r"^Running (\S+?)\.?$")
 _TITLE = re.compile(r"\((GB/s|ns|us)\)\s*$")
 _SUM = re.compile(r"^SUM (\S+)\s+(\S+)\s*$")
+# What is printed after the last test.
+_CLOSING = "NOTE: The reported results"
 # Each cell is printed with two digits after the point.
 _ROUNDED = 0.0051
 
@@ -39,7 +41,17 @@ def read_nvbandwidth_text(text: str, file: str) -> MatrixLog:
         _matrix(lines[begin:end], begin + 1, file)
         for begin, end in zip(starts, [*starts[1:], len(lines)], strict=True)
     ]
-    return MatrixLog(file=file, version=version, tests=tuple(tests))
+    sums = [found[1] for line in lines if (found := _SUM.match(line))]
+    told = [one.name for one in tests if one.cells]
+    if sums != told:
+        name = next((one for one in sums if one not in told), sums[-1])
+        raise LogError(
+            f"{name} has a sum, and was not begun",
+            hint="lines are missing; give the log as nvbandwidth wrote it",
+            file=file,
+        )
+    closed = any(line.startswith(_CLOSING) for line in lines[starts[-1] :])
+    return MatrixLog(file=file, version=version, tests=tuple(tests), closed=closed)
 
 
 def _matrix(lines: Sequence[str], first: int, file: str) -> Matrix:
@@ -101,6 +113,7 @@ def read_nvbandwidth_json(data: dict[str, Any], file: str) -> MatrixLog:
         file=file,
         version=str(root.get("git_version", root.get("version", ""))),
         tests=tuple(_from_json(one, file) for one in tests),
+        closed=True,
     )
 
 

@@ -92,12 +92,22 @@ def doubts_about(logs: Sequence[Log]) -> tuple[Gap, ...]:
             gaps += _doubts(log)
         elif isinstance(log, NvlinkStatus):
             gaps += inactive_links(log)
-        elif _by_copy_engine(log):
+        if _by_copy_engine(log):
             gaps.append(
                 Gap(
                     code=Code.COPY_ENGINE,
                     message="figures of copy engines; NCCL sends with kernels, and is slower",
                     hint="hold NCCL's figures against those of kernels (_sm), or its own",
+                    file=log.file,
+                )
+            )
+        if isinstance(log, MatrixLog) and not log.closed:
+            gaps.append(
+                Gap(
+                    code=Code.LOG_CUT,
+                    message=f"it ends after {log.tests[-1].name}, without nvbandwidth's closing"
+                    " note: tests may be missing",
+                    hint="give the whole log, or write it with -j",
                     file=log.file,
                 )
             )
