@@ -19,7 +19,7 @@ from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
-from debubble.simulate.program import Lengths, Program
+from debubble.simulate.program import Lengths, Program, Times
 from debubble.simulate.shared_device import run_shared
 from debubble.timeline.model import F64, I64, Flags
 
@@ -54,15 +54,17 @@ class Remedies:
         together = Lengths(
             **{name: np.stack([one[name] for one in columns], axis=1) for name in columns[0]}
         )
-        engine = Engine(self.step.program, queues=queues)
-        if self.slope:
-            as_it_was = Engine(self.step.program).run(self.step.lengths)
-            activity = trailing_activity(as_it_was.pass_start, as_it_was.pass_end)
-            times = run_shared(engine, together, measured_activity=activity, slope=self.slope)
-        else:
-            times = engine.run(together)
-        windows: list[int] = times.window_ns.tolist()
+        windows: list[int] = self.run(together, queues=queues).window_ns.tolist()
         return windows
+
+    def run(self, lengths: Lengths, *, queues: bool = True) -> Times:
+        """Return when everything happens; a second dimension of the lengths holds many runs."""
+        engine = Engine(self.step.program, queues=queues)
+        if not self.slope:
+            return engine.run(lengths)
+        as_it_was = Engine(self.step.program).run(self.step.lengths)
+        activity = trailing_activity(as_it_was.pass_start, as_it_was.pass_end)
+        return run_shared(engine, lengths, measured_activity=activity, slope=self.slope)
 
     def equal_stages(self, stage: int | None = None) -> Lengths:
         """Let every stage take as long as any other; or let one of them."""

@@ -10,11 +10,9 @@ import numpy as np
 
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import NUMBER_OF
-from debubble.ledger.savings import Remedies
 from debubble.ledger.waits import Wait, list_waits
 from debubble.report.html.columns import pack, tick_for, ticks
-from debubble.simulate.engine import Engine
-from debubble.simulate.program import Lengths
+from debubble.simulate.program import Times
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.memory import allocator_curve
 from debubble.timeline.model import I64, Passes, RankTimeline, Timeline, Transfers
@@ -224,29 +222,14 @@ def _replays(shown: Shown, step: int | None, length: int) -> list[dict[str, Any]
     if ledger is None or not ledger.replays:
         return []
     remedies = next(one for one in ledger.remedies if one.step.number == step)
-    engine = Engine(remedies.step.program)
+    same, ideal = remedies.run(remedies.step.lengths), remedies.run(remedies.nothing_wrong())
     return [
-        _replayed("replayed", "the model of this step, nothing changed", engine, remedies, length),
-        _replayed(
-            "ideal",
-            "equal and steady stages, free wires, hosts in time",
-            engine,
-            remedies,
-            length,
-            remedies.nothing_wrong(),
-        ),
+        _replayed("replayed", "the model of this step, nothing changed", same, length),
+        _replayed("ideal", "equal and steady stages, free wires, hosts in time", ideal, length),
     ]
 
 
-def _replayed(  # noqa: PLR0913, PLR0917 (what is replayed, and how it is called)
-    name: str,
-    words: str,
-    engine: Engine,
-    remedies: Remedies,
-    length: int,
-    lengths: Lengths | None = None,
-) -> dict[str, Any]:
-    times = engine.run(remedies.step.lengths if lengths is None else lengths)
+def _replayed(name: str, words: str, times: Times, length: int) -> dict[str, Any]:
     begin = int(times.pass_start.min())
     window = int(times.window_ns)
     tick = tick_for(length)
