@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from debubble.watch import drift, mix
 from debubble.watch.drift import QUIET_CAPTURES, RATE, REFERENCE
 from debubble.watch.mix import Mix, advance, decompose, moved, wandering
 
@@ -75,3 +76,7 @@ def test_a_change_is_split_into_traffic_and_speed_exactly():
 def test_a_bucket_that_is_new_was_never_faster():
     found = decompose({512: 1}, {512: 1.0}, {2048: 1}, {512: 1.0, 2048: 5.0})
     assert (found.traffic_moved, found.buckets_slower) == (4.0, 0.0)
+
+
+def test_every_reference_that_levels_know_is_known_here_too():
+    assert {(size, rate) for size, rate, _ in drift.THRESHOLDS} == set(mix.THRESHOLDS)

@@ -104,11 +104,15 @@ class Track:
     spread: float = 1.0
     above: float = 0.0
     below: float = 0.0
-    recent: float | None = None
-    """The level of late, a running mean over about ten captures."""
+    risen: tuple[int, float] = (0, 0.0)
+    """How many captures the upper sum has been above zero, and the total of their values."""
+    fallen: tuple[int, float] = (0, 0.0)
 
-
-_RECENT_SHARE = 0.1
+    @property
+    def recent(self) -> float | None:
+        """The level since it last was as in the reference; None while that is gathered."""
+        count, total = self.risen if self.above >= self.below else self.fallen
+        return total / count if count else self.centre
 
 
 def advance(track: Track, value: float, chart: Chart) -> Track:
@@ -119,15 +123,21 @@ def advance(track: Track, value: float, chart: Chart) -> Track:
         if len(gathered) < chart.reference:
             return replace(track, reference=gathered)
         centre, spread = settle(gathered, chart)
-        return Track(reference=gathered, centre=centre, spread=spread, recent=centre)
+        return Track(reference=gathered, centre=centre, spread=spread)
     far = max(-_FURTHEST, min(_FURTHEST, (value - track.centre) / track.spread))
-    recent = track.centre if track.recent is None else track.recent
+    above = max(0.0, track.above + far - ALLOWANCE)
+    below = max(0.0, track.below - far - ALLOWANCE)
     return replace(
         track,
-        above=max(0.0, track.above + far - ALLOWANCE),
-        below=max(0.0, track.below - far - ALLOWANCE),
-        recent=recent + _RECENT_SHARE * (value - recent),
+        above=above,
+        below=below,
+        risen=_more(track.risen, value) if above else (0, 0.0),
+        fallen=_more(track.fallen, value) if below else (0, 0.0),
     )
+
+
+def _more(run: tuple[int, float], value: float) -> tuple[int, float]:
+    return run[0] + 1, run[1] + value
 
 
 def alarm(track: Track, chart: Chart) -> Direction | None:

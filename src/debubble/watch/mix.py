@@ -31,6 +31,9 @@ THRESHOLDS: dict[tuple[int, float], float] = {
     (40, 0.01): 5.0,
     (40, 0.05): 3.7,
     (40, 0.1): 3.5,
+    (80, 0.01): 4.5,
+    (80, 0.05): 3.8,
+    (80, 0.1): 3.4,
 }
 
 Counts = Mapping[int, float]
