@@ -41,7 +41,7 @@ class Watched:
             raised.extend(self.judge.follow(connection, one, finding, now_s=one.found_s))
 
         self.journal.finish(one, analysis(sampled([level]), **given), now_s=1.0, follow=follow)
-        return raised
+        return [kind for kind, _ in raised]
 
     def captures(self, count, **given):
         return [kind for _ in range(count) for kind in self.capture(**given)]

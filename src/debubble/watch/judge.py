@@ -66,16 +66,16 @@ class Judge:
 
     def follow(
         self, connection: Connection, claim: Claim, finding: Finding, *, now_s: float
-    ) -> list[str]:
-        """Take a capture in; return the kinds of the alerts that it raised."""
-        raised: list[str] = []
+    ) -> list[tuple[str, str]]:
+        """Take a capture in; return kind and message of the alerts that it raised."""
+        raised: list[tuple[str, str]] = []
 
         def alert(kind: str, subject: str, data: dict[str, Any]) -> None:
             number = self.journal.raise_alert(
                 connection, claim, kind, subject, data, now_s=now_s, targets=self.targets
             )
             if number is not None:
-                raised.append(kind)
+                raised.append((kind, str(data["message"])))
 
         self._levels(connection, claim.source, finding, alert)
         self._traffic(connection, claim.source, finding, alert)

@@ -176,7 +176,7 @@ class Service:
         analysis = await self._compute(task)
         if analysis is None:
             return  # stopping: the next service takes it up
-        raised: list[str] = []
+        raised: list[tuple[str, str]] = []
         now_s = time.time()
         async with self._storing:
             stored = await self._in_thread(
@@ -197,8 +197,8 @@ class Service:
         level = "info" if analysis.finding else "warning"
         problem = {"problem": analysis.problem} if analysis.problem else {}
         log(outcome, level=level, source=source.name, capture=claim.key, **problem)
-        for kind in raised:
-            log("alert", level="warning", source=source.name, kind=kind, capture=claim.key)
+        for kind, message in raised:
+            log("alert", level="warning", source=source.name, kind=kind, message=message)
 
     async def _compute(self, task: Task) -> Analysis | None:
         """Have a worker analyse; where one dies, once more alone: then it was the capture."""
