@@ -104,6 +104,7 @@ class Task:
 
     files: tuple[str, ...]
     limits: Limits
+    timeout_s: float
     traffic: Mapping[int, float] = field(default_factory=dict)
     """The server's requests by bucket, where it counts them."""
 
@@ -111,13 +112,27 @@ class Task:
 def analyse(task: Task) -> Analysis:
     """Read and measure one capture; what debubble cannot read is said, not raised."""
     began = time.monotonic()
+    signal.signal(signal.SIGALRM, _too_late)
+    signal.setitimer(signal.ITIMER_REAL, task.timeout_s)
     try:
         measurement, finding = _analyse(task)
-    except (DebubbleError, MemoryError) as error:
-        return Analysis(
-            problem=str(error) or "it does not fit into memory", seconds=time.monotonic() - began
-        )
+    except _TooLate:
+        return Analysis(problem=f"its analysis took longer than {task.timeout_s:g} s")
+    except MemoryError:
+        return Analysis(problem="it does not fit into memory")
+    except DebubbleError as error:
+        return Analysis(problem=str(error), seconds=time.monotonic() - began)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     return Analysis(finding=finding, measurement=measurement, seconds=time.monotonic() - began)
+
+
+class _TooLate(BaseException):
+    """Passes everything that would go on."""
+
+
+def _too_late(_number: int, _frame: object) -> None:
+    raise _TooLate
 
 
 def _analyse(task: Task) -> tuple[Measurement, Finding]:

@@ -87,6 +87,8 @@ class Config:
     drift: Drift
     webhooks: tuple[str, ...]
     workers: int
+    timeout_s: float
+    """How long the analysis of one capture may take."""
     limits: Limits
 
 
@@ -184,6 +186,7 @@ def _as_config(table: _Table, path: Path, store: str | None) -> Config:
         drift=_as_drift(table.table("drift")),
         webhooks=webhooks,
         workers=analysis.count("workers", 1) or 1,
+        timeout_s=analysis.read("timeout", "30min", parse_period),
         limits=Limits(
             inflated_bytes=analysis.read("max_inflated", str(limits.inflated_bytes), parse_bytes),
             ratio=analysis.take("max_ratio", float, limits.ratio) or limits.ratio,

@@ -26,7 +26,7 @@ HEADER_BYTES = 16 * 1024
 BODY_BYTES = 4 * 1024
 CONNECTIONS = 512
 # From the first byte of a request to its last; then for the client to take the answer.
-REQUEST_S = 10.0
+REQUEST_S = 5.0
 ANSWER_S = 10.0
 # Between two requests of one connection: longer than Prometheus' scrapes are apart by default.
 IDLE_S = 75.0

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from debubble.errors import StoreError
 from debubble.report.watch_page import STYLE_POLICY, capture_page, status_page
 from debubble.watch.config import Config, is_loopback
 from debubble.watch.describe import SCHEMA
@@ -66,11 +67,15 @@ class Routes:
         refusal = self._refuse(request)
         if refusal is not None:
             return refusal
-        if request.method == "POST":
-            return await self._write(request)
-        if request.method not in {"GET", "HEAD"}:
+        if request.method not in {"GET", "HEAD", "POST"}:
             return _problem(405, "GET, HEAD, and POST to acknowledge an alert", Allow="GET, HEAD")
-        return await self._read(request.path)
+        try:
+            if request.method == "POST":
+                return await self._write(request)
+            return await self._read(request.path)
+        except StoreError as error:
+            log("store_away", level="error", problem=str(error))
+            return _problem(503, "the store cannot be reached now")
 
     def _refuse(self, request: Request) -> Answer | None:
         """Turn away who may not ask."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from debubble.capture.server import ServerOrder, capture_server
-from debubble.errors import DebubbleError, WatchError
+from debubble.errors import DebubbleError, StoreError, WatchError
 from debubble.watch.analyse import Analysis, Task, analyse, prepare_worker
 from debubble.watch.config import Config, Source, Trigger
 from debubble.watch.http import Server
@@ -42,6 +42,8 @@ _T = TypeVar("_T")
 
 # Whatever a worker's libraries leave behind goes with it after so many captures.
 _CAPTURES_A_WORKER = 200
+# Before a store that is away is asked again.
+_STORE_PAUSE_S = 5.0
 # How old what is shown may be.
 _REFRESH_S = 1.0
 # The longest sleep between two looks at the clock: it may be set, and the machine may sleep.
@@ -79,15 +81,21 @@ class Service:
         async with server.listening() as url, self._workers():
             await self._in_thread(self.routes.refresh)
             log("started", url=url, sources=[one.name for one in self.config.sources])
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._take_up())
-                tasks.create_task(self._refresh())
-                for source in self.config.sources:
-                    tasks.create_task(self._watch(source))
-                    if source.trigger is not None:
-                        tasks.create_task(self._trigger(source, source.trigger))
-                tasks.create_task(Webhooks(self.journal, self.config.webhooks).run(self._stopping))
+            try:
+                await self._all_tasks()
+            except ExceptionGroup as group:
+                raise _first(group) from group
         log("stopped")
+
+    async def _all_tasks(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._take_up())
+            tasks.create_task(self._refresh())
+            for source in self.config.sources:
+                tasks.create_task(self._watch(source))
+                if source.trigger is not None:
+                    tasks.create_task(self._trigger(source, source.trigger))
+            tasks.create_task(Webhooks(self.journal, self.config.webhooks).run(self._stopping))
 
     @asynccontextmanager
     async def _workers(self) -> AsyncIterator[None]:
@@ -98,7 +106,15 @@ class Service:
                 self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _in_thread(self, call: Callable[..., _T], *words: object) -> _T:
-        return await asyncio.to_thread(call, *words)
+        """Call what takes time; a store that is away is waited for."""
+        while True:
+            try:
+                return await asyncio.to_thread(call, *words)
+            except StoreError as error:
+                if self._stopping.is_set():
+                    raise
+                log("store_away", level="error", problem=str(error))
+            await self._sleep(_STORE_PAUSE_S)
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, or less where the service stops."""
@@ -172,7 +188,12 @@ class Service:
         if source.trigger is not None:
             at_s = claim.found_s if newest_s is None else newest_s
             traffic = await self._in_thread(self.journal.traffic_at, source.name, at_s)
-        task = Task(files=claim.files, limits=self.config.limits, traffic=traffic)
+        task = Task(
+            files=claim.files,
+            limits=self.config.limits,
+            timeout_s=self.config.timeout_s,
+            traffic=traffic,
+        )
         analysis = await self._compute(task)
         if analysis is None:
             return  # stopping: the next service takes it up
@@ -303,6 +324,13 @@ class Service:
     def _interruptible(self, seconds: float) -> None:
         """Sleep in the capture's thread; a stop ends the profile early, never leaves it on."""
         self._stop_captures.wait(seconds)
+
+
+def _first(error: Exception) -> Exception:
+    """Return what went wrong first, out of the groups that tasks wrap it in."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _new_pool(workers: int) -> ProcessPoolExecutor:

@@ -11,12 +11,13 @@ import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
 
+from debubble.errors import StoreError
 from debubble.watch.describe import SCHEMA
 from debubble.watch.journal import Delivery, Journal
 from debubble.watch.log import log
 from debubble.watch.views import alert_view
 
-PATIENCE_S = 10.0
+PATIENCE_S = 5.0
 _POLL_S = 2.0
 _FIRST_WAIT_S = 5.0
 _LONGEST_WAIT_S = 3600.0
@@ -50,11 +51,13 @@ class Webhooks:
 
     async def _serve(self, target: str, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
-            due = await asyncio.to_thread(self._due, target)
-            for one in due:
-                if stopping.is_set():
-                    return
-                await asyncio.to_thread(self.deliver, one)
+            try:
+                for one in await asyncio.to_thread(self._due, target):
+                    if stopping.is_set():
+                        return
+                    await asyncio.to_thread(self.deliver, one)
+            except StoreError as error:
+                log("store_away", level="error", problem=str(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await stopping.wait()
