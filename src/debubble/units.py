@@ -97,6 +97,14 @@ def show_duration(nanoseconds: float) -> str:
     return f"{_three(size)} s"
 
 
+def show_period(seconds: float) -> str:
+    """Write a period as it would be typed: `1h`, `5min`, `1.5s`."""
+    for unit in ("d", "h", "min"):
+        if seconds >= _S_PER[unit] and not seconds % _S_PER[unit]:
+            return f"{seconds / _S_PER[unit]:g}{unit}"
+    return f"{seconds:g}s"
+
+
 def show_share(fraction: float | None) -> str:
     """Write a fraction as percent: `61.2 %`; a dash where it is not known."""
     return "–" if fraction is None else f"{100 * fraction:.1f} %"

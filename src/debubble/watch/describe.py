@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from debubble.units import NS_PER_S, counted, show_duration, show_share
+from debubble.units import counted, show_period, show_share
 from debubble.watch.config import Config, Source
 from debubble.watch.drift import QUIET_CAPTURES
 
@@ -23,7 +23,7 @@ def say_config(config: Config) -> str:
         *(f"- {one.name}: {_say_source(one)}" for one in config.sources),
         (
             f"An alert comes after {config.drift.reference} captures of a context length at the "
-            f"earliest; of quiet figures, {show_share(config.drift.rate)} raise one in "
+            f"earliest; of quiet figures, at most {show_share(config.drift.rate)} raise one in "
             f"{QUIET_CAPTURES} captures."
         ),
     ]
@@ -36,7 +36,7 @@ def _say_source(one: Source) -> str:
     kept = "" if one.keep is None else f", the raw traces of the last {one.keep} kept"
     if one.trigger is None:
         return f"captures that appear in {one.folder}{kept}"
-    every = show_duration(one.trigger.every_s * NS_PER_S)
+    every = show_period(one.trigger.every_s)
     return f"{one.trigger.url} captured every {every} into {one.folder}{kept}"
 
 
