@@ -115,6 +115,21 @@ def test_a_stop_ends_a_profile_early_and_never_leaves_it_on(tmp_path):
         assert (Engine.profiling, one.captures) == (0, 1)
 
 
+def test_a_profile_that_a_killed_service_left_on_is_ended_by_the_next(tmp_path):
+    with engine(tmp_path / "a") as one:
+        config = configure(tmp_path, [one], seconds="1h", every="1h")
+        with Watching(config) as watch:
+            watch.wait_for("capturing")
+            while Engine.profiling == 0:
+                time.sleep(0.01)
+            watch.kill()
+        assert Engine.profiling == 1
+        with Watching(config) as watch:
+            watch.wait_for("profile_ended")
+            assert (Engine.profiling, one.captures) == (0, 1)
+            watch.wait_for("analysed")
+
+
 def test_quiet_hours_are_kept(tmp_path):
     with engine(tmp_path / "a") as one:
         more = 'quiet_hours = ["00:00-12:00", "12:00-00:00"]\n'

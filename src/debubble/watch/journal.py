@@ -427,6 +427,14 @@ class Journal:
             found = connection.execute(query).scalar()
         return None if found is None else float(found)
 
+    def unended_trigger(self, source: str) -> int | None:
+        """Return the capture of a server that was under way when the service died."""
+        table = schema.watch_triggers
+        query = sa.select(table.c.id).where(table.c.source == source, table.c.ended_s.is_(None))
+        with self.store.transaction() as connection:
+            found = connection.execute(query.order_by(table.c.id.desc())).scalar()
+        return None if found is None else int(found)
+
     def begin_trigger(self, source: str, *, now_s: float) -> int:
         """Note that a server is being captured."""
         table = schema.watch_triggers

@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from debubble.capture.server import ServerOrder, capture_server
+from debubble.capture.server import ServerOrder, capture_server, end_profile
 from debubble.errors import DebubbleError, StoreError, WatchError
 from debubble.watch.analyse import Analysis, Task, analyse, prepare_worker
 from debubble.watch.config import Config, Source, Trigger
@@ -265,6 +265,7 @@ class Service:
 
     async def _trigger(self, source: Source, trigger: Trigger) -> None:
         refusals = 0
+        await self._end_left_on(source, trigger)
         last = await self._in_thread(self.journal.last_trigger, source.name)
         due = next_capture(trigger, last, time.time(), random.random())  # noqa: S311 (jitter)
         while not self._stopping.is_set():
@@ -285,6 +286,22 @@ class Service:
                 refusals = 0
                 due = next_capture(trigger, time.time(), time.time(), random.random())  # noqa: S311
 
+    async def _end_left_on(self, source: Source, trigger: Trigger) -> None:
+        """End the profile that a killed service left on."""
+        number = await self._in_thread(self.journal.unended_trigger, source.name)
+        if number is None:
+            return
+        problem = "the service died meanwhile"
+        try:
+            await self._in_thread(end_profile, _order(source, trigger))
+            log("profile_ended", source=source.name)
+        except DebubbleError as error:
+            problem = str(error)
+            log("not_ended", level="warning", source=source.name, problem=problem)
+        await self._in_thread(
+            lambda: self.journal.end_trigger(number, now_s=time.time(), traffic={}, problem=problem)
+        )
+
     async def _capture(self, source: Source, trigger: Trigger) -> str:
         """Capture a server that is not pressed; return what was in the way."""
         try:
@@ -293,13 +310,7 @@ class Service:
             return str(error)
         if before.waiting > trigger.most_waiting:
             return f"{before.waiting:g} requests wait at the server: it is under pressure"
-        order = ServerOrder(
-            url=trigger.url,
-            kind=trigger.kind,
-            out=Path(source.folder),
-            seconds=trigger.seconds,
-            steps=trigger.steps,
-        )
+        order = _order(source, trigger)
         async with self._under_capture[source.name]:
             number = await self._in_thread(
                 lambda: self.journal.begin_trigger(source.name, now_s=time.time())
@@ -324,6 +335,16 @@ class Service:
     def _interruptible(self, seconds: float) -> None:
         """Sleep in the capture's thread; a stop ends the profile early, never leaves it on."""
         self._stop_captures.wait(seconds)
+
+
+def _order(source: Source, trigger: Trigger) -> ServerOrder:
+    return ServerOrder(
+        url=trigger.url,
+        kind=trigger.kind,
+        out=Path(source.folder),
+        seconds=trigger.seconds,
+        steps=trigger.steps,
+    )
 
 
 def _first(error: Exception) -> Exception:
