@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types imports docs bench bench-peers accuracy fuzz clean
+.PHONY: help demo demo-watch soak test check format lint types imports docs bench bench-peers accuracy fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,12 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.torch
 
 demo: $(VENV)/.demo ## the whole loop on a real pipeline of this machine: capture, find, plan, change, compare
 	$(BIN)/debubble demo --out debubble-demo --force
+
+demo-watch: $(VENV)/.dev ## a real server whose traffic shifts from 512 to 2048 tokens, watched
+	$(BIN)/python examples/serve_pipeline/watch_demo.py
+
+soak: $(VENV)/.dev ## 5,000 captures in bursts, 50 times kill -9: none lost, none twice, memory flat
+	$(BIN)/python benchmarks/soak_watch.py
 
 test: $(VENV)/.dev ## run all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
@@ -57,6 +63,7 @@ bench: $(VENV)/.dev ## measure the bars of the reader, as ratios of one run, of 
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/html_report.py
+	$(BIN)/python benchmarks/watch_readers.py
 
 bench-peers: $(VENV)/.dev ## the same beside HolisticTraceAnalysis, in a venv of its own
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers

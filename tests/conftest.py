@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from making import PUBLIC, SHARED
+from stores import postgres, postgres_url, url  # noqa: F401 (fixtures)
 
 
 @pytest.fixture(scope="session")

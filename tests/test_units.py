@@ -11,9 +11,11 @@ from debubble.units import (
     counted,
     parse_bytes,
     parse_duration,
+    parse_period,
     show_bytes,
     show_count,
     show_duration,
+    show_period,
     show_share,
 )
 
@@ -98,3 +100,24 @@ def test_shares_and_counts():
     assert counted(1, "rank") == "1 rank"
     assert counted(4, "rank") == "4 ranks"
     assert counted(2, "process", "processes") == "2 processes"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("500ms", 0.5), ("5min", 300), ("1.5h", 5400), ("7d", 604800)],
+)
+def test_periods_are_read_with_their_unit(text, seconds):
+    assert parse_period(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "h", "-1h", "1 hour"])
+def test_what_is_no_period_is_refused(text):
+    with pytest.raises(UsageError, match="is no period"):
+        parse_period(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(3600, "1h"), (5400, "90min"), (0.5, "0.5s"), (86400, "1d"), (61, "61s")]
+)
+def test_periods_are_shown_as_they_are_typed(seconds, shown):
+    assert show_period(seconds) == shown

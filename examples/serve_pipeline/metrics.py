@@ -17,6 +17,13 @@ class Metrics:
         self.lock = threading.Lock()
         self.counts = [0] * (len(_BUCKETS) + 1)
         self.total = 0
+        self.waiting = 0
+        """Requests that were taken and are not answered yet."""
+
+    def begin(self) -> None:
+        """Count a request that came."""
+        with self.lock:
+            self.waiting += 1
 
     def add(self, tokens: int) -> None:
         """Count a request that was served."""
@@ -24,11 +31,12 @@ class Metrics:
         with self.lock:
             self.counts[place] += 1
             self.total += tokens
+            self.waiting -= 1
 
     def text(self) -> str:
         """Write them as Prometheus reads them."""
         with self.lock:
-            counts, total = list(self.counts), self.total
+            counts, total, waiting = list(self.counts), self.total, self.waiting
         lines = [
             f"# HELP {_PROMPT} Number of prefill tokens processed.",
             f"# TYPE {_PROMPT} histogram",
@@ -43,5 +51,10 @@ class Metrics:
             "# HELP vllm:request_success_total Count of successfully processed requests.",
             "# TYPE vllm:request_success_total counter",
             f'vllm:request_success_total{{{_LABELS},finished_reason="stop"}} {below}',
+        ]
+        lines += [
+            "# HELP vllm:num_requests_waiting Number of requests waiting to be processed.",
+            "# TYPE vllm:num_requests_waiting gauge",
+            f"vllm:num_requests_waiting{{{_LABELS}}} {float(waiting)}",
         ]
         return "\n".join(lines) + "\n"

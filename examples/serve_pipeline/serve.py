@@ -61,6 +61,7 @@ class Routes(BaseHTTPRequestHandler):
         if not 0 < tokens <= LONGEST_PROMPT:
             self._answer(400, b"the prompt needs 1 to 8192 tokens")
             return
+        self.metrics.begin()
         self.engine.complete(tokens)
         self.metrics.add(tokens)
         usage = {"prompt_tokens": tokens, "completion_tokens": 1, "total_tokens": tokens + 1}

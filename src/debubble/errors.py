@@ -14,6 +14,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 ├── CaptureError         a job or a server could not be captured
 ├── StoreError           the history cannot be read or written
 ├── TuneError            a command cannot be tuned
+├── WatchError           the service cannot start
 └── DemoError            the demo's own pipeline failed
 """
 
@@ -99,6 +100,10 @@ class StoreError(DebubbleError):
 
 class TuneError(DebubbleError):
     """A command cannot be tuned: its first run told nothing, or its record is another's."""
+
+
+class WatchError(DebubbleError):
+    """The service cannot start: its configuration, its address or its lock says no."""
 
 
 class DemoError(DebubbleError):

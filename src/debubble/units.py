@@ -11,6 +11,8 @@ NS_PER_US = 1_000
 
 _SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([kmgtp]?)(i?)b?\s*$", re.IGNORECASE)
 _DURATION = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ns|us|µs|ms|s)\s*$", re.IGNORECASE)
+_PERIOD = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|h|d)\s*$")
+_S_PER = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _NS_PER = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": 1_000_000, "s": NS_PER_S}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
@@ -43,6 +45,14 @@ def parse_duration(text: str) -> float:
     if match is None:
         raise UsageError(f"{text!r} is no time", hint="write it as 18.5ms, 600us or 1.2s")
     return float(match[1]) * _NS_PER[match[2].lower()]
+
+
+def parse_period(text: str) -> float:
+    """Read `30s`, `5min`, `1h`, `7d` as seconds."""
+    match = _PERIOD.match(text)
+    if match is None:
+        raise UsageError(f"{text!r} is no period", hint="write it as 30s, 5min, 1h or 7d")
+    return float(match[1]) * _S_PER[match[2]]
 
 
 def parse_share(text: str) -> float:
@@ -85,6 +95,14 @@ def show_duration(nanoseconds: float) -> str:
             return f"{size:.0f} ns" if unit == "ns" else f"{_three(size)} {unit}"
         size /= 1000
     return f"{_three(size)} s"
+
+
+def show_period(seconds: float) -> str:
+    """Write a period as it would be typed: `1h`, `5min`, `1.5s`."""
+    for unit in ("d", "h", "min"):
+        if seconds >= _S_PER[unit] and not seconds % _S_PER[unit]:
+            return f"{seconds / _S_PER[unit]:g}{unit}"
+    return f"{seconds:g}s"
 
 
 def show_share(fraction: float | None) -> str:

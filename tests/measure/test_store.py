@@ -86,7 +86,7 @@ def test_pruning_keeps_the_newest_of_each_name(store):
 
 def test_it_is_written_ahead_and_in_full(database):
     store = Store(database[1])
-    with store._transaction() as connection:
+    with store.transaction() as connection:
         settings = [
             connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
             for name in ("journal_mode", "synchronous")
@@ -103,7 +103,7 @@ def test_a_store_of_the_version_before_is_brought_up_to_date_with_what_it_holds(
     store.tag("base", {"a": "1"})
     store.add("base", sampled([0.2]), now_s=13, tags={"b": "2"})
     assert [one.tags for one in store.named("base")] == [{"a": "1"}, {"b": "2"}]
-    with store._transaction() as connection:
+    with store.transaction() as connection:
         assert store_schema.read_version(connection) == store_schema.VERSION
     store.close()
 
@@ -207,7 +207,7 @@ def test_what_was_acknowledged_is_there_whoever_is_killed(writers, count, url):
     store = Store(url)
     kept = {(one.name, one.tags["number"]) for one in store.records()}
     if url.startswith("sqlite"):
-        with store._transaction() as connection:
+        with store.transaction() as connection:
             assert connection.exec_driver_sql("PRAGMA integrity_check").scalar_one() == "ok"
     store.close()
     assert len(acknowledged) >= sum(until)

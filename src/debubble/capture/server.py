@@ -104,6 +104,11 @@ def capture_server(
     return ServerCapture(kind=order.kind, url=order.url, files=files, note=_note(order, files))
 
 
+def end_profile(order: ServerOrder, *, patience: Patience = Patience()) -> None:  # noqa: B008 (frozen)
+    """End a profile that somebody left on."""
+    _post(order, "stop_profile", None, patience.stop_s)
+
+
 def _start_body(order: ServerOrder) -> dict[str, Any] | None:
     """Return what SGLang is told; vLLM was told at its start."""
     if order.kind == "vllm":

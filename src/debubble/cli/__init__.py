@@ -23,6 +23,7 @@ VERBS = {
     "capture": "Take the traces: of a job on all its ranks, or of a serving engine.",
     "compare": "Did it work? The run after a change against the one before: one verdict.",
     "history": "What happened over time? The record of measurements, by name.",
+    "watch": "Keep watching: a service that says when traffic moved or a pipeline got slower.",
     "demo": "Show me: a real four-stage pipeline on this machine, no GPU needed.",
 }
 

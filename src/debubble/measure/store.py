@@ -61,13 +61,25 @@ class Store:
         self, name: str, measurement: Measurement, *, now_s: float, tags: Mapping[str, str]
     ) -> int:
         """Keep a measurement; it is on the disk when this returns."""
+        with self.transaction() as connection:
+            return self.add_within(connection, name, measurement, now_s=now_s, tags=tags)
+
+    def add_within(
+        self,
+        connection: Connection,
+        name: str,
+        measurement: Measurement,
+        *,
+        now_s: float,
+        tags: Mapping[str, str],
+    ) -> int:
+        """Keep a measurement together with whatever else the open transaction writes."""
         table = self._schema.measurements
         row = table.insert().values(
             name=name, created_s=now_s, data=msgspec.json.encode(measurement).decode()
         )
-        with self._transaction() as connection:
-            number = int(connection.execute(row.returning(table.c.id)).scalar_one())
-            self._schema.write_tags(connection, number, tags)
+        number = int(connection.execute(row.returning(table.c.id)).scalar_one())
+        self._schema.write_tags(connection, number, tags)
         return number
 
     def records(self, name: str | None = None) -> tuple[Record, ...]:
@@ -81,7 +93,7 @@ class Store:
                 table.c.name == name
             )
         by_number: dict[int, dict[str, str]] = {}
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             for pair in connection.execute(pairs):
                 by_number.setdefault(pair.measurement_id, {})[pair.name] = pair.value
             found = connection.execute(rows).all()
@@ -108,7 +120,7 @@ class Store:
     def tag(self, name: str, tags: Mapping[str, str]) -> int:
         """Tag all records of a name; return how many."""
         found = self.named(name)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             for record in found:
                 self._schema.write_tags(connection, record.number, tags)
         return len(found)
@@ -120,7 +132,7 @@ class Store:
         if name is not None:
             numbers = numbers.where(table.c.name == name)
         by_name: dict[str, list[int]] = {}
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             for row in connection.execute(numbers):
                 by_name.setdefault(row.name, []).append(row.id)
             gone = [one for mine in by_name.values() for one in mine[: -keep or None]]
@@ -131,7 +143,7 @@ class Store:
 
     def _migrate(self) -> None:
         """Bring an older store up to date; leave a newer one alone."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             self._schema.wait_for_turn(connection)
             found = self._schema.read_version(connection)
             if found > self._schema.VERSION:
@@ -143,7 +155,8 @@ class Store:
         self._engine.dispose()
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> Iterator[Connection]:
+        """Lend a connection; all that is done with it happens, or nothing of it."""
         from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
 
         try:

@@ -88,7 +88,7 @@ def find_run(
         try:
             known = recognise(file, limits)
         except TraceError as error:
-            if named or _named_like_a_trace(file) or os.path.isdir(file):  # noqa: PTH112
+            if named or named_like_a_trace(file) or os.path.isdir(file):  # noqa: PTH112
                 gaps.append(_unreadable(error))
             continue
         if known.is_trace:
@@ -333,14 +333,15 @@ def _settle_ranks(
     return settled, gaps
 
 
-def _named_like_a_trace(file: str) -> bool:
+def named_like_a_trace(file: str) -> bool:
+    """Tell a file that should be a trace by its name, whatever is in it."""
     name = file.lower()
     return any(word in name for word in (".json", ".gz", "trace", ".sqlite", ".parquet", ".csv"))
 
 
 def _is_garbage_trace(known: Recognised) -> bool:
     """Tell a file that is not JSON at all, though its name says so."""
-    return known.format is Format.OTHER and _named_like_a_trace(known.file)
+    return known.format is Format.OTHER and named_like_a_trace(known.file)
 
 
 def _unreadable(error: TraceError) -> Gap:

@@ -1,4 +1,4 @@
-"""A real PostgreSQL of our own, where the machine has one."""
+"""Stores for tests: SQLite, and a real PostgreSQL of our own where the machine has one."""
 
 from __future__ import annotations
 

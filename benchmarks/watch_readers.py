@@ -1,0 +1,77 @@
+"""200 concurrent readers while the service analyses: `python benchmarks/watch_readers.py`.
+
+Each reader asks for /metrics and the page in turn, once a second, over a connection of its own that
+stays open. The bar is 200 ms for the slowest answer in a hundred.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from watch_service import Watch, write_capture, write_config
+
+READERS = 200
+SECONDS = 15.0
+WARM = 300
+BAR_S = 0.2
+
+
+async def read(port: int, deadline: float, times: list[float]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    await asyncio.sleep(random.random())  # noqa: S311 (not all at once)
+    paths = ("/metrics", "/")
+    number = 0
+    while time.monotonic() < deadline:
+        began = time.monotonic()
+        path = paths[number % 2]
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise SystemExit(head.decode())
+        length = next(
+            int(line.split(b":")[1])
+            for line in head.lower().split(b"\r\n")
+            if line.startswith(b"content-length")
+        )
+        await reader.readexactly(length)
+        times.append(time.monotonic() - began)
+        number += 1
+        await asyncio.sleep(max(0.0, 1 - (time.monotonic() - began)))
+    writer.close()
+
+
+async def read_all(port: int) -> list[float]:
+    times: list[float] = []
+    deadline = time.monotonic() + SECONDS
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(READERS):
+            tasks.create_task(read(port, deadline, times))
+    return sorted(times)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="debubble-readers-") as place:
+        folder = Path(place)
+        config = write_config(folder, workers=1)
+        rng = random.Random(3)  # noqa: S311 (durations)
+        for number in range(5000):
+            write_capture(folder / "traces", number, rng)
+        watch = Watch(config)
+        watch.wait_until(WARM)
+        before = watch.analysed
+        times = asyncio.run(read_all(int(watch.url.rpartition(":")[2])))
+        meanwhile = watch.analysed - before
+        watch.kill()
+    late = times[int(len(times) * 0.99)]
+    print(f"{len(times)} answers to {READERS} readers, {meanwhile} captures analysed meanwhile")
+    print(f"median {1000 * times[len(times) // 2]:.1f} ms, p99 {1000 * late:.1f} ms, ", end="")
+    print(f"slowest {1000 * times[-1]:.1f} ms (bar: p99 {1000 * BAR_S:.0f} ms)")
+    raise SystemExit(0 if late < BAR_S and meanwhile else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""What the service knows in → its status page: HTML with drawings, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import Any
+
+from debubble.report.watch_words import say_bucket, say_metric, show_metric
+
+_STYLE = """
+body{font:15px/1.45 system-ui,sans-serif;max-width:70rem;margin:2rem auto;
+padding:0 1rem;color:#1b1f24}
+h1{font-size:1.4rem}h2{margin-top:2.2rem;font-size:1.15rem}h3{font-size:1rem;margin:1rem 0 .2rem}
+table{border-collapse:collapse;margin:.6rem 0}td,th{padding:.25rem .8rem;text-align:left;
+border-bottom:1px solid #d8dee4;font-variant-numeric:tabular-nums}
+.alert{border-left:4px solid #b42318;background:#fef3f2;padding:.5rem .9rem;margin:.5rem 0}
+.done{border-color:#8c959f;background:#f6f8fa}.trends{display:flex;flex-wrap:wrap;gap:1rem}
+figure{margin:0}figcaption{font-size:.85rem;color:#57606a}pre{overflow:auto;background:#f6f8fa;
+padding:1rem;font-size:13px}form{display:inline}button{font:inherit}small{color:#57606a}
+"""
+STYLE_POLICY = f"'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
+"""What the page's Content-Security-Policy allows: this style sheet and no other."""
+
+_WIDTH, _HEIGHT, _MARGIN = 320, 110, 6
+_LINE, _ALERT, _GRID = "#0969da", "#b42318", "#d8dee4"
+
+
+def status_page(view: Mapping[str, Any]) -> str:
+    """Draw everything: alerts first, then each pipeline with its trends and last captures."""
+    waiting = view["open_alerts"]
+    answer = (
+        f"{len(waiting)} alert{'' if len(waiting) == 1 else 's'} to look at."
+        if waiting
+        else "No alerts."
+    )
+    parts = [f"<h1>debubble watch</h1><p>{answer}</p>"]
+    parts += [_alert(one) for one in waiting]
+    parts += [_pipeline(one, view["alerts"]) for one in view["pipelines"]]
+    past = [one for one in view["alerts"] if one["acknowledged_s"] is not None]
+    if past:
+        parts.append("<h2>Acknowledged</h2>")
+        parts += [_alert(one) for one in past[:20]]
+    return _document("debubble watch", parts)
+
+
+def capture_page(pipeline: str, capture: Mapping[str, Any]) -> str:
+    """Draw the report of one capture."""
+    parts = [
+        f"<h1>{escape(pipeline)}: {escape(capture['capture'])}</h1>",
+        f"<p>{_when(capture['found_s'])}, {escape(capture['state'])}. <a href='/'>All</a></p>",
+    ]
+    if capture.get("problem"):
+        parts.append(f"<p class='alert'>{escape(capture['problem'])}</p>")
+    if "report" in capture:
+        parts.append(f"<p>{_context(capture)}</p><pre>{escape(capture['report'])}</pre>")
+    return _document(f"{pipeline}: {capture['capture']}", parts)
+
+
+def _document(title: str, parts: Sequence[str]) -> str:
+    head = "<meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+    return (
+        f"<!doctype html><html lang='en'><head>{head}<title>{escape(title)}</title>"
+        f"<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>"
+    )
+
+
+def _alert(one: Mapping[str, Any]) -> str:
+    done = one["acknowledged_s"] is not None
+    button = "" if done else _acknowledge(one["id"])
+    words = [f"<strong>{escape(one['kind'])}</strong> {escape(one.get('message', ''))}"]
+    change = one.get("batch_latency_s")
+    if isinstance(change, dict):
+        moved, slower = (
+            show_metric("batch_latency_s", change[part])
+            for part in ("traffic_moved", "buckets_slower")
+        )
+        words.append(f"Of the change in batch latency {moved} are traffic, {slower} are speed.")
+    words.append(f"<small>{_when(one['raised_s'])}</small> {button}")
+    return f"<div class='alert{' done' if done else ''}'>{'<br>'.join(words)}</div>"
+
+
+def _acknowledge(number: int) -> str:
+    action = f"/alerts/{int(number)}/acknowledge"
+    return f"<form method='post' action='{action}'><button>Acknowledge</button></form>"
+
+
+def _pipeline(one: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str:
+    mine = [alert for alert in alerts if alert["pipeline"] == one["name"]]
+    parts = [f"<h2>{escape(one['name'])}</h2>", _latest(one)]
+    drawn = [_trend(trend, mine) for trend in one["trends"]]
+    parts.append(f"<div class='trends'>{''.join(drawn)}</div>")
+    if one["recent"]:
+        rows = "".join(_row(one["name"], capture) for capture in one["recent"])
+        heads = ("when", "capture", "context", "bubble", "batch latency", "throughput", "")
+        head = "".join(f"<th>{name}</th>" for name in heads)
+        parts.append(f"<h3>Last captures</h3><table><tr>{head}</tr>{rows}</table>")
+    return "".join(parts)
+
+
+def _latest(one: Mapping[str, Any]) -> str:
+    latest, counts = one["latest"], one["captures"]
+    broken = counts.get("unreadable", 0)
+    tail = f", {broken} unreadable" if broken else ""
+    if latest is None:
+        return f"<p>No capture yet{tail}.</p>"
+    numbers = latest["numbers"]
+    figures = ", ".join(
+        f"{say_metric(name)} {show_metric(name, value)}" for name, value in numbers.items()
+    )
+    link = f"/pipelines/{escape(one['name'])}/captures/{int(latest['id'])}"
+    said = f"{figures}; {_context(latest)}. <a href='{link}'>Latest report</a>"
+    return f"<p>{said}<br><small>{counts.get('stored', 0)} captures{tail}</small></p>"
+
+
+def _context(capture: Mapping[str, Any]) -> str:
+    told = {"label": "its label", "server": "the server's histogram", "tokens": "its tokens"}
+    bucket = say_bucket(capture.get("context_bucket") or 0)
+    by = told.get(capture.get("context_source") or "")
+    return f"{bucket} by {by}" if by else bucket
+
+
+def _row(pipeline: str, capture: Mapping[str, Any]) -> str:
+    numbers = capture.get("numbers", {})
+    link = f"/pipelines/{escape(pipeline)}/captures/{int(capture['id'])}"
+    cells = [
+        _when(capture["found_s"]),
+        f"<a href='{link}'>{escape(capture['capture'])}</a>",
+        escape(str(capture.get("context_bucket") or "–")),
+        *(
+            show_metric(name, numbers.get(name))
+            for name in ("bubble_fraction", "batch_latency_s", "microbatches_per_s")
+        ),
+        "" if capture["state"] == "stored" else escape(capture["state"]),
+    ]
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _trend(trend: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str:
+    """Draw one metric in one bucket, the captures that raised an alert marked."""
+    points = trend["points"]
+    values = [value for _, value in points]
+    low, high = min(values), max(values)
+    reach = (high - low) or abs(high) or 1.0
+    first, last = points[0][0], points[-1][0]
+    span = (last - first) or 1.0
+
+    def place(at_s: float, value: float) -> tuple[float, float]:
+        across = _MARGIN + (_WIDTH - 2 * _MARGIN) * (at_s - first) / span
+        down = _HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * (value - low) / reach
+        return round(across, 1), round(down, 1)
+
+    line = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))
+    marks = [
+        f"<line x1='{x}' x2='{x}' y1='0' y2='{_HEIGHT}' stroke='{_ALERT}' stroke-dasharray='3 3'/>"
+        for x, _ in (place(one["raised_s"], low) for one in alerts if _concerns(one, trend))
+        if 0 <= x <= _WIDTH
+    ]
+    bucket = say_bucket(trend["context_bucket"] or 0)
+    name = f"{say_metric(trend['metric'])}, {bucket}"
+    shown = tuple(show_metric(trend["metric"], value) for value in (low, high, values[-1]))
+    return (
+        f"<figure><svg width='{_WIDTH}' height='{_HEIGHT}' role='img' aria-label='{escape(name)}'>"
+        f"<rect width='{_WIDTH}' height='{_HEIGHT}' fill='none' stroke='{_GRID}'/>"
+        f"<polyline points='{line}' fill='none' stroke='{_LINE}' stroke-width='1.5'/>"
+        f"{''.join(marks)}</svg><figcaption>{escape(name)}: {shown[2]} "
+        f"({shown[0]} to {shown[1]})</figcaption></figure>"
+    )
+
+
+def _concerns(alert: Mapping[str, Any], trend: Mapping[str, Any]) -> bool:
+    same = (trend["metric"], trend["context_bucket"] or 0)
+    return alert["kind"] == "traffic_moved" or (
+        (alert.get("metric"), alert.get("context_bucket")) == same
+    )
+
+
+def _when(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

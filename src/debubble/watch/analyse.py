@@ -1,0 +1,286 @@
+"""The files of one capture in → all that is kept of it. Runs in a worker process."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from debubble.errors import DebubbleError, NoPipeline, NoSplitFits, UsageError
+from debubble.ledger.ledger import Ledger, build_ledger
+from debubble.measure.measurement import Measurement, context_bucket, measure_run, middle
+from debubble.plan.baseline import measure_baseline
+from debubble.plan.plan import make_plan
+from debubble.report.change import describe
+from debubble.report.find import find_page
+from debubble.report.text import Page, print_page
+from debubble.report.theory import theory_of_schedule
+from debubble.timeline.build import build_run
+from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
+from debubble.timeline.job import JobFacts, ask_job
+from debubble.timeline.model import Timeline
+from debubble.trace.run import find_run, read_run
+from debubble.trace.source import Limits
+from debubble.units import NS_PER_S
+
+UNKNOWN_BUCKET = 0
+"""Where nobody told the context length."""
+_REPORT_WIDTH = 120
+# Room for what is shown; a report of a thousand ranks is not.
+_LONGEST_REPORT = 64_000
+_ORPHAN_POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What one rank of the pipeline did."""
+
+    stage: str
+    bubble: float | None
+    useful: float | None
+    busy: float | None
+    peak_bytes: int | None
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """One wire of the pipeline."""
+
+    source: str
+    destination: str
+    wire_s: float | None
+    bytes_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What the planner would do today."""
+
+    change: str
+    """In words; empty where nothing is worth doing."""
+    gain: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What is kept of one capture beside its measurement."""
+
+    bucket: int
+    context_source: str | None
+    """label, server or tokens: who told the context length."""
+    counts: dict[int, float]
+    """Requests by context bucket: the traffic."""
+    metrics: dict[str, float]
+    causes: dict[str, float]
+    """Shares of ranks × window."""
+    theory: float | None
+    schedule: str | None
+    stages: tuple[Stage, ...]
+    hops: tuple[Hop, ...]
+    plan: Planned | None
+    """None where no plan can be made."""
+    warnings: tuple[str, ...]
+    report: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """The answer of a worker: a finding with its measurement, or why there is none."""
+
+    finding: Finding | None = None
+    measurement: Measurement | None = None
+    problem: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a worker is told."""
+
+    files: tuple[str, ...]
+    limits: Limits
+    timeout_s: float
+    traffic: Mapping[int, float] = field(default_factory=dict)
+    """The server's requests by bucket, where it counts them."""
+
+
+def analyse(task: Task) -> Analysis:
+    """Read and measure one capture; what debubble cannot read is said, not raised."""
+    began = time.monotonic()
+    signal.signal(signal.SIGALRM, _too_late)
+    signal.setitimer(signal.ITIMER_REAL, task.timeout_s)
+    try:
+        measurement, finding = _analyse(task)
+    except _TooLate:
+        return Analysis(problem=f"its analysis took longer than {task.timeout_s:g} s")
+    except MemoryError:
+        return Analysis(problem="it does not fit into memory")
+    except DebubbleError as error:
+        return Analysis(problem=str(error), seconds=time.monotonic() - began)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return Analysis(finding=finding, measurement=measurement, seconds=time.monotonic() - began)
+
+
+class _TooLate(BaseException):
+    """Passes everything that would go on."""
+
+
+def _too_late(_number: int, _frame: object) -> None:
+    raise _TooLate
+
+
+def _analyse(task: Task) -> tuple[Measurement, Finding]:
+    run = read_run(find_run(task.files, limits=task.limits), limits=task.limits)
+    timeline = build_run(run)
+    figures = worst_of([measure_pipeline(timeline, one) for one in timeline.pipelines])
+    if not figures.windows and figures.stream is None:
+        raise NoPipeline("no step was captured whole, so nothing can be measured")
+    job = ask_job(run.sidecars, figures)
+    measurement = measure_run(run, timeline, figures)
+    steps = [window.step for window in figures.windows]
+    ledger = build_ledger(timeline, figures.pipeline, steps)
+    found = (*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps)
+    gaps = tuple(dict.fromkeys((*found, *(ledger.gaps if ledger else ()))))
+    counts, bucket, told_by = _contexts(measurement, job, task.traffic)
+    page = find_page([figures], ledger, job, gaps, "")
+    return measurement, Finding(
+        bucket=bucket,
+        context_source=told_by,
+        counts=counts,
+        metrics=_metrics(measurement),
+        causes=_causes(ledger),
+        theory=theory_of_schedule(figures),
+        schedule=figures.schedule,
+        stages=_stages(measurement, figures),
+        hops=_hops(figures),
+        plan=_plan(timeline, figures, job, ledger),
+        warnings=tuple(f"{gap.code}: {gap}" for gap in gaps),
+        report=_as_text(page),
+    )
+
+
+def _contexts(
+    measurement: Measurement, job: JobFacts, traffic: Mapping[int, float]
+) -> tuple[dict[int, float], int, str | None]:
+    """Return requests by bucket, the bucket of this capture, and who told."""
+    if job.context_lengths:
+        counts: dict[int, float] = {}
+        for length in job.context_lengths:
+            one = context_bucket([length]) or UNKNOWN_BUCKET
+            counts[one] = counts.get(one, 0.0) + 1.0
+        return counts, context_bucket(job.context_lengths) or UNKNOWN_BUCKET, "label"
+    if traffic:
+        return dict(traffic), _middle_bucket(traffic), "server"
+    if measurement.tokens:
+        bucket = context_bucket([measurement.tokens]) or UNKNOWN_BUCKET
+        return {bucket: 1.0}, bucket, "tokens"
+    return {}, UNKNOWN_BUCKET, None
+
+
+def _middle_bucket(traffic: Mapping[int, float]) -> int:
+    """Return the bucket of the median request."""
+    below, half = 0.0, sum(traffic.values()) / 2
+    for bucket in sorted(traffic):
+        below += traffic[bucket]
+        if below >= half:
+            return bucket
+    return UNKNOWN_BUCKET
+
+
+def _metrics(one: Measurement) -> dict[str, float]:
+    peaks = [rank.peak_bytes for rank in one.memory if rank.peak_bytes is not None]
+    values = {
+        "bubble_fraction": middle(one.bubble_fractions),
+        "batch_latency_s": middle(one.batch_latencies_s),
+        "microbatches_per_s": middle(
+            one.rates_per_s("step_times_s") or one.rates_per_s("batch_latencies_s")
+        ),
+        "peak_memory_bytes": float(max(peaks)) if peaks else None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _causes(ledger: Ledger | None) -> dict[str, float]:
+    if ledger is None or not ledger.total_ns:
+        return {}
+    return {str(cause): ns / ledger.total_ns for cause, ns in ledger.causes().items()}
+
+
+def _stages(measurement: Measurement, figures: PipelineFigures) -> tuple[Stage, ...]:
+    memory = {one.rank: one for one in measurement.memory}
+    shares = {one.rank: one for one in figures.shares}
+    return tuple(
+        Stage(
+            stage="+".join(map(str, rank.stages)) or f"rank{rank.rank}",
+            bubble=shares[rank.rank].bubble_fraction if rank.rank in shares else None,
+            useful=shares[rank.rank].useful_fraction if rank.rank in shares else None,
+            busy=shares[rank.rank].apparent_fraction if rank.rank in shares else None,
+            peak_bytes=memory[rank.rank].peak_bytes if rank.rank in memory else None,
+            limit_bytes=memory[rank.rank].limit_bytes if rank.rank in memory else None,
+        )
+        for rank in figures.ranks
+    )
+
+
+def _hops(figures: PipelineFigures) -> tuple[Hop, ...]:
+    return tuple(
+        Hop(
+            source=str(hop.stages[0][0]),
+            destination=str(hop.stages[0][1]),
+            wire_s=None if hop.wire_ns is None else hop.wire_ns / NS_PER_S,
+            bytes_per_s=hop.bytes_per_s,
+        )
+        for hop in figures.hops
+    )
+
+
+def _plan(
+    timeline: Timeline, figures: PipelineFigures, job: JobFacts, ledger: Ledger | None
+) -> Planned | None:
+    """Plan on today's costs; a stream has no batch to plan for."""
+    if figures.kind == "stream":
+        return None
+    try:
+        baseline = measure_baseline(
+            timeline,
+            figures,
+            layers=job.split_for(figures),
+            schedule=job.schedule_for(figures),
+            latency_ns=job.without_profiler_ns(figures.batch_latency_ns),
+        )
+        plan = make_plan(baseline, timeline, ledger=ledger)
+    except (UsageError, NoPipeline, NoSplitFits):
+        return None
+    best = plan.recommended[:1]
+    if not best:
+        return Planned(change="")
+    return Planned(change=describe(best[0].change), gain=best[0].throughput_gain)
+
+
+def _as_text(page: Page) -> str:
+    from rich.console import Console  # noqa: PLC0415 (slow to import, and only workers need it)
+
+    out = io.StringIO()
+    console = Console(file=out, width=_REPORT_WIDTH, no_color=True, highlight=False, emoji=False)
+    print_page(page, console)
+    return out.getvalue()[:_LONGEST_REPORT]
+
+
+def prepare_worker() -> None:
+    """Leave Ctrl-C to the service, and end with it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parent = os.getppid()
+
+    def end_when_orphaned() -> None:
+        while os.getppid() == parent:
+            time.sleep(_ORPHAN_POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=end_when_orphaned, daemon=True).start()

@@ -1,0 +1,227 @@
+"""What is shown in → Prometheus' text format; labels are bounded: no run, no path."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from debubble import __version__
+from debubble.errors import MissingExtra
+from debubble.watch.judge import KINDS
+
+try:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
+    from prometheus_client.registry import Collector
+except ImportError as missing:
+    raise MissingExtra(
+        "the service needs prometheus-client", hint="pip install 'debubble[watch]'"
+    ) from missing
+
+# A pipeline of more stages is shown as a whole only.
+MOST_STAGES = 64
+LATENCY_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+# What is bubble among the causes: the rest is work.
+_WORK = frozenset({"compute", "collective"})
+
+
+class Counts:
+    """What this process counted itself; threads add to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.analysis_seconds = 0.0
+        self.analyses = 0
+        self.refusals: dict[str, int] = {}
+        self.scans: dict[str, float] = {}
+        self._newer = True
+
+    def analysed(self, seconds: float) -> None:
+        """Count one analysis."""
+        with self._lock:
+            self.analyses += 1
+            self.analysis_seconds += seconds
+
+    def refused(self, source: str) -> None:
+        """Count a capture that a server did not let us take."""
+        with self._lock:
+            self.refusals[source] = self.refusals.get(source, 0) + 1
+            self._newer = True
+
+    def scanned(self, source: str, now_s: float) -> None:
+        """Note that a source was looked into."""
+        with self._lock:
+            self.scans[source] = now_s
+            self._newer = True
+
+    def is_newer(self) -> bool:
+        """Tell whether there is anything new since the last time."""
+        with self._lock:
+            newer, self._newer = self._newer, False
+            return newer
+
+
+class _Shown(Collector):
+    """The families of one page."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = tuple(families)
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._families)
+
+
+def write_metrics(
+    view: Mapping[str, Any],
+    histograms: Mapping[str, Mapping[int, tuple[list[int], float]]],
+    counts: Counts,
+) -> bytes:
+    """Write the page that Prometheus scrapes."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(
+        _Shown(
+            [
+                *_service(view, counts),
+                *_numbers(view["pipelines"]),
+                *_stages(view["pipelines"]),
+                *_links(view["pipelines"]),
+                *_drift(view["pipelines"]),
+                _latency(histograms),
+            ]
+        )
+    )
+    return generate_latest(registry)
+
+
+def _gauge(name: str, words: str, labels: list[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"debubble_{name}", words, labels=labels)
+
+
+def _service(view: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
+    build = _gauge("build_info", "Which debubble answers.", ["version"])
+    build.add_metric([__version__], 1)
+    captures = CounterMetricFamily(
+        "debubble_captures", "Captures by what became of them.", labels=["pipeline", "outcome"]
+    )
+    last = _gauge("last_capture_timestamp_seconds", "When the last one came.", ["pipeline"])
+    for one in view["pipelines"]:
+        for outcome in ("stored", "unreadable"):
+            captures.add_metric([one["name"], outcome], one["captures"].get(outcome, 0))
+        for state in ("refused",):
+            captures.add_metric([one["name"], state], counts.refusals.get(one["name"], 0))
+        if one["latest"]:
+            last.add_metric([one["name"]], one["latest"]["found_s"])
+    scans = _gauge("last_scan_timestamp_seconds", "When a source was last read.", ["pipeline"])
+    for name, at_s in sorted(counts.scans.items()):
+        scans.add_metric([name], at_s)
+    alerts = _gauge("alerts_open", "Alerts that nobody acknowledged.", ["pipeline", "kind"])
+    for one in view["pipelines"]:
+        for kind in KINDS:
+            same = (
+                alert
+                for alert in view["open_alerts"]
+                if (alert["pipeline"], alert["kind"]) == (one["name"], kind)
+            )
+            alerts.add_metric([one["name"], kind], sum(1 for _ in same))
+    seconds = CounterMetricFamily("debubble_analysis_seconds", "Time spent in analysis.")
+    seconds.add_metric([], counts.analysis_seconds)
+    yield from (build, captures, last, scans, alerts, seconds)
+
+
+def _numbers(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
+    labels = ["pipeline", "context_bucket"]
+    rate = _gauge("microbatches_per_second", "Throughput of the last capture.", labels)
+    theory = _gauge(
+        "bubble_theoretical_ratio", "The schedule's own bubble.", ["pipeline", "schedule"]
+    )
+    bubble = _gauge("bubble_ratio", "The bubble, by cause and in all.", ["pipeline", "cause"])
+    share = _gauge("traffic_ratio", "Requests by context length.", labels)
+    for one in pipelines:
+        latest = one["latest"]
+        if not latest or "numbers" not in latest:
+            continue
+        bucket = str(latest["context_bucket"] or "unknown")
+        numbers = latest["numbers"]
+        if "bubble_fraction" in numbers:
+            bubble.add_metric([one["name"], "total"], numbers["bubble_fraction"])
+        for cause, value in latest["causes"].items():
+            if cause not in _WORK:
+                bubble.add_metric([one["name"], cause], value)
+        if "microbatches_per_s" in numbers:
+            rate.add_metric([one["name"], bucket], numbers["microbatches_per_s"])
+        if latest["theory_bubble_fraction"] is not None:
+            names = [one["name"], latest["schedule"] or "unknown"]
+            theory.add_metric(names, latest["theory_bubble_fraction"])
+        whole = sum(latest["requests"].values())
+        for length, count in latest["requests"].items():
+            share.add_metric([one["name"], length], count / whole)
+    yield from (bubble, theory, rate, share)
+
+
+def _stages(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
+    labels = ["pipeline", "stage"]
+    families = {
+        "bubble": _gauge("stage_bubble_ratio", "The bubble of a stage.", labels),
+        "useful": _gauge("useful_compute_ratio", "What a stage computes.", labels),
+        "busy": _gauge("gpu_busy_ratio", "What a utilisation dashboard shows.", labels),
+        "peak_bytes": _gauge("stage_peak_memory_bytes", "The most memory in use.", labels),
+        "limit_bytes": _gauge("stage_memory_limit_bytes", "What the device has.", labels),
+    }
+    for one in pipelines:
+        stages = (one["latest"] or {}).get("stages", [])
+        for stage in stages if len(stages) <= MOST_STAGES else []:
+            for field, family in families.items():
+                if stage[field] is not None:
+                    family.add_metric([one["name"], stage["stage"]], stage[field])
+    yield from families.values()
+
+
+def _links(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
+    labels = ["pipeline", "src_stage", "dst_stage"]
+    speed = _gauge("link_bandwidth_bytes_per_second", "What a hop carried.", labels)
+    wire = _gauge("link_latency_seconds", "What a message took on the wire.", labels)
+    for one in pipelines:
+        hops = (one["latest"] or {}).get("hops", [])
+        for hop in hops if len(hops) <= 2 * MOST_STAGES else []:
+            names = [one["name"], hop["source"], hop["destination"]]
+            if hop["bytes_per_s"] is not None:
+                speed.add_metric(names, hop["bytes_per_s"])
+            if hop["wire_s"] is not None:
+                wire.add_metric(names, hop["wire_s"])
+    yield from (speed, wire)
+
+
+def _drift(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
+    score = _gauge(
+        "drift_score",
+        "How near a figure is to an alert; above 1 is one.",
+        ["pipeline", "metric", "context_bucket"],
+    )
+    for one in pipelines:
+        for track in one["drift"]:
+            if track["score"] is not None:
+                bucket = str(track["context_bucket"] or "unknown")
+                score.add_metric([one["name"], track["metric"], bucket], track["score"])
+    yield score
+
+
+def _latency(
+    histograms: Mapping[str, Mapping[int, tuple[list[int], float]]],
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(
+        "debubble_batch_latency_seconds",
+        "Batch latency of all captures.",
+        labels=["pipeline", "context_bucket"],
+    )
+    bounds = [*map(str, LATENCY_BOUNDS_S), "+Inf"]
+    for name, buckets in histograms.items():
+        for bucket, (below, total) in sorted(buckets.items()):
+            labels = [name, str(bucket or "unknown")]
+            family.add_metric(labels, list(zip(bounds, below, strict=True)), total)
+    return family

@@ -1,0 +1,156 @@
+"""Requests by context length, capture after capture, in → whether the traffic moved.
+
+The last captures are held against the reference with Pearson's test for two samples. Traffic comes
+in batches, so counts vary more than chance alone lets them: by how much, the reference tells. What
+this leaves is put on one scale for any number of buckets, with a threshold set by simulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from debubble.watch.drift import REFERENCE
+
+# Captures that are held against the reference.
+WINDOW = 10
+# Traffic of which less than a tenth went elsewhere is the same traffic.
+LEAST_MOVED = 0.1
+
+# What so many of 300 quiet captures' series exceed, by the size of the reference and the share of
+# series: the highest over 2 to 6 buckets, 1 to 1,000 requests a capture, shares that wander and
+# shares that do not. Printed by benchmarks/drift_thresholds.py.
+THRESHOLDS: dict[tuple[int, float], float] = {
+    (10, 0.01): 4.4,
+    (10, 0.05): 3.6,
+    (10, 0.1): 3.3,
+    (20, 0.01): 4.2,
+    (20, 0.05): 3.5,
+    (20, 0.1): 3.2,
+    (40, 0.01): 5.0,
+    (40, 0.05): 3.7,
+    (40, 0.1): 3.5,
+    (80, 0.01): 4.5,
+    (80, 0.05): 3.8,
+    (80, 0.1): 3.4,
+}
+
+Counts = Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """What is remembered of a pipeline's traffic."""
+
+    reference: tuple[dict[int, float], ...] = ()
+    recent: tuple[dict[int, float], ...] = ()
+
+
+def advance(mix: Mix, counts: Counts, reference: int = REFERENCE) -> Mix:
+    """Take one more capture in."""
+    mine = {bucket: float(count) for bucket, count in counts.items() if count > 0}
+    if not mine:
+        return mix
+    if len(mix.reference) < reference:
+        return replace(mix, reference=(*mix.reference, mine))
+    return replace(mix, recent=(*mix.recent, mine)[-WINDOW:])
+
+
+def moved(mix: Mix, reference: int, rate: float) -> bool:
+    """Tell whether the traffic of late is another one."""
+    if len(mix.reference) < reference or not mix.recent:
+        return False
+    apart = distance(shares(mix.reference), shares(mix.recent))
+    return apart >= LEAST_MOVED and score(mix) > THRESHOLDS[reference, rate]
+
+
+def shares(captures: Sequence[Counts]) -> dict[int, float]:
+    """Return each bucket's share of all requests."""
+    total = _total(captures)
+    whole = sum(total.values())
+    return {bucket: count / whole for bucket, count in sorted(total.items())} if whole else {}
+
+
+def distance(before: Counts, after: Counts) -> float:
+    """Return the share of traffic that went to other buckets."""
+    buckets = {*before, *after}
+    return sum(abs(before.get(one, 0.0) - after.get(one, 0.0)) for one in buckets) / 2
+
+
+def score(mix: Mix) -> float:
+    """Return how unlike the two are, as a deviate of the normal distribution, about."""
+    before, after = _total(mix.reference), _total(mix.recent)
+    buckets = sorted({*before, *after})
+    freedom = len(buckets) - 1
+    if not freedom or not after:
+        return 0.0
+    sides = [[one.get(bucket, 0.0) for bucket in buckets] for one in (before, after)]
+    per_freedom = _pearson(sides) / freedom / wandering(mix.reference)
+    # Wilson and Hilferty: the cube root of a chi-square is nearly normal.
+    spread = 2 / (9 * freedom)
+    return float((math.cbrt(per_freedom) - (1 - spread)) / math.sqrt(spread))
+
+
+def wandering(captures: Sequence[Counts]) -> float:
+    """Return how much more shares vary between captures than chance lets them; at least 1."""
+    buckets = sorted({bucket for one in captures for bucket in one})
+    freedom = (len(buckets) - 1) * (len(captures) - 1)
+    if freedom < 1:
+        return 1.0
+    table = [[one.get(bucket, 0.0) for bucket in buckets] for one in captures]
+    return max(1.0, _pearson(table) / freedom)
+
+
+def _total(captures: Sequence[Counts]) -> dict[int, float]:
+    total: dict[int, float] = {}
+    for one in captures:
+        for bucket, count in one.items():
+            total[bucket] = total.get(bucket, 0.0) + count
+    return total
+
+
+def _pearson(rows: Sequence[Sequence[float]]) -> float:
+    columns = [sum(column) for column in zip(*rows, strict=True)]
+    whole = sum(columns)
+    found = 0.0
+    for row in rows:
+        share = sum(row) / whole
+        for seen, column in zip(row, columns, strict=True):
+            expected = share * column
+            found += (seen - expected) ** 2 / expected if expected else 0.0
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of the mean over all traffic, in its two parts."""
+
+    before: float
+    after: float
+    traffic_moved: float
+    """What the new shares alone would have changed."""
+    buckets_slower: float
+    """What the new levels alone changed, at the new shares."""
+
+
+def decompose(before: Counts, levels_before: Counts, after: Counts, levels_after: Counts) -> Change:
+    """Split a change of the mean into traffic that moved and buckets that changed.
+
+    A bucket that the reference did not have was never faster: what it adds is the traffic's.
+    """
+    known = [b for b in {*before, *after} if b in levels_before or b in levels_after]
+    then = {b: levels_before.get(b, levels_after.get(b, 0.0)) for b in known}
+    now = {b: levels_after.get(b, then[b]) for b in known}
+    old, new = _normal(before, known), _normal(after, known)
+    return Change(
+        before=sum(old[b] * then[b] for b in known),
+        after=sum(new[b] * now[b] for b in known),
+        traffic_moved=sum((new[b] - old[b]) * then[b] for b in known),
+        buckets_slower=sum(new[b] * (now[b] - then[b]) for b in known),
+    )
+
+
+def _normal(counts: Counts, known: Sequence[int]) -> dict[int, float]:
+    whole = sum(counts.get(bucket, 0.0) for bucket in known) or 1.0
+    return {bucket: counts.get(bucket, 0.0) / whole for bucket in known}

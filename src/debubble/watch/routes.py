@@ -1,0 +1,197 @@
+"""Which path gets which answer, and who may ask. Read-only but for acknowledging an alert."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import json
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from debubble.errors import StoreError
+from debubble.report.watch_page import STYLE_POLICY, capture_page, status_page
+from debubble.watch.config import Config, is_loopback
+from debubble.watch.describe import SCHEMA
+from debubble.watch.http import Answer, Request
+from debubble.watch.journal import Alert, Journal
+from debubble.watch.judge import Judge
+from debubble.watch.log import log
+from debubble.watch.metrics import LATENCY_BOUNDS_S, Counts, write_metrics
+from debubble.watch.views import capture_view, whole_view
+
+_HTML = "text/html; charset=utf-8"
+_JSON = "application/json"
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
+_PIPELINE = re.compile(r"/api/pipelines/([\w.-]{1,64})/(captures|trends)")
+_CAPTURE = re.compile(r"(/api)?/pipelines/([\w.-]{1,64})/captures/(\d{1,9})")
+_ACKNOWLEDGE = re.compile(r"(/api)?/alerts/(\d{1,9})/acknowledge")
+# Say nothing that is worth a token, and are asked by those that have none.
+_OPEN = frozenset({"/healthz", "/readyz"})
+_POLICY = (
+    f"default-src 'none'; style-src {STYLE_POLICY}; form-action 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'"
+)
+
+
+class Routes:
+    """Answers from what was last seen; only single captures are looked up."""
+
+    def __init__(self, config: Config, journal: Journal, judge: Judge, counts: Counts) -> None:
+        self._config = config
+        self._journal = journal
+        self._judge = judge
+        self._counts = counts
+        self._view: dict[str, Any] | None = None
+        self._page = self._metrics = b""
+        self.is_stale = True
+
+    def refresh(self) -> None:
+        """Look into the store, and lay out anew what is shown."""
+        self.is_stale = False
+        view = whole_view(self._config, self._journal, self._judge)
+        histograms = {
+            one.name: self._journal.histogram(one.name, "batch_latency_s", LATENCY_BOUNDS_S)
+            for one in self._config.sources
+        }
+        self._metrics = write_metrics(view, histograms, self._counts)
+        self._page = status_page(view).encode()
+        self._view = view
+
+    async def answer(self, request: Request) -> Answer:
+        """Answer one request."""
+        refusal = self._refuse(request)
+        if refusal is not None:
+            return refusal
+        if request.method not in {"GET", "HEAD", "POST"}:
+            return _problem(405, "GET, HEAD, and POST to acknowledge an alert", Allow="GET, HEAD")
+        try:
+            if request.method == "POST":
+                return await self._write(request)
+            return await self._read(request.path)
+        except StoreError as error:
+            log("store_away", level="error", problem=str(error))
+            return _problem(503, "the store cannot be reached now")
+
+    def _refuse(self, request: Request) -> Answer | None:
+        """Turn away who may not ask."""
+        listen = self._config.listen
+        host = request.headers.get("host", "")
+        if listen.token is None and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+            # A page of somebody else's, whose name was made to point to this machine.
+            log("refused", level="warning", why="host", host=host[:100])
+            return _problem(421, "ask by the address of this machine: 127.0.0.1")
+        if request.path in _OPEN or listen.token is None:
+            return None
+        if hmac.compare_digest(_token(request).encode(), listen.token.encode()):
+            return None
+        log("refused", level="warning", why="token", path=request.path[:100])
+        challenge = 'Basic realm="debubble", charset="UTF-8"'
+        return _problem(
+            401, "give the token as Bearer, or as a password", **{"WWW-Authenticate": challenge}
+        )
+
+    async def _read(self, path: str) -> Answer:
+        if path == "/healthz":
+            return Answer(body=b"ok\n")
+        if self._view is None:
+            return _problem(503, "not ready yet")
+        fixed = self._fixed(path, self._view) or _part(path, self._view)
+        if fixed is not None:
+            return fixed
+        if (match := _CAPTURE.fullmatch(path)) is not None:
+            return await self._capture(match[2], int(match[3]), as_data=bool(match[1]))
+        return _problem(404, "there is nothing here")
+
+    def _fixed(self, path: str, view: dict[str, Any]) -> Answer | None:
+        """Return what stands ready."""
+        if path == "/readyz":
+            return Answer(body=b"ready\n")
+        if path == "/metrics":
+            return Answer(body=self._metrics, kind=_METRICS)
+        if path == "/":
+            return _page(self._page)
+        if path == "/api/alerts":
+            return _data({"alerts": view["alerts"]})
+        return None
+
+    async def _capture(self, name: str, number: int, *, as_data: bool) -> Answer:
+        row = await asyncio.to_thread(self._journal.capture, name, number)
+        if row is None:
+            return _problem(404, "there is no such capture")
+        data = capture_view(row, whole=True)
+        return _data({"capture": data}) if as_data else _page(capture_page(name, data).encode())
+
+    async def _write(self, request: Request) -> Answer:
+        match = _ACKNOWLEDGE.fullmatch(request.path)
+        if match is None:
+            return _problem(404, "only alerts are acknowledged")
+        if _is_cross_site(request):
+            log("refused", level="warning", why="cross-site")
+            return _problem(403, "only this page's own forms are taken")
+        number = int(match[2])
+        done = await asyncio.to_thread(self._acknowledge, number)
+        if not done:
+            return _problem(404, "there is no such open alert")
+        log("acknowledged", alert=number)
+        if match[1]:
+            return _data({"acknowledged": number})
+        return Answer(status=303, headers={"Location": "/"})
+
+    def _acknowledge(self, number: int) -> bool:
+        follow: Callable[[Any, Alert], None] = self._judge.accept
+        done = self._journal.acknowledge(number, now_s=time.time(), follow=follow)
+        if done:
+            self.refresh()
+        return done
+
+
+def _part(path: str, view: dict[str, Any]) -> Answer | None:
+    """Return all pipelines, or the captures or trends of one."""
+    if path == "/api/pipelines":
+        keys = ("name", "captures", "latest", "drift")
+        return _data({"pipelines": [{key: one[key] for key in keys} for one in view["pipelines"]]})
+    match = _PIPELINE.fullmatch(path)
+    if match is None:
+        return None
+    key = "recent" if match[2] == "captures" else "trends"
+    found = [one[key] for one in view["pipelines"] if one["name"] == match[1]]
+    return _data({match[2]: found[0]}) if found else None
+
+
+def _token(request: Request) -> str:
+    """Return the token of a request: `Bearer TOKEN`, or the password that a browser asked for."""
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip()
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return ""
+
+
+def _is_cross_site(request: Request) -> bool:
+    """Tell a form of somebody else's page: browsers say where a request comes from."""
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    origin = request.headers.get("origin")
+    foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+    return site not in {"same-origin", "none"} or foreign
+
+
+def _page(body: bytes) -> Answer:
+    return Answer(body=body, kind=_HTML, headers={"Content-Security-Policy": _POLICY})
+
+
+def _data(data: dict[str, Any]) -> Answer:
+    text = json.dumps({"schema": SCHEMA, **data}, allow_nan=False)
+    return Answer(body=text.encode() + b"\n", kind=_JSON)
+
+
+def _problem(status: int, words: str, **headers: str) -> Answer:
+    return Answer(status=status, body=f"{words}\n".encode(), headers=headers)

@@ -1,0 +1,195 @@
+"""A folder or a prefix in → the captures in it that are complete, and new."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from debubble.errors import RunNotFound, TraceError
+from debubble.trace.captures import group_captures
+from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
+from debubble.trace.run import named_like_a_trace
+from debubble.trace.sidecar import is_sidecar, read_sidecar, sidecar_of
+from debubble.trace.source import Limits, is_url
+from debubble.watch.config import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A file as it was listed."""
+
+    file: str
+    size: int
+    modified: str
+    """Another word whenever the file is another one."""
+    modified_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A capture that nobody writes to any more."""
+
+    key: str
+    files: tuple[str, ...]
+    newest_s: float | None
+    """When its last file was written, where that is known."""
+
+
+class Scanner:
+    """Looks into one source again and again; remembers what it saw the last time."""
+
+    def __init__(self, source: Source, limits: Limits, clock: Callable[[], float]) -> None:
+        self.source = source
+        self._limits = limits
+        self._clock = clock
+        self._known: dict[Entry, Recognised | None] = {}
+        self._done: set[Entry] = set()
+        self._since: dict[tuple[Entry, ...], float] = {}
+
+    def scan(self, claimed: Collection[str]) -> tuple[Ready, ...]:
+        """Return what is complete and not claimed, the oldest first."""
+        entries = {one.file: one for one in list_files(self.source.folder)}
+        self._done &= set(entries.values())
+        fresh = [
+            one for one in entries.values() if one not in self._done and not is_sidecar(one.file)
+        ]
+        self._known = {one: self._recognise(one) for one in fresh}
+        traces = [known for known in self._known.values() if known is not None]
+        now, since, ready = self._clock(), {}, []
+        for capture in group_captures(traces):
+            doubled = (file for _, files in capture.duplicates for file in files)
+            names = sorted({*(file.file for file in capture.files), *doubled})
+            mine = tuple(entries[name] for name in names)
+            key = self._key(mine[0])
+            if key in claimed:
+                self._done.update(mine)
+                continue
+            since[mine] = self._since.get(mine, now)
+            settled = now - since[mine] >= self.source.settle_s
+            if settled or is_complete(names, entries):
+                ready.append(Ready(key=key, files=tuple(names), newest_s=_newest(mine)))
+        self._since = since
+        return tuple(ready)
+
+    def _recognise(self, entry: Entry) -> Recognised | None:
+        """Say what a file is; a damaged trace stands beside its ranks, to be recorded as such."""
+        if entry in self._known:
+            return self._known[entry]
+        damaged = Recognised(file=entry.file, format=Format.KINETO, rank=rank_from_name(entry.file))
+        try:
+            known = recognise(entry.file, self._limits)
+        except TraceError:
+            return damaged if named_like_a_trace(entry.file) else None
+        if known.is_trace:
+            return known
+        is_garbage = known.format is Format.OTHER and named_like_a_trace(entry.file)
+        return damaged if is_garbage else None
+
+    def _key(self, first: Entry) -> str:
+        inside = first.file.removeprefix(_root(self.source)).lstrip("/")
+        return f"{inside} {first.size} {first.modified}"
+
+
+def is_complete(traces: Sequence[str], listed: Collection[str]) -> bool:
+    """Tell whether sidecars say that all is there: every rank's, with steps timed afterwards."""
+    if not all(sidecar_of(trace) in listed for trace in traces):
+        return False
+    said = [read_sidecar(trace)[0] for trace in traces]
+    return all(
+        one is not None and one.world_size == len(traces) and one.steps.after_s for one in said
+    )
+
+
+def list_files(place: str) -> Iterable[Entry]:
+    """List all files below a folder or a prefix; hidden ones are unfinished."""
+    if is_url(place):
+        return _list_url(place)
+    if not Path(place).is_dir():
+        raise RunNotFound(f"{place}: no such folder", hint="is it mounted, and the path right?")
+    return _list_folder(place)
+
+
+def _list_folder(place: str) -> Iterable[Entry]:
+    for folder, folders, names in os.walk(place):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if name.startswith("."):
+                continue
+            file = os.path.join(folder, name)  # noqa: PTH118 (plain strings serve URLs alike)
+            with contextlib.suppress(OSError):
+                stat = os.stat(file)  # noqa: PTH116
+                yield Entry(
+                    file=file,
+                    size=stat.st_size,
+                    modified=str(stat.st_mtime_ns),
+                    modified_s=stat.st_mtime,
+                )
+
+
+def _list_url(place: str) -> list[Entry]:
+    import fsspec  # noqa: PLC0415 (a tenth of a second that local folders need not pay)
+
+    try:
+        system, path = fsspec.core.url_to_fs(place)
+        system.invalidate_cache()
+        found: dict[str, dict[str, Any]] = system.find(path, detail=True)
+    except (OSError, ImportError, ValueError) as error:
+        raise RunNotFound(f"{place}: {error}", hint="check the prefix and its access") from error
+    return [
+        Entry(
+            file=system.unstrip_protocol(name),
+            size=int(details.get("size") or 0),
+            modified=str(
+                details.get("ETag")
+                or details.get("LastModified")
+                or details.get("mtime")
+                or details.get("created")
+                or ""
+            ),
+        )
+        for name, details in sorted(found.items())
+        if not name.rpartition("/")[2].startswith(".")
+    ]
+
+
+def _root(source: Source) -> str:
+    """Return the folder as listed files begin with it."""
+    if not is_url(source.folder):
+        return source.folder.rstrip("/")
+    import fsspec  # noqa: PLC0415
+
+    system, path = fsspec.core.url_to_fs(source.folder)
+    return str(system.unstrip_protocol(path)).rstrip("/")
+
+
+def _newest(entries: Sequence[Entry]) -> float | None:
+    times = [one.modified_s for one in entries if one.modified_s is not None]
+    return max(times, default=None)
+
+
+def remove_capture(source: Source, files: Sequence[str]) -> None:
+    """Remove raw traces and their sidecars, and the folder that they leave empty."""
+    inside = _root(source) + "/"
+    for file in (name for trace in files for name in (trace, sidecar_of(trace))):
+        if not file.startswith(inside):
+            continue
+        if is_url(file):
+            _remove_url(file)
+            continue
+        with contextlib.suppress(OSError):
+            Path(file).unlink()
+        if Path(file).parent != Path(source.folder):
+            with contextlib.suppress(OSError):
+                Path(file).parent.rmdir()
+
+
+def _remove_url(file: str) -> None:
+    import fsspec  # noqa: PLC0415
+
+    system, path = fsspec.core.url_to_fs(file)
+    with contextlib.suppress(OSError):
+        system.rm_file(path)

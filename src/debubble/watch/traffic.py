@@ -1,0 +1,87 @@
+"""A serving engine's own metrics in → its requests by context length, and its queue."""
+
+from __future__ import annotations
+
+import math
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from debubble.errors import CaptureError
+from debubble.measure.measurement import context_bucket
+
+# What engines call the lengths of prompts, and the requests that wait for their turn.
+_LENGTHS = ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram")
+_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^\n]*\})?\s+([^\s]+)", re.MULTILINE)
+_BOUND = re.compile(r'[{,]\s*le="([^"]*)"')
+
+PATIENCE_S = 5.0
+# An engine's page is some hundred kilobytes.
+_LARGEST_PAGE = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMetrics:
+    """What an engine says of itself."""
+
+    lengths: Mapping[float, float] = field(default_factory=dict)
+    """Requests since its start up to each length, as histograms count."""
+    waiting: float = 0.0
+
+
+def ask_server(url: str) -> ServerMetrics:
+    """Read an engine's metrics; one that has none tells nothing."""
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/metrics", timeout=PATIENCE_S) as answer:  # noqa: S310
+            text = answer.read(_LARGEST_PAGE).decode("utf-8", "replace")
+    except urllib.error.HTTPError as error:
+        error.close()
+        return ServerMetrics()
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise CaptureError(f"{url}: {reason}", hint="does the server run?") from error
+    return parse_metrics(text)
+
+
+def parse_metrics(text: str) -> ServerMetrics:
+    """Read the few figures that are needed out of Prometheus' text format."""
+    lengths: dict[float, float] = {}
+    waiting = 0.0
+    for name, labels, shown in _SAMPLE.findall(text):
+        value = _number(shown)
+        if value is None:
+            continue
+        if name in _WAITING:
+            waiting += value
+        bound = _BOUND.search(labels) if name.removesuffix("_bucket") in _LENGTHS else None
+        upper = None if bound is None else _number(bound[1])
+        if upper is not None:
+            lengths[upper] = lengths.get(upper, 0.0) + value
+    return ServerMetrics(lengths=lengths, waiting=waiting)
+
+
+def requests_between(before: ServerMetrics, after: ServerMetrics) -> dict[int, float]:
+    """Count the requests between two readings by context bucket: of each, its upper bound's."""
+    counts: dict[int, float] = {}
+    below, finite = 0.0, 1.0
+    for bound in sorted(after.lengths):
+        total = after.lengths[bound] - before.lengths.get(bound, 0.0)
+        if total < 0:  # it was started again
+            return requests_between(ServerMetrics(), after)
+        count, below = total - below, total
+        finite = bound if math.isfinite(bound) else 2 * finite
+        bucket = context_bucket([math.ceil(finite)])
+        if count > 0 and bucket is not None:
+            counts[bucket] = counts.get(bucket, 0.0) + count
+    return counts
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value

@@ -1,0 +1,105 @@
+"""Alerts in → posted to webhooks: each once, tried again for a day, never waited for by others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from urllib.parse import urlsplit
+
+from debubble.errors import StoreError
+from debubble.watch.describe import SCHEMA
+from debubble.watch.journal import Delivery, Journal
+from debubble.watch.log import log
+from debubble.watch.views import alert_view
+
+PATIENCE_S = 5.0
+_POLL_S = 2.0
+_FIRST_WAIT_S = 5.0
+_LONGEST_WAIT_S = 3600.0
+# Together about a day.
+MOST_ATTEMPTS = 32
+_NEVER_S = 1e15
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A target that sends elsewhere is not followed: only the configured address is written to."""
+
+    def redirect_request(self, *_words: object, **_named: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+
+
+class Webhooks:
+    """Sends what is due, one task a target: one that hangs holds up itself alone."""
+
+    def __init__(self, journal: Journal, targets: tuple[str, ...]) -> None:
+        self._journal = journal
+        self._targets = targets
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Deliver until stopped."""
+        async with asyncio.TaskGroup() as tasks:
+            for target in self._targets:
+                tasks.create_task(self._serve(target, stopping))
+
+    async def _serve(self, target: str, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            try:
+                for one in await asyncio.to_thread(self._due, target):
+                    if stopping.is_set():
+                        return
+                    await asyncio.to_thread(self.deliver, one)
+            except StoreError as error:
+                log("store_away", level="error", problem=str(error))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await stopping.wait()
+
+    def _due(self, target: str) -> list[Delivery]:
+        return [one for one in self._journal.due(now_s=time.time()) if one.target == target]
+
+    def deliver(self, one: Delivery) -> bool:
+        """Post one alert; where that fails, later again."""
+        host = urlsplit(one.target).hostname
+        try:
+            post(one)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            problem = str(getattr(error, "reason", None) or error) or type(error).__name__
+            given_up = one.attempts + 1 >= MOST_ATTEMPTS
+            wait_s = min(_FIRST_WAIT_S * 2**one.attempts, _LONGEST_WAIT_S)
+            next_s = _NEVER_S if given_up else time.time() + wait_s
+            self._journal.postpone(one, problem[:300], next_s=next_s)
+            event = "webhook_given_up" if given_up else "webhook_failed"
+            log(event, level="warning", target=host, alert=one.alert.number, problem=problem[:300])
+            return False
+        self._journal.delivered(one, now_s=time.time())
+        log("webhook_sent", target=host, alert=one.alert.number)
+        return True
+
+
+def post(one: Delivery) -> None:
+    """Send an alert as JSON; its key stays the same, for targets that tell doubles."""
+    body = json.dumps({"schema": SCHEMA, "alert": alert_view(one.alert)}).encode()
+    request = urllib.request.Request(  # noqa: S310 (http and https only, checked)
+        one.target,
+        data=body,
+        headers={
+            "Content-Type": "application/json",
+            "User-Agent": "debubble",
+            "Idempotency-Key": f"debubble-alert-{one.alert.number}",
+        },
+        method="POST",
+    )
+    try:
+        with _OPENER.open(request, timeout=PATIENCE_S) as answer:
+            answer.read(1024)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise OSError(f"the target answered {error.code}") from error

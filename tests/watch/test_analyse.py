@@ -1,0 +1,56 @@
+"""One capture, as a worker sees it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from watching import RECORDED
+
+from debubble.trace.source import DEFAULT_LIMITS
+from debubble.watch.analyse import Task, analyse
+
+
+def told(files, **given):
+    words = {"limits": DEFAULT_LIMITS, "timeout_s": 600.0} | given
+    return analyse(Task(files=tuple(map(str, files)), **words))
+
+
+def recorded(name):
+    return sorted((RECORDED / name).glob("rank*.json.gz"))
+
+
+def test_a_capture_gives_its_numbers_causes_stages_hops_and_plan():
+    finding = told(recorded("1f1b_p2_m4")).finding
+    assert finding.metrics["bubble_fraction"] == pytest.approx(0.252, abs=0.001)
+    assert sum(finding.causes.values()) == pytest.approx(1.0)
+    assert [one.stage for one in finding.stages] == ["0", "1"]
+    assert {(one.source, one.destination) for one in finding.hops} == {("0", "1"), ("1", "0")}
+    assert finding.plan is not None
+    assert finding.report.startswith("The bubble") or "%" in finding.report
+
+
+def test_the_context_length_is_the_labels_then_the_servers_then_unknown(tmp_path):
+    for file in recorded("1f1b_p2_m4"):
+        (tmp_path / file.name).symlink_to(file)
+    files = sorted(tmp_path.glob("rank*.json.gz"))
+    plain = told(files).finding
+    assert (plain.bucket, plain.context_source, plain.counts) == (0, None, {})
+    served = told(files, traffic={512: 9.0, 2048: 20.0}).finding
+    assert (served.bucket, served.context_source) == (2048, "server")
+    for rank in range(2):
+        said = {"schema": "debubble.sidecar/1", "rank": rank}
+        said["workload"] = {"context_lengths": [300, 300, 900]}
+        (tmp_path / f"rank{rank}.debubble.json").write_text(json.dumps(said))
+    labelled = told(files, traffic={2048: 20.0}).finding
+    assert (labelled.bucket, labelled.context_source) == (1024, "label")
+    assert labelled.counts == {512: 2.0, 1024: 1.0}
+
+
+def test_what_cannot_be_read_is_said(tmp_path):
+    (tmp_path / "rank0.json.gz").write_bytes(b"")
+    assert "is empty" in told([tmp_path / "rank0.json.gz"]).problem
+
+
+def test_an_analysis_that_takes_too_long_is_given_up():
+    assert "longer than 0.05 s" in told(recorded("1f1b_p3_m7"), timeout_s=0.05).problem

@@ -1,0 +1,84 @@
+"""A configuration that is wrong is refused by the name of its key."""
+
+from __future__ import annotations
+
+from datetime import time
+
+import pytest
+
+from debubble.errors import WatchError
+from debubble.watch.config import read_config
+
+SOURCE = '[[source]]\nname = "a"\nfolder = "/traces"\n'
+SERVER = SOURCE + 'server = "http://127.0.0.1:8000"\nkind = "vllm"\n'
+
+
+def read(folder, text):
+    path = folder / "watch.toml"
+    path.write_text(text)
+    return read_config(path)
+
+
+def test_what_is_left_out_has_a_default(tmp_path):
+    config = read(tmp_path, SOURCE)
+    (source,) = config.sources
+    assert (source.settle_s, source.poll_s, source.keep, source.trigger) == (30, 10, None, None)
+    assert (config.listen.host, config.listen.port, config.listen.token) == (
+        "127.0.0.1",
+        9464,
+        None,
+    )
+    assert (config.drift.reference, config.drift.rate, config.workers) == (40, 0.05, 1)
+
+
+def test_a_server_is_captured_as_it_says(tmp_path):
+    more = 'every = "2h"\njitter = "20%"\nseconds = "3s"\nquiet_hours = ["22:00-06:30"]\n'
+    trigger = read(tmp_path, SERVER + more).sources[0].trigger
+    assert (trigger.every_s, trigger.jitter, trigger.seconds) == (7200, 0.2, 3)
+    assert trigger.quiet_hours == ((time(22, 0), time(6, 30)),)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "there is nothing to watch"),
+        ("x = [", "is no TOML"),
+        (SOURCE + SOURCE, "two sources have one name"),
+        ('[[source]]\nname = "a"', r"source\[0\].folder is missing"),
+        ('[[source]]\nname = "a/b"\nfolder = "/t"', "'a/b' is no name"),
+        ('[[source]]\nname = "a"\nfolder = "t"', "'t' is no absolute path"),
+        (SOURCE + 'foldr = "x"', r"source\[0\].foldr is no key"),
+        (SOURCE + 'settle = "soon"', r"source\[0\].settle: 'soon' is no period"),
+        (SOURCE + "settle = 5", r"source\[0\].settle must be text"),
+        (SOURCE + "keep = -1", "keep must be at least 0"),
+        (SERVER + 'quiet_hours = ["25:00-06:00"]', "are no hours"),
+        (SERVER + "steps = 3", "vLLM takes none"),
+        (SERVER.replace("vllm", "tgi"), "'tgi'"),
+        (SERVER.replace("http:", "ftp:"), "is no address"),
+        ("[drift]\nreference = 41\n" + SOURCE, "reference of 41"),
+        ('[drift]\nsides = "left"\n' + SOURCE, "'left'"),
+        ('[listen]\naddress = "0.0.0.0:9464"\n' + SOURCE, "there is no token"),
+        ('[listen]\naddress = "here"\n' + SOURCE, "is no address"),
+        ('[[webhook]]\nurl = "file:///etc/passwd"\n' + SOURCE, "is no address"),
+        ("colour = 1\n" + SOURCE, "colour is no key"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, text, said):
+    with pytest.raises(WatchError, match=said) as caught:
+        read(tmp_path, text)
+    assert str(tmp_path) in str(caught.value)
+    assert caught.value.hint
+
+
+def test_another_address_needs_a_token_that_is_long_enough(tmp_path):
+    listen = '[listen]\naddress = "0.0.0.0:9464"\ntoken_file = "token"\n'
+    (tmp_path / "token").write_text("short\n")
+    with pytest.raises(WatchError, match="16 plain characters"):
+        read(tmp_path, listen + SOURCE)
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    assert read(tmp_path, listen + SOURCE).listen.token == "0123456789abcdef"  # noqa: S105 (made up)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(WatchError, match="cannot be read"):
+        read_config(tmp_path / "none.toml")

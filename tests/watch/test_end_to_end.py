@@ -1,0 +1,149 @@
+"""Real parts from end to end: a pipelined server, its load, captures on schedule, Prometheus."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+from console import REPOSITORY
+from watching import PATIENCE_S, Watching
+
+from debubble.watch.files import read_file
+
+pytestmark = pytest.mark.slow
+
+EXAMPLE = REPOSITORY / "examples" / "serve_pipeline"
+REFERENCE = 10
+# Of ten captures that are compared, one of other lengths is enough, and two are sure.
+DELAY = 5
+
+
+@contextmanager
+def serving(folder):
+    words = ["--kind", "vllm", "--folder", str(folder), "--port", "0", "--layers", "1"]
+    server = subprocess.Popen(
+        [sys.executable, EXAMPLE / "serve.py", *words], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield server.stdout.readline().split()[-1]
+    finally:
+        server.terminate()
+        server.stdout.close()
+        server.wait()
+
+
+@contextmanager
+def asking(url, tokens):
+    words = [url, "--tokens", str(tokens), "--clients", "2", "--seconds", "600"]
+    load = subprocess.Popen([sys.executable, EXAMPLE / "load.py", *words])
+    try:
+        yield
+    finally:
+        load.kill()
+        load.wait()
+
+
+def configure(folder, server):
+    config = folder / "watch.toml"
+    config.write_text(
+        f'store = "sqlite:///{folder}/history.db"\n'
+        '[listen]\naddress = "127.0.0.1:0"\n'
+        f"[drift]\nreference = {REFERENCE}\n"
+        f'[[source]]\nname = "chat"\nfolder = "{folder}/traces"\nserver = "{server}"\n'
+        'kind = "vllm"\nevery = "200ms"\njitter = "0%"\nseconds = "300ms"\n'
+        'settle = "0s"\npoll = "200ms"\nkeep = 2\n'
+    )
+    return config
+
+
+def alerts(watch):
+    return watch.data("/api/alerts")["alerts"]
+
+
+@contextmanager
+def prometheus(folder, target):
+    """A real Prometheus with the rules of the package; None where there is none."""
+    program, promtool = shutil.which("prometheus"), shutil.which("promtool")
+    if program is None or promtool is None:
+        yield None
+        return
+    (folder / "rules.yml").write_text(read_file("rules"))
+    (folder / "prometheus.yml").write_text(
+        "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
+        "rule_files: [rules.yml]\nscrape_configs:\n  - job_name: debubble\n"
+        f"    static_configs: [{{targets: ['{target}']}}]\n"
+    )
+    config = folder / "prometheus.yml"
+    subprocess.run([promtool, "check", "config", config], check=True, stdout=subprocess.DEVNULL)
+    port = free_port()
+    server = subprocess.Popen(
+        [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}",
+         f"--web.listen-address=127.0.0.1:{port}"],
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def free_port():
+    import socket  # noqa: PLC0415
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def firing(url):
+    with urllib.request.urlopen(f"{url}/api/v1/alerts", timeout=10) as answer:  # noqa: S310
+        found = json.load(answer)["data"]["alerts"]
+    return {one["labels"]["alertname"] for one in found if one["state"] == "firing"}
+
+
+def test_traffic_that_shifts_is_captured_detected_attributed_and_alerted(tmp_path):
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    with serving(traces) as server, Watching(configure(tmp_path, server)) as watch:
+        with asking(server, 512):
+            watch.wait_for("analysed", count=REFERENCE + 2)
+            assert [one for one in alerts(watch) if one["kind"] == "traffic_moved"] == []
+        before = sum(one.get("event") == "analysed" for one in watch.events)
+        with asking(server, 2048):
+            watch.wait_for("alert", kind="traffic_moved")
+        after = sum(one.get("event") == "analysed" for one in watch.events)
+        assert after - before <= DELAY + 2  # two captures may still be of the old load
+        watch.ask_until("/api/alerts", lambda data: data["alerts"])
+        (moved,) = [one for one in alerts(watch) if one["kind"] == "traffic_moved"]
+        assert moved["before"] == {"1024": 1.0}
+        assert "8192" in moved["after"]
+        change = moved["batch_latency_s"]
+        assert abs(change["buckets_slower"]) < abs(change["traffic_moved"])
+        (shown,) = watch.data("/api/pipelines")["pipelines"]
+        assert shown["latest"]["context_source"] == "server"
+        with prometheus(tmp_path, watch.url.removeprefix("http://")) as url:
+            if url is not None:
+                wait_until_firing(url, "DebubbleTrafficMoved")
+        status, _, _ = watch.ask(f"/api/alerts/{moved['id']}/acknowledge", method="POST")
+        assert status == 200
+        shown = watch.data("/api/alerts")["alerts"]
+        assert all(one["acknowledged_s"] for one in shown if one["kind"] == "traffic_moved")
+        assert watch.stop() == 0
+
+
+def wait_until_firing(url, name):
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            if name in firing(url):
+                return
+        except OSError:
+            pass
+        assert time.monotonic() < deadline, "no alert fires"
+        time.sleep(0.3)

@@ -1,0 +1,64 @@
+"""The rules and the dashboard ask for metrics that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+import yaml
+from console import REPOSITORY
+
+from debubble.watch.files import read_file
+from debubble.watch.judge import KINDS
+
+METRIC = re.compile(r"\bdebubble_\w+")
+SUFFIX = re.compile(r"_(?:sum|count|bucket)$")
+
+
+def documented():
+    page = (REPOSITORY / "docs" / "reference" / "metrics.md").read_text("utf-8")
+    return set(METRIC.findall(page))
+
+
+def test_the_rules_know_the_metrics_and_every_kind_that_gets_worse():
+    rules = yaml.safe_load(read_file("rules"))["groups"][0]["rules"]
+    asked = " ".join(rule["expr"] for rule in rules)
+    assert set(METRIC.findall(asked)) <= documented()
+    for kind in set(KINDS) - {"bucket_faster"}:
+        assert f'kind="{kind}"' in asked
+
+
+def test_the_rules_pass_promtool(tmp_path):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: apt-get install prometheus")
+    (tmp_path / "rules.yml").write_text(read_file("rules"))
+    subprocess.run([promtool, "check", "rules", tmp_path / "rules.yml"], check=True)
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are():
+    board = json.loads(read_file("dashboard"))
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    names = {SUFFIX.sub("", name) for expr in asked for name in METRIC.findall(expr)}
+    assert names <= documented()
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_every_metric_is_documented():
+    source = (REPOSITORY / "src" / "debubble" / "watch" / "metrics.py").read_text("utf-8")
+    named = {f"debubble_{name}" for name in re.findall(r'_gauge\(\s*"(\w+)"', source)}
+    named |= set(re.findall(r'"(debubble_\w+)"', source))
+    names = documented()
+    assert all(name in names or f"{name}_total" in names for name in named)
+
+
+def test_every_key_of_the_configuration_is_documented():
+    source = (REPOSITORY / "src" / "debubble" / "watch" / "config.py").read_text("utf-8")
+    page = (REPOSITORY / "docs" / "reference" / "watch-config.md").read_text("utf-8")
+    keys = re.findall(r'\.(?:take|need|read|count)\(\s*"(\w+)"', source)
+    assert len(keys) > 15
+    for key in keys:
+        assert re.search(rf"[`.]{key}`", page), key

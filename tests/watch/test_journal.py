@@ -1,0 +1,130 @@
+"""Each capture once, whoever is killed; alerts once, until somebody says that he knows."""
+
+from __future__ import annotations
+
+import pytest
+from measuring import sampled
+from watching import analysis
+
+from debubble.measure.store import Store
+from debubble.watch.analyse import Analysis
+from debubble.watch.journal import MOST_ATTEMPTS, Journal
+
+
+@pytest.fixture
+def journal(url):
+    store = Store(url)
+    yield Journal(store)
+    store.close()
+
+
+def claim(journal, key="a", source="s"):
+    return journal.claim(source, key, (f"/t/{key}.json",), now_s=1.0)
+
+
+def finish(journal, one, result=None, follow=lambda *_: None):
+    return journal.finish(one, result or analysis(sampled([0.1])), now_s=2.0, follow=follow)
+
+
+def test_a_capture_is_claimed_once(journal):
+    assert claim(journal) is not None
+    assert claim(journal) is None
+    assert claim(journal, source="other") is not None
+
+
+def test_a_result_is_stored_once_with_its_measurement(journal):
+    one = claim(journal)
+    assert finish(journal, one)
+    assert not finish(journal, one)
+    (record,) = journal.store.named("s")
+    assert record.tags == {"watch": "a"}
+    assert journal.outcomes("s") == {"stored": 1}
+    assert journal.points("s", "batch_latency_s", most=5) == [(1.0, 512, 0.1)]
+
+
+def test_nothing_is_stored_where_what_follows_fails(journal):
+    one = claim(journal)
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finish(journal, one, follow=fail)
+    assert journal.outcomes("s") == {"claimed": 1}
+    assert journal.store.records() == ()
+    assert finish(journal, one)
+
+
+def test_claims_of_a_dead_service_are_taken_up_and_given_up_after_some_deaths(journal):
+    claim(journal)
+    for attempt in range(2, MOST_ATTEMPTS + 1):
+        (one,) = journal.unfinished(["s"], now_s=3.0)
+        assert one.attempts == attempt
+        assert one.files == ("/t/a.json",)
+    assert journal.unfinished(["s"], now_s=3.0) == ()
+    (row,) = journal.captures("s", most=5)
+    assert (row.state, row.problem) == ("unreadable", "the analysis died 3 times")
+
+
+def test_a_capture_that_cannot_be_read_is_recorded_as_such(journal):
+    finish(journal, claim(journal), Analysis(problem="is empty"))
+    (row,) = journal.captures("s", most=5)
+    assert (row.state, row.problem, row.finding) == ("unreadable", "is empty", None)
+    assert claim(journal) is None
+    assert journal.latest("s") is None
+
+
+def raise_alert(journal, one, targets=()):
+    with journal.store.transaction() as connection:
+        return journal.raise_alert(
+            connection, one, "bucket_slower", "x/512", {"message": "m"}, now_s=5.0, targets=targets
+        )
+
+
+def test_an_alert_is_raised_once_until_it_is_acknowledged(journal):
+    one = claim(journal)
+    number = raise_alert(journal, one)
+    assert raise_alert(journal, one) is None
+    followed = []
+    assert journal.acknowledge(number, now_s=6.0, follow=lambda _, alert: followed.append(alert))
+    assert [alert.subject for alert in followed] == ["x/512"]
+    assert not journal.acknowledge(number, now_s=7.0, follow=lambda *_: None)
+    assert raise_alert(journal, one) is not None
+
+
+def test_a_webhook_gets_each_alert_once_and_later_again_where_it_failed(journal):
+    raise_alert(journal, claim(journal), targets=["http://a", "http://b"])
+    first, second = journal.due(now_s=5.0)
+    journal.delivered(first, now_s=6.0)
+    journal.postpone(second, "refused", next_s=100.0)
+    assert journal.due(now_s=99.0) == ()
+    (again,) = journal.due(now_s=100.0)
+    assert (again.target, again.attempts) == (second.target, 1)
+
+
+def test_only_the_newest_raw_traces_are_kept(journal):
+    for key in "abcd":
+        finish(journal, claim(journal, key))
+    gone = journal.prunable("s", keep=2)
+    assert [files for _, files in gone] == [("/t/b.json",), ("/t/a.json",)]
+    journal.forget_files(gone[0][0])
+    assert [files for _, files in journal.prunable("s", keep=2)] == [("/t/a.json",)]
+
+
+def test_a_histogram_counts_all_values_up_to_each_bound(journal):
+    for key in "ab":
+        finish(journal, claim(journal, key))
+    assert journal.histogram("s", "batch_latency_s", (0.01, 0.3)) == {
+        512: ([0, 2, 2], pytest.approx(0.2))
+    }
+
+
+def test_a_capture_gets_the_traffic_of_its_own_trigger(journal):
+    first = journal.begin_trigger("s", now_s=10.0)
+    journal.end_trigger(first, now_s=12.0, traffic={512: 3.0})
+    second = journal.begin_trigger("s", now_s=20.0)
+    journal.end_trigger(second, now_s=22.0, traffic={2048: 4.0})
+    assert journal.traffic_at("s", 11.0) == {512: 3.0}
+    assert journal.traffic_at("s", 21.0) == {2048: 4.0}
+    assert journal.traffic_at("s", 9.0) == {}
+    assert journal.last_trigger("s") == 20.0

@@ -1,0 +1,114 @@
+"""Traffic that moved, a bucket that got slower, a plan that is outdated: told apart, told once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from measuring import sampled
+from watching import analysis
+
+from debubble.measure.store import Store
+from debubble.watch.analyse import Planned
+from debubble.watch.config import Drift
+from debubble.watch.journal import Journal
+from debubble.watch.judge import Judge
+
+SIZE = 20
+
+
+class Watched:
+    """A pipeline whose captures are made up."""
+
+    def __init__(self, folder, **settings):
+        self.store = Store(f"sqlite:///{folder}/history.db")
+        self.journal = Journal(self.store)
+        self.judge = Judge(journal=self.journal, settings=Drift(reference=SIZE, **settings))
+        self.rng = np.random.default_rng(4)
+        self.count = 0
+
+    def capture(self, *, latency=0.1, bucket=512, **more):
+        self.count += 1
+        one = self.journal.claim("s", str(self.count), (), now_s=float(self.count))
+        level = float(latency * np.exp(self.rng.normal(0, 0.02)))
+        given = {
+            "bucket": bucket,
+            "counts": {bucket: 20.0},
+            "metrics": {"batch_latency_s": level},
+        } | more
+        raised = []
+
+        def follow(connection, finding):
+            raised.extend(self.judge.follow(connection, one, finding, now_s=one.found_s))
+
+        self.journal.finish(one, analysis(sampled([level]), **given), now_s=1.0, follow=follow)
+        return [kind for kind, _ in raised]
+
+    def captures(self, count, **given):
+        return [kind for _ in range(count) for kind in self.capture(**given)]
+
+    def acknowledge(self):
+        (alert,) = self.journal.open_alerts()
+        assert self.journal.acknowledge(alert.number, now_s=0.0, follow=self.judge.accept)
+        return alert
+
+
+@pytest.fixture
+def watched(tmp_path):
+    one = Watched(tmp_path)
+    yield one
+    one.store.close()
+
+
+def test_longer_requests_are_traffic_that_moved_and_no_slower_bucket(watched):
+    assert watched.captures(SIZE + 5) == []
+    assert watched.captures(15, latency=0.5, bucket=2048) == ["traffic_moved"]
+    change = watched.acknowledge().data["batch_latency_s"]
+    assert change["traffic_moved"] == pytest.approx(change["after"] - change["before"], rel=0.05)
+    assert change["buckets_slower"] == pytest.approx(0.0, abs=0.01)
+
+
+def test_the_same_requests_that_take_longer_are_a_slower_bucket(watched):
+    assert watched.captures(SIZE + 5) == []
+    assert watched.captures(15, latency=0.115) == ["bucket_slower"]
+    alert = watched.acknowledge()
+    assert (alert.data["metric"], alert.data["context_bucket"]) == ("batch_latency_s", 512)
+    assert alert.data["before"] == pytest.approx(0.1, rel=0.02)
+    assert alert.data["after"] == pytest.approx(0.115, rel=0.05)
+
+
+def test_what_was_acknowledged_is_the_new_normal(watched):
+    watched.captures(SIZE + 5)
+    watched.captures(15, latency=0.12)
+    watched.acknowledge()
+    assert watched.captures(SIZE + 20, latency=0.12) == []
+    assert watched.captures(15, latency=0.14) == ["bucket_slower"]
+
+
+def test_what_got_faster_is_told_where_both_sides_are_watched(tmp_path):
+    for sides, told in (("worse", []), ("both", ["bucket_faster"])):
+        folder = tmp_path / sides
+        folder.mkdir()
+        one = Watched(folder, sides=sides)
+        one.captures(SIZE + 5)
+        assert one.captures(15, latency=0.085) == told
+        one.store.close()
+
+
+def test_a_plan_is_outdated_once_three_captures_agree_on_another(watched):
+    assert watched.captures(4, plan=Planned(change="")) == []
+    other = Planned(change="split 3,5", gain=0.2)
+    assert watched.captures(2, plan=other) == []
+    assert watched.captures(1, plan=Planned(change="split 4,4", gain=0.1)) == []
+    assert watched.captures(3, plan=other) == ["plan_outdated"]
+    assert watched.acknowledge().data["today"] == "split 3,5"
+    assert watched.captures(5, plan=other) == []
+
+
+def test_a_run_that_was_never_tuned_is_no_alert(watched):
+    assert watched.captures(6, plan=Planned(change="split 3,5", gain=0.2)) == []
+
+
+def test_a_plan_that_was_carried_out_is_accepted(watched):
+    watched.captures(4, plan=Planned(change="split 3,5", gain=0.2))
+    assert watched.captures(4, plan=Planned(change="")) == []
+    assert watched.captures(4, plan=Planned(change="split 3,5", gain=0.2)) == ["plan_outdated"]

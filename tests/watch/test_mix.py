@@ -1,0 +1,82 @@
+"""Traffic that moves is told from buckets that get slower."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from debubble.watch import drift, mix
+from debubble.watch.drift import QUIET_CAPTURES, RATE, REFERENCE
+from debubble.watch.mix import Mix, advance, decompose, moved, wandering
+
+
+def first_moved(captures):
+    mix = Mix()
+    for place, counts in enumerate(captures):
+        mix = advance(mix, counts)
+        if moved(mix, REFERENCE, RATE):
+            return place - REFERENCE + 1
+    return None
+
+
+def drawn(rng, share, captures, *, requests=30, wander=None):
+    for _ in range(captures):
+        mine = share if wander is None else rng.dirichlet(np.array(share) * wander)
+        counts = rng.multinomial(requests, mine)
+        yield {512: int(counts[0]), 2048: int(counts[1]), 8192: int(counts[2])}
+
+
+@pytest.mark.parametrize("wander", [None, 30.0])
+def test_quiet_traffic_raises_alarms_at_the_stated_rate(wander):
+    rng = np.random.default_rng(5)
+    captures = REFERENCE + QUIET_CAPTURES
+    raised = [
+        first_moved(drawn(rng, (0.7, 0.2, 0.1), captures, wander=wander)) is not None
+        for _ in range(60)
+    ]
+    # 5 % are allowed; three standard errors of 60 series are 8.4 %.
+    assert np.mean(raised) <= RATE + 0.084
+
+
+def test_traffic_that_moves_is_found_soon_even_where_shares_wander():
+    rng = np.random.default_rng(6)
+    delays = []
+    for _ in range(40):
+        before = drawn(rng, (0.8, 0.15, 0.05), REFERENCE, wander=30.0)
+        after = drawn(rng, (0.3, 0.6, 0.1), 15, wander=30.0)
+        delays.append(first_moved([*before, *after]))
+    assert np.mean([delay is not None for delay in delays]) >= 0.95
+
+
+def test_one_context_length_that_becomes_another_is_found_from_single_labels():
+    assert first_moved([{512: 1}] * REFERENCE + [{2048: 1}] * 15) <= 10
+
+
+def test_a_capture_without_requests_says_nothing():
+    assert advance(Mix(), {}) == Mix()
+    assert advance(Mix(), {512: 0}) == Mix()
+
+
+def test_batches_of_like_requests_are_seen_as_wandering():
+    assert wandering([{512: 50}, {2048: 50}] * 20) > 40
+    assert wandering([{512: 25, 2048: 25}] * 20) == 1.0
+
+
+def test_a_change_is_split_into_traffic_and_speed_exactly():
+    found = decompose(
+        {512: 3, 2048: 1}, {512: 1.0, 2048: 5.0}, {512: 1, 2048: 1}, {512: 2.0, 2048: 5.0}
+    )
+    assert found.before == pytest.approx(2.0)
+    assert found.after == pytest.approx(3.5)
+    assert found.traffic_moved == pytest.approx(1.0)
+    assert found.buckets_slower == pytest.approx(0.5)
+    assert found.after - found.before == pytest.approx(found.traffic_moved + found.buckets_slower)
+
+
+def test_a_bucket_that_is_new_was_never_faster():
+    found = decompose({512: 1}, {512: 1.0}, {2048: 1}, {512: 1.0, 2048: 5.0})
+    assert (found.traffic_moved, found.buckets_slower) == (4.0, 0.0)
+
+
+def test_every_reference_that_levels_know_is_known_here_too():
+    assert {(size, rate) for size, rate, _ in drift.THRESHOLDS} == set(mix.THRESHOLDS)

@@ -1,0 +1,102 @@
+"""The status page in a real browser: everything is there, and nothing comes from elsewhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from watching import finding
+
+from debubble.report.watch_page import capture_page, status_page
+from debubble.watch.journal import CaptureRow
+from debubble.watch.views import capture_view
+
+EVIL = "<script>alert(1)</script>'\">"
+
+
+def view(name="train", message="it got slower", points=((1.0, 0.2), (2.0, 0.3))):
+    row = CaptureRow(
+        number=7,
+        source=name,
+        key=f"{message} 1 2",
+        state="stored",
+        found_s=1.0,
+        finished_s=2.0,
+        problem=None,
+        finding=finding(report=message),
+    )
+    alert = {
+        "id": 3,
+        "pipeline": name,
+        "kind": "bucket_slower",
+        "metric": "bubble_fraction",
+        "context_bucket": 512,
+        "raised_s": 1.5,
+        "acknowledged_s": None,
+        "message": message,
+    }
+    trend = {
+        "metric": "bubble_fraction",
+        "context_bucket": 512,
+        "points": [list(one) for one in points],
+    }
+    return {
+        "alerts": [alert],
+        "open_alerts": [alert],
+        "pipelines": [
+            {
+                "name": name,
+                "captures": {"stored": 1, "unreadable": 2},
+                "latest": capture_view(row, whole=True),
+                "recent": [capture_view(row, whole=False)],
+                "trends": [trend],
+                "drift": [],
+            }
+        ],
+    }
+
+
+def test_strangers_words_are_shown_and_never_obeyed():
+    page = status_page(view(message=EVIL))
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "<script" not in capture_page(EVIL, view(message=EVIL)["pipelines"][0]["latest"])
+
+
+def test_nothing_is_asked_of_other_places():
+    assert re.findall(r"(?:https?:)?//[^\s'\"<]+", status_page(view())) == []
+
+
+def test_an_alert_is_marked_on_the_trend_that_it_is_about():
+    assert status_page(view()).count("stroke-dasharray") == 1
+    other = view()
+    other["alerts"][0]["context_bucket"] = 2048
+    assert "stroke-dasharray" not in status_page(other)
+
+
+def test_one_point_can_be_drawn():
+    assert "polyline points='6.0,104.0'" in status_page(view(points=((1.0, 0.2),)))
+
+
+def test_the_page_works_in_a_browser(tmp_path):
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("chromium is not installed: apt-get install chromium")
+    from watching import Watching, place_capture, write_config  # noqa: PLC0415
+
+    config = write_config(tmp_path)
+    place_capture(tmp_path, "first")
+    with Watching(config) as watch:
+        watch.wait_for("analysed")
+        watch.ask_until("/api/pipelines", lambda data: data["pipelines"][0]["latest"])
+        shown = subprocess.run(
+            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+             f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", watch.url],
+            capture_output=True, text=True, check=True, timeout=120,
+        )  # fmt: skip
+    assert "No alerts." in shown.stdout
+    assert shown.stdout.count("<svg") >= 3
+    assert "Latest report" in shown.stdout
+    assert "Content Security Policy" not in shown.stderr

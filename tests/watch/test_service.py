@@ -1,0 +1,312 @@
+"""The service as it runs: captures found, read once, shown; killed and started again; attacked."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from watching import PATIENCE_S, Watching, place_capture, write_config
+
+from debubble.measure.store import Store
+from debubble.watch.analyse import Analysis
+from debubble.watch.journal import Journal
+from debubble.watch.webhooks import Webhooks
+
+TOKEN = "0123456789abcdef0123"  # noqa: S105 (made up)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """One service with a capture in it."""
+    folder = tmp_path_factory.mktemp("watch")
+    config = write_config(folder)
+    place_capture(folder, "first")
+    with Watching(config) as one:
+        one.folder = folder
+        one.wait_for("analysed")
+        one.ask_until("/api/pipelines", lambda data: data["pipelines"][0]["latest"])
+        yield one
+
+
+def test_a_capture_is_analysed_and_shown_everywhere(service):
+    (shown,) = service.data("/api/pipelines")["pipelines"]
+    assert shown["latest"]["capture"] == "first/rank0.json.gz"
+    assert shown["latest"]["numbers"]["bubble_fraction"] == pytest.approx(0.5617, abs=1e-3)
+    assert (
+        'debubble_bubble_ratio{cause="total",pipeline="train"} 0.56' in service.ask("/metrics")[2]
+    )
+    assert "first/rank0.json.gz" in service.ask("/")[2]
+    number = shown["latest"]["id"]
+    assert "between two steps" in service.ask(f"/pipelines/train/captures/{number}")[2]
+    assert service.data(f"/api/pipelines/train/captures/{number}")["capture"]["causes"]
+    trends = service.data("/api/pipelines/train/trends")["trends"]
+    assert {trend["metric"] for trend in trends} >= {"bubble_fraction", "batch_latency_s"}
+
+
+def test_the_metrics_pass_promtool(service):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: apt-get install prometheus")
+    page = service.ask("/metrics")[2]
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=page, capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_answer_has_its_security_headers_and_no_cookie(service):
+    for path in ("/", "/metrics", "/nowhere"):
+        _, headers, _ = service.ask(path)
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["X-Frame-Options"] == "DENY"
+        assert "Set-Cookie" not in headers
+    policy = service.ask("/")[1]["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../etc/passwd",
+        "/pipelines/train/captures/../../../etc/passwd",
+        "/pipelines/%2e%2e/captures/1",
+        "/api/pipelines/../captures",
+        "//etc/passwd",
+        "/traces/first/rank0.json.gz",
+        "/pipelines/other/captures/1",
+    ],
+)
+def test_no_path_leads_outside(service, path):
+    assert service.ask(path)[0] == 404
+
+
+def raw(service, data, *, wait=True):
+    """Send bytes as they are; return what comes back."""
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
+        client.sendall(data)
+        if not wait:
+            return b""
+        parts = []
+        while part := client.recv(65536):
+            parts.append(part)
+        return b"".join(parts)
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(service):
+    head = b"POST /api/alerts/1/acknowledge HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    answer = raw(service, head + b"Content-Length: 9999999\r\n\r\n" + b"x" * 100_000)
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+def test_headers_that_are_too_large_are_refused(service):
+    answer = raw(service, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 100_000)
+    assert answer.startswith(b"HTTP/1.1 431")
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused(service, request_line):
+    assert raw(service, request_line).startswith(b"HTTP/1.1 400")
+
+
+def test_two_lengths_are_refused(service):
+    head = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n"
+    assert raw(service, head + b"Content-Length: 2\r\n\r\nx").startswith(b"HTTP/1.1 400")
+
+
+def test_a_line_break_in_a_path_makes_neither_header_nor_log_line(service):
+    answer = raw(service, b"GET /a%0d%0aX-Evil:1 HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                 b"Connection: close\r\n\r\n")  # fmt: skip
+    assert answer.startswith(b"HTTP/1.1 404")
+    assert b"X-Evil" not in answer
+
+
+def test_a_name_of_somebody_elses_for_this_machine_is_refused(service):
+    assert service.ask("/", headers={"Host": "evil.example"})[0] == 421
+    assert service.ask("/", headers={"Host": "localhost:9464"})[0] == 200
+
+
+def test_slow_clients_are_cut_while_others_are_served(service):
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(50)]
+    try:
+        for one in slow:
+            one.sendall(b"GET / HTT")
+        assert service.ask("/healthz")[0] == 200
+        slow[0].settimeout(PATIENCE_S)
+        assert slow[0].recv(100).startswith(b"HTTP/1.1 408")
+    finally:
+        for one in slow:
+            one.close()
+
+
+def test_other_methods_are_refused(service):
+    assert service.ask("/", method="DELETE")[0] == 405
+    assert service.ask("/metrics", method="POST")[0] == 404
+    assert service.ask("/", method="HEAD")[2] == ""
+
+
+def test_damaged_captures_and_bombs_are_recorded_once_and_hurt_nobody(service):
+    bomb = service.folder / "traces" / "bomb"
+    bomb.mkdir()
+    with gzip.open(bomb / "rank0.json.gz", "wb", 9) as stream:
+        stream.write(b'{"traceEvents": [')
+        for _ in range(200):
+            stream.write(b" " * 1_000_000)
+    event = service.wait_for("unreadable")
+    assert event["capture"].startswith("bomb/rank0.json.gz")
+    assert "gzip bomb" in event["problem"]
+    (service.folder / "traces" / "empty.json").write_bytes(b"")
+    service.wait_for("unreadable", count=2)
+    place_capture(service.folder, "after")
+    service.wait_for("analysed", capture=service.wait_for("analysed", count=2)["capture"])
+    shown = service.ask_until(
+        "/api/pipelines", lambda data: data["pipelines"][0]["captures"].get("stored") == 2
+    )
+    assert shown["pipelines"][0]["captures"] == {"stored": 2, "unreadable": 2}
+
+
+def test_a_second_service_of_one_configuration_is_refused(service):
+    words = ["watch", "--config", str(service.folder / "watch.toml")]
+    second = subprocess.run(
+        [sys.executable, "-m", "debubble", *words], capture_output=True, text=True, check=False
+    )
+    assert second.returncode == 2
+    assert "another service runs" in second.stderr
+
+
+def test_a_token_is_asked_of_everybody_but_probes(tmp_path):
+    (tmp_path / "token").write_text(TOKEN)
+    listen = '[listen]\naddress = "0.0.0.0:0"\ntoken_file = "token"\n'
+    with Watching(write_config(tmp_path, more=listen)) as one:
+        one.url = one.url.replace("0.0.0.0", "127.0.0.1")  # noqa: S104 (behind its token)
+        status, headers, text = one.ask("/metrics")
+        assert (status, headers["WWW-Authenticate"][:5]) == (401, "Basic")
+        assert "debubble_" not in text
+        for wrong in ("Bearer", "Bearer x", f"Bearer {TOKEN}x", "Basic !!", "Digest x"):
+            assert one.ask("/", headers={"Authorization": wrong})[0] == 401
+        assert one.ask("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})[0] == 200
+        basic = "Basic OjAxMjM0NTY3ODlhYmNkZWYwMTIz"
+        assert one.ask("/", headers={"Authorization": basic})[0] == 200
+        assert one.ask("/healthz")[0] == one.ask("/readyz")[0] == 200
+
+
+def test_killed_again_and_again_it_loses_nothing_and_repeats_nothing(tmp_path):
+    config = write_config(tmp_path)
+    for number in range(12):
+        place_capture(tmp_path, f"c{number:02}")
+    for count in (1, 2, 2):
+        with Watching(config) as one:
+            one.wait_for("analysed", count=count)
+            one.kill()
+    with Watching(config) as one:
+        shown = one.ask_until(
+            "/api/pipelines", lambda data: data["pipelines"][0]["captures"].get("stored") == 12
+        )
+        assert shown["pipelines"][0]["captures"] == {"stored": 12}
+        assert one.stop() == 0
+        assert one.events[-1]["event"] == "stopped"
+    listed = subprocess.run(
+        [sys.executable, "-m", "debubble", "history", "list", "--json", "--store",
+         f"sqlite:///{tmp_path}/history.db"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    tags = [record["tags"]["watch"] for record in json.loads(listed.stdout)["records"]]
+    assert len(tags) == len(set(tags)) == 12
+
+
+def test_only_the_raw_traces_that_are_to_be_kept_stay(tmp_path):
+    traces = tmp_path / "traces"
+    source = f'[[source]]\nname = "t"\nfolder = "{traces}"\nsettle = "0s"\npoll = "100ms"\nkeep = 1'
+    config = write_config(tmp_path, sources=source)
+    for number in range(3):
+        place_capture(tmp_path, f"c{number}")
+    with Watching(config) as one:
+        one.wait_for("pruned")
+        deadline = time.monotonic() + PATIENCE_S
+        while len(list(traces.iterdir())) > 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def queue_alert(database, target):
+    """Have an alert wait for a webhook."""
+    store = Store(f"sqlite:///{database}")
+    journal = Journal(store)
+    claim = journal.claim("train", "a", (), now_s=1.0)
+    with store.transaction() as connection:
+        journal.raise_alert(
+            connection, claim, "traffic_moved", "x", {"message": "m"}, now_s=1.0, targets=[target]
+        )
+    journal.finish(claim, Analysis(problem="made up"), now_s=1.0, follow=lambda *_: None)
+    store.close()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A webhook's target that takes the second attempt."""
+
+    seen: list
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((self.headers["Idempotency-Key"], body))
+        self.send_response(500 if len(self.seen) < 2 else 204)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_webhook_that_fails_is_tried_again_with_the_same_key(tmp_path):
+    Refusing.seen = []
+    server = HTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    target = f"http://127.0.0.1:{server.server_port}/hook"
+    queue_alert(tmp_path / "h.db", target)
+    store = Store(f"sqlite:///{tmp_path}/h.db")
+    journal = Journal(store)
+    hooks = Webhooks(journal, (target,))
+    (first,) = journal.due(now_s=2.0)
+    assert not hooks.deliver(first)
+    assert journal.due(now_s=2.0) == ()
+    (again,) = journal.due(now_s=time.time() + 3600)
+    assert hooks.deliver(again)
+    assert journal.due(now_s=time.time() + 1e6) == ()
+    keys, bodies = zip(*Refusing.seen, strict=True)
+    assert set(keys) == {"debubble-alert-1"}
+    assert bodies[0]["alert"]["kind"] == "traffic_moved"
+    server.shutdown()
+    server.server_close()
+    store.close()
+
+
+def test_a_webhook_that_hangs_holds_up_nobody(tmp_path):
+    """The socket accepts and never answers; the service stops all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        more = f'[[webhook]]\nurl = "http://127.0.0.1:{port}/"\n'
+        config = write_config(tmp_path, more=more)
+        queue_alert(tmp_path / "history.db", f"http://127.0.0.1:{port}/")
+        with Watching(config) as one, silent.accept()[0]:
+            place_capture(tmp_path, "a")
+            one.wait_for("analysed")
+            assert one.ask("/healthz")[0] == 200
+            one.process.send_signal(signal.SIGTERM)
+            assert one.process.wait(PATIENCE_S) == 0

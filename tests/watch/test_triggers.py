@@ -1,0 +1,151 @@
+"""Servers are captured when they are at ease, one at a time, and never left profiling."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from watching import RECORDED, Watching
+
+
+class Engine:
+    """A serving engine as seen from outside."""
+
+    lock = threading.Lock()
+    profiling = 0
+    most_profiling = 0
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.waiting = 0.0
+        self.captures = 0
+
+    def start(self):
+        with Engine.lock:
+            Engine.profiling += 1
+            Engine.most_profiling = max(Engine.most_profiling, Engine.profiling)
+
+    def stop(self):
+        with Engine.lock:
+            Engine.profiling -= 1
+        self.captures += 1
+        for rank in range(4):
+            name = f"{self.captures}-rank{rank}.json.gz"
+            shutil.copy(RECORDED / "fwd_closed_m4" / f"rank{rank}.json.gz", self.folder / name)
+
+
+@contextmanager
+def engine(folder):
+    folder.mkdir()
+    one = Engine(folder)
+
+    class Routes(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.answer(f"vllm:num_requests_waiting {one.waiting}\n")
+
+        def do_POST(self):
+            one.start() if self.path == "/start_profile" else one.stop()
+            self.answer("")
+
+        def answer(self, text):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    one.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield one
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def configure(folder, engines, *, every="300ms", seconds="200ms", more=""):
+    sources = "".join(
+        f'[[source]]\nname = "{one.folder.name}"\nfolder = "{one.folder}"\nserver = "{one.url}"\n'
+        f'kind = "vllm"\nevery = "{every}"\njitter = "0%"\nseconds = "{seconds}"\n'
+        f'settle = "0s"\npoll = "100ms"\n{more}'
+        for one in engines
+    )
+    config = folder / "watch.toml"
+    listen = '[listen]\naddress = "127.0.0.1:0"\n'
+    config.write_text(f'store = "sqlite:///{folder}/history.db"\n{listen}{sources}')
+    return config
+
+
+def test_two_servers_are_never_captured_at_once(tmp_path):
+    Engine.most_profiling = 0
+    with engine(tmp_path / "a") as first, engine(tmp_path / "b") as second:
+        with Watching(configure(tmp_path, [first, second])) as watch:
+            watch.wait_for("capturing", count=3, source="a")
+            watch.wait_for("capturing", count=3, source="b")
+            watch.wait_for("analysed", source="a")
+            assert watch.stop() == 0
+        assert Engine.most_profiling == 1
+        assert Engine.profiling == 0
+
+
+def test_a_server_under_pressure_is_left_alone_until_it_is_at_ease(tmp_path):
+    with engine(tmp_path / "a") as one:
+        one.waiting = 99.0
+        with Watching(configure(tmp_path, [one])) as watch:
+            assert "99 requests wait" in watch.wait_for("not_captured", count=3)["problem"]
+            assert one.captures == 0
+            one.waiting = 0.0
+            watch.wait_for("analysed")
+
+
+def test_a_stop_ends_a_profile_early_and_never_leaves_it_on(tmp_path):
+    with engine(tmp_path / "a") as one:
+        with Watching(configure(tmp_path, [one], seconds="1h")) as watch:
+            watch.wait_for("capturing")
+            while Engine.profiling == 0:
+                time.sleep(0.01)
+            assert watch.stop() == 0
+        assert (Engine.profiling, one.captures) == (0, 1)
+
+
+def test_a_profile_that_a_killed_service_left_on_is_ended_by_the_next(tmp_path):
+    with engine(tmp_path / "a") as one:
+        config = configure(tmp_path, [one], seconds="1h", every="1h")
+        with Watching(config) as watch:
+            watch.wait_for("capturing")
+            while Engine.profiling == 0:
+                time.sleep(0.01)
+            watch.kill()
+        assert Engine.profiling == 1
+        with Watching(config) as watch:
+            watch.wait_for("profile_ended")
+            assert (Engine.profiling, one.captures) == (0, 1)
+            watch.wait_for("analysed")
+
+
+def test_quiet_hours_are_kept(tmp_path):
+    with engine(tmp_path / "a") as one:
+        more = 'quiet_hours = ["00:00-12:00", "12:00-00:00"]\n'
+        with Watching(configure(tmp_path, [one], more=more)) as watch:
+            time.sleep(1.5)
+            assert watch.stop() == 0
+        assert one.captures == 0
+
+
+def test_a_server_that_is_captured_is_not_captured_again_at_once_after_a_restart(tmp_path):
+    with engine(tmp_path / "a") as one:
+        config = configure(tmp_path, [one], every="1h")
+        with Watching(config) as watch:
+            watch.wait_for("analysed")
+            watch.kill()
+        with Watching(config) as watch:
+            time.sleep(1.5)
+            assert watch.stop() == 0
+        assert one.captures == 1
