@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 
 import pytest
 from console import type_command
 from pasted import flags_of, paste_exports
 
+from debubble.plan.collector import collect_later
 from debubble.plan.emit import EMITTERS
 
 RECORDED = "tests/data/h200/1f1b_p2_m4"
@@ -165,3 +167,13 @@ def test_what_makes_no_sense_is_refused_with_a_hint(flags, said, tmp_path):
     assert said in answer.text
     assert "Traceback" not in answer.text
     assert "hint: " in answer.text
+
+
+def test_the_collector_rests_while_a_plan_is_made_and_not_after():
+    assert gc.isenabled()
+    with collect_later():
+        assert not gc.isenabled()
+        with collect_later():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()

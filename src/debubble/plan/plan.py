@@ -12,6 +12,7 @@ from debubble.plan.allowed import ALL, Allowed
 from debubble.plan.baseline import Baseline
 from debubble.plan.cache_split import Cache, CachePlan, plan_cache
 from debubble.plan.change import Change, Hold
+from debubble.plan.collector import collect_later
 from debubble.plan.headroom import Headroom
 from debubble.plan.link import Repair
 from debubble.plan.option import Idea, Option, all_fit, headroom_after, weigh
@@ -77,6 +78,7 @@ class Plan:
         return self.baseline
 
 
+@collect_later()
 def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     baseline: Baseline,
     timeline: Timeline,
