@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
 from watching import RECORDED, Watching
 
 
@@ -35,6 +36,12 @@ class Engine:
         for rank in range(4):
             name = f"{self.captures}-rank{rank}.json.gz"
             shutil.copy(RECORDED / "fwd_closed_m4" / f"rank{rank}.json.gz", self.folder / name)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_profiles_yet():
+    """Count anew: a service killed at the end of a test may leave its engine profiling."""
+    Engine.profiling = Engine.most_profiling = 0
 
 
 @contextmanager
@@ -84,7 +91,6 @@ def configure(folder, engines, *, every="300ms", seconds="200ms", more=""):
 
 
 def test_two_servers_are_never_captured_at_once(tmp_path):
-    Engine.most_profiling = 0
     with engine(tmp_path / "a") as first, engine(tmp_path / "b") as second:
         with Watching(configure(tmp_path, [first, second])) as watch:
             watch.wait_for("capturing", count=3, source="a")
