@@ -15,7 +15,8 @@ from making import H200, PUBLIC, document, kernel, send, write
 
 from debubble.errors import RunNotFound
 from debubble.trace.kineto import read_kineto
-from debubble.trace.run import find_run, missing_ranks, read_run, show_ranks
+from debubble.trace.run import find_run, missing_ranks, read_run
+from debubble.trace.run_gaps import show_ranks
 
 PIPELINE = {"pg_name": "9", "pg_desc": "pp", "ranks": [1, 3]}
 
@@ -68,7 +69,7 @@ def test_any_executor_will_do_and_gives_the_same():
 
 def test_a_process_pool_of_our_own_gives_the_same(monkeypatch):
     alone = read(H200 / "1f1b_p2_m4")
-    monkeypatch.setattr("debubble.trace.run._WORTH_A_POOL_BYTES", 0)
+    monkeypatch.setattr("debubble.trace.reading._WORTH_A_POOL_BYTES", 0)
     seen = []
     pooled = read(H200 / "1f1b_p2_m4", on_progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
@@ -78,7 +79,7 @@ def test_a_process_pool_of_our_own_gives_the_same(monkeypatch):
 
 
 def test_errors_come_back_from_worker_processes_with_file_rank_and_cure(tmp_path, monkeypatch):
-    monkeypatch.setattr("debubble.trace.run._WORTH_A_POOL_BYTES", 0)
+    monkeypatch.setattr("debubble.trace.reading._WORTH_A_POOL_BYTES", 0)
     write(tmp_path / "rank0.json", document([kernel()], rank=0, world=2))
     bad = write(tmp_path / "rank1.json", document([], rank=1, world=2))
     run = read(tmp_path)
@@ -285,7 +286,7 @@ def test_a_file_that_does_not_fit_into_memory_does_not_stop_the_others(tmp_path,
             raise MemoryError
         return real(file, limits)
 
-    monkeypatch.setattr("debubble.trace.run.read_kineto", read_or_fail)
+    monkeypatch.setattr("debubble.trace.reading.read_kineto", read_or_fail)
     run = read(tmp_path)
     assert codes(run) == ["unreadable", "missing_ranks"]
     assert "does not fit into memory" in run.gaps[0].message

@@ -13,13 +13,12 @@ from debubble.cli.measuring import MeasuredTraces, measure_traces, recall, with_
 from debubble.cli.options import (
     exit_strictly,
     html_option,
-    limits_from,
     output_options,
     place_for,
     print_answer,
-    trace_options,
     write_html,
 )
+from debubble.cli.reading import Reader, trace_options
 from debubble.errors import Gap, UsageError
 from debubble.ledger.hop_health import account_for
 from debubble.measure.compare import DEFAULT_THRESHOLD, compare
@@ -28,7 +27,6 @@ from debubble.measure.measurement import Measurement, join_measurements
 from debubble.report.compare import compare_json, compare_markdown, compare_page
 from debubble.report.html.compare import compare_report
 from debubble.report.html.views import Shown
-from debubble.trace.source import Limits
 from debubble.units import parse_bytes, parse_share
 
 
@@ -69,10 +67,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     html: str | None,
     force: bool,
     store: str | None,
-    capture: str | None,
-    rank: int | None,
-    max_inflated: str,
-    max_ratio: float,
+    reader: Reader,
     as_json: bool,
     strict: bool,
     color: str,
@@ -89,11 +84,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     picture = place_for(html, force=force)
     failing = parse_verdicts(fail_on)
     counts = parse_tokens(tokens)
-    limits = limits_from(max_inflated, max_ratio)
-    sides = [
-        _measure(words, limits, capture, rank, pipeline, store, quiet=quiet)
-        for words in (before, after)
-    ]
+    sides = [_measure(words, reader, pipeline, store, quiet=quiet) for words in (before, after)]
     gaps = [gap for side in sides for gap in side.gaps]
     found = compare(
         *(with_tokens(side.measurement, count) for side, count in zip(sides, counts, strict=True)),
@@ -166,11 +157,9 @@ def parse_tokens(text: str | None) -> tuple[int | None, int | None]:
     return int(parts[0]), int(parts[-1])
 
 
-def _measure(  # noqa: PLR0913, PLR0917 (the options that choose a run)
+def _measure(
     words: str,
-    limits: Limits,
-    capture: str | None,
-    rank: int | None,
+    reader: Reader,
     pipeline: int | None,
     store: str | None,
     *,
@@ -183,9 +172,7 @@ def _measure(  # noqa: PLR0913, PLR0917 (the options that choose a run)
         kept = recall(word, store)
         measurements += kept
         if not kept:
-            one = measure_traces(
-                [word], limits=limits, capture=capture, rank=rank, pipeline=pipeline, quiet=quiet
-            )
+            one = measure_traces([word], reader, pipeline=pipeline, quiet=quiet)
             captures.append(one)
             measurements.append(one.measurement)
     if not measurements:

@@ -9,15 +9,13 @@ import click
 from debubble.cli.options import (
     exit_strictly,
     html_option,
-    limits_from,
     output_options,
     place_for,
     print_answer,
-    progress,
-    trace_options,
     write_html,
 )
 from debubble.cli.pictures import Found, Pictures
+from debubble.cli.reading import Reader, trace_options
 from debubble.errors import NoPipeline, UsageError
 from debubble.ledger.hop_health import account_for
 from debubble.report.find import (
@@ -32,7 +30,7 @@ from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
 from debubble.timeline.job import ask_job
 from debubble.timeline.model import Timeline
-from debubble.trace.run import Run, find_run, read_run
+from debubble.trace.run import Run
 from debubble.units import parse_share
 
 EXIT_FAILED = 1
@@ -73,17 +71,13 @@ def command(  # noqa: PLR0913 (one argument a flag)
     mermaid: bool,
     html: str | None,
     force: bool,
-    capture: str | None,
-    rank: int | None,
-    max_inflated: str,
-    max_ratio: float,
+    reader: Reader,
     as_json: bool,
     strict: bool,
     color: str,
     quiet: bool,
 ) -> None:
     """Measure the bubble of a pipeline from TRACES of all its ranks, against theory."""
-    limits = limits_from(max_inflated, max_ratio)
     allowed = None if fail_over is None else parse_share(fail_over)
     pictures = Pictures(
         lanes=draws,
@@ -96,9 +90,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     )
     pictures.check(as_json=as_json)
     statement = _statement(schedule, chunks)
-    found = find_run(traces, capture=capture, limits=limits)
-    with progress("reading", quiet=quiet) as show:
-        run = read_run(found, limits=limits, rank=rank, on_progress=show)
+    run = reader.read(traces, quiet=quiet)
     words = " ".join(shlex.quote(word) for word in traces)
     following = f"debubble plan {words}" if draws else f"debubble find {words} --timeline"
     try:

@@ -13,11 +13,10 @@ import click
 from debubble.cli.measuring import measure_traces, store_url, with_tokens
 from debubble.cli.options import (
     exit_strictly,
-    limits_from,
     output_options,
     print_answer,
-    trace_options,
 )
+from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
 from debubble.measure.store import Record, Store
 from debubble.report.history import history_csv, history_json, history_page, write_parquet
@@ -47,10 +46,7 @@ def add(  # noqa: PLR0913 (one argument a flag)
     tokens: int | None,
     pipeline: int | None,
     store: str | None,
-    capture: str | None,
-    rank: int | None,
-    max_inflated: str,
-    max_ratio: float,
+    reader: Reader,
     as_json: bool,
     strict: bool,
     color: str,
@@ -60,10 +56,7 @@ def add(  # noqa: PLR0913 (one argument a flag)
     if not name or "," in name:
         raise UsageError("a name is a word without commas", hint="commas join names in compare")
     pairs = parse_tags(tags)
-    limits = limits_from(max_inflated, max_ratio)
-    measured = measure_traces(
-        traces, limits=limits, capture=capture, rank=rank, pipeline=pipeline, quiet=quiet
-    )
+    measured = measure_traces(traces, reader, pipeline=pipeline, quiet=quiet)
     gaps = measured.gaps
     kept = with_tokens(measured.measurement, tokens)
     with opened(store) as history:

@@ -8,14 +8,11 @@ import click
 
 from debubble.cli.options import (
     exit_strictly,
-    limits_from,
     output_options,
     print_answer,
-    progress,
-    trace_options,
 )
+from debubble.cli.reading import Reader, trace_options
 from debubble.report.inspect import inspect_json, inspect_page
-from debubble.trace.run import find_run, read_run
 
 
 @click.command("inspect")
@@ -25,10 +22,7 @@ from debubble.trace.run import find_run, read_run
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     traces: tuple[str, ...],
-    capture: str | None,
-    rank: int | None,
-    max_inflated: str,
-    max_ratio: float,
+    reader: Reader,
     as_json: bool,
     strict: bool,
     color: str,
@@ -39,10 +33,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     TRACES are files, folders, globs or URLs: torch.profiler traces, Nsight Systems SQLite exports,
     or op tables.
     """
-    limits = limits_from(max_inflated, max_ratio)
-    found = find_run(traces, capture=capture, limits=limits)
-    with progress("reading", quiet=quiet) as show:
-        run = read_run(found, limits=limits, rank=rank, on_progress=show)
+    run = reader.read(traces, quiet=quiet)
     words = " ".join(shlex.quote(word) for word in traces)
     other = next((c.name for c in run.found.captures if c is not run.found.capture), "")
     more = f" --capture {shlex.quote(other)}" if other else " --json"

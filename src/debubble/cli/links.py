@@ -16,15 +16,14 @@ from debubble.cli.options import (
     Manners,
     exit_strictly,
     html_option,
-    limits_from,
     output_options,
     place_for,
     print_answer,
     progress,
-    trace_options,
     write_html,
 )
 from debubble.cli.planning import choose_figures
+from debubble.cli.reading import Reader, trace_options
 from debubble.errors import Gap, UsageError
 from debubble.ledger.hop_health import judge_links
 from debubble.links.classes import LinkClass
@@ -46,7 +45,7 @@ from debubble.report.live_links import live_json, live_page
 from debubble.report.text import Page
 from debubble.timeline.build import build_run
 from debubble.trace.files import expand
-from debubble.trace.run import Run, find_run, read_run
+from debubble.trace.run import Run
 from debubble.trace.source import Limits, Source
 
 _PREFIX_BYTES = 64 * 1024
@@ -115,17 +114,14 @@ def read(  # noqa: PLR0913 (one argument a flag)
     html: str | None,
     force: bool,
     fail_on: str | None,
-    capture: str | None,
-    rank: int | None,
-    max_inflated: str,
-    max_ratio: float,
+    reader: Reader,
     as_json: bool,
     strict: bool,
     color: str,
     quiet: bool,
 ) -> None:
     """Judge the hops of a run from its TRACES, or from LOGS of link tests."""
-    limits = limits_from(max_inflated, max_ratio)
+    limits = reader.limits
     words = " ".join(shlex.quote(word) for word in places)
     pictures = _Pictures(
         run=words, matrix=place_for(matrix, force=force), html=place_for(html, force=force)
@@ -139,9 +135,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
     elif kinds == {"measured"}:
         answer = _of_measured(places, known, limits)
     else:
-        found = find_run(places, capture=capture, limits=limits)
-        with progress("reading", quiet=quiet) as show:
-            traces = read_run(found, limits=limits, rank=rank, on_progress=show)
+        traces = reader.read(places, quiet=quiet)
         answer = _of_traces(traces, known, pipeline)
         answer.page.next_command = f"debubble find {words}"
     _finish(
@@ -202,7 +196,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
     words += ["--force"] if force else []
     with progress("measuring", quiet=quiet) as show:
         run_here(ranks, words, Path(out), on_progress=show)
-    answer = _of_measured([str(file)], _Known(), limits_from("1GiB", 1000.0))
+    answer = _of_measured([str(file)], _Known(), Limits(inflated_bytes=1024**3, ratio=1000.0))
     answer.page.next_command = f"debubble links {shlex.quote(out)}"
     _finish(
         answer, pictures, fail_on, Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)

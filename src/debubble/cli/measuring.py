@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from debubble.cli.options import progress
 from debubble.cli.planning import choose_figures
+from debubble.cli.reading import Reader
 from debubble.errors import Gap, MissingExtra, RunNotFound
 from debubble.measure.measurement import Measurement, measure_run
 from debubble.measure.store import Store, default_url
@@ -16,8 +16,6 @@ from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import ask_job
 from debubble.timeline.model import Timeline
-from debubble.trace.run import find_run, read_run
-from debubble.trace.source import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +28,15 @@ class MeasuredTraces:
     figures: PipelineFigures
 
 
-def measure_traces(  # noqa: PLR0913 (the options that choose a run)
+def measure_traces(
     places: Sequence[str],
+    reader: Reader,
     *,
-    limits: Limits,
-    capture: str | None = None,
-    rank: int | None = None,
     pipeline: int | None = None,
     quiet: bool = False,
 ) -> MeasuredTraces:
     """Measure one capture."""
-    found = find_run(places, capture=capture, limits=limits)
-    with progress("reading", quiet=quiet) as show:
-        run = read_run(found, limits=limits, rank=rank, on_progress=show)
+    run = reader.read(places, quiet=quiet)
     timeline = build_run(run)
     figures = choose_figures(timeline, pipeline)
     job = ask_job(run.sidecars, figures)

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from debubble.errors import Gap, UsageError
-from debubble.trace.run import Progress
-from debubble.trace.source import DEFAULT_LIMITS, Limits
-from debubble.units import parse_bytes
+from debubble.trace.reading import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,32 +59,6 @@ def output_options(command: _Command) -> _Command:
     return command
 
 
-def trace_options(command: _Command) -> _Command:
-    """Add what every verb that reads traces takes."""
-    for option in (
-        click.option("--capture", metavar="NAME", help="Which capture, where there are several."),
-        click.option(
-            "--rank", type=int, metavar="N", help="The rank of a single file without one."
-        ),
-        click.option(
-            "--max-inflated",
-            metavar="SIZE",
-            default=f"{DEFAULT_LIMITS.inflated_bytes // 1024**3}GiB",
-            show_default=True,
-            help="Largest size that one file may inflate to.",
-        ),
-        click.option(
-            "--max-ratio",
-            type=click.FloatRange(min=1),
-            default=DEFAULT_LIMITS.ratio,
-            show_default=True,
-            help="Largest factor by which one file may inflate.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
 def typed(options: Mapping[str, object]) -> str:
     """Write options as they were typed; what was left out stays out."""
     return " ".join(
@@ -118,11 +90,6 @@ def write_html(report: Report, path: Path, *, quiet: bool) -> None:
     path.write_text(report_markup(report), "utf-8")
     if not quiet:
         click.echo(f"{path} written; open it in a browser", err=True)
-
-
-def limits_from(max_inflated: str, max_ratio: float) -> Limits:
-    """Return the limits as the user set them."""
-    return Limits(inflated_bytes=parse_bytes(max_inflated), ratio=max_ratio)
 
 
 def print_answer(page: Page, data: dict[str, Any], *, as_json: bool, color: str) -> None:

@@ -10,15 +10,14 @@ import click
 from debubble.cli.options import (
     exit_strictly,
     html_option,
-    limits_from,
     output_options,
     place_for,
     print_answer,
     progress,
-    trace_options,
     write_html,
 )
 from debubble.cli.planning import Tokens, Traces, gaps_of, read_traces, start_from, state_by_name
+from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
 from debubble.ledger.ledger import Ledger, build_ledger
 from debubble.ledger.verdict import find_bottleneck
@@ -89,10 +88,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     framework: str | None,
     html: str | None,
     force: bool,
-    capture: str | None,
-    rank: int | None,
-    max_inflated: str,
-    max_ratio: float,
+    reader: Reader,
     as_json: bool,
     strict: bool,
     color: str,
@@ -115,9 +111,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         words=traces,
         also=also,
         pipeline=pipeline,
-        capture=capture,
-        rank=rank,
-        limits=limits_from(max_inflated, max_ratio),
+        reader=reader,
     )
     run = read_traces(files, traces, quiet=quiet, statement=state_by_name(schedule))
     other = None if also is None else read_traces(files, (also,), quiet=quiet)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from debubble.cli.options import progress
+from debubble.cli.reading import Reader
 from debubble.errors import Gap, UsageError
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
 from debubble.schedules import SCHEDULES, Statement, state_schedule
@@ -13,8 +13,6 @@ from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
 from debubble.timeline.job import JobFacts, ask_job
 from debubble.timeline.model import Timeline
-from debubble.trace.run import find_run, read_run
-from debubble.trace.source import Limits
 
 _NUMBER = re.compile(r"([0-9]*\.?[0-9]+)(x?)")
 # Beyond this nobody would believe a line through what was measured.
@@ -28,9 +26,7 @@ class Traces:
     words: tuple[str, ...]
     also: str | None
     pipeline: int | None
-    capture: str | None
-    rank: int | None
-    limits: Limits
+    reader: Reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +117,7 @@ def read_traces(
     files: Traces, words: tuple[str, ...], *, quiet: bool, statement: Statement | None = None
 ) -> Measured:
     """Read a run and measure the pipeline that was asked for."""
-    found = find_run(words, capture=files.capture, limits=files.limits)
-    with progress("reading", quiet=quiet) as show:
-        run = read_run(found, limits=files.limits, rank=files.rank, on_progress=show)
+    run = files.reader.read(words, quiet=quiet)
     timeline = build_run(run)
     figures = choose_figures(timeline, files.pipeline, statement)
     job = ask_job(run.sidecars, figures)

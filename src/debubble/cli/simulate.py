@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import click
 
-from debubble.cli.options import Manners, limits_from, output_options, trace_options
+from debubble.cli.options import Manners, output_options
 from debubble.cli.planning import Tokens, Traces
+from debubble.cli.reading import Reader, trace_options
 from debubble.cli.simulate_by_hand import Wanted, simulate_by_hand
 from debubble.cli.simulate_traces import Said, simulate_traces
 from debubble.errors import UsageError
@@ -83,10 +84,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     transfer: str | None,
     communication: str | None,
     draws: bool,
-    capture: str | None,
-    rank: int | None,
-    max_inflated: str,
-    max_ratio: float,
+    reader: Reader,
     as_json: bool,
     strict: bool,
     color: str,
@@ -121,8 +119,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
         "--schedule-measured": schedule_measured,
         "--memory-limit": memory_limit,
         "--pipeline": pipeline,
-        "--capture": capture,
-        "--rank": rank,
+        "--capture": reader.capture,
+        "--rank": reader.rank,
     }
     if not traces:
         _refuse(of_traces, "is about a measured run, and no traces are given", "name its traces")
@@ -154,9 +152,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         words=traces,
         also=also,
         pipeline=pipeline,
-        capture=capture,
-        rank=rank,
-        limits=limits_from(max_inflated, max_ratio),
+        reader=reader,
     )
     simulate_traces(files, said, manners, draws=draws)
 

@@ -91,7 +91,7 @@ def _again(files: Traces, said: Said) -> str:
             "--schedule-measured": said.schedule_measured,
             "--memory-limit": said.memory_limit,
             "--pipeline": files.pipeline,
-            "--capture": files.capture,
+            "--capture": files.reader.capture,
         }
     )
     hops = "".join(f" --hop {shlex.quote(hop)}" for hop in said.hops)

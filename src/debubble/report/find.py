@@ -20,7 +20,8 @@ from debubble.timeline.figures import PipelineFigures, RankShares, worst_of
 from debubble.timeline.hops import HopFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline, StageLayers, Timeline
-from debubble.trace.run import Run, show_ranks
+from debubble.trace.run import Run
+from debubble.trace.run_gaps import show_ranks
 from debubble.trace.summary import summarise
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
 

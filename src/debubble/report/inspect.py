@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from debubble.errors import Code
 from debubble.report.text import Page, Table
 from debubble.trace.optable import Op
-from debubble.trace.run import Run, show_ranks
+from debubble.trace.run import Run
+from debubble.trace.run_gaps import show_ranks
 from debubble.trace.summary import RankSummary, summarise
 from debubble.units import (
     NS_PER_S,

@@ -57,7 +57,8 @@ from debubble.timeline.work import (
 )
 from debubble.trace.busy import merge
 from debubble.trace.columns import RankTrace
-from debubble.trace.run import Run, show_ranks
+from debubble.trace.run import Run
+from debubble.trace.run_gaps import show_ranks
 from debubble.units import counted
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.timeline.model import Passes, PassKind, RankTimeline, Timeline
-from debubble.trace.run import show_ranks
+from debubble.trace.run_gaps import show_ranks
 
 # Of so few steps none is left out for being cold: what is left would be too little to measure.
 _ALWAYS_KEPT = 3

@@ -17,7 +17,7 @@ from debubble.timeline.chain import Chain
 from debubble.timeline.clock import bounds
 from debubble.timeline.model import I32, Transfers
 from debubble.timeline.prepared import Prepared
-from debubble.trace.run import show_ranks
+from debubble.trace.run_gaps import show_ranks
 
 # Clocks drift by tens of millionths; stamps of host and device are laid together to some 0.1 ms. Of
 # our recordings, any two runs of one program contradict each other by 20 ms and more.

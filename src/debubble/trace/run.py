@@ -2,53 +2,32 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import (
-    BrokenExecutor,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    as_completed,
-)
-from contextlib import contextmanager
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from debubble.errors import Code, Gap, RunNotFound, TraceError, TraceTooLarge, as_gap
+from debubble.errors import Code, Gap, TraceError
 from debubble.trace.captures import Capture, choose_capture, group_captures
 from debubble.trace.columns import Operation, RankTrace
 from debubble.trace.files import expand
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
-from debubble.trace.kineto import read_kineto
+from debubble.trace.reading import Progress, read_all
+from debubble.trace.run_gaps import (
+    duplicate,
+    no_kernels,
+    no_rank,
+    no_trace_of,
+    nothing_found,
+    of_another_rank,
+    unreadable,
+)
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
-from debubble.trace.source import DEFAULT_LIMITS, Limits, Source, is_url, local_copy
-from debubble.units import counted
+from debubble.trace.source import DEFAULT_LIMITS, Limits
 
 if TYPE_CHECKING:
     from debubble.trace.optable import OpTable
-
-# Below this, starting worker processes takes longer than reading (4 ranks of 5 MB: 0.2 s).
-_WORTH_A_POOL_BYTES = 8 * 1024 * 1024
-
-# Op tables are held whole, some ten times their size; this is about four million passes.
-_TABLE_BYTES = 256 * 1024**2
-
-# Thousands of names make no message clearer.
-_FILES_SHOWN = 20
-
-Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What came of one file: the traces in it, or a table, or the reason why not."""
-
-    traces: tuple[RankTrace, ...] = ()
-    table: OpTable | None = None
-    error: TraceError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +68,16 @@ def find_run(
             known = recognise(file, limits)
         except TraceError as error:
             if named or named_like_a_trace(file) or os.path.isdir(file):  # noqa: PTH112
-                gaps.append(_unreadable(error))
+                gaps.append(unreadable(error))
             continue
         if known.is_trace:
             traces.append(known)
         elif known.why_not and (named or _is_garbage_trace(known)):
-            gaps.append(_unreadable(known.why_not))
+            gaps.append(unreadable(known.why_not))
         elif known.format is Format.OTHER_JSON:
             left_alone.append(file)
     if not traces:
-        raise _nothing_found(places, gaps, left_alone)
+        raise nothing_found(places, gaps, left_alone)
     captures = group_captures(traces, named=named)
     chosen, more = choose_capture(captures, capture)
     return Found(
@@ -118,12 +97,12 @@ def read_run(
     on_progress: Progress | None = None,
 ) -> Run:
     """Read every file of a capture; a file that cannot be read becomes a gap, the others go on."""
-    gaps = [*found.gaps, *(_duplicate(rank, files) for rank, files in found.capture.duplicates)]
+    gaps = [*found.gaps, *(duplicate(rank, files) for rank, files in found.capture.duplicates)]
     ranks: list[RankTrace] = []
     tables: list[OpTable] = []
-    for reading in _read_all(found.capture.files, executor, limits, on_progress):
+    for reading in read_all(found.capture.files, executor, limits, on_progress):
         if reading.error:
-            gaps.append(_unreadable(reading.error))
+            gaps.append(unreadable(reading.error))
         if reading.table is not None:
             tables.append(reading.table)
         ranks += reading.traces
@@ -134,11 +113,11 @@ def read_run(
     sidecars, more = _read_sidecars(ranks)
     gaps += more
     if not ranks and not tables:
-        raise _nothing_found([found.capture.name], gaps, ())
+        raise nothing_found([found.capture.name], gaps, ())
     world_size = max((t.header.world_size or 0 for t in ranks), default=0) or None
     missing = missing_ranks(ranks)
     if missing:
-        gaps.append(_missing(missing, ranks))
+        gaps.append(no_trace_of(missing, ranks))
     return Run(
         found=found,
         ranks=tuple(ranks),
@@ -161,59 +140,10 @@ def _read_sidecars(ranks: Sequence[RankTrace]) -> tuple[tuple[Sidecar, ...], lis
         if said is None:
             continue
         if said.rank is not None and said.rank != trace.rank:
-            gaps.append(_of_another_rank(said, trace))
+            gaps.append(of_another_rank(said, trace))
             continue
         sidecars.append(replace(said, rank=trace.rank))
     return tuple(sidecars), gaps
-
-
-def _of_another_rank(said: Sidecar, trace: RankTrace) -> Gap:
-    return Gap(
-        code=Code.SIDECAR_DIFFERS,
-        message=f"was written by rank {said.rank}, beside the trace of another: it is not used",
-        hint="put each sidecar beside its own trace",
-        file=said.file,
-        rank=trace.rank,
-    )
-
-
-def read_file(known: Recognised, limits: Limits) -> Reading:
-    """Read one file of any format; errors are returned, so that they come back from workers."""
-    try:
-        if known.format is Format.NSIGHT:
-            return Reading(traces=_read_nsight(known.file))
-        if known.format is Format.OP_TABLE:
-            return Reading(table=_read_op_table(known.file, limits))
-        return Reading(traces=(read_kineto(known.file, limits),))
-    except TraceError as error:
-        if error.rank is None:
-            error.rank = known.rank
-        return Reading(error=error)
-    except MemoryError:
-        return Reading(error=_too_large(known))
-
-
-def _too_large(known: Recognised) -> TraceTooLarge:
-    return TraceTooLarge(
-        "does not fit into memory",
-        hint="record fewer steps, or read it on a larger machine",
-        file=known.file,
-        rank=known.rank,
-    )
-
-
-def _read_nsight(file: str) -> tuple[RankTrace, ...]:
-    from debubble.trace.nsight import read_nsight  # noqa: PLC0415 (rare, and 30 ms)
-
-    with local_copy(file) as path:
-        return tuple(replace(trace, file=file) for trace in read_nsight(path))
-
-
-def _read_op_table(file: str, limits: Limits) -> OpTable:
-    from debubble.trace.optable import read_op_table  # noqa: PLC0415 (rare, and 20 ms)
-
-    held = replace(limits, inflated_bytes=min(limits.inflated_bytes, _TABLE_BYTES))
-    return read_op_table(file, data=b"".join(Source(file, held).pieces()))
 
 
 def missing_ranks(ranks: Sequence[RankTrace]) -> tuple[int, ...]:
@@ -241,70 +171,6 @@ def missing_ranks(ranks: Sequence[RankTrace]) -> tuple[int, ...]:
     return tuple(sorted(expected - captured))
 
 
-def _read_all(
-    files: Sequence[Recognised],
-    executor: Executor | None,
-    limits: Limits,
-    on_progress: Progress | None,
-) -> Iterator[Reading]:
-    """Yield what comes of each file, in the files' order whatever the workers' order was."""
-    report = on_progress or (lambda _done, _total: None)
-    with _workers(files, executor) as pool:
-        if pool is None:
-            for done, known in enumerate(files, start=1):
-                outcome = read_file(known, limits)
-                report(done, len(files))
-                yield outcome
-            return
-        futures = [_submit(pool, known, limits) for known in files]
-        for done, _ in enumerate(as_completed(futures), start=1):
-            report(done, len(files))
-        for known, future in zip(files, futures, strict=True):
-            try:
-                yield future.result()
-            except BrokenExecutor:
-                yield Reading(error=_lost(known))
-
-
-def _submit(pool: Executor, known: Recognised, limits: Limits) -> Future[Reading]:
-    try:
-        return pool.submit(read_file, known, limits)
-    except BrokenExecutor as error:
-        lost: Future[Reading] = Future()
-        lost.set_exception(error)
-        return lost
-
-
-def _lost(known: Recognised) -> TraceError:
-    return TraceError(
-        "was not read: a worker process died, perhaps for want of memory",
-        hint="read fewer files at once, or on a larger machine",
-        file=known.file,
-        rank=known.rank,
-    )
-
-
-@contextmanager
-def _workers(files: Sequence[Recognised], executor: Executor | None) -> Iterator[Executor | None]:
-    """Lend the executor given, or a process pool where the files are worth one, or nothing."""
-    size = sum(_size(known.file) for known in files)
-    if executor is not None or len(files) < 2 or size < _WORTH_A_POOL_BYTES:
-        yield executor
-        return
-    # Forking is quickest, and safe only while no other thread may hold a lock.
-    method = "fork" if threading.active_count() == 1 and os.name == "posix" else "spawn"
-    workers = min(len(files), os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context(method)) as pool:
-        yield pool
-
-
-def _size(file: str) -> int:
-    try:
-        return 0 if is_url(file) else os.path.getsize(file)  # noqa: PTH202
-    except OSError:
-        return 0
-
-
 def _settle_ranks(
     traces: Sequence[RankTrace], given: int | None
 ) -> tuple[list[RankTrace], list[Gap]]:
@@ -316,20 +182,20 @@ def _settle_ranks(
         if rank is None and len(traces) == 1:
             rank = given
         if rank is None:
-            gaps.append(_no_rank(trace))
+            gaps.append(no_rank(trace))
         else:
             by_rank.setdefault(rank, []).append(replace(trace, rank=rank))
     settled = []
     for rank, same in sorted(by_rank.items()):
         if len(same) > 1:
-            gaps.append(_duplicate(rank, tuple(trace.file for trace in same)))
+            gaps.append(duplicate(rank, tuple(trace.file for trace in same)))
         else:
             settled += same
     with_kernels = [trace for trace in settled if len(trace.kernels)]
     for trace in settled if with_kernels else ():
         known = any(gap.code in {Code.NO_KERNELS, Code.FOREIGN_DEVICE} for gap in trace.gaps)
         if not len(trace.kernels) and not known:
-            gaps.append(_no_kernels(trace))
+            gaps.append(no_kernels(trace))
     return settled, gaps
 
 
@@ -342,74 +208,3 @@ def named_like_a_trace(file: str) -> bool:
 def _is_garbage_trace(known: Recognised) -> bool:
     """Tell a file that is not JSON at all, though its name says so."""
     return known.format is Format.OTHER and named_like_a_trace(known.file)
-
-
-def _unreadable(error: TraceError) -> Gap:
-    gap = as_gap(error, code=Code.UNREADABLE)
-    return gap if gap.rank is not None else replace(gap, rank=rank_from_name(gap.file))
-
-
-def _nothing_found(
-    places: Sequence[str], gaps: Sequence[Gap], left_alone: Sequence[str]
-) -> RunNotFound:
-    if gaps:
-        more = f" (and {counted(len(gaps) - 1, 'more problem')})" if len(gaps) > 1 else ""
-        return RunNotFound(f"{gaps[0]}{more}", hint=gaps[0].hint)
-    seen = f"; {counted(len(left_alone), 'JSON file')} there, none of them a trace"
-    return RunNotFound(
-        f"no traces in {', '.join(places)}{seen if left_alone else ''}",
-        hint="give torch.profiler's Chrome traces, `nsys export --type sqlite` files, or op tables",
-    )
-
-
-def _duplicate(rank: int, files: Sequence[str]) -> Gap:
-    return Gap(
-        code=Code.DUPLICATE_RANK,
-        message=f"{counted(len(files), 'file')} of the same rank, none of them read: "
-        + ", ".join(files[:_FILES_SHOWN])
-        + (", …" if len(files) > _FILES_SHOWN else ""),
-        hint="keep one of them, or give the files one by one",
-        file=files[0],
-        rank=rank,
-    )
-
-
-def _no_rank(trace: RankTrace) -> Gap:
-    return Gap(
-        code=Code.NO_RANK,
-        message="no rank: neither distributedInfo nor the file name tells it",
-        hint="rename it to rank<N>.json.gz, or give it alone with --rank N",
-        file=trace.file,
-    )
-
-
-def _no_kernels(trace: RankTrace) -> Gap:
-    return Gap(
-        code=Code.NO_KERNELS,
-        message="no device kernels in it, though other ranks have some",
-        hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] on every rank",
-        file=trace.file,
-        rank=trace.rank,
-    )
-
-
-def _missing(missing: Sequence[int], ranks: Sequence[RankTrace]) -> Gap:
-    names = f"{'rank' if len(missing) == 1 else 'ranks'} {show_ranks(missing)}"
-    talk = any((trace.operators.local_peer >= 0).any() for trace in ranks)
-    why = "which these ranks exchange data with" if talk else "which the same job ran"
-    return Gap(
-        code=Code.MISSING_RANKS,
-        message=f"no trace of {names}, {why}",
-        hint="capture all ranks of at least one pipeline",
-    )
-
-
-def show_ranks(ranks: Sequence[int]) -> str:
-    """Write ranks briefly: `0-3, 7`."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

@@ -1,0 +1,70 @@
+"""The options of every verb that reads traces in → the run that they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import click
+
+from debubble.cli.options import progress
+from debubble.trace.run import Run, find_run, read_run
+from debubble.trace.source import DEFAULT_LIMITS, Limits
+from debubble.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Which of the traces that lie at a place are meant, and how they are read."""
+
+    capture: str | None = None
+    rank: int | None = None
+    limits: Limits = DEFAULT_LIMITS
+
+    def read(self, places: Sequence[str], *, quiet: bool) -> Run:
+        """Read one capture, with progress."""
+        found = find_run(places, capture=self.capture, limits=self.limits)
+        with progress("reading", quiet=quiet) as show:
+            return read_run(found, limits=self.limits, rank=self.rank, on_progress=show)
+
+
+def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what every verb that reads traces takes; the verb is handed a `Reader`."""
+
+    @wraps(command)
+    def with_reader(
+        *,
+        capture: str | None,
+        rank: int | None,
+        max_inflated: str,
+        max_ratio: float,
+        **others: object,
+    ) -> object:
+        limits = Limits(inflated_bytes=parse_bytes(max_inflated), ratio=max_ratio)
+        return command(reader=Reader(capture=capture, rank=rank, limits=limits), **others)
+
+    gathered: Callable[..., Any] = with_reader
+    for option in (
+        click.option("--capture", metavar="NAME", help="Which capture, where there are several."),
+        click.option(
+            "--rank", type=int, metavar="N", help="The rank of a single file without one."
+        ),
+        click.option(
+            "--max-inflated",
+            metavar="SIZE",
+            default=f"{DEFAULT_LIMITS.inflated_bytes // 1024**3}GiB",
+            show_default=True,
+            help="Largest size that one file may inflate to.",
+        ),
+        click.option(
+            "--max-ratio",
+            type=click.FloatRange(min=1),
+            default=DEFAULT_LIMITS.ratio,
+            show_default=True,
+            help="Largest factor by which one file may inflate.",
+        ),
+    ):
+        gathered = option(gathered)
+    return gathered
