@@ -11,8 +11,8 @@ import numpy as np
 from debubble.costs.wire_pools import BUFFERED_BYTES
 from debubble.links.expectation import Hop
 from debubble.links.fit import Fit, fit_line
-from debubble.timeline.hops import HopFigures, rows_by_hop
-from debubble.timeline.model import F64, Flags, Timeline, Transfers
+from debubble.timeline.hops import HopFigures
+from debubble.timeline.model import F64, Flags, Timeline, Transfers, rows_by_hop
 
 # Fewer are no sample.
 FEWEST = 4

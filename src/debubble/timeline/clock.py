@@ -13,12 +13,12 @@ it may just have run ahead. Where two ranks have no others, the middle of what c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.timeline.model import I64, Flags, Transfers
+from debubble.timeline.model import F64, I64, Flags, Transfers, rows_by_hop
 
 # Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.
 _ENDS_AGREE_NS = 300_000
@@ -73,10 +73,8 @@ def shift_transfers(transfers: Transfers, clocks: Clocks) -> Transfers:
 
 def _contradictions(transfers: Transfers, offset_ns: dict[int, int]) -> int:
     """Count the messages that would have arrived before they were sent."""
-    ranks = np.arange(
-        1 + max((*transfers.source.tolist(), *transfers.destination.tolist()), default=0)
-    )
-    added = np.array([offset_ns.get(rank, 0) for rank in ranks.tolist()], dtype=np.int64)
+    highest = int(max(transfers.source.max(initial=0), transfers.destination.max(initial=0)))
+    added = np.array([offset_ns.get(rank, 0) for rank in range(highest + 1)], dtype=np.int64)
     arrived = transfers.receive_end_ns + added[transfers.destination]
     return int((arrived < transfers.send_start_ns + added[transfers.source]).sum())
 
@@ -90,10 +88,9 @@ def _believable_widths(transfers: Transfers, names: list[int]) -> list[int] | No
     most = bounds(transfers, names)
     scale = _ns_per_byte(transfers)
     hops = _by_ends(transfers)
-    first = names[0]
     widths = []
-    for rank in names[1:]:
-        high, low = most[first, rank], -most[rank, first]
+    for place, rank in enumerate(names[1:], start=1):
+        high, low = most[0, place], -most[place, 0]
         if low > 0 or high < 0:
             return None
         if high - low < _UNBOUNDED:
@@ -103,18 +100,18 @@ def _believable_widths(transfers: Transfers, names: list[int]) -> list[int] | No
     return widths
 
 
-def bounds(transfers: Transfers, names: list[int]) -> dict[tuple[int, int], float]:
-    """Return by how much each clock can be ahead of each other one, over all ways of messages."""
-    most: dict[tuple[int, int], float] = {
-        (left, right): 0.0 if left == right else _UNBOUNDED for left in names for right in names
-    }
-    for ends, hop in _by_ends(transfers).items():
-        most[ends] = _quickest(hop)
-    for middle in names:
-        for left in names:
-            for right in names:
-                way = most[left, middle] + most[middle, right]
-                most[left, right] = min(most[left, right], way)
+def bounds(transfers: Transfers, names: Sequence[int]) -> F64:
+    """Return by how much each clock can be ahead of each other one, over all ways of messages.
+
+    Row and column are places in `names`.
+    """
+    place = {rank: number for number, rank in enumerate(names)}
+    most = np.full((len(names), len(names)), _UNBOUNDED)
+    np.fill_diagonal(most, 0.0)
+    for (source, destination), hop in _by_ends(transfers).items():
+        most[place[source], place[destination]] = _quickest(hop)
+    for middle in range(len(names)):
+        np.minimum(most, most[:, middle, None] + most[None, middle, :], out=most)
     return most
 
 
@@ -208,13 +205,7 @@ def _unite(group: dict[int, int], left: int, right: int) -> None:
 
 def _by_ends(transfers: Transfers) -> dict[tuple[int, int], Transfers]:
     """Return the transfers of each pair of ranks and direction."""
-    pairs = sorted(set(zip(transfers.source.tolist(), transfers.destination.tolist(), strict=True)))
-    return {
-        (source, destination): transfers.where(
-            (transfers.source == source) & (transfers.destination == destination)
-        )
-        for source, destination in pairs
-    }
+    return {ends: transfers.where(np.sort(rows)) for ends, rows in rows_by_hop(transfers).items()}
 
 
 def _equations(hop: Transfers, scale: float) -> list[tuple[float, float, float]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.timeline.model import I64, PassKind, RankTimeline, Timeline, Transfers
+from debubble.timeline.model import I64, PassKind, RankTimeline, Timeline, Transfers, rows_by_hop
 from debubble.units import NS_PER_S
 
 # One message in twenty is slower: transfers are heavy-tailed, and a median hides it.
@@ -68,15 +68,6 @@ def measure_hops(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[H
             rows = transfers.where(of_hops[source, destination])
             figures.append(_measure(rows, here.rank, there.rank, stages))
     return tuple(figures)
-
-
-def rows_by_hop(transfers: Transfers) -> dict[tuple[int, int], I64]:
-    """Return the rows of each hop, by the rank that sends and the one that receives."""
-    source, destination = transfers.source, transfers.destination
-    order = np.lexsort((destination, source))
-    changes = (np.diff(source[order]) != 0) | (np.diff(destination[order]) != 0)
-    parts = np.split(order, np.flatnonzero(changes) + 1) if len(order) else []
-    return {(int(source[part[0]]), int(destination[part[0]])): part for part in parts}
 
 
 def _neighbours(

@@ -26,7 +26,7 @@ def join_over_missing(
     """Put the pieces of each pipeline together in the order of its process group."""
     captured = {trace.rank for trace in traces if trace.rank is not None}
     joined = list(chains)
-    for members in sorted(_pipeline_groups(traces)):
+    for members in sorted(pipeline_groups(traces)):
         inside = [chain for chain in joined if set(chain.ranks) <= set(members)]
         if inside and not captured >= set(members) and _fit(inside, members, captured):
             joined = [chain for chain in joined if chain not in inside]
@@ -44,7 +44,7 @@ def _fit(pieces: Sequence[Chain], members: tuple[int, ...], captured: Collection
     return found <= hops and not set(torn) & set(captured)
 
 
-def _pipeline_groups(traces: Sequence[RankTrace]) -> set[tuple[int, ...]]:
+def pipeline_groups(traces: Sequence[RankTrace]) -> set[tuple[int, ...]]:
     """Return the members of the groups that messages went through, each for one pipeline.
 
     A group of all ranks may hold several pipelines, unless it is called after one or the job has no

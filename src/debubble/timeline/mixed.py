@@ -15,7 +15,7 @@ import numpy as np
 from debubble.errors import Code, Gap
 from debubble.timeline.chain import Chain
 from debubble.timeline.clock import bounds
-from debubble.timeline.model import I32, Transfers
+from debubble.timeline.model import I32, Transfers, rows_by_hop
 from debubble.timeline.prepared import Prepared
 from debubble.trace.run_gaps import show_ranks
 
@@ -96,8 +96,7 @@ def _comparable(
 ) -> Transfers:
     """Return the transfers that surely are what they are paired as."""
     kept = np.zeros(len(transfers), dtype=bool)
-    pairs = set(zip(transfers.source.tolist(), transfers.destination.tolist(), strict=True))
-    for source, destination in pairs:
+    for (source, destination), hop in rows_by_hop(transfers).items():
         if source not in captured or destination not in captured:
             continue
         if (source, destination) in across_steps:
@@ -105,8 +104,7 @@ def _comparable(
         sent = _counts(captured[source], destination, is_send=True)
         received = _counts(captured[destination], source, is_send=False)
         even: I32 = np.array([s for s in sent if sent[s] == received.get(s)], dtype=np.int32)
-        hop = (transfers.source == source) & (transfers.destination == destination)
-        kept |= hop & np.isin(transfers.step, even)
+        kept[hop] = np.isin(transfers.step[hop], even)
     return transfers.where(kept)
 
 
@@ -119,10 +117,10 @@ def contradict(transfers: Transfers, names: Sequence[int]) -> bool:
     transfers = _between(transfers, names)
     if not len(transfers):
         return False
-    most = bounds(transfers, list(names))
+    most = bounds(transfers, names)
     own = transfers.where(transfers.source == transfers.source[0]).send_start_ns
     allowed = _STAMPS_NS + _DRIFT * float(own.max() - own.min())
-    return any(most[rank, rank] < -allowed for rank in names)
+    return bool((np.diag(most) < -allowed).any())
 
 
 def _gap(names: Sequence[int], apart: set[frozenset[int]], reason: str) -> Gap:

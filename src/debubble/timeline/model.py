@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +84,28 @@ class Transfers:
         return Transfers(
             **{column.name: getattr(self, column.name)[kept] for column in fields(self)}
         )
+
+
+def rows_by_hop(transfers: Transfers) -> dict[tuple[int, int], I64]:
+    """Return the rows of each hop, by the rank that sends and the one that receives."""
+    source, destination = transfers.source, transfers.destination
+    order = np.lexsort((destination, source))
+    changes = (np.diff(source[order]) != 0) | (np.diff(destination[order]) != 0)
+    parts = np.split(order, np.flatnonzero(changes) + 1) if len(order) else []
+    return {(int(source[part[0]]), int(destination[part[0]])): part for part in parts}
+
+
+_Columns = TypeVar("_Columns", Passes, Transfers)
+
+
+def join_columns(parts: Sequence[_Columns], *, by: str) -> _Columns:
+    """Put the rows of several tables into one, sorted by a column."""
+    columns = {
+        column.name: np.concatenate([getattr(part, column.name) for part in parts])
+        for column in fields(parts[0])
+    }
+    order = np.argsort(columns[by], kind="stable")
+    return type(parts[0])(**{name: column[order] for name, column in columns.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +245,11 @@ class Timeline:
     def pipelines(self) -> tuple[int, ...]:
         """The numbers of the pipelines."""
         return tuple(sorted({rank.pipeline for rank in self.ranks}))
+
+    @property
+    def members(self) -> dict[int, tuple[int, ...]]:
+        """All ranks of each pipeline, first to last, those without a trace too."""
+        return {rank.pipeline: rank.members for rank in self.ranks}
 
     def ranks_of(self, pipeline: int) -> tuple[RankTimeline, ...]:
         """Return the ranks of a pipeline, first to last."""

@@ -54,3 +54,8 @@ def find_steps(trace: RankTrace) -> Steps:
         start_ns=start,
         end_ns=start + annotations.duration_ns[rows],
     )
+
+
+def marks_steps(trace: RankTrace) -> bool:
+    """Tell whether the profiler marked any step on this rank."""
+    return bool(len(find_steps(trace).number))
