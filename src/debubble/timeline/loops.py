@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -52,7 +53,9 @@ def holds_several(first: Host) -> bool:
 
 def name_around(hosts: Sequence[Host]) -> dict[int, Assignment] | None:
     """Name the passes of ranks around which stages go; None where no one order explains them."""
-    steps = sorted({step for host in hosts for step in host.step.tolist() if step >= 0})
+    if not _goes_around(hosts):
+        return None
+    steps = sorted({step for host in hosts for step in np.unique(host.step).tolist() if step >= 0})
     found: dict[tuple[int, int], _Pieces] = {}
     chosen: Order | None = None
     for step in steps:
@@ -65,6 +68,12 @@ def name_around(hosts: Sequence[Host]) -> dict[int, Assignment] | None:
     if chosen is None:
         return None
     return {host.rank: _assign(host, found, chosen[place]) for place, host in enumerate(hosts)}
+
+
+def _goes_around(hosts: Sequence[Host]) -> bool:
+    """Tell whether the last rank passes anything on to the first."""
+    messages = hosts[-1].posts.messages
+    return bool((messages.is_send & (messages.peer == hosts[0].rank)).any())
 
 
 def count_pieces(host: Host, *, receives_first: bool) -> Assignment:
@@ -102,8 +111,8 @@ class _Pieces:
 def _fits(hosts: Sequence[Host], step: int) -> Iterator[tuple[Order, list[_Pieces]]]:
     """Yield the orders that a step could have followed, and the pieces of each rank under them."""
     for order in _orders(hosts, step):
-        pieces = [_fit(host, step, order, place, hosts) for place, host in enumerate(hosts)]
-        known = [one for one in pieces if one is not None]
+        fits = (_fit(host, step, order, place, hosts) for place, host in enumerate(hosts))
+        known = [one for one in takewhile(lambda one: one is not None, fits) if one is not None]
         if len(known) == len(hosts):
             yield order, known
 
