@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,21 +239,29 @@ class RankTrace:
         return sum(table.bytes() for table in self.tables)
 
 
-_COLUMN_TYPES = {"I64": np.int64, "I32": np.int32, "U8": np.uint8}
-
+_COLUMN_TYPES: dict[str, type[np.integer[Any]]] = {
+    "I64": np.int64,
+    "I32": np.int32,
+    "U8": np.uint8,
+}
 
 TableType = TypeVar("TableType", bound=Table)
+
+
+def column_types(table: type[Any]) -> dict[str, type[np.integer[Any]]]:
+    """Return the columns of a table and what each is made of."""
+    known = {column.name: _COLUMN_TYPES.get(str(column.type)) for column in fields(table)}
+    return {column: kind for column, kind in known.items() if kind is not None}
 
 
 def build(table: type[TableType], rows: int, /, **columns: object) -> TableType:
     """Make a table of `rows` rows; columns not given are -1 (0 for unsigned ones)."""
     made = {}
-    for column in fields(table):
-        dtype = _COLUMN_TYPES[str(column.type)]
-        given = columns.pop(column.name, None)
+    for column, dtype in column_types(table).items():
+        given = columns.pop(column, None)
         if given is None:
             given = np.full(rows, 0 if dtype is np.uint8 else UNKNOWN, dtype=dtype)
-        made[column.name] = np.asarray(given, dtype=dtype)
+        made[column] = np.asarray(given, dtype=dtype)
     if columns:
         unknown = ", ".join(sorted(columns))
         message = f"{table.__name__} has no column {unknown}"

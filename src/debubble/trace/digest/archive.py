@@ -1,0 +1,210 @@
+"""Three byte strings in → one `.npz` that says whose it is in its first bytes → the strings out.
+
+The head comes first and is not deflated, so that a look at the beginning tells rank and trace. All
+that numpy reads of it are arrays of bytes; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from debubble.errors import TraceError, TraceTooLarge
+from debubble.trace.source import Limits
+from debubble.units import show_bytes
+
+SCHEMA = "debubble.digest/1"
+_FAMILY, _, _VERSION = SCHEMA.partition("/")
+
+_ZIP_MAGIC = b"PK\x03\x04"
+_LOCAL = struct.Struct("<4s5H3I2H")
+_HEAD_NAME = "debubble_digest.npy"
+_MEMBERS = (_HEAD_NAME, "description.npy", "columns.npy")
+_NPY_MAGIC = b"\x93NUMPY\x01\x00"
+_NPY_LENGTH = slice(8, 10)
+# Level 9 saves a hundredth and takes twice as long.
+_LEVEL = 6
+# The ratio says nothing about a small file; a megabyte of constant columns is harmless.
+_RATIO_APPLIES_FROM = 64 * 1024 * 1024
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+    OSError,
+    ValueError,
+    KeyError,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What tells one recording from another of the same name."""
+
+    bytes: int
+    """Size of the trace as it lies there."""
+    tail: int
+    """CRC-32 of its last 4 KiB: the end of a gzip file holds the checksum of all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Whose digest it is, told by the first bytes."""
+
+    file: str
+    """The trace, as it was named when it was read."""
+    rank: int | None = None
+    world_size: int | None = None
+    stamp: Stamp | None = None
+    part: int = 0
+    parts: int = 1
+    """Of a trace with several ranks, each has its digest."""
+    table: bool = False
+    """True for an op table, which holds all its ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A digest, taken apart."""
+
+    head: Head
+    description: bytes
+    columns: memoryview
+
+
+class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    """The head as it lies in the file."""
+
+    schema: str
+    head: Head
+    checksum: str
+
+
+def pack(head: Head, description: bytes, columns: bytes) -> bytes:
+    """Return the file's bytes: the same content gives the same bytes."""
+    sealed = _Sealed(schema=SCHEMA, head=head, checksum=_checksum(head, description, columns))
+    first = json.dumps(msgspec.to_builtins(sealed)).encode()
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
+        for name, data in zip(_MEMBERS, (first, description, columns), strict=True):
+            member = zipfile.ZipInfo(name, _EPOCH)
+            stored = name == _HEAD_NAME
+            member.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+            archive.writestr(member, _npy_header(len(data)) + data)
+    return out.getvalue()
+
+
+def unpack(data: bytes, file: str, limits: Limits) -> Content:
+    """Take a digest apart and check it; raises `TraceError` for anything but a whole one."""
+    sealed = _open_head(data, file)
+    try:
+        description, columns = _inflate(data, file, limits)
+    except _DAMAGE as error:
+        raise damaged(file, str(error)) from error
+    if _checksum(sealed.head, description, columns) != sealed.checksum:
+        raise damaged(file, "its checksum differs")
+    return Content(head=sealed.head, description=bytes(description), columns=columns)
+
+
+def looks_like_digest(prefix: bytes) -> bool:
+    """Tell a digest of any version by its first bytes."""
+    return prefix.startswith(_ZIP_MAGIC) and prefix[_LOCAL.size :].startswith(_HEAD_NAME.encode())
+
+
+def peek_head(prefix: bytes, file: str) -> Head:
+    """Return the head out of the first bytes of a digest."""
+    return _open_head(prefix, file).head
+
+
+def damaged(file: str, why: str) -> TraceError:
+    """Say that a digest cannot be used."""
+    return TraceError(
+        f"is a damaged digest: {why}", hint="make it again from its trace, with --digest", file=file
+    )
+
+
+def _open_head(data: bytes, file: str) -> _Sealed:
+    if not looks_like_digest(data):
+        raise TraceError("is no digest", hint="make one with --digest", file=file)
+    try:
+        _, _, flags, method, _, _, crc, size, whole, name, extra = _LOCAL.unpack_from(data)
+        first = data[_LOCAL.size + name + extra :][:size]
+        if flags or method != zipfile.ZIP_STORED or size != whole or zlib.crc32(first) != crc:
+            raise ValueError("its head is cut off or changed")
+        fields = json.loads(bytes(_strip_npy(memoryview(first))))
+        _check_version(fields, file)
+        return msgspec.convert(fields, _Sealed)
+    except (*_DAMAGE, RecursionError, msgspec.ValidationError) as error:
+        raise damaged(file, str(error)) from error
+
+
+def _check_version(fields: object, file: str) -> None:
+    schema = fields.get("schema") if isinstance(fields, dict) else None
+    if schema == SCHEMA:
+        return
+    family, _, version = str(schema).partition("/")
+    if family == _FAMILY and version.isdigit():
+        raise TraceError(
+            f"is a digest of version {version}; this debubble reads version {_VERSION}",
+            hint="read it with the debubble that wrote it, or install a newer one",
+            file=file,
+        )
+    raise damaged(file, f"its schema is {schema!r}")
+
+
+def _inflate(data: bytes, file: str, limits: Limits) -> tuple[memoryview, memoryview]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = [archive.getinfo(name) for name in _MEMBERS[1:]]
+        size = sum(member.file_size for member in members)
+        _check_size(size, len(data), file, limits)
+        description, columns = (_strip_npy(memoryview(archive.read(one))) for one in members)
+    return description, columns
+
+
+def _check_size(size: int, packed: int, file: str, limits: Limits) -> None:
+    if size > limits.inflated_bytes:
+        raise TraceTooLarge(
+            f"inflates to more than {show_bytes(limits.inflated_bytes)}",
+            hint="if the file is what you think it is, raise --max-inflated",
+            file=file,
+        )
+    if size > max(_RATIO_APPLIES_FROM, limits.ratio * packed):
+        raise TraceTooLarge(
+            f"inflates more than {limits.ratio:.0f} times: a zip bomb, not a digest",
+            hint="if the file is what you think it is, raise --max-ratio",
+            file=file,
+        )
+
+
+def _checksum(head: Head, description: bytes | memoryview, columns: bytes | memoryview) -> str:
+    whole = hashlib.blake2b(json.dumps(msgspec.to_builtins(head)).encode(), digest_size=16)
+    whole.update(len(description).to_bytes(8, "little"))
+    whole.update(description)
+    whole.update(columns)
+    return whole.hexdigest()
+
+
+def _npy_header(size: int) -> bytes:
+    header = io.BytesIO()
+    fields = {"descr": "|u1", "fortran_order": False, "shape": (size,)}
+    np.lib.format.write_array_header_1_0(header, fields)
+    return header.getvalue()
+
+
+def _strip_npy(data: memoryview) -> memoryview:
+    """Return what follows numpy's header, which says no more than the length."""
+    if data[: len(_NPY_MAGIC)] != _NPY_MAGIC:
+        raise ValueError("a part of it is no array")
+    length = int.from_bytes(data[_NPY_LENGTH], "little")
+    return data[_NPY_LENGTH.stop + length :]
