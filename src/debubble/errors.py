@@ -7,6 +7,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 ├── TraceError           one file cannot be read
 │   ├── NotATrace        it is readable, but it is something else
 │   └── TraceTooLarge    it inflates beyond the limits
+├── EngineError          the workers that should read cannot be had
 ├── LogError             the log of a link test cannot be read
 ├── NoPipeline           traces without a pipeline in them
 ├── NoSplitFits          the layers do not fit the stages' memory, however they are split
@@ -72,6 +73,10 @@ class NotATrace(TraceError):
 
 class TraceTooLarge(TraceError):
     """The file inflates beyond the limits that guard against gzip bombs."""
+
+
+class EngineError(DebubbleError):
+    """The workers that should read the files cannot be reached, or cannot do the work."""
 
 
 class LogError(DebubbleError):

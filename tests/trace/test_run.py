@@ -69,7 +69,7 @@ def test_any_executor_will_do_and_gives_the_same():
 
 def test_a_process_pool_of_our_own_gives_the_same(monkeypatch):
     alone = read(H200 / "1f1b_p2_m4")
-    monkeypatch.setattr("debubble.trace.reading._WORTH_A_POOL_BYTES", 0)
+    monkeypatch.setattr("debubble.trace.engine._WORTH_A_POOL_BYTES", 0)
     seen = []
     pooled = read(H200 / "1f1b_p2_m4", on_progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
@@ -79,7 +79,7 @@ def test_a_process_pool_of_our_own_gives_the_same(monkeypatch):
 
 
 def test_errors_come_back_from_worker_processes_with_file_rank_and_cure(tmp_path, monkeypatch):
-    monkeypatch.setattr("debubble.trace.reading._WORTH_A_POOL_BYTES", 0)
+    monkeypatch.setattr("debubble.trace.engine._WORTH_A_POOL_BYTES", 0)
     write(tmp_path / "rank0.json", document([kernel()], rank=0, world=2))
     bad = write(tmp_path / "rank1.json", document([], rank=1, world=2))
     run = read(tmp_path)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from debubble.errors import Gap, UsageError
-from debubble.trace.reading import Progress
+from debubble.trace.mapping import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from debubble.cli.options import progress
+from debubble.trace.engine import LOCAL, Engine, engine_at
 from debubble.trace.run import Run, find_run, read_run
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 from debubble.units import parse_bytes
@@ -22,12 +23,19 @@ class Reader:
     capture: str | None = None
     rank: int | None = None
     limits: Limits = DEFAULT_LIMITS
+    engine: Engine = LOCAL
 
     def read(self, places: Sequence[str], *, quiet: bool) -> Run:
         """Read one capture, with progress."""
         found = find_run(places, capture=self.capture, limits=self.limits)
         with progress("reading", quiet=quiet) as show:
-            return read_run(found, limits=self.limits, rank=self.rank, on_progress=show)
+            return read_run(
+                found,
+                engine=self.engine,
+                limits=self.limits,
+                rank=self.rank,
+                on_progress=show,
+            )
 
 
 def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,10 +48,12 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
         rank: int | None,
         max_inflated: str,
         max_ratio: float,
+        engine: str,
         **others: object,
     ) -> object:
         limits = Limits(inflated_bytes=parse_bytes(max_inflated), ratio=max_ratio)
-        return command(reader=Reader(capture=capture, rank=rank, limits=limits), **others)
+        reader = Reader(capture=capture, rank=rank, limits=limits, engine=engine_at(engine))
+        return command(reader=reader, **others)
 
     gathered: Callable[..., Any] = with_reader
     for option in (
@@ -64,6 +74,13 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default=DEFAULT_LIMITS.ratio,
             show_default=True,
             help="Largest factor by which one file may inflate.",
+        ),
+        click.option(
+            "--engine",
+            metavar="ENGINE",
+            default="local",
+            show_default=True,
+            help="Who reads: this machine's processors, or a Dask scheduler: tcp://HOST:PORT.",
         ),
     ):
         gathered = option(gathered)

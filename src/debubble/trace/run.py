@@ -1,19 +1,22 @@
-"""What the user pointed at in → all its ranks read, through an executor, with every gap named."""
+"""What the user pointed at in → all its ranks read, through an engine, with every gap named."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from debubble.errors import Code, Gap, TraceError
 from debubble.trace.captures import Capture, choose_capture, group_captures
 from debubble.trace.columns import Operation, RankTrace
+from debubble.trace.engine import LOCAL, Engine, GivenEngine
 from debubble.trace.files import expand
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
-from debubble.trace.reading import Progress, read_all
+from debubble.trace.mapping import Progress
+from debubble.trace.reading import read_all
 from debubble.trace.run_gaps import (
     duplicate,
     no_kernels,
@@ -88,24 +91,31 @@ def find_run(
     )
 
 
-def read_run(
+def read_run(  # noqa: PLR0913 (one argument a question)
     found: Found,
     *,
+    engine: Engine = LOCAL,
     executor: Executor | None = None,
     limits: Limits = DEFAULT_LIMITS,
     rank: int | None = None,
     on_progress: Progress | None = None,
 ) -> Run:
-    """Read every file of a capture; a file that cannot be read becomes a gap, the others go on."""
+    """Read every file of a capture; a file that cannot be read becomes a gap, the others go on.
+
+    An executor of your own takes the place of the engine; you shut it down.
+    """
     gaps = [*found.gaps, *(duplicate(rank, files) for rank, files in found.capture.duplicates)]
     ranks: list[RankTrace] = []
     tables: list[OpTable] = []
-    for reading in read_all(found.capture.files, executor, limits, on_progress):
-        if reading.error:
-            gaps.append(unreadable(reading.error))
-        if reading.table is not None:
-            tables.append(reading.table)
-        ranks += reading.traces
+    if executor is not None:
+        engine = GivenEngine(executor=executor)
+    with closing(read_all(found.capture.files, engine, limits, on_progress)) as readings:
+        for reading in readings:
+            if reading.error:
+                gaps.append(unreadable(reading.error))
+            if reading.table is not None:
+                tables.append(reading.table)
+            ranks += reading.traces
     ranks, more = _settle_ranks(ranks, rank)
     gaps += [gap for trace in ranks for gap in trace.gaps]
     gaps += [gap for table in tables for gap in table.gaps]

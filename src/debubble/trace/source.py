@@ -183,6 +183,19 @@ def is_url(file: str) -> bool:
     return bool(separator) and scheme.replace("+", "").replace("-", "").isalnum()
 
 
+def size_of(file: str) -> int:
+    """Return how large a file is, as far as that can be told: 0 where not."""
+    try:
+        if not is_url(file):
+            return os.path.getsize(file)  # noqa: PTH202
+        import fsspec  # noqa: PLC0415 (a tenth of a second that local files need not pay)
+
+        system, path = fsspec.core.url_to_fs(file)
+        return int(system.size(path) or 0)
+    except (OSError, ImportError, ValueError):
+        return 0
+
+
 def open_binary(file: str) -> BinaryIO:
     """Open a path or an fsspec URL for reading; say clearly when that is not possible."""
     try:

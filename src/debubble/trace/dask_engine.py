@@ -1,0 +1,213 @@
+"""The address of a Dask scheduler in → its workers, lent while files are read.
+
+The workers need debubble, of this version, and the files under the same path or URL.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pydoc
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from debubble import __version__
+from debubble.errors import EngineError, MissingExtra
+from debubble.trace.engine import AHEAD, Crew, Task
+from debubble.trace.formats import Recognised
+from debubble.trace.source import Limits, is_url
+from debubble.units import counted
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+# A scheduler answers in milliseconds; a wrong address should not cost a coffee.
+_CONNECT_S = 5
+# A worker that died is back in some seconds where its nanny starts it again.
+_WITHOUT_WORKERS_S = 60.0
+_TALKATIVE = ("distributed", "tornado")
+# Names enough to know where to look.
+_WORKERS_SHOWN = 3
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaskEngine:
+    """A Dask cluster, by the address of its scheduler."""
+
+    address: str
+    without_workers_s: float = _WITHOUT_WORKERS_S
+
+    @contextmanager
+    def hire(self, files: Sequence[Recognised]) -> Iterator[Crew | None]:
+        """Lend the cluster's workers once each is known to be able to do the work."""
+        _check_installed()
+        with _quiet_dask():
+            client = _connect(self.address)
+            try:
+                crew = DaskCrew(client, self)
+                crew.check(files)
+                yield crew
+            finally:
+                client.close(timeout=_CONNECT_S)
+
+
+class DaskCrew:
+    """Workers of a cluster. What a worker had when it died goes to another by itself; a task that
+    several died of comes back as `KilledWorker`.
+    """  # noqa: D205
+
+    attempts = 1
+
+    def __init__(self, client: Client, engine: DaskEngine) -> None:
+        from distributed import KilledWorker  # noqa: PLC0415 (an extra)
+
+        self._loss = KilledWorker
+        self._client = client
+        self._engine = engine
+        self._executor = client.get_executor(pure=False)
+        self._threads = self._count()
+        self._alive_s = time.monotonic()
+
+    def check(self, files: Sequence[Recognised]) -> None:
+        """Refuse a cluster that cannot do the work, before any is sent."""
+        if not self._threads:
+            raise EngineError(
+                f"{self._engine.address}: the scheduler has no workers",
+                hint="start some: dask worker " + self._engine.address,
+            )
+        _check_versions(self._client.run(pydoc.locate, "debubble.__version__", on_error="return"))
+        local = [known.file for known in files if not is_url(known.file)]
+        if local:
+            path = os.path.abspath(local[0])  # noqa: PTH100
+            _check_sight(self._client.run(os.path.exists, path, on_error="return"), path)
+
+    def room(self) -> int:
+        """Return how many files may be on their way at once."""
+        return AHEAD * max(1, self._threads)
+
+    def submit(self, task: Task[_Result], known: Recognised, limits: Limits) -> Future[_Result]:
+        """Hand out one file, under the path that it has for the workers as well."""
+        if not is_url(known.file):
+            known = replace(known, file=os.path.abspath(known.file))  # noqa: PTH100
+        future: Future[_Result] = self._executor.submit(task, known, limits)
+        return future
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Tell the loss of workers from an error of the task, and from the loss of all."""
+        if isinstance(error, CancelledError):
+            raise _gone(self._engine.address) from error
+        return isinstance(error, self._loss)
+
+    def renew(self) -> bool:
+        """Leave it to the cluster: nannies start workers again."""
+        return True
+
+    def look_around(self) -> None:
+        """See who is there; raise where nobody has been for long."""
+        self._threads = self._count()
+        now = time.monotonic()
+        if self._threads:
+            self._alive_s = now
+        elif now - self._alive_s > self._engine.without_workers_s:
+            raise EngineError(
+                f"{self._engine.address}: no worker is left",
+                hint="look into the workers' logs; a worker that runs out of memory is ended",
+            )
+
+    def _count(self) -> int:
+        try:
+            return sum(self._client.nthreads().values())
+        except (OSError, CancelledError) as error:
+            raise _gone(self._engine.address) from error
+
+
+def _check_installed() -> None:
+    try:
+        import distributed  # noqa: F401, PLC0415 (an extra)
+    except ImportError as error:
+        raise MissingExtra("a cluster needs Dask", hint="pip install 'debubble[dask]'") from error
+
+
+def _connect(address: str) -> Client:
+    from distributed import Client  # noqa: PLC0415 (an extra)
+
+    try:
+        return Client(address, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
+        raise EngineError(
+            f"{address}: no scheduler answers there ({_in_one_line(error)})",
+            hint="is it running, is the address right, and can this machine reach it?",
+        ) from error
+
+
+def _check_versions(found: Mapping[str, object]) -> None:
+    """Refuse workers that would read with another debubble, or none."""
+    without = [worker for worker, version in found.items() if not isinstance(version, str)]
+    if without:
+        raise EngineError(
+            f"debubble is not installed on {_name(without)}",
+            hint=f"pip install debubble=={__version__} where the workers run",
+        )
+    others = [worker for worker, version in found.items() if version != __version__]
+    if others:
+        raise EngineError(
+            f"debubble is {found[others[0]]} on {_name(others)}, and {__version__} here",
+            hint=f"pip install debubble=={__version__} where the workers run",
+        )
+
+
+def _check_sight(found: Mapping[str, object], path: str) -> None:
+    """Refuse workers that do not see this machine's files."""
+    blind = [worker for worker, seen in found.items() if seen is not True]
+    if blind:
+        raise EngineError(
+            f"{path} is not there for {_name(blind)}",
+            hint="put traces on a file system that all machines share, or into object storage",
+        )
+
+
+def _name(workers: Sequence[str]) -> str:
+    shown = ", ".join(workers[:_WORKERS_SHOWN])
+    more = ", …" if len(workers) > _WORKERS_SHOWN else ""
+    return f"{counted(len(workers), 'worker')} ({shown}{more})"
+
+
+def _gone(address: str) -> EngineError:
+    return EngineError(
+        f"{address}: the scheduler was lost", hint="is it still running? then run this again"
+    )
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def _quiet_dask() -> Iterator[None]:
+    """Keep what Dask logs and warns of from the user's terminal: we say what matters."""
+    talkers = [*_handlers_of(_TALKATIVE), logging.getLogger("asyncio")]
+    for talker in talkers:
+        talker.addFilter(_drop)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for talker in talkers:
+            talker.removeFilter(_drop)
+
+
+def _handlers_of(names: tuple[str, ...]) -> list[logging.Handler]:
+    known = [name for name in logging.root.manager.loggerDict if name.startswith(names)]
+    return [handler for name in known for handler in logging.getLogger(name).handlers]
+
+
+def _drop(_record: logging.LogRecord) -> bool:
+    return False
