@@ -22,7 +22,6 @@ from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline, StageLayers, Timeline
 from debubble.trace.run import Run
 from debubble.trace.run_gaps import show_ranks
-from debubble.trace.summary import summarise
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
 
 SCHEMA = "debubble.find/1"
@@ -60,7 +59,7 @@ def find_page(
 
 def no_pipeline_page(run: Run, why: NoPipeline, next_command: str) -> Page:
     """Say that there is no pipeline, and what holds without one."""
-    ranks = [summarise(trace) for trace in run.ranks]
+    ranks = list(run.summarised())
     shares = ", ".join(f"rank {rank.rank} {show_share(rank.busy_fraction)}" for rank in ranks)
     page = Page(answer=f"{why.message[:1].upper()}{why.message[1:]}. Busy: {shares}.")
     page.tables = [rank_table(ranks)]
@@ -79,7 +78,7 @@ def no_pipeline_json(run: Run, why: NoPipeline) -> dict[str, Any]:
         "utilisation": {
             "ranks": [
                 {"rank": rank.rank, "busy_fraction": rank.busy_fraction}
-                for rank in map(summarise, run.ranks)
+                for rank in run.summarised()
             ]
         },
         "verdict": why.message,

@@ -9,7 +9,7 @@ from debubble.report.text import Page, Table
 from debubble.trace.optable import Op
 from debubble.trace.run import Run
 from debubble.trace.run_gaps import show_ranks
-from debubble.trace.summary import RankSummary, summarise
+from debubble.trace.summary import RankSummary
 from debubble.units import (
     NS_PER_S,
     counted,
@@ -29,7 +29,7 @@ _FILES_NAMED = 2
 
 def inspect_page(run: Run, next_command: str) -> Page:
     """Lay out the answer: a sentence, a table, what is missing, the next command."""
-    ranks = [summarise(trace) for trace in run.ranks]
+    ranks = list(run.summarised())
     page = Page(answer=_answer(run, ranks))
     if ranks:
         page.tables.append(rank_table(ranks))
@@ -58,7 +58,7 @@ def inspect_json(run: Run) -> dict[str, Any]:
         ],
         "world_size": run.world_size,
         "missing_ranks": list(run.missing_ranks),
-        "ranks": [_rank_json(summarise(trace)) for trace in run.ranks],
+        "ranks": [_rank_json(rank) for rank in run.summarised()],
         "op_tables": [_op_table_json(table) for table in run.tables],
         "left_alone": list(run.found.left_alone),
         "warnings": [gap_json(gap) for gap in run.gaps],

@@ -25,21 +25,31 @@ Edges = set[tuple[bool, int]]
 
 def name_peers(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tuple[Gap, ...]]:
     """Fill in the global rank of every peer whose group can be told; report where none can."""
+    members, gaps = choose_groups(traces)
+    return tuple(translate_peers(trace, members.get(_rank(trace))) for trace in traces), gaps
+
+
+def choose_groups(
+    traces: Sequence[RankTrace],
+) -> tuple[dict[int, tuple[int, ...]], tuple[Gap, ...]]:
+    """Return whom each rank's unnamed peers are counted among, where that can be told."""
     edges = {trace.rank: _edges(trace) for trace in traces if trace.rank is not None}
-    named = []
+    chosen: dict[int, tuple[int, ...]] = {}
     gaps = []
     for trace in traces:
         rank = trace.rank
         if rank is None or not edges[rank]:
-            named.append(trace)
             continue
         members = _members(trace, rank, edges)
         if members is None:
             gaps.append(_unknown_group(trace, rank))
-            named.append(trace)
         else:
-            named.append(_translate(trace, members))
-    return tuple(named), tuple(gaps)
+            chosen[rank] = members
+    return chosen, tuple(gaps)
+
+
+def _rank(trace: RankTrace) -> int:
+    return UNKNOWN if trace.rank is None else trace.rank
 
 
 def _unnamed(trace: RankTrace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -77,7 +87,10 @@ def _agrees(group: Group, rank: int, edges: Mapping[int, Edges]) -> bool:
     return True
 
 
-def _translate(trace: RankTrace, members: tuple[int, ...]) -> RankTrace:
+def translate_peers(trace: RankTrace, members: tuple[int, ...] | None) -> RankTrace:
+    """Fill in the peers that are counted inside a group, once it is known which."""
+    if members is None:
+        return trace
     operators = trace.operators
     rows = _unnamed(trace)
     known = np.array(members, dtype=np.int32)

@@ -34,6 +34,7 @@ _TALKATIVE = ("distributed", "tornado")
 # Names enough to know where to look.
 _WORKERS_SHOWN = 3
 
+_Known = TypeVar("_Known", bound=Recognised)
 _Result = TypeVar("_Result")
 
 
@@ -92,7 +93,7 @@ class DaskCrew:
         """Return how many files may be on their way at once."""
         return AHEAD * max(1, self._threads)
 
-    def submit(self, task: Task[_Result], known: Recognised, limits: Limits) -> Future[_Result]:
+    def submit(self, task: Task[_Known, _Result], known: _Known, limits: Limits) -> Future[_Result]:
         """Hand out one file, under the path that it has for the workers as well."""
         if not is_url(known.file):
             known = replace(known, file=os.path.abspath(known.file))  # noqa: PTH100

@@ -34,8 +34,9 @@ _ATTEMPTS = 3
 
 _CLUSTER_SCHEMES = ("tcp", "tls", "ws", "wss")
 
+_Known = TypeVar("_Known", bound=Recognised)
 _Result = TypeVar("_Result")
-Task = Callable[[Recognised, Limits], _Result]
+Task = Callable[[_Known, Limits], _Result]
 
 
 class Crew(Protocol):
@@ -48,7 +49,7 @@ class Crew(Protocol):
         """Return how many files may be on their way at once."""
         ...
 
-    def submit(self, task: Task[_Result], known: Recognised, limits: Limits) -> Future[_Result]:
+    def submit(self, task: Task[_Known, _Result], known: _Known, limits: Limits) -> Future[_Result]:
         """Hand out one file."""
         ...
 
@@ -139,7 +140,7 @@ class GivenCrew:
         """Return how many files may be on their way at once."""
         return AHEAD * self._workers
 
-    def submit(self, task: Task[_Result], known: Recognised, limits: Limits) -> Future[_Result]:
+    def submit(self, task: Task[_Known, _Result], known: _Known, limits: Limits) -> Future[_Result]:
         """Hand out one file."""
         return self._executor.submit(task, known, limits)
 
@@ -168,7 +169,7 @@ class ProcessCrew:
         """Return how many files may be on their way at once."""
         return AHEAD * self._workers
 
-    def submit(self, task: Task[_Result], known: Recognised, limits: Limits) -> Future[_Result]:
+    def submit(self, task: Task[_Known, _Result], known: _Known, limits: Limits) -> Future[_Result]:
         """Hand out one file."""
         return self._pool.submit(task, known, limits)
 

@@ -19,19 +19,20 @@ _TRIES = 3
 # How often somebody looks whether the workers are still there.
 _LOOK_S = 1.0
 
+_Known = TypeVar("_Known", bound=Recognised)
 _Result = TypeVar("_Result")
 Progress = Callable[[int, int], None]
 
 
 def map_files(  # noqa: PLR0913 (one argument a question)
-    task: Task[_Result],
-    files: Sequence[Recognised],
+    task: Task[_Known, _Result],
+    files: Sequence[_Known],
     engine: Engine,
     limits: Limits,
     on_progress: Progress | None = None,
     *,
     ordered: bool = False,
-) -> Generator[tuple[Recognised, _Result | TraceError]]:
+) -> Generator[tuple[_Known, _Result | TraceError]]:
     """Yield what comes of each file as it comes, or in the files' order.
 
     A `TraceError` of the task, a worker that dies of a file and a task that fails three times are
@@ -71,7 +72,7 @@ def _in_order(
 
 
 def _here(
-    task: Task[_Result], files: Sequence[Recognised], limits: Limits
+    task: Task[_Known, _Result], files: Sequence[_Known], limits: Limits
 ) -> Iterator[tuple[int, _Result | TraceError]]:
     """Do the work in this process, one file after the other."""
     for number, known in enumerate(files):
@@ -86,17 +87,17 @@ def _here(
 
 
 @dataclass(slots=True)
-class _Order:
+class _Order(Generic[_Known]):
     """One file on its way."""
 
     number: int
-    known: Recognised
+    known: _Known
     tries: int = 0
     losses: int = 0
     alone: bool = False
 
 
-class _Shift(Generic[_Result]):
+class _Shift(Generic[_Known, _Result]):
     """Files handed out to a crew until each has its outcome.
 
     A file whose worker died is set aside and tried alone when all others are done: so the one that
@@ -104,14 +105,14 @@ class _Shift(Generic[_Result]):
     """
 
     def __init__(
-        self, task: Task[_Result], files: Sequence[Recognised], crew: Crew, limits: Limits
+        self, task: Task[_Known, _Result], files: Sequence[_Known], crew: Crew, limits: Limits
     ) -> None:
         self._task = task
         self._crew = crew
         self._limits = limits
         self._waiting = deque(_Order(number, known) for number, known in enumerate(files))
-        self._suspects: deque[_Order] = deque()
-        self._flying: dict[Future[_Result], _Order] = {}
+        self._suspects: deque[_Order[_Known]] = deque()
+        self._flying: dict[Future[_Result], _Order[_Known]] = {}
         self._is_broken = False
 
     def outcomes(self) -> Iterator[tuple[int, _Result | TraceError]]:
@@ -144,7 +145,7 @@ class _Shift(Generic[_Result]):
         if self._suspects and not self._flying and not self._is_broken:
             self._submit(self._suspects.popleft())
 
-    def _submit(self, order: _Order) -> None:
+    def _submit(self, order: _Order[_Known]) -> None:
         order.alone = not self._flying and not self._waiting
         try:
             self._flying[self._crew.submit(self._task, order.known, self._limits)] = order
@@ -153,7 +154,7 @@ class _Shift(Generic[_Result]):
             self._waiting.appendleft(order)
 
     def _settle(
-        self, order: _Order, future: Future[_Result]
+        self, order: _Order[_Known], future: Future[_Result]
     ) -> Iterator[tuple[int, _Result | TraceError]]:
         error = future.exception()
         if error is None:
@@ -169,7 +170,9 @@ class _Shift(Generic[_Result]):
         else:
             raise error
 
-    def _lose(self, order: _Order, error: BaseException) -> Iterator[tuple[int, TraceError]]:
+    def _lose(
+        self, order: _Order[_Known], error: BaseException
+    ) -> Iterator[tuple[int, TraceError]]:
         """Set a file aside whose worker died; give it up where it was alone often enough."""
         self._is_broken |= isinstance(error, BrokenExecutor)
         order.losses += 1
@@ -178,7 +181,7 @@ class _Shift(Generic[_Result]):
         else:
             self._suspects.append(order)
 
-    def _fail(self, order: _Order, error: OSError) -> Iterator[tuple[int, TraceError]]:
+    def _fail(self, order: _Order[_Known], error: OSError) -> Iterator[tuple[int, TraceError]]:
         order.tries += 1
         if order.tries < _TRIES:
             self._waiting.append(order)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from debubble.trace.engine import LOCAL, Engine, GivenEngine
 from debubble.trace.files import expand
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
 from debubble.trace.mapping import Progress
-from debubble.trace.reading import read_all
+from debubble.trace.reading import Reading, read_all
 from debubble.trace.run_gaps import (
     duplicate,
     no_kernels,
@@ -28,6 +28,7 @@ from debubble.trace.run_gaps import (
 )
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits
+from debubble.trace.summary import RankSummary, summarise
 
 if TYPE_CHECKING:
     from debubble.trace.optable import OpTable
@@ -56,6 +57,12 @@ class Run:
     gaps: tuple[Gap, ...]
     sidecars: tuple[Sidecar, ...] = ()
     """What the ranks said of themselves, where they did."""
+    summaries: tuple[RankSummary, ...] = ()
+    """Of ranks that are not held in full."""
+
+    def summarised(self) -> tuple[RankSummary, ...]:
+        """Return what each rank's trace holds."""
+        return self.summaries or tuple(summarise(trace) for trace in self.ranks)
 
 
 def find_run(
@@ -104,18 +111,23 @@ def read_run(  # noqa: PLR0913 (one argument a question)
 
     An executor of your own takes the place of the engine; you shut it down.
     """
-    gaps = [*found.gaps, *(duplicate(rank, files) for rank, files in found.capture.duplicates)]
-    ranks: list[RankTrace] = []
-    tables: list[OpTable] = []
     if executor is not None:
         engine = GivenEngine(executor=executor)
     with closing(read_all(found.capture.files, engine, limits, on_progress)) as readings:
-        for reading in readings:
-            if reading.error:
-                gaps.append(unreadable(reading.error))
-            if reading.table is not None:
-                tables.append(reading.table)
-            ranks += reading.traces
+        return settle_run(found, readings, rank)
+
+
+def settle_run(found: Found, readings: Iterable[Reading], rank: int | None = None) -> Run:
+    """Put what came of the files together, in whatever form their ranks come."""
+    gaps = [*found.gaps, *(duplicate(rank, files) for rank, files in found.capture.duplicates)]
+    ranks: list[RankTrace] = []
+    tables: list[OpTable] = []
+    for reading in readings:
+        if reading.error:
+            gaps.append(unreadable(reading.error))
+        if reading.table is not None:
+            tables.append(reading.table)
+        ranks += reading.traces
     ranks, more = _settle_ranks(ranks, rank)
     gaps += [gap for trace in ranks for gap in trace.gaps]
     gaps += [gap for table in tables for gap in table.gaps]

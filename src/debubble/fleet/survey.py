@@ -1,0 +1,173 @@
+"""The files of a run in → all its pipelines measured, whether it has four ranks or thousands.
+
+A small run is read and built at once. Of a large one, each rank is reduced where it is read, each
+part is built from its digests in a worker of this machine, and only the part that is shown is ever
+held in full. Both ways give the same figures.
+"""
+
+from __future__ import annotations
+
+"""The files of a run in → all its pipelines measured, whether it has four ranks or thousands.
+
+A small run is read and built at once. Of a large one, each rank is reduced where it is read, each
+part is built from its digests in a worker of this machine, and only the pipeline that is shown is
+ever held in full. Both ways give the same figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from debubble.errors import Gap, NoPipeline, TraceError
+from debubble.fleet.fleet import Fleet, order_parts, read_fleet
+from debubble.fleet.part import PartFigures, PartOrder, load_part, measure_part, renumber_figures
+from debubble.fleet.question import Question, measure_asked, pipelines_asked
+from debubble.fleet.spool import spooling
+from debubble.timeline.build import build_run
+from debubble.timeline.figures import PipelineFigures, worst_of
+from debubble.timeline.model import Timeline
+from debubble.timeline.part import NoChain
+from debubble.timeline.parts import all_inferred_alike, join_parts, renumber
+from debubble.trace.columns import RankTrace
+from debubble.trace.engine import LOCAL, Engine, LocalEngine
+from debubble.trace.mapping import Progress, map_files
+from debubble.trace.run import Found, Run, read_run
+from debubble.trace.run_gaps import unreadable
+from debubble.trace.source import DEFAULT_LIMITS, Limits
+
+# Up to here a run is held whole: the largest pipelines have about as many ranks.
+HELD_RANKS = 64
+
+# Digests lie on this machine, so parts are built on it, whoever read the ranks.
+_HERE = LocalEngine(worth_bytes=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """A run, measured."""
+
+    run: Run
+    """Of a large run, its ranks are light: headers, groups and peers."""
+    figures: tuple[PipelineFigures, ...]
+    """Of every pipeline that was asked for."""
+    shown: PipelineFigures
+    """The one that waits most."""
+    timeline: Timeline
+    """Of the whole run, or of a large one the part that is shown."""
+    traces: tuple[RankTrace, ...]
+    """The ranks of the timeline."""
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Whatever was found wanting, each once."""
+        measured = (gap for one in self.figures for gap in one.gaps)
+        return tuple(dict.fromkeys((*self.run.gaps, *self.timeline.gaps, *measured)))
+
+
+class NoPipelineIn(NoPipeline):
+    """No pipeline, in a run that could be read."""
+
+    def __init__(self, why: NoPipeline, run: Run) -> None:
+        super().__init__(why.message, hint=why.hint)
+        self.run = run
+
+
+def survey_run(  # noqa: PLR0913 (one argument a question)
+    found: Found,
+    question: Question | None = None,
+    *,
+    engine: Engine = LOCAL,
+    limits: Limits = DEFAULT_LIMITS,
+    rank: int | None = None,
+    on_progress: Progress | None = None,
+    held_ranks: int = HELD_RANKS,
+) -> Survey:
+    """Read a run and measure the pipelines asked about; raises `NoPipelineIn` where it has none."""
+    asked = question or Question()
+    if len(found.capture.files) <= held_ranks:
+        run = read_run(found, engine=engine, limits=limits, rank=rank, on_progress=on_progress)
+        return _survey_whole(run, asked)
+    with spooling() as spool:
+        fleet = read_fleet(
+            found, spool, engine=engine, limits=limits, rank=rank, on_progress=on_progress
+        )
+        return _survey_fleet(fleet, asked, on_progress)
+
+
+def inspect_run(  # noqa: PLR0913 (one argument a question)
+    found: Found,
+    *,
+    engine: Engine = LOCAL,
+    limits: Limits = DEFAULT_LIMITS,
+    rank: int | None = None,
+    on_progress: Progress | None = None,
+    held_ranks: int = HELD_RANKS,
+) -> Run:
+    """Read a run for what its files hold; of a large one ranks come light, with summaries."""
+    if len(found.capture.files) <= held_ranks:
+        return read_run(found, engine=engine, limits=limits, rank=rank, on_progress=on_progress)
+    return read_fleet(
+        found, None, engine=engine, limits=limits, rank=rank, on_progress=on_progress
+    ).run
+
+
+def _survey_whole(run: Run, asked: Question) -> Survey:
+    try:
+        timeline = build_run(run)
+    except NoPipeline as why:
+        raise NoPipelineIn(why, run) from why
+    figures = measure_asked(timeline, pipelines_asked(timeline, asked), run.sidecars, asked)
+    return Survey(
+        run=run, figures=figures, shown=worst_of(figures), timeline=timeline, traces=run.ranks
+    )
+
+
+def _survey_fleet(fleet: Fleet, asked: Question, on_progress: Progress | None) -> Survey:
+    orders, gaps = order_parts(fleet, asked)
+    measured, lost = _measure_parts(orders, fleet.limits, on_progress)
+    if not all_inferred_alike([part.timeline for _, part in measured]):
+        orders = [replace(order, marked=False, may_infer=False) for order, _ in measured]
+        measured, lost = _measure_parts(orders, fleet.limits, on_progress)
+    run = replace(fleet.run, gaps=(*fleet.run.gaps, *lost))
+    try:
+        whole = join_parts([part.timeline for _, part in measured], gaps)
+    except NoPipeline as why:
+        raise NoPipelineIn(why, run) from why
+    numbers = {members: number for number, members in whole.members.items()}
+    wanted = frozenset(pipelines_asked(whole, asked))
+    figures = sorted(
+        (one for _, part in measured for one in renumber_figures(part.figures, numbers)),
+        key=lambda one: one.pipeline,
+    )
+    figures = [one for one in figures if one.pipeline in wanted]
+    worst = worst_of(figures)
+    order = next(order for order, _ in measured if worst.ranks[0].rank in order.ranks)
+    part = load_part(order, fleet.limits)
+    if isinstance(part.timeline, NoChain):
+        raise AssertionError("a part that had a pipeline has none")
+    timeline = replace(renumber(part.timeline, numbers), gaps=whole.gaps)
+    shown = measure_asked(timeline, [worst.pipeline], run.sidecars, asked)[0]
+    return Survey(
+        run=run,
+        figures=tuple(shown if one.pipeline == shown.pipeline else one for one in figures),
+        shown=shown,
+        timeline=timeline,
+        traces=part.traces,
+    )
+
+
+def _measure_parts(
+    orders: Sequence[PartOrder], limits: Limits, on_progress: Progress | None
+) -> tuple[list[tuple[PartOrder, PartFigures]], list[Gap]]:
+    """Measure all parts on this machine's processors; name those that could not be."""
+    measured, lost = [], []
+    measuring = map_files(measure_part, orders, _HERE, limits, on_progress, ordered=True)
+    with closing(measuring):
+        for order, outcome in measuring:
+            if isinstance(outcome, TraceError):
+                lost.append(unreadable(outcome))
+            else:
+                measured.append((order, outcome))
+    return measured, lost
