@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from debubble.cli.options import progress
-from debubble.trace.run import Run, find_run, read_run
+from debubble.trace.digest.place import DigestPlace, place_digests
+from debubble.trace.run import Found, Run, find_run, read_run
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 from debubble.units import parse_bytes
 
@@ -22,12 +23,25 @@ class Reader:
     capture: str | None = None
     rank: int | None = None
     limits: Limits = DEFAULT_LIMITS
+    digest: str | None = None
 
     def read(self, places: Sequence[str], *, quiet: bool) -> Run:
         """Read one capture, with progress."""
         found = find_run(places, capture=self.capture, limits=self.limits)
         with progress("reading", quiet=quiet) as show:
-            return read_run(found, limits=self.limits, rank=self.rank, on_progress=show)
+            return read_run(
+                found,
+                limits=self.limits,
+                rank=self.rank,
+                on_progress=show,
+                digests=self._digests(places, found),
+            )
+
+    def _digests(self, places: Sequence[str], found: Found) -> DigestPlace | None:
+        if self.digest is None:
+            return None
+        files = [file.file for capture in found.captures for file in capture.files]
+        return place_digests(self.digest, places, files)
 
 
 def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,10 +54,12 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
         rank: int | None,
         max_inflated: str,
         max_ratio: float,
+        digest: str | None,
         **others: object,
     ) -> object:
         limits = Limits(inflated_bytes=parse_bytes(max_inflated), ratio=max_ratio)
-        return command(reader=Reader(capture=capture, rank=rank, limits=limits), **others)
+        reader = Reader(capture=capture, rank=rank, limits=limits, digest=digest)
+        return command(reader=reader, **others)
 
     gathered: Callable[..., Any] = with_reader
     for option in (
@@ -64,6 +80,11 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default=DEFAULT_LIMITS.ratio,
             show_default=True,
             help="Largest factor by which one file may inflate.",
+        ),
+        click.option(
+            "--digest",
+            metavar="PLACE",
+            help="Keep a digest of each rank: `beside` its trace, or in a folder or URL.",
         ),
     ):
         gathered = option(gathered)

@@ -17,10 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from debubble.errors import TraceError, TraceTooLarge
+from debubble.errors import Gap, TraceError, TraceTooLarge
 from debubble.trace.columns import RankTrace
-from debubble.trace.formats import Format, Recognised
+from debubble.trace.digest import read_digest
+from debubble.trace.digest.place import DigestPlace
+from debubble.trace.formats import Format, Recognised, recognise
 from debubble.trace.kineto import read_kineto
+from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import Limits, Source, is_url, local_copy
 
 if TYPE_CHECKING:
@@ -42,22 +45,68 @@ class Reading:
     traces: tuple[RankTrace, ...] = ()
     table: OpTable | None = None
     error: TraceError | None = None
+    beside: str = ""
+    """The trace that a sidecar would lie beside."""
+    sidecar: Sidecar | None = None
+    """What a digest kept of the sidecar."""
+    gaps: tuple[Gap, ...] = ()
 
 
-def read_file(known: Recognised, limits: Limits) -> Reading:
-    """Read one file of any format; errors are returned, so that they come back from workers."""
+def read_file(known: Recognised, limits: Limits, digests: DigestPlace | None = None) -> Reading:
+    """Read one file of any format, and keep its digests where there is a place for them.
+
+    Errors are returned, so that they come back from workers.
+    """
     try:
-        if known.format is Format.NSIGHT:
-            return Reading(traces=_read_nsight(known.file))
-        if known.format is Format.OP_TABLE:
-            return Reading(table=_read_op_table(known.file, limits))
-        return Reading(traces=(read_kineto(known.file, limits),))
+        reading = replace(_read(known, limits), beside=known.named)
+        return reading if digests is None else _keep(known, reading, digests, limits)
     except TraceError as error:
         if error.rank is None:
             error.rank = known.rank
+        if known.instead:
+            return replace(_read_instead(known, limits, digests), error=error)
         return Reading(error=error)
     except MemoryError:
         return Reading(error=_too_large(known))
+
+
+def _read(known: Recognised, limits: Limits) -> Reading:
+    if known.format is Format.DIGEST:
+        return _read_digest(known, limits)
+    if known.format is Format.NSIGHT:
+        return Reading(traces=_read_nsight(known.file))
+    if known.format is Format.OP_TABLE:
+        return Reading(table=_read_op_table(known.file, limits))
+    return Reading(traces=(read_kineto(known.file, limits),))
+
+
+def _read_digest(known: Recognised, limits: Limits) -> Reading:
+    if known.head is not None and known.head.table:
+        from debubble.trace.digest.table import read_table  # noqa: PLC0415 (rare, and 20 ms)
+
+        return Reading(table=read_table(known.file, limits))
+    trace, sidecar = read_digest(known.file, limits)
+    return Reading(traces=(replace(trace, rank=known.rank),), sidecar=sidecar)
+
+
+def _read_instead(known: Recognised, limits: Limits, digests: DigestPlace | None) -> Reading:
+    """Read the trace that a damaged digest lies beside."""
+    try:
+        return read_file(recognise(known.instead, limits), limits, digests)
+    except TraceError as error:
+        return Reading(error=error)
+
+
+def _keep(known: Recognised, reading: Reading, place: DigestPlace, limits: Limits) -> Reading:
+    from debubble.trace.digest import keep  # noqa: PLC0415 (only where digests are kept)
+
+    if known.format is Format.DIGEST:
+        gaps = keep.copy_digest(known.file, known.rank, place, limits)
+    elif reading.table is not None:
+        gaps = keep.keep_table(known.file, reading.table, place)
+    else:
+        gaps = keep.keep_traces(known.file, reading.traces, place)
+    return replace(reading, gaps=gaps)
 
 
 def _too_large(known: Recognised) -> TraceTooLarge:
@@ -88,17 +137,18 @@ def read_all(
     executor: Executor | None,
     limits: Limits,
     on_progress: Progress | None,
+    digests: DigestPlace | None = None,
 ) -> Iterator[Reading]:
     """Yield what comes of each file, in the files' order whatever the workers' order was."""
     report = on_progress or (lambda _done, _total: None)
     with _workers(files, executor) as pool:
         if pool is None:
             for done, known in enumerate(files, start=1):
-                outcome = read_file(known, limits)
+                outcome = read_file(known, limits, digests)
                 report(done, len(files))
                 yield outcome
             return
-        futures = [_submit(pool, known, limits) for known in files]
+        futures = [_submit(pool, known, limits, digests) for known in files]
         for done, _ in enumerate(as_completed(futures), start=1):
             report(done, len(files))
         for known, future in zip(files, futures, strict=True):
@@ -108,9 +158,11 @@ def read_all(
                 yield Reading(error=_lost(known))
 
 
-def _submit(pool: Executor, known: Recognised, limits: Limits) -> Future[Reading]:
+def _submit(
+    pool: Executor, known: Recognised, limits: Limits, digests: DigestPlace | None
+) -> Future[Reading]:
     try:
-        return pool.submit(read_file, known, limits)
+        return pool.submit(read_file, known, limits, digests)
     except BrokenExecutor as error:
         lost: Future[Reading] = Future()
         lost.set_exception(error)
