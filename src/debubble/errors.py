@@ -126,6 +126,8 @@ class Code(StrEnum):
     COPY_ENGINE = "copy_engine"
     COSTS_DIFFER = "costs_differ"
     CUT_STEPS = "cut_steps"
+    DIGEST_DIFFERS = "digest_differs"
+    DIGEST_NOT_WRITTEN = "digest_not_written"
     DUPLICATE_RANK = "duplicate_rank"
     FOREIGN_DEVICE = "foreign_device"
     HOST_TIMES = "host_times"

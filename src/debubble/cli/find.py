@@ -16,7 +16,9 @@ from debubble.cli.options import (
 )
 from debubble.cli.pictures import Found, Pictures
 from debubble.cli.reading import Reader, trace_options
-from debubble.errors import NoPipeline, UsageError
+from debubble.errors import UsageError
+from debubble.fleet.question import Question
+from debubble.fleet.survey import NoPipelineIn
 from debubble.ledger.hop_health import account_for
 from debubble.report.find import (
     find_json,
@@ -25,12 +27,8 @@ from debubble.report.find import (
     no_pipeline_page,
 )
 from debubble.report.html.find import no_pipeline_report
-from debubble.schedules import SCHEDULES, Statement, state_schedule
-from debubble.timeline.build import build_run
-from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
+from debubble.schedules import Statement, state_schedule
 from debubble.timeline.job import ask_job
-from debubble.timeline.model import Timeline
-from debubble.trace.run import Run
 from debubble.units import parse_share
 
 EXIT_FAILED = 1
@@ -90,50 +88,35 @@ def command(  # noqa: PLR0913 (one argument a flag)
     )
     pictures.check(as_json=as_json)
     statement = _statement(schedule, chunks)
-    run = reader.read(traces, quiet=quiet)
     words = " ".join(shlex.quote(word) for word in traces)
     following = f"debubble plan {words}" if draws else f"debubble find {words} --timeline"
+    question = Question(pipeline=pipeline, step=step, statement=statement, believes_job=True)
     try:
-        timeline = build_run(run)
-    except NoPipeline as why:
-        if not run.ranks or pictures.need_a_pipeline:
+        found = reader.survey(traces, question, quiet=quiet)
+    except NoPipelineIn as why:
+        if not why.run.ranks or pictures.need_a_pipeline:
             raise
-        page = no_pipeline_page(run, why, "" if quiet else f"debubble inspect {words}")
+        page = no_pipeline_page(why.run, why, "" if quiet else f"debubble inspect {words}")
         if pictures.html is not None:
             write_html(no_pipeline_report(page, words), pictures.html, quiet=quiet)
-        print_answer(page, no_pipeline_json(run, why), as_json=as_json, color=color)
+        print_answer(page, no_pipeline_json(why.run, why), as_json=as_json, color=color)
         exit_strictly(tuple(page.gaps), strict=strict)
         return
-    figures = [
-        _measure(run, timeline, one, step, statement) for one in _choose(timeline, pipeline, step)
-    ]
-    worst = worst_of(figures)
-    job = ask_job(run.sidecars, worst)
-    gaps = (*run.gaps, *timeline.gaps, *(gap for one in figures for gap in one.gaps), *job.gaps)
-    ledger = account_for(timeline, worst)
-    gaps = tuple(dict.fromkeys((*gaps, *(ledger.gaps if ledger else ()))))
+    timeline, figures = found.timeline, found.figures
+    job = ask_job(found.run.sidecars, found.shown)
+    ledger = account_for(timeline, found.shown)
+    gaps = tuple(dict.fromkeys((*found.gaps, *job.gaps, *(ledger.gaps if ledger else ()))))
     page = find_page(figures, ledger, job, gaps, "" if quiet else following)
-    measured = Found(traces=run.ranks, timeline=timeline, figures=figures, ledger=ledger, step=step)
+    measured = Found(
+        traces=found.traces, timeline=timeline, figures=figures, ledger=ledger, step=step
+    )
     pictures.draw(measured, page, words)
     if not mermaid:
-        data = find_json(run, timeline, figures, ledger, gaps, job=job)
+        data = find_json(found.run, timeline, figures, ledger, gaps, job=job)
         print_answer(page, data, as_json=as_json, color=color)
     exit_strictly(gaps, strict=strict)
     if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in figures):
         raise click.exceptions.Exit(EXIT_FAILED)
-
-
-def _measure(
-    run: Run, timeline: Timeline, pipeline: int, step: int | None, statement: Statement | None
-) -> PipelineFigures:
-    """Measure a pipeline; an order that no known schedule has is held against the job's word."""
-    figures = measure_pipeline(timeline, pipeline, step, statement)
-    if statement is not None:
-        return figures
-    said = ask_job(run.sidecars, figures).schedule_for(figures)
-    if said is None or said not in SCHEDULES or figures.kind == "stream":
-        return figures
-    return measure_pipeline(timeline, pipeline, step, state_schedule(said))
 
 
 def _statement(schedule: str | None, chunks: int | None) -> Statement | None:
@@ -142,17 +125,3 @@ def _statement(schedule: str | None, chunks: int | None) -> Statement | None:
     if chunks is not None:
         raise UsageError("--chunks says something of --schedule only", hint="add --schedule NAME")
     return None
-
-
-def _choose(timeline: Timeline, pipeline: int | None, step: int | None) -> list[int]:
-    """Return the pipelines asked for; say what there is where there is no such pipeline or step."""
-    chosen = [one for one in timeline.pipelines if pipeline is None or one == pipeline]
-    if not chosen:
-        known = ", ".join(str(one) for one in timeline.pipelines)
-        raise UsageError(
-            f"there is no pipeline {pipeline}", hint=f"--pipeline takes one of: {known}"
-        )
-    if step is not None and step not in timeline.steps:
-        known = ", ".join(str(one) for one in timeline.steps)
-        raise UsageError(f"there is no step {step}", hint=f"--step takes one of: {known}")
-    return chosen

@@ -22,9 +22,10 @@ from debubble.cli.options import (
     progress,
     write_html,
 )
-from debubble.cli.planning import choose_figures
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import Gap, UsageError
+from debubble.fleet.question import Question
+from debubble.fleet.survey import Survey
 from debubble.ledger.hop_health import judge_links
 from debubble.links.classes import LinkClass
 from debubble.links.expectation import Hop
@@ -43,9 +44,7 @@ from debubble.report.link_matrix import draw_matrix
 from debubble.report.links import links_json, links_page
 from debubble.report.live_links import live_json, live_page
 from debubble.report.text import Page
-from debubble.timeline.build import build_run
 from debubble.trace.files import expand
-from debubble.trace.run import Run
 from debubble.trace.source import Limits, Source
 
 _PREFIX_BYTES = 64 * 1024
@@ -135,8 +134,8 @@ def read(  # noqa: PLR0913 (one argument a flag)
     elif kinds == {"measured"}:
         answer = _of_measured(places, known, limits)
     else:
-        traces = reader.read(places, quiet=quiet)
-        answer = _of_traces(traces, known, pipeline)
+        found = reader.survey(places, Question(pipeline=pipeline), quiet=quiet)
+        answer = _of_traces(found, known)
         answer.page.next_command = f"debubble find {words}"
     _finish(
         answer, pictures, fail_on, Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)
@@ -232,13 +231,12 @@ class _Answer:
     slow: list[Hop]
 
 
-def _of_traces(run: Run, known: _Known, pipeline: int | None) -> _Answer:
-    timeline = build_run(run)
-    figures = choose_figures(timeline, pipeline)
+def _of_traces(found: Survey, known: _Known) -> _Answer:
+    timeline, figures = found.timeline, found.shown
     topologies, down = read_topologies(known.topologies)
     wiring = read_wiring(figures.ranks, known.classes, topologies)
     health = judge_links(timeline, figures, wiring, known.history)
-    gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps, *down)))
+    gaps = tuple(dict.fromkeys((*found.run.gaps, *timeline.gaps, *figures.gaps, *down)))
     return _Answer(
         page=links_page(health, gaps, ""),
         data=links_json(health, gaps),

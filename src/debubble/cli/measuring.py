@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from debubble.cli.planning import choose_figures
 from debubble.cli.reading import Reader
 from debubble.errors import Gap, MissingExtra, RunNotFound
+from debubble.fleet.question import Question
 from debubble.measure.measurement import Measurement, measure_run
 from debubble.measure.store import Store, default_url
-from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import ask_job
 from debubble.timeline.model import Timeline
@@ -36,16 +35,14 @@ def measure_traces(
     quiet: bool = False,
 ) -> MeasuredTraces:
     """Measure one capture."""
-    run = reader.read(places, quiet=quiet)
-    timeline = build_run(run)
-    figures = choose_figures(timeline, pipeline)
-    job = ask_job(run.sidecars, figures)
-    gaps = tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps)))
+    found = reader.survey(places, Question(pipeline=pipeline), quiet=quiet)
+    job = ask_job(found.run.sidecars, found.shown)
+    gaps = (*found.run.gaps, *found.timeline.gaps, *found.shown.gaps, *job.gaps)
     return MeasuredTraces(
-        measurement=measure_run(run, timeline, figures),
-        gaps=gaps,
-        timeline=timeline,
-        figures=figures,
+        measurement=measure_run(found.run, found.timeline, found.shown),
+        gaps=tuple(dict.fromkeys(gaps)),
+        timeline=found.timeline,
+        figures=found.shown,
     )
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from debubble.cli.reading import Reader
 from debubble.errors import Gap, UsageError
+from debubble.fleet.question import Question
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
 from debubble.schedules import SCHEDULES, Statement, state_schedule
-from debubble.timeline.build import build_run
-from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
+from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts, ask_job
 from debubble.timeline.model import Timeline
 
@@ -117,15 +117,14 @@ def read_traces(
     files: Traces, words: tuple[str, ...], *, quiet: bool, statement: Statement | None = None
 ) -> Measured:
     """Read a run and measure the pipeline that was asked for."""
-    run = files.reader.read(words, quiet=quiet)
-    timeline = build_run(run)
-    figures = choose_figures(timeline, files.pipeline, statement)
-    job = ask_job(run.sidecars, figures)
+    question = Question(pipeline=files.pipeline, statement=statement)
+    found = files.reader.survey(words, question, quiet=quiet)
+    job = ask_job(found.run.sidecars, found.shown)
     return Measured(
-        timeline=timeline,
-        figures=figures,
+        timeline=found.timeline,
+        figures=found.shown,
         job=job,
-        gaps=(*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps),
+        gaps=(*found.run.gaps, *found.timeline.gaps, *found.shown.gaps, *job.gaps),
     )
 
 
@@ -140,20 +139,6 @@ def state_by_name(schedule: str | None) -> Statement | None:
             hint=f"one of {', '.join(SCHEDULES)}; `find` takes orders",
         )
     return statement
-
-
-def choose_figures(
-    timeline: Timeline, pipeline: int | None, statement: Statement | None = None
-) -> PipelineFigures:
-    """Measure the pipeline asked for, or the one that waits most; hold it against a statement."""
-    known = timeline.pipelines
-    if pipeline is not None and pipeline not in known:
-        raise UsageError(
-            f"there is no pipeline {pipeline}",
-            hint=f"--pipeline takes one of: {', '.join(map(str, known))}",
-        )
-    chosen = known if pipeline is None else (pipeline,)
-    return worst_of([measure_pipeline(timeline, one, None, statement) for one in chosen])
 
 
 def start_from(  # noqa: PLR0913 (what the traces may not tell, one argument each)

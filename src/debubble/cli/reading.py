@@ -10,8 +10,12 @@ from typing import Any
 import click
 
 from debubble.cli.options import progress
+from debubble.fleet.question import Question
+from debubble.fleet.survey import Means, Survey, inspect_run, survey_run
+from debubble.trace.digest.place import DigestPlace, place_digests
 from debubble.trace.engine import LOCAL, Engine, engine_at
-from debubble.trace.run import Run, find_run, read_run
+from debubble.trace.mapping import Progress
+from debubble.trace.run import Found, Run, find_run
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 from debubble.units import parse_bytes
 
@@ -24,35 +28,56 @@ class Reader:
     rank: int | None = None
     limits: Limits = DEFAULT_LIMITS
     engine: Engine = LOCAL
+    digest: str | None = None
 
     def read(self, places: Sequence[str], *, quiet: bool) -> Run:
-        """Read one capture, with progress."""
+        """Read one capture for what it holds, with progress."""
         found = find_run(places, capture=self.capture, limits=self.limits)
         with progress("reading", quiet=quiet) as show:
-            return read_run(
-                found,
-                engine=self.engine,
-                limits=self.limits,
-                rank=self.rank,
-                on_progress=show,
-            )
+            return inspect_run(found, self._means(places, found, show))
+
+    def survey(
+        self, places: Sequence[str], question: Question | None = None, *, quiet: bool
+    ) -> Survey:
+        """Read one capture and measure what is asked about, with progress."""
+        found = find_run(places, capture=self.capture, limits=self.limits)
+        with progress("reading", quiet=quiet) as show:
+            return survey_run(found, question, self._means(places, found, show))
+
+    def _means(self, places: Sequence[str], found: Found, show: Progress) -> Means:
+        return Means(
+            engine=self.engine,
+            limits=self.limits,
+            rank=self.rank,
+            digests=self._digests(places, found),
+            on_progress=show,
+        )
+
+    def _digests(self, places: Sequence[str], found: Found) -> DigestPlace | None:
+        if self.digest is None:
+            return None
+        files = [file.file for capture in found.captures for file in capture.files]
+        return place_digests(self.digest, places, files)
 
 
 def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what every verb that reads traces takes; the verb is handed a `Reader`."""
 
     @wraps(command)
-    def with_reader(
+    def with_reader(  # noqa: PLR0913 (one argument a flag)
         *,
         capture: str | None,
         rank: int | None,
         max_inflated: str,
         max_ratio: float,
         engine: str,
+        digest: str | None,
         **others: object,
     ) -> object:
         limits = Limits(inflated_bytes=parse_bytes(max_inflated), ratio=max_ratio)
-        reader = Reader(capture=capture, rank=rank, limits=limits, engine=engine_at(engine))
+        reader = Reader(
+            capture=capture, rank=rank, limits=limits, engine=engine_at(engine), digest=digest
+        )
         return command(reader=reader, **others)
 
     gathered: Callable[..., Any] = with_reader
@@ -81,6 +106,11 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default="local",
             show_default=True,
             help="Who reads: this machine's processors, or a Dask scheduler: tcp://HOST:PORT.",
+        ),
+        click.option(
+            "--digest",
+            metavar="PLACE",
+            help="Keep a digest of each rank: `beside` its trace, or in a folder or URL.",
         ),
     ):
         gathered = option(gathered)

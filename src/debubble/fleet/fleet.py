@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from debubble.errors import Gap, TraceError
 from debubble.fleet.part import PartOrder
@@ -11,7 +12,9 @@ from debubble.fleet.question import Question
 from debubble.fleet.scout import Interning, Scout, scout_file
 from debubble.fleet.spool import Place, Spool
 from debubble.timeline.parts import find_parts
-from debubble.timeline.peers import choose_groups, translate_peers
+from debubble.timeline.peers import choose_groups, rank_of, translate_peers
+from debubble.trace.columns import UNKNOWN
+from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import Engine
 from debubble.trace.formats import Format, Recognised
 from debubble.trace.mapping import Progress, map_files
@@ -51,13 +54,15 @@ def read_fleet(  # noqa: PLR0913 (one argument a question)
     limits: Limits,
     rank: int | None,
     on_progress: Progress | None,
+    digests: DigestPlace | None,
 ) -> Fleet:
     """Scout every file, wherever the engine's workers are; without a spool, for summaries alone."""
     interning = Interning()
     readings: list[Reading] = []
     seen: dict[tuple[str, int | None], _Seen] = {}
     marked = False
-    scouting = map_files(scout_file, found.capture.files, engine, limits, on_progress, ordered=True)
+    task = partial(scout_file, digests=digests)
+    scouting = map_files(task, found.capture.files, engine, limits, on_progress, ordered=True)
     with closing(scouting):
         for known, outcome in scouting:
             if isinstance(outcome, TraceError):
@@ -72,10 +77,11 @@ def read_fleet(  # noqa: PLR0913 (one argument a question)
     run = settle_run(found, readings, rank)
     places, summaries = {}, []
     for trace in run.ranks:
+        number = rank_of(trace)
         told = seen.get((trace.file, trace.rank)) or seen[trace.file, None]
-        summaries.append(replace(told.summary, rank=trace.rank))
+        summaries.append(replace(told.summary, rank=number))
         if told.place is not None:
-            places[trace.rank] = replace(told.place, rank=trace.rank)
+            places[number] = replace(told.place, rank=number)
     run = replace(run, summaries=tuple(summaries))
     return Fleet(run=run, places=places, marked=marked, limits=limits)
 
@@ -84,14 +90,14 @@ def _keep(known: Recognised, scout: Scout, spool: Spool | None) -> Place | None:
     if spool is None:
         return None
     if scout.digest is None:
-        return Place(file=known.file, rank=-1)
-    return spool.put(scout.digest, -1)
+        return Place(file=known.file, rank=UNKNOWN)
+    return spool.put(scout.digest, UNKNOWN)
 
 
 def order_parts(fleet: Fleet, question: Question) -> tuple[list[PartOrder], tuple[Gap, ...]]:
     """Tell which ranks talk to each other, and order each such part to be measured."""
     members, gaps = choose_groups(fleet.run.ranks)
-    named = [translate_peers(trace, members.get(trace.rank)) for trace in fleet.run.ranks]
+    named = [translate_peers(trace, members.get(rank_of(trace))) for trace in fleet.run.ranks]
     sidecars = {one.rank: one for one in fleet.run.sidecars}
     orders = [
         PartOrder(

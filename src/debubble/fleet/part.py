@@ -1,4 +1,4 @@
-"""The digests of ranks that talk to each other in → their pipelines, measured, in a few kilobytes."""
+"""Digests of ranks that talk to each other in → their pipelines measured, in a few kilobytes."""
 
 from __future__ import annotations
 

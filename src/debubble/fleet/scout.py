@@ -14,6 +14,7 @@ import numpy as np
 from debubble.timeline.steps import marks_steps
 from debubble.trace.columns import Group, Operation, Operators, RankTrace, Table
 from debubble.trace.digest import pack_digest
+from debubble.trace.digest.place import DigestPlace
 from debubble.trace.formats import Format, Recognised
 from debubble.trace.reading import Reading, read_file
 from debubble.trace.source import Limits
@@ -42,9 +43,9 @@ class Scouted:
     scouts: tuple[Scout, ...] = ()
 
 
-def scout_file(known: Recognised, limits: Limits) -> Scouted:
+def scout_file(known: Recognised, limits: Limits, digests: DigestPlace | None = None) -> Scouted:
     """Read a file and send back little; the rest comes as digests."""
-    reading = read_file(known, limits)
+    reading = read_file(known, limits, digests)
     is_digest = known.format is Format.DIGEST
     scouts = tuple(
         Scout(

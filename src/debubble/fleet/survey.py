@@ -1,15 +1,6 @@
 """The files of a run in → all its pipelines measured, whether it has four ranks or thousands.
 
 A small run is read and built at once. Of a large one, each rank is reduced where it is read, each
-part is built from its digests in a worker of this machine, and only the part that is shown is ever
-held in full. Both ways give the same figures.
-"""
-
-from __future__ import annotations
-
-"""The files of a run in → all its pipelines measured, whether it has four ranks or thousands.
-
-A small run is read and built at once. Of a large one, each rank is reduced where it is read, each
 part is built from its digests in a worker of this machine, and only the pipeline that is shown is
 ever held in full. Both ways give the same figures.
 """
@@ -24,13 +15,13 @@ from debubble.errors import Gap, NoPipeline, TraceError
 from debubble.fleet.fleet import Fleet, order_parts, read_fleet
 from debubble.fleet.part import PartFigures, PartOrder, load_part, measure_part, renumber_figures
 from debubble.fleet.question import Question, measure_asked, pipelines_asked
-from debubble.fleet.spool import spooling
+from debubble.fleet.spool import Spool, spooling
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, worst_of
 from debubble.timeline.model import Timeline
-from debubble.timeline.part import NoChain
 from debubble.timeline.parts import all_inferred_alike, join_parts, renumber
 from debubble.trace.columns import RankTrace
+from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, LocalEngine
 from debubble.trace.mapping import Progress, map_files
 from debubble.trace.run import Found, Run, read_run
@@ -74,43 +65,63 @@ class NoPipelineIn(NoPipeline):
         self.run = run
 
 
-def survey_run(  # noqa: PLR0913 (one argument a question)
-    found: Found,
-    question: Question | None = None,
-    *,
-    engine: Engine = LOCAL,
-    limits: Limits = DEFAULT_LIMITS,
-    rank: int | None = None,
-    on_progress: Progress | None = None,
-    held_ranks: int = HELD_RANKS,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """How a run is read."""
+
+    engine: Engine = LOCAL
+    limits: Limits = DEFAULT_LIMITS
+    rank: int | None = None
+    """Of a single file that has none."""
+    digests: DigestPlace | None = None
+    on_progress: Progress | None = None
+    held_ranks: int = HELD_RANKS
+    """Up to so many files are held at once."""
+
+    def read(self, found: Found) -> Run:
+        """Read a run that is held whole."""
+        return read_run(
+            found,
+            engine=self.engine,
+            limits=self.limits,
+            rank=self.rank,
+            on_progress=self.on_progress,
+            digests=self.digests,
+        )
+
+    def scout(self, found: Found, spool: Spool | None) -> Fleet:
+        """Read a run that is not."""
+        return read_fleet(
+            found,
+            spool,
+            engine=self.engine,
+            limits=self.limits,
+            rank=self.rank,
+            on_progress=self.on_progress,
+            digests=self.digests,
+        )
+
+
+def survey_run(
+    found: Found, question: Question | None = None, means: Means | None = None
 ) -> Survey:
     """Read a run and measure the pipelines asked about; raises `NoPipelineIn` where it has none."""
-    asked = question or Question()
-    if len(found.capture.files) <= held_ranks:
-        run = read_run(found, engine=engine, limits=limits, rank=rank, on_progress=on_progress)
-        return _survey_whole(run, asked)
+    means, asked = means or Means(), question or Question()
+    if len(found.capture.files) <= means.held_ranks:
+        return _survey_whole(means.read(found), asked)
     with spooling() as spool:
-        fleet = read_fleet(
-            found, spool, engine=engine, limits=limits, rank=rank, on_progress=on_progress
-        )
-        return _survey_fleet(fleet, asked, on_progress)
+        fleet = means.scout(found, spool)
+        if fleet.run.tables and not fleet.run.ranks:
+            return _survey_whole(fleet.run, asked)
+        return _survey_fleet(fleet, asked, means.on_progress)
 
 
-def inspect_run(  # noqa: PLR0913 (one argument a question)
-    found: Found,
-    *,
-    engine: Engine = LOCAL,
-    limits: Limits = DEFAULT_LIMITS,
-    rank: int | None = None,
-    on_progress: Progress | None = None,
-    held_ranks: int = HELD_RANKS,
-) -> Run:
+def inspect_run(found: Found, means: Means | None = None) -> Run:
     """Read a run for what its files hold; of a large one ranks come light, with summaries."""
-    if len(found.capture.files) <= held_ranks:
-        return read_run(found, engine=engine, limits=limits, rank=rank, on_progress=on_progress)
-    return read_fleet(
-        found, None, engine=engine, limits=limits, rank=rank, on_progress=on_progress
-    ).run
+    means = means or Means()
+    if len(found.capture.files) <= means.held_ranks:
+        return means.read(found)
+    return means.scout(found, None).run
 
 
 def _survey_whole(run: Run, asked: Question) -> Survey:
@@ -145,9 +156,8 @@ def _survey_fleet(fleet: Fleet, asked: Question, on_progress: Progress | None) -
     worst = worst_of(figures)
     order = next(order for order, _ in measured if worst.ranks[0].rank in order.ranks)
     part = load_part(order, fleet.limits)
-    if isinstance(part.timeline, NoChain):
-        raise AssertionError("a part that had a pipeline has none")
-    timeline = replace(renumber(part.timeline, numbers), gaps=whole.gaps)
+    timeline = replace(join_parts([part.timeline]), gaps=whole.gaps)
+    timeline = renumber(timeline, numbers)
     shown = measure_asked(timeline, [worst.pipeline], run.sidecars, asked)[0]
     return Survey(
         run=run,

@@ -26,7 +26,7 @@ Edges = set[tuple[bool, int]]
 def name_peers(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tuple[Gap, ...]]:
     """Fill in the global rank of every peer whose group can be told; report where none can."""
     members, gaps = choose_groups(traces)
-    return tuple(translate_peers(trace, members.get(_rank(trace))) for trace in traces), gaps
+    return tuple(translate_peers(trace, members.get(rank_of(trace))) for trace in traces), gaps
 
 
 def choose_groups(
@@ -48,7 +48,8 @@ def choose_groups(
     return chosen, tuple(gaps)
 
 
-def _rank(trace: RankTrace) -> int:
+def rank_of(trace: RankTrace) -> int:
+    """Return a rank that was settled; -1 where none was."""
     return UNKNOWN if trace.rank is None else trace.rank
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from debubble.errors import Code, Gap, RunNotFound
+from debubble.trace.files import strip_extensions
 from debubble.trace.formats import Format, Recognised
 
 # Seconds, milliseconds or nanoseconds since 1970, as TensorBoard, vLLM and SGLang write them.
@@ -23,7 +24,6 @@ _TENSORBOARD = re.compile(r"^[^/]*?\.\d{10,19}\.pt\.trace\.json(?:\.gz)?$")
 _RANK_TOKENS = re.compile(
     r"(?<![a-z])(?:rank|dp|tp|pp|ep|cp|dcp|pcp)[-_.]?\d+(?!\d)", re.IGNORECASE
 )
-_EXTENSIONS = re.compile(r"(?:\.pt)?(?:\.trace)?(?:\.(?:json|gz|sqlite|csv|jsonl|parquet))*$")
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -62,10 +62,10 @@ def group_captures(files: Sequence[Recognised], *, named: bool = False) -> tuple
     """Sort files into captures, oldest first. Files named one by one belong together."""
     ranks = [file.rank for file in files if file.rank is not None]
     if named and len(set(ranks)) == len(ranks):
-        return (_finish(_Gathering(name=_family(files[0].file), files=list(files))),)
+        return (_finish(_Gathering(name=_family(files[0].named), files=list(files))),)
     families: defaultdict[str, list[Recognised]] = defaultdict(list)
     for file in files:
-        families[_family(file.file)].append(file)
+        families[_family(file.named)].append(file)
     gatherings = [part for name, family in families.items() for part in _split(name, family)]
     merged = _merge_nodes(gatherings)
     shared = _shared_parts([gathering.name for gathering in merged])
@@ -103,7 +103,7 @@ def choose_capture(captures: Sequence[Capture], wanted: str | None) -> tuple[Cap
 def _family(file: str) -> str:
     """Return the path without rank, stamp and extension: the same for all files of a capture."""
     folder, _, name = file.replace("\\", "/").rpartition("/")
-    stem = "" if _TENSORBOARD.match(name) else _EXTENSIONS.sub("", name)
+    stem = "" if _TENSORBOARD.match(name) else strip_extensions(name)
     kept = [_RANK_TOKENS.sub("", _STAMP.sub("", part)) for part in (folder, stem)]
     tidy = (re.sub(r"[-_.]{2,}", "-", part).strip("-_.") for part in "/".join(kept).split("/"))
     return "/".join(tidy)
@@ -111,7 +111,7 @@ def _family(file: str) -> str:
 
 def _split(name: str, family: list[Recognised]) -> Iterable[_Gathering]:
     """Cut a family where a rank comes again, in the order of the stamps."""
-    stamped = sorted(((_stamp(file.file), file) for file in family), key=lambda one: one[0])
+    stamped = sorted(((_stamp(file.named), file) for file in family), key=lambda one: one[0])
     current, ranks = _Gathering(name=name), set[int | None]()
     for stamp, file in stamped:
         again = file.rank is not None and file.rank in ranks
@@ -195,7 +195,7 @@ def _shared_name(left: str, right: str) -> str:
 def _finish(gathering: _Gathering, shared: tuple[int, int] = (0, 0)) -> Capture:
     by_rank: defaultdict[int | None, list[Recognised]] = defaultdict(list)
     for file in gathering.files:
-        one_a_rank = file.rank is not None and file.format is Format.KINETO
+        one_a_rank = file.rank is not None and file.format in {Format.KINETO, Format.DIGEST}
         by_rank[file.rank if one_a_rank else None].append(file)
     kept = [
         file for rank, files in by_rank.items() if rank is None or len(files) == 1 for file in files

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterable
 
 from debubble.errors import RunNotFound
 from debubble.trace.source import is_url
 
 _GLOB_SIGNS = frozenset("*?[")
+_EXTENSIONS = re.compile(r"(?:\.pt)?(?:\.trace)?(?:\.(?:json|gz|sqlite|csv|jsonl|parquet))*$")
+
+
+def strip_extensions(name: str) -> str:
+    """Return a trace's name without what only says how it is written."""
+    return _EXTENSIONS.sub("", name)
 
 
 def expand(places: Iterable[str]) -> tuple[tuple[str, ...], bool]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from debubble.errors import TraceError
+from debubble.trace.digest.archive import Head, looks_like_digest, peek_head
 from debubble.trace.kineto.document import Opening, not_a_trace, scan_opening
 from debubble.trace.kineto.header import parse_header
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
@@ -30,6 +31,7 @@ class Format(StrEnum):
     KINETO = "kineto"
     NSIGHT = "nsight"
     OP_TABLE = "op table"
+    DIGEST = "digest"
     OTHER_JSON = "other JSON"
     OTHER = "other"
 
@@ -44,11 +46,23 @@ class Recognised:
     world_size: int | None = None
     why_not: TraceError | None = None
     """For what is no trace: how to say so."""
+    head: Head | None = None
+    """What a digest says of its trace."""
+    instead: str = ""
+    """The trace that a digest lies beside, should the digest turn out to be damaged."""
+
+    @property
+    def named(self) -> str:
+        """What tells rank and capture: a digest bears the name of its trace, in its own place."""
+        if self.head is None:
+            return self.file
+        own = re.split(r"[/\\]", self.file)[-1]
+        return self.file.removesuffix(own) + re.split(r"[/\\]", self.head.file)[-1]
 
     @property
     def is_trace(self) -> bool:
         """True for the formats that can be read."""
-        return self.format in {Format.KINETO, Format.NSIGHT, Format.OP_TABLE}
+        return self.format not in {Format.OTHER_JSON, Format.OTHER}
 
 
 def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> Recognised:
@@ -60,6 +74,8 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> Recognised:
         raise TraceError(problem, hint="record the trace again", file=file)
     if prefix.startswith(_SQLITE_MAGIC):
         return Recognised(file=file, format=Format.NSIGHT, rank=rank_from_name(file))
+    if looks_like_digest(prefix):
+        return _recognise_digest(prefix, file)
     opening = scan_opening(prefix)
     if _is_kineto(opening):
         header = parse_header(opening.fields)
@@ -74,6 +90,15 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> Recognised:
         format=Format.OTHER_JSON if _is_json(prefix, opening) else Format.OTHER,
         why_not=_why_not(prefix, opening, file),
     )
+
+
+def _recognise_digest(prefix: bytes, file: str) -> Recognised:
+    head = peek_head(prefix, file)
+    known = Recognised(file=file, format=Format.DIGEST, world_size=head.world_size, head=head)
+    if head.table:
+        return known
+    rank = rank_from_name(known.named) if head.rank is None else head.rank
+    return replace(known, rank=rank)
 
 
 def rank_from_name(file: str) -> int | None:
@@ -108,7 +133,7 @@ def _why_not(prefix: bytes, opening: Opening, file: str) -> TraceError:
     if prefix[:1] in {b"{", b"["} or _is_json(prefix, opening):
         return not_a_trace(opening.fields, file)
     return TraceError(
-        "is neither a Kineto trace nor an Nsight export nor an op table",
+        "is neither a Kineto trace nor an Nsight export nor an op table nor a digest",
         hint="give torch.profiler's Chrome traces, `nsys export --type sqlite` files, or op tables",
         file=file,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from debubble.errors import Code, Gap, TraceError
 from debubble.trace.captures import Capture, choose_capture, group_captures
 from debubble.trace.columns import Operation, RankTrace
+from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
+from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, GivenEngine
 from debubble.trace.files import expand
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
 from debubble.trace.mapping import Progress
+from debubble.trace.pairs import pair_digests
 from debubble.trace.reading import Reading, read_all
 from debubble.trace.run_gaps import (
     duplicate,
@@ -70,22 +73,7 @@ def find_run(
 ) -> Found:
     """Find the traces the user means; the newest complete capture where there are several."""
     files, named = expand(places)
-    traces, left_alone, gaps = [], [], []
-    for file in files:
-        if is_sidecar(file) and len(files) > 1:
-            continue
-        try:
-            known = recognise(file, limits)
-        except TraceError as error:
-            if named or named_like_a_trace(file) or os.path.isdir(file):  # noqa: PTH112
-                gaps.append(unreadable(error))
-            continue
-        if known.is_trace:
-            traces.append(known)
-        elif known.why_not and (named or _is_garbage_trace(known)):
-            gaps.append(unreadable(known.why_not))
-        elif known.format is Format.OTHER_JSON:
-            left_alone.append(file)
+    traces, left_alone, gaps = _recognise_all(files, limits, named=named)
     if not traces:
         raise nothing_found(places, gaps, left_alone)
     captures = group_captures(traces, named=named)
@@ -98,7 +86,44 @@ def find_run(
     )
 
 
-def read_run(  # noqa: PLR0913 (one argument a question)
+def _recognise_all(
+    files: Sequence[str], limits: Limits, *, named: bool
+) -> tuple[list[Recognised], list[str], list[Gap]]:
+    """Return traces, other JSON and gaps; digests come first, so that their traces are spared."""
+    of_digests = [file for file in files if file.endswith(DIGEST_SUFFIX)]
+    digests, left_alone, gaps = _recognise_some(of_digests, limits, named=named)
+    paired = pair_digests(digests, files)
+    spared = paired.spared.union(of_digests)
+    others = [
+        file for file in files if file not in spared and not (is_sidecar(file) and len(files) > 1)
+    ]
+    traces, more_left, more = _recognise_some(others, limits, named=named)
+    order = {file: place for place, file in enumerate(files)}
+    traces = sorted([*paired.digests, *traces], key=lambda one: order[one.file])
+    return traces, left_alone + more_left, [*gaps, *paired.gaps, *more]
+
+
+def _recognise_some(
+    files: Sequence[str], limits: Limits, *, named: bool
+) -> tuple[list[Recognised], list[str], list[Gap]]:
+    traces, left_alone, gaps = [], [], []
+    for file in files:
+        try:
+            known = recognise(file, limits)
+        except TraceError as error:
+            if named or named_like_a_trace(file) or os.path.isdir(file):  # noqa: PTH112
+                gaps.append(unreadable(error))
+            continue
+        if known.is_trace:
+            traces.append(known)
+        elif known.why_not and (named or _is_garbage_trace(known)):
+            gaps.append(unreadable(known.why_not))
+        elif known.format is Format.OTHER_JSON:
+            left_alone.append(file)
+    return traces, left_alone, gaps
+
+
+def read_run(  # noqa: PLR0913 (each may be left out)
     found: Found,
     *,
     engine: Engine = LOCAL,
@@ -106,14 +131,17 @@ def read_run(  # noqa: PLR0913 (one argument a question)
     limits: Limits = DEFAULT_LIMITS,
     rank: int | None = None,
     on_progress: Progress | None = None,
+    digests: DigestPlace | None = None,
 ) -> Run:
     """Read every file of a capture; a file that cannot be read becomes a gap, the others go on.
 
-    An executor of your own takes the place of the engine; you shut it down.
+    Where there is a place for digests, that of each file is written as it is read. An executor of
+    your own takes the place of the engine; you shut it down.
     """
     if executor is not None:
         engine = GivenEngine(executor=executor)
-    with closing(read_all(found.capture.files, engine, limits, on_progress)) as readings:
+    readings = read_all(found.capture.files, engine, limits, on_progress, digests)
+    with closing(readings):
         return settle_run(found, readings, rank)
 
 
@@ -122,7 +150,10 @@ def settle_run(found: Found, readings: Iterable[Reading], rank: int | None = Non
     gaps = [*found.gaps, *(duplicate(rank, files) for rank, files in found.capture.duplicates)]
     ranks: list[RankTrace] = []
     tables: list[OpTable] = []
+    told: dict[tuple[str, int | None], Reading] = {}
     for reading in readings:
+        gaps += reading.gaps
+        told.update({(trace.file, trace.rank): reading for trace in reading.traces})
         if reading.error:
             gaps.append(unreadable(reading.error))
         if reading.table is not None:
@@ -132,7 +163,7 @@ def settle_run(found: Found, readings: Iterable[Reading], rank: int | None = Non
     gaps += [gap for trace in ranks for gap in trace.gaps]
     gaps += [gap for table in tables for gap in table.gaps]
     gaps += more
-    sidecars, more = _read_sidecars(ranks)
+    sidecars, more = _read_sidecars(ranks, told)
     gaps += more
     if not ranks and not tables:
         raise nothing_found([found.capture.name], gaps, ())
@@ -151,12 +182,16 @@ def settle_run(found: Found, readings: Iterable[Reading], rank: int | None = Non
     )
 
 
-def _read_sidecars(ranks: Sequence[RankTrace]) -> tuple[tuple[Sidecar, ...], list[Gap]]:
-    """Read what lies beside the traces; what another rank wrote is no witness."""
+def _read_sidecars(
+    ranks: Sequence[RankTrace], told: Mapping[tuple[str, int | None], Reading]
+) -> tuple[tuple[Sidecar, ...], list[Gap]]:
+    """Read what lies beside the traces, else what digests kept; another rank's is no witness."""
     sidecars: list[Sidecar] = []
     gaps: list[Gap] = []
     for trace in ranks:
-        said, gap = read_sidecar(trace.file)
+        reading = told.get((trace.file, trace.rank)) or told[trace.file, None]
+        said, gap = read_sidecar(reading.beside)
+        said = said or reading.sidecar
         if gap is not None:
             gaps.append(replace(gap, rank=trace.rank))
         if said is None:
@@ -224,7 +259,8 @@ def _settle_ranks(
 def named_like_a_trace(file: str) -> bool:
     """Tell a file that should be a trace by its name, whatever is in it."""
     name = file.lower()
-    return any(word in name for word in (".json", ".gz", "trace", ".sqlite", ".parquet", ".csv"))
+    words = (".json", ".gz", "trace", ".sqlite", ".parquet", ".csv", DIGEST_SUFFIX)
+    return any(word in name for word in words)
 
 
 def _is_garbage_trace(known: Recognised) -> bool:

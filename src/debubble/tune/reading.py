@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from debubble.errors import Gap
+from debubble.fleet.survey import survey_run
 from debubble.measure.measurement import Measurement, measure_run
-from debubble.timeline.build import build_run
-from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
+from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline
-from debubble.trace.run import find_run, read_run
+from debubble.trace.run import find_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +25,11 @@ class Reading:
 
 def read_capture(folder: Path) -> Reading:
     """Read the newest capture in a folder; of several pipelines, the one that waits most."""
-    run = read_run(find_run([str(folder)]))
-    timeline = build_run(run)
-    figures = worst_of([measure_pipeline(timeline, one) for one in timeline.pipelines])
+    found = survey_run(find_run([str(folder)]))
+    gaps = (*found.run.gaps, *found.timeline.gaps, *found.shown.gaps)
     return Reading(
-        timeline=timeline,
-        figures=figures,
-        measurement=measure_run(run, timeline, figures),
-        gaps=tuple(dict.fromkeys((*run.gaps, *timeline.gaps, *figures.gaps))),
+        timeline=found.timeline,
+        figures=found.shown,
+        measurement=measure_run(found.run, found.timeline, found.shown),
+        gaps=tuple(dict.fromkeys(gaps)),
     )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from debubble.errors import DebubbleError, NoPipeline, NoSplitFits, UsageError
+from debubble.fleet.survey import Means, survey_run
 from debubble.ledger.ledger import Ledger, build_ledger
 from debubble.measure.measurement import Measurement, context_bucket, measure_run, middle
 from debubble.plan.baseline import measure_baseline
@@ -19,11 +20,10 @@ from debubble.report.change import describe
 from debubble.report.find import find_page
 from debubble.report.text import Page, print_page
 from debubble.report.theory import theory_of_schedule
-from debubble.timeline.build import build_run
-from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
+from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts, ask_job
 from debubble.timeline.model import Timeline
-from debubble.trace.run import find_run, read_run
+from debubble.trace.run import find_run
 from debubble.trace.source import Limits
 from debubble.units import NS_PER_S
 
@@ -136,17 +136,16 @@ def _too_late(_number: int, _frame: object) -> None:
 
 
 def _analyse(task: Task) -> tuple[Measurement, Finding]:
-    run = read_run(find_run(task.files, limits=task.limits), limits=task.limits)
-    timeline = build_run(run)
-    figures = worst_of([measure_pipeline(timeline, one) for one in timeline.pipelines])
+    found = survey_run(find_run(task.files, limits=task.limits), means=Means(limits=task.limits))
+    run, timeline, figures = found.run, found.timeline, found.shown
     if not figures.windows and figures.stream is None:
         raise NoPipeline("no step was captured whole, so nothing can be measured")
     job = ask_job(run.sidecars, figures)
     measurement = measure_run(run, timeline, figures)
     steps = [window.step for window in figures.windows]
     ledger = build_ledger(timeline, figures.pipeline, steps)
-    found = (*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps)
-    gaps = tuple(dict.fromkeys((*found, *(ledger.gaps if ledger else ()))))
+    missed = (*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps)
+    gaps = tuple(dict.fromkeys((*missed, *(ledger.gaps if ledger else ()))))
     counts, bucket, told_by = _contexts(measurement, job, task.traffic)
     page = find_page([figures], ledger, job, gaps, "")
     return measurement, Finding(

@@ -71,4 +71,5 @@ def unpack_column(plane: Plane, data: memoryview, rows: int) -> I64:
     if plane.how == "steps":
         np.cumsum(above, out=above)
         above += np.uint64(plane.base % _WRAP)
-    return above.view(np.int64)
+    column: I64 = above.view(np.int64)
+    return column
