@@ -9,17 +9,25 @@ from debubble.errors import Code, Gap, NoPipeline, as_gap
 from debubble.ledger.hop_health import expected_rate
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.repair import times_expected
+from debubble.report.find_tables import (
+    count_layers,
+    hop_table,
+    layers_of,
+    pipeline_table,
+    stage_table,
+)
+from debubble.report.fold import FEW, show_members, show_range
 from debubble.report.inspect import gap_json, rank_table
 from debubble.report.job import job_json, job_note
 from debubble.report.ledger import ledger_findings, ledger_json, ledger_tables
 from debubble.report.stream import stream_answer, stream_json, stream_latency
-from debubble.report.text import Page, Table
+from debubble.report.text import Page
 from debubble.report.theory import theory_of, theory_of_schedule
 from debubble.report.unknown import reasons_for_null
 from debubble.timeline.figures import PipelineFigures, RankShares, worst_of
 from debubble.timeline.hops import HopFigures
 from debubble.timeline.job import JobFacts
-from debubble.timeline.model import PassKind, RankTimeline, StageLayers, Timeline
+from debubble.timeline.model import PassKind, RankTimeline, Timeline
 from debubble.trace.run import Run
 from debubble.trace.run_gaps import show_ranks
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
@@ -49,8 +57,9 @@ def find_page(
     page.notes = [note for note in page.notes if note]
     page.tables = [
         *(ledger_tables(ledger) if ledger else ()),
-        _stage_table(worst, job),
-        *([_hop_table(worst)] if worst.hops else []),
+        *([pipeline_table(figures)] if len(figures) > 1 else []),
+        stage_table(worst, job),
+        *([hop_table(worst.hops)] if worst.hops else []),
     ]
     page.gaps = list(gaps)
     page.next_command = next_command
@@ -60,7 +69,7 @@ def find_page(
 def no_pipeline_page(run: Run, why: NoPipeline, next_command: str) -> Page:
     """Say that there is no pipeline, and what holds without one."""
     ranks = list(run.summarised())
-    shares = ", ".join(f"rank {rank.rank} {show_share(rank.busy_fraction)}" for rank in ranks)
+    shares = _busy([(rank.rank, rank.busy_fraction) for rank in ranks])
     page = Page(answer=f"{why.message[:1].upper()}{why.message[1:]}. Busy: {shares}.")
     page.tables = [rank_table(ranks)]
     page.gaps = [*run.gaps, as_gap(why, code=Code.NO_PIPELINE)]
@@ -90,7 +99,7 @@ def answer(one: PipelineFigures, pipelines: int = 1) -> str:
     """Say the bubble in a sentence."""
     of = f" (pipeline {one.pipeline}, the worst of {pipelines})" if pipelines > 1 else ""
     if one.bubble_fraction is None:
-        shares = ", ".join(f"rank {own.rank} {show_share(own.busy_fraction)}" for own in one.shares)
+        shares = _busy([(own.rank, own.busy_fraction) for own in one.shares])
         return f"The bubble cannot be told: {_why_not(one)}. Busy: {shares}."
     who = "Ranks wait"
     if one.absent:
@@ -116,6 +125,13 @@ def answer(one: PipelineFigures, pipelines: int = 1) -> str:
             f"{_percent(one.useful_fraction)} is useful"
         )
     return f"{sentence}."
+
+
+def _busy(shares: Sequence[tuple[int, float | None]]) -> str:
+    if len(shares) <= FEW:
+        return ", ".join(f"rank {rank} {show_share(share)}" for rank, share in shares)
+    known = [share for _, share in shares if share is not None]
+    return f"{len(known)} ranks {show_range(known, show_share)}" if known else "unknown"
 
 
 def _why_not(one: PipelineFigures) -> str:
@@ -195,7 +211,7 @@ def find_json(  # noqa: PLR0913 (what is known of a run, one argument each)
 
 def _about(one: PipelineFigures) -> str:
     parts = [
-        f"ranks {show_ranks([rank.rank for rank in one.ranks])}",
+        f"ranks {show_members([rank.rank for rank in one.ranks])}",
         _schedule_of(one),
     ]
     if one.stream is not None:
@@ -205,8 +221,14 @@ def _about(one: PipelineFigures) -> str:
         parts.append(f"batch latency {show_duration(one.batch_latency_ns)} (median of {steps})")
     peaks = [rank.peak_memory_bytes for rank in one.ranks if rank.peak_memory_bytes is not None]
     if peaks:
-        parts.append(f"peak memory {' '.join(show_bytes(peak) for peak in peaks)}")
+        parts.append(f"peak memory {_peaks(peaks)}")
     return "; ".join(parts)
+
+
+def _peaks(peaks: Sequence[int]) -> str:
+    if len(peaks) <= FEW:
+        return " ".join(show_bytes(peak) for peak in peaks)
+    return show_range(peaks, show_bytes)
 
 
 def _schedule_of(one: PipelineFigures) -> str:
@@ -216,39 +238,6 @@ def _schedule_of(one: PipelineFigures) -> str:
     if one.stated.agrees:
         return f"{one.stated.name}, as stated"
     return f"{found} ({one.stated.name} was stated)"
-
-
-def _stage_table(one: PipelineFigures, job: JobFacts) -> Table:
-    table = Table(columns=("stage", "rank", "layers", "pass", "median", "spread", "count"))
-    for row in one.stages:
-        table.rows.append(
-            (
-                str(row.stage),
-                str(row.rank),
-                _show_layers(one, job, row.stage),
-                PassKind(row.kind).name,
-                show_duration(row.median_ns),
-                f"± {show_duration(row.mad_ns)}",
-                str(row.count),
-            )
-        )
-    return table
-
-
-def _hop_table(one: PipelineFigures) -> Table:
-    table = Table(columns=("hop", "size", "wire", "wait", "buffered", "count"))
-    for hop in one.hops:
-        table.rows.append(
-            (
-                f"{hop.source} → {hop.destination}",
-                "unknown" if hop.message_bytes < 0 else show_bytes(hop.message_bytes),
-                "hidden" if hop.wire_ns is None else show_duration(hop.wire_ns),
-                show_duration(hop.wait_ns),
-                show_share(hop.buffered_fraction),
-                str(hop.count),
-            )
-        )
-    return table
 
 
 def _stated_json(one: PipelineFigures) -> dict[str, Any] | None:
@@ -299,24 +288,6 @@ def _outside_of(one: PipelineFigures) -> str:
     return f"between two steps: {', '.join(parts)}" if parts else ""
 
 
-def _layers_of(one: PipelineFigures, stage: int) -> StageLayers | None:
-    found = (layers for rank in one.ranks for layers in rank.layers if layers.stage == stage)
-    return next(found, None)
-
-
-def _count_layers(one: PipelineFigures, job: JobFacts, stage: int) -> int | None:
-    """Return the layers that kernels show, else those that the job names."""
-    found, said = _layers_of(one, stage), job.split_for(one)
-    if found is not None:
-        return found.layers
-    return said[stage] if said and stage < len(said) else None
-
-
-def _show_layers(one: PipelineFigures, job: JobFacts, stage: int) -> str:
-    count = _count_layers(one, job, stage)
-    return "–" if count is None else str(count)
-
-
 def _tokens_per_s(one: PipelineFigures, job: JobFacts) -> float | None:
     """Return tokens a second of steps without the profiler, where the job told their number."""
     if job.tokens is None or job.unprofiled_step_s is None or one.stream is not None:
@@ -327,13 +298,13 @@ def _tokens_per_s(one: PipelineFigures, job: JobFacts) -> float | None:
 def _stages_json(one: PipelineFigures, job: JobFacts) -> list[dict[str, Any]]:
     stages: dict[int, dict[str, Any]] = {}
     for row in one.stages:
-        layers = _layers_of(one, row.stage)
+        layers = layers_of(one, row.stage)
         stage = stages.setdefault(
             row.stage,
             {
                 "stage": row.stage,
                 "rank": row.rank,
-                "layers": _count_layers(one, job, row.stage),
+                "layers": count_layers(one, job, row.stage),
                 "layer_s": layers.layer_ns / NS_PER_S if layers else None,
                 "passes": {},
             },

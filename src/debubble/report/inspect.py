@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from debubble.errors import Code
+from debubble.report.fold import FEW, farthest, show_range
 from debubble.report.text import Page, Table
 from debubble.trace.optable import Op
 from debubble.trace.run import Run
@@ -124,7 +125,12 @@ def rank_table(ranks: list[RankSummary]) -> Table:
             "peak",
         )
     )
-    for rank in ranks:
+    shown = set(range(len(ranks)))
+    if len(ranks) > 2 * FEW:
+        shown = farthest([rank.events for rank in ranks]) | farthest(
+            [rank.busy_fraction for rank in ranks]
+        )
+    for rank in (ranks[place] for place in sorted(shown)):
         table.rows.append(
             (
                 str(rank.rank),
@@ -139,7 +145,31 @@ def rank_table(ranks: list[RankSummary]) -> Table:
                 "–" if rank.peak_memory_bytes is None else show_bytes(rank.peak_memory_bytes),
             )
         )
+    rest = [rank for place, rank in enumerate(ranks) if place not in shown]
+    if rest:
+        table.rows.append(_other_ranks(rest))
     return table
+
+
+def _other_ranks(rest: list[RankSummary]) -> tuple[str, ...]:
+    """Sum up ranks that do not stand out."""
+    spans = [rank.span_ns for rank in rest if rank.span_ns is not None]
+    busy = [rank.busy_fraction for rank in rest if rank.busy_fraction is not None]
+    sent = [rank.sent_bytes for rank in rest if rank.sent_bytes is not None]
+    peaks = [rank.peak_memory_bytes for rank in rest if rank.peak_memory_bytes is not None]
+    devices = sorted({rank.device for rank in rest})
+    return (
+        f"{len(rest)} others",
+        devices[0] if len(devices) == 1 else counted(len(devices), "device"),
+        show_range([len(rank.steps) for rank in rest], str),
+        show_range([rank.events for rank in rest], show_count),
+        show_range([rank.kernels for rank in rest], show_count),
+        show_range(spans, show_duration) if spans else "–",
+        show_range(busy, show_share) if busy else "–",
+        show_range(sent, show_bytes) if sent else "–",
+        "",
+        show_range(peaks, show_bytes) if peaks else "–",
+    )
 
 
 def _sent(rank: RankSummary) -> str:

@@ -23,6 +23,8 @@ from debubble.units import NS_PER_S, show_duration, show_share
 
 # As many ranks as fit beside each other on a terminal.
 _RANK_COLUMNS = 8
+# Of more ranks, so many: then nothing wraps.
+_FOLDED_COLUMNS = 5
 _CULPRITS_IN_JSON = 8
 
 _REMEDIES = {
@@ -87,7 +89,8 @@ def cause_table(ledger: Ledger) -> Table:
     by_wait = sorted(
         range(len(ledger.ranks)), key=lambda place: ledger.causes(place)[Cause.COMPUTE]
     )
-    shown = sorted(by_wait[:_RANK_COLUMNS])
+    few = len(ledger.ranks) <= _RANK_COLUMNS
+    shown = sorted(by_wait[: _RANK_COLUMNS if few else _FOLDED_COLUMNS])
     title = "where the time goes, share of the batch"
     if len(shown) < len(ledger.ranks):
         title += f" ({len(shown)} of {len(ledger.ranks)} ranks: those that wait most)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ _WORDS = frozenset(
         "pass",
         "hop",
         "number",
+        "pipeline",
+        "ranks",
         "differs",
         "name",
         "tags",
@@ -50,6 +53,10 @@ _WORDS = frozenset(
         "file",
     }
 )
+
+
+# Warnings with one code that are printed one by one.
+_ALIKE_SHOWN = 4
 
 
 @dataclass(slots=True)
@@ -99,12 +106,21 @@ def print_page(page: Page, console: Console) -> None:
 
 
 def _print_gaps(gaps: list[Gap], console: Console) -> None:
+    """Print warnings; of many alike the first few, and how many more there are."""
     if gaps:
         console.print()
+    seen = Counter[str]()
     for gap in gaps:
+        seen[gap.code] += 1
+        if seen[gap.code] > _ALIKE_SHOWN:
+            continue
         console.print(f"[yellow]warning:[/yellow] {_safe(str(gap))}", soft_wrap=True)
         if gap.hint:
             console.print(f"   [cyan]hint:[/cyan] {_safe(gap.hint)}", soft_wrap=True)
+    for code, count in seen.items():
+        if count > _ALIKE_SHOWN:
+            more = f"{count - _ALIKE_SHOWN} more like it: {code}"
+            console.print(f"[yellow]warning:[/yellow] {more}; --json has them all", soft_wrap=True)
 
 
 def _safe(text: str) -> str:
