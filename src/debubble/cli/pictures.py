@@ -110,11 +110,13 @@ def _svg(found: Found, waits: Sequence[Wait], answer: str) -> bytes:
 
 
 def _shown(found: Found) -> list[Shown]:
-    """Account for every pipeline, the worst first: its ledger is there already."""
-    worst = found.worst
+    """Account for every pipeline that is held, the worst first: its ledger is there already."""
+    worst, held = found.worst, found.timeline.pipelines
     ledgers = [(worst, found.ledger)]
     ledgers += [
-        (one, account_for(found.timeline, one)) for one in found.figures if one is not worst
+        (one, account_for(found.timeline, one))
+        for one in found.figures
+        if one is not worst and one.pipeline in held
     ]
     return [
         Shown(timeline=found.timeline, figures=one, ledger=ledger, traces=found.traces)

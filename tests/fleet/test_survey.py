@@ -1,0 +1,155 @@
+"""A run that is held in parts gives the answer of one that is held whole."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from making import H200, document, kernel, write
+from played import setup_of
+from simulated import Play
+from simulated_traces import Clock, Writing, write_run
+
+from debubble.errors import Code, DebubbleError
+from debubble.fleet.question import Question
+from debubble.fleet.survey import Means, NoPipelineIn, inspect_run, survey_run
+from debubble.ledger.hop_health import account_for
+from debubble.report.find import find_json
+from debubble.report.inspect import inspect_json
+from debubble.timeline.job import ask_job
+from debubble.trace.digest import read_digest
+from debubble.trace.digest.place import place_digests
+from debubble.trace.run import find_run
+
+IN_PARTS = Means(held_ranks=0)
+BEHAVIOUR = {
+    "1f1b": {"fused": True},
+    "gpipe": {},
+    "forward-only": {},
+    "zb-h1": {"early": True},
+    "interleaved-1f1b": {"early": True},
+}
+
+
+def answer(place, means=None, question=None):
+    """Return everything `find` says, or why it cannot."""
+    try:
+        found = survey_run(find_run([str(place)]), question, means)
+    except DebubbleError as error:
+        return f"{type(error).__name__}: {error}"
+    ledger = account_for(found.timeline, found.shown)
+    job = ask_job(found.run.sidecars, found.shown)
+    data = find_json(found.run, found.timeline, found.figures, ledger, found.gaps, job=job)
+    return json.dumps(data, indent=1).splitlines()
+
+
+def replicas(folder, count=3, *, schedule="1f1b", ranks=4, microbatches=4, skews=(0,), **writing):
+    """Write a job of several pipelines whose ranks take turns."""
+    for replica in range(count):
+        play = Play(setup_of(schedule, ranks, microbatches, seed=replica, **BEHAVIOUR[schedule]))
+        members = tuple(range(replica, ranks * count, count))
+        clock = Clock(skew_ns=skews[replica % len(skews)])
+        write_run(
+            play,
+            folder,
+            Writing(
+                members=members,
+                world=ranks * count,
+                groups={"pp": members},
+                clocks=[Clock(), *[clock] * (ranks - 1)],
+                **writing,
+            ),
+        )
+
+
+@pytest.mark.parametrize("name", sorted(one.name for one in H200.iterdir() if one.is_dir()))
+def test_recorded_runs(name):
+    assert answer(H200 / name, IN_PARTS) == answer(H200 / name)
+
+
+@pytest.mark.parametrize("schedule", list(BEHAVIOUR))
+def test_replicas(tmp_path, schedule):
+    replicas(tmp_path, schedule=schedule)
+    assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
+
+
+def test_replicas_on_wrong_clocks(tmp_path):
+    replicas(tmp_path, skews=(0, 50_000_000, -7_000_000_000))
+    assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
+
+
+def test_replicas_without_marks(tmp_path):
+    replicas(tmp_path, marks=False)
+    assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
+
+
+def test_one_replica_that_shows_no_rhythm_is_told_alike(tmp_path):
+    replicas(tmp_path, marks=False)
+    (tmp_path / "rank1.json").unlink()
+    (tmp_path / "rank7.json").unlink()
+    assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
+
+
+@pytest.mark.parametrize("missing", [(1,), (4, 5), (0, 9)])
+def test_missing_ranks(tmp_path, missing):
+    replicas(tmp_path)
+    for rank in missing:
+        (tmp_path / f"rank{rank}.json").unlink()
+    assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
+
+
+def test_a_rank_that_cannot_be_read(tmp_path):
+    replicas(tmp_path)
+    (tmp_path / "rank5.json").write_bytes(b'{"traceEvents": [}')
+    assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
+
+
+def test_one_pipeline_or_step_alone(tmp_path):
+    replicas(tmp_path)
+    for question in (Question(pipeline=2), Question(step=1), Question(pipeline=7)):
+        assert answer(tmp_path, IN_PARTS, question) == answer(tmp_path, None, question)
+
+
+def test_no_pipeline_at_all(tmp_path):
+    for rank in range(2):
+        write(tmp_path / f"rank{rank}.json", document([kernel()], rank=rank, world=2))
+    said = answer(tmp_path)
+    assert said.startswith("NoPipelineIn")
+    assert answer(tmp_path, IN_PARTS) == said
+    with pytest.raises(NoPipelineIn) as why:
+        survey_run(find_run([str(tmp_path)]), means=IN_PARTS)
+    assert [rank.kernels for rank in why.value.run.summarised()] == [1, 1]
+
+
+def test_only_the_pipeline_that_is_shown_is_held(tmp_path):
+    replicas(tmp_path)
+    found = survey_run(find_run([str(tmp_path)]), means=IN_PARTS)
+    assert len(found.figures) == 3
+    assert found.timeline.pipelines == (found.shown.pipeline,)
+    assert {trace.rank for trace in found.traces} == {rank.rank for rank in found.shown.ranks}
+    assert sum(trace.kept_bytes() for trace in found.run.ranks) < 20_000
+
+
+def test_what_files_hold_is_told_alike(tmp_path):
+    replicas(tmp_path)
+    found = find_run([str(tmp_path)])
+    assert inspect_json(inspect_run(found, IN_PARTS)) == inspect_json(inspect_run(found))
+
+
+def test_a_part_that_nobody_can_build_is_named_and_the_others_go_on(tmp_path, monkeypatch):
+    replicas(tmp_path / "traces")
+    traces = find_run([str(tmp_path / "traces")])
+    files = [one.file for one in traces.capture.files]
+    place = place_digests(str(tmp_path / "digests"), [str(tmp_path / "traces")], files)
+    survey_run(traces, means=Means(digests=place))
+
+    def gone(file, limits):
+        if "rank1." in file:
+            raise OSError("gone")
+        return read_digest(file, limits)
+
+    monkeypatch.setattr("debubble.fleet.spool.read_digest", gone)
+    found = survey_run(find_run([str(tmp_path / "digests")]), means=IN_PARTS)
+    assert [one.pipeline for one in found.figures] == [0, 1]
+    lost = [gap for gap in found.gaps if gap.code is Code.UNREADABLE]
+    assert [gap.file for gap in lost] == ["ranks 1, 4, 7, 10"]
