@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from digests import assert_same, sidecars, small_trace, traces
 from hypothesis import given, settings
 
 from debubble.errors import TraceError, TraceTooLarge
@@ -25,7 +26,6 @@ from debubble.trace.digest import (
 )
 from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import Limits
-from tests.digests import assert_same, sidecars, small_trace, traces
 
 
 @settings(max_examples=60, deadline=None)

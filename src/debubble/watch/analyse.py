@@ -23,6 +23,7 @@ from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
 from debubble.timeline.job import JobFacts, ask_job
 from debubble.timeline.model import Timeline
+from debubble.trace.digest.place import DigestPlace
 from debubble.trace.run import find_run, read_run
 from debubble.trace.source import Limits
 from debubble.units import NS_PER_S
@@ -107,6 +108,8 @@ class Task:
     timeout_s: float
     traffic: Mapping[int, float] = field(default_factory=dict)
     """The server's requests by bucket, where it counts them."""
+    digests: DigestPlace | None = None
+    """Where a digest of each rank is kept."""
 
 
 def analyse(task: Task) -> Analysis:
@@ -136,7 +139,8 @@ def _too_late(_number: int, _frame: object) -> None:
 
 
 def _analyse(task: Task) -> tuple[Measurement, Finding]:
-    run = read_run(find_run(task.files, limits=task.limits), limits=task.limits)
+    found = find_run(task.files, limits=task.limits)
+    run = read_run(found, limits=task.limits, digests=task.digests)
     timeline = build_run(run)
     figures = worst_of([measure_pipeline(timeline, one) for one in timeline.pipelines])
     if not figures.windows and figures.stream is None:
@@ -145,8 +149,8 @@ def _analyse(task: Task) -> tuple[Measurement, Finding]:
     measurement = measure_run(run, timeline, figures)
     steps = [window.step for window in figures.windows]
     ledger = build_ledger(timeline, figures.pipeline, steps)
-    found = (*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps)
-    gaps = tuple(dict.fromkeys((*found, *(ledger.gaps if ledger else ()))))
+    said = (*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps)
+    gaps = tuple(dict.fromkeys((*said, *(ledger.gaps if ledger else ()))))
     counts, bucket, told_by = _contexts(measurement, job, task.traffic)
     page = find_page([figures], ledger, job, gaps, "")
     return measurement, Finding(
