@@ -14,7 +14,7 @@ from digests import assert_same, sidecars, small_trace, traces
 from hypothesis import given, settings
 
 from debubble.errors import TraceError, TraceTooLarge
-from debubble.trace.columns import Kernels, Operators, RankTrace, build
+from debubble.trace.columns import Header, Kernels, Operators, RankTrace, build
 from debubble.trace.digest import (
     Head,
     Stamp,
@@ -24,7 +24,7 @@ from debubble.trace.digest import (
     read_digest,
     unpack_digest,
 )
-from debubble.trace.sidecar import Sidecar
+from debubble.trace.sidecar import Sidecar, StepTimes
 from debubble.trace.source import Limits
 
 
@@ -120,6 +120,39 @@ def test_what_is_no_digest_is_said_so() -> None:
 def test_a_row_that_points_outside_is_refused(changes: dict[str, object], column: str) -> None:
     with pytest.raises(TraceError, match=f"{column} is out of range"):
         unpack_digest(pack_digest(small_trace(**changes), None), "astray.npz")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"kernels": build(Kernels, 2, start_ns=[5, 4], duration_ns=[1, 1])}, "contradict"),
+        ({"kernels": build(Kernels, 1, start_ns=[5], duration_ns=[-1])}, "contradict"),
+        ({"kernels": build(Kernels, 1, start_ns=[2**63 - 1], duration_ns=[1])}, "contradict"),
+        ({"rank": 2**20}, "absurd number of ranks"),
+        ({"rank": -1}, "absurd number of ranks"),
+        ({"header": Header(world_size=10**15)}, "absurd number of ranks"),
+        ({"events": -1}, "negative size"),
+        ({"names": ("\ud800", "b")}, "is no text"),
+    ],
+)
+def test_what_no_reader_returns_is_refused(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(TraceError, match=why):
+        unpack_digest(pack_digest(small_trace(**changes), None), "astray.npz")
+
+
+@pytest.mark.parametrize(
+    "sidecar",
+    [
+        Sidecar(file="s", tokens=-1),
+        Sidecar(file="s", split=(4, -4)),
+        Sidecar(file="s", steps=StepTimes(before_s=(0.0,))),
+        Sidecar(file="s", steps=StepTimes(profiled_median_s=float("nan"))),
+        Sidecar(file="s", steps=StepTimes(overhead_fraction=float("inf"))),
+    ],
+)
+def test_a_sidecar_that_no_reader_returns_is_refused(sidecar: Sidecar) -> None:
+    with pytest.raises(TraceError, match="absurd numbers"):
+        unpack_digest(pack_digest(small_trace(), sidecar), "astray.npz")
 
 
 def test_more_rows_than_bytes_are_refused() -> None:

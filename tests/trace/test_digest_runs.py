@@ -144,6 +144,23 @@ def test_digests_go_to_object_storage_and_come_from_there(traces):
     fsspec.filesystem("memory").rm("/kept", recursive=True)
 
 
+def test_in_object_storage_too_a_digest_beside_its_trace_is_read(traces):
+    memory = fsspec.filesystem("memory")
+    for trace in traces.iterdir():
+        memory.pipe(f"/bucket/run/{trace.name}", trace.read_bytes())
+    read("memory://bucket/run", digests=BESIDE)
+    run = read("memory://bucket/run")
+    assert used(run) == ["rank0.debubble.npz", "rank1.debubble.npz"]
+    memory.pipe("/bucket/run/rank1.json.gz", (traces / "rank0.json.gz").read_bytes())
+    assert Code.DIGEST_DIFFERS in codes(read("memory://bucket/run"))
+    memory.rm("/bucket", recursive=True)
+
+
+def test_a_trace_with_the_name_of_a_digest_is_still_a_trace(traces):
+    (traces / "rank0.json.gz").rename(traces / "rank0.debubble.npz")
+    assert [trace.rank for trace in read(traces).ranks] == [0, 1]
+
+
 def test_digests_are_copied_to_another_place(traces, tmp_path):
     read(traces, digests=BESIDE)
     for trace in traces.glob("*.gz"):

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from debubble.errors import TraceError, TraceTooLarge
+from debubble.trace.columns import MOST_RANKS
 from debubble.trace.source import Limits
 from debubble.units import show_bytes
 
@@ -144,9 +145,20 @@ def _open_head(data: bytes, file: str) -> _Sealed:
             raise ValueError("its head is cut off or changed")
         fields = json.loads(bytes(_strip_npy(memoryview(first))))
         _check_version(fields, file)
-        return msgspec.convert(fields, _Sealed)
+        sealed = msgspec.convert(fields, _Sealed)
+        _check_head(sealed.head)
     except (*_DAMAGE, RecursionError, msgspec.ValidationError) as error:
         raise damaged(file, str(error)) from error
+    return sealed
+
+
+def _check_head(head: Head) -> None:
+    """Refuse what no trace says of itself."""
+    for count in (head.rank, head.world_size):
+        if count is not None and not 0 <= count < MOST_RANKS:
+            raise ValueError("it has an absurd number of ranks")
+    if not 0 <= head.part < head.parts:
+        raise ValueError("it is of no part of its trace")
 
 
 def _check_version(fields: object, file: str) -> None:
