@@ -9,7 +9,7 @@ The long trace is one recording many times over, so that its digest deflates bet
 from __future__ import annotations
 
 import argparse
-import os
+import resource
 import statistics
 import tempfile
 import time
@@ -89,6 +89,12 @@ def bench_large(path: Path) -> None:
     show("made, against reading it", f"{added:.2f} x", "<= 0.25 x", holds=added <= MOST_ADDED)
 
 
+def of_children() -> float:
+    """Return the processor time of the workers that have ended."""
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent.ru_utime + spent.ru_stime
+
+
 def write_fleet(place: Path, trace: RankTrace, ranks: int) -> list[str]:
     files = []
     for rank in range(ranks):
@@ -104,18 +110,23 @@ def bench_fleet(ranks: int) -> None:
     trace = read_kineto(str(SHIPPED / "1f1b_p2_m4" / "rank0.json.gz"))
     with tempfile.TemporaryDirectory() as place:
         files = write_fleet(Path(place), trace, ranks)
-        began = time.perf_counter()
+        began, before = time.perf_counter(), of_children()
         with ProcessPoolExecutor(WORKERS) as pool:
             sum(pool.map(read_one, files, chunksize=16))
-        seconds = time.perf_counter() - began
+        seconds, used = time.perf_counter() - began, of_children() - before
         few = files[: min(ranks, 256)]
-        began = time.perf_counter()
-        read_run(find_run(few))
-        joined = (time.perf_counter() - began) / len(few)
-    fleet = seconds / ranks * FLEET
-    print(f"{ranks:,} ranks on {WORKERS} of {os.cpu_count()} cores: {seconds:.1f} s, ", end="")
-    print(f"{seconds / ranks * 1e3:.2f} ms each; as one run {joined * 1e3:.2f} ms each")
-    show("8,192 ranks", f"{fleet:.0f} s", "<= 40 s", holds=fleet <= MOST_FLEET_S)
+        joined = timed(lambda: read_run(find_run(few))) / len(few)
+    fleet = used / WORKERS / ranks * FLEET
+    print(
+        f"{ranks:,} ranks, {WORKERS} workers: {seconds:.1f} s, {used:.1f} s of processors, ", end=""
+    )
+    print(f"{used / ranks * 1e3:.2f} ms each; as one run {joined * 1e3:.2f} ms each")
+    show(
+        "8,192 ranks, on two cores of their own",
+        f"{fleet:.0f} s",
+        "<= 40 s",
+        holds=fleet <= MOST_FLEET_S,
+    )
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import random
 import zipfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from digests import assert_same, sidecars, small_trace, traces
@@ -175,6 +176,15 @@ def test_a_field_of_another_type_is_refused() -> None:
     description["names"] = 7
     with pytest.raises(TraceError, match="damaged digest"):
         unpack_digest(_repacked(description), "typed.npz")
+
+
+def test_a_field_of_a_later_version_is_passed_over_in_the_head_too() -> None:
+    content = archive.unpack(pack_digest(small_trace(), None), "x", Limits())
+    later = {**msgspec.to_builtins(content.head), "mood": "good"}
+    columns = bytes(content.columns)
+    checksum = archive._checksum(later, content.description, columns)
+    back, _ = unpack_digest(_rewritten(head=later, checksum=checksum))
+    assert_same(small_trace(), back)
 
 
 def test_a_column_of_a_later_version_is_passed_over() -> None:

@@ -261,6 +261,11 @@ def test_an_export_of_several_ranks_has_a_digest_a_rank(public_data, tmp_path):
     assert used(after) == kept
     for left, right in zip(before.ranks, after.ranks, strict=True):
         assert_same(left, right)
+    whole = (tmp_path / kept[1]).read_bytes()
+    (tmp_path / kept[1]).write_bytes(whole[:-40])
+    with_damage = read(tmp_path)
+    assert [trace.rank for trace in with_damage.ranks] == [0, 1]
+    assert Code.UNREADABLE in codes(with_damage)
     (tmp_path / kept[1]).unlink()
     half = read(tmp_path)
     assert used(half) == ["two.sqlite"]
