@@ -147,14 +147,14 @@ def test_digests_go_to_object_storage_and_come_from_there(traces):
 def test_in_object_storage_too_a_digest_beside_its_trace_is_read(traces):
     memory = fsspec.filesystem("memory")
     for trace in traces.iterdir():
-        memory.pipe(f"/bucket/run/{trace.name}", trace.read_bytes())
-    read("memory://bucket/run", digests=BESIDE)
-    run = read("memory://bucket/run")
+        memory.pipe(f"/beside/run/{trace.name}", trace.read_bytes())
+    read("memory://beside/run", digests=BESIDE)
+    run = read("memory://beside/run")
     assert used(run) == ["rank0.debubble.npz", "rank1.debubble.npz"]
     write(traces / "rank1.json.gz", document([kernel(ts=99.0)], rank=1, world=2))
-    memory.pipe("/bucket/run/rank1.json.gz", (traces / "rank1.json.gz").read_bytes())
-    assert codes(read("memory://bucket/run")) == [Code.DIGEST_DIFFERS]
-    memory.rm("/bucket", recursive=True)
+    memory.pipe("/beside/run/rank1.json.gz", (traces / "rank1.json.gz").read_bytes())
+    assert codes(read("memory://beside/run")) == [Code.DIGEST_DIFFERS]
+    memory.rm("/beside", recursive=True)
 
 
 def test_a_trace_with_the_name_of_a_digest_is_still_a_trace(traces):
