@@ -57,8 +57,9 @@ imports: $(VENV)/.dev ## the import contract of the house
 docs: $(VENV)/.dev ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W -E -b html docs docs/_build/html
 
-bench: $(VENV)/.dev ## measure the bars of the reader, as ratios of one run, of the simulator, the planner, capture and the report
+bench: $(VENV)/.dev ## measure the bars of the reader, of digests, the simulator, the planner, capture and the report, as ratios of one run
 	$(BIN)/python benchmarks/read.py
+	$(BIN)/python benchmarks/digests.py
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/capture.py

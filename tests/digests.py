@@ -36,10 +36,11 @@ TABLES: dict[str, type[Table]] = {
     "cpu_operators": CpuOperators,
 }
 
-_TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
+_TEXT = st.text(max_size=12)
+_RANK = st.none() | st.integers(0, 2**20 - 1)
 _WORDS = st.dictionaries(_TEXT, _TEXT, max_size=3)
 _COUNT = st.integers(0, 2**70)
-_TIMES = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3).map(tuple)
+_TIMES = st.lists(st.floats(1e-9, 1e9), max_size=3).map(tuple)
 
 _GROUPS = st.lists(
     st.builds(
@@ -53,8 +54,8 @@ _GROUPS = st.lists(
 
 _HEADERS = st.builds(
     Header,
-    rank=st.none() | _COUNT,
-    world_size=st.none() | _COUNT,
+    rank=_RANK,
+    world_size=_RANK,
     backend=_TEXT,
     groups=_GROUPS,
     devices=st.lists(
@@ -85,7 +86,7 @@ sidecars = st.none() | st.builds(
     rank=st.none() | _COUNT,
     schedule=st.none() | _TEXT,
     held_stages=st.lists(_COUNT, max_size=3).map(tuple),
-    steps=st.builds(StepTimes, before_s=_TIMES, unprofiled_median_s=st.none() | st.floats(0, 9)),
+    steps=st.builds(StepTimes, before_s=_TIMES, unprofiled_median_s=st.none() | st.floats(1e-9, 9)),
     environment=_WORDS,
     tags=_WORDS,
 )
@@ -116,10 +117,15 @@ def traces(draw: st.DrawFn) -> RankTrace:
                 elements = st.integers(-1, highest[column] - 1)
             elif column in kinds:
                 elements = st.integers(0, kinds[column])
-            columns[column] = draw(arrays(dtype, rows[table], elements=elements))
+            elif column == "duration_ns":
+                elements = st.integers(0, 2**62)
+            elif column == "start_ns":
+                elements = st.integers(-(2**63), 2**62 - 1)
+            drawn = draw(arrays(dtype, rows[table], elements=elements))
+            columns[column] = np.sort(drawn) if column == "start_ns" else drawn
         tables[table] = build(kind, rows[table], **columns)
     return RankTrace(
-        file=draw(_TEXT),
+        file=draw(st.text(st.characters(exclude_categories=()), max_size=12)),
         format="kineto",
         header=draw(_HEADERS),
         names=names,
@@ -127,7 +133,7 @@ def traces(draw: st.DrawFn) -> RankTrace:
         groups=groups,
         events=draw(_COUNT),
         inflated_bytes=draw(_COUNT),
-        rank=draw(st.none() | _COUNT),
+        rank=draw(_RANK),
         gaps=draw(_GAPS),
         **tables,  # type: ignore[arg-type]
     )

@@ -69,7 +69,7 @@ def headings(page):
 # Explained once: what reads traces takes these, or every verb does.
 EVERYWHERE = {
     *("--json", "--strict", "--color", "--quiet", "--capture", "--rank"),
-    *("--max-inflated", "--max-ratio", "--engine", "--pipeline"),
+    *("--max-inflated", "--max-ratio", "--engine", "--digest", "--pipeline"),
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 from fuzz import mutate
+from fuzz.digests import damaged_digest
 from fuzz.seeds import lay_out, nsight_export, pick_document, pick_op_table
 
 _SIZES = ((1_500_000, 16 * 1024**2), (50_000, 500_000), (7_000, 100_000), (900, 30_000))
@@ -17,6 +18,7 @@ _ODD_NAMES = (
     "\x1b[31mrank4.json", "n_1.1700000000000.pt.trace.json", "n_2.1700000000001.pt.trace.json",
     "iteration_1/rank0_trace.json", "iteration_2/rank0_trace.json", "1718000000.5-TP-1.json",
     "ops.csv", "ops.jsonl", "report_rank1.sqlite", "x.parquet", ".hidden.json", "rank0.json.tmp",
+    "rank0.debubble.npz",
     "rank99999999999999.json", "trace.json", " .json", "r*nk0.json", "rank0(1).json", "Rank00.json",
     "e\u0301.json", "\udcff.json", "dp0_pp1_tp0_rank12.1718000000000.pt.trace.json.gz", "notes.txt",
 )  # fmt: skip
@@ -59,7 +61,12 @@ def make_case(seed: int, number: int, folder: Path) -> Case:
 def _write_files(random: Random, folder: Path) -> list[Path]:
     form = random.random()
     if form < 0.8:
-        return [_write(folder / random.choice(("rank0.json", "trace.json.gz")), _damaged(random))]
+        return [
+            _write(
+                folder / random.choice(("rank0.json", "trace.json.gz", "rank0.debubble.npz")),
+                _damaged(random),
+            )
+        ]
     if form < 0.95:
         names = random.sample(_ODD_NAMES, k=random.randrange(2, 7))
         sound = [_write(folder / "rank0.json", lay_out(random, pick_document(random)))]
@@ -76,7 +83,7 @@ def _write(path: Path, data: bytes) -> Path:
 
 
 def _damaged(random: Random) -> bytes:
-    kind = random.choices(tuple(_MAKERS), weights=(6, 7, 3, 2, 1))[0]
+    kind = random.choices(tuple(_MAKERS), weights=(6, 7, 3, 2, 1, 2))[0]
     data = _MAKERS[kind](random)
     return mutate.pack(random, data) if random.random() < 0.25 else data
 
@@ -124,4 +131,5 @@ _MAKERS: dict[str, Callable[[Random], bytes]] = {
     "op table": _damaged_op_table,
     "export": _damaged_export,
     "mixed": _mixed,
+    "digest": damaged_digest,
 }

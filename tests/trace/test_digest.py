@@ -8,12 +8,14 @@ import random
 import zipfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from digests import assert_same, sidecars, small_trace, traces
 from hypothesis import given, settings
 
 from debubble.errors import TraceError, TraceTooLarge
-from debubble.trace.columns import Kernels, Operators, RankTrace, build
+from debubble.trace.columns import Header, Kernels, Operators, RankTrace, build
 from debubble.trace.digest import (
     Head,
     Stamp,
@@ -23,9 +25,8 @@ from debubble.trace.digest import (
     read_digest,
     unpack_digest,
 )
-from debubble.trace.sidecar import Sidecar
+from debubble.trace.sidecar import Sidecar, StepTimes
 from debubble.trace.source import Limits
-from tests.digests import assert_same, sidecars, small_trace, traces
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,6 +123,39 @@ def test_a_row_that_points_outside_is_refused(changes: dict[str, object], column
         unpack_digest(pack_digest(small_trace(**changes), None), "astray.npz")
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"kernels": build(Kernels, 2, start_ns=[5, 4], duration_ns=[1, 1])}, "contradict"),
+        ({"kernels": build(Kernels, 1, start_ns=[5], duration_ns=[-1])}, "contradict"),
+        ({"kernels": build(Kernels, 1, start_ns=[2**63 - 1], duration_ns=[1])}, "contradict"),
+        ({"rank": 2**20}, "absurd number of ranks"),
+        ({"rank": -1}, "absurd number of ranks"),
+        ({"header": Header(world_size=10**15)}, "absurd number of ranks"),
+        ({"events": -1}, "negative size"),
+        ({"names": ("\ud800", "b")}, "is no text"),
+    ],
+)
+def test_what_no_reader_returns_is_refused(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(TraceError, match=why):
+        unpack_digest(pack_digest(small_trace(**changes), None), "astray.npz")
+
+
+@pytest.mark.parametrize(
+    "sidecar",
+    [
+        Sidecar(file="s", tokens=-1),
+        Sidecar(file="s", split=(4, -4)),
+        Sidecar(file="s", steps=StepTimes(before_s=(0.0,))),
+        Sidecar(file="s", steps=StepTimes(profiled_median_s=float("nan"))),
+        Sidecar(file="s", steps=StepTimes(overhead_fraction=float("inf"))),
+    ],
+)
+def test_a_sidecar_that_no_reader_returns_is_refused(sidecar: Sidecar) -> None:
+    with pytest.raises(TraceError, match="absurd numbers"):
+        unpack_digest(pack_digest(small_trace(), sidecar), "astray.npz")
+
+
 def test_more_rows_than_bytes_are_refused() -> None:
     description = _description()
     description["tables"]["kernels"]["rows"] = 10**15
@@ -142,6 +176,15 @@ def test_a_field_of_another_type_is_refused() -> None:
     description["names"] = 7
     with pytest.raises(TraceError, match="damaged digest"):
         unpack_digest(_repacked(description), "typed.npz")
+
+
+def test_a_field_of_a_later_version_is_passed_over_in_the_head_too() -> None:
+    content = archive.unpack(pack_digest(small_trace(), None), "x", Limits())
+    later = {**msgspec.to_builtins(content.head), "mood": "good"}
+    columns = bytes(content.columns)
+    checksum = archive._checksum(later, content.description, columns)
+    back, _ = unpack_digest(_rewritten(head=later, checksum=checksum))
+    assert_same(small_trace(), back)
 
 
 def test_a_column_of_a_later_version_is_passed_over() -> None:

@@ -55,6 +55,7 @@ def test_globs_and_urls_find_the_same_files():
         memory.pipe(f"/bucket/run/{file.name}", file.read_bytes())
     assert [trace.rank for trace in read("memory://bucket/run").ranks] == [0, 1, 2, 3]
     assert [trace.rank for trace in read("memory://bucket/run/rank2*").ranks] == [2]
+    memory.rm("/bucket", recursive=True)
     assert len(read(f"file://{folder}").ranks) == 4
 
 

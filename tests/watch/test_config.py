@@ -31,6 +31,12 @@ def test_what_is_left_out_has_a_default(tmp_path):
     assert (config.drift.reference, config.drift.rate, config.workers) == (40, 0.05, 1)
 
 
+@pytest.mark.parametrize("place", ["beside", "/kept", "s3://bucket/kept"])
+def test_digests_are_kept_where_it_says(tmp_path, place):
+    assert read(tmp_path, SOURCE).sources[0].digests is None
+    assert read(tmp_path, f'{SOURCE}digests = "{place}"').sources[0].digests == place
+
+
 def test_a_server_is_captured_as_it_says(tmp_path):
     more = 'every = "2h"\njitter = "20%"\nseconds = "3s"\nquiet_hours = ["22:00-06:30"]\n'
     trigger = read(tmp_path, SERVER + more).sources[0].trigger
@@ -50,6 +56,7 @@ def test_a_server_is_captured_as_it_says(tmp_path):
         (SOURCE + 'foldr = "x"', r"source\[0\].foldr is no key"),
         (SOURCE + 'settle = "soon"', r"source\[0\].settle: 'soon' is no period"),
         (SOURCE + "settle = 5", r"source\[0\].settle must be text"),
+        (SOURCE + 'digests = "kept"', r"source\[0\].digests: 'kept' is no absolute path"),
         (SOURCE + "keep = -1", "keep must be at least 0"),
         (SERVER + 'quiet_hours = ["25:00-06:00"]', "are no hours"),
         (SERVER + "steps = 3", "vLLM takes none"),

@@ -246,6 +246,27 @@ def test_only_the_raw_traces_that_are_to_be_kept_stay(tmp_path):
             time.sleep(0.1)
 
 
+@pytest.mark.parametrize("place", ["beside", "kept"])
+def test_a_digest_stays_where_the_raw_trace_goes(tmp_path, place):
+    traces = tmp_path / "traces"
+    digests = place if place == "beside" else tmp_path / place
+    source = (
+        f'[[source]]\nname = "t"\nfolder = "{traces}"\nsettle = "0s"\npoll = "100ms"\nkeep = 0\n'
+        f'digests = "{digests}"'
+    )
+    config = write_config(tmp_path, sources=source)
+    place_capture(tmp_path, "c0")
+    with Watching(config) as one:
+        one.wait_for("pruned")
+        assert one.stop() == 0
+        assert len([event for event in one.events if event.get("event") == "analysed"]) == 1
+    kept = traces / "c0" if place == "beside" else tmp_path / place / "t" / "c0"
+    assert sorted(path.name for path in kept.iterdir()) == [
+        f"rank{rank}.debubble.npz" for rank in range(4)
+    ]
+    assert not list(traces.rglob("*.gz"))
+
+
 def queue_alert(database, target):
     """Have an alert wait for a webhook."""
     store = Store(f"sqlite:///{database}")

@@ -10,6 +10,8 @@ import pytest
 from watching import RECORDED
 
 from debubble.errors import RunNotFound
+from debubble.trace.digest.place import DigestPlace
+from debubble.trace.run import find_run, read_run
 from debubble.trace.source import DEFAULT_LIMITS
 from debubble.watch.config import Source
 from debubble.watch.sources import Scanner, remove_capture
@@ -29,8 +31,8 @@ def clock():
     return Clock()
 
 
-def scanner(folder, clock):
-    source = Source(name="s", folder=str(folder), settle_s=10.0, poll_s=1.0, keep=None)
+def scanner(folder, clock, **more):
+    source = Source(name="s", folder=str(folder), settle_s=10.0, poll_s=1.0, keep=None, **more)
     return Scanner(source, DEFAULT_LIMITS, clock)
 
 
@@ -133,3 +135,37 @@ def test_pruning_removes_traces_and_sidecars_of_the_source_alone(tmp_path):
     remove_capture(source, [str(tmp_path / "t" / "a" / "rank0.json.gz"), str(other)])
     assert other.exists()
     assert list((tmp_path / "t").iterdir()) == []
+
+
+def digest(folder):
+    read_run(find_run([str(folder)]), digests=DigestPlace(place="beside"))
+
+
+def names(ready):
+    return [file.rpartition("/")[2] for file in ready.files]
+
+
+def test_a_digest_beside_its_trace_makes_no_capture_new(tmp_path, clock):
+    one = scanner(tmp_path, clock)
+    place(tmp_path / "a", 0, 1)
+    one.scan(())
+    clock.now = 10.0
+    (ready,) = one.scan(())
+    digest(tmp_path / "a")
+    clock.now = 30.0
+    assert one.scan([ready.key]) == ()
+
+
+def test_digests_alone_are_a_capture_unless_they_are_the_services_own(tmp_path, clock):
+    place(tmp_path / "a", 0, 1)
+    digest(tmp_path / "a")
+    for trace in (tmp_path / "a").glob("*.gz"):
+        trace.unlink()
+    others, own = scanner(tmp_path, clock), scanner(tmp_path, clock, digests="beside")
+    inside = scanner(tmp_path, clock, digests=str(tmp_path / "a"))
+    for one in (others, own, inside):
+        one.scan(())
+    clock.now = 10.0
+    (ready,) = others.scan(())
+    assert names(ready) == ["rank0.debubble.npz", "rank1.debubble.npz"]
+    assert own.scan(()) == inside.scan(()) == ()

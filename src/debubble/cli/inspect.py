@@ -31,7 +31,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     """Say what TRACES hold: ranks, steps, events, kernels; what is missing or broken.
 
     TRACES are files, folders, globs or URLs: torch.profiler traces, Nsight Systems SQLite exports,
-    or op tables.
+    op tables, or digests of any of them.
     """
     run = reader.read(traces, quiet=quiet)
     words = " ".join(shlex.quote(word) for word in traces)

@@ -20,6 +20,8 @@ I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 
 UNKNOWN = -1
+# Ten times the largest clusters there are: ranks beyond are damage, and all missing ones are named.
+MOST_RANKS = 2**20
 
 
 class KernelKind(IntEnum):

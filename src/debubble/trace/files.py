@@ -11,7 +11,9 @@ from debubble.errors import RunNotFound
 from debubble.trace.source import is_url
 
 _GLOB_SIGNS = frozenset("*?[")
-_EXTENSIONS = re.compile(r"(?:\.pt)?(?:\.trace)?(?:\.(?:json|gz|sqlite|csv|jsonl|parquet))*$")
+_EXTENSIONS = re.compile(
+    r"(?:\.pt)?(?:\.trace)?(?:\.(?:json|gz|sqlite|csv|jsonl|parquet))*(?:\.debubble\.npz)?$"
+)
 
 
 def strip_extensions(name: str) -> str:

@@ -23,16 +23,16 @@ class Paired:
 def pair_digests(digests: Iterable[Recognised], files: Collection[str]) -> Paired:
     """Take the digest where it is of the very trace beside it, and otherwise the trace."""
     by_trace: defaultdict[str, list[Recognised]] = defaultdict(list)
-    for digest in digests:
-        by_trace[digest.named].append(digest)
     known = frozenset(files)
     read: list[Recognised] = []
+    for digest in digests:
+        if digest.named in known and digest.named != digest.file:
+            by_trace[digest.named].append(digest)
+        else:
+            read.append(digest)
     spared: set[str] = set()
     gaps: list[Gap] = []
     for trace, of_it in by_trace.items():
-        if trace not in known:
-            read += of_it
-            continue
         differs = _difference(trace, of_it)
         if differs is None:
             read += [replace(one, instead=trace) for one in of_it]
@@ -47,7 +47,7 @@ def _difference(trace: str, digests: Sequence[Recognised]) -> Gap | None:
     heads = [one.head for one in digests if one.head is not None]
     if stamp is None or any(head.stamp != stamp for head in heads):
         why = "is of another recording than the trace beside it"
-    elif {head.part for head in heads} != set(range(heads[0].parts)):
+    elif len({head.part for head in heads}) != heads[0].parts:
         why = f"is one of {heads[0].parts}, and not all lie beside the trace"
     else:
         return None

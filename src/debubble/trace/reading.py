@@ -78,11 +78,14 @@ def _read_digest(known: Recognised, limits: Limits) -> Reading:
 
 
 def _read_instead(known: Recognised, limits: Limits, digests: DigestPlace | None) -> Reading:
-    """Read the trace that a damaged digest lies beside."""
+    """Read the trace that a damaged digest lies beside; of several ranks, the digest's alone."""
     try:
-        return read_file(recognise(known.instead, limits), limits, digests)
+        reading = read_file(recognise(known.instead, limits), limits, digests)
     except TraceError as error:
         return Reading(error=error)
+    if known.head is None or known.head.parts == 1:
+        return reading
+    return replace(reading, traces=tuple(t for t in reading.traces if t.rank == known.rank))
 
 
 def _keep(known: Recognised, reading: Reading, place: DigestPlace, limits: Limits) -> Reading:

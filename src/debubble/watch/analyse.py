@@ -23,6 +23,7 @@ from debubble.report.theory import theory_of_schedule
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts, ask_job
 from debubble.timeline.model import Timeline
+from debubble.trace.digest.place import DigestPlace
 from debubble.trace.run import find_run
 from debubble.trace.source import Limits
 from debubble.units import NS_PER_S
@@ -107,6 +108,8 @@ class Task:
     timeout_s: float
     traffic: Mapping[int, float] = field(default_factory=dict)
     """The server's requests by bucket, where it counts them."""
+    digests: DigestPlace | None = None
+    """Where a digest of each rank is kept."""
 
 
 def analyse(task: Task) -> Analysis:
@@ -136,7 +139,8 @@ def _too_late(_number: int, _frame: object) -> None:
 
 
 def _analyse(task: Task) -> tuple[Measurement, Finding]:
-    found = survey_run(find_run(task.files, limits=task.limits), means=Means(limits=task.limits))
+    means = Means(limits=task.limits, digests=task.digests)
+    found = survey_run(find_run(task.files, limits=task.limits), means=means)
     run, timeline, figures = found.run, found.timeline, found.shown
     if not figures.windows and figures.stream is None:
         raise NoPipeline("no step was captured whole, so nothing can be measured")

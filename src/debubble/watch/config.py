@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from debubble.capture.server import KINDS
 from debubble.errors import UsageError, WatchError
+from debubble.trace.digest.place import BESIDE
 from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
 from debubble.units import parse_bytes, parse_period, parse_share
 from debubble.watch import drift
@@ -55,6 +56,8 @@ class Source:
     poll_s: float
     keep: int | None
     """How many raw captures are kept; None for all."""
+    digests: str | None = None
+    """Where digests are kept: a folder, a prefix, or `beside` the traces."""
     trigger: Trigger | None = None
 
 
@@ -205,19 +208,30 @@ def _as_source(table: _Table) -> Source:
             f"{table.name('name')}: {name!r} is no name",
             hint="letters, digits, '_', '.' and '-', at most 64",
         )
-    folder = table.need("folder", str)
-    if not is_url(folder) and not Path(folder).is_absolute():
-        raise UsageError(f"{table.name('folder')}: {folder!r} is no absolute path", hint=_SEE)
+    folder = _as_place(table, "folder")
+    if folder is None:
+        raise UsageError(f"{table.name('folder')} is missing")
     source = Source(
         name=name,
-        folder=folder.rstrip("/") or "/",
+        folder=folder,
         settle_s=table.read("settle", "30s", parse_period),
         poll_s=max(0.05, table.read("poll", "10s", parse_period)),
         keep=table.count("keep", None, least=0),
+        digests=_as_place(table, "digests"),
         trigger=_as_trigger(table),
     )
     table.done()
     return source
+
+
+def _as_place(table: _Table, key: str) -> str | None:
+    """Return a folder or a prefix; digests may also lie beside their traces."""
+    place = table.take(key, str)
+    if place is None or (key == "digests" and place == BESIDE):
+        return place
+    if not is_url(place) and not Path(place).is_absolute():
+        raise UsageError(f"{table.name(key)}: {place!r} is no absolute path", hint=_SEE)
+    return place.rstrip("/") or "/"
 
 
 def _as_trigger(table: _Table) -> Trigger | None:

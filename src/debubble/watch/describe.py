@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from debubble.trace.digest.place import BESIDE
 from debubble.units import counted, show_period, show_share
 from debubble.watch.config import Config, Source
 from debubble.watch.drift import QUIET_CAPTURES
@@ -34,6 +35,9 @@ def say_config(config: Config) -> str:
 
 def _say_source(one: Source) -> str:
     kept = "" if one.keep is None else f", the raw traces of the last {one.keep} kept"
+    if one.digests is not None:
+        place = "beside them" if one.digests == BESIDE else f"in {one.digests}"
+        kept += f", digests of all {place}"
     if one.trigger is None:
         return f"captures that appear in {one.folder}{kept}"
     every = show_period(one.trigger.every_s)
@@ -55,6 +59,7 @@ def describe_config(config: Config) -> dict[str, Any]:
                 "folder": one.folder,
                 "settle_s": one.settle_s,
                 "keep": one.keep,
+                "digests": one.digests,
                 "server": None if one.trigger is None else one.trigger.url,
                 "every_s": None if one.trigger is None else one.trigger.every_s,
             }

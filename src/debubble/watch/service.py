@@ -32,9 +32,10 @@ from debubble.watch.journal import Claim, Journal
 from debubble.watch.judge import Judge
 from debubble.watch.log import log
 from debubble.watch.metrics import Counts
+from debubble.watch.prune import prune
 from debubble.watch.routes import Routes
 from debubble.watch.schedule import after_quiet_hours, back_off, next_capture
-from debubble.watch.sources import Ready, Scanner, remove_capture
+from debubble.watch.sources import Ready, Scanner, digest_place
 from debubble.watch.traffic import ServerMetrics, ask_server, requests_between
 from debubble.watch.webhooks import Webhooks
 
@@ -193,6 +194,7 @@ class Service:
             limits=self.config.limits,
             timeout_s=self.config.timeout_s,
             traffic=traffic,
+            digests=await self._in_thread(digest_place, source),
         )
         analysis = await self._compute(task)
         if analysis is None:
@@ -246,18 +248,7 @@ class Service:
                 return _bug(error)
 
     async def _prune(self, source: Source) -> None:
-        if source.keep is None:
-            return
-        keep = source.keep
-
-        def prune() -> int:
-            gone = self.journal.prunable(source.name, keep=keep)
-            for number, files in gone:
-                remove_capture(source, files)
-                self.journal.forget_files(number)
-            return len(gone)
-
-        count = await self._in_thread(prune)
+        count = await self._in_thread(prune, source, self.journal, self.config.limits)
         if count:
             log("pruned", source=source.name, captures=count)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from debubble.errors import RunNotFound, TraceError
 from debubble.trace.captures import group_captures
+from debubble.trace.digest.place import BESIDE, SUFFIX, DigestPlace
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
 from debubble.trace.run import named_like_a_trace
 from debubble.trace.sidecar import is_sidecar, read_sidecar, sidecar_of
@@ -55,10 +56,16 @@ class Scanner:
         entries = {one.file: one for one in list_files(self.source.folder)}
         self._done &= set(entries.values())
         fresh = [
-            one for one in entries.values() if one not in self._done and not is_sidecar(one.file)
+            one
+            for one in entries.values()
+            if one not in self._done and not is_sidecar(one.file) and not self._is_own(one.file)
         ]
         self._known = {one: self._recognise(one) for one in fresh}
-        traces = [known for known in self._known.values() if known is not None]
+        traces = [
+            known
+            for known in self._known.values()
+            if known is not None and not (known.head and known.named in entries)
+        ]
         now, since, ready = self._clock(), {}, []
         for capture in group_captures(traces):
             doubled = (file for _, files in capture.duplicates for file in files)
@@ -74,6 +81,13 @@ class Scanner:
                 ready.append(Ready(key=key, files=tuple(names), newest_s=_newest(mine)))
         self._since = since
         return tuple(ready)
+
+    def _is_own(self, file: str) -> bool:
+        """Tell a digest that this service keeps: it is no capture."""
+        place = self.source.digests
+        if place is None or not file.endswith(SUFFIX):
+            return False
+        return place == BESIDE or file.startswith(f"{place}/")
 
     def _recognise(self, entry: Entry) -> Recognised | None:
         """Say what a file is; a damaged trace stands beside its ranks, to be recorded as such."""
@@ -169,6 +183,13 @@ def _root(source: Source) -> str:
 def _newest(entries: Sequence[Entry]) -> float | None:
     times = [one.modified_s for one in entries if one.modified_s is not None]
     return max(times, default=None)
+
+
+def digest_place(source: Source) -> DigestPlace | None:
+    """Return where the digests of a source go, should they be kept."""
+    if source.digests is None:
+        return None
+    return DigestPlace(place=source.digests, root=_root(source), run=source.name)
 
 
 def remove_capture(source: Source, files: Sequence[str]) -> None:

@@ -12,12 +12,15 @@ import json
 import struct
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from debubble.errors import TraceError, TraceTooLarge
+from debubble.trace.columns import MOST_RANKS
 from debubble.trace.source import Limits
 from debubble.units import show_bytes
 
@@ -84,16 +87,17 @@ class Content:
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """The head as it lies in the file."""
+    """The head as it lies in the file, with fields that a later version may have added."""
 
     schema: str
-    head: Head
+    head: dict[str, Any]
     checksum: str
 
 
 def pack(head: Head, description: bytes, columns: bytes) -> bytes:
     """Return the file's bytes: the same content gives the same bytes."""
-    sealed = _Sealed(schema=SCHEMA, head=head, checksum=_checksum(head, description, columns))
+    said = msgspec.to_builtins(head)
+    sealed = _Sealed(schema=SCHEMA, head=said, checksum=_checksum(said, description, columns))
     first = json.dumps(msgspec.to_builtins(sealed)).encode()
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
@@ -107,14 +111,14 @@ def pack(head: Head, description: bytes, columns: bytes) -> bytes:
 
 def unpack(data: bytes, file: str, limits: Limits) -> Content:
     """Take a digest apart and check it; raises `TraceError` for anything but a whole one."""
-    sealed = _open_head(data, file)
+    head, sealed = _open_head(data, file)
     try:
         description, columns = _inflate(data, file, limits)
     except _DAMAGE as error:
         raise damaged(file, str(error)) from error
     if _checksum(sealed.head, description, columns) != sealed.checksum:
         raise damaged(file, "its checksum differs")
-    return Content(head=sealed.head, description=bytes(description), columns=columns)
+    return Content(head=head, description=bytes(description), columns=columns)
 
 
 def looks_like_digest(prefix: bytes) -> bool:
@@ -124,7 +128,7 @@ def looks_like_digest(prefix: bytes) -> bool:
 
 def peek_head(prefix: bytes, file: str) -> Head:
     """Return the head out of the first bytes of a digest."""
-    return _open_head(prefix, file).head
+    return _open_head(prefix, file)[0]
 
 
 def damaged(file: str, why: str) -> TraceError:
@@ -134,7 +138,7 @@ def damaged(file: str, why: str) -> TraceError:
     )
 
 
-def _open_head(data: bytes, file: str) -> _Sealed:
+def _open_head(data: bytes, file: str) -> tuple[Head, _Sealed]:
     if not looks_like_digest(data):
         raise TraceError("is no digest", hint="make one with --digest", file=file)
     try:
@@ -144,9 +148,21 @@ def _open_head(data: bytes, file: str) -> _Sealed:
             raise ValueError("its head is cut off or changed")
         fields = json.loads(bytes(_strip_npy(memoryview(first))))
         _check_version(fields, file)
-        return msgspec.convert(fields, _Sealed)
+        sealed = msgspec.convert(fields, _Sealed)
+        head = msgspec.convert(sealed.head, Head)
+        _check_head(head)
     except (*_DAMAGE, RecursionError, msgspec.ValidationError) as error:
         raise damaged(file, str(error)) from error
+    return head, sealed
+
+
+def _check_head(head: Head) -> None:
+    """Refuse what no trace says of itself."""
+    for count in (head.rank, head.world_size):
+        if count is not None and not 0 <= count < MOST_RANKS:
+            raise ValueError("it has an absurd number of ranks")
+    if not 0 <= head.part < head.parts:
+        raise ValueError("it is of no part of its trace")
 
 
 def _check_version(fields: object, file: str) -> None:
@@ -187,8 +203,10 @@ def _check_size(size: int, packed: int, file: str, limits: Limits) -> None:
         )
 
 
-def _checksum(head: Head, description: bytes | memoryview, columns: bytes | memoryview) -> str:
-    whole = hashlib.blake2b(json.dumps(msgspec.to_builtins(head)).encode(), digest_size=16)
+def _checksum(
+    head: Mapping[str, Any], description: bytes | memoryview, columns: bytes | memoryview
+) -> str:
+    whole = hashlib.blake2b(json.dumps(head).encode(), digest_size=16)
     whole.update(len(description).to_bytes(8, "little"))
     whole.update(description)
     whole.update(columns)

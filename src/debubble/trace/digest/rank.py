@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import TypeVar
 
 import msgspec
 
 from debubble.errors import Gap
 from debubble.trace.columns import (
-    UNKNOWN,
     Annotations,
     CpuOperators,
     Group,
     Header,
-    KernelKind,
     Kernels,
     Launches,
     Memory,
-    MemoryDevice,
-    Operation,
     Operators,
     RankTrace,
     Table,
@@ -28,11 +23,11 @@ from debubble.trace.columns import (
     column_types,
 )
 from debubble.trace.digest.archive import Head, Stamp, damaged, pack, unpack
+from debubble.trace.digest.check import check_sidecar, check_trace
 from debubble.trace.digest.tables import (
     Columns,
     Layout,
     as_json,
-    check_range,
     from_json,
     pack_tables,
     unpack_tables,
@@ -49,11 +44,6 @@ _TABLES: dict[str, type[Table]] = {
     "cpu_operators": CpuOperators,
 }
 _WANTED = {name: column_types(kind) for name, kind in _TABLES.items()}
-_KINDS: dict[str, type[IntEnum]] = {
-    "kernels.kind": KernelKind,
-    "operators.operation": Operation,
-    "memory.device_type": MemoryDevice,
-}
 _TableType = TypeVar("_TableType", bound=Table)
 
 
@@ -67,7 +57,6 @@ class _Description(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[Group, ...]
     events: int
     inflated_bytes: int
-    rank: int | None
     gaps: tuple[Gap, ...]
     sidecar: Sidecar | None
     tables: dict[str, Layout]
@@ -96,7 +85,6 @@ def pack_digest(
         groups=trace.groups,
         events=trace.events,
         inflated_bytes=trace.inflated_bytes,
-        rank=trace.rank,
         gaps=trace.gaps,
         sidecar=sidecar,
         tables=layouts,
@@ -136,11 +124,13 @@ def unpack_digest(
         groups=said.groups,
         events=said.events,
         inflated_bytes=said.inflated_bytes,
-        rank=said.rank,
+        rank=content.head.rank,
         gaps=said.gaps,
         **made,  # type: ignore[arg-type]
     )
-    _check_indices(trace, file)
+    check_trace(trace, file)
+    if said.sidecar is not None:
+        check_sidecar(said.sidecar, file)
     return trace, said.sidecar
 
 
@@ -149,22 +139,3 @@ def _build(kind: type[_TableType], columns: Columns, file: str) -> _TableType:
     if starts is None:
         raise damaged(file, f"{kind.__name__} has no starts")
     return build(kind, len(starts), **columns)
-
-
-def _check_indices(trace: RankTrace, file: str) -> None:
-    """Refuse a row that points outside of what it points into: later code would follow it."""
-    sizes = {
-        "name": len(trace.names),
-        "dtype": len(trace.names),
-        "thread": len(trace.threads),
-        "group": len(trace.groups),
-        "launch": len(trace.launches),
-        "kernel": len(trace.kernels),
-    }
-    for table, wanted in _WANTED.items():
-        for column in sizes.keys() & wanted.keys():
-            values = getattr(getattr(trace, table), column)
-            check_range(values, UNKNOWN, sizes[column] - 1, file, f"{table}.{column}")
-    for what, kinds in _KINDS.items():
-        table, _, column = what.partition(".")
-        check_range(getattr(getattr(trace, table), column), 0, max(kinds), file, what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from debubble.errors import Gap
 from debubble.trace.columns import column_types
@@ -18,6 +19,8 @@ from debubble.trace.digest.tables import (
 from debubble.trace.optable import Op, OpTable
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 
+# Half of what fits: an end is a start and a duration.
+_LONGEST = 2**62
 _WANTED = {"operations": column_types(OpTable)}
 
 
@@ -57,8 +60,17 @@ def read_table(file: str, limits: Limits = DEFAULT_LIMITS) -> OpTable:
     missing = sorted(_WANTED["operations"].keys() - columns.keys())
     if missing:
         raise damaged(file, f"it has no {', '.join(missing)}")
+    if not len(columns["step"]) or said.events < len(columns["step"]):
+        raise damaged(file, "it has no rows, or too many")
     check_range(columns["name"], 0, len(said.names) - 1, file, "name")
     check_range(columns["op"], 0, max(Op), file, "op")
+    check_range(columns["duration_ns"], 0, _LONGEST, file, "duration_ns")
+    check_range(columns["start_ns"], -_LONGEST, _LONGEST, file, "start_ns")
+    order = np.lexsort((columns["start_ns"], columns["step"]))
+    if not np.array_equal(columns["step"][order], columns["step"]) or not np.array_equal(
+        columns["start_ns"][order], columns["start_ns"]
+    ):
+        raise damaged(file, "its rows are out of order")
     return OpTable(
         file=content.head.file,
         format=said.format,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from debubble.trace.columns import Device, Header
+from debubble.trace.columns import MOST_RANKS, Device, Header
 from debubble.trace.kineto.operators import parse_groups
 
 _VERSION_FIELDS = {
@@ -17,8 +17,6 @@ _VERSION_FIELDS = {
     "pytorch_version": "torch",
 }
 _MAX_BASE_NS = 4 * 10**18
-# Ten times the largest clusters there are: ranks beyond are damage, and all missing ones are named.
-_MAX_WORLD = 2**20
 
 
 def parse_header(fields: Mapping[str, Any]) -> Header:
@@ -32,8 +30,8 @@ def parse_header(fields: Mapping[str, Any]) -> Header:
         versions["nccl"] = str(info["nccl_version"])
     host = fields.get("host_name")
     return Header(
-        rank=_count(info.get("rank"), below=_MAX_WORLD),
-        world_size=_count(info.get("world_size"), below=_MAX_WORLD),
+        rank=_count(info.get("rank"), below=MOST_RANKS),
+        world_size=_count(info.get("world_size"), below=MOST_RANKS),
         backend=str(info.get("backend", "")),
         groups=parse_groups(info),
         devices=_devices(fields.get("deviceProperties")),

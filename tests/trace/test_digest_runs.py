@@ -1,0 +1,284 @@
+"""Digests in a run: where they are kept, which of two is read, and that nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from digests import assert_same
+from making import H200, document, kernel, launch, write
+
+from debubble.errors import Code, RunNotFound
+from debubble.trace.digest import read_digest
+from debubble.trace.digest.place import DigestPlace, place_digests
+from debubble.trace.formats import Format, recognise
+from debubble.trace.run import find_run, read_run
+from debubble.trace.sidecar import SCHEMA
+
+BESIDE = DigestPlace(place="beside")
+TABLE = ["step,stage,microbatch,op,start_us,duration_us", "0,0,0,F,0,10", "0,1,0,F,10,10"]
+
+
+def read(*places, **options):
+    return read_run(find_run([str(place) for place in places]), **options)
+
+
+def codes(run):
+    return [gap.code for gap in run.gaps]
+
+
+def used(run):
+    return [Path(known.file).name for known in run.found.capture.files]
+
+
+@pytest.fixture
+def traces(tmp_path):
+    """Two ranks of a run, in a folder of its own."""
+    folder = tmp_path / "run"
+    for rank in (0, 1):
+        events = [launch(), kernel(ts=10.0 + rank)]
+        write(folder / f"rank{rank}.json.gz", document(events, rank=rank, world=2))
+    return folder
+
+
+def sidecar(folder, rank, **said):
+    content = {"schema": SCHEMA, "rank": rank, "workload": said}
+    (folder / f"rank{rank}.debubble.json").write_text(json.dumps(content))
+
+
+def test_a_digest_is_known_by_its_content_and_by_the_name_of_its_trace(traces):
+    read(traces, digests=BESIDE)
+    (traces / "rank1.debubble.npz").rename(traces / "whatever")
+    known = recognise(str(traces / "whatever"))
+    assert (known.format, known.rank, known.world_size) == (Format.DIGEST, 1, 2)
+    assert known.named == str(traces / "rank1.json.gz")
+
+
+def test_a_digest_beside_its_trace_is_read_in_its_stead(traces):
+    before = read(traces, digests=BESIDE)
+    after = read(traces)
+    assert used(after) == ["rank0.debubble.npz", "rank1.debubble.npz"]
+    assert after.gaps == before.gaps
+    for left, right in zip(before.ranks, after.ranks, strict=True):
+        assert_same(left, right)
+    assert [capture.name for capture in after.found.captures] == ["run"]
+
+
+def test_a_trace_that_was_recorded_again_goes_before_its_old_digest(traces):
+    read(traces, digests=BESIDE)
+    events = [launch(), kernel(ts=99.0)]
+    write(traces / "rank1.json.gz", document(events, rank=1, world=2))
+    run = read(traces)
+    assert used(run) == ["rank0.debubble.npz", "rank1.json.gz"]
+    assert [gap.code for gap in run.gaps] == [Code.DIGEST_DIFFERS]
+    assert run.gaps[0].file == str(traces / "rank1.debubble.npz")
+    assert codes(read(traces, digests=BESIDE)) == [Code.DIGEST_DIFFERS]
+    assert codes(read(traces)) == []
+
+
+def test_digests_alone_are_a_run(traces):
+    before = read(traces, digests=BESIDE)
+    for trace in traces.glob("*.gz"):
+        trace.unlink()
+    after = read(traces)
+    for left, right in zip(before.ranks, after.ranks, strict=True):
+        assert_same(left, right)
+    assert [known.format for known in after.found.capture.files] == [Format.DIGEST] * 2
+
+
+def test_some_traces_and_some_digests_are_one_capture(traces):
+    read(traces, digests=BESIDE)
+    (traces / "rank0.json.gz").unlink()
+    (traces / "rank1.debubble.npz").unlink()
+    run = read(traces)
+    assert used(run) == ["rank0.debubble.npz", "rank1.json.gz"]
+    assert run.gaps == ()
+
+
+def test_a_damaged_digest_does_not_stand_in_the_way_of_its_trace(traces):
+    read(traces, digests=BESIDE)
+    for rank, keep in ((0, 40), (1, -30)):
+        path = traces / f"rank{rank}.debubble.npz"
+        path.write_bytes(path.read_bytes()[:keep])
+    run = read(traces)
+    assert [trace.rank for trace in run.ranks] == [0, 1]
+    assert codes(run) == [Code.UNREADABLE, Code.UNREADABLE]
+    assert {gap.rank for gap in run.gaps} == {0, 1}
+
+
+def test_at_a_place_a_run_is_a_folder_of_its_own_name(traces, tmp_path):
+    place = place_digests(str(tmp_path / "kept"), [str(traces)], [str(traces / "a" / "rank0.json")])
+    assert place.target(str(traces / "a" / "rank0.json")) == str(
+        tmp_path / "kept" / "run" / "a" / "rank0.debubble.npz"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "target"),
+    [
+        (["t/rank_0/trace.json", "t/rank_1/trace.json"], "k/t/rank_0/trace.debubble.npz"),
+        (["t/h_1.1700000000000.pt.trace.json"], "k/t/h_1.1700000000000.debubble.npz"),
+        (["s3://b/t/rank0.json.gz", "s3://b/t/rank1.json.gz"], "k/t/rank0.debubble.npz"),
+    ],
+)
+def test_names_are_those_of_the_traces(files, target):
+    assert place_digests("k", files, files).target(files[0]) == target
+
+
+def test_beside_is_in_the_folder_of_the_trace():
+    assert BESIDE.target("rank0.json") == "rank0.debubble.npz"
+    assert BESIDE.target("/rank0.json") == "/rank0.debubble.npz"
+    assert BESIDE.target("a/rank0.sqlite", 3) == "a/rank0.rank3.debubble.npz"
+
+
+def test_digests_go_to_object_storage_and_come_from_there(traces):
+    place = DigestPlace(place="memory://kept", root=str(traces), run="run")
+    before = read(traces, digests=place)
+    after = read("memory://kept/run")
+    assert [trace.rank for trace in after.ranks] == [0, 1]
+    assert_same(before.ranks[1], after.ranks[1])
+    fsspec.filesystem("memory").rm("/kept", recursive=True)
+
+
+def test_in_object_storage_too_a_digest_beside_its_trace_is_read(traces):
+    memory = fsspec.filesystem("memory")
+    for trace in traces.iterdir():
+        memory.pipe(f"/beside/run/{trace.name}", trace.read_bytes())
+    read("memory://beside/run", digests=BESIDE)
+    run = read("memory://beside/run")
+    assert used(run) == ["rank0.debubble.npz", "rank1.debubble.npz"]
+    write(traces / "rank1.json.gz", document([kernel(ts=99.0)], rank=1, world=2))
+    memory.pipe("/beside/run/rank1.json.gz", (traces / "rank1.json.gz").read_bytes())
+    assert codes(read("memory://beside/run")) == [Code.DIGEST_DIFFERS]
+    memory.rm("/beside", recursive=True)
+
+
+def test_a_trace_with_the_name_of_a_digest_is_still_a_trace(traces):
+    (traces / "rank0.json.gz").rename(traces / "rank0.debubble.npz")
+    assert [trace.rank for trace in read(traces).ranks] == [0, 1]
+
+
+def test_digests_are_copied_to_another_place(traces, tmp_path):
+    read(traces, digests=BESIDE)
+    for trace in traces.glob("*.gz"):
+        trace.unlink()
+    read(traces, digests=DigestPlace(place=str(tmp_path / "kept"), root=str(traces), run="run"))
+    for rank in (0, 1):
+        name = f"rank{rank}.debubble.npz"
+        assert (tmp_path / "kept/run" / name).read_bytes() == (traces / name).read_bytes()
+
+
+def test_what_else_has_the_name_is_left_alone(traces):
+    (traces / "rank0.debubble.npz").write_text("mine")
+    run = read(traces / "rank0.json.gz", digests=BESIDE)
+    assert Code.DIGEST_NOT_WRITTEN in codes(run)
+    assert (traces / "rank0.debubble.npz").read_text() == "mine"
+
+
+def test_the_digest_of_another_trace_is_left_alone(traces, tmp_path):
+    place = DigestPlace(place=str(tmp_path / "kept"), root=str(traces), run="run")
+    read(traces, digests=place)
+    again = shutil.copytree(traces, tmp_path / "again")
+    write(again / "rank0.json.gz", document([kernel(ts=5.0)], rank=0, world=2))
+    run = read(again, digests=DigestPlace(place=place.place, root=str(again), run="run"))
+    assert [(gap.code, gap.rank) for gap in run.gaps] == [(Code.DIGEST_NOT_WRITTEN, 0)]
+    assert str(traces / "rank0.json.gz") in run.gaps[0].message
+
+
+def test_a_place_that_cannot_be_written_to_is_said_and_the_answer_goes_on(traces, tmp_path):
+    (tmp_path / "kept").write_text("a file")
+    place = DigestPlace(place=str(tmp_path / "kept"), root=str(traces), run="run")
+    run = read(traces, digests=place)
+    assert codes(run) == [Code.DIGEST_NOT_WRITTEN] * 2
+    assert len(run.ranks) == 2
+
+
+def test_nothing_unfinished_is_left_behind(traces):
+    read(traces, digests=BESIDE)
+    assert not [path for path in traces.iterdir() if path.name.startswith(".")]
+
+
+def test_a_digest_tells_what_the_sidecar_told(traces, tmp_path):
+    sidecar(traces, 0, tokens=4096)
+    before = read(traces, digests=DigestPlace(place=str(tmp_path / "k"), root=str(traces)))
+    after = read(tmp_path / "k")
+    assert after.sidecars == before.sidecars
+    assert [said.tokens for said in after.sidecars] == [4096]
+
+
+def test_a_sidecar_beside_a_digest_goes_before_what_it_kept(traces):
+    sidecar(traces, 0, tokens=4096)
+    read(traces, digests=BESIDE)
+    sidecar(traces, 0, tokens=8192)
+    (traces / "rank0.json.gz").unlink()
+    assert [said.tokens for said in read(traces).sidecars] == [8192]
+
+
+def test_a_broken_sidecar_is_named_by_the_digest_too(traces, tmp_path):
+    (traces / "rank0.debubble.json").write_text("{")
+    before = read(traces, digests=DigestPlace(place=str(tmp_path / "k"), root=str(traces)))
+    assert [str(gap.code) for gap in before.gaps] == ["unreadable"]
+    assert [(gap.code, gap.message) for gap in read(tmp_path / "k").gaps] == [
+        (gap.code, gap.message) for gap in before.gaps
+    ]
+
+
+def test_a_rank_that_only_the_folder_tells_is_told_of_the_digest_too(tmp_path, monkeypatch):
+    for rank in (0, 1):
+        folder = tmp_path / f"rank_{rank}"
+        write(folder / "trace.json", document([kernel()], rank=None))
+        monkeypatch.chdir(folder)
+        with pytest.raises(RunNotFound, match="no rank"):
+            read("trace.json", digests=BESIDE)
+    for trace in tmp_path.rglob("*.json"):
+        trace.unlink()
+    assert [trace.rank for trace in read(tmp_path).ranks] == [0, 1]
+
+
+def test_an_op_table_has_one_digest(tmp_path):
+    (tmp_path / "ops.csv").write_text("\n".join(TABLE))
+    (before,) = read(tmp_path, digests=BESIDE).tables
+    for with_trace in (True, False):
+        run = read(tmp_path)
+        assert used(run) == ["ops.debubble.npz"]
+        assert run.gaps == ()
+        assert_same(before, run.tables[0])
+        if with_trace:
+            (tmp_path / "ops.csv").unlink()
+
+
+def test_an_export_of_several_ranks_has_a_digest_a_rank(public_data, tmp_path):
+    export = tmp_path / "two.sqlite"
+    shutil.copy(public_data / "nsys-ai" / "mfu_2gpu_before.sqlite", export)
+    before = read(export, digests=BESIDE)
+    kept = sorted(path.name for path in tmp_path.glob("*.npz"))
+    assert kept == ["two.rank0.debubble.npz", "two.rank1.debubble.npz"]
+    after = read(tmp_path)
+    assert used(after) == kept
+    for left, right in zip(before.ranks, after.ranks, strict=True):
+        assert_same(left, right)
+    whole = (tmp_path / kept[1]).read_bytes()
+    (tmp_path / kept[1]).write_bytes(whole[:-40])
+    with_damage = read(tmp_path)
+    assert [trace.rank for trace in with_damage.ranks] == [0, 1]
+    assert Code.UNREADABLE in codes(with_damage)
+    (tmp_path / kept[1]).unlink()
+    half = read(tmp_path)
+    assert used(half) == ["two.sqlite"]
+    assert Code.DIGEST_DIFFERS in codes(half)
+    assert len(half.ranks) == 2
+
+
+def test_a_recorded_trace_comes_back_to_the_last_bit(tmp_path):
+    folder = shutil.copytree(H200 / "1f1b_p2_m4", tmp_path / "run")
+    run = read(folder, digests=BESIDE)
+    for trace in run.ranks:
+        back, _ = read_digest(str(folder / f"rank{trace.rank}.debubble.npz"))
+        assert_same(trace, back)
+        size = (folder / f"rank{trace.rank}.debubble.npz").stat().st_size
+        assert size < 0.02 * trace.inflated_bytes
+        assert np.all(np.diff(back.kernels.start_ns) >= 0)
