@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -155,7 +155,7 @@ class _Shift(Generic[_Result]):
     def _settle(
         self, order: _Order, future: Future[_Result]
     ) -> Iterator[tuple[int, _Result | TraceError]]:
-        error = future.exception()
+        error = CancelledError() if future.cancelled() else future.exception()
         if error is None:
             yield order.number, future.result()
         elif isinstance(error, TraceError):
