@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from debubble.trace.files import expand
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
 from debubble.trace.mapping import Progress
 from debubble.trace.reading import read_all
+from debubble.trace.remote import each
 from debubble.trace.run_gaps import (
     duplicate,
     no_kernels,
@@ -27,7 +28,7 @@ from debubble.trace.run_gaps import (
     unreadable,
 )
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
-from debubble.trace.source import DEFAULT_LIMITS, Limits
+from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
 
 if TYPE_CHECKING:
     from debubble.trace.optable import OpTable
@@ -64,16 +65,12 @@ def find_run(
     """Find the traces the user means; the newest complete capture where there are several."""
     files, named = expand(places)
     traces, left_alone, gaps = [], [], []
-    for file in files:
-        if is_sidecar(file) and len(files) > 1:
-            continue
-        try:
-            known = recognise(file, limits)
-        except TraceError as error:
+    files = tuple(file for file in files if len(files) == 1 or not is_sidecar(file))
+    for file, known in zip(files, _recognise_all(files, limits), strict=True):
+        if isinstance(known, TraceError):
             if named or named_like_a_trace(file) or os.path.isdir(file):  # noqa: PTH112
-                gaps.append(unreadable(error))
-            continue
-        if known.is_trace:
+                gaps.append(unreadable(known))
+        elif known.is_trace:
             traces.append(known)
         elif known.why_not and (named or _is_garbage_trace(known)):
             gaps.append(unreadable(known.why_not))
@@ -139,12 +136,23 @@ def read_run(  # noqa: PLR0913 (one argument a question)
     )
 
 
+def _recognise_all(files: Sequence[str], limits: Limits) -> Iterator[Recognised | TraceError]:
+    def recognise_one(file: str) -> Recognised | TraceError:
+        try:
+            return recognise(file, limits)
+        except TraceError as error:
+            return error
+
+    return each(recognise_one, files, far=any(map(is_url, files)))
+
+
 def _read_sidecars(ranks: Sequence[RankTrace]) -> tuple[tuple[Sidecar, ...], list[Gap]]:
     """Read what lies beside the traces; what another rank wrote is no witness."""
     sidecars: list[Sidecar] = []
     gaps: list[Gap] = []
-    for trace in ranks:
-        said, gap = read_sidecar(trace.file)
+    files = [trace.file for trace in ranks]
+    beside = each(read_sidecar, files, far=any(map(is_url, files)))
+    for trace, (said, gap) in zip(ranks, beside, strict=True):
         if gap is not None:
             gaps.append(replace(gap, rank=trace.rank))
         if said is None:
