@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 from engine_tasks import wait_until
 
@@ -61,31 +61,39 @@ class Cluster:
 
 
 @contextmanager
-def started_cluster(workers: int = 2, *, nannies: bool = True) -> Iterator[Cluster]:
+def started_cluster(
+    workers: int = 2,
+    *,
+    nannies: bool = True,
+    scheme: str = "tcp",
+    security: Any = None,
+    **environment: str,
+) -> Iterator[Cluster]:
     """Lend a cluster whose workers are all there."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         cluster = Cluster(folder=Path(folder))
         known = cluster.folder / "scheduler.json"
         cluster.start(
-            *("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"),
+            *("scheduler", "--host", f"{scheme}://127.0.0.1", "--port", "0", "--no-dashboard"),
             *("--scheduler-file", str(known)),
+            **environment,
         )
         try:
             wait_until(lambda: known.exists() and known.read_text().endswith("}"))
             cluster.address = json.loads(known.read_text())["address"]
             for _ in range(workers):
-                cluster.start_worker("--nanny" if nannies else "--no-nanny")
-            wait_until(lambda: count_workers(cluster.address) == workers)
+                cluster.start_worker("--nanny" if nannies else "--no-nanny", **environment)
+            wait_until(lambda: count_workers(cluster.address, security) == workers)
             yield cluster
         finally:
             cluster.stop()
 
 
-def count_workers(address: str) -> int:
+def count_workers(address: str, security: Any = None) -> int:
     """Ask the scheduler, in a client of its own."""
     from distributed import Client  # noqa: PLC0415
 
-    with Client(address, set_as_default=False, timeout=30) as client:
+    with Client(address, set_as_default=False, timeout=30, security=security) as client:
         return len(client.nthreads())
 
 
@@ -99,11 +107,6 @@ def count_tasks(address: str) -> int:
 
 def _count_tasks(dask_scheduler):
     return len(dask_scheduler.tasks)
-
-
-def port_of(address: str) -> int:
-    """Return the port of an address."""
-    return urlsplit(address).port or 0
 
 
 def _path() -> str:

@@ -61,7 +61,7 @@ class Crew(Protocol):
         ...
 
     def look_around(self) -> None:
-        """Check while waiting that there still is somebody to wait for; raise where not."""
+        """See now and then who is there; raise where there is nobody left to wait for."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
@@ -113,6 +114,7 @@ class _Shift(Generic[_Result]):
         self._suspects: deque[_Order] = deque()
         self._flying: dict[Future[_Result], _Order] = {}
         self._is_broken = False
+        self._looks_at_s = time.monotonic() + _LOOK_S
 
     def outcomes(self) -> Iterator[tuple[int, _Result | TraceError]]:
         """Yield the number of each file with what came of it."""
@@ -120,13 +122,18 @@ class _Shift(Generic[_Result]):
             while self._waiting or self._suspects or self._flying:
                 yield from self._hand_out()
                 done, _ = wait(self._flying, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-                if not done:
-                    self._crew.look_around()
+                self._look_around()
                 for future in done:
                     yield from self._settle(self._flying.pop(future), future)
         finally:
             for future in self._flying:
                 future.cancel()
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        if now >= self._looks_at_s:
+            self._looks_at_s = now + _LOOK_S
+            self._crew.look_around()
 
     def _hand_out(self) -> Iterator[tuple[int, TraceError]]:
         """Fill the crew's hands; a suspect goes alone."""
