@@ -108,7 +108,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait_until(is_true, *, seconds=60.0):
+def wait_until(is_true, *, seconds=180.0):
     """Look again and again; a machine may be as slow as it likes up to a bound."""
     deadline = time.monotonic() + seconds
     while not is_true():

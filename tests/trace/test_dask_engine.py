@@ -50,7 +50,7 @@ def ask(*words):
         capture_output=True,
         check=False,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -128,7 +128,7 @@ def test_ctrl_c_leaves_nothing_on_the_cluster_and_says_so_in_one_line(cluster, t
     )
     wait_until(lambda: sum(bool(notes_of(known)) for known in files) == 2)
     job.send_signal(signal.SIGINT)
-    _, said = job.communicate(timeout=60)
+    _, said = job.communicate(timeout=180)
     assert (job.returncode, said.decode()) == (130, "")
     wait_until(lambda: count_tasks(cluster.address) == 0)
     (tmp_path / "go").touch()

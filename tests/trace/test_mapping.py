@@ -151,7 +151,7 @@ def test_ctrl_c_ends_the_workers_at_once_and_without_tracebacks(tmp_path):
     )
     wait_until(lambda: sum(bool(notes_of(known)) for known in files) == 2)
     os.killpg(job.pid, signal.SIGINT)
-    _, said = job.communicate(timeout=60)
+    _, said = job.communicate(timeout=180)
     assert job.returncode == 130
     assert said == b""
     workers = {int(line.split()[1]) for known in files for line in notes_of(known)}

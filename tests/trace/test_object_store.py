@@ -187,5 +187,5 @@ def ask(store, *words):
         capture_output=True,
         check=False,
         text=True,
-        timeout=120,
+        timeout=300,
     )

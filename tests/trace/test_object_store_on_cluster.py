@@ -31,7 +31,7 @@ def ask(environment, *words):
         capture_output=True,
         check=False,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
