@@ -23,8 +23,8 @@ class Reading:
     gaps: tuple[Gap, ...]
 
 
-def read_capture(folder: Path) -> Reading:
-    """Read the newest capture in a folder; of several pipelines, the one that waits most."""
+def read_capture(folder: Path | str) -> Reading:
+    """Read the newest capture in a folder or under a URL; of several pipelines, the one that waits most."""
     run = read_run(find_run([str(folder)]))
     timeline = build_run(run)
     figures = worst_of([measure_pipeline(timeline, one) for one in timeline.pipelines])
