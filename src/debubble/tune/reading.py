@@ -24,7 +24,7 @@ class Reading:
 
 
 def read_capture(folder: Path | str) -> Reading:
-    """Read the newest capture in a folder or under a URL; of several pipelines, the one that waits most."""
+    """Read the newest capture of a folder or URL; of several pipelines, the one that waits most."""
     run = read_run(find_run([str(folder)]))
     timeline = build_run(run)
     figures = worst_of([measure_pipeline(timeline, one) for one in timeline.pipelines])
