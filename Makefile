@@ -65,6 +65,7 @@ bench: $(VENV)/.dev ## measure the bars of the reader, of digests, the simulator
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/html_report.py
 	$(BIN)/python benchmarks/watch_readers.py
+	$(BIN)/python benchmarks/dask_engine.py
 
 bench-peers: $(VENV)/.dev ## the same beside HolisticTraceAnalysis, in a venv of its own
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers

@@ -27,6 +27,7 @@ from debubble.measure.measurement import Measurement, join_measurements
 from debubble.report.compare import compare_json, compare_markdown, compare_page
 from debubble.report.html.compare import compare_report
 from debubble.report.html.views import Shown
+from debubble.trace.source import is_url
 from debubble.units import parse_bytes, parse_share
 
 
@@ -129,7 +130,7 @@ class _Side:
 
 def _next_command(after: str, verdict: Verdict) -> str:
     """Name what to look at next, where AFTER is one place."""
-    if not Path(after).exists():
+    if not is_url(after) and not Path(after).exists():
         return ""
     verb = "find" if verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE) else "plan"
     return f"debubble {verb} {shlex.quote(after)}"

@@ -17,6 +17,7 @@ import click
 
 from debubble.errors import Gap, UsageError
 from debubble.trace.mapping import Progress
+from debubble.trace.source import is_url
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,12 +76,22 @@ def place_for(out: str | None, *, force: bool) -> Path | None:
     """Return where to write, before any work is done; a file is replaced only by force."""
     if out is None:
         return None
+    refuse_url(out)
     path = Path(out)
     if path.exists() and not force:
         raise UsageError(f"{out} is there already", hint="give another name, or --force")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}", hint="make it first")
     return path
+
+
+def refuse_url(out: str | None) -> None:
+    """Say before any work is done that answers are written to files."""
+    if out is not None and is_url(out):
+        raise UsageError(
+            f"{out} is a URL, and answers are written to files",
+            hint="give a path; copy the file with the tool of your store",
+        )
 
 
 def write_html(report: Report, path: Path, *, quiet: bool) -> None:

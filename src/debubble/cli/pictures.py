@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from debubble.cli.options import drawing_width, write_html
+from debubble.cli.options import drawing_width, refuse_url, write_html
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for
 from debubble.ledger.ledger import Ledger
@@ -69,7 +69,9 @@ class Pictures:
         return bool(self.perfetto or self.svg or self.mermaid)
 
     def check(self, *, as_json: bool) -> None:
-        """Refuse what cannot be printed together."""
+        """Refuse what cannot be printed together, or written."""
+        refuse_url(self.perfetto)
+        refuse_url(self.svg)
         if self.lanes and as_json:
             raise UsageError(
                 "--timeline draws for people, --json is for programs", hint="leave one"

@@ -229,7 +229,7 @@ def _foresee(bench: Bench, budget: Budget, scope: Scope, traces: str | None) -> 
     """Plan from traces, or from what has been run; None where there is neither."""
     now = bench.template.now
     if traces is not None:
-        reading = read_capture(Path(traces))
+        reading = read_capture(traces)
         outcome = Outcome(kind=Kind.MEASURED, seconds=0.0, measurement=reading.measurement)
         run = Run(
             number=0, token="", setting=now, why="", began_s=0.0, expected=None, outcome=outcome

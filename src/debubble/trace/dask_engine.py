@@ -10,7 +10,7 @@ import os
 import pydoc
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -75,6 +75,8 @@ class DaskCrew:
         self._executor = client.get_executor(pure=False)
         self._threads = self._count()
         self._alive_s = time.monotonic()
+        self._checked: set[str] = set()
+        self._paths: list[str] = []
 
     def check(self, files: Sequence[Recognised]) -> None:
         """Refuse a cluster that cannot do the work, before any is sent."""
@@ -83,20 +85,37 @@ class DaskCrew:
                 f"{self._engine.address}: the scheduler has no workers",
                 hint="start some: dask worker " + self._engine.address,
             )
-        _check_versions(self._client.run(pydoc.locate, "debubble.__version__", on_error="return"))
-        local = [known.file for known in files if not is_url(known.file)]
-        if local:
-            path = os.path.abspath(local[0])  # noqa: PTH100
-            _check_sight(self._client.run(os.path.exists, path, on_error="return"), path)
+        self._paths = [_absolute(one.file) for one in files if not is_url(one.file)][:1]
+        self._check_new()
+
+    def _check_new(self) -> None:
+        """Ask those who were not asked yet; who dies of it is asked again when back."""
+        new = [worker for worker in self._threads if worker not in self._checked]
+        if not new:
+            return
+        versions = self._ask(new, pydoc.locate, "debubble.__version__")
+        _check_versions(versions)
+        for path in self._paths:
+            _check_sight(self._ask(new, os.path.exists, path), path)
+        self._checked.update(versions)
+
+    def _ask(
+        self, workers: Sequence[str], function: Callable[[str], object], word: str
+    ) -> dict[str, object]:
+        try:
+            found = self._client.run(function, word, workers=workers, on_error="return")
+        except (OSError, CancelledError) as error:
+            raise _gone(self._engine.address) from error
+        return {one: answer for one, answer in found.items() if not isinstance(answer, OSError)}
 
     def room(self) -> int:
         """Return how many files may be on their way at once."""
-        return AHEAD * max(1, self._threads)
+        return AHEAD * max(1, sum(self._threads.values()))
 
     def submit(self, task: Task[_Known, _Result], known: _Known, limits: Limits) -> Future[_Result]:
         """Hand out one file, under the path that it has for the workers as well."""
         if not is_url(known.file):
-            known = replace(known, file=os.path.abspath(known.file))  # noqa: PTH100
+            known = replace(known, file=_absolute(known.file))
         future: Future[_Result] = self._executor.submit(task, known, limits)
         return future
 
@@ -111,8 +130,9 @@ class DaskCrew:
         return True
 
     def look_around(self) -> None:
-        """See who is there; raise where nobody has been for long."""
+        """See who is there, and ask who is new; raise where nobody has been for long."""
         self._threads = self._count()
+        self._check_new()
         now = time.monotonic()
         if self._threads:
             self._alive_s = now
@@ -122,11 +142,15 @@ class DaskCrew:
                 hint="look into the workers' logs; a worker that runs out of memory is ended",
             )
 
-    def _count(self) -> int:
+    def _count(self) -> dict[str, int]:
         try:
-            return sum(self._client.nthreads().values())
+            return dict(self._client.nthreads())
         except (OSError, CancelledError) as error:
             raise _gone(self._engine.address) from error
+
+
+def _absolute(file: str) -> str:
+    return os.path.abspath(file)  # noqa: PTH100 (plain strings serve paths and URLs alike)
 
 
 def _check_installed() -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -62,7 +62,7 @@ class Crew(Protocol):
         ...
 
     def look_around(self) -> None:
-        """Check while waiting that there still is somebody to wait for; raise where not."""
+        """See now and then who is there; raise where there is nobody left to wait for."""
         ...
 
 
@@ -146,7 +146,7 @@ class GivenCrew:
 
     def is_loss(self, error: BaseException) -> bool:
         """Tell the loss of a worker from an error of the task."""
-        return isinstance(error, BrokenExecutor)
+        return isinstance(error, BrokenExecutor | CancelledError)
 
     def renew(self) -> bool:
         """Say that nobody can: the executor is the caller's."""

@@ -6,8 +6,10 @@ import glob
 import os
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from debubble.errors import RunNotFound
+from debubble.trace.remote import locate, plain_errors
 from debubble.trace.source import is_url
 
 _GLOB_SIGNS = frozenset("*?[")
@@ -61,16 +63,30 @@ def _walk(folder: str) -> list[str]:
 
 
 def _expand_url(place: str) -> tuple[list[str], bool]:
-    import fsspec  # noqa: PLC0415 (a tenth of a second that local files need not pay)
-
+    """List a prefix or a glob. A `?` in an address that is there is no sign of a glob."""
     try:
-        system, path = fsspec.core.url_to_fs(place)
-        if _GLOB_SIGNS & set(place):
-            return [system.unstrip_protocol(name) for name in sorted(system.glob(path))], False
-        if system.isdir(path):
-            return [system.unstrip_protocol(name) for name in sorted(system.find(path))], False
+        system, path = locate(place)
+        with plain_errors():
+            if _GLOB_SIGNS & set(path) and not system.exists(path):
+                return _list(system, system.glob(path)), False
+            if system.isdir(path):
+                return _list(system, [path]), False
     except (OSError, ImportError, ValueError) as error:
-        raise RunNotFound(
-            f"{place}: {error}", hint="check the URL; `pip install s3fs` or gcsfs for its scheme"
-        ) from error
+        raise RunNotFound(f"{place}: {error}", hint=_what_to_do(error)) from error
     return [place], True
+
+
+def _list(system: Any, paths: Iterable[str]) -> list[str]:
+    """Return the URLs of objects, and of all below prefixes; hidden ones are nobody's traces."""
+    found: dict[str, None] = {}
+    for path in sorted(paths):
+        below = system.find(path) if system.isdir(path) else [path]
+        skipped = len(path.rstrip("/")) if below != [path] else 0
+        found.update(dict.fromkeys(name for name in below if "/." not in name[skipped:]))
+    return [system.unstrip_protocol(name) for name in sorted(found)]
+
+
+def _what_to_do(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return "pip install what opens such URLs: s3fs, gcsfs, adlfs, …"
+    return "check the URL, the credentials of your environment, and the network"

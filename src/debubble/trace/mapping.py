@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -114,6 +115,7 @@ class _Shift(Generic[_Known, _Result]):
         self._suspects: deque[_Order[_Known]] = deque()
         self._flying: dict[Future[_Result], _Order[_Known]] = {}
         self._is_broken = False
+        self._looks_at_s = time.monotonic() + _LOOK_S
 
     def outcomes(self) -> Iterator[tuple[int, _Result | TraceError]]:
         """Yield the number of each file with what came of it."""
@@ -121,13 +123,18 @@ class _Shift(Generic[_Known, _Result]):
             while self._waiting or self._suspects or self._flying:
                 yield from self._hand_out()
                 done, _ = wait(self._flying, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-                if not done:
-                    self._crew.look_around()
+                self._look_around()
                 for future in done:
                     yield from self._settle(self._flying.pop(future), future)
         finally:
             for future in self._flying:
                 future.cancel()
+
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        if now >= self._looks_at_s:
+            self._looks_at_s = now + _LOOK_S
+            self._crew.look_around()
 
     def _hand_out(self) -> Iterator[tuple[int, TraceError]]:
         """Fill the crew's hands; a suspect goes alone."""
@@ -156,7 +163,7 @@ class _Shift(Generic[_Known, _Result]):
     def _settle(
         self, order: _Order[_Known], future: Future[_Result]
     ) -> Iterator[tuple[int, _Result | TraceError]]:
-        error = future.exception()
+        error = CancelledError() if future.cancelled() else future.exception()
         if error is None:
             yield order.number, future.result()
         elif isinstance(error, TraceError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
 from debubble.trace.mapping import Progress
 from debubble.trace.pairs import pair_digests
 from debubble.trace.reading import Reading, read_all
+from debubble.trace.remote import each
 from debubble.trace.run_gaps import (
     duplicate,
     no_kernels,
@@ -30,7 +31,7 @@ from debubble.trace.run_gaps import (
     unreadable,
 )
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
-from debubble.trace.source import DEFAULT_LIMITS, Limits
+from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
 from debubble.trace.summary import RankSummary, summarise
 
 if TYPE_CHECKING:
@@ -107,20 +108,27 @@ def _recognise_some(
     files: Sequence[str], limits: Limits, *, named: bool
 ) -> tuple[list[Recognised], list[str], list[Gap]]:
     traces, left_alone, gaps = [], [], []
-    for file in files:
-        try:
-            known = recognise(file, limits)
-        except TraceError as error:
+    for file, known in zip(files, _recognise_each(files, limits), strict=True):
+        if isinstance(known, TraceError):
             if named or named_like_a_trace(file) or os.path.isdir(file):  # noqa: PTH112
-                gaps.append(unreadable(error))
-            continue
-        if known.is_trace:
+                gaps.append(unreadable(known))
+        elif known.is_trace:
             traces.append(known)
         elif known.why_not and (named or _is_garbage_trace(known)):
             gaps.append(unreadable(known.why_not))
         elif known.format is Format.OTHER_JSON:
             left_alone.append(file)
     return traces, left_alone, gaps
+
+
+def _recognise_each(files: Sequence[str], limits: Limits) -> Iterator[Recognised | TraceError]:
+    def recognise_one(file: str) -> Recognised | TraceError:
+        try:
+            return recognise(file, limits)
+        except TraceError as error:
+            return error
+
+    return each(recognise_one, files, far=any(map(is_url, files)))
 
 
 def read_run(  # noqa: PLR0913 (each may be left out)
@@ -188,10 +196,11 @@ def _read_sidecars(
     """Read what lies beside the traces, else what digests kept; another rank's is no witness."""
     sidecars: list[Sidecar] = []
     gaps: list[Gap] = []
-    for trace in ranks:
-        reading = told.get((trace.file, trace.rank)) or told[trace.file, None]
-        said, gap = read_sidecar(reading.beside)
-        said = said or reading.sidecar
+    readings = [told.get((trace.file, trace.rank)) or told[trace.file, None] for trace in ranks]
+    files = [reading.beside for reading in readings]
+    beside = each(read_sidecar, files, far=any(map(is_url, files)))
+    for trace, reading, (found, gap) in zip(ranks, readings, beside, strict=True):
+        said = found or reading.sidecar
         if gap is not None:
             gaps.append(replace(gap, rank=trace.rank))
         if said is None:

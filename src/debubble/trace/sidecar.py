@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from debubble.errors import Code, Gap
+from debubble.trace.remote import read_whole
 from debubble.trace.source import is_url
 
 SUFFIX = ".debubble.json"
@@ -93,13 +94,7 @@ def read_sidecar(trace: str) -> tuple[Sidecar | None, Gap | None]:
 
 
 def _read(file: str) -> bytes:
-    if not is_url(file):
-        return Path(file).read_bytes()
-    import fsspec  # noqa: PLC0415 (a tenth of a second that local files need not pay)
-
-    with fsspec.open(file, "rb") as stream:
-        content: bytes = stream.read()
-    return content
+    return read_whole(file) if is_url(file) else Path(file).read_bytes()
 
 
 def _as_sidecar(file: str, data: dict[str, Any]) -> Sidecar:

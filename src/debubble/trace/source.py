@@ -17,6 +17,7 @@ from typing import BinaryIO, cast
 from isal import isal_zlib
 
 from debubble.errors import TraceError, TraceTooLarge
+from debubble.trace.remote import Changed, locate, open_remote, plain_errors
 from debubble.units import show_bytes
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -60,19 +61,23 @@ class Source:
         self.inflated_bytes = 0
         self.damage = ""
 
-    def pieces(self) -> Iterator[bytes]:
-        """Yield the inflated content; afterwards `damage` says why it ended early, if it did."""
+    def pieces(self, least: int = PIECE_BYTES) -> Iterator[bytes]:
+        """Yield the inflated content; afterwards `damage` says why it ended early, if it did.
+
+        What is packed comes in pieces of at least so many bytes, but for the last.
+        """
         self.compressed_bytes = self.inflated_bytes = 0
         self.damage = ""
         with closing(open_binary(self.file)) as stream:
             first = self._read(stream, len(GZIP_MAGIC))
             packed = first.startswith(GZIP_MAGIC)
-            yield from self._inflate(stream, first) if packed else self._plain(stream, first)
+            plain = self._plain(stream, first)
+            yield from self._inflate(stream, first, least) if packed else plain
 
     def prefix(self, size: int) -> bytes:
         """Return the first inflated bytes, at least `size` of them if there are so many."""
         taken, length = [], 0
-        for piece in self.pieces():
+        for piece in self.pieces(size):
             taken.append(piece)
             length += len(piece)
             if length >= size:
@@ -87,14 +92,14 @@ class Source:
             yield piece
             piece = self._read(stream, PIECE_BYTES)
 
-    def _inflate(self, stream: BinaryIO, first: bytes) -> Iterator[bytes]:
+    def _inflate(self, stream: BinaryIO, first: bytes, least: int) -> Iterator[bytes]:
         """Inflate member after member; small ones are joined, so that pieces are never tiny."""
         waiting: list[bytes] = []
         size = 0
         for part in self._inflate_members(stream, first):
             waiting.append(part)
             size += len(part)
-            if size >= PIECE_BYTES:
+            if size >= least:
                 yield b"".join(waiting)
                 waiting, size = [], 0
         if waiting:
@@ -188,10 +193,9 @@ def size_of(file: str) -> int:
     try:
         if not is_url(file):
             return os.path.getsize(file)  # noqa: PTH202
-        import fsspec  # noqa: PLC0415 (a tenth of a second that local files need not pay)
-
-        system, path = fsspec.core.url_to_fs(file)
-        return int(system.size(path) or 0)
+        system, path = locate(file)
+        with plain_errors():
+            return int(system.size(path) or 0)
     except (OSError, ImportError, ValueError):
         return 0
 
@@ -199,12 +203,11 @@ def size_of(file: str) -> int:
 def open_binary(file: str) -> BinaryIO:
     """Open a path or an fsspec URL for reading; say clearly when that is not possible."""
     try:
-        if not is_url(file):
-            _check_is_file(file)
-            return open(file, "rb")  # noqa: PTH123 (the caller closes it)
-        import fsspec  # noqa: PLC0415 (a tenth of a second that local files need not pay)
-
-        return fsspec.open(file, "rb").open()  # type: ignore[no-any-return]
+        path = locate(file)[1] if file.startswith("file://") else file
+        if is_url(path):
+            return open_remote(path)
+        _check_is_file(path)
+        return open(path, "rb")  # noqa: PTH123 (the caller closes it)
     except (OSError, ImportError, ValueError) as error:
         raise _unreadable(file, error) from error
 
@@ -237,8 +240,11 @@ def local_copy(file: str) -> Iterator[str]:
 
 def _unreadable(file: str, error: Exception) -> TraceError:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return TraceError(
-        f"cannot be read: {reason}",
-        hint="check the path and its permissions",
-        file=file,
-    )
+    hint = "check the path and its permissions"
+    if isinstance(error, ImportError):
+        hint = "pip install what opens such URLs: s3fs, gcsfs, adlfs, …"
+    elif isinstance(error, Changed):
+        hint = "read it again when it is written to no more"
+    elif is_url(file):
+        hint = "check the URL, the credentials of your environment, and the network"
+    return TraceError(f"cannot be read: {reason}", hint=hint, file=file)

@@ -23,8 +23,8 @@ class Reading:
     gaps: tuple[Gap, ...]
 
 
-def read_capture(folder: Path) -> Reading:
-    """Read the newest capture in a folder; of several pipelines, the one that waits most."""
+def read_capture(folder: Path | str) -> Reading:
+    """Read the newest capture of a folder or URL; of several pipelines, the one that waits most."""
     found = survey_run(find_run([str(folder)]))
     gaps = (*found.run.gaps, *found.timeline.gaps, *found.shown.gaps)
     return Reading(

@@ -13,6 +13,7 @@ from debubble.errors import RunNotFound, TraceError
 from debubble.trace.captures import group_captures
 from debubble.trace.digest.place import BESIDE, SUFFIX, DigestPlace
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
+from debubble.trace.remote import locate, plain_errors
 from debubble.trace.run import named_like_a_trace
 from debubble.trace.sidecar import is_sidecar, read_sidecar, sidecar_of
 from debubble.trace.source import Limits, is_url
@@ -145,12 +146,11 @@ def _list_folder(place: str) -> Iterable[Entry]:
 
 
 def _list_url(place: str) -> list[Entry]:
-    import fsspec  # noqa: PLC0415 (a tenth of a second that local folders need not pay)
-
     try:
-        system, path = fsspec.core.url_to_fs(place)
-        system.invalidate_cache()
-        found: dict[str, dict[str, Any]] = system.find(path, detail=True)
+        system, path = locate(place)
+        with plain_errors():
+            system.invalidate_cache()
+            found: dict[str, dict[str, Any]] = system.find(path, detail=True)
     except (OSError, ImportError, ValueError) as error:
         raise RunNotFound(f"{place}: {error}", hint="check the prefix and its access") from error
     return [
@@ -174,9 +174,7 @@ def _root(source: Source) -> str:
     """Return the folder as listed files begin with it."""
     if not is_url(source.folder):
         return source.folder.rstrip("/")
-    import fsspec  # noqa: PLC0415
-
-    system, path = fsspec.core.url_to_fs(source.folder)
+    system, path = locate(source.folder)
     return str(system.unstrip_protocol(path)).rstrip("/")
 
 
@@ -209,8 +207,6 @@ def remove_capture(source: Source, files: Sequence[str]) -> None:
 
 
 def _remove_url(file: str) -> None:
-    import fsspec  # noqa: PLC0415
-
-    system, path = fsspec.core.url_to_fs(file)
-    with contextlib.suppress(OSError):
+    system, path = locate(file)
+    with contextlib.suppress(OSError), plain_errors():
         system.rm_file(path)

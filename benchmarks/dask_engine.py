@@ -1,0 +1,72 @@
+"""What a Dask cluster costs beside the processes of this machine, as a ratio of one run.
+
+64 ranks, read by a scheduler with two workers and by two local processes in turn, all of them kept
+and warm; connecting and asking the workers for their version included. Bar: 15 % more time.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from large_trace import write_large_trace
+
+from debubble.trace.engine import Engine, GivenEngine, engine_at
+from debubble.trace.run import Found, find_run, read_run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from clusters import started_cluster
+
+DATA = Path(__file__).parent / ".data" / "ranks64"
+RANKS = 64
+COPIES = 6  # 28 MB a rank, inflated
+REPEATS = 5
+WORKERS = 2
+BAR = 1.15
+# As docs/how-to/read-on-a-cluster.md has it: Dask's own settings give memory back after every piece.
+SETTINGS = {
+    "MALLOC_TRIM_THRESHOLD_": "536870912",
+    "MALLOC_MMAP_THRESHOLD_": "33554432",
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "false",
+}
+
+
+def main() -> int:
+    for rank in range(RANKS):
+        path = DATA / f"rank{rank}.json.gz"
+        if not path.exists():
+            write_large_trace(path, rank, COPIES)
+    found = find_run([str(DATA)])
+    here: list[float] = []
+    there: list[float] = []
+    with ProcessPoolExecutor(WORKERS) as pool, started_cluster(WORKERS, **SETTINGS) as cluster:
+        local, dask = GivenEngine(executor=pool), engine_at(cluster.address)
+        assert kernels(found, local) == kernels(found, dask)  # noqa: S101 (and all is warm now)
+        for _ in range(REPEATS):
+            here.append(seconds(found, local))
+            there.append(seconds(found, dask))
+    ratio = statistics.median(there) / statistics.median(here)
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors")
+    print(f"{RANKS} ranks, {WORKERS} local processes: {statistics.median(here):.2f} s")
+    print(f"{RANKS} ranks, {WORKERS} Dask workers:    {statistics.median(there):.2f} s")
+    print(f"ratio {ratio:.3f}, bar {BAR}: {'ok' if ratio <= BAR else 'FAILED'}")
+    return 0 if ratio <= BAR else 1
+
+
+def seconds(found: Found, engine: Engine) -> float:
+    began = time.perf_counter()
+    read_run(found, engine=engine)
+    return time.perf_counter() - began
+
+
+def kernels(found: Found, engine: Engine) -> list[int]:
+    return [int(trace.kernels.start_ns.sum()) for trace in read_run(found, engine=engine).ranks]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""A run read by a real Dask cluster: the same answer; a death costs the work of the dead only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import engine_tasks
+import pytest
+from clusters import count_tasks, started_cluster
+from engine_tasks import notes_of, wait_until, write_orders
+from making import H200
+
+from debubble.errors import EngineError, MissingExtra, TraceError
+from debubble.trace.dask_engine import DaskEngine
+from debubble.trace.engine import engine_at
+from debubble.trace.mapping import map_files
+from debubble.trace.source import DEFAULT_LIMITS
+
+pytest.importorskip("distributed")
+pytestmark = [
+    pytest.mark.slow,
+    # Dask's own: clients leave sockets and coroutines to the collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with started_cluster() as started:
+        yield started
+
+
+def outcomes(task, files, cluster):
+    found = map_files(task, files, engine_at(cluster.address), DEFAULT_LIMITS)
+    return {Path(known.file).name: outcome for known, outcome in found}
+
+
+def ask(*words):
+    """Type a command; return its exit code, and what it said on stdout and stderr."""
+    done = subprocess.run(
+        [sys.executable, "-m", "debubble", *words],
+        env=os.environ | {"NO_COLOR": "1"},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("verb", ["inspect", "find"])
+@pytest.mark.parametrize("name", ["1f1b_p2_m4", "fwd_closed_m4"])
+def test_a_cluster_gives_the_same_answer_to_the_digit(cluster, verb, name):
+    words = (verb, str(H200 / name), "--json")
+    here, there = ask(*words), ask(*words, "--engine", cluster.address)
+    assert here[0] == there[0] == 0
+    assert json.loads(there[1]) == json.loads(here[1])
+    assert there[2] == ""
+
+
+def test_every_recorded_run_is_the_same_on_a_cluster(cluster, recorded_data):
+    folders = [folder for folder in sorted(recorded_data.iterdir()) if list(folder.glob("rank*"))]
+    for folder in folders[::4]:
+        words = ("find", str(folder), "--json")
+        here, there = ask(*words), ask(*words, "--engine", cluster.address)
+        assert here == there
+
+
+def test_a_worker_killed_in_the_middle_costs_its_own_work_only(cluster, tmp_path):
+    files = write_orders(tmp_path, ["held", *(str(number) for number in range(1, 12))])
+    found = map_files(
+        engine_tasks.hold_the_first_time, files, engine_at(cluster.address), DEFAULT_LIMITS
+    )
+    names = [next(found)[1] for _ in range(3)]
+    wait_until(lambda: notes_of(files[0]))
+    killed = int(notes_of(files[0])[0].split()[1])
+    os.kill(killed, signal.SIGKILL)
+    names += [outcome for _, outcome in found]
+    assert sorted(names) == sorted(Path(known.file).name for known in files)
+    assert len(notes_of(files[0])) == 2
+    for known in files:
+        again = len(notes_of(known)) > 1
+        assert not again or f"began {killed}" in notes_of(known)
+
+
+def test_the_file_that_every_worker_dies_of_is_named_and_the_others_go_on(cluster, tmp_path):
+    files = write_orders(tmp_path, ["0", "1", "bad", "3", "4", "5"])
+    found = outcomes(engine_tasks.die_of_bad, files, cluster)
+    killer = found.pop("bad")
+    assert isinstance(killer, TraceError)
+    assert killer.file == files[2].file
+    assert "a worker process died" in killer.message
+    assert found == {name: name for name in "01345"}
+
+
+def test_what_fails_three_times_on_a_cluster_is_named(cluster, tmp_path):
+    files = write_orders(tmp_path, ["0", "bad"])
+    found = outcomes(engine_tasks.fail_on_bad, files, cluster)
+    assert found["0"] == "0"
+    assert "failed 3 times, the last time with: the disk stutters" in found["bad"].message
+
+
+def test_left_early_nothing_stays_queued_on_the_cluster(cluster, tmp_path):
+    names = ["0", *(f"held{number}" for number in range(1, 9))]
+    files = write_orders(tmp_path, names)
+    found = map_files(engine_tasks.hold, files, engine_at(cluster.address), DEFAULT_LIMITS)
+    assert next(found)[1] == "0"
+    found.close()
+    wait_until(lambda: count_tasks(cluster.address) == 0)
+    begun = [known for known in files if notes_of(known)]
+    (tmp_path / "go").touch()
+    assert len(begun) <= 3
+
+
+def test_ctrl_c_leaves_nothing_on_the_cluster_and_says_so_in_one_line(cluster, tmp_path):
+    files = write_orders(tmp_path, [f"held{number}" for number in range(8)])
+    job = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path), cluster.address],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        stderr=subprocess.PIPE,
+    )
+    wait_until(lambda: sum(bool(notes_of(known)) for known in files) == 2)
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=180)
+    assert (job.returncode, said.decode()) == (130, "")
+    wait_until(lambda: count_tasks(cluster.address) == 0)
+    (tmp_path / "go").touch()
+    assert sum(bool(notes_of(known)) for known in files) == 2
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from engine_tasks import hold, orders
+from debubble.trace.engine import engine_at
+from debubble.trace.mapping import map_files
+from debubble.trace.source import DEFAULT_LIMITS
+files = orders(Path(sys.argv[1]), [f"held{n}" for n in range(8)])
+try:
+    list(map_files(hold, files, engine_at(sys.argv[2]), DEFAULT_LIMITS))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_files_that_the_workers_do_not_see_are_refused_before_work_is_sent(cluster, tmp_path):
+    files = engine_tasks.orders(tmp_path, ["nowhere"])
+    with pytest.raises(EngineError, match=r"nowhere is not there for 2 workers \(tcp://"):
+        outcomes(engine_tasks.name_of, files, cluster)
+
+
+def test_an_address_where_nobody_answers_is_an_error_within_seconds():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        code, out, said = ask("inspect", str(H200 / "1f1b_p2_m4"), "--engine", address)
+    assert (code, out) == (2, "")
+    assert said.startswith(f"error: {address}: no scheduler answers there")
+    assert said.count("\n") == 3
+
+
+def test_workers_with_another_version_or_none_are_refused(tmp_path):
+    other = tmp_path / "debubble"
+    other.mkdir()
+    files = write_orders(tmp_path, ["0"])
+    with started_cluster(0) as empty:
+        with pytest.raises(EngineError, match="the scheduler has no workers"):
+            outcomes(engine_tasks.name_of, files, empty)
+        (other / "__init__.py").write_text('__version__ = "0.0.1"')
+        empty.start_worker("--no-nanny", PYTHONPATH=str(tmp_path))
+        wait_for_workers(empty, 1)
+        with pytest.raises(EngineError, match=r"debubble is 0\.0\.1 on 1 worker .* here") as caught:
+            outcomes(engine_tasks.name_of, files, empty)
+        assert "pip install debubble==" in caught.value.hint
+        (other / "__init__.py").write_text("raise ImportError('broken')")
+        empty.start_worker("--no-nanny", PYTHONPATH=str(tmp_path))
+        wait_for_workers(empty, 2)
+        with pytest.raises(EngineError, match="debubble is not installed on 1 worker"):
+            outcomes(engine_tasks.name_of, files, empty)
+
+
+def test_a_cluster_whose_workers_are_all_gone_is_given_up(tmp_path):
+    files = write_orders(tmp_path, ["held0", "held1"])
+    with started_cluster(1, nannies=False) as small:
+        engine = DaskEngine(address=small.address, without_workers_s=0.1)
+        found = map_files(engine_tasks.hold_the_first_time, files, engine, DEFAULT_LIMITS)
+        small.processes[1].kill()
+        with pytest.raises(EngineError, match=r"no worker is left|has no workers"):
+            list(found)
+
+
+def test_a_scheduler_that_goes_away_is_named(tmp_path):
+    files = write_orders(tmp_path, ["0", "held1", "held2"])
+    with started_cluster(1, nannies=False) as small:
+        found = map_files(engine_tasks.hold, files, engine_at(small.address), DEFAULT_LIMITS)
+        next(found)
+        small.processes[0].kill()
+        with pytest.raises(EngineError, match="the scheduler was lost"):
+            list(found)
+        (tmp_path / "go").touch()
+
+
+def test_without_dask_the_extra_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(MissingExtra, match="a cluster needs Dask") as caught:
+        list(
+            map_files(
+                engine_tasks.name_of,
+                write_orders(tmp_path, ["0"]),
+                engine_at("tcp://127.0.0.1:1"),
+                DEFAULT_LIMITS,
+            )
+        )
+    assert "debubble[dask]" in caught.value.hint
+
+
+def wait_for_workers(cluster, count):
+    from clusters import count_workers  # noqa: PLC0415
+
+    wait_until(lambda: count_workers(cluster.address) == count)

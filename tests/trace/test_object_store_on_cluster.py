@@ -1,0 +1,64 @@
+"""Traces in object storage, read by a cluster, over TLS: all of it together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from making import H200
+
+pytest.importorskip("distributed")
+pytest.importorskip("moto")
+pytest.importorskip("s3fs")
+from clusters import started_cluster
+from object_store import started_store
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def ask(environment, *words):
+    done = subprocess.run(
+        [sys.executable, "-m", "debubble", *words, "--json"],
+        env=os.environ | environment,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def test_a_cluster_reads_objects_as_this_machine_does():
+    with started_store() as store:
+        url = store.put_folder(H200 / "fwd_closed_m4", "run")
+        here = ask(store.environment, "find", url)
+        with started_cluster(2, **store.environment) as cluster:
+            assert ask(store.environment, "find", url, "--engine", cluster.address) == here
+
+
+def test_a_cluster_that_wants_certificates_takes_those_of_the_environment(tmp_path):
+    from distributed.security import Security  # noqa: PLC0415
+
+    made = Security.temporary()
+    for name, content in (("ca", made.tls_ca_file), ("cert", made.tls_client_cert)):
+        (tmp_path / f"{name}.pem").write_text(content)
+    (tmp_path / "key.pem").write_text(made.tls_client_key)
+    ca, cert, key = (str(tmp_path / f"{name}.pem") for name in ("ca", "cert", "key"))
+    environment = {"DASK_DISTRIBUTED__COMM__TLS__CA_FILE": ca}
+    for role in ("CLIENT", "SCHEDULER", "WORKER"):
+        environment[f"DASK_DISTRIBUTED__COMM__TLS__{role}__CERT"] = cert
+        environment[f"DASK_DISTRIBUTED__COMM__TLS__{role}__KEY"] = key
+    folder = str(H200 / "1f1b_p2_m4")
+    with started_cluster(1, scheme="tls", security=made, **environment) as cluster:
+        assert cluster.address.startswith("tls://")
+        there = ask(environment, "inspect", folder, "--engine", cluster.address)
+    assert there == ask({}, "inspect", folder)
