@@ -12,6 +12,7 @@ import numpy as np
 from debubble.errors import Code, Gap, NoPipeline
 from debubble.timeline.chain import Chain, find_chains
 from debubble.timeline.clock import align, shift_transfers
+from debubble.timeline.collectives import collectives_of, shift_collectives
 from debubble.timeline.evidence import find_set_up, find_unfinished
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.grouping import number_passes
@@ -303,6 +304,9 @@ def _line(
         outside=tuple(
             (name, _shift(intervals, offset))
             for name, intervals in find_outside(rank.trace, rank.work, in_pass)
+        ),
+        collectives=shift_collectives(
+            collectives_of(rank.trace, rank.work, rank.steps, assignment.kind == PassKind.F), offset
         ),
         file=rank.trace.file,
         base_ns=rank.trace.header.base_time_ns,
