@@ -49,6 +49,10 @@ class Writing:
     """What the header tells of groups; peers are counted inside `group` if it is one of them."""
     waits_inside: str = ""
     """The group in which the host waits for something in the middle of each pass."""
+    data: tuple[tuple[int, ...], ...] = ()
+    """For each rank of the pipeline, the group that it reduces its gradients in."""
+    data_name: str = "dp"
+    reduces: str = "allreduce"
     marks: bool = True
     """`ProfilerStep#3` around each step."""
 
@@ -140,10 +144,20 @@ class RankWriter:
 
     def _reduction(self, one: Kernel, correlation: int) -> Iterator[Event]:
         at = self.clock.us(one.launch_ns)
-        yield send(ts=at - 10, dur=20, kind="allreduce_", **{"Concrete Inputs": []})
-        yield details("allreduce", ts=at - 8, dur=16)
+        how = self.writing.reduces
+        yield send(ts=at - 10, dur=20, kind=f"{how}_", **{"Concrete Inputs": []})
+        yield details(how, ts=at - 8, dur=16, **self._data_group())
         yield launch(at, 5.0, tid=MAIN, correlation=correlation)
         yield self._device(one, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", correlation)
+
+    def _data_group(self) -> Event:
+        if not self.writing.data:
+            return {}
+        return {
+            "Process Group Name": f"{70 + self.rank}",
+            "Process Group Description": self.writing.data_name,
+            "Process Group Ranks": str(list(self.writing.data[self.rank])),
+        }
 
     def _batch(self, one: Kernel, correlation: int) -> Iterator[Event]:
         """Write queued sends and receives, and the bracket that launches them all."""

@@ -30,6 +30,7 @@ from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline, worst_of
 from debubble.timeline.job import ask_job
 from debubble.timeline.model import Timeline
+from debubble.timeline.replicas import judge_run
 from debubble.trace.run import Run
 from debubble.units import parse_share
 
@@ -111,12 +112,14 @@ def command(  # noqa: PLR0913 (one argument a flag)
     job = ask_job(run.sidecars, worst)
     gaps = (*run.gaps, *timeline.gaps, *(gap for one in figures for gap in one.gaps), *job.gaps)
     ledger = account_for(timeline, worst)
-    gaps = tuple(dict.fromkeys((*gaps, *(ledger.gaps if ledger else ()))))
-    page = find_page(figures, ledger, job, gaps, "" if quiet else following)
+    replicas = judge_run(figures)
+    gaps = (*gaps, *(ledger.gaps if ledger else ()), *(replicas.gaps if replicas else ()))
+    gaps = tuple(dict.fromkeys(gaps))
+    page = find_page(figures, ledger, job, gaps, "" if quiet else following, replicas=replicas)
     measured = Found(traces=run.ranks, timeline=timeline, figures=figures, ledger=ledger, step=step)
     pictures.draw(measured, page, words)
     if not mermaid:
-        data = find_json(run, timeline, figures, ledger, gaps, job=job)
+        data = find_json(run, timeline, figures, ledger, gaps, job=job, replicas=replicas)
         print_answer(page, data, as_json=as_json, color=color)
     exit_strictly(gaps, strict=strict)
     if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in figures):

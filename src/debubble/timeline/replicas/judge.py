@@ -8,6 +8,7 @@ from statistics import median
 
 import numpy as np
 
+from debubble.errors import Code, Gap
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import RankCollectives
 from debubble.timeline.replicas.cells import Cells, make_cells
@@ -16,6 +17,7 @@ from debubble.timeline.replicas.groups import join_groups
 from debubble.timeline.replicas.replay import replay_without
 from debubble.timeline.replicas.waits import Arrivals, measure_arrivals, spread_of_ends
 from debubble.timeline.replicas.why import Difference, explain
+from debubble.trace.run_gaps import show_ranks
 
 DRAGS, NONE, UNDECIDED = "drags", "none", "undecided"
 # A lead of less than a hundredth of the step is not worth a hunt.
@@ -58,6 +60,21 @@ class ReplicaFigures:
     """Members of their groups without a trace: one of them may come later still."""
     end_spread_ns: int
     """By how much members differ about when their reductions end."""
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What the judgement had to do without."""
+        if not self.absent:
+            return ()
+        who = f"{'rank' if len(self.absent) == 1 else 'ranks'} {show_ranks(self.absent)}"
+        return (
+            Gap(
+                code=Code.MISSING_REPLICAS,
+                message=f"replicas are judged without {who}, which reduce with them: "
+                "one of those may come later still",
+                hint="capture all replicas to know which one drags",
+            ),
+        )
 
     @property
     def waited_ns(self) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import PassKind
+
+Key = TypeVar("Key")
 
 # A difference that explains less of the lead than this is not its reason.
 _LEAST_PART = 0.3
@@ -18,10 +20,8 @@ class Difference:
     """One thing that takes longer in one replica than in the middle of the others."""
 
     what: str
-    """pass, hop, or outside."""
+    """stage, hop, or outside."""
     stage: int | None = None
-    kind: PassKind | None = None
-    """Of the pass."""
     hop: tuple[int, int] | None = None
     """By ranks."""
     hop_stages: tuple[int, int] | None = None
@@ -37,29 +37,36 @@ def explain(
     mine: Sequence[PipelineFigures], others: Sequence[PipelineFigures], lead_ns: float
 ) -> Difference | None:
     """Return the largest difference; None where none is large enough to be the reason."""
-    found = [*_passes(mine, others), *_hops(mine, others), *_outside(mine, others)]
+    found = [*_stages(mine, others), *_hops(mine, others), *_outside(mine, others)]
     largest = max(found, key=lambda one: one.step_ns, default=None)
     return largest if largest and largest.step_ns >= _LEAST_PART * lead_ns else None
 
 
-def _passes(mine: Sequence[PipelineFigures], others: Sequence[PipelineFigures]) -> list[Difference]:
-    elsewhere: dict[tuple[int, int], list[int]] = {}
+def _stages(mine: Sequence[PipelineFigures], others: Sequence[PipelineFigures]) -> list[Difference]:
+    """Compare what a stage takes for a microbatch, all its passes together."""
+    elsewhere: dict[int, list[int]] = {}
     for one in others:
-        for row in one.stages:
-            elsewhere.setdefault((row.stage, row.kind), []).append(row.median_ns)
+        for stage, length in _by_stage(one).items():
+            elsewhere.setdefault(stage, []).append(length)
     return [
         Difference(
-            what="pass",
-            stage=row.stage,
-            kind=row.kind,
-            here_ns=row.median_ns,
+            what="stage",
+            stage=stage,
+            here_ns=here,
             elsewhere_ns=there,
-            step_ns=(row.median_ns - there) * (one.microbatches or 1),
+            step_ns=(here - there) * (one.microbatches or 1),
         )
         for one in mine
-        for row in one.stages
-        if (there := _middle(elsewhere, (row.stage, row.kind))) is not None
+        for stage, here in _by_stage(one).items()
+        if (there := _middle(elsewhere, stage)) is not None
     ]
+
+
+def _by_stage(one: PipelineFigures) -> dict[int, int]:
+    lengths: dict[int, int] = {}
+    for row in one.stages:
+        lengths[row.stage] = lengths.get(row.stage, 0) + row.median_ns
+    return lengths
 
 
 def _hops(mine: Sequence[PipelineFigures], others: Sequence[PipelineFigures]) -> list[Difference]:
@@ -118,5 +125,5 @@ def _outside(
     return found
 
 
-def _middle(elsewhere: Mapping[tuple[int, int], Sequence[int]], key: tuple[int, int]) -> int | None:
+def _middle(elsewhere: Mapping[Key, Sequence[int]], key: Key) -> int | None:
     return round(median(elsewhere[key])) if key in elsewhere else None
