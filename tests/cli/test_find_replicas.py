@@ -1,4 +1,4 @@
-"""`find` over replicas: a sentence, a table, an object; nothing of it where there is one pipeline."""
+"""`find` over replicas: a sentence, a table, an object; none of it for one pipeline alone."""
 
 from __future__ import annotations
 
