@@ -12,7 +12,7 @@ from debubble.errors import Code, Gap
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import RankCollectives
 from debubble.timeline.replicas.cells import Cells, make_cells
-from debubble.timeline.replicas.certainty import FEWEST_STEPS, surely_late
+from debubble.timeline.replicas.certainty import surely_late
 from debubble.timeline.replicas.groups import join_groups
 from debubble.timeline.replicas.replay import replay_without
 from debubble.timeline.replicas.waits import Arrivals, measure_arrivals, spread_of_ends
@@ -22,6 +22,8 @@ from debubble.trace.run_gaps import show_ranks
 DRAGS, NONE, UNDECIDED = "drags", "none", "undecided"
 # A lead of less than a hundredth of the step is not worth a hunt.
 _LEAST_LEAD = 0.01
+# Last in so many of the steps, and not surely: worth another capture.
+_OFTEN = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +182,8 @@ def _verdict(
         return NONE
     if sure:
         return DRAGS
-    always = bool((arrivals.last[:, slowest] == 1).all())
-    return UNDECIDED if always or len(arrivals.steps) < FEWEST_STEPS else NONE
+    often = float(np.nanmean(arrivals.last[:, slowest] == 1)) >= _OFTEN
+    return UNDECIDED if often else NONE
 
 
 def _saved(cells: Sequence[Cells], replica: int) -> int:

@@ -22,10 +22,11 @@ def replay_without(cells: Cells, replica: int) -> tuple[I64, F64]:
     mine = (cells.replica[which] == replica).argmax(axis=1)
     length = (cells.end_ns - cells.start_ns)[which].min(axis=2)
     ends = _common_ends(cells.end_ns[which])
-    ready = ends[:, None] - _before_end(cells, which)
+    ready = ends[:, None] - (cells.end_ns[which] - _ready(cells, which)).min(axis=2)
     takes = length.min(axis=1)
     as_was = _play(ready, takes)
-    return which, as_was[:, -1] - _sooner(ready, takes, as_was, _blocks(cells, which), mine)[:, -1]
+    sooner = _sooner(ready, takes, as_was, _waited_for(cells, which), mine)
+    return which, as_was[:, -1] - sooner[:, -1]
 
 
 def _common_ends(end_ns: I64) -> F64:
@@ -34,22 +35,28 @@ def _common_ends(end_ns: I64) -> F64:
     return np.asarray(np.median(since.reshape(len(since), -1, since.shape[-1]), axis=1))
 
 
-def _before_end(cells: Cells, which: I64) -> I64:
-    """Return how long before its end each replica was ready; its last rank decides.
-
-    Where it did not queue, it began when it was ready.
-    """
+def _ready(cells: Cells, which: I64) -> I64:
+    """Return when each rank was ready: when it began, where it did not queue."""
     start, end, ready = cells.start_ns[which], cells.end_ns[which], cells.ready_ns[which]
     queued = np.zeros(start.shape, dtype=bool)
     queued[..., 1:] = start[..., 1:] - end[..., :-1] < _QUEUED_NS
-    return np.asarray((end - np.where(queued, ready, start)).min(axis=2))
+    return np.where(queued, ready, start)
 
 
-def _blocks(cells: Cells, which: I64) -> I64:
-    """Return the last collective, up to each, whose end a replica waited for; -1 before any."""
+def _waited_for(cells: Cells, which: I64) -> I64:
+    """Return the last collective whose end each one's replica had waited for; -1 for none.
+
+    Each rank tells by its own clock whether one had ended when the next was ready.
+    """
+    end, ready = cells.end_ns[which], _ready(cells, which)
     blocks = cells.blocks[which].any(axis=2)
-    number = np.where(blocks, np.arange(blocks.shape[2]), -1)
-    return np.asarray(np.maximum.accumulate(number, axis=2))
+    found = np.full(blocks.shape, -1)
+    latest = np.maximum.accumulate(np.where(blocks, np.arange(blocks.shape[2]), -1), axis=2)
+    for number in range(1, blocks.shape[2]):
+        over = (end[..., :number] <= ready[..., number, None]).sum(axis=3).min(axis=2) - 1
+        known = np.take_along_axis(latest, np.maximum(over, 0)[..., None], axis=2)[..., 0]
+        found[..., number] = np.where(over >= 0, known, -1)
+    return found
 
 
 def _play(ready: F64, takes: I64) -> F64:
@@ -62,19 +69,16 @@ def _play(ready: F64, takes: I64) -> F64:
     return ends
 
 
-def _sooner(ready: F64, takes: I64, as_was: F64, blocks: I64, mine: I64) -> F64:
+def _sooner(ready: F64, takes: I64, as_was: F64, waited_for: I64, mine: I64) -> F64:
     """Play again with one replica in the middle of the others, compute moved where it waited."""
     cells = np.arange(len(takes))
     ends = np.zeros(takes.shape)
     gained = np.zeros(takes.shape)
     free = np.full(len(takes), -np.inf)
     for number in range(takes.shape[1]):
-        begins = ready[:, :, number].copy()
-        if number:
-            over = (as_was[:, None, :number] <= begins[..., None]).sum(axis=2) - 1
-            waited = np.take_along_axis(blocks, np.maximum(over, 0)[..., None], axis=2)[..., 0]
-            known = (over >= 0) & (waited >= 0)
-            begins -= np.where(known, gained[cells[:, None], np.maximum(waited, 0)], 0)
+        before = waited_for[:, :, number]
+        moved = gained[cells[:, None], np.maximum(before, 0)]
+        begins = ready[:, :, number] - np.where(before >= 0, moved, 0)
         others = begins.copy()
         others[cells, mine] = np.nan
         begins[cells, mine] = np.fmin(begins[cells, mine], np.nanmedian(others, axis=1))
