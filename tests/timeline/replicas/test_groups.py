@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
+from reduced import STEP_NS, collectives, figures
 
-from debubble.timeline.model import CollectiveKind, RankCollectives
 from debubble.timeline.replicas import judge_replicas
 from debubble.timeline.replicas.groups import join_groups
 from debubble.trace.columns import Group
 
 MS = 1_000_000
-STEP_NS = 100 * MS
 # Two stages, two replicas of two lanes: tensor-parallel ranks lie side by side.
 PIPELINES = {lane: (lane, 4 + lane) for lane in range(4)}
 
@@ -24,24 +21,6 @@ def tensor_group(rank):
 
 def data_group(rank):
     return tuple(sorted((rank, rank ^ 2)))
-
-
-def collectives(groups, rows):
-    """Make a rank's collectives of (group, step, start, end, in a forward pass)."""
-    group, step, start, end, forward = (np.array(column) for column in zip(*rows, strict=True))
-    return RankCollectives(
-        groups=groups,
-        group=group.astype(np.int32),
-        kind=np.full(len(rows), CollectiveKind.ALL_REDUCE, dtype=np.uint8),
-        step=step.astype(np.int32),
-        ready_ns=start,
-        start_ns=start,
-        end_ns=end,
-        exposed_ns=end - start,
-        blocks=np.ones(len(rows), dtype=bool),
-        in_forward=forward.astype(bool),
-        message_bytes=np.full(len(rows), 1024),
-    )
 
 
 def rank_with_both(rank, names, late_ns, steps=5):
@@ -56,22 +35,6 @@ def rank_with_both(rank, names, late_ns, steps=5):
         rows.append((0, step, begin + 10 * MS, begin + 12 * MS, True))
         rows.append((1, step, begin + 50 * MS + late_ns[step], begin + 90 * MS, False))
     return collectives(groups, rows)
-
-
-def figures(pipelines, steps=5):
-    return [
-        SimpleNamespace(
-            pipeline=number,
-            ranks=[SimpleNamespace(rank=rank, position=place) for place, rank in enumerate(ranks)],
-            windows=[SimpleNamespace(step=step) for step in range(steps)],
-            step_time_ns=STEP_NS,
-            stages=(),
-            hops=(),
-            outside_ns={},
-            microbatches=4,
-        )
-        for number, ranks in pipelines.items()
-    ]
 
 
 @pytest.mark.parametrize("names", [("", ""), ("mesh_tp", "mesh_dp"), ("", "DATA_PARALLEL_GROUP")])
@@ -133,3 +96,21 @@ def test_a_group_whose_members_torch_left_out_is_told_by_its_name():
     pipelines = {0: (0, 1), 1: (2, 3)}
     found = judge_replicas(ranks, pipelines, figures(pipelines))
     assert (found.verdict, found.slowest) == ("drags", 1)
+
+
+def test_members_that_see_ends_a_little_apart_lose_no_gain():
+    """gloo's threads wake up when they do: the next reduction is still asked for after the last."""
+    pipelines = {0: (0,), 1: (1,)}
+    group = (Group(name="1", description="dp", ranks=(0, 1)),)
+    ranks = {}
+    for rank, (late, wakes) in enumerate(((0, 0), (30 * MS, 2 * MS))):
+        rows = []
+        for step in range(5):
+            begin = step * STEP_NS
+            first = begin + 50 * MS + wakes
+            rows.append((0, step, begin + 10 * MS + late + step * 1000, first, False))
+            rows.append((0, step, first + MS // 10, begin + 53 * MS, False))
+        ranks[rank] = collectives(group, rows)
+    found = judge_replicas(ranks, pipelines, figures(pipelines))
+    assert found.slowest == 1
+    assert found.saved_ns == pytest.approx(30 * MS, abs=3 * MS)

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from host_programs import MS
 from played import setup_of
+from reduced import judge_plays
 from replicated import Replicas, members_of, replicas_of, true_cost, write_replicas
+from simulated_traces import Writing, write_run
 
 from debubble.errors import Code
 from debubble.timeline.build import build_timeline
@@ -68,6 +70,16 @@ def test_what_compute_covers_is_no_wait(tmp_path):
     assert whole.replicas[1].waited_ns < 0.01 * late
 
 
+@pytest.mark.parametrize(
+    ("count", "steps", "noise"),
+    [(2, 3, 0.03), (2, 5, 0.03), (4, 5, 0.1), pytest.param(16, 3, 0.03, marks=pytest.mark.slow)],
+)
+def test_of_200_runs_of_equal_replicas_two_name_one_at_most(count, steps, noise):
+    base = setup_of("1f1b", 2, 4, fused=True, steps=steps, noise=noise)
+    runs = (replicas_of(replace(base, seed=seed), count).play() for seed in range(200))
+    assert [judge_plays(plays).verdict for plays in runs].count("drags") <= 2
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_of_equal_replicas_none_is_named(count, tmp_path):
     for seed in range(3):
@@ -117,3 +129,34 @@ def test_pipelines_that_reduce_nothing_together_are_not_judged(tmp_path):
 
 def test_groups_called_after_tensor_parallelism_join_no_replicas(tmp_path):
     assert judged(tmp_path, replicas_of(BASE, 2), data_name="mesh_tp") is None
+
+
+@pytest.mark.parametrize("names", [("", ""), ("mesh_tp", "mesh_dp")], ids=["unnamed", "named"])
+def test_ranks_that_share_a_stage_are_no_replicas_of_each_other(names, tmp_path):
+    """Lanes 0 and 1 are one replica, 2 and 3 the other: each pair reduces inside its passes."""
+    base = replace(BASE, collective=(1, MS))
+    setups = [replace(base, seed=lane // 2) for lane in range(4)]
+    setups[2:] = [replace(one, **SLOW_STAGE) for one in setups[2:]]
+    plays = Replicas(setups=tuple(setups)).play()
+    for lane, play in enumerate(plays):
+        ranks = range(3)
+        writing = Writing(
+            members=members_of(lane, 4, 3),
+            world=12,
+            inner=tuple((4 * place + lane // 2 * 2, 4 * place + lane // 2 * 2 + 1)
+                        for place in ranks),
+            inner_name=names[0],
+            data=tuple((4 * place + lane % 2, 4 * place + lane % 2 + 2) for place in ranks),
+            data_name=names[1],
+        )  # fmt: skip
+        write_run(play, tmp_path, writing)
+    found = read(tmp_path)
+    assert [one.pipelines for one in found.replicas] == [(0, 1), (2, 3)]
+    assert (found.verdict, found.slowest) == ("drags", 1)
+
+
+def test_weights_gathered_in_the_middle_of_passes_break_nothing(tmp_path):
+    setups = replicas_of(replace(BASE, collective=(1, MS)), 2, **SLOW_STAGE)
+    data = tuple((2 * place, 2 * place + 1) for place in range(3))
+    found = judged(tmp_path, setups, inner=data, inner_name="fsdp", data_name="fsdp")
+    assert (found.verdict, found.slowest) == ("drags", 1)
