@@ -61,6 +61,7 @@ bench: $(VENV)/.dev ## measure the bars of the reader, as ratios of one run, of 
 	$(BIN)/python benchmarks/read.py
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/replicas.py
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/html_report.py
 	$(BIN)/python benchmarks/watch_readers.py

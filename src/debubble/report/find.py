@@ -21,7 +21,7 @@ from debubble.timeline.figures import PipelineFigures, RankShares, worst_of
 from debubble.timeline.hops import HopFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline, StageLayers, Timeline
-from debubble.timeline.replicas import ReplicaFigures
+from debubble.timeline.replicas import DRAGS, ReplicaFigures
 from debubble.trace.run import Run
 from debubble.trace.run_gaps import show_ranks
 from debubble.trace.summary import summarise
@@ -45,7 +45,8 @@ def find_page(  # noqa: PLR0913 (what is known of a run, one argument each)
     worst = worst_of(figures)
     page = Page(answer=answer(worst, len(figures)))
     page.findings = ledger_findings(ledger, worst.outside_ns) if ledger else []
-    page.findings += replica_findings(replicas)
+    place = 0 if replicas and replicas.verdict == DRAGS else len(page.findings)
+    page.findings[place:place] = replica_findings(replicas)
     page.notes += [
         _about(worst),
         job_note(job, worst.batch_latency_ns),

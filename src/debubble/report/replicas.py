@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from debubble.report.text import Table
-from debubble.timeline.replicas import Difference, Replica, ReplicaFigures
+from debubble.timeline.replicas import UNDECIDED, Difference, Replica, ReplicaFigures
 from debubble.trace.run_gaps import show_ranks
 from debubble.units import NS_PER_S, counted, show_duration, show_share
 
@@ -22,7 +22,7 @@ def replica_findings(found: ReplicaFigures | None) -> list[str]:
         waits = show_share(found.waited_fraction)
         return [f"No replica drags the others: {waits} of the time waits for one or another."]
     late = found.replicas[found.slowest]
-    if found.verdict == "undecided":
+    if found.verdict == UNDECIDED:
         where = f"in {late.last} of {steps}, by {_lead(late)}"
         chance = "too few steps, or too uneven, to call it more than chance"
         return [f"{_name(late)} came last to the reductions, {where}: {chance}."]

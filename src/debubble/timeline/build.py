@@ -285,12 +285,16 @@ def _line(
 ) -> RankTimeline:
     pipeline, position = place
     in_pass = assignment.kind >= 0
+    busy = busy_of(rank.work)
+    collectives = collectives_of(
+        rank.trace, rank.work, busy, rank.steps, assignment.kind == PassKind.F
+    )
     return RankTimeline(
         rank=rank.rank,
         pipeline=pipeline,
         position=position,
         stages=stages or (position,),
-        busy=_shift(busy_of(rank.work), offset),
+        busy=_shift(busy, offset),
         occupied=_shift(
             occupied_of(rank.work, lies_outside(rank.trace, rank.work, in_pass)), offset
         ),
@@ -305,9 +309,7 @@ def _line(
             (name, _shift(intervals, offset))
             for name, intervals in find_outside(rank.trace, rank.work, in_pass)
         ),
-        collectives=shift_collectives(
-            collectives_of(rank.trace, rank.work, rank.steps, assignment.kind == PassKind.F), offset
-        ),
+        collectives=shift_collectives(collectives, offset),
         file=rank.trace.file,
         base_ns=rank.trace.header.base_time_ns,
         **_device_of(rank.trace),

@@ -12,7 +12,7 @@ import numpy as np
 
 from debubble.timeline.model import I64, CollectiveKind, Flags, Intervals, RankCollectives
 from debubble.timeline.steps import Steps
-from debubble.timeline.work import BEFORE_CAPTURE, Work, busy_of, find_carried_out
+from debubble.timeline.work import BEFORE_CAPTURE, Work, find_carried_out
 from debubble.trace.columns import Operation, RankTrace
 
 # As torch, NCCL and gloo spell them: `c10d::allreduce_`, `_reduce_scatter_base_`, `AllGather`.
@@ -25,9 +25,9 @@ _OTHER = 255
 
 
 def collectives_of(
-    trace: RankTrace, work: Work, steps: Steps, in_forward: Flags
+    trace: RankTrace, work: Work, busy: Intervals, steps: Steps, in_forward: Flags
 ) -> RankCollectives | None:
-    """List a rank's reductions and gathers; `in_forward` tells of each work its pass.
+    """List a rank's reductions and gathers; `in_forward` tells which work is of a forward pass.
 
     None where there are none.
     """
@@ -39,11 +39,9 @@ def collectives_of(
         return None
     order = np.flatnonzero(kept)[np.argsort(issued[kept], kind="stable")]
     rows, issued, start, end = rows[order], issued[order], start[order], end[order]
-    busy = busy_of(work)
-    group = trace.operators.group[rows]
     return RankCollectives(
         groups=trace.groups,
-        group=group,
+        group=trace.operators.group[rows],
         kind=kind[order],
         step=steps.at(issued),
         ready_ns=np.minimum(np.maximum(issued, _computed_before(work, issued)), start),

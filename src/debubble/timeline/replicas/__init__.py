@@ -4,7 +4,22 @@ A reduction between replicas ends on all its members together: whoever came last
 one, and what the others' lasts longer is their wait. No clock is shared for that.
 """
 
-from debubble.timeline.replicas.judge import Replica, ReplicaFigures, judge_replicas, judge_run
+from debubble.timeline.replicas.judge import (
+    DRAGS,
+    UNDECIDED,
+    Replica,
+    ReplicaFigures,
+    judge_replicas,
+    judge_run,
+)
 from debubble.timeline.replicas.why import Difference
 
-__all__ = ["Difference", "Replica", "ReplicaFigures", "judge_replicas", "judge_run"]
+__all__ = [
+    "DRAGS",
+    "UNDECIDED",
+    "Difference",
+    "Replica",
+    "ReplicaFigures",
+    "judge_replicas",
+    "judge_run",
+]
