@@ -62,6 +62,7 @@ bench: $(VENV)/.dev ## measure the bars of the reader, of digests, the simulator
 	$(BIN)/python benchmarks/digests.py
 	$(BIN)/python benchmarks/simulate.py
 	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/replicas.py
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/html_report.py
 	$(BIN)/python benchmarks/watch_readers.py

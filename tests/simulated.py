@@ -59,9 +59,11 @@ class Play:
         self.devices = [Device() for _ in range(setup.ranks * setup.context)]
         self.steps: list[list[RankStep]] = []
         for _ in range(setup.steps):
-            self.steps.append(self._step())
+            self.steps.append(self.play_step())
+            self.finish(self.steps[-1])
 
-    def _step(self) -> list[RankStep]:
+    def play_step(self) -> list[RankStep]:
+        """Play a step up to its reductions, which may need others."""
         self.ends: dict[tuple[Message, str], Kernel] = {}
         steps = [RankStep(blocks) for blocks in self._programs()]
         for rank, (step, device) in enumerate(zip(steps, self.devices, strict=True)):
@@ -74,7 +76,6 @@ class Play:
                     self.ends[message, side] = kernel
         while any(device.done < len(device.todo) for device in self.devices):
             assert any(self._advance(device) for device in self.devices), "deadlock"
-        self._finish(steps)
         return steps
 
     def _programs(self) -> list[list[Block]]:
@@ -133,14 +134,15 @@ class Play:
             return round(self.setup.wire_ns * slow[2])
         return self.setup.wire_ns
 
-    def _finish(self, steps: list[RankStep]) -> None:
+    def finish(self, steps: list[RankStep]) -> None:
         """End the reduction of gradients everywhere at once; let hosts wait where they do."""
-        reductions = [k for step in steps for k in step.kernels if k.collective]
+        reductions = [k for step in steps for k in step.kernels if k.collective and k.end_ns < 0]
         together = max((kernel.start_ns for kernel in reductions), default=0) + 500 * US
         for step, device in zip(steps, self.devices, strict=True):
             for kernel in step.kernels:
                 if kernel.collective:
-                    kernel.end_ns = device.free_ns = together
+                    kernel.end_ns = together if kernel.end_ns < 0 else kernel.end_ns
+                    device.free_ns = kernel.end_ns
                 assert self._end(kernel) >= 0
             if not self.setup.run_ahead:
                 device.host_ns = max(kernel.end_ns for kernel in step.kernels) + 10 * US

@@ -49,6 +49,13 @@ class Writing:
     """What the header tells of groups; peers are counted inside `group` if it is one of them."""
     waits_inside: str = ""
     """The group in which the host waits for something in the middle of each pass."""
+    data: tuple[tuple[int, ...], ...] = ()
+    """For each rank of the pipeline, the group that it reduces its gradients in."""
+    data_name: str = "dp"
+    inner: tuple[tuple[int, ...], ...] = ()
+    """For each rank of the pipeline, the group of the collectives in the middle of its passes."""
+    inner_name: str = ""
+    reduces: str = "allreduce"
     marks: bool = True
     """`ProfilerStep#3` around each step."""
 
@@ -128,9 +135,15 @@ class RankWriter:
 
     def _compute(self, one: Kernel, correlation: int) -> Iterator[Event]:
         if one.first_of_launch:
-            event = launch(
-                self.clock.us(one.launch_ns), 5.0, tid=one.thread, correlation=correlation
-            )
+            at = self.clock.us(one.launch_ns)
+            if one.reduces and self.writing.inner:
+                told = _group(f"{40 + self.rank}", self.writing.inner_name,
+                              self.writing.inner[self.rank])  # fmt: skip
+                yield send(ts=at - 4, dur=10, kind="allreduce_", **{"Concrete Inputs": []}) | {
+                    "tid": one.thread
+                }
+                yield details("allreduce", ts=at - 3, dur=8, **told) | {"tid": one.thread}
+            event = launch(at, 5.0, tid=one.thread, correlation=correlation)
             yield event | ({"name": "cudaGraphLaunch"} if self.graphs else {})
         name = "gemm_bwd" if one.thread == AUTOGRAD else "gemm_fwd"
         name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL" if one.reduces else name
@@ -140,10 +153,16 @@ class RankWriter:
 
     def _reduction(self, one: Kernel, correlation: int) -> Iterator[Event]:
         at = self.clock.us(one.launch_ns)
-        yield send(ts=at - 10, dur=20, kind="allreduce_", **{"Concrete Inputs": []})
-        yield details("allreduce", ts=at - 8, dur=16)
+        how = self.writing.reduces
+        yield send(ts=at - 10, dur=20, kind=f"{how}_", **{"Concrete Inputs": []})
+        yield details(how, ts=at - 8, dur=16, **self._data_group())
         yield launch(at, 5.0, tid=MAIN, correlation=correlation)
         yield self._device(one, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", correlation)
+
+    def _data_group(self) -> Event:
+        if not self.writing.data:
+            return {}
+        return _group(f"{70 + self.rank}", self.writing.data_name, self.writing.data[self.rank])
 
     def _batch(self, one: Kernel, correlation: int) -> Iterator[Event]:
         """Write queued sends and receives, and the bracket that launches them all."""
@@ -182,6 +201,14 @@ class RankWriter:
                 ("Dst Rank" if sends else "Src Rank"): peer,
             },
         ) | {"tid": thread}
+
+
+def _group(name: str, description: str, ranks: tuple[int, ...]) -> Event:
+    return {
+        "Process Group Name": name,
+        "Process Group Description": description,
+        "Process Group Ranks": str(list(ranks)),
+    }
 
 
 def write_run(play: Play, folder: Path, writing: Writing | None = None) -> None:

@@ -135,6 +135,7 @@ class Code(StrEnum):
     LOG_CUT = "log_cut"
     MALFORMED = "malformed"
     MISSING_RANKS = "missing_ranks"
+    MISSING_REPLICAS = "missing_replicas"
     MIXED_RUNS = "mixed_runs"
     NEWER_INCOMPLETE = "newer_incomplete"
     NO_CLOCK = "no_clock"

@@ -29,6 +29,7 @@ def test_what_is_no_workload_is_refused():
         ({"layers": (4, 0, 4, 4)}, "without layers"),
         ({"layers": ()}, "0 stages"),
         ({"layer_scale": (1.0, 2.0)}, "2 entries for 16 layers"),
+        ({"replica_scale": (1.0, 2.0)}, "2 entries for 1 replicas"),
         ({"forward_ms": -1.0}, "zero or more"),
         ({"backward_ms": float("nan")}, "zero or more"),
         ({"fail_rank": 4}, "fail_rank is 4"),
@@ -97,3 +98,10 @@ def test_the_schedules_are_called_what_the_design_calls_them():
 def test_importing_the_demo_does_not_import_torch():
     program = "import sys, debubble.demo; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_one_replica_may_be_slower_than_the_others():
+    workload = Workload(replicas=2, replica_scale=(1.0, 1.5))
+    assert workload.as_run_by(0) == workload
+    assert workload.as_run_by(1).forward_ns(0) == 1.5 * workload.forward_ns(0)
+    assert workload.as_run_by(1).backward_ns(0) == 1.5 * workload.backward_ns(0)

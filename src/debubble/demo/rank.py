@@ -42,7 +42,8 @@ class Rank:
         self.rank = rank
         self.recorder = recorder
         self.groups = build_groups(workload, rank)
-        self.stages = build_stages(workload, workload.position_of(rank), self.recorder, self.groups)
+        mine = workload.as_run_by(rank)
+        self.stages = build_stages(mine, workload.position_of(rank), self.recorder, self.groups)
         self.schedule = build_schedule(workload, self.stages)
         self.weights = [weight for stage in self.stages for weight in stage.submod.parameters()]
         self.optimizer = (

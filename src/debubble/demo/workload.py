@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -45,7 +45,8 @@ class Workload:
     `layers` counts the layers of each stage; schedules with two chunks a rank have twice as many
     stages as ranks. `layer_scale` stretches single layers, to plant an imbalance. `replicas` runs
     as many pipelines side by side and adds up their gradients; `reduce_kib` makes every forward
-    pass of a stage end in an all-reduce of that size between them, as tensor parallelism does.
+    pass of a stage end in an all-reduce of that size between them, as tensor parallelism does;
+    `replica_scale` stretches all layers of single replicas.
 
     With `in_flight` the ranks are a server: a step is one batch, and the first rank starts a new
     one whenever fewer than so many are unanswered. Without `mark_steps` the profiler is told
@@ -66,6 +67,7 @@ class Workload:
     warmup: int = 2
     replicas: int = 1
     reduce_kib: int = 0
+    replica_scale: tuple[float, ...] | None = None
     in_flight: int | None = None
     mark_steps: bool = True
     fail_rank: int | None = None
@@ -110,6 +112,15 @@ class Workload:
         """Return the processes that hold the same stages."""
         first = self.position_of(process) * self.replicas
         return tuple(range(first, first + self.replicas))
+
+    def as_run_by(self, process: int) -> Workload:
+        """Return the workload as a process's replica runs it: no slower than the others, or so."""
+        if self.replica_scale is None:
+            return self
+        scale = self.replica_scale[process % self.replicas]
+        return replace(
+            self, forward_ms=self.forward_ms * scale, backward_ms=self.backward_ms * scale
+        )
 
     def rank_of(self, stage: int) -> int:
         """Return the rank that holds a stage."""
@@ -181,7 +192,12 @@ def _check_sizes(workload: Workload) -> None:
 
 def _check_times(workload: Workload) -> None:
     scale = workload.layer_scale or ()
-    times = (workload.forward_ms, workload.backward_ms, *scale)
+    times = (
+        workload.forward_ms,
+        workload.backward_ms,
+        *scale,
+        *(workload.replica_scale or ()),
+    )
     # Written so that a NaN fails too.
     if not all(0 <= time < float("inf") for time in times):
         raise UsageError("a layer's time must be zero or more", hint="give times in milliseconds")
@@ -228,6 +244,12 @@ def _check_microbatches(workload: Workload) -> None:
 def _check_replicas(workload: Workload) -> None:
     if workload.reduce_kib and workload.replicas == 1:
         raise UsageError("reduce_kib needs replicas to reduce between", hint="give replicas=2")
+    scale = workload.replica_scale
+    if scale is not None and len(scale) != workload.replicas:
+        raise UsageError(
+            f"replica_scale has {len(scale)} entries for {workload.replicas} replicas",
+            hint="give one multiplier for each replica",
+        )
 
 
 def _check_server(workload: Workload) -> None:

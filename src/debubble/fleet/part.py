@@ -14,7 +14,7 @@ from debubble.timeline.job import tell_memory
 from debubble.timeline.model import RankTimeline, Timeline, no_intervals
 from debubble.timeline.part import NoChain, build_part
 from debubble.timeline.peers import translate_peers
-from debubble.trace.columns import RankTrace
+from debubble.trace.columns import Group, RankTrace
 from debubble.trace.formats import Recognised
 from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import Limits
@@ -102,13 +102,23 @@ def _without_intervals(ranks: Sequence[RankTimeline]) -> tuple[RankTimeline, ...
     )
 
 
-def renumber_figures(
-    figures: Sequence[PipelineFigures], numbers: Mapping[tuple[int, ...], int]
+def settle_figures(
+    figures: Sequence[PipelineFigures],
+    numbers: Mapping[tuple[int, ...], int],
+    groups: Mapping[int, tuple[Group, ...]],
 ) -> list[PipelineFigures]:
-    """Return figures of a part with their pipelines as the whole run numbers them."""
+    """Return figures of a part with the whole run's numbers, and groups that its ranks share."""
     found = []
     for one in figures:
         number = numbers[one.ranks[0].members]
-        ranks = tuple(replace(rank, pipeline=number) for rank in one.ranks)
+        ranks = tuple(
+            replace(
+                rank,
+                pipeline=number,
+                collectives=rank.collectives
+                and replace(rank.collectives, groups=groups[rank.rank]),
+            )
+            for rank in one.ranks
+        )
         found.append(replace(one, pipeline=number, ranks=ranks))
     return found

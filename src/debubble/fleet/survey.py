@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 
 from debubble.errors import Gap, NoPipeline, TraceError
 from debubble.fleet.fleet import Fleet, order_parts, read_fleet
-from debubble.fleet.part import PartFigures, PartOrder, load_part, measure_part, renumber_figures
+from debubble.fleet.part import PartFigures, PartOrder, load_part, measure_part, settle_figures
 from debubble.fleet.question import Question, measure_asked, pipelines_asked
 from debubble.fleet.spool import Spool, spooling
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, worst_of
 from debubble.timeline.model import Timeline
 from debubble.timeline.parts import all_inferred_alike, join_parts, renumber
+from debubble.timeline.peers import rank_of
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, LocalEngine
@@ -148,8 +149,9 @@ def _survey_fleet(fleet: Fleet, asked: Question, on_progress: Progress | None) -
         raise NoPipelineIn(why, run) from why
     numbers = {members: number for number, members in whole.members.items()}
     wanted = frozenset(pipelines_asked(whole, asked))
+    groups = {rank_of(trace): trace.groups for trace in run.ranks}
     figures = sorted(
-        (one for _, part in measured for one in renumber_figures(part.figures, numbers)),
+        (one for _, part in measured for one in settle_figures(part.figures, numbers, groups)),
         key=lambda one: one.pipeline,
     )
     figures = [one for one in figures if one.pipeline in wanted]

@@ -20,6 +20,7 @@ from debubble.report.fold import FEW, show_members, show_range
 from debubble.report.inspect import gap_json, rank_table
 from debubble.report.job import job_json, job_note
 from debubble.report.ledger import ledger_findings, ledger_json, ledger_tables
+from debubble.report.replicas import replica_findings, replica_tables, replicas_json
 from debubble.report.stream import stream_answer, stream_json, stream_latency
 from debubble.report.text import Page
 from debubble.report.theory import theory_of, theory_of_schedule
@@ -28,6 +29,7 @@ from debubble.timeline.figures import PipelineFigures, RankShares, worst_of
 from debubble.timeline.hops import HopFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline, Timeline
+from debubble.timeline.replicas import DRAGS, ReplicaFigures
 from debubble.trace.run import Run
 from debubble.trace.run_gaps import show_ranks
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
@@ -37,17 +39,21 @@ SCHEMA = "debubble.find/1"
 _JAGGED = 0.5
 
 
-def find_page(
+def find_page(  # noqa: PLR0913 (what is known of a run, one argument each)
     figures: Sequence[PipelineFigures],
     ledger: Ledger | None,
     job: JobFacts,
     gaps: Sequence[Gap],
     next_command: str,
+    *,
+    replicas: ReplicaFigures | None = None,
 ) -> Page:
     """Lay out the answer: the bubble against theory, why and whose it is, then stages and hops."""
     worst = worst_of(figures)
     page = Page(answer=answer(worst, len(figures)))
     page.findings = ledger_findings(ledger, worst.outside_ns) if ledger else []
+    place = 0 if replicas and replicas.verdict == DRAGS else len(page.findings)
+    page.findings[place:place] = replica_findings(replicas)
     page.notes += [
         _about(worst),
         job_note(job, worst.batch_latency_ns),
@@ -57,6 +63,7 @@ def find_page(
     page.notes = [note for note in page.notes if note]
     page.tables = [
         *(ledger_tables(ledger) if ledger else ()),
+        *replica_tables(replicas),
         *([pipeline_table(figures)] if len(figures) > 1 else []),
         stage_table(worst, job),
         *([hop_table(worst.hops)] if worst.hops else []),
@@ -150,6 +157,7 @@ def find_json(  # noqa: PLR0913 (what is known of a run, one argument each)
     gaps: Sequence[Gap],
     *,
     job: JobFacts,
+    replicas: ReplicaFigures | None = None,
 ) -> dict[str, Any]:
     """Return the answer as data: the worst pipeline in full, the others as one line each."""
     worst = worst_of(figures)
@@ -203,6 +211,7 @@ def find_json(  # noqa: PLR0913 (what is known of a run, one argument each)
         "stages": _stages_json(worst, job),
         "memory": [_memory_json(rank) for rank in worst.ranks],
         "hops": [_hop_json(hop, ledger) for hop in worst.hops],
+        "replicas": replicas_json(replicas),
         "unknown": reasons_for_null(worst, job),
         "verdict": answer(worst, len(figures)),
         "warnings": [gap_json(gap) for gap in gaps],

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from debubble.timeline.collectives import collectives_of, shift_collectives
 from debubble.timeline.evidence import find_set_up, find_unfinished
 from debubble.timeline.grouping import number_passes
 from debubble.timeline.labels import Assignment
@@ -84,12 +85,16 @@ def line_of(
     """Return when a rank was busy and waited, and what it is made of, on the common clock."""
     pipeline, position = place
     in_pass = assignment.kind >= 0
+    busy = busy_of(rank.work)
+    collectives = collectives_of(
+        rank.trace, rank.work, busy, rank.steps, assignment.kind == PassKind.F
+    )
     return RankTimeline(
         rank=rank.rank,
         pipeline=pipeline,
         position=position,
         stages=stages or (position,),
-        busy=_shift(busy_of(rank.work), offset),
+        busy=_shift(busy, offset),
         occupied=_shift(
             occupied_of(rank.work, lies_outside(rank.trace, rank.work, in_pass)), offset
         ),
@@ -104,6 +109,7 @@ def line_of(
             (name, _shift(intervals, offset))
             for name, intervals in find_outside(rank.trace, rank.work, in_pass)
         ),
+        collectives=shift_collectives(collectives, offset),
         file=rank.trace.file,
         base_ns=rank.trace.header.base_time_ns,
         **_device_of(rank.trace),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import Gap
+from debubble.trace.columns import Group
 from debubble.units import NS_PER_US
 
 I64 = NDArray[np.int64]
@@ -173,6 +174,45 @@ class StageLayers:
     after_ns: int
 
 
+class CollectiveKind(IntEnum):
+    """A collective that no member can leave before all have arrived."""
+
+    ALL_REDUCE = 0
+    REDUCE_SCATTER = 1
+    ALL_GATHER = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCollectives:
+    """One rank's reductions and gathers, in the order it asked for them."""
+
+    groups: tuple[Group, ...]
+    group: I32
+    """Which of them; -1 where the trace does not tell."""
+    kind: U8
+    step: I32
+    ready_ns: I64
+    """When it was asked for and the compute that was issued before it had ended."""
+    start_ns: I64
+    end_ns: I64
+    exposed_ns: I64
+    """What no compute covers of it."""
+    blocks: Flags
+    """Nothing is computed when it ends: what follows waited for it."""
+    in_forward: Flags
+    """In the middle of a forward pass."""
+    message_bytes: I64
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def where(self, kept: Flags | I64) -> RankCollectives:
+        """Return a part of the rows."""
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        groups = columns.pop("groups")
+        return RankCollectives(groups=groups, **{n: col[kept] for n, col in columns.items()})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimeline:
     """One rank: where it stands in its pipeline, and when it was busy."""
@@ -199,6 +239,8 @@ class RankTimeline:
     """What each of its stages is made of, where kernels repeat."""
     outside: tuple[tuple[str, Intervals], ...] = ()
     """What it does besides its passes: optimizer, reductions, data loading."""
+    collectives: RankCollectives | None = None
+    """What it reduces and gathers with others, where it does."""
     set_up: tuple[tuple[int, str], ...] = ()
     """Steps in which it was still setting up, with what was seen."""
     unfinished: tuple[int, ...] = ()

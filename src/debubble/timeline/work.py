@@ -115,26 +115,35 @@ def _cpu_work(trace: RankTrace) -> Work:
 def _cpu_collectives(trace: RankTrace) -> tuple[I64, I64, I32]:
     """Return when each collective was asked for, when it ended, and its name.
 
-    gloo posts it as `c10d::allreduce_` and carries it out on a thread of its own, where its
-    annotation ends with it. The caller waits meanwhile and leaves no mark. Sends and receives
-    around a ring are whole as they are.
+    Sends and receives around a ring are whole as they are.
     """
     operators = trace.operators
-    collective = operators.operation == Operation.COLLECTIVE
-    around = collective & _names_of(trace, *_RING_OPERATORS)
-    collective &= ~around
-    posted = operators.start_ns[collective & _names_of(trace, _COMMUNICATION_OPERATOR)]
-    carried = collective & _names_of(trace, _CARRIED_OUT)
-    start = operators.start_ns[carried]
-    latest = np.searchsorted(posted, start, side="right") - 1
-    known = latest >= 0
-    issued = np.where(known, posted[np.maximum(latest, 0)], start) if len(posted) else start
+    around = (operators.operation == Operation.COLLECTIVE) & _names_of(trace, *_RING_OPERATORS)
+    carried, issued = find_carried_out(trace)
     ends = operators.start_ns + operators.duration_ns
     return (
         np.concatenate((issued, operators.start_ns[around])),
         np.concatenate((ends[carried], ends[around])),
         np.concatenate((operators.name[carried], operators.name[around])),
     )
+
+
+def find_carried_out(trace: RankTrace) -> tuple[Flags, I64]:
+    """Return which operators are collectives that gloo carried out, and when each was asked for.
+
+    gloo posts it as `c10d::allreduce_` and carries it out on a thread of its own, where its
+    annotation ends with it. The caller waits meanwhile and leaves no mark.
+    """
+    operators = trace.operators
+    collective = operators.operation == Operation.COLLECTIVE
+    collective &= ~_names_of(trace, *_RING_OPERATORS)
+    posted = operators.start_ns[collective & _names_of(trace, _COMMUNICATION_OPERATOR)]
+    carried: Flags = collective & _names_of(trace, _CARRIED_OUT)
+    start = operators.start_ns[carried]
+    latest = np.searchsorted(posted, start, side="right") - 1
+    known = latest >= 0
+    issued = np.where(known, posted[np.maximum(latest, 0)], start) if len(posted) else start
+    return carried, issued
 
 
 def _names_of(trace: RankTrace, *begins: str) -> Flags:

@@ -1,0 +1,25 @@
+"""All ranks' collectives and their pipelines in → which replica drags the others, what that costs.
+
+A reduction between replicas ends on all its members together: whoever came last has the shortest
+one, and what the others' lasts longer is their wait. No clock is shared for that.
+"""
+
+from debubble.timeline.replicas.judge import (
+    DRAGS,
+    UNDECIDED,
+    Replica,
+    ReplicaFigures,
+    judge_replicas,
+    judge_run,
+)
+from debubble.timeline.replicas.why import Difference
+
+__all__ = [
+    "DRAGS",
+    "UNDECIDED",
+    "Difference",
+    "Replica",
+    "ReplicaFigures",
+    "judge_replicas",
+    "judge_run",
+]
