@@ -28,7 +28,7 @@ COPIES = 6  # 28 MB a rank, inflated
 REPEATS = 5
 WORKERS = 2
 BAR = 1.15
-# As docs/how-to/read-on-a-cluster.md has it: Dask's own settings give memory back after every piece.
+# As docs/how-to/read-on-a-cluster.md has it: Dask's own give memory back after every piece.
 SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": "536870912",
     "MALLOC_MMAP_THRESHOLD_": "33554432",
