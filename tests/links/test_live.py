@@ -15,8 +15,8 @@ from debubble.links.live.measured import (
     Measured,
     Place,
     Rung,
-    Times,
     read_measured,
+    times_of,
     write_measured,
 )
 from debubble.links.live.verdicts import judge_measured, second_pass
@@ -31,7 +31,7 @@ def rungs_of(hops, slow=(), times=4.0):
     for hop in hops:
         for size in SIZES:
             seconds = (40e-6 + size / 2e9) * (times if hop in slow else 1.0)
-            taken = Times(quick_s=seconds * 0.95, median_s=seconds, p95_s=seconds * 1.2, n=20)
+            taken = times_of([seconds] * 20)
             rungs.append(
                 Rung(
                     source=hop[0],
@@ -66,6 +66,22 @@ def test_latency_and_bandwidth_are_fitted():
     for one in judge_measured(chain(4)):
         assert one.fit.latency_ns == pytest.approx(40_000, rel=0.01)
         assert one.fit.bytes_per_s == pytest.approx(2e9, rel=0.01)
+
+
+def test_what_a_machine_does_beside_does_not_change_the_rate():
+    """Two of three messages wait for a busy machine; the second pass is undisturbed."""
+    quiet, busy = chain(4, slow=[(1, 2)]), times_of([0.0095] * 7 + [0.03] * 13)
+    loud = replace(
+        quiet,
+        rungs=tuple(
+            replace(rung, one_way=busy if rung.size_bytes == SIZES[-1] else rung.one_way)
+            for rung in quiet.rungs
+        ),
+    )
+    again = replace(loud, second=rungs_of([(1, 2)], slow=[(1, 2)]))
+    for measured, seconds in ((loud, 0.0095), (again, 4 * (40e-6 + SIZES[-1] / 2e9))):
+        hop = next(one for one in judge_measured(measured) if one.hop == (1, 2))
+        assert hop.bytes_per_s == pytest.approx(SIZES[-1] / seconds)
 
 
 def test_hops_between_hosts_are_no_peers_of_hops_inside():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.simulate.measured import MeasuredStep
-from debubble.timeline.model import F64, Flags
+from debubble.timeline.model import F64, I64, Flags
 
 # Both ranks see an exchange end at once where each waits for both its messages; the recorded ones,
 # whose sends are buffered, do not.
@@ -31,10 +31,10 @@ def of_other_way(against_usual: F64, times: float, healthy: F64) -> Flags:
     """
     in_order = np.sort(healthy)
 
-    def alike(lengths: F64) -> F64:
+    def alike(lengths: F64) -> I64:
         below = np.searchsorted(in_order, lengths / _ALIKE, side="left")
         above = np.searchsorted(in_order, lengths * _ALIKE, side="right")
-        return above - below
+        return (above - below).astype(np.int64)
 
     found: Flags = alike(against_usual) > alike(against_usual / times)
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from debubble.links.expectation import Hop
@@ -71,11 +70,12 @@ class Probe:
         """Measure all sizes over one hop; only the sender has them to tell.
 
         A message of some size goes there and a few bytes come back; half of what these few bytes
-        take both ways is the way back. So the two directions of a pair are told apart.
+        take both ways is the way back, by the quickest of them: one that woke up late would take
+        from the wire. So the two directions of a pair are told apart.
         """
         if self._rank not in hop:
             return []
-        back = median(self._round_trips(hop, _ANSWER_BYTES, self._samples)) / 2
+        back = times_of(self._round_trips(hop, _ANSWER_BYTES, self._samples)).alone_s / 2
         found = []
         for size in sizes:
             one_way = [

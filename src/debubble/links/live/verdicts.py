@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from debubble.links.classes import LinkClass
@@ -41,7 +41,7 @@ class LiveHop:
     @property
     def bytes_per_s(self) -> float:
         """Of the largest messages, one way."""
-        return self.rungs[-1].size_bytes / self.rungs[-1].one_way.median_s
+        return self.rungs[-1].size_bytes / self.rungs[-1].one_way.alone_s
 
     @property
     def both_ways_bytes_per_s(self) -> float | None:
@@ -71,12 +71,28 @@ def judge_measured(
             rungs=rungs,
             fit=fit_line(
                 [rung.size_bytes for rung in rungs],
-                [rung.one_way.median_s * NS_PER_S for rung in rungs],
+                [rung.one_way.alone_s * NS_PER_S for rung in rungs],
             ),
             judgement=judged[hop],
             ill=_who_is_ill(hop, again, ladders, measured.places) if judged[hop].slow else None,
         )
-        for hop, rungs in ladders.items()
+        for hop, first in ladders.items()
+        for rungs in [_at_best(first, again.get(hop, ()))]
+    )
+
+
+def _at_best(first: Sequence[Rung], again: Sequence[Rung]) -> tuple[Rung, ...]:
+    """Let a message alone take what it took in the quieter of two passes: load only adds to it."""
+    second = {rung.size_bytes: rung.one_way.alone_s for rung in again}
+    return tuple(
+        replace(
+            rung,
+            one_way=replace(
+                rung.one_way,
+                alone_s=min(rung.one_way.alone_s, second.get(rung.size_bytes, math.inf)),
+            ),
+        )
+        for rung in first
     )
 
 
