@@ -35,9 +35,7 @@ def test_late_messages_the_other_way_are_no_price_of_a_hop_at_half_speed(ranks):
     found = []
     for seed, hop in enumerate(((1, 2), (2, 3), (2, 1), (0, 1)) * 3):
         told = tell(case, seed, hop, 2.0)
-        found += [
-            (one.cost_ns, told.true_cost_ns) for one in told.health.slow if one.hop == hop
-        ]
+        found += [(one.cost_ns, told.true_cost_ns) for one in told.health.slow if one.hop == hop]
     said, true = np.array(found, dtype=float).T
     assert len(found) >= 10
     assert np.sqrt(np.mean((said - true) ** 2)) < 0.15 * true.mean()

@@ -19,6 +19,7 @@ from debubble.links.live.measured import (
     times_of,
     write_measured,
 )
+from debubble.links.live.probe import Sent, as_rungs
 from debubble.links.live.verdicts import judge_measured, second_pass
 from debubble.report.link_matrix import draw_matrix
 
@@ -82,6 +83,15 @@ def test_what_a_machine_does_beside_does_not_change_the_rate():
     for measured, seconds in ((loud, 0.0095), (again, 4 * (40e-6 + SIZES[-1] / 2e9))):
         hop = next(one for one in judge_measured(measured) if one.hop == (1, 2))
         assert hop.bytes_per_s == pytest.approx(SIZES[-1] / seconds)
+
+
+def test_a_way_back_that_woke_up_late_takes_nothing_from_the_wire():
+    quiet = Sent(
+        hop=(0, 1), size_bytes=2**20, there_and_back=[0.022] * 5, back_s=1e-4, both_ways=[]
+    )
+    rung = as_rungs([replace(quiet, back_s=2e-3), quiet, replace(quiet, back_s=1e-3)])[0]
+    assert rung.one_way.alone_s == pytest.approx(0.0219)
+    assert rung.one_way.n == 15
 
 
 def test_hops_between_hosts_are_no_peers_of_hops_inside():
