@@ -118,6 +118,19 @@ def test_a_second_pass_tells_the_rank_from_the_link(again, ill):
     assert found[2, 3].ill == ill
 
 
+def test_a_partner_that_most_messages_found_busy_is_not_ill():
+    measured = chain(4, slow=[(1, 2)])
+    busy = tuple(
+        replace(
+            rung, one_way=times_of([rung.one_way.alone_s] * 3 + [rung.one_way.alone_s * 9] * 17)
+        )
+        for rung in rungs_of([(3, 2)])
+    )
+    measured = replace(measured, second=rungs_of([(1, 2), (1, 0)], slow=[(1, 2)]) + busy)
+    hop = next(one for one in judge_measured(measured) if one.hop == (1, 2))
+    assert hop.ill == "link"
+
+
 def test_slow_once_and_not_again_is_healthy():
     first = chain(4, [(2, 3)])
     assert slow_in(replace(first, second=rungs_of(second_pass(first)))) == []
