@@ -40,6 +40,19 @@ def test_rungs_that_are_themselves_off_give_them_nearly_always():
     assert off <= 5
 
 
+def test_small_messages_that_a_bucket_lets_pass_bend_no_bandwidth():
+    """As seen on a throttled hop of 47.9 MB/s: up to 16 KiB go at once."""
+    sizes = sizes_of(1024**2)
+    for ms in (
+        (0.06, 0.08, 0.31, 1.34, 5.53, 21.89),
+        (0.05, 0.05, 0.27, 1.31, 5.46, 21.88),
+        (0.21, 0.15, 0.27, 1.34, 5.42, 21.89),
+    ):
+        fit = fit_line(sizes, [one * 1e6 for one in ms])
+        assert fit.bytes_per_s == pytest.approx(47.9e6, rel=0.05)
+        assert fit.worst_error > 0.2
+
+
 def test_the_worst_rung_is_told():
     fit = fit_line([1000, 100_000, 1_000_000], [2_000, 101_000, 2_002_000])
     assert fit.worst_error > 0.1

@@ -15,10 +15,11 @@ from debubble.links.live.measured import (
     Measured,
     Place,
     Rung,
-    Times,
     read_measured,
+    times_of,
     write_measured,
 )
+from debubble.links.live.probe import Sent, as_rungs
 from debubble.links.live.verdicts import judge_measured, second_pass
 from debubble.report.link_matrix import draw_matrix
 
@@ -31,7 +32,7 @@ def rungs_of(hops, slow=(), times=4.0):
     for hop in hops:
         for size in SIZES:
             seconds = (40e-6 + size / 2e9) * (times if hop in slow else 1.0)
-            taken = Times(quick_s=seconds * 0.95, median_s=seconds, p95_s=seconds * 1.2, n=20)
+            taken = times_of([seconds] * 20)
             rungs.append(
                 Rung(
                     source=hop[0],
@@ -68,6 +69,31 @@ def test_latency_and_bandwidth_are_fitted():
         assert one.fit.bytes_per_s == pytest.approx(2e9, rel=0.01)
 
 
+def test_what_a_machine_does_beside_does_not_change_the_rate():
+    """Two of three messages wait for a busy machine; the second pass is undisturbed."""
+    quiet, busy = chain(4, slow=[(1, 2)]), times_of([0.0095] * 7 + [0.03] * 13)
+    loud = replace(
+        quiet,
+        rungs=tuple(
+            replace(rung, one_way=busy if rung.size_bytes == SIZES[-1] else rung.one_way)
+            for rung in quiet.rungs
+        ),
+    )
+    again = replace(loud, second=rungs_of([(1, 2)], slow=[(1, 2)]))
+    for measured, seconds in ((loud, 0.0095), (again, 4 * (40e-6 + SIZES[-1] / 2e9))):
+        hop = next(one for one in judge_measured(measured) if one.hop == (1, 2))
+        assert hop.bytes_per_s == pytest.approx(SIZES[-1] / seconds)
+
+
+def test_a_way_back_that_woke_up_late_takes_nothing_from_the_wire():
+    quiet = Sent(
+        hop=(0, 1), size_bytes=2**20, there_and_back=[0.022] * 5, back_s=1e-4, both_ways=[]
+    )
+    rung = as_rungs([replace(quiet, back_s=2e-3), quiet, replace(quiet, back_s=1e-3)])[0]
+    assert rung.one_way.alone_s == pytest.approx(0.0219)
+    assert rung.one_way.n == 15
+
+
 def test_hops_between_hosts_are_no_peers_of_hops_inside():
     measured = chain(4, [(1, 2), (2, 1)], hosts=["a", "a", "b", "b"])
     assert slow_in(measured) == []
@@ -90,6 +116,19 @@ def test_a_second_pass_tells_the_rank_from_the_link(again, ill):
     second = rungs_of(second_pass(first), slow=again)
     found = {one.hop: one for one in judge_measured(replace(first, second=second))}
     assert found[2, 3].ill == ill
+
+
+def test_a_partner_that_most_messages_found_busy_is_not_ill():
+    measured = chain(4, slow=[(1, 2)])
+    busy = tuple(
+        replace(
+            rung, one_way=times_of([rung.one_way.alone_s] * 3 + [rung.one_way.alone_s * 9] * 17)
+        )
+        for rung in rungs_of([(3, 2)])
+    )
+    measured = replace(measured, second=rungs_of([(1, 2), (1, 0)], slow=[(1, 2)]) + busy)
+    hop = next(one for one in judge_measured(measured) if one.hop == (1, 2))
+    assert hop.ill == "link"
 
 
 def test_slow_once_and_not_again_is_healthy():

@@ -208,6 +208,28 @@ def test_matrices_that_end_without_the_closing_note_may_lack_tests():
     assert [gap.code for gap in doubts_about([cut])] == [Code.COPY_ENGINE, Code.LOG_CUT]
 
 
+def test_matrices_that_begin_without_the_version_may_lack_tests():
+    cut = own(MATRIX[MATRIX.index("Running") :])
+    assert cut.tests == own(MATRIX).tests
+    assert [gap.code for gap in doubts_about([cut])] == [Code.COPY_ENGINE, Code.LOG_CUT]
+
+
+def test_a_log_written_while_a_test_ran_may_lack_tests():
+    text = json.dumps(MATRIX_JSON).replace("Waived", "Running")
+    assert [gap.code for gap in doubts_about([own(text)])] == [Code.LOG_CUT]
+
+
+def test_no_cut_of_a_matrix_log_goes_unnoticed():
+    whole = own(MATRIX).tests
+    for cut in [text for place in range(len(MATRIX)) for text in (MATRIX[:place], MATRIX[place:])]:
+        try:
+            log = own(cut)
+        except LogError:
+            continue
+        told = Code.LOG_CUT in {gap.code for gap in doubts_about([log])}
+        assert told or log.tests == whole
+
+
 def test_a_sum_whose_test_is_missing_is_refused():
     second = MATRIX[MATRIX.index("Running") : MATRIX.index("NOTE")].replace("read_ce", "write_ce")
     headless = second.partition("\n")[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import engine_tasks
 import pytest
-from clusters import count_tasks, started_cluster
+from clusters import count_tasks, count_workers, started_cluster
 from engine_tasks import notes_of, wait_until, write_orders
 from making import H200
 
@@ -32,9 +32,16 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def running():
     with started_cluster() as started:
         yield started
+
+
+@pytest.fixture
+def cluster(running):
+    """Lend the cluster once those workers that a test killed are back."""
+    wait_until(lambda: count_workers(running.address) == 2)
+    return running
 
 
 def outcomes(task, files, cluster):
@@ -222,6 +229,5 @@ def test_without_dask_the_extra_is_named(monkeypatch, tmp_path):
 
 
 def wait_for_workers(cluster, count):
-    from clusters import count_workers  # noqa: PLC0415
 
     wait_until(lambda: count_workers(cluster.address) == count)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from debubble.cli.find import EXIT_FAILED
+from debubble.cli.link_places import sort_places
 from debubble.cli.options import (
     Manners,
     exit_strictly,
@@ -33,10 +34,10 @@ from debubble.links.history import read_history
 from debubble.links.judge import Past
 from debubble.links.live.ladder import FEWEST_SAMPLES
 from debubble.links.live.launch import run_here
-from debubble.links.live.measured import is_measured, read_measured
+from debubble.links.live.measured import read_measured
 from debubble.links.live.verdicts import judge_measured
 from debubble.links.logs.pairs import doubts_about, pairs_in
-from debubble.links.logs.read import load_json, looks_like_log, read_log, read_text
+from debubble.links.logs.read import read_log, read_text
 from debubble.links.wiring import parse_classes, read_topologies, read_wiring
 from debubble.report.html.links import links_report
 from debubble.report.link_logs import logs_json, logs_page
@@ -44,10 +45,7 @@ from debubble.report.link_matrix import draw_matrix
 from debubble.report.links import links_json, links_page
 from debubble.report.live_links import live_json, live_page
 from debubble.report.text import Page
-from debubble.trace.files import expand
-from debubble.trace.source import Limits, Source
-
-_PREFIX_BYTES = 64 * 1024
+from debubble.trace.source import Limits
 
 
 class WithDefault(click.Group):
@@ -126,13 +124,11 @@ def read(  # noqa: PLR0913 (one argument a flag)
         run=words, matrix=place_for(matrix, force=force), html=place_for(html, force=force)
     )
     known = _Known(classes=classes, history=read_history(history_files), topologies=topology_files)
-    kinds = {_kind_of(place, limits) for place in places}
-    if len(kinds) > 1:
-        raise UsageError("traces and logs are read apart", hint="give one kind in a command")
-    if kinds == {"log"}:
-        answer = _of_logs(places, known, limits)
-    elif kinds == {"measured"}:
-        answer = _of_measured(places, known, limits)
+    kind, files = sort_places(places, limits)
+    if kind == "log":
+        answer = _of_logs(files, known, limits)
+    elif kind == "measured":
+        answer = _of_measured(files, known, limits)
     else:
         found = reader.survey(places, Question(pipeline=pipeline), quiet=quiet)
         answer = _of_traces(found, known)
@@ -297,19 +293,3 @@ def _finish(answer: _Answer, pictures: _Pictures, fail_on: str | None, manners: 
     exit_strictly(answer.gaps, strict=manners.strict)
     if fail_on and answer.slow:
         raise click.exceptions.Exit(EXIT_FAILED)
-
-
-def _kind_of(place: str, limits: Limits) -> str:
-    """Tell what a word means: traces, a log of a link test, or what a hop test wrote."""
-    files, named = expand([place])
-    if not named or len(files) != 1:
-        return "traces"
-    start = Source(place, limits).prefix(_PREFIX_BYTES).decode("utf-8", errors="replace")
-    if not start.lstrip().startswith("{"):
-        return "log" if looks_like_log(start) else "traces"
-    if '"traceEvents"' in start or len(start) >= _PREFIX_BYTES:
-        return "traces"
-    data = load_json(start)
-    if is_measured(data):
-        return "measured"
-    return "log" if looks_like_log(start) else "traces"

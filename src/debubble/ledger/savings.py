@@ -106,7 +106,7 @@ class Remedies:
         lengths, expected = self.step.lengths, self.expected
         mine = np.isin(hop_of(self.step.program), hops)
         # An exchange ends when both its messages are there: the way back only waited for this one.
-        affected = mine | self._way_back(mine)
+        affected = (mine | self._way_back(mine)) & ~expected.other_way
 
         def faster(column: I64, times: F64) -> I64:
             shares = np.minimum(1 / times, 1.0)

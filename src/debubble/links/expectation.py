@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.links.exchanges import end_together, of_other_way
 from debubble.links.peers import middle_of_others
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
@@ -16,6 +17,8 @@ from debubble.timeline.model import F64, I64, Flags
 
 Hop = tuple[int, int]
 """The rank that sends and the rank that receives."""
+# Hops up to so many times as slow as others are well: recorded healthy ones differ by up to 1.4.
+WELL = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,8 @@ class Expected:
     drain_times: F64
     sending_times: F64
     """Of buffered messages a send may be quick where the wire is slow."""
+    other_way: Flags
+    """Exchanges that their other message made long: repairing this hop leaves them as they are."""
 
 
 def expect_wire(
@@ -65,8 +70,10 @@ def expect_wire(
             took.set(own, by_wire.get(one), by_drain.get(one))
             drains.set(own, by_drain.get(one), by_wire.get(one))
             sends.set(own, by_send.get(one))
+    together = np.concatenate([end_together(step) for step in steps])
+    other_way = took.of_other_way(hop, peers, together)
     cuts = np.cumsum([len(step.fused) for step in steps])[:-1]
-    columns = (took.usual, drains.usual, took.times, drains.times, sends.times)
+    columns = (took.usual, drains.usual, took.times, drains.times, sends.times, other_way)
     parts = (np.split(column, cuts) for column in columns)
     return tuple(
         Expected(
@@ -76,8 +83,9 @@ def expect_wire(
             wire_times=wire_times,
             drain_times=drain_times,
             sending_times=sending_times,
+            other_way=of_other,
         )
-        for step, wire, drain, wire_times, drain_times, sending_times in zip(
+        for step, wire, drain, wire_times, drain_times, sending_times, of_other in zip(
             steps, *parts, strict=True
         )
     )
@@ -113,6 +121,20 @@ class _Kind(NamedTuple):
         rows = own & self.seen if (own & self.seen).any() else own
         self.times[own] = times
         self.usual[own] = round(float(np.median(self.ns[rows])) / times)
+
+    def of_other_way(self, hop: I64, peers: I64, together: Flags) -> Flags:
+        """Tell exchanges of slow hops that lasted as long because of their other message."""
+        found = np.zeros(len(self.ns), dtype=bool)
+        against_usual = self.ns / np.maximum(self.usual, 1)
+        slow = self.times > WELL
+        for number in np.unique(peers[together & slow]).tolist():
+            mine = together & (peers == number)
+            healthy = against_usual[mine & ~slow] / self.times[mine & ~slow]
+            for one in np.unique(hop[mine & slow]).tolist():
+                own = np.flatnonzero(mine & slow & (hop == one))
+                times = float(self.times[own[0]])
+                found[own] = of_other_way(against_usual[own], times, healthy)
+        return found
 
 
 def _as_it_came(step: MeasuredStep, wire: I64, drain: I64) -> I64:

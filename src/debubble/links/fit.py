@@ -12,6 +12,8 @@ from debubble.units import NS_PER_S
 
 # Sizes closer than this share latency and bandwidth in all of them: no line can part the two.
 _LEAST_SPAN = 4.0
+# Medians of noisy messages are off by less than this from a line that they lie on.
+_BENT = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +47,32 @@ def fit_line(sizes: Sequence[float], times_ns: Sequence[float]) -> Fit | None:
     if len(np.unique(size)) < 2 or size.max() < _LEAST_SPAN * max(float(size.min()), 1.0):
         return None
     latency, per_byte = _solve(size, time)
+    error = _worst(size, time, latency, per_byte)
+    if error > _BENT:
+        latency, per_byte = _between_pairs(size, time)
+        error = _worst(size, time, latency, per_byte)
     if per_byte <= 0:
         return None
-    error = np.abs((latency + per_byte * size) / time - 1)
-    return Fit(latency_ns=latency, bytes_per_s=NS_PER_S / per_byte, worst_error=float(error.max()))
+    return Fit(latency_ns=latency, bytes_per_s=NS_PER_S / per_byte, worst_error=error)
+
+
+def _worst(size: F64, time: F64, latency: float, per_byte: float) -> float:
+    return float(np.abs((latency + per_byte * size) / time - 1).max())
+
+
+def _between_pairs(size: F64, time: F64) -> tuple[float, float]:
+    """Return latency and time a byte of a ladder that no line fits, by the middle of all pairs.
+
+    A bucket lets small messages pass, a protocol changes with size: some sizes are off, and all
+    others should not follow them.
+    """
+    order = np.argsort(size)
+    size, time = size[order], time[order]
+    here, there = np.triu_indices(len(size), 1)
+    apart = size[there] > size[here]
+    slopes = (time[there] - time[here])[apart] / (size[there] - size[here])[apart]
+    per_byte = float(np.median(slopes))
+    return max(float(time[0] - per_byte * size[0]), 0.0), per_byte
 
 
 def _solve(size: F64, time: F64) -> tuple[float, float]:

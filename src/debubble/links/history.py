@@ -63,8 +63,8 @@ def _whole(one: dict[str, Any], name: str, file: str) -> int:
 
 def _times_of(one: dict[str, Any]) -> Iterable[tuple[int, float]]:
     """Return the time of one message by size: of the largest in traces, of all of a ladder."""
-    rows = [(one.get("bytes"), one.get("one_message_s"))]
-    rows += [(step.get("bytes"), step.get("one_way_s")) for step in one.get("ladder") or ()]
+    rows = [(step.get("bytes"), step.get("one_way_s")) for step in one.get("ladder") or ()]
+    rows = rows or [(one.get("bytes"), one.get("one_message_s"))]
     return [
         (size, float(seconds))
         for size, seconds in rows

@@ -67,7 +67,8 @@ def _sentence(one: HopHealth, found: LinkHealth) -> str:
         return f"{text}; what it costs cannot be told."
     batch = found.batch_latency_ns
     of = f" of {show_duration(batch)}" if batch else ""
-    return f"{text}; it costs {show_duration(max(one.cost_ns, 0))}{of} a batch."
+    most = "up to " if found.shared else ""
+    return f"{text}; it costs {most}{show_duration(max(one.cost_ns, 0))}{of} a batch."
 
 
 def _counts(hops: Sequence[HopHealth]) -> dict[Verdict, int]:

@@ -61,6 +61,15 @@ def read_whole(url: str) -> bytes:
     return content
 
 
+def read_tail(url: str, most: int) -> tuple[int, bytes]:
+    """Return how large an object is, and its last bytes."""
+    system, path = locate(url)
+    with plain_errors():
+        size = int(system.info(path)["size"])
+        tail: bytes = system.cat_file(path, start=max(0, size - most), end=size)
+    return size, tail
+
+
 def each(
     function: Callable[[_Item], _Answer], items: Sequence[_Item], *, far: bool
 ) -> Iterator[_Answer]:

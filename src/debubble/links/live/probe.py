@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from debubble.links.expectation import Hop
@@ -26,17 +25,29 @@ class Sent:
 
     hop: Hop
     size_bytes: int
-    one_way: list[float]
+    there_and_back: list[float]
+    """The message there, a few bytes back."""
+    back_s: float
+    """What these few bytes took, in the round of this message."""
     both_ways: list[float]
 
 
 def as_rungs(sent: Iterable[Sent]) -> tuple[Rung, ...]:
-    """Put rounds together, hop by hop and size by size."""
+    """Put rounds together, hop by hop and size by size.
+
+    The way back is that of the quietest round: on a busy machine all its few bytes may wake up late
+    in a round, and would take from the wire.
+    """
+    sent = tuple(sent)
+    back: dict[Hop, float] = {}
+    for one in sent:
+        back[one.hop] = min(one.back_s, back.get(one.hop, one.back_s))
     one_way: dict[tuple[Hop, int], list[float]] = {}
     both_ways: dict[tuple[Hop, int], list[float]] = {}
     for one in sent:
-        key = one.hop, one.size_bytes
-        one_way.setdefault(key, []).extend(one.one_way)
+        key, least = (one.hop, one.size_bytes), back[one.hop]
+        trips = [max(trip - least, least) for trip in one.there_and_back]
+        one_way.setdefault(key, []).extend(trips)
         both_ways.setdefault(key, []).extend(one.both_ways)
     return tuple(
         Rung(
@@ -75,20 +86,17 @@ class Probe:
         """
         if self._rank not in hop:
             return []
-        back = median(self._round_trips(hop, _ANSWER_BYTES, self._samples)) / 2
-        found = []
-        for size in sizes:
-            one_way = [
-                max(trip - back, back) for trip in self._round_trips(hop, size, self._samples)
-            ]
-            found.append(
-                Sent(
-                    hop=hop,
-                    size_bytes=size,
-                    one_way=one_way,
-                    both_ways=self._exchanges(hop, size) if both else [],
-                )
+        back = times_of(self._round_trips(hop, _ANSWER_BYTES, self._samples)).alone_s / 2
+        found = [
+            Sent(
+                hop=hop,
+                size_bytes=size,
+                there_and_back=self._round_trips(hop, size, self._samples),
+                back_s=back,
+                both_ways=self._exchanges(hop, size) if both else [],
             )
+            for size in sizes
+        ]
         return found if self._rank == hop[0] else []
 
     def _round_trips(self, hop: Hop, size: int, samples: int) -> list[float]:

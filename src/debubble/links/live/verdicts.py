@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from debubble.links.classes import LinkClass
@@ -41,7 +41,7 @@ class LiveHop:
     @property
     def bytes_per_s(self) -> float:
         """Of the largest messages, one way."""
-        return self.rungs[-1].size_bytes / self.rungs[-1].one_way.median_s
+        return self.rungs[-1].size_bytes / self.rungs[-1].one_way.alone_s
 
     @property
     def both_ways_bytes_per_s(self) -> float | None:
@@ -71,12 +71,28 @@ def judge_measured(
             rungs=rungs,
             fit=fit_line(
                 [rung.size_bytes for rung in rungs],
-                [rung.one_way.median_s * NS_PER_S for rung in rungs],
+                [rung.one_way.alone_s * NS_PER_S for rung in rungs],
             ),
             judgement=judged[hop],
             ill=_who_is_ill(hop, again, ladders, measured.places) if judged[hop].slow else None,
         )
-        for hop, rungs in ladders.items()
+        for hop, first in ladders.items()
+        for rungs in [_at_best(first, again.get(hop, ()))]
+    )
+
+
+def _at_best(first: Sequence[Rung], again: Sequence[Rung]) -> tuple[Rung, ...]:
+    """Let a message alone take what it took in the quieter of two passes: load only adds to it."""
+    second = {rung.size_bytes: rung.one_way.alone_s for rung in again}
+    return tuple(
+        replace(
+            rung,
+            one_way=replace(
+                rung.one_way,
+                alone_s=min(rung.one_way.alone_s, second.get(rung.size_bytes, math.inf)),
+            ),
+        )
+        for rung in first
     )
 
 
@@ -190,9 +206,13 @@ def _who_is_ill(
 ) -> str | None:
     """Say whether an end is slow with others, too, in the same direction, and about as slow.
 
-    On a busy machine a partner may look slow for a moment, by a little: that is no ill rank.
+    On a busy machine a partner may look slow for a while, but not in all its messages: that is no
+    ill rank.
     """
-    every = {**ladders, **again}
+    every = {
+        other: _at_best(again.get(other, ladders.get(other, ())), ladders.get(other, ()))
+        for other in (*ladders, *again)
+    }
     own = _by_peers(hop, every, places)
     limit = math.sqrt(own.times) if own and own.times else SLOW
     sends = [other for other in every if other[0] == hop[0] and other != hop]
@@ -211,4 +231,17 @@ def _is_slow(
     hop: Hop, ladders: Mapping[Hop, Sequence[Rung]], places: Sequence[Place], limit: float
 ) -> bool:
     found = _by_peers(hop, ladders, places)
-    return found is not None and found.slow and (found.times or 0.0) > limit
+    return found is not None and found.slow and _times_alone(hop, ladders, places) > limit
+
+
+def _times_alone(hop: Hop, ladders: Mapping[Hop, Sequence[Rung]], places: Sequence[Place]) -> float:
+    """Return how many times as long as on its peers the largest message takes by itself."""
+    last = ladders[hop][-1]
+    others = sorted(
+        rung.one_way.alone_s
+        for other, rungs in ladders.items()
+        if other != hop and _between_hosts(other, places) == _between_hosts(hop, places)
+        for rung in rungs
+        if rung.size_bytes == last.size_bytes
+    )
+    return last.one_way.alone_s / others[(len(others) - 1) // 2] if others else 1.0

@@ -95,8 +95,8 @@ class MatrixLog:
     file: str
     version: str
     tests: tuple[Matrix, ...]
-    closed: bool
-    """It ends as nvbandwidth ends it; else tests may be missing."""
+    cut: str
+    """What shows that tests may be missing; empty where it begins and ends as nvbandwidth does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

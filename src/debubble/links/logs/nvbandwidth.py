@@ -16,6 +16,8 @@ _TITLE = re.compile(r"\((GB/s|ns|us)\)\s*$")
 _SUM = re.compile(r"^SUM (\S+)\s+(\S+)\s*$")
 # What is printed after the last test.
 _CLOSING = "NOTE: The reported results"
+# The status of a test that has not come to its end.
+_UNDER_WAY = "Running"
 # Each cell is printed with two digits after the point.
 _ROUNDED = 0.0051
 
@@ -50,8 +52,12 @@ def read_nvbandwidth_text(text: str, file: str) -> MatrixLog:
             hint="lines are missing; give the log as nvbandwidth wrote it",
             file=file,
         )
-    closed = any(line.startswith(_CLOSING) for line in lines[starts[-1] :])
-    return MatrixLog(file=file, version=version, tests=tuple(tests), closed=closed)
+    cut = ""
+    if not any(line.startswith(_CLOSING) for line in lines[starts[-1] :]):
+        cut = f"it ends after {tests[-1].name}, without nvbandwidth's closing note"
+    elif not version:
+        cut = f"it begins with {tests[0].name}, without nvbandwidth's first line"
+    return MatrixLog(file=file, version=version, tests=tuple(tests), cut=cut)
 
 
 def _matrix(lines: Sequence[str], first: int, file: str) -> Matrix:
@@ -109,11 +115,13 @@ def read_nvbandwidth_json(data: dict[str, Any], file: str) -> MatrixLog:
     tests = root.get("testcases") if isinstance(root, dict) else None
     if not isinstance(tests, list):
         raise LogError("'testcases' is missing", hint=RERUN, file=file)
+    found = tuple(_from_json(one, file) for one in tests)
+    stopped = next((one.name for one in found if one.status == _UNDER_WAY), None)
     return MatrixLog(
         file=file,
         version=str(root.get("git_version", root.get("version", ""))),
-        tests=tuple(_from_json(one, file) for one in tests),
-        closed=True,
+        tests=found,
+        cut=f"it was written while {stopped} ran" if stopped else "",
     )
 
 

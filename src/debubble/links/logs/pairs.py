@@ -101,13 +101,12 @@ def doubts_about(logs: Sequence[Log]) -> tuple[Gap, ...]:
                     file=log.file,
                 )
             )
-        if isinstance(log, MatrixLog) and not log.closed:
+        if isinstance(log, MatrixLog) and log.cut:
             gaps.append(
                 Gap(
                     code=Code.LOG_CUT,
-                    message=f"it ends after {log.tests[-1].name}, without nvbandwidth's closing"
-                    " note: tests may be missing",
-                    hint="give the whole log, or write it with -j",
+                    message=f"{log.cut}: tests may be missing",
+                    hint="give the whole log, or run it again and write it with -j",
                     file=log.file,
                 )
             )

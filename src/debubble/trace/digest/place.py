@@ -13,6 +13,7 @@ from uuid import uuid4
 from debubble.errors import TraceError
 from debubble.trace.digest.archive import Head, Stamp, looks_like_digest, peek_head
 from debubble.trace.files import strip_extensions
+from debubble.trace.remote import read_tail
 from debubble.trace.source import is_url, open_binary
 
 SUFFIX = ".debubble.npz"
@@ -65,12 +66,17 @@ def place_digests(place: str, typed: Sequence[str], files: Sequence[str]) -> Dig
 def stamp_of(file: str) -> Stamp | None:
     """Return what tells a trace from others of its name; None where it cannot be asked."""
     try:
-        with closing(open_binary(file)) as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - _TAIL_BYTES))
-            return Stamp(bytes=size, tail=zlib.crc32(stream.read(_TAIL_BYTES)))
-    except (TraceError, OSError, ValueError):
+        size, tail = read_tail(file, _TAIL_BYTES) if is_url(file) else _tail(file)
+    except (TraceError, OSError, ValueError, KeyError):
         return None
+    return Stamp(bytes=size, tail=zlib.crc32(tail))
+
+
+def _tail(file: str) -> tuple[int, bytes]:
+    with closing(open_binary(file)) as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - _TAIL_BYTES))
+        return size, stream.read(_TAIL_BYTES)
 
 
 def write_digest(target: str, data: bytes) -> None:
