@@ -7,8 +7,8 @@ ever held in full. Both ways give the same figures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from debubble.errors import Gap, NoPipeline, TraceError
@@ -126,27 +126,42 @@ def inspect_run(found: Found, means: Means | None = None) -> Run:
 
 
 def _survey_whole(run: Run, asked: Question) -> Survey:
-    try:
-        timeline = build_run(run)
-    except NoPipeline as why:
-        raise NoPipelineIn(why, run) from why
+    with _naming(run):
+        return _measure_held(run, build_run(run), run.ranks, asked)
+
+
+def _measure_held(
+    run: Run, timeline: Timeline, traces: tuple[RankTrace, ...], asked: Question
+) -> Survey:
     figures = measure_asked(timeline, pipelines_asked(timeline, asked), run.sidecars, asked)
     return Survey(
-        run=run, figures=figures, shown=worst_of(figures), timeline=timeline, traces=run.ranks
+        run=run, figures=figures, shown=worst_of(figures), timeline=timeline, traces=traces
     )
+
+
+@contextmanager
+def _naming(run: Run) -> Iterator[None]:
+    """Let whoever catches that there is no pipeline know in which run."""
+    try:
+        yield
+    except NoPipeline as why:
+        raise NoPipelineIn(why, run) from why
 
 
 def _survey_fleet(fleet: Fleet, asked: Question, on_progress: Progress | None) -> Survey:
     orders, gaps = order_parts(fleet, asked)
+    if len(orders) == 1:
+        part = load_part(orders[0], fleet.limits)
+        with _naming(fleet.run):
+            timeline = join_parts([part.timeline], gaps)
+        return _measure_held(fleet.run, timeline, part.traces, asked)
     measured, lost = _measure_parts(orders, fleet.limits, on_progress)
     if not all_inferred_alike([part.timeline for _, part in measured]):
         orders = [replace(order, marked=False, may_infer=False) for order, _ in measured]
         measured, lost = _measure_parts(orders, fleet.limits, on_progress)
     run = replace(fleet.run, gaps=(*fleet.run.gaps, *lost))
-    try:
+    with _naming(run):
         whole = join_parts([part.timeline for _, part in measured], gaps)
-    except NoPipeline as why:
-        raise NoPipelineIn(why, run) from why
     numbers = {members: number for number, members in whole.members.items()}
     wanted = frozenset(pipelines_asked(whole, asked))
     groups = {rank_of(trace): trace.groups for trace in run.ranks}
