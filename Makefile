@@ -57,7 +57,7 @@ imports: $(VENV)/.dev ## the import contract of the house
 docs: $(VENV)/.dev ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W -E -b html docs docs/_build/html
 
-bench: $(VENV)/.dev ## measure the bars of the reader, of digests, the simulator, the planner, capture and the report, as ratios of one run
+bench: $(VENV)/.dev ## measure the bars of the reader, of digests and of many ranks, the simulator, the planner, capture and the report, as ratios of one run
 	$(BIN)/python benchmarks/read.py
 	$(BIN)/python benchmarks/digests.py
 	$(BIN)/python benchmarks/simulate.py
@@ -67,6 +67,7 @@ bench: $(VENV)/.dev ## measure the bars of the reader, of digests, the simulator
 	$(BIN)/python benchmarks/html_report.py
 	$(BIN)/python benchmarks/watch_readers.py
 	$(BIN)/python benchmarks/dask_engine.py
+	$(BIN)/python benchmarks/fleet.py
 
 bench-peers: $(VENV)/.dev ## the same beside HolisticTraceAnalysis, in a venv of its own
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
