@@ -29,7 +29,6 @@ from debubble.report.find import (
 from debubble.report.html.find import no_pipeline_report
 from debubble.schedules import Statement, state_schedule
 from debubble.timeline.job import ask_job
-from debubble.timeline.replicas import judge_run
 from debubble.units import parse_share
 
 EXIT_FAILED = 1
@@ -106,24 +105,22 @@ def command(  # noqa: PLR0913 (one argument a flag)
     timeline, figures = found.timeline, found.figures
     job = ask_job(found.run.sidecars, found.shown)
     ledger = account_for(timeline, found.shown)
-    replicas = judge_run(figures)
-    gaps = tuple(
-        dict.fromkeys(
-            (
-                *found.gaps,
-                *job.gaps,
-                *(ledger.gaps if ledger else ()),
-                *(replicas.gaps if replicas else ()),
-            )
-        )
-    )
-    page = find_page(figures, ledger, job, gaps, "" if quiet else following, replicas=replicas)
+    gaps = tuple(dict.fromkeys((*found.gaps, *job.gaps, *(ledger.gaps if ledger else ()))))
+    following = "" if quiet else following
+    page = find_page(figures, ledger, job, gaps, following, replicas=found.replicas)
     measured = Found(
-        traces=found.traces, timeline=timeline, figures=figures, ledger=ledger, step=step
+        traces=found.traces,
+        timeline=timeline,
+        figures=figures,
+        shown=found.shown,
+        ledger=ledger,
+        step=step,
     )
     pictures.draw(measured, page, words)
     if not mermaid:
-        data = find_json(found.run, timeline, figures, ledger, gaps, job=job, replicas=replicas)
+        data = find_json(
+            found.run, timeline, figures, ledger, gaps, job=job, replicas=found.replicas
+        )
         print_answer(page, data, as_json=as_json, color=color)
     exit_strictly(gaps, strict=strict)
     if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in figures):

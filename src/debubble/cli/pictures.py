@@ -22,7 +22,7 @@ from debubble.report.mermaid import draw_mermaid
 from debubble.report.svg import draw_svg
 from debubble.report.text import Page
 from debubble.report.writing import write_file
-from debubble.timeline.figures import PipelineFigures, worst_of
+from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline
 from debubble.trace.columns import RankTrace
 
@@ -34,20 +34,17 @@ class Found:
     traces: tuple[RankTrace, ...]
     timeline: Timeline
     figures: Sequence[PipelineFigures]
+    shown: PipelineFigures
+    """The one to look into first."""
     ledger: Ledger | None
-    """Of the pipeline that waits most."""
+    """Of that one."""
     step: int | None
     """The one that was asked for."""
 
     @property
-    def worst(self) -> PipelineFigures:
-        """The pipeline that waits most."""
-        return worst_of(self.figures)
-
-    @property
     def drawn_step(self) -> int | None:
         """The step asked for, else the first one measured."""
-        windows = self.worst.windows
+        windows = self.shown.windows
         return self.step if self.step is not None or not windows else windows[0].step
 
 
@@ -83,7 +80,7 @@ class Pictures:
         """Write the files, and put lanes below the answer."""
         asks = self.lanes or self.need_a_pipeline
         waits = list_waits(found.ledger) if found.ledger and asks else ()
-        worst, timeline = found.worst, found.timeline
+        worst, timeline = found.shown, found.timeline
         if self.lanes and worst.one_run:
             page.drawing = draw_lanes(
                 timeline, worst.pipeline, found.drawn_step, drawing_width(), waits
@@ -105,15 +102,15 @@ class Pictures:
 
 
 def _svg(found: Found, waits: Sequence[Wait], answer: str) -> bytes:
-    if not found.worst.one_run:
+    if not found.shown.one_run:
         raise UsageError("there is nothing to draw: these ranks are not of one run")
-    frame = frame_step(found.timeline, found.worst.pipeline, found.drawn_step, waits)
+    frame = frame_step(found.timeline, found.shown.pipeline, found.drawn_step, waits)
     return draw_svg(frame, answer).encode()
 
 
 def _shown(found: Found) -> list[Shown]:
-    """Account for every pipeline that is held, the worst first: its ledger is there already."""
-    worst, held = found.worst, found.timeline.pipelines
+    """Account for every pipeline that is held; the first one's ledger is there already."""
+    worst, held = found.shown, found.timeline.pipelines
     ledgers = [(worst, found.ledger)]
     ledgers += [
         (one, account_for(found.timeline, one))

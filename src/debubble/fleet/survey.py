@@ -17,10 +17,11 @@ from debubble.fleet.part import PartFigures, PartOrder, load_part, measure_part,
 from debubble.fleet.question import Question, measure_asked, pipelines_asked
 from debubble.fleet.spool import Spool, spooling
 from debubble.timeline.build import build_run
-from debubble.timeline.figures import PipelineFigures, worst_of
+from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline
 from debubble.timeline.parts import all_inferred_alike, join_parts, renumber
 from debubble.timeline.peers import rank_of
+from debubble.timeline.replicas import ReplicaFigures, judge_run, shown_of
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, LocalEngine
@@ -45,7 +46,9 @@ class Survey:
     figures: tuple[PipelineFigures, ...]
     """Of every pipeline that was asked for."""
     shown: PipelineFigures
-    """The one that waits most."""
+    """The one to look into first: it drags the others, or waits most."""
+    replicas: ReplicaFigures | None
+    """What they wait for each other, where they reduce together."""
     timeline: Timeline
     """Of the whole run, or of a large one the part that is shown."""
     traces: tuple[RankTrace, ...]
@@ -55,7 +58,8 @@ class Survey:
     def gaps(self) -> tuple[Gap, ...]:
         """Whatever was found wanting, each once."""
         measured = (gap for one in self.figures for gap in one.gaps)
-        return tuple(dict.fromkeys((*self.run.gaps, *self.timeline.gaps, *measured)))
+        judged = self.replicas.gaps if self.replicas else ()
+        return tuple(dict.fromkeys((*self.run.gaps, *self.timeline.gaps, *measured, *judged)))
 
 
 class NoPipelineIn(NoPipeline):
@@ -134,8 +138,14 @@ def _measure_held(
     run: Run, timeline: Timeline, traces: tuple[RankTrace, ...], asked: Question
 ) -> Survey:
     figures = measure_asked(timeline, pipelines_asked(timeline, asked), run.sidecars, asked)
+    replicas = judge_run(figures)
     return Survey(
-        run=run, figures=figures, shown=worst_of(figures), timeline=timeline, traces=traces
+        run=run,
+        figures=figures,
+        shown=shown_of(figures, replicas),
+        replicas=replicas,
+        timeline=timeline,
+        traces=traces,
     )
 
 
@@ -170,7 +180,8 @@ def _survey_fleet(fleet: Fleet, asked: Question, on_progress: Progress | None) -
         key=lambda one: one.pipeline,
     )
     figures = [one for one in figures if one.pipeline in wanted]
-    worst = worst_of(figures)
+    replicas = judge_run(figures)
+    worst = shown_of(figures, replicas)
     order = next(order for order, _ in measured if worst.ranks[0].rank in order.ranks)
     part = load_part(order, fleet.limits)
     timeline = replace(join_parts([part.timeline]), gaps=whole.gaps)
@@ -180,6 +191,7 @@ def _survey_fleet(fleet: Fleet, asked: Question, on_progress: Progress | None) -
         run=run,
         figures=tuple(shown if one.pipeline == shown.pipeline else one for one in figures),
         shown=shown,
+        replicas=replicas,
         timeline=timeline,
         traces=part.traces,
     )

@@ -25,11 +25,11 @@ from debubble.report.stream import stream_answer, stream_json, stream_latency
 from debubble.report.text import Page
 from debubble.report.theory import theory_of, theory_of_schedule
 from debubble.report.unknown import reasons_for_null
-from debubble.timeline.figures import PipelineFigures, RankShares, worst_of
+from debubble.timeline.figures import PipelineFigures, RankShares
 from debubble.timeline.hops import HopFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline, Timeline
-from debubble.timeline.replicas import DRAGS, ReplicaFigures
+from debubble.timeline.replicas import DRAGS, ReplicaFigures, shown_of
 from debubble.trace.run import Run
 from debubble.trace.run_gaps import show_ranks
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
@@ -49,10 +49,10 @@ def find_page(  # noqa: PLR0913 (what is known of a run, one argument each)
     replicas: ReplicaFigures | None = None,
 ) -> Page:
     """Lay out the answer: the bubble against theory, why and whose it is, then stages and hops."""
-    worst = worst_of(figures)
-    page = Page(answer=answer(worst, len(figures)))
+    worst = shown_of(figures, replicas)
+    page = Page(answer=answer(worst, len(figures), drags=_drags(replicas)))
     page.findings = ledger_findings(ledger, worst.outside_ns) if ledger else []
-    place = 0 if replicas and replicas.verdict == DRAGS else len(page.findings)
+    place = 0 if _drags(replicas) else len(page.findings)
     page.findings[place:place] = replica_findings(replicas)
     page.notes += [
         _about(worst),
@@ -64,7 +64,7 @@ def find_page(  # noqa: PLR0913 (what is known of a run, one argument each)
     page.tables = [
         *(ledger_tables(ledger) if ledger else ()),
         *replica_tables(replicas),
-        *([pipeline_table(figures)] if len(figures) > 1 else []),
+        *([pipeline_table(figures, worst)] if len(figures) > 1 else []),
         stage_table(worst, job),
         *([hop_table(worst.hops)] if worst.hops else []),
     ]
@@ -102,9 +102,14 @@ def no_pipeline_json(run: Run, why: NoPipeline) -> dict[str, Any]:
     }
 
 
-def answer(one: PipelineFigures, pipelines: int = 1) -> str:
+def _drags(replicas: ReplicaFigures | None) -> bool:
+    return replicas is not None and replicas.verdict == DRAGS
+
+
+def answer(one: PipelineFigures, pipelines: int = 1, *, drags: bool = False) -> str:
     """Say the bubble in a sentence."""
-    of = f" (pipeline {one.pipeline}, the worst of {pipelines})" if pipelines > 1 else ""
+    why = "the one that drags" if drags else "the worst"
+    of = f" (pipeline {one.pipeline}, {why} of {pipelines})" if pipelines > 1 else ""
     if one.bubble_fraction is None:
         shares = _busy([(own.rank, own.busy_fraction) for own in one.shares])
         return f"The bubble cannot be told: {_why_not(one)}. Busy: {shares}."
@@ -159,8 +164,8 @@ def find_json(  # noqa: PLR0913 (what is known of a run, one argument each)
     job: JobFacts,
     replicas: ReplicaFigures | None = None,
 ) -> dict[str, Any]:
-    """Return the answer as data: the worst pipeline in full, the others as one line each."""
-    worst = worst_of(figures)
+    """Return the answer as data: the pipeline to look into in full, the others as one line each."""
+    worst = shown_of(figures, replicas)
     return {
         "schema": SCHEMA,
         "run": {
@@ -213,7 +218,7 @@ def find_json(  # noqa: PLR0913 (what is known of a run, one argument each)
         "hops": [_hop_json(hop, ledger) for hop in worst.hops],
         "replicas": replicas_json(replicas),
         "unknown": reasons_for_null(worst, job),
-        "verdict": answer(worst, len(figures)),
+        "verdict": answer(worst, len(figures), drags=_drags(replicas)),
         "warnings": [gap_json(gap) for gap in gaps],
     }
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from debubble.report.fold import FEW, STANDING_OUT, farthest, show_members, show_range
 from debubble.report.text import Table
-from debubble.timeline.figures import PipelineFigures, StageFigures, worst_of
+from debubble.timeline.figures import PipelineFigures, StageFigures
 from debubble.timeline.hops import HopFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, StageLayers
@@ -16,13 +16,12 @@ from debubble.units import show_bytes, show_duration, show_share
 _Value = TypeVar("_Value")
 
 
-def pipeline_table(figures: Sequence[PipelineFigures]) -> Table:
-    """Lay out replicas beside each other: the worst, those that stand out, the others as one."""
+def pipeline_table(figures: Sequence[PipelineFigures], shown_in_full: PipelineFigures) -> Table:
+    """Lay out replicas: the one shown in full, those that stand out, the others as one."""
     table = Table(columns=("pipeline", "ranks", "bubble", "batch latency", "peak memory"))
     shown = set(range(len(figures)))
     if len(figures) > FEW // 2:
-        worst = worst_of(figures)
-        shown = {place for place, one in enumerate(figures) if one is worst}
+        shown = {place for place, one in enumerate(figures) if one is shown_in_full}
         shown |= farthest([one.bubble_fraction for one in figures])
         shown |= farthest([one.batch_latency_ns for one in figures])
     table.rows += [_pipeline_row(figures[place]) for place in sorted(shown)]

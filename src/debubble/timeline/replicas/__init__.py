@@ -11,6 +11,7 @@ from debubble.timeline.replicas.judge import (
     ReplicaFigures,
     judge_replicas,
     judge_run,
+    shown_of,
 )
 from debubble.timeline.replicas.why import Difference
 
@@ -22,4 +23,5 @@ __all__ = [
     "ReplicaFigures",
     "judge_replicas",
     "judge_run",
+    "shown_of",
 ]

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from debubble.errors import Code, Gap
-from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.figures import PipelineFigures, worst_of
 from debubble.timeline.model import RankCollectives
 from debubble.timeline.replicas.cells import Cells, make_cells
 from debubble.timeline.replicas.certainty import surely_late
@@ -82,6 +82,16 @@ class ReplicaFigures:
     def waited_ns(self) -> int:
         """Device time a step, over all ranks."""
         return sum(one.waited_ns for one in self.replicas)
+
+
+def shown_of(
+    figures: Sequence[PipelineFigures], replicas: ReplicaFigures | None
+) -> PipelineFigures:
+    """Return the pipeline to look into first: the one that drags the others, or waits most."""
+    if replicas is not None and replicas.verdict == DRAGS and replicas.slowest is not None:
+        dragging = replicas.replicas[replicas.slowest].pipelines
+        return worst_of([one for one in figures if one.pipeline in dragging])
+    return worst_of(figures)
 
 
 def judge_run(figures: Sequence[PipelineFigures]) -> ReplicaFigures | None:

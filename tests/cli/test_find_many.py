@@ -1,0 +1,54 @@
+"""`find` over more ranks than anyone reads one by one: one screen, with what stands out in it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from console import type_command
+from played import setup_of
+from replicated import replicas_of, write_replicas
+
+RANKS, REPLICAS, SLOW_STAGE = 20, 4, 13
+BASE = setup_of("1f1b", RANKS, 4, fused=True, steps=4)
+WEIGHTS = tuple(1.5 if stage == SLOW_STAGE else 1.0 for stage in range(RANKS))
+SCREEN = 75
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("many")
+    write_replicas(folder, replicas_of(BASE, REPLICAS, weights=WEIGHTS).play())
+    return folder
+
+
+def test_the_answer_is_one_screen_and_names_what_stands_out(many):
+    text = type_command("debubble find . --quiet", many).text
+    assert len(text.splitlines()) <= SCREEN
+    assert (
+        f"- Pipeline 3 (ranks 3-79, every 4th) drags the 3 others: its stage {SLOW_STAGE} " in text
+    )
+    stages = [line.split()[0] for line in text.splitlines() if " ± " in line]
+    assert str(SLOW_STAGE) in stages
+    assert "16 others" in text or "17 others" in text
+
+
+def test_all_of_it_is_in_the_data(many):
+    data = json.loads(type_command("debubble find . --json", many).text)
+    assert [len(ranks) for ranks in data["run"]["pipelines"]] == [RANKS] * REPLICAS
+    assert data["replicas"]["slowest"] == 3
+    assert len(data["stages"]) == RANKS
+
+
+def test_other_verbs_take_the_pipeline_that_waits_most(many):
+    simulated = type_command("debubble simulate . --microbatches 8 --json", many)
+    assert simulated.code == 0, simulated.text
+    linked = json.loads(type_command("debubble links . --json", many).text)
+    assert {hop["from_rank"] % REPLICAS for hop in linked["hops"]} == {3}
+
+
+def test_pictures_hold_the_pipeline_that_is_shown(many, tmp_path):
+    written = type_command(f"debubble find . --html {tmp_path}/a.html --svg {tmp_path}/a.svg", many)
+    assert written.code == 0, written.text
+    assert "<svg" in (tmp_path / "a.svg").read_text()
+    assert (tmp_path / "a.html").stat().st_size < 6_000_000
