@@ -233,9 +233,14 @@ def _of_traces(found: Survey, known: _Known) -> _Answer:
     wiring = read_wiring(figures.ranks, known.classes, topologies)
     health = judge_links(timeline, figures, wiring, known.history)
     gaps = tuple(dict.fromkeys((*found.run.gaps, *timeline.gaps, *figures.gaps, *down)))
+    page, data = links_page(health, gaps, ""), links_json(health, gaps)
+    if len(found.figures) > 1:
+        page.answer = f"Of pipeline {figures.pipeline}, one of {len(found.figures)}: {page.answer}"
+        page.notes.insert(0, "the hops of another pipeline: --pipeline N")
+        data["verdict"] = page.answer
     return _Answer(
-        page=links_page(health, gaps, ""),
-        data=links_json(health, gaps),
+        page=page,
+        data=data,
         gaps=gaps,
         rates={one.hop: one.times.bytes_per_s for one in health.hops if one.times.bytes_per_s},
         slow=[one.hop for one in health.slow],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import click
 
 from debubble.cli.options import progress
+from debubble.errors import UsageError
 from debubble.fleet.question import Question
 from debubble.fleet.survey import Means, Survey, inspect_run, survey_run
 from debubble.trace.digest.place import DigestPlace, place_digests
@@ -33,7 +37,7 @@ class Reader:
     def read(self, places: Sequence[str], *, quiet: bool) -> Run:
         """Read one capture for what it holds, with progress."""
         found = find_run(places, capture=self.capture, limits=self.limits)
-        with progress("reading", quiet=quiet) as show:
+        with ending_cleanly(), progress("reading", quiet=quiet) as show:
             return inspect_run(found, self._means(places, found, show))
 
     def survey(
@@ -41,7 +45,7 @@ class Reader:
     ) -> Survey:
         """Read one capture and measure what is asked about, with progress."""
         found = find_run(places, capture=self.capture, limits=self.limits)
-        with progress("reading", quiet=quiet) as show:
+        with ending_cleanly(), progress("reading", quiet=quiet) as show:
             return survey_run(found, question, self._means(places, found, show))
 
     def _means(self, places: Sequence[str], found: Found, show: Progress) -> Means:
@@ -60,6 +64,23 @@ class Reader:
         return place_digests(self.digest, places, files)
 
 
+@contextmanager
+def ending_cleanly() -> Iterator[None]:
+    """Take a request to end as Ctrl-C is taken: workers and temporary files go along."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what every verb that reads traces takes; the verb is handed a `Reader`."""
 
@@ -75,6 +96,8 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **others: object,
     ) -> object:
         limits = Limits(inflated_bytes=parse_bytes(max_inflated), ratio=max_ratio)
+        if digest is not None and not digest.strip():
+            raise UsageError("--digest needs a place", hint="beside, a folder, or a URL")
         reader = Reader(
             capture=capture, rank=rank, limits=limits, engine=engine_at(engine), digest=digest
         )

@@ -61,7 +61,8 @@ def last_stage(order: Order) -> int:
 
 def has_last(order: Order, position: int) -> bool:
     """Return whether a rank holds the last stage."""
-    return any(action.stage == last_stage(order) for action in order[position])
+    last = last_stage(order)
+    return any(action.stage == last for action in order[position])
 
 
 def memory_run(timeline: Timeline, pipeline: int, order: Order) -> MemoryRun:

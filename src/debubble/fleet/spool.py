@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
+from debubble.errors import EngineError
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest import read_digest, unpack_digest
 from debubble.trace.source import Limits
@@ -39,15 +40,19 @@ class Place:
 class Spool:
     """A file of digests, one behind the other."""
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
+    def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file
         self._name = name
         self._end = 0
 
     def put(self, digest: bytes, rank: int) -> Place:
         """Add one, at once there for others to read."""
-        self._file.write(digest)
-        self._file.flush()
+        left = memoryview(digest)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise _no_room(error) from error
         place = Place(file=self._name, rank=rank, at=self._end, size=len(digest))
         self._end += len(digest)
         return place
@@ -56,5 +61,16 @@ class Spool:
 @contextmanager
 def spooling() -> Iterator[Spool]:
     """Lend a spool; it is gone afterwards."""
-    with tempfile.NamedTemporaryFile(prefix="debubble-ranks-") as file:
-        yield Spool(file, file.name)  # type: ignore[arg-type]
+    try:
+        file = tempfile.NamedTemporaryFile(prefix="debubble-ranks-", buffering=0)  # noqa: SIM115
+    except OSError as error:
+        raise _no_room(error) from error
+    with file:
+        yield Spool(file, file.name)
+
+
+def _no_room(error: OSError) -> EngineError:
+    return EngineError(
+        f"the ranks cannot be kept in {tempfile.gettempdir()} meanwhile: {error.strerror}",
+        hint="make room there, or set TMPDIR to another folder",
+    )

@@ -31,7 +31,6 @@ from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline, Timeline
 from debubble.timeline.replicas import DRAGS, ReplicaFigures, shown_of
 from debubble.trace.run import Run
-from debubble.trace.run_gaps import show_ranks
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
 
 SCHEMA = "debubble.find/1"
@@ -102,6 +101,10 @@ def no_pipeline_json(run: Run, why: NoPipeline) -> dict[str, Any]:
     }
 
 
+def _those(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {show_members(ranks)}"
+
+
 def _drags(replicas: ReplicaFigures | None) -> bool:
     return replicas is not None and replicas.verdict == DRAGS
 
@@ -115,7 +118,7 @@ def answer(one: PipelineFigures, pipelines: int = 1, *, drags: bool = False) -> 
         return f"The bubble cannot be told: {_why_not(one)}. Busy: {shares}."
     who = "Ranks wait"
     if one.absent:
-        who = f"In part, with no trace of rank {show_ranks(one.absent)}: the other ranks wait"
+        who = f"In part, with no trace of {_those(one.absent)}: the other ranks wait"
     elif one.cut:
         who = "In part, of a step that the capture cuts: ranks wait"
     waits = f"{who} {_percent(one.bubble_fraction)} of the "

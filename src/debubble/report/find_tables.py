@@ -35,7 +35,8 @@ def _pipeline_row(one: PipelineFigures) -> tuple[str, ...]:
     peaks = _known([rank.peak_memory_bytes for rank in one.ranks])
     return (
         str(one.pipeline),
-        show_members([rank.rank for rank in one.ranks]),
+        show_members([rank.rank for rank in one.ranks])
+        + (f" ({len(one.ranks)} of {len(one.ranks) + len(one.absent)})" if one.absent else ""),
         show_share(one.bubble_fraction),
         "–" if one.batch_latency_ns is None else show_duration(one.batch_latency_ns),
         show_bytes(max(peaks)) if peaks else "–",

@@ -11,10 +11,13 @@ from debubble.ledger.verdict import MATTERS
 from debubble.links.history import SCHEMA
 from debubble.links.hop_times import Spread
 from debubble.links.judge import Verdict
+from debubble.report.fold import FEW, farthest, show_range
 from debubble.report.inspect import gap_json
 from debubble.report.text import Page, Table
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_rate, show_share
 
+# Of a long pipeline nobody pastes them all.
+_COMMANDS_SHOWN = 16
 _SHARED = (
     "ranks share a device: that they slow each other is counted, that their wires do is not;"
     " costs are the most it can be"
@@ -26,7 +29,9 @@ def links_page(found: LinkHealth, gaps: Sequence[Gap], next_command: str) -> Pag
     page = Page(answer=links_answer(found))
     page.findings = [_sentence(one, found) for one in found.slow[1:]]
     page.tables = [_table(found)]
-    page.notes = [f"check: {command}" for command in found.commands]
+    page.notes = [f"check: {command}" for command in found.commands[:_COMMANDS_SHOWN]]
+    if len(found.commands) > _COMMANDS_SHOWN:
+        page.notes.append(f"{len(found.commands) - _COMMANDS_SHOWN} more to check are in --json")
     if found.shared and found.slow:
         page.notes.insert(0, _SHARED)
     page.gaps = list(gaps)
@@ -94,7 +99,8 @@ def _table(found: LinkHealth) -> Table:
             "costs",
         )
     )
-    for one in found.hops:
+    shown = _standing_out(found.hops)
+    for one in (found.hops[place] for place in sorted(shown)):
         figures, times = one.times.figures, one.times
         table.rows.append(
             (
@@ -110,7 +116,37 @@ def _table(found: LinkHealth) -> Table:
                 "–" if one.cost_ns is None else show_duration(max(one.cost_ns, 0)),
             )
         )
+    rest = [one for place, one in enumerate(found.hops) if place not in shown]
+    if rest:
+        table.rows.append(_other_hops(rest))
     return table
+
+
+def _standing_out(hops: Sequence[HopHealth]) -> set[int]:
+    """Return the places of all hops, or of many those that are slow or unlike the others."""
+    if len(hops) <= 2 * FEW:
+        return set(range(len(hops)))
+    slow = {place for place, one in enumerate(hops) if one.judgement.slow}
+    return slow | farthest([one.times.bytes_per_s for one in hops])
+
+
+def _other_hops(rest: Sequence[HopHealth]) -> tuple[str, ...]:
+    sizes = [one.times.figures.message_bytes for one in rest]
+    alone = [one.times.alone_ns for one in rest if one.times.alone_ns is not None]
+    rates = [one.times.bytes_per_s for one in rest if one.times.bytes_per_s is not None]
+    verdicts = sorted({str(one.judgement.verdict) for one in rest})
+    return (
+        f"{len(rest)} others",
+        "unknown" if min(sizes) < 0 else show_range(sizes, show_bytes),
+        show_range(alone, show_duration) if alone else "hidden",
+        show_range(rates, show_rate) if rates else "–",
+        "",
+        show_range([one.times.figures.wait_ns for one in rest], show_duration),
+        "",
+        "",
+        " or ".join(verdicts),
+        "",
+    )
 
 
 def links_json(found: LinkHealth, gaps: Sequence[Gap]) -> dict[str, Any]:

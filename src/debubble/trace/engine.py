@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -31,6 +32,9 @@ AHEAD = 2
 # A file that takes its worker along may have been the victim of its neighbours; three times alone
 # it was not.
 _ATTEMPTS = 3
+
+# Of Linux' prctl: what a process is sent when its parent ends.
+_DEATH_SIGNAL = 1
 
 _CLUSTER_SCHEMES = ("tcp", "tls", "ws", "wss")
 
@@ -117,7 +121,7 @@ def engine_at(address: str) -> Engine:
     if address == "local":
         return LOCAL
     scheme, separator, rest = address.partition("://")
-    if separator and rest and scheme in _CLUSTER_SCHEMES:
+    if separator and rest.rpartition(":")[2].isdigit() and scheme in _CLUSTER_SCHEMES:
         from debubble.trace.dask_engine import DaskEngine  # noqa: PLC0415 (an extra, and slow)
 
         return DaskEngine(address=address)
@@ -203,12 +207,15 @@ def _make_pool(workers: int) -> ProcessPoolExecutor:
     # Forking is quickest, and safe only while no other thread may hold a lock.
     method = "fork" if threading.active_count() == 1 and os.name == "posix" else "spawn"
     context = multiprocessing.get_context(method)
-    return ProcessPoolExecutor(workers, context, initializer=_leave_interrupts_to_the_parent)
+    return ProcessPoolExecutor(workers, context, initializer=_follow_the_parent)
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    """Keep Ctrl-C, which reaches every process of a terminal, from ending in as many tracebacks."""
+def _follow_the_parent() -> None:
+    """Leave Ctrl-C, which reaches every process of a terminal, to the parent, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with suppress(OSError, AttributeError):  # Linux alone can be asked for that
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _are_worth(files: Sequence[Recognised], worth: int) -> bool:

@@ -87,11 +87,15 @@ class ReplicaFigures:
 def shown_of(
     figures: Sequence[PipelineFigures], replicas: ReplicaFigures | None
 ) -> PipelineFigures:
-    """Return the pipeline to look into first: the one that drags the others, or waits most."""
+    """Return the pipeline to look into first: the one that drags the others, or waits most.
+
+    Of one that lacks ranks less can be said.
+    """
     if replicas is not None and replicas.verdict == DRAGS and replicas.slowest is not None:
         dragging = replicas.replicas[replicas.slowest].pipelines
         return worst_of([one for one in figures if one.pipeline in dragging])
-    return worst_of(figures)
+    whole = [one for one in figures if not one.absent]
+    return worst_of(whole or figures)
 
 
 def judge_run(figures: Sequence[PipelineFigures]) -> ReplicaFigures | None:

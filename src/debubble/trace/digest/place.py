@@ -13,7 +13,7 @@ from uuid import uuid4
 from debubble.errors import TraceError
 from debubble.trace.digest.archive import Head, Stamp, looks_like_digest, peek_head
 from debubble.trace.files import strip_extensions
-from debubble.trace.remote import read_tail
+from debubble.trace.remote import locate, plain_errors, read_tail
 from debubble.trace.source import is_url, open_binary
 
 SUFFIX = ".debubble.npz"
@@ -132,11 +132,10 @@ def _write_file(target: str, data: bytes) -> None:
 
 
 def _write_url(target: str, data: bytes) -> None:
-    import fsspec  # noqa: PLC0415 (a tenth of a second that local files need not pay)
-
-    system, path = fsspec.core.url_to_fs(target)
-    system.makedirs(path.rpartition("/")[0], exist_ok=True)
-    system.pipe_file(path, data)
+    system, path = locate(target)
+    with plain_errors():
+        system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        system.pipe_file(path, data)
 
 
 def _join(*parts: str) -> str:
