@@ -17,7 +17,7 @@ _LENGTHS = ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram")
 _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^\n]*\})?\s+([^\s]+)", re.MULTILINE)
 _BOUND = re.compile(r'[{,]\s*le="([^"]*)"')
-# Ranks of one SGLang engine each tell the queue that they share; replicas (`dp_rank`) have their own.
+# Ranks of one SGLang engine each tell the queue that they share; replicas (`dp_rank`) have theirs.
 _RANK = re.compile(r'\b(?:tp|pp|moe_ep)_rank="[^"]*",?')
 
 PATIENCE_S = 5.0
