@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 
 import pytest
 from played import setup_of
@@ -12,6 +14,7 @@ from watching import RECORDED
 
 from debubble.links.judge import SLOW
 from debubble.trace.source import DEFAULT_LIMITS
+from debubble.watch import analyse as analysing
 from debubble.watch.analyse import Task, analyse
 
 
@@ -58,6 +61,19 @@ def test_what_cannot_be_read_is_said(tmp_path):
 
 def test_an_analysis_that_takes_too_long_is_given_up():
     assert "longer than 0.05 s" in told(recorded("1f1b_p3_m7"), timeout_s=0.05).problem
+
+
+def test_an_alarm_that_was_swallowed_rings_again(monkeypatch):
+    """As where it rings in a destructor, which lets nothing out."""
+
+    def swallow(_task):
+        try:
+            signal.pause()
+        except BaseException:  # noqa: BLE001 (the point of it)
+            time.sleep(60)  # a guard: without a second alarm this test fails
+
+    monkeypatch.setattr(analysing, "_analyse", swallow)
+    assert "longer than 0.05 s" in told([], timeout_s=0.05).problem
 
 
 def test_a_slow_hop_is_told_with_what_it_carries_and_costs(recorded_data):

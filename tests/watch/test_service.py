@@ -232,6 +232,43 @@ def test_killed_again_and_again_it_loses_nothing_and_repeats_nothing(tmp_path):
     assert len(tags) == len(set(tags)) == 12
 
 
+def kill_within_a_claim(one, journal):
+    """Freeze the service until it is caught with a capture under way, then end it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        one.process.send_signal(signal.SIGSTOP)
+        if journal.outcomes("train").get("claimed"):
+            one.kill()
+            return
+        assert time.monotonic() < deadline, "never is a capture under way"
+        one.process.send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+
+
+def test_what_was_under_way_when_it_was_killed_is_taken_up_in_either_store(tmp_path, url):
+    config = write_config(tmp_path, store=url)
+    for number in range(8):
+        place_capture(tmp_path, f"c{number}")
+    store = Store(url)
+    journal = Journal(store)
+    for taken_up in (0, 1):
+        with Watching(config) as one:
+            one.wait_for("analysed")
+            if taken_up:
+                one.wait_for("taken_up")
+            kill_within_a_claim(one, journal)
+    with Watching(config) as one:
+        one.wait_for("taken_up")
+        one.ask_until(
+            "/api/pipelines", lambda data: data["pipelines"][0]["captures"] == {"stored": 8}
+        )
+        assert one.stop() == 0
+    tags = [record.tags["watch"] for record in store.named("train")]
+    assert len(tags) == len(set(tags)) == 8
+    assert len(journal.points("train", "bubble_fraction", most=100)) == 8
+    store.close()
+
+
 def test_only_the_raw_traces_that_are_to_be_kept_stay(tmp_path):
     traces = tmp_path / "traces"
     source = f'[[source]]\nname = "t"\nfolder = "{traces}"\nsettle = "0s"\npoll = "100ms"\nkeep = 1'

@@ -37,6 +37,8 @@ _REPORT_WIDTH = 120
 # Room for what is shown; a report of a thousand ranks is not.
 _LONGEST_REPORT = 64_000
 _ORPHAN_POLL_S = 1.0
+# An alarm that rings in a destructor is swallowed there: it rings again.
+_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,7 @@ def analyse(task: Task) -> Analysis:
     """Read and measure one capture; what debubble cannot read is said, not raised."""
     began = time.monotonic()
     signal.signal(signal.SIGALRM, _too_late)
-    signal.setitimer(signal.ITIMER_REAL, task.timeout_s)
+    signal.setitimer(signal.ITIMER_REAL, task.timeout_s, _AGAIN_S)
     try:
         measurement, finding = _analyse(task)
     except _TooLate:
