@@ -21,7 +21,7 @@ RECORDED = Path(__file__).parent / "data" / "h200"
 PATIENCE_S = 120
 
 
-def write_config(folder, *, sources="", more=""):
+def write_config(folder, *, sources="", more="", store=None):
     """Write a configuration with one folder source, unless others are given."""
     traces = folder / "traces"
     traces.mkdir(exist_ok=True)
@@ -30,7 +30,8 @@ def write_config(folder, *, sources="", more=""):
     )
     config = folder / "watch.toml"
     listen = "" if "[listen]" in more else '[listen]\naddress = "127.0.0.1:0"\n'
-    config.write_text(f'store = "sqlite:///{folder}/history.db"\n{listen}{more}\n{source}')
+    store = store or f"sqlite:///{folder}/history.db"
+    config.write_text(f'store = "{store}"\n{listen}{more}\n{source}')
     return config
 
 

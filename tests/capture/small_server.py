@@ -41,6 +41,8 @@ class Engine(threading.Thread):
                 while steps is None and not self.stopping.is_set():
                     self._infer(model)
                 for _ in range((steps or 1) - 1):
+                    if self.stopping.is_set():
+                        break
                     self._infer(model)
             folder = Path(wanted.get("output_dir", FOLDER))
             folder.mkdir(parents=True, exist_ok=True)

@@ -58,6 +58,14 @@ def test_sglang_counts_its_own_steps(tmp_path):
     assert inferences_in(answer) == 3
 
 
+def test_sglang_is_not_left_profiling_where_its_steps_do_not_come(tmp_path):
+    patience = Patience(steps_s=0.0)
+    with serving("sglang", tmp_path / "elsewhere") as url:
+        many = order(url, tmp_path / "out", kind="sglang", steps=10**9)
+        answer = capture_server(many, patience=patience)
+    assert [file.parent for file in answer.files] == [tmp_path / "out"]
+
+
 def test_sglang_is_stopped_where_no_steps_are_said(tmp_path):
     with serving("sglang", tmp_path / "elsewhere") as url:
         answer = capture_server(order(url, tmp_path / "out", kind="sglang"))

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 
 import pytest
+from played import setup_of
+from simulated import Play
+from simulated_traces import Writing, write_run
 from watching import RECORDED
 
+from debubble.links.judge import SLOW
 from debubble.trace.source import DEFAULT_LIMITS
+from debubble.watch import analyse as analysing
 from debubble.watch.analyse import Task, analyse
 
 
@@ -54,3 +61,39 @@ def test_what_cannot_be_read_is_said(tmp_path):
 
 def test_an_analysis_that_takes_too_long_is_given_up():
     assert "longer than 0.05 s" in told(recorded("1f1b_p3_m7"), timeout_s=0.05).problem
+
+
+def test_an_alarm_that_was_swallowed_rings_again(monkeypatch):
+    """As where it rings in a destructor, which lets nothing out."""
+
+    def swallow(_task):
+        try:
+            signal.pause()
+        except BaseException:  # noqa: BLE001 (the point of it)
+            time.sleep(60)  # a guard: without a second alarm this test fails
+
+    monkeypatch.setattr(analysing, "_analyse", swallow)
+    assert "longer than 0.05 s" in told([], timeout_s=0.05).problem
+
+
+def test_a_slow_hop_is_told_with_what_it_carries_and_costs(recorded_data):
+    files = sorted((recorded_data / "fwd_closed_m8_slow12").glob("rank*.json.gz"))
+    hops = {(one.source, one.destination): one for one in told(files).finding.hops}
+    slow = hops.pop(("1", "2"))
+    assert slow.slow
+    assert slow.efficiency < 1 / SLOW
+    assert all(1 / SLOW < one.efficiency <= 1 for one in hops.values())
+    assert slow.cost_s > 0
+    assert {one.slow for one in hops.values()} == {False}
+    assert {one.cost_s for one in hops.values()} == {0.0}
+
+
+def test_a_stream_is_measured_and_says_why_it_has_no_plan(tmp_path):
+    """Six requests, one microbatch each, one after the other and no step marked: a server."""
+    play = Play(setup_of("forward-only", 3, 1, steps=6))
+    write_run(play, tmp_path, Writing(marks=False))
+    finding = told(sorted(tmp_path.glob("*rank*"))).finding
+    assert "bubble_fraction" in finding.metrics
+    assert finding.plan is None
+    assert "batches overlap" in finding.no_plan
+    assert told(recorded("fwd_closed_m4")).finding.no_plan == ""

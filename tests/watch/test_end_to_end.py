@@ -107,7 +107,8 @@ def firing(url):
     return {one["labels"]["alertname"] for one in found if one["state"] == "firing"}
 
 
-def test_traffic_that_shifts_is_captured_detected_attributed_and_alerted(tmp_path):
+def find_shift(tmp_path):
+    """Serve short requests, then long ones; return what the alert says of the change."""
     traces = tmp_path / "traces"
     traces.mkdir()
     with serving(traces) as server, Watching(configure(tmp_path, server)) as watch:
@@ -124,8 +125,6 @@ def test_traffic_that_shifts_is_captured_detected_attributed_and_alerted(tmp_pat
         assert moved["before"] == {"1024": 1.0}
         assert "8192" in moved["after"]
         change = moved["batch_latency_s"]
-        # A busy machine may slow the old bucket as well; the two parts are told apart all the same.
-        assert change["traffic_moved"] > 0
         parts = change["traffic_moved"] + change["buckets_slower"]
         assert parts == pytest.approx(change["after"] - change["before"])
         (shown,) = watch.data("/api/pipelines")["pipelines"]
@@ -138,6 +137,19 @@ def test_traffic_that_shifts_is_captured_detected_attributed_and_alerted(tmp_pat
         shown = watch.data("/api/alerts")["alerts"]
         assert all(one["acknowledged_s"] for one in shown if one["kind"] == "traffic_moved")
         assert watch.stop() == 0
+        return change
+
+
+def test_traffic_that_shifts_is_captured_detected_attributed_and_alerted(tmp_path):
+    """A busy machine may slow the old bucket as well: how much of it is traffic, it cannot tell."""
+    assert find_shift(tmp_path)["traffic_moved"] > 0
+
+
+@pytest.mark.accuracy
+def test_most_of_the_change_is_put_down_to_traffic_where_nothing_else_changed(tmp_path):
+    change = find_shift(tmp_path)
+    assert change["traffic_moved"] > abs(change["buckets_slower"])
+    assert change["traffic_moved"] > 0.5 * (change["after"] - change["before"])
 
 
 def wait_until_firing(url, name):

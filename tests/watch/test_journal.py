@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+import sqlalchemy as sa
 from measuring import sampled
 from watching import analysis
 
+from debubble.measure import store_schema as schema
 from debubble.measure.store import Store
-from debubble.watch.analyse import Analysis
+from debubble.watch.analyse import Analysis, Hop
 from debubble.watch.journal import MOST_ATTEMPTS, Journal
 
 
@@ -128,3 +132,16 @@ def test_a_capture_gets_the_traffic_of_its_own_trigger(journal):
     assert journal.traffic_at("s", 21.0) == {2048: 4.0}
     assert journal.traffic_at("s", 9.0) == {}
     assert journal.last_trigger("s") == 20.0
+
+
+def test_what_was_stored_before_hops_were_judged_is_still_read(journal):
+    hop = Hop(source="0", destination="1", wire_s=0.1, bytes_per_s=1e9)
+    finish(journal, claim(journal), analysis(sampled([0.1]), hops=(hop,)))
+    table = schema.watch_captures
+    with journal.store.transaction() as connection:
+        data = json.loads(connection.execute(sa.select(table.c.data)).scalar())
+        del data["no_plan"]
+        for name in ("slow", "efficiency", "cost_s"):
+            del data["hops"][0][name]
+        connection.execute(table.update().values(data=json.dumps(data)))
+    assert journal.latest("s").finding.hops == (hop,)

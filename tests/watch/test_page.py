@@ -100,3 +100,13 @@ def test_the_page_works_in_a_browser(tmp_path):
     assert shown.stdout.count("<svg") >= 3
     assert "Latest report" in shown.stdout
     assert "Content Security Policy" not in shown.stderr
+
+
+def test_a_pipeline_without_a_plan_says_why_and_others_say_nothing():
+    shown = view()
+    assert "No plan is watched" not in status_page(shown)
+    latest = shown["pipelines"][0]["latest"] | {"no_plan": f"batches {EVIL}"}
+    shown["pipelines"][0]["latest"] = latest
+    for page in (status_page(shown), capture_page("train", latest)):
+        assert "No plan is watched: batches &lt;script&gt;" in page
+        assert EVIL not in page

@@ -14,8 +14,10 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import sqlalchemy as sa
 from watching import PATIENCE_S, Watching, place_capture, write_config
 
+from debubble.measure import store_schema as schema
 from debubble.measure.store import Store
 from debubble.watch.analyse import Analysis
 from debubble.watch.journal import Journal
@@ -230,6 +232,53 @@ def test_killed_again_and_again_it_loses_nothing_and_repeats_nothing(tmp_path):
     )  # fmt: skip
     tags = [record["tags"]["watch"] for record in json.loads(listed.stdout)["records"]]
     assert len(tags) == len(set(tags)) == 12
+
+
+def is_claimed(engine):
+    """Read beside the store, whose transactions wait for SQLite's lock: a frozen one holds it."""
+    table = schema.watch_captures
+    with engine.connect() as connection:
+        found = connection.execute(sa.select(table.c.id).where(table.c.state == "claimed"))
+        return found.first() is not None
+
+
+def kill_within_a_claim(one, engine):
+    """Freeze the service until it is caught with a capture under way, then end it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        one.process.send_signal(signal.SIGSTOP)
+        if is_claimed(engine):
+            one.kill()
+            return
+        assert time.monotonic() < deadline, "never is a capture under way"
+        one.process.send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+
+
+def test_what_was_under_way_when_it_was_killed_is_taken_up_in_either_store(tmp_path, url):
+    config = write_config(tmp_path, store=url)
+    for number in range(8):
+        place_capture(tmp_path, f"c{number}")
+    engine = sa.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    for taken_up in (0, 1):
+        with Watching(config) as one:
+            one.wait_for("analysed")
+            if taken_up:
+                one.wait_for("taken_up")
+            kill_within_a_claim(one, engine)
+    with Watching(config) as one:
+        one.wait_for("taken_up")
+        one.ask_until(
+            "/api/pipelines", lambda data: data["pipelines"][0]["captures"] == {"stored": 8}
+        )
+        assert one.stop() == 0
+    engine.dispose()
+    store = Store(url)
+    journal = Journal(store)
+    tags = [record.tags["watch"] for record in store.named("train")]
+    assert len(tags) == len(set(tags)) == 8
+    assert len(journal.points("train", "bubble_fraction", most=100)) == 8
+    store.close()
 
 
 def test_only_the_raw_traces_that_are_to_be_kept_stay(tmp_path):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from watching import RECORDED, Watching
+from watching import PATIENCE_S, RECORDED, Watching
 
 
 class Engine:
@@ -77,17 +77,29 @@ def engine(folder):
         server.server_close()
 
 
-def configure(folder, engines, *, every="300ms", seconds="200ms", more=""):
-    sources = "".join(
+def source(one, *, every="300ms", seconds="200ms", more=""):
+    return (
         f'[[source]]\nname = "{one.folder.name}"\nfolder = "{one.folder}"\nserver = "{one.url}"\n'
         f'kind = "vllm"\nevery = "{every}"\njitter = "0%"\nseconds = "{seconds}"\n'
         f'settle = "0s"\npoll = "100ms"\n{more}'
-        for one in engines
     )
+
+
+def configure(folder, engines, *, witness=None, **said):
+    """Write a configuration; a witness is captured all the time, whatever is said of the others."""
+    sources = "".join(source(one, **said) for one in engines)
+    sources += source(witness) if witness else ""
     config = folder / "watch.toml"
     listen = '[listen]\naddress = "127.0.0.1:0"\n'
     config.write_text(f'store = "sqlite:///{folder}/history.db"\n{listen}{sources}')
     return config
+
+
+def wait_until_profiling():
+    deadline = time.monotonic() + PATIENCE_S
+    while Engine.profiling == 0:
+        assert time.monotonic() < deadline, "nothing is profiled"
+        time.sleep(0.01)
 
 
 def test_two_servers_are_never_captured_at_once(tmp_path):
@@ -115,8 +127,7 @@ def test_a_stop_ends_a_profile_early_and_never_leaves_it_on(tmp_path):
     with engine(tmp_path / "a") as one:
         with Watching(configure(tmp_path, [one], seconds="1h")) as watch:
             watch.wait_for("capturing")
-            while Engine.profiling == 0:
-                time.sleep(0.01)
+            wait_until_profiling()
             assert watch.stop() == 0
         assert (Engine.profiling, one.captures) == (0, 1)
 
@@ -126,8 +137,7 @@ def test_a_profile_that_a_killed_service_left_on_is_ended_by_the_next(tmp_path):
         config = configure(tmp_path, [one], seconds="1h", every="1h")
         with Watching(config) as watch:
             watch.wait_for("capturing")
-            while Engine.profiling == 0:
-                time.sleep(0.01)
+            wait_until_profiling()
             watch.kill()
         assert Engine.profiling == 1
         with Watching(config) as watch:
@@ -137,21 +147,23 @@ def test_a_profile_that_a_killed_service_left_on_is_ended_by_the_next(tmp_path):
 
 
 def test_quiet_hours_are_kept(tmp_path):
-    with engine(tmp_path / "a") as one:
+    """Meanwhile another server, that has none, is captured again and again."""
+    with engine(tmp_path / "a") as one, engine(tmp_path / "b") as other:
         more = 'quiet_hours = ["00:00-12:00", "12:00-00:00"]\n'
-        with Watching(configure(tmp_path, [one], more=more)) as watch:
-            time.sleep(1.5)
+        with Watching(configure(tmp_path, [one], more=more, witness=other)) as watch:
+            watch.wait_for("capturing", count=4, source="b")
             assert watch.stop() == 0
         assert one.captures == 0
 
 
 def test_a_server_that_is_captured_is_not_captured_again_at_once_after_a_restart(tmp_path):
-    with engine(tmp_path / "a") as one:
-        config = configure(tmp_path, [one], every="1h")
+    """Meanwhile another server is captured again and again."""
+    with engine(tmp_path / "a") as one, engine(tmp_path / "b") as other:
+        config = configure(tmp_path, [one], every="1h", witness=other)
         with Watching(config) as watch:
-            watch.wait_for("analysed")
+            watch.wait_for("analysed", source="a")
             watch.kill()
         with Watching(config) as watch:
-            time.sleep(1.5)
+            watch.wait_for("capturing", count=4, source="b")
             assert watch.stop() == 0
         assert one.captures == 1

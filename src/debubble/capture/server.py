@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import urllib.error
@@ -100,7 +101,7 @@ def capture_server(
             _post(order, "stop_profile", None, patience.stop_s)
         files = tuple(sorted(set(_traces_in(order.out)) - earlier))
     else:
-        files = _await_traces(order, earlier, patience.steps_s, sleep, clock)
+        files = _count_steps(order, earlier, patience, sleep, clock)
     return ServerCapture(kind=order.kind, url=order.url, files=files, note=_note(order, files))
 
 
@@ -120,6 +121,27 @@ def _start_body(order: ServerOrder) -> dict[str, Any] | None:
         "record_shapes": True,
         "with_stack": False,
     }
+
+
+def _count_steps(
+    order: ServerOrder,
+    earlier: set[Path],
+    patience: Patience,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+) -> tuple[Path, ...]:
+    """Wait for a server that counts its steps; end its profile where that count was not awaited.
+
+    One that wrote its traces elsewhere is done, and refuses: that is no trouble.
+    """
+    files: tuple[Path, ...] = ()
+    try:
+        files = _await_traces(order, earlier, patience.steps_s, sleep, clock)
+    finally:
+        if not files:
+            with contextlib.suppress(CaptureError):
+                end_profile(order, patience=patience)
+    return files or tuple(sorted(set(_traces_in(order.out)) - earlier))
 
 
 def _await_traces(

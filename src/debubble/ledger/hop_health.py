@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from debubble.costs.devices import surely_share
 from debubble.ledger.ledger import Ledger, build_ledger
@@ -80,8 +81,19 @@ def judge_links(
     timeline: Timeline, figures: PipelineFigures, wiring: Wiring, history: Mapping[Hop, Past]
 ) -> LinkHealth:
     """Time, judge and price every hop of a pipeline."""
-    wires = wires_between(figures.ranks) | {hop: wire.name for hop, wire in wiring.stated.items()}
-    ledger = account_for(timeline, figures, wires)
+    ledger = account_for(timeline, figures, _wires(figures, wiring))
+    return judge_with(ledger, timeline, figures, wiring, history)
+
+
+def judge_with(
+    ledger: Ledger | None,
+    timeline: Timeline,
+    figures: PipelineFigures,
+    wiring: Wiring = Wiring(stated={}, guessed={}),  # noqa: B008 (frozen)
+    history: Mapping[Hop, Past] = MappingProxyType({}),
+) -> LinkHealth:
+    """Do the same with the account of the pipeline that is at hand."""
+    wires = _wires(figures, wiring)
     steps = [window.step for window in figures.windows]
     timed = time_hops(only_steps(timeline, steps) if steps else timeline, figures.hops)
     judged = judge_hops(timed, wires=wires, classes=wiring.stated, history=history)
@@ -102,6 +114,11 @@ def judge_links(
         batch_latency_ns=figures.batch_latency_ns,
         shared=surely_share(figures.ranks),
     )
+
+
+def _wires(figures: PipelineFigures, wiring: Wiring) -> dict[Hop, str]:
+    stated = {hop: wire.name for hop, wire in wiring.stated.items()}
+    return wires_between(figures.ranks) | stated
 
 
 def _cost(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> int | None:

@@ -56,7 +56,9 @@ def capture_page(pipeline: str, capture: Mapping[str, Any]) -> str:
     if capture.get("problem"):
         parts.append(f"<p class='alert'>{escape(capture['problem'])}</p>")
     if "report" in capture:
-        parts.append(f"<p>{_context(capture)}</p><pre>{escape(capture['report'])}</pre>")
+        parts.append(
+            f"<p>{_context(capture)}.{_plan(capture)}</p><pre>{escape(capture['report'])}</pre>"
+        )
     return _document(f"{pipeline}: {capture['capture']}", parts)
 
 
@@ -112,8 +114,13 @@ def _latest(one: Mapping[str, Any]) -> str:
         f"{say_metric(name)} {show_metric(name, value)}" for name, value in numbers.items()
     )
     link = f"/pipelines/{escape(one['name'])}/captures/{int(latest['id'])}"
-    said = f"{figures}; {_context(latest)}. <a href='{link}'>Latest report</a>"
+    said = f"{figures}; {_context(latest)}.{_plan(latest)} <a href='{link}'>Latest report</a>"
     return f"<p>{said}<br><small>{counts.get('stored', 0)} captures{tail}</small></p>"
+
+
+def _plan(capture: Mapping[str, Any]) -> str:
+    """Say why no plan is watched: silence would read as a plan that is still the best."""
+    return f" No plan is watched: {escape(capture['no_plan'])}." if capture.get("no_plan") else ""
 
 
 def _context(capture: Mapping[str, Any]) -> str:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 from debubble.errors import DebubbleError, NoPipeline, NoSplitFits, UsageError
 from debubble.fleet.survey import Means, survey_run
-from debubble.ledger.ledger import Ledger, build_ledger
+from debubble.ledger.hop_health import HopHealth, LinkHealth, account_for, judge_with
+from debubble.ledger.ledger import Ledger
+from debubble.links.judge import Verdict
 from debubble.measure.measurement import Measurement, context_bucket, measure_run, middle
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.plan import make_plan
@@ -30,10 +32,13 @@ from debubble.units import NS_PER_S
 
 UNKNOWN_BUCKET = 0
 """Where nobody told the context length."""
+NO_PLAN_FOR_A_STREAM = "batches overlap: none has a window of its own that a plan could shorten"
 _REPORT_WIDTH = 120
 # Room for what is shown; a report of a thousand ranks is not.
 _LONGEST_REPORT = 64_000
 _ORPHAN_POLL_S = 1.0
+# An alarm that rings in a destructor is swallowed there: it rings again.
+_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,12 @@ class Hop:
     destination: str
     wire_s: float | None
     bytes_per_s: float | None
+    slow: bool | None = None
+    """By its peers; None where these do not tell."""
+    efficiency: float | None = None
+    """What it carries over what it should by its peers; 1 where it carries more."""
+    cost_s: float | None = None
+    """What a batch would save with this hop as it should be; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +98,8 @@ class Finding:
     """None where no plan can be made."""
     warnings: tuple[str, ...]
     report: str
+    no_plan: str = ""
+    """Why there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +129,7 @@ def analyse(task: Task) -> Analysis:
     """Read and measure one capture; what debubble cannot read is said, not raised."""
     began = time.monotonic()
     signal.signal(signal.SIGALRM, _too_late)
-    signal.setitimer(signal.ITIMER_REAL, task.timeout_s)
+    signal.setitimer(signal.ITIMER_REAL, task.timeout_s, _AGAIN_S)
     try:
         measurement, finding = _analyse(task)
     except _TooLate:
@@ -146,12 +159,12 @@ def _analyse(task: Task) -> tuple[Measurement, Finding]:
         raise NoPipeline("no step was captured whole, so nothing can be measured")
     job = ask_job(run.sidecars, figures)
     measurement = measure_run(run, timeline, figures)
-    steps = [window.step for window in figures.windows]
-    ledger = build_ledger(timeline, figures.pipeline, steps)
+    ledger = account_for(timeline, figures)
     missed = (*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps)
     gaps = tuple(dict.fromkeys((*missed, *(ledger.gaps if ledger else ()))))
     counts, bucket, told_by = _contexts(measurement, job, task.traffic)
     page = find_page([figures], ledger, job, gaps, "")
+    plan, no_plan = _plan(timeline, figures, job, ledger)
     return measurement, Finding(
         bucket=bucket,
         context_source=told_by,
@@ -161,8 +174,9 @@ def _analyse(task: Task) -> tuple[Measurement, Finding]:
         theory=theory_of_schedule(figures),
         schedule=figures.schedule,
         stages=_stages(measurement, figures),
-        hops=_hops(figures),
-        plan=_plan(timeline, figures, job, ledger),
+        hops=_hops(judge_with(ledger, timeline, figures)),
+        plan=plan,
+        no_plan=no_plan,
         warnings=tuple(f"{gap.code}: {gap}" for gap in gaps),
         report=_as_text(page),
     )
@@ -231,24 +245,30 @@ def _stages(measurement: Measurement, figures: PipelineFigures) -> tuple[Stage, 
     )
 
 
-def _hops(figures: PipelineFigures) -> tuple[Hop, ...]:
-    return tuple(
-        Hop(
-            source=str(hop.stages[0][0]),
-            destination=str(hop.stages[0][1]),
-            wire_s=None if hop.wire_ns is None else hop.wire_ns / NS_PER_S,
-            bytes_per_s=hop.bytes_per_s,
-        )
-        for hop in figures.hops
+def _hops(health: LinkHealth) -> tuple[Hop, ...]:
+    return tuple(_hop(one) for one in health.hops)
+
+
+def _hop(one: HopHealth) -> Hop:
+    hop, judged = one.times.figures, one.judgement
+    told = judged.verdict != Verdict.UNKNOWN
+    return Hop(
+        source=str(hop.stages[0][0]),
+        destination=str(hop.stages[0][1]),
+        wire_s=None if hop.wire_ns is None else hop.wire_ns / NS_PER_S,
+        bytes_per_s=hop.bytes_per_s,
+        slow=judged.slow if told else None,
+        efficiency=min(1.0, 1 / judged.times) if told and judged.times else None,
+        cost_s=None if one.cost_ns is None else one.cost_ns / NS_PER_S,
     )
 
 
 def _plan(
     timeline: Timeline, figures: PipelineFigures, job: JobFacts, ledger: Ledger | None
-) -> Planned | None:
-    """Plan on today's costs; a stream has no batch to plan for."""
+) -> tuple[Planned | None, str]:
+    """Plan on today's costs, or say why not."""
     if figures.kind == "stream":
-        return None
+        return None, NO_PLAN_FOR_A_STREAM
     try:
         baseline = measure_baseline(
             timeline,
@@ -258,12 +278,12 @@ def _plan(
             latency_ns=job.without_profiler_ns(figures.batch_latency_ns),
         )
         plan = make_plan(baseline, timeline, ledger=ledger)
-    except (UsageError, NoPipeline, NoSplitFits):
-        return None
+    except (UsageError, NoPipeline, NoSplitFits) as error:
+        return None, str(error)
     best = plan.recommended[:1]
     if not best:
-        return Planned(change="")
-    return Planned(change=describe(best[0].change), gain=best[0].throughput_gain)
+        return Planned(change=""), ""
+    return Planned(change=describe(best[0].change), gain=best[0].throughput_gain), ""
 
 
 def _as_text(page: Page) -> str:

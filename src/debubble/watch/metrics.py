@@ -186,15 +186,26 @@ def _links(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
     labels = ["pipeline", "src_stage", "dst_stage"]
     speed = _gauge("link_bandwidth_bytes_per_second", "What a hop carried.", labels)
     wire = _gauge("link_latency_seconds", "What a message took on the wire.", labels)
+    slow = _gauge("link_slow", "1 where a hop is slow by its peers, else 0.", labels)
+    share = _gauge("link_efficiency_ratio", "What a hop carried, of what its peers do.", labels)
+    cost = _gauge(
+        "link_attributed_bubble_seconds", "What a slow hop costs each batch of the capture.", labels
+    )
+    families = {
+        "bytes_per_s": speed,
+        "wire_s": wire,
+        "slow": slow,
+        "efficiency": share,
+        "cost_s": cost,
+    }
     for one in pipelines:
         hops = (one["latest"] or {}).get("hops", [])
         for hop in hops if len(hops) <= 2 * MOST_STAGES else []:
             names = [one["name"], hop["source"], hop["destination"]]
-            if hop["bytes_per_s"] is not None:
-                speed.add_metric(names, hop["bytes_per_s"])
-            if hop["wire_s"] is not None:
-                wire.add_metric(names, hop["wire_s"])
-    yield from (speed, wire)
+            for field, family in families.items():
+                if hop[field] is not None:
+                    family.add_metric(names, float(hop[field]))
+    yield from families.values()
 
 
 def _drift(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from debubble.capture.server import ServerOrder, capture_server, end_profile
-from debubble.errors import DebubbleError, StoreError, WatchError
+from debubble.errors import CaptureError, DebubbleError, StoreError, WatchError
 from debubble.watch.analyse import Analysis, Task, analyse, prepare_worker
 from debubble.watch.config import Config, Source, Trigger
 from debubble.watch.http import Server
@@ -309,7 +309,8 @@ class Service:
             log("capturing", source=source.name, server=trigger.url)
             problem, traffic = "", dict[int, float]()
             try:
-                await self._in_thread(lambda: capture_server(order, sleep=self._interruptible))
+                sleep = self._interruptible if order.steps is None else self._unless_stopped
+                await self._in_thread(lambda: capture_server(order, sleep=sleep))
                 traffic = await self._in_thread(self._traffic_since, trigger, before)
             except DebubbleError as error:
                 problem = str(error)
@@ -326,6 +327,11 @@ class Service:
     def _interruptible(self, seconds: float) -> None:
         """Sleep in the capture's thread; a stop ends the profile early, never leaves it on."""
         self._stop_captures.wait(seconds)
+
+    def _unless_stopped(self, seconds: float) -> None:
+        """Sleep while a server counts its steps; a stop does not wait for their end."""
+        if self._stop_captures.wait(seconds):
+            raise CaptureError("the service stops")
 
 
 def _order(source: Source, trigger: Trigger) -> ServerOrder:

@@ -17,6 +17,8 @@ _LENGTHS = ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram")
 _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^\n]*\})?\s+([^\s]+)", re.MULTILINE)
 _BOUND = re.compile(r'[{,]\s*le="([^"]*)"')
+# Ranks of one SGLang engine each tell the queue that they share; replicas (`dp_rank`) have theirs.
+_RANK = re.compile(r'\b(?:tp|pp|moe_ep)_rank="[^"]*",?')
 
 PATIENCE_S = 5.0
 # An engine's page is some hundred kilobytes.
@@ -49,18 +51,19 @@ def ask_server(url: str) -> ServerMetrics:
 def parse_metrics(text: str) -> ServerMetrics:
     """Read the few figures that are needed out of Prometheus' text format."""
     lengths: dict[float, float] = {}
-    waiting = 0.0
+    queues: dict[str, float] = {}
     for name, labels, shown in _SAMPLE.findall(text):
         value = _number(shown)
         if value is None:
             continue
         if name in _WAITING:
-            waiting += value
+            queue = _RANK.sub("", labels).replace(",}", "}")
+            queues[queue] = max(value, queues.get(queue, 0.0))
         bound = _BOUND.search(labels) if name.removesuffix("_bucket") in _LENGTHS else None
         upper = None if bound is None else _number(bound[1])
         if upper is not None:
             lengths[upper] = lengths.get(upper, 0.0) + value
-    return ServerMetrics(lengths=lengths, waiting=waiting)
+    return ServerMetrics(lengths=lengths, waiting=sum(queues.values()))
 
 
 def requests_between(before: ServerMetrics, after: ServerMetrics) -> dict[int, float]:

@@ -52,6 +52,7 @@ def capture_view(row: CaptureRow, *, whole: bool) -> dict[str, Any]:
         "schedule": found.schedule,
         "theory_bubble_fraction": found.theory,
         "plan": None if found.plan is None else asdict(found.plan),
+        "no_plan": found.no_plan or None,
     }
     if whole:
         data |= {

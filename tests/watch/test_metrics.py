@@ -1,0 +1,86 @@
+"""What Prometheus reads of links: bounded, and silent where nothing is known."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+from watching import finding
+
+from debubble.watch.analyse import Hop
+from debubble.watch.journal import CaptureRow
+from debubble.watch.metrics import MOST_STAGES, Counts, write_metrics
+from debubble.watch.views import capture_view
+
+SLOW = Hop(
+    source="1",
+    destination="2",
+    wire_s=0.006,
+    bytes_per_s=1.4e9,
+    slow=True,
+    efficiency=0.2,
+    cost_s=0.027,
+)
+HEALTHY = Hop(
+    source="0",
+    destination="1",
+    wire_s=0.001,
+    bytes_per_s=7e9,
+    slow=False,
+    efficiency=1.0,
+    cost_s=0.0,
+)
+UNKNOWN = Hop(source="2", destination="3", wire_s=None, bytes_per_s=None)
+
+
+def page(*hops):
+    row = CaptureRow(
+        number=1,
+        source="train",
+        key="a 1 2",
+        state="stored",
+        found_s=1.0,
+        finished_s=2.0,
+        problem=None,
+        finding=finding(hops=hops),
+    )
+    one = {
+        "name": "train",
+        "captures": {"stored": 1},
+        "latest": capture_view(row, whole=True),
+        "drift": [],
+    }
+    return write_metrics({"pipelines": [one], "open_alerts": []}, {}, Counts()).decode()
+
+
+def test_a_slow_hop_shows_what_it_carries_of_what_it_should_and_what_it_costs():
+    text = page(HEALTHY, SLOW, UNKNOWN)
+    labels = '{dst_stage="2",pipeline="train",src_stage="1"}'
+    assert f"debubble_link_slow{labels} 1.0" in text
+    assert f"debubble_link_efficiency_ratio{labels} 0.2" in text
+    assert f"debubble_link_attributed_bubble_seconds{labels} 0.027" in text
+    assert 'debubble_link_slow{dst_stage="1",pipeline="train",src_stage="0"} 0.0' in text
+
+
+def test_a_hop_of_which_nothing_is_known_is_not_shown_as_healthy():
+    assert 'dst_stage="3"' not in page(HEALTHY, SLOW, UNKNOWN)
+
+
+def test_a_pipeline_of_very_many_hops_shows_none_of_them():
+    assert "debubble_link_slow{" in page(*[SLOW] * (2 * MOST_STAGES))
+    assert "debubble_link_slow{" not in page(*[SLOW] * (2 * MOST_STAGES + 1))
+
+
+def test_links_pass_promtool():
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: apt-get install prometheus")
+    checked = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=page(HEALTHY, SLOW),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
