@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from fleets import BEHAVIOUR, IN_PARTS, replicas
 from making import H200, document, kernel, write
-from played import setup_of
-from simulated import Play
-from simulated_traces import Clock, Writing, write_run
 
 from debubble.errors import Code, DebubbleError
 from debubble.fleet.question import Question
@@ -21,15 +19,6 @@ from debubble.trace.digest import read_digest
 from debubble.trace.digest.place import place_digests
 from debubble.trace.run import find_run
 
-IN_PARTS = Means(held_ranks=0)
-BEHAVIOUR = {
-    "1f1b": {"fused": True},
-    "gpipe": {},
-    "forward-only": {},
-    "zb-h1": {"early": True},
-    "interleaved-1f1b": {"early": True},
-}
-
 
 def answer(place, means=None, question=None):
     """Return everything `find` says, or why it cannot."""
@@ -41,25 +30,6 @@ def answer(place, means=None, question=None):
     job = ask_job(found.run.sidecars, found.shown)
     data = find_json(found.run, found.timeline, found.figures, ledger, found.gaps, job=job)
     return json.dumps(data, indent=1).splitlines()
-
-
-def replicas(folder, count=3, *, schedule="1f1b", ranks=4, microbatches=4, skews=(0,), **writing):
-    """Write a job of several pipelines whose ranks take turns."""
-    for replica in range(count):
-        play = Play(setup_of(schedule, ranks, microbatches, seed=replica, **BEHAVIOUR[schedule]))
-        members = tuple(range(replica, ranks * count, count))
-        clock = Clock(skew_ns=skews[replica % len(skews)])
-        write_run(
-            play,
-            folder,
-            Writing(
-                members=members,
-                world=ranks * count,
-                groups={"pp": members},
-                clocks=[Clock(), *[clock] * (ranks - 1)],
-                **writing,
-            ),
-        )
 
 
 @pytest.mark.parametrize("name", sorted(one.name for one in H200.iterdir() if one.is_dir()))

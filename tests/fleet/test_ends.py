@@ -1,0 +1,113 @@
+"""What becomes of a large run that is stopped, or has nowhere to go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from console import type_command
+from fleets import IN_PARTS, replicas
+
+from debubble.errors import EngineError, UsageError
+from debubble.fleet.spool import Spool
+from debubble.fleet.survey import survey_run
+from debubble.trace.engine import engine_at
+from debubble.trace.run import find_run
+
+PATIENCE_S = 60
+HELD = """
+import sys, time
+from pathlib import Path
+import debubble.fleet.fleet as fleet
+import debubble.trace.engine as engine
+from debubble.cli import main
+
+def hold(known, limits, digests=None):
+    Path(sys.argv[2], "begun").touch()
+    time.sleep(600)
+
+fleet.scout_file = hold
+engine._WORTH_A_POOL_BYTES = 0
+main(["find", sys.argv[1], "--quiet"])
+"""
+
+
+def children_of(process):
+    listed = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(one) for one in listed.split()]
+
+
+def is_alive(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_find_that_is_ended_takes_its_workers_along(tmp_path, number):
+    traces, temporary = tmp_path / "traces", tmp_path / "temporary"
+    replicas(traces, 4, ranks=17, microbatches=2)
+    temporary.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD, str(traces), str(tmp_path)],
+        env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        end(job, tmp_path / "begun", number)
+        if number == signal.SIGTERM:
+            assert job.stderr.read().strip() == "error: interrupted"
+            assert list(temporary.iterdir()) == []
+
+
+def end(job, begun, number):
+    """Send a signal once work is in hand; wait until nobody is left."""
+    until = time.monotonic() + PATIENCE_S
+    while not begun.exists():
+        assert job.poll() is None, job.stderr.read()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    workers = children_of(job.pid)
+    job.send_signal(number)
+    job.wait(timeout=PATIENCE_S)
+    while any(is_alive(worker) for worker in workers):
+        assert time.monotonic() < until, "workers are left"
+        time.sleep(0.05)
+    assert workers
+
+
+def test_a_temporary_folder_that_is_full_is_named(tmp_path, monkeypatch):
+    replicas(tmp_path, 2)
+
+    class Full:
+        def write(self, _data):
+            raise OSError(28, "No space left on device")
+
+    @contextmanager
+    def full():
+        yield Spool(Full(), "full")
+
+    monkeypatch.setattr("debubble.fleet.survey.spooling", full)
+    with pytest.raises(EngineError, match="No space left on device") as why:
+        survey_run(find_run([str(tmp_path)]), means=IN_PARTS)
+    assert "TMPDIR" in why.value.hint
+
+
+def test_no_place_for_digests_is_refused(tmp_path):
+    replicas(tmp_path, 1)
+    answer = type_command("debubble inspect . --digest ''", tmp_path)
+    assert answer.code == 2
+    assert "--digest needs a place" in answer.text
+
+
+def test_an_address_without_a_port_is_refused_at_once():
+    with pytest.raises(UsageError, match="no engine 'tcp://scheduler'"):
+        engine_at("tcp://scheduler")
