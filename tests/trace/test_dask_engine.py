@@ -225,7 +225,7 @@ def test_without_dask_the_extra_is_named(monkeypatch, tmp_path):
                 DEFAULT_LIMITS,
             )
         )
-    assert "debubble[dask]" in caught.value.hint
+    assert "debubble[cluster]" in caught.value.hint
 
 
 def wait_for_workers(cluster, count):
