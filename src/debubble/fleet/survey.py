@@ -168,7 +168,8 @@ def _survey_fleet(fleet: Fleet, asked: Question, on_progress: Progress | None) -
     measured, lost = _measure_parts(orders, fleet.limits, on_progress)
     if not all_inferred_alike([part.timeline for _, part in measured]):
         orders = [replace(order, marked=False, may_infer=False) for order, _ in measured]
-        measured, lost = _measure_parts(orders, fleet.limits, on_progress)
+        measured, more = _measure_parts(orders, fleet.limits, on_progress)
+        lost += more
     run = replace(fleet.run, gaps=(*fleet.run.gaps, *lost))
     with _naming(run):
         whole = join_parts([part.timeline for _, part in measured], gaps)
@@ -184,8 +185,7 @@ def _survey_fleet(fleet: Fleet, asked: Question, on_progress: Progress | None) -
     worst = shown_of(figures, replicas)
     order = next(order for order, _ in measured if worst.ranks[0].rank in order.ranks)
     part = load_part(order, fleet.limits)
-    timeline = replace(join_parts([part.timeline]), gaps=whole.gaps)
-    timeline = renumber(timeline, numbers)
+    timeline = renumber(replace(join_parts([part.timeline]), gaps=whole.gaps), numbers)
     shown = measure_asked(timeline, [worst.pipeline], run.sidecars, asked)[0]
     return Survey(
         run=run,
