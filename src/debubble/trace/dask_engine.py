@@ -157,7 +157,9 @@ def _check_installed() -> None:
     try:
         import distributed  # noqa: F401, PLC0415 (an extra)
     except ImportError as error:
-        raise MissingExtra("a cluster needs Dask", hint="pip install 'debubble[cluster]'") from error
+        raise MissingExtra(
+            "a cluster needs Dask", hint="pip install 'debubble[cluster]'"
+        ) from error
 
 
 def _connect(address: str) -> Client:
