@@ -74,7 +74,7 @@ def test_ranks_missing_side_by_side_leave_one_pipeline_in_part(
     assert found.figures.absent == missing
     assert sorted(names_of(found)) == sorted(n for n in true_names(found) if n[0] not in missing)
     assert Code.MISSING_RANKS in [gap.code for gap in found.gaps]
-    assert answer(found.figures).startswith("In part, with no trace of rank ")
+    assert answer(found.figures).startswith("In part, with no trace of ranks ")
 
 
 def test_the_only_group_of_a_job_tells_all_missing_ranks(tmp_path):
