@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -35,9 +36,13 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     import debubble.demo.rank  # noqa: F401, PLC0415 (torch, once for all ranks)
 
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [_fork(workload, rank, Path(folder)) for rank in range(workload.world)]
-        return _wait(ranks)
+    # Not a TemporaryDirectory: the first rank to end would remove it as it leaves, and torch's
+    # store waits minutes for a file that is gone.
+    folder = Path(tempfile.mkdtemp())
+    try:
+        return _wait([_fork(workload, rank, folder) for rank in range(workload.world)])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read(words: Sequence[str] | None) -> Workload:

@@ -1,0 +1,42 @@
+"""The demo's pipeline as a job: what its ranks leave each other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+# Rank 0 ends at once; the others look when it is gone, and say what they see.
+EARLY_END = r"""
+import os, sys, time
+from pathlib import Path
+from debubble.demo import job, rank
+
+def run(workload, number, rendezvous):
+    note = rendezvous.parent.with_suffix(".first")
+    if number == 0:
+        note.write_text(str(os.getpid()))
+        return
+    while not (note.exists() and note.read_text()):
+        time.sleep(0.01)
+    while Path(f"/proc/{note.read_text()}").exists():
+        time.sleep(0.01)
+    seen = "there" if rendezvous.parent.exists() else "gone"
+    os.write(1, f"rank {number}: {seen}\n".encode())
+
+rank.run_unprofiled = run
+sys.exit(job.main([]))
+"""
+
+
+def test_a_rank_that_ends_leaves_the_others_where_they_meet(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY_END],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=100,
+        check=True,
+    )
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: there" for rank in (1, 2, 3)]
+    assert [left.suffix for left in tmp_path.glob("tmp*")] == [".first"]
