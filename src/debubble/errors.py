@@ -121,6 +121,7 @@ class Code(StrEnum):
     B_IS_INPUT_GRADIENT = "b_is_input_gradient"
     BAD_TEXT = "bad_text"
     BAD_TIMES = "bad_times"
+    BUSY_MACHINE = "busy_machine"
     CLOSED_GRAPHS = "closed_graphs"
     COLD_STEPS = "cold_steps"
     COPY_ENGINE = "copy_engine"

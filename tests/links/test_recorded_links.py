@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,9 @@ RUNS = (
     "gpipe_m8",
     "zbv_m8",
 )
+HERE = Path(__file__).resolve().parents[1] / "data" / "h200"
+# All that a middle rank receives is paced, from both its neighbours.
+BOTH_INTO = {"1f1b_m8_slow12": [(1, 2), (3, 2)], "1f1b_m8_slow01": [(0, 1), (2, 1)]}
 PACED = {"1f1b_m8_slow23": (2, 3), "fwd_closed_m8_slow12": (1, 2)}
 
 
@@ -69,6 +73,11 @@ def test_a_message_takes_what_it_took_with_nothing_else_running(name, recorded_d
 def test_paced_hops_are_named_with_their_direction_and_no_others(name, recorded_data):
     found = judged(recorded_data / name)
     assert [one.hop for one in found.slow] == ([PACED[name]] if name in PACED else [])
+
+
+@pytest.mark.parametrize("name", BOTH_INTO)
+def test_a_rank_that_receives_slowly_has_both_its_hops_named(name):
+    assert sorted(one.hop for one in judged(HERE / name).slow) == BOTH_INTO[name]
 
 
 @pytest.mark.parametrize("name", PACED)

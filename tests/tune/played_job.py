@@ -40,6 +40,7 @@ def main(words=None, environment=os.environ):
     parser.add_argument("--do", default="")
     parser.add_argument("--at", type=int, default=0, help="microbatches from which on it does so")
     parser.add_argument("--drift", type=float, default=0.0, help="slower with each run")
+    parser.add_argument("--busy", type=int, default=0, help="runs that something else disturbs")
     parser.add_argument("--log", type=Path, default=None)
     parser.add_argument("--seconds", type=float, default=0.0)
     said = parser.parse_args(words)
@@ -65,6 +66,7 @@ def main(words=None, environment=os.environ):
         fused=said.schedule == "1f1b" and not said.overlap,
         early=bool(said.overlap),
         noise=0.01,
+        spikes=(0, 1.5) if run < said.busy else None,
         seed=run,
     )
     out = Path(json.loads(environment["DEBUBBLE_CAPTURE"])["out"])

@@ -21,6 +21,8 @@ from debubble.tune.setting import Setting
 from debubble.tune.template import Template
 from debubble.tune.trial import Bench
 
+# Nobody looks on for longer.
+WITHIN_S = 55.0
 WHAT_IT_IS = (
     "real: {ranks} processes, gloo transfers, torch's {schedule} schedule, autograd, the profiler. "
     "timed: each layer sleeps {forward:g} ms forward and {backward:g} ms backward, "
@@ -74,6 +76,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     made = improve_once(
         bench,
         most_microbatches=MOST_MICROBATCHES,
+        seconds=WITHIN_S,
         on_step=lambda line: None if quiet else click.echo(line, err=True),
     )
     about = what_it_is(workload)
@@ -81,7 +84,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     page = demo_page(made, about, out, commands)
     page.next_command = "" if quiet else f"debubble find {shlex.quote(str(out / 'before'))}"
     print_answer(page, demo_json(made, about, out, commands), as_json=as_json, color=color)
-    exit_strictly((*made.before.gaps, *made.after.gaps), strict=strict)
+    exit_strictly((*made.before.gaps, *made.after.gaps, *made.gaps), strict=strict)
 
 
 def what_it_is(workload: Workload) -> str:

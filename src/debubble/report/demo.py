@@ -10,6 +10,7 @@ from debubble.ledger.ledger import build_ledger
 from debubble.report.change import change_json, describe
 from debubble.report.compare import compare_answer, compare_json
 from debubble.report.find import find_page
+from debubble.report.inspect import gap_json
 from debubble.report.text import Page, Table
 from debubble.timeline.job import JobFacts
 from debubble.tune.once import Improved
@@ -36,7 +37,7 @@ def demo_page(made: Improved, what_it_is: str, out: Path, commands: list[str]) -
         if delta.before and delta.after:
             cells = [_shown(name, one.median) for one in (delta.before, delta.after)]
             table.rows.append((name.replace("_", " "), *cells))
-    page.tables = [table]
+    page.tables, page.gaps = [table], list(made.gaps)
     page.notes = [
         what_it_is,
         f"records: {out / 'before'}, {out / 'after'}",
@@ -63,7 +64,7 @@ def demo_json(made: Improved, what_it_is: str, out: Path, commands: list[str]) -
         "verdict": made.compared.verdict.value,
         "records": {"before": str(out / "before"), "after": str(out / "after")},
         "commands": commands,
-        "warnings": [],
+        "warnings": [gap_json(gap) for gap in made.gaps],
     }
 
 

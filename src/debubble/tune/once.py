@@ -1,13 +1,18 @@
-"""A command in → one change made to it: captured, planned, captured again, compared."""
+"""A command in → one change made to it: captured, planned, captured again, compared.
+
+A capture that something else on this machine disturbed is made anew, as long as there is time.
+"""
 
 from __future__ import annotations
 
 import secrets
+import shutil
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from debubble.errors import TuneError
+from debubble.errors import Gap, TuneError
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Comparison
 from debubble.plan.allowed import Allowed
@@ -16,10 +21,13 @@ from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
 from debubble.tune.reading import Reading
 from debubble.tune.setting import Setting
+from debubble.tune.steady import busy_machine, is_steady
 from debubble.tune.trial import LOG, Bench, run_trial
 
 # Far more than any run of it takes: then it hangs.
 _TIMEOUT_S = 180.0
+# What follows the first capture, against it: planning, and a batch that is longer.
+_REST_OVER_FIRST = 1.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +41,25 @@ class Improved:
     after: Reading
     compared: Comparison
 
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What is to be said of the captures themselves."""
+        sides = (("before", self.before), ("after", self.after))
+        return tuple(busy_machine(one, name) for name, one in sides if not is_steady(one))
+
 
 def improve_once(
-    bench: Bench, *, most_microbatches: int, on_step: Callable[[str], None]
+    bench: Bench, *, most_microbatches: int, seconds: float, on_step: Callable[[str], None]
 ) -> Improved:
-    """Capture the command as it is, apply the best split and count, capture that, compare."""
-    now = bench.template.now
-    before = capture(bench, now, bench.folder / "before", on_step)
+    """Capture the command as it is, apply the best split and count, capture that, compare.
+
+    Disturbed captures are made anew where all of it still ends within so many seconds.
+    """
+    now, until_s = bench.template.now, time.monotonic() + seconds
+    first = _Steadily(bench=bench, until_s=until_s, rest=_REST_OVER_FIRST, on_step=on_step)
+    before = first.capture(now, bench.folder / "before")
     on_step("planning")
-    baseline = measure_baseline(before.timeline, before.figures)
+    baseline = measure_baseline(before.timeline, before.figures, layers=now.split)
     plan = make_plan(
         baseline,
         before.timeline,
@@ -56,7 +74,7 @@ def improve_once(
     setting = now.after(option.change, len(now.split or ()))
     if setting is None:
         raise TuneError("the command cannot be told the change", hint="give it {split}")
-    after = capture(bench, setting, bench.folder / "after", on_step)
+    after = replace(first, rest=0.0).capture(setting, bench.folder / "after")
     return Improved(
         before=before,
         plan=plan,
@@ -67,9 +85,31 @@ def improve_once(
     )
 
 
-def capture(bench: Bench, setting: Setting, out: Path, on_step: Callable[[str], None]) -> Reading:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steadily:
+    """Captures until the machine was left alone, or the time is up."""
+
+    bench: Bench
+    until_s: float
+    rest: float
+    """What must follow, against the capture itself."""
+    on_step: Callable[[str], None]
+
+    def capture(self, setting: Setting, out: Path) -> Reading:
+        """Run the command and read its traces; the last run is kept."""
+        while True:
+            self.on_step(f"capturing {out.name}: {setting}")
+            began_s = time.monotonic()
+            reading = _capture(self.bench, setting, out)
+            took_s = time.monotonic() - began_s
+            if is_steady(reading) or began_s + took_s * (2 + self.rest) > self.until_s:
+                return reading
+            self.on_step("this machine was busy with something else meanwhile: once more")
+            shutil.rmtree(out)
+
+
+def _capture(bench: Bench, setting: Setting, out: Path) -> Reading:
     """Run the command once and read its traces; what goes wrong is an error here."""
-    on_step(f"capturing {out.name}: {setting}")
     outcome, reading = run_trial(
         bench, setting, out=out, token=secrets.token_hex(8), timeout_s=_TIMEOUT_S, cut_s=None
     )
