@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 SCRIPT = Path(__file__).parent / "small_job.py"
@@ -30,27 +32,28 @@ class Job:
         )
 
 
+@cache
+def launcher():
+    """Start what runs all jobs of this process; it ends when its stdin does."""
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
 def run_job(folder, **settings):
     """Run both ranks to their end; captures go to `folder/out`."""
     folder.mkdir(parents=True, exist_ok=True)
     out = folder / "out"
     if settings.get("capture") is not None:
         settings["capture"] = {"out": str(out), **settings["capture"]}
-    store = folder / "store"
-    words = json.dumps(settings)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(store), str(rank), words],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    output = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
-    results = []
+    process = launcher()
+    process.stdin.write(f"{json.dumps([str(folder), settings])}\n")
+    process.stdin.flush()
+    assert select.select([process.stdout], [], [], PATIENCE_S)[0], "the job hangs"
+    codes = json.loads(process.stdout.readline())
+    results, output = [], []
     for rank in range(RANKS):
-        said = Path(f"{store}.result{rank}")
+        said = folder / f"store.result{rank}"
         results.append(json.loads(said.read_text()) if said.exists() else None)
-    return Job(codes=[rank.returncode for rank in ranks], results=results, output=output, out=out)
+        output.append((folder / f"output{rank}").read_text("utf-8"))
+    return Job(codes=codes, results=results, output=output, out=out)

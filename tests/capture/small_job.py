@@ -1,11 +1,18 @@
-"""A real two-stage gloo pipeline that trains a little: `small_job.py STORE RANK SETTINGS`."""
+"""A real two-stage gloo pipeline that trains a little, as often as it is asked to.
+
+Each line of stdin is a job: its folder and its settings. torch is imported once, for all of them,
+and the ranks of each job are forked. A rank has its output in `outputN`, what it ended with is
+printed.
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import resource
 import sys
+import traceback
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -70,16 +77,44 @@ def train(schedule, stages, optimizer, step):
     return [loss.item().hex() for loss in losses]
 
 
-def main(store, rank, settings):
+def run_rank(store, rank, settings):
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(store, RANKS), rank=int(rank), world_size=RANKS
-    )
-    result = run(json.loads(settings), int(rank))
+    dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
+    result = run(settings, rank)
     Path(f"{store}.result{rank}").write_text(json.dumps(result), "utf-8")
     dist.destroy_process_group()
 
 
+def fork(folder, rank, settings):
+    child = os.fork()
+    if child:
+        return child
+    os.chdir(folder)
+    output = os.open(f"output{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    code = 1
+    try:
+        run_rank(f"{folder}/store", rank, settings)
+        code = 0
+    except BaseException:  # noqa: BLE001 (a fork must not run on into its parent's code)
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main():
+    for line in sys.stdin:
+        folder, settings = json.loads(line)
+        ranks = [fork(folder, rank, settings) for rank in range(RANKS)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
+        sys.stdout.write(f"{json.dumps(codes)}\n")
+        sys.stdout.flush()
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -30,7 +30,7 @@ RUNS = (
     "gpipe_m8",
     "zbv_m8",
 )
-HERE = Path(__file__).resolve().parents[1] / "data" / "h200"
+HERE = Path(__file__).resolve().parents[1] / "data" / "paced"
 # All that a middle rank receives is paced, from both its neighbours.
 BOTH_INTO = {"1f1b_m8_slow12": [(1, 2), (3, 2)], "1f1b_m8_slow01": [(0, 1), (2, 1)]}
 PACED = {"1f1b_m8_slow23": (2, 3), "fwd_closed_m8_slow12": (1, 2)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
-from demo.several import run_several
+from demo.several import hasty, measured_in, run_several
 
 from debubble.demo import Workload
 from debubble.demo.truth import read_truth
@@ -37,9 +37,10 @@ WORKLOADS = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, request):
     root = tmp_path_factory.mktemp("gloo-replicas")
-    run_several(WORKLOADS, root)
+    quick = {name: hasty(workload) for name, workload in WORKLOADS.items()}
+    run_several(WORKLOADS if measured_in(request.session) else quick, root)
     return root
 
 
