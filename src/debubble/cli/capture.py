@@ -10,7 +10,7 @@ import click
 from debubble.capture.around import capture_command
 from debubble.capture.server import KINDS, ServerOrder, capture_server
 from debubble.capture.settings import DEFAULT_OUT, PROFILED_STEPS, WAIT_STEPS, Settings
-from debubble.cli.options import output_options, print_answer
+from debubble.cli.options import Manners, output_options, print_answer
 from debubble.errors import UsageError
 from debubble.report.capture import capture_json, capture_page, server_json, server_page
 
@@ -56,13 +56,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
     server: str | None,
     kind: str | None,
     seconds: float | None,
-    as_json: bool,
-    strict: bool,  # noqa: ARG001 (every verb takes it; here nothing is answered with warnings)
-    color: str,
-    quiet: bool,
+    manners: Manners,
 ) -> None:
     """Profile a few steps of COMMAND on all its ranks, or of a server; COMMAND stays as it is."""
-    next_command = "" if quiet else f"debubble find {shlex.quote(str(out))}"
+    next_command = "" if manners.quiet else f"debubble find {shlex.quote(str(out))}"
     if server is not None:
         if command_words:
             raise UsageError("both a server and a command", hint="give one of them")
@@ -73,7 +70,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         )
         answer = capture_server(order)
         page = server_page(answer, next_command)
-        print_answer(page, server_json(answer), as_json=as_json, color=color)
+        print_answer(page, server_json(answer), manners)
         return
     if not command_words:
         raise UsageError(
@@ -89,9 +86,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
         keep=keep,
         tags=dict(_as_tag(tag) for tag in tags),
     )
-    captures = capture_command(command_words, settings, output_to_stderr=as_json)
+    captures = capture_command(command_words, settings, output_to_stderr=manners.as_json)
     page = capture_page(captures, next_command)
-    print_answer(page, capture_json(captures), as_json=as_json, color=color)
+    print_answer(page, capture_json(captures), manners)
 
 
 def _as_tag(text: str) -> tuple[str, str]:

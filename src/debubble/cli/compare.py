@@ -11,6 +11,7 @@ import click
 from debubble.cli.find import EXIT_FAILED
 from debubble.cli.measuring import MeasuredTraces, measure_traces, recall, with_tokens
 from debubble.cli.options import (
+    Manners,
     exit_strictly,
     html_option,
     output_options,
@@ -69,23 +70,22 @@ def command(  # noqa: PLR0913 (one argument a flag)
     force: bool,
     store: str | None,
     reader: Reader,
-    as_json: bool,
-    strict: bool,
-    color: str,
-    quiet: bool,
+    manners: Manners,
 ) -> None:
     """Hold the run AFTER a change against the one BEFORE: traces, or names in the history.
 
     Commas join captures of one setting.
     """
-    if markdown and as_json:
+    if markdown and manners.as_json:
         raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
     if target_batch is not None and target_batch <= 0:
         raise UsageError("--target-batch is a number of microbatches, 1 or more")
     picture = place_for(html, force=force)
     failing = parse_verdicts(fail_on)
     counts = parse_tokens(tokens)
-    sides = [_measure(words, reader, pipeline, store, quiet=quiet) for words in (before, after)]
+    sides = [
+        _measure(words, reader, pipeline, store, quiet=manners.quiet) for words in (before, after)
+    ]
     gaps = [gap for side in sides for gap in side.gaps]
     found = compare(
         *(with_tokens(side.measurement, count) for side, count in zip(sides, counts, strict=True)),
@@ -93,16 +93,16 @@ def command(  # noqa: PLR0913 (one argument a flag)
         target_batch=target_batch,
         limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
     )
-    page = compare_page(found, gaps, "" if quiet else _next_command(after, found.verdict))
+    page = compare_page(found, gaps, "" if manners.quiet else _next_command(after, found.verdict))
     if picture is not None:
         shown = [side.shown() for side in sides]
         report = compare_report(found, shown, page, f"{before} → {after}")
-        write_html(report, picture, quiet=quiet)
+        write_html(report, picture, quiet=manners.quiet)
     if markdown:
         click.echo(compare_markdown(found))
     else:
-        print_answer(page, compare_json(found, gaps), as_json=as_json, color=color)
-    exit_strictly(tuple(gaps), strict=strict)
+        print_answer(page, compare_json(found, gaps), manners)
+    exit_strictly(tuple(gaps), manners)
     if found.verdict in failing:
         raise click.exceptions.Exit(EXIT_FAILED)
 

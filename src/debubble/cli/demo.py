@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from debubble.cli.options import exit_strictly, output_options, print_answer
+from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
 from debubble.demo.before import BEFORE, MOST_MICROBATCHES, STEPS, WAIT, job_words
 from debubble.demo.workload import SCHEDULES, Workload
 from debubble.errors import MissingExtra, UsageError
@@ -50,16 +50,13 @@ WHAT_IT_IS = (
     "--microbatches", type=int, default=BEFORE.microbatches, show_default=True, help="Before."
 )
 @output_options
-def command(  # noqa: PLR0913 (one argument a flag)
+def command(
     *,
     out: Path,
     force: bool,
     schedule: str,
     microbatches: int,
-    as_json: bool,
-    strict: bool,
-    color: str,
-    quiet: bool,
+    manners: Manners,
 ) -> None:
     """Capture a real four-stage pipeline on this machine's CPU, improve it, and prove it."""
     workload = replace(BEFORE, schedule=schedule, microbatches=microbatches)
@@ -77,14 +74,14 @@ def command(  # noqa: PLR0913 (one argument a flag)
         bench,
         most_microbatches=MOST_MICROBATCHES,
         seconds=WITHIN_S,
-        on_step=lambda line: None if quiet else click.echo(line, err=True),
+        on_step=lambda line: None if manners.quiet else click.echo(line, err=True),
     )
     about = what_it_is(workload)
     commands = _commands(Template(words=("python", *words), now=now), made, out)
     page = demo_page(made, about, out, commands)
-    page.next_command = "" if quiet else f"debubble find {shlex.quote(str(out / 'before'))}"
-    print_answer(page, demo_json(made, about, out, commands), as_json=as_json, color=color)
-    exit_strictly((*made.before.gaps, *made.after.gaps, *made.gaps), strict=strict)
+    page.next_command = "" if manners.quiet else f"debubble find {shlex.quote(str(out / 'before'))}"
+    print_answer(page, demo_json(made, about, out, commands), manners)
+    exit_strictly((*made.before.gaps, *made.after.gaps, *made.gaps), manners)
 
 
 def what_it_is(workload: Workload) -> str:

@@ -6,19 +6,12 @@ import shlex
 
 import click
 
-from debubble.cli.options import (
-    exit_strictly,
-    html_option,
-    output_options,
-    place_for,
-    print_answer,
-    write_html,
-)
-from debubble.cli.pictures import Found, Pictures
+from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
+from debubble.cli.pictures import Found, Pictures, picture_options
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
 from debubble.fleet.question import Question
-from debubble.fleet.survey import NoPipelineIn
+from debubble.fleet.survey import NoPipelineIn, Survey
 from debubble.ledger.hop_health import account_for
 from debubble.report.find import (
     find_json,
@@ -26,7 +19,6 @@ from debubble.report.find import (
     no_pipeline_json,
     no_pipeline_page,
 )
-from debubble.report.html.find import no_pipeline_report
 from debubble.schedules import Statement, state_schedule
 from debubble.timeline.job import ask_job
 from debubble.units import parse_share
@@ -47,12 +39,7 @@ EXIT_FAILED = 1
 @click.option(
     "--fail-over", metavar="SHARE", help="Exit with 1 when the bubble is larger, such as 20%."
 )
-@click.option("--timeline", "draws", is_flag=True, help="Draw a step, a lane a rank.")
-@click.option("--perfetto", metavar="OUT", help="Write all ranks as one trace for Perfetto.")
-@click.option("--svg", metavar="OUT", help="Write a picture of a step, a lane a rank.")
-@click.option("--mermaid", is_flag=True, help="Print the pipeline as a Mermaid diagram instead.")
-@html_option
-@click.option("--force", is_flag=True, help="Let --perfetto, --svg and --html replace a file.")
+@picture_options
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -63,50 +50,48 @@ def command(  # noqa: PLR0913 (one argument a flag)
     schedule: str | None,
     chunks: int | None,
     fail_over: str | None,
-    draws: bool,
-    perfetto: str | None,
-    svg: str | None,
-    mermaid: bool,
-    html: str | None,
-    force: bool,
+    pictures: Pictures,
     reader: Reader,
-    as_json: bool,
-    strict: bool,
-    color: str,
-    quiet: bool,
+    manners: Manners,
 ) -> None:
     """Measure the bubble of a pipeline from TRACES of all its ranks, against theory."""
     allowed = None if fail_over is None else parse_share(fail_over)
-    pictures = Pictures(
-        lanes=draws,
-        perfetto=perfetto,
-        svg=svg,
-        mermaid=mermaid,
-        html=place_for(html, force=force),
-        force=force,
-        quiet=quiet,
-    )
-    pictures.check(as_json=as_json)
+    pictures.check(as_json=manners.as_json)
     statement = _statement(schedule, chunks)
-    words = " ".join(shlex.quote(word) for word in traces)
-    following = f"debubble plan {words}" if draws else f"debubble find {words} --timeline"
     question = Question(pipeline=pipeline, step=step, statement=statement, believes_job=True)
+    words = shlex.join(traces)
     try:
-        found = reader.survey(traces, question, quiet=quiet)
+        found = reader.survey(traces, question, quiet=manners.quiet)
     except NoPipelineIn as why:
         if not why.run.ranks or pictures.need_a_pipeline:
             raise
-        page = no_pipeline_page(why.run, why, "" if quiet else f"debubble inspect {words}")
-        if pictures.html is not None:
-            write_html(no_pipeline_report(page, words), pictures.html, quiet=quiet)
-        print_answer(page, no_pipeline_json(why.run, why), as_json=as_json, color=color)
-        exit_strictly(tuple(page.gaps), strict=strict)
+        _answer_without_pipeline(why, words, pictures, manners)
         return
+    _answer(found, step, words, pictures, manners)
+    if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in found.figures):
+        raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _answer_without_pipeline(
+    why: NoPipelineIn, words: str, pictures: Pictures, manners: Manners
+) -> None:
+    """Say that there is no pipeline, and what holds without one."""
+    page = no_pipeline_page(why.run, why, "" if manners.quiet else f"debubble inspect {words}")
+    pictures.report_no_pipeline(page, words, quiet=manners.quiet)
+    print_answer(page, no_pipeline_json(why.run, why), manners)
+    exit_strictly(tuple(page.gaps), manners)
+
+
+def _answer(
+    found: Survey, step: int | None, words: str, pictures: Pictures, manners: Manners
+) -> None:
+    """Say what the bubble is and where it comes from; draw what was asked for."""
     timeline, figures = found.timeline, found.figures
     job = ask_job(found.run.sidecars, found.shown)
     ledger = account_for(timeline, found.shown)
     gaps = tuple(dict.fromkeys((*found.gaps, *job.gaps, *(ledger.gaps if ledger else ()))))
-    following = "" if quiet else following
+    following = f"debubble plan {words}" if pictures.lanes else f"debubble find {words} --timeline"
+    following = "" if manners.quiet else following
     page = find_page(figures, ledger, job, gaps, following, replicas=found.replicas)
     measured = Found(
         traces=found.traces,
@@ -116,15 +101,13 @@ def command(  # noqa: PLR0913 (one argument a flag)
         ledger=ledger,
         step=step,
     )
-    pictures.draw(measured, page, words)
-    if not mermaid:
+    pictures.draw(measured, page, words, quiet=manners.quiet)
+    if not pictures.mermaid:
         data = find_json(
             found.run, timeline, figures, ledger, gaps, job=job, replicas=found.replicas
         )
-        print_answer(page, data, as_json=as_json, color=color)
-    exit_strictly(gaps, strict=strict)
-    if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in figures):
-        raise click.exceptions.Exit(EXIT_FAILED)
+        print_answer(page, data, manners)
+    exit_strictly(gaps, manners)
 
 
 def _statement(schedule: str | None, chunks: int | None) -> Statement | None:

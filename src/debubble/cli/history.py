@@ -11,11 +11,7 @@ from pathlib import Path
 import click
 
 from debubble.cli.measuring import measure_traces, store_url, with_tokens
-from debubble.cli.options import (
-    exit_strictly,
-    output_options,
-    print_answer,
-)
+from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
 from debubble.measure.store import Record, Store
@@ -47,16 +43,13 @@ def add(  # noqa: PLR0913 (one argument a flag)
     pipeline: int | None,
     store: str | None,
     reader: Reader,
-    as_json: bool,
-    strict: bool,
-    color: str,
-    quiet: bool,
+    manners: Manners,
 ) -> None:
     """Measure the run of TRACES and keep it."""
     if not name or "," in name:
         raise UsageError("a name is a word without commas", hint="commas join names in compare")
     pairs = parse_tags(tags)
-    measured = measure_traces(traces, reader, pipeline=pipeline, quiet=quiet)
+    measured = measure_traces(traces, reader, pipeline=pipeline, quiet=manners.quiet)
     gaps = measured.gaps
     kept = with_tokens(measured.measurement, tokens)
     with opened(store) as history:
@@ -66,34 +59,30 @@ def add(  # noqa: PLR0913 (one argument a flag)
     page = history_page([record])
     page.answer = f"Kept as {name}."
     page.gaps = list(gaps)
-    print_answer(page, history_json([record]), as_json=as_json, color=color)
-    exit_strictly(gaps, strict=strict)
+    print_answer(page, history_json([record]), manners)
+    exit_strictly(gaps, manners)
 
 
 @command.command("list")
 @store_option
 @output_options
-def list_all(*, store: str | None, as_json: bool, strict: bool, color: str, quiet: bool) -> None:
+def list_all(*, store: str | None, manners: Manners) -> None:
     """List all measurements, oldest first."""
-    del strict, quiet
     with opened(store) as history:
         records = history.records()
-    print_answer(history_page(records), history_json(records), as_json=as_json, color=color)
+    print_answer(history_page(records), history_json(records), manners)
 
 
 @command.command("show")
 @click.argument("name")
 @store_option
 @output_options
-def show(  # noqa: PLR0913 (one argument a flag)
-    *, name: str, store: str | None, as_json: bool, strict: bool, color: str, quiet: bool
-) -> None:
+def show(*, name: str, store: str | None, manners: Manners) -> None:
     """Show the measurements of one NAME; with --json every sample."""
-    del strict, quiet
     with opened(store) as history:
         records = history.named(name)
     data = history_json(records, whole=True)
-    print_answer(history_page(records), data, as_json=as_json, color=color)
+    print_answer(history_page(records), data, manners)
 
 
 @command.command("tag")

@@ -6,11 +6,7 @@ import shlex
 
 import click
 
-from debubble.cli.options import (
-    exit_strictly,
-    output_options,
-    print_answer,
-)
+from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
 from debubble.cli.reading import Reader, trace_options
 from debubble.report.inspect import inspect_json, inspect_page
 
@@ -19,24 +15,21 @@ from debubble.report.inspect import inspect_json, inspect_page
 @click.argument("traces", nargs=-1, required=True)
 @trace_options
 @output_options
-def command(  # noqa: PLR0913 (one argument a flag)
+def command(
     *,
     traces: tuple[str, ...],
     reader: Reader,
-    as_json: bool,
-    strict: bool,
-    color: str,
-    quiet: bool,
+    manners: Manners,
 ) -> None:
     """Say what TRACES hold: ranks, steps, events, kernels; what is missing or broken.
 
     TRACES are files, folders, globs or URLs: torch.profiler traces, Nsight Systems SQLite exports,
     op tables, or digests of any of them.
     """
-    run = reader.read(traces, quiet=quiet)
+    run = reader.read(traces, quiet=manners.quiet)
     words = " ".join(shlex.quote(word) for word in traces)
     other = next((c.name for c in run.found.captures if c is not run.found.capture), "")
     more = f" --capture {shlex.quote(other)}" if other else " --json"
-    page = inspect_page(run, "" if quiet else f"debubble inspect {words}{more}")
-    print_answer(page, inspect_json(run), as_json=as_json, color=color)
-    exit_strictly(run.gaps, strict=strict)
+    page = inspect_page(run, "" if manners.quiet else f"debubble inspect {words}{more}")
+    print_answer(page, inspect_json(run), manners)
+    exit_strictly(run.gaps, manners)

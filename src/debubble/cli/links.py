@@ -112,10 +112,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
     force: bool,
     fail_on: str | None,
     reader: Reader,
-    as_json: bool,
-    strict: bool,
-    color: str,
-    quiet: bool,
+    manners: Manners,
 ) -> None:
     """Judge the hops of a run from its TRACES, or from LOGS of link tests."""
     limits = reader.limits
@@ -130,12 +127,10 @@ def read(  # noqa: PLR0913 (one argument a flag)
     elif kind == "measured":
         answer = _of_measured(files, known, limits)
     else:
-        found = reader.survey(places, Question(pipeline=pipeline), quiet=quiet)
+        found = reader.survey(places, Question(pipeline=pipeline), quiet=manners.quiet)
         answer = _of_traces(found, known)
         answer.page.next_command = f"debubble find {words}"
-    _finish(
-        answer, pictures, fail_on, Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)
-    )
+    _finish(answer, pictures, fail_on, manners)
 
 
 @command.command("run")
@@ -172,10 +167,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
     html: str | None,
     force: bool,
     fail_on: str | None,
-    as_json: bool,
-    strict: bool,
-    color: str,
-    quiet: bool,
+    manners: Manners,
 ) -> None:
     """Measure the hops between ranks on this machine. Elsewhere: torchrun … -m debubble.links."""
     pictures = _Pictures(
@@ -189,13 +181,11 @@ def run(  # noqa: PLR0913 (one argument a flag)
     words += ["--backend", backend] if backend else []
     words += ["--all-pairs"] if all_pairs else []
     words += ["--force"] if force else []
-    with progress("measuring", quiet=quiet) as show:
+    with progress("measuring", quiet=manners.quiet) as show:
         run_here(ranks, words, Path(out), on_progress=show)
     answer = _of_measured([str(file)], _Known(), Limits(inflated_bytes=1024**3, ratio=1000.0))
     answer.page.next_command = f"debubble links {shlex.quote(out)}"
-    _finish(
-        answer, pictures, fail_on, Manners(as_json=as_json, strict=strict, color=color, quiet=quiet)
-    )
+    _finish(answer, pictures, fail_on, manners)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +284,7 @@ def _finish(answer: _Answer, pictures: _Pictures, fail_on: str | None, manners: 
     if pictures.html is not None:
         report = links_report(answer.rates, answer.slow, answer.page, pictures.run)
         write_html(report, pictures.html, quiet=manners.quiet)
-    print_answer(answer.page, answer.data, as_json=manners.as_json, color=manners.color)
-    exit_strictly(answer.gaps, strict=manners.strict)
+    print_answer(answer.page, answer.data, manners)
+    exit_strictly(answer.gaps, manners)
     if fail_on and answer.slow:
         raise click.exceptions.Exit(EXIT_FAILED)

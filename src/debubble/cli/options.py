@@ -7,14 +7,15 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from debubble.cli.flags import gathered
 from debubble.errors import Gap, UsageError
 from debubble.trace.mapping import Progress
 from debubble.trace.source import is_url
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from debubble.report.html.page import Report
     from debubble.report.text import Page
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 # A progress bar for anything that takes longer than a moment.
 _PATIENCE_S = 2.0
@@ -42,22 +41,20 @@ class Manners:
     quiet: bool
 
 
-def output_options(command: _Command) -> _Command:
-    """Add what every verb takes: --json, --strict, --color, -q."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
-        click.option("--strict", is_flag=True, help="Exit with 2 when there is any warning."),
-        click.option(
-            "--color",
-            type=click.Choice(["auto", "always", "never"]),
-            default="auto",
-            show_default=True,
-            help="Colour; NO_COLOR is honoured.",
-        ),
-        click.option("-q", "--quiet", is_flag=True, help="No progress, and no hints."),
-    ):
-        command = option(command)
-    return command
+output_options = gathered(
+    "manners",
+    Manners,
+    click.option("-q", "--quiet", is_flag=True, help="No progress, and no hints."),
+    click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        show_default=True,
+        help="Colour; NO_COLOR is honoured.",
+    ),
+    click.option("--strict", is_flag=True, help="Exit with 2 when there is any warning."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+)
 
 
 def typed(options: Mapping[str, object]) -> str:
@@ -103,14 +100,14 @@ def write_html(report: Report, path: Path, *, quiet: bool) -> None:
         click.echo(f"{path} written; open it in a browser", err=True)
 
 
-def print_answer(page: Page, data: dict[str, Any], *, as_json: bool, color: str) -> None:
+def print_answer(page: Page, data: dict[str, Any], manners: Manners) -> None:
     """Print the answer on stdout, for a person or for a program."""
-    if as_json:
+    if manners.as_json:
         click.echo(json.dumps(data, indent=2, allow_nan=False))
         return
     from debubble.report.text import print_page  # noqa: PLC0415 (rich is not needed for JSON)
 
-    print_page(page, console_for(color))
+    print_page(page, console_for(manners.color))
 
 
 def console_for(color: str) -> Console:
@@ -134,9 +131,9 @@ def drawing_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
 
 
-def exit_strictly(gaps: tuple[Gap, ...], *, strict: bool) -> None:
+def exit_strictly(gaps: tuple[Gap, ...], manners: Manners) -> None:
     """Exit with 2 where there are warnings and the user asked for that."""
-    if strict and gaps:
+    if manners.strict and gaps:
         raise click.exceptions.Exit(EXIT_STRICT)
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import click
 
-from debubble.cli.options import drawing_width, refuse_url, write_html
+from debubble.cli.flags import gathered
+from debubble.cli.options import drawing_width, html_option, place_for, refuse_url, write_html
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.waits import Wait, list_waits
 from debubble.report.chrome import write_chrome
 from debubble.report.frame import frame_step
-from debubble.report.html.find import find_report
+from debubble.report.html.find import find_report, no_pipeline_report
 from debubble.report.html.views import Shown
 from debubble.report.lanes import draw_lanes
 from debubble.report.mermaid import draw_mermaid
@@ -50,15 +51,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pictures:
-    """What was asked for."""
+    """What was asked for, as it was typed."""
 
     lanes: bool
     perfetto: str | None
     svg: str | None
     mermaid: bool
-    html: Path | None
+    html: str | None
     force: bool
-    quiet: bool
 
     @property
     def need_a_pipeline(self) -> bool:
@@ -67,6 +67,7 @@ class Pictures:
 
     def check(self, *, as_json: bool) -> None:
         """Refuse what cannot be printed together, or written."""
+        place_for(self.html, force=self.force)
         refuse_url(self.perfetto)
         refuse_url(self.svg)
         if self.lanes and as_json:
@@ -76,7 +77,7 @@ class Pictures:
         if self.mermaid and (self.lanes or as_json):
             raise UsageError("--mermaid prints a diagram and nothing else", hint="leave one")
 
-    def draw(self, found: Found, page: Page, words: str) -> None:
+    def draw(self, found: Found, page: Page, words: str, *, quiet: bool) -> None:
         """Write the files, and put lanes below the answer."""
         asks = self.lanes or self.need_a_pipeline
         waits = list_waits(found.ledger) if found.ledger and asks else ()
@@ -87,18 +88,38 @@ class Pictures:
             )
         if self.perfetto is not None:
             write_chrome(timeline, Path(self.perfetto), waits=waits, force=self.force)
-            self._say(f"{self.perfetto} written; open it in https://ui.perfetto.dev")
+            _say(f"{self.perfetto} written; open it in https://ui.perfetto.dev", quiet=quiet)
         if self.svg is not None:
             write_file(Path(self.svg), _svg(found, waits, page.answer), force=self.force)
-            self._say(f"{self.svg} written")
+            _say(f"{self.svg} written", quiet=quiet)
         if self.html is not None:
-            write_html(find_report(_shown(found), page, words), self.html, quiet=self.quiet)
+            write_html(find_report(_shown(found), page, words), Path(self.html), quiet=quiet)
         if self.mermaid:
             click.echo(draw_mermaid(worst, found.ledger, page.answer))
 
-    def _say(self, words: str) -> None:
-        if not self.quiet:
-            click.echo(words, err=True)
+    def report_no_pipeline(self, page: Page, words: str, *, quiet: bool) -> None:
+        """Write the one file that says something without a pipeline."""
+        if self.html is not None:
+            write_html(no_pipeline_report(page, words), Path(self.html), quiet=quiet)
+
+
+picture_options = gathered(
+    "pictures",
+    Pictures,
+    click.option("--timeline", "lanes", is_flag=True, help="Draw a step, a lane a rank."),
+    click.option("--perfetto", metavar="OUT", help="Write all ranks as one trace for Perfetto."),
+    click.option("--svg", metavar="OUT", help="Write a picture of a step, a lane a rank."),
+    click.option(
+        "--mermaid", is_flag=True, help="Print the pipeline as a Mermaid diagram instead."
+    ),
+    html_option,
+    click.option("--force", is_flag=True, help="Let --perfetto, --svg and --html replace a file."),
+)
+
+
+def _say(words: str, *, quiet: bool) -> None:
+    if not quiet:
+        click.echo(words, err=True)
 
 
 def _svg(found: Found, waits: Sequence[Wait], answer: str) -> bytes:

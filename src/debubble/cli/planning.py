@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from debubble.cli.reading import Reader
+from debubble.cli.tokens import Tokens
 from debubble.errors import Gap, UsageError
 from debubble.fleet.question import Question
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
@@ -13,10 +13,6 @@ from debubble.schedules import SCHEDULES, Statement, state_schedule
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts, ask_job
 from debubble.timeline.model import Timeline
-
-_NUMBER = re.compile(r"([0-9]*\.?[0-9]+)(x?)")
-# Beyond this nobody would believe a line through what was measured.
-_MOST_TOKENS = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,75 +40,6 @@ class Measured:
         return self.job.tokens_of_microbatch(self.figures.microbatches)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """What was said of tokens a microbatch; None where nothing was."""
-
-    asked: str | None = None
-    """So many, or so many times as many: `2048`, `2x`."""
-    measured: int | None = None
-    also: int | None = None
-    """In the other run."""
-
-    def told_by(self, run: Measured, also: Measured | None) -> Tokens:
-        """Return the same with what the jobs say where nothing was said."""
-        return replace(
-            self,
-            measured=self.measured or run.tokens,
-            also=self.also or (also.tokens if also else None),
-        )
-
-    def of_run(self, baseline: Baseline) -> float | None:
-        """Return the tokens of a microbatch as it is, where that was said of either run."""
-        if self.measured is not None:
-            return float(self.measured)
-        if self.also is not None and baseline.pooled is not None:
-            return self.also / baseline.pooled.token_ratio
-        return None
-
-    def scale(self, baseline: Baseline) -> float | None:
-        """Return how many times as many tokens are asked for; None for as many as there are."""
-        if self.asked is None:
-            return None
-        scale, is_count = self._read()
-        if is_count:
-            measured = self.of_run(baseline)
-            if measured is None and self.also is not None:
-                raise UsageError("--also-tokens is about --also", hint="add --tokens-measured N")
-            if measured is None:
-                raise UsageError(
-                    "how many tokens a microbatch has as it is cannot be told",
-                    hint="add --tokens-measured N, or ask for times as many: --tokens 2x",
-                )
-            scale /= measured
-        _refuse_too_far(scale)
-        return None if scale == 1.0 else scale
-
-    def check(self) -> None:
-        """Refuse what is no number, or too far away, before anything long."""
-        if self.asked is None:
-            return
-        scale, is_count = self._read()
-        if not is_count or self.measured is not None:
-            _refuse_too_far(scale / (self.measured or 1) if is_count else scale)
-
-    def _read(self) -> tuple[float, bool]:
-        read = _NUMBER.fullmatch((self.asked or "").strip())
-        if read is None or float(read[1]) <= 0:
-            raise UsageError(
-                f"{self.asked!r} is no number of tokens", hint="write it as 2048, or 2x"
-            )
-        return float(read[1]), not read[2]
-
-
-def _refuse_too_far(scale: float) -> None:
-    if not 1 / _MOST_TOKENS <= scale <= _MOST_TOKENS:
-        raise UsageError(
-            f"{scale:.3g} times as many tokens cannot be foretold from this run",
-            hint="a run of about that length can tell",
-        )
-
-
 def read_traces(
     files: Traces, words: tuple[str, ...], *, quiet: bool, statement: Statement | None = None
 ) -> Measured:
@@ -126,6 +53,14 @@ def read_traces(
         job=job,
         gaps=(*found.run.gaps, *found.timeline.gaps, *found.shown.gaps, *job.gaps),
     )
+
+
+def read_both(
+    files: Traces, schedule: str | None, *, quiet: bool
+) -> tuple[Measured, Measured | None]:
+    """Read the run, whose schedule may be stated, and the other one of its model, if any."""
+    run = read_traces(files, files.words, quiet=quiet, statement=state_by_name(schedule))
+    return run, None if files.also is None else read_traces(files, (files.also,), quiet=quiet)
 
 
 def state_by_name(schedule: str | None) -> Statement | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any
 
 import click
 
+from debubble.cli.flags import gathered
 from debubble.cli.options import progress
 from debubble.errors import UsageError
 from debubble.fleet.question import Question
@@ -81,60 +80,53 @@ def _interrupt(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what every verb that reads traces takes; the verb is handed a `Reader`."""
+def _make_reader(  # noqa: PLR0913 (one argument a flag)
+    *,
+    capture: str | None,
+    rank: int | None,
+    max_inflated: str,
+    max_ratio: float,
+    engine: str,
+    digest: str | None,
+) -> Reader:
+    limits = Limits(inflated_bytes=parse_bytes(max_inflated), ratio=max_ratio)
+    if digest is not None and not digest.strip():
+        raise UsageError("--digest needs a place", hint="beside, a folder, or a URL")
+    return Reader(
+        capture=capture, rank=rank, limits=limits, engine=engine_at(engine), digest=digest
+    )
 
-    @wraps(command)
-    def with_reader(  # noqa: PLR0913 (one argument a flag)
-        *,
-        capture: str | None,
-        rank: int | None,
-        max_inflated: str,
-        max_ratio: float,
-        engine: str,
-        digest: str | None,
-        **others: object,
-    ) -> object:
-        limits = Limits(inflated_bytes=parse_bytes(max_inflated), ratio=max_ratio)
-        if digest is not None and not digest.strip():
-            raise UsageError("--digest needs a place", hint="beside, a folder, or a URL")
-        reader = Reader(
-            capture=capture, rank=rank, limits=limits, engine=engine_at(engine), digest=digest
-        )
-        return command(reader=reader, **others)
 
-    gathered: Callable[..., Any] = with_reader
-    for option in (
-        click.option("--capture", metavar="NAME", help="Which capture, where there are several."),
-        click.option(
-            "--rank", type=int, metavar="N", help="The rank of a single file without one."
-        ),
-        click.option(
-            "--max-inflated",
-            metavar="SIZE",
-            default=f"{DEFAULT_LIMITS.inflated_bytes // 1024**3}GiB",
-            show_default=True,
-            help="Largest size that one file may inflate to.",
-        ),
-        click.option(
-            "--max-ratio",
-            type=click.FloatRange(min=1),
-            default=DEFAULT_LIMITS.ratio,
-            show_default=True,
-            help="Largest factor by which one file may inflate.",
-        ),
-        click.option(
-            "--engine",
-            metavar="ENGINE",
-            default="local",
-            show_default=True,
-            help="Who reads: this machine's processors, or a Dask scheduler: tcp://HOST:PORT.",
-        ),
-        click.option(
-            "--digest",
-            metavar="PLACE",
-            help="Keep a digest of each rank: `beside` its trace, or in a folder or URL.",
-        ),
-    ):
-        gathered = option(gathered)
-    return gathered
+# What every verb that reads traces takes.
+trace_options = gathered(
+    "reader",
+    _make_reader,
+    click.option(
+        "--digest",
+        metavar="PLACE",
+        help="Keep a digest of each rank: `beside` its trace, or in a folder or URL.",
+    ),
+    click.option(
+        "--engine",
+        metavar="ENGINE",
+        default="local",
+        show_default=True,
+        help="Who reads: this machine's processors, or a Dask scheduler: tcp://HOST:PORT.",
+    ),
+    click.option(
+        "--max-ratio",
+        type=click.FloatRange(min=1),
+        default=DEFAULT_LIMITS.ratio,
+        show_default=True,
+        help="Largest factor by which one file may inflate.",
+    ),
+    click.option(
+        "--max-inflated",
+        metavar="SIZE",
+        default=f"{DEFAULT_LIMITS.inflated_bytes // 1024**3}GiB",
+        show_default=True,
+        help="Largest size that one file may inflate to.",
+    ),
+    click.option("--rank", type=int, metavar="N", help="The rank of a single file without one."),
+    click.option("--capture", metavar="NAME", help="Which capture, where there are several."),
+)

@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import click
+
+from debubble.cli.flags import gathered
 from debubble.cli.options import Manners, drawing_width, print_answer, typed
 from debubble.errors import UsageError
 from debubble.report.lanes import draw_lanes
@@ -25,25 +28,77 @@ _USUAL_SCHEDULE = "1f1b"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What was typed; None where nothing was."""
+    """The order that was typed; None where nothing was."""
 
-    ranks: int | None
     microbatches: int | None
     schedule: str | None
     chunks: int | None
-    costs: Mapping[str, str | None]
-    """By flag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByHand:
+    """What was typed in place of a measured run; None where nothing was."""
+
+    ranks: int | None
+    forward: str | None
+    backward: str | None
+    input_grad: str | None
+    weight_grad: str | None
+    transfer: str | None
     communication: str | None
 
+    @property
+    def costs(self) -> dict[str, str | None]:
+        """Each by its flag."""
+        return {
+            "--forward": self.forward,
+            "--backward": self.backward,
+            "--input-grad": self.input_grad,
+            "--weight-grad": self.weight_grad,
+            "--transfer": self.transfer,
+        }
 
-def simulate_by_hand(wanted: Wanted, manners: Manners, *, draws: bool) -> None:
+    @property
+    def flags(self) -> dict[str, object]:
+        """All of it by flag."""
+        return {
+            "--stages": self.ranks,
+            **self.costs,
+            "--communication": self.communication,
+        }
+
+
+by_hand_options = gathered(
+    "by_hand",
+    ByHand,
+    click.option(
+        "--stages", "--ranks", "ranks", type=int, metavar="P", help="Without traces: ranks."
+    ),
+    click.option("--forward", metavar="TIME", help="A forward pass; one, or one a stage: 5ms,6ms."),
+    click.option(
+        "--backward", metavar="TIME", help="A backward pass; by default two forward ones."
+    ),
+    click.option("--input-grad", metavar="TIME", help="Its one half, where a schedule splits it."),
+    click.option("--weight-grad", metavar="TIME", help="Its other half."),
+    click.option(
+        "--transfer", metavar="TIME", help="A message; one, or one a hop.  [default: free]"
+    ),
+    click.option(
+        "--communication",
+        type=click.Choice([str(one) for one in Communication]),
+        help="How messages are posted and waited for.  [default: latency]",
+    ),
+)
+
+
+def simulate_by_hand(wanted: Wanted, by_hand: ByHand, manners: Manners, *, draws: bool) -> None:
     """Run a schedule, and measure the bubble as `find` does."""
     schedule = wanted.schedule or _USUAL_SCHEDULE
-    order = _order(state_schedule(schedule, wanted.chunks), wanted.ranks, wanted.microbatches)
-    hand_set, in_units = _hand_set(wanted.costs)
+    order = _order(state_schedule(schedule, wanted.chunks), by_hand.ranks, wanted.microbatches)
+    hand_set, in_units = _hand_set(by_hand.costs)
     stages = 1 + max(action.stage for actions in order for action in actions)
     costs = settle_costs(hand_set, stages)
-    way = Communication(wanted.communication or Communication.LATENCY)
+    way = Communication(by_hand.communication or Communication.LATENCY)
     timeline = simulate_order(order, costs, way)
     run = Simulated(
         schedule=schedule,
@@ -55,11 +110,11 @@ def simulate_by_hand(wanted: Wanted, manners: Manners, *, draws: bool) -> None:
     )
     again = typed(
         {
-            "--stages": wanted.ranks,
+            "--stages": by_hand.ranks,
             "--microbatches": wanted.microbatches,
             "--schedule": schedule,
             "--chunks": wanted.chunks,
-            **wanted.costs,
+            **by_hand.costs,
             "--communication": None if way is Communication.LATENCY else way,
         }
     )
@@ -69,7 +124,7 @@ def simulate_by_hand(wanted: Wanted, manners: Manners, *, draws: bool) -> None:
         page.drawing = draw_lanes(
             timeline, 0, None, drawing_width(), units="units" if in_units else ""
         )
-    print_answer(page, simulate_json(run), as_json=manners.as_json, color=manners.color)
+    print_answer(page, simulate_json(run), manners)
 
 
 def _order(statement: Statement, ranks: int | None, microbatches: int | None) -> Order:

@@ -13,7 +13,7 @@ from debubble.cli.options import (
     progress,
     typed,
 )
-from debubble.cli.planning import Measured, Traces, gaps_of, read_traces, start_from, state_by_name
+from debubble.cli.planning import Measured, Traces, gaps_of, read_both, start_from
 from debubble.cli.what_if import Said, what_to_ask
 from debubble.errors import UsageError
 from debubble.plan.ask import ask
@@ -23,18 +23,12 @@ from debubble.report.lanes import draw_lanes
 from debubble.report.what_if import Reported, what_if_json, what_if_page
 from debubble.units import parse_bytes
 
-__all__ = ["Said", "simulate_traces"]
-
 
 def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool) -> None:
     """Measure the run, change it, and say what it would take."""
     said.tokens.check()
-    statement = state_by_name(said.schedule_measured)
-    run = read_traces(files, files.words, quiet=manners.quiet, statement=statement)
-    also = None
-    if files.also is not None:
-        also = read_traces(files, (files.also,), quiet=manners.quiet)
-    said = replace(said, tokens=said.tokens.told_by(run, also))
+    run, also = read_both(files, said.schedule_measured, quiet=manners.quiet)
+    said = replace(said, tokens=said.tokens.told_by(run.tokens, also.tokens if also else None))
     with progress("simulating", quiet=manners.quiet):
         baseline = _baseline(run, also, said)
         asked = ask(baseline, what_to_ask(baseline, run.timeline, said))
@@ -52,8 +46,8 @@ def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool)
         page.notes.insert(0, latency_note(run.job))
     if draws:
         page.drawing = draw_lanes(asked.draw(), 0, None, drawing_width())
-    print_answer(page, what_if_json(report), as_json=manners.as_json, color=manners.color)
-    exit_strictly(gaps, strict=manners.strict)
+    print_answer(page, what_if_json(report), manners)
+    exit_strictly(gaps, manners)
 
 
 def _baseline(run: Measured, also: Measured | None, said: Said) -> Baseline:
@@ -73,26 +67,31 @@ def _baseline(run: Measured, also: Measured | None, said: Said) -> Baseline:
     )
 
 
+def flags_of(files: Traces, said: Said) -> dict[str, object]:
+    """Return by flag what was said of a measured run and of its change."""
+    return {
+        "--microbatches": said.microbatches,
+        "--hold": said.hold,
+        "--schedule": said.schedule,
+        "--chunks": said.chunks,
+        "--split": said.split,
+        "--overlap": said.overlap,
+        "--hop": said.hops or None,
+        "--tokens": said.tokens.asked,
+        "--tokens-measured": said.tokens.measured,
+        "--also": files.also,
+        "--also-tokens": said.tokens.also,
+        "--layers": said.layers,
+        "--schedule-measured": said.schedule_measured,
+        "--memory-limit": said.memory_limit,
+        "--pipeline": files.pipeline,
+        "--capture": files.reader.capture,
+        "--rank": files.reader.rank,
+    }
+
+
 def _again(files: Traces, said: Said) -> str:
-    words = " ".join(shlex.quote(word) for word in files.words)
-    flags = typed(
-        {
-            "--microbatches": said.microbatches,
-            "--hold": said.hold,
-            "--schedule": said.schedule,
-            "--chunks": said.chunks,
-            "--split": said.split,
-            "--overlap": said.overlap,
-            "--tokens": said.tokens.asked,
-            "--tokens-measured": said.tokens.measured,
-            "--also": files.also,
-            "--also-tokens": said.tokens.also,
-            "--layers": said.layers,
-            "--schedule-measured": said.schedule_measured,
-            "--memory-limit": said.memory_limit,
-            "--pipeline": files.pipeline,
-            "--capture": files.reader.capture,
-        }
-    )
+    flags = typed(flags_of(files, said) | {"--hop": None, "--rank": None})
     hops = "".join(f" --hop {shlex.quote(hop)}" for hop in said.hops)
+    words = shlex.join(files.words)
     return f"debubble simulate {words}{' ' if flags else ''}{flags}{hops} --timeline"

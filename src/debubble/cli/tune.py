@@ -12,11 +12,10 @@ import click
 
 from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS, Settings
 from debubble.cli.measuring import store_url
-from debubble.cli.options import output_options, print_answer
+from debubble.cli.options import Manners, output_options, print_answer
+from debubble.cli.tune_options import BudgetSaid, ScopeSaid, budget_options, scope_options
 from debubble.errors import MissingExtra, UsageError
-from debubble.measure.compare import DEFAULT_THRESHOLD
 from debubble.measure.store import Store
-from debubble.plan.change import Hold
 from debubble.report.tune import (
     dry_json,
     dry_page,
@@ -25,7 +24,6 @@ from debubble.report.tune import (
     tune_json,
     tune_page,
 )
-from debubble.schedules import SCHEDULES
 from debubble.tune.budget import Budget
 from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run
 from debubble.tune.loop import Loop, Tuned
@@ -36,11 +34,8 @@ from debubble.tune.setting import Setting, read_setting
 from debubble.tune.standing import Standing
 from debubble.tune.template import Template, read_template
 from debubble.tune.trial import Bench, Kind, Outcome
-from debubble.units import parse_bytes, parse_duration, parse_share
 
 DEFAULT_OUT = Path("debubble-tune")
-# The setting as it is, three or four tries, and two runs more of the best and of the first.
-_RUNS = 10
 
 
 @click.command("tune")
@@ -48,28 +43,8 @@ _RUNS = 10
 @click.option(
     "--now", multiple=True, metavar="KNOB=VALUE", help="What COMMAND is told as things are."
 )
-@click.option("--runs", type=int, default=_RUNS, show_default=True, help="Runs at most.")
-@click.option("--minutes", type=float, help="Time that runs may take in all.")
-@click.option("--timeout", metavar="TIME", help="When a run hangs; by the first run without.")
-@click.option("--schedules", metavar="NAME,...", help="Those that COMMAND knows; all without.")
-@click.option(
-    "--max-microbatches", type=click.IntRange(min=1), metavar="N", help="Try no more than these."
-)
-@click.option(
-    "--hold",
-    type=click.Choice(["microbatch", "batch"]),
-    default="microbatch",
-    show_default=True,
-    help="What COMMAND keeps when microbatches change; seen by itself after the first such run.",
-)
-@click.option("--memory-limit", metavar="SIZE", help="Of each device, such as 80GiB.")
-@click.option(
-    "--threshold",
-    metavar="SHARE",
-    default=f"{DEFAULT_THRESHOLD:.0%}",
-    show_default=True,
-    help="The smallest gain that is worth a run.",
-)
+@budget_options
+@scope_options
 @click.option("--steps", type=int, default=PROFILED_STEPS, show_default=True, help="To profile.")
 @click.option(
     "--wait", type=int, default=WAIT_STEPS, show_default=True, help="Steps before the first."
@@ -91,14 +66,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     *,
     command_words: tuple[str, ...],
     now: tuple[str, ...],
-    runs: int,
-    minutes: float | None,
-    timeout: str | None,
-    schedules: str | None,
-    max_microbatches: int | None,
-    hold: Hold,
-    memory_limit: str | None,
-    threshold: str,
+    budget_said: BudgetSaid,
+    scope_said: ScopeSaid,
     steps: int,
     wait: int,
     out: Path,
@@ -107,10 +76,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     store: str | None,
     dry_run: bool,
     traces: str | None,
-    as_json: bool,
-    strict: bool,  # noqa: ARG001 (every verb takes it; here nothing is answered with warnings)
-    color: str,
-    quiet: bool,
+    manners: Manners,
 ) -> None:
     """Run COMMAND with what promises most, measure it, and keep the winner.
 
@@ -119,18 +85,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     """
     template = read_template(command_words, read_setting(now))
     Settings(steps=steps, wait=wait)  # refuses what no capture can do
-    budget = Budget(
-        runs=runs,
-        seconds=None if minutes is None else 60 * minutes,
-        timeout_s=None if timeout is None else parse_duration(timeout) / 1e9,
-    )
-    scope = Scope(
-        schedules=read_schedules(schedules),
-        most_microbatches=max_microbatches,
-        hold=hold,
-        limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
-        threshold=parse_share(threshold),
-    )
+    budget, scope = budget_said.read(), scope_said.read()
     if traces is not None and not dry_run:
         raise UsageError("--traces is for --dry-run", hint="add --dry-run, or leave it out")
     bench = Bench(template=template, steps=steps, wait=wait, folder=out)
@@ -138,19 +93,17 @@ def command(  # noqa: PLR0913 (one argument a flag)
         found = _foresee(bench, budget, scope, traces)
         commands = _commands(template, found)
         page, data = dry_page(commands, found), dry_json(commands, found)
-        print_answer(page, data, as_json=as_json, color=color)
+        print_answer(page, data, manners)
         return
     if not name or "," in name:
         raise UsageError("a name is a word without commas", hint="commas join names in compare")
     if force and (out / NAME).exists():
         shutil.rmtree(out)
     with _history(store) as history:
-        tuned = _tune(bench, budget, scope, history, name, quiet=quiet)
+        tuned = _tune(bench, budget, scope, history, name, quiet=manners.quiet)
         records = f", and {name}/… in the history" if history is not None else NO_HISTORY
-    following = "" if quiet or tuned.winner is None else shlex.join(tuned.command)
-    print_answer(
-        tune_page(tuned, records, following), tune_json(tuned), as_json=as_json, color=color
-    )
+    following = "" if manners.quiet or tuned.winner is None else shlex.join(tuned.command)
+    print_answer(tune_page(tuned, records, following), tune_json(tuned), manners)
 
 
 def _tune(  # noqa: PLR0913 (what the flags came to)
@@ -196,17 +149,6 @@ def heading_of(bench: Bench) -> Heading:
         steps=bench.steps,
         wait=bench.wait,
     )
-
-
-def read_schedules(text: str | None) -> frozenset[str]:
-    """Read `1f1b,gpipe`."""
-    names = frozenset(SCHEDULES) if text is None else frozenset(text.split(","))
-    wrong = sorted(names - set(SCHEDULES))
-    if wrong:
-        raise UsageError(
-            f"no schedule is called {wrong[0]!r}", hint=f"some of {', '.join(SCHEDULES)}"
-        )
-    return names
 
 
 @contextmanager

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from debubble.cli.planning import Tokens, parse_layers
+import click
+
+from debubble.cli.flags import gathered
+from debubble.cli.planning import parse_layers
 from debubble.cli.simulate_by_hand import MOST_PASSES
+from debubble.cli.tokens import Tokens, token_options
 from debubble.errors import UsageError
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
@@ -36,6 +40,35 @@ class Said:
     layers: str | None
     schedule_measured: str | None
     memory_limit: str | None
+
+
+what_if_options = gathered(
+    "said",
+    Said,
+    click.option("--microbatches", type=int, metavar="M", help="Microbatches in a step."),
+    click.option(
+        "--schedule", metavar="NAME|FILE", help="The schedule, or an order of your own as CSV."
+    ),
+    click.option("--chunks", type=click.IntRange(min=1), metavar="N", help="Stages a rank."),
+    click.option(
+        "--hold",
+        type=click.Choice(["microbatch", "batch"]),
+        help="What keeps its size when --microbatches changes.  [default: microbatch]",
+    ),
+    click.option("--split", metavar="N,N,...", help="Layers of each stage."),
+    click.option("--overlap", type=click.Choice(["on", "off"]), help="Transfers beside compute."),
+    click.option(
+        "--hop",
+        "hops",
+        multiple=True,
+        metavar="A:B=RATE",
+        help="From rank A to B, such as 2:3=5GB/s.",
+    ),
+    token_options("Tokens a microbatch, or times as many: 2x."),
+    click.option("--layers", metavar="N,N,...", help="Layers of each stage as it is, if not told."),
+    click.option("--schedule-measured", metavar="NAME", help="The schedule that ran, if not told."),
+    click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB."),
+)
 
 
 def what_to_ask(baseline: Baseline, timeline: Timeline, said: Said) -> Idea:
