@@ -12,7 +12,7 @@ from debubble.errors import Code, DebubbleError
 from debubble.fleet.question import Question
 from debubble.fleet.survey import Means, NoPipelineIn, inspect_run, survey_run
 from debubble.ledger.hop_health import account_for
-from debubble.report.find import find_json
+from debubble.report.find_json import find_json
 from debubble.report.inspect import inspect_json
 from debubble.timeline.job import ask_job
 from debubble.trace.digest import read_digest

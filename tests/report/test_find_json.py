@@ -10,7 +10,7 @@ from console import REPOSITORY
 from making import H200
 
 from debubble.ledger.ledger import build_ledger
-from debubble.report.find import find_json
+from debubble.report.find_json import find_json
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.job import JobFacts

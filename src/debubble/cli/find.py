@@ -13,12 +13,8 @@ from debubble.errors import UsageError
 from debubble.fleet.question import Question
 from debubble.fleet.survey import NoPipelineIn, Survey
 from debubble.ledger.hop_health import account_for
-from debubble.report.find import (
-    find_json,
-    find_page,
-    no_pipeline_json,
-    no_pipeline_page,
-)
+from debubble.report.find import find_page, no_pipeline_page
+from debubble.report.find_json import find_json, no_pipeline_json
 from debubble.schedules import Statement, state_schedule
 from debubble.timeline.job import ask_job
 from debubble.units import parse_share

@@ -1,39 +1,30 @@
-"""Measured pipelines in → what `debubble find` prints out, as text or JSON."""
+"""Measured pipelines in → what `debubble find` says to people."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from debubble.errors import Code, Gap, NoPipeline, as_gap
-from debubble.ledger.hop_health import expected_rate
 from debubble.ledger.ledger import Ledger
-from debubble.ledger.repair import times_expected
 from debubble.report.find_tables import (
-    count_layers,
     hop_table,
-    layers_of,
     pipeline_table,
     stage_table,
 )
 from debubble.report.fold import FEW, show_members, show_range
-from debubble.report.inspect import gap_json, rank_table
-from debubble.report.job import job_json, job_note
-from debubble.report.ledger import ledger_findings, ledger_json, ledger_tables
-from debubble.report.replicas import replica_findings, replica_tables, replicas_json
-from debubble.report.stream import stream_answer, stream_json, stream_latency
+from debubble.report.inspect import rank_table
+from debubble.report.job import job_note
+from debubble.report.ledger import ledger_findings, ledger_tables
+from debubble.report.replicas import replica_findings, replica_tables
+from debubble.report.stream import stream_answer, stream_latency
 from debubble.report.text import Page
 from debubble.report.theory import theory_of, theory_of_schedule
-from debubble.report.unknown import reasons_for_null
-from debubble.timeline.figures import PipelineFigures, RankShares
-from debubble.timeline.hops import HopFigures
+from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts
-from debubble.timeline.model import PassKind, RankTimeline, Timeline
 from debubble.timeline.replicas import DRAGS, ReplicaFigures, shown_of
 from debubble.trace.run import Run
-from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
+from debubble.units import counted, show_bytes, show_duration, show_share
 
-SCHEMA = "debubble.find/1"
 # More than half of the waiting time in waits unlike the others of their rank.
 _JAGGED = 0.5
 
@@ -49,9 +40,9 @@ def find_page(  # noqa: PLR0913 (what is known of a run, one argument each)
 ) -> Page:
     """Lay out the answer: the bubble against theory, why and whose it is, then stages and hops."""
     worst = shown_of(figures, replicas)
-    page = Page(answer=answer(worst, len(figures), drags=_drags(replicas)))
+    page = Page(answer=answer(worst, len(figures), drags=drags_others(replicas)))
     page.findings = ledger_findings(ledger, worst.outside_ns) if ledger else []
-    place = 0 if _drags(replicas) else len(page.findings)
+    place = 0 if drags_others(replicas) else len(page.findings)
     page.findings[place:place] = replica_findings(replicas)
     page.notes += [
         _about(worst),
@@ -83,29 +74,12 @@ def no_pipeline_page(run: Run, why: NoPipeline, next_command: str) -> Page:
     return page
 
 
-def no_pipeline_json(run: Run, why: NoPipeline) -> dict[str, Any]:
-    """Return the same as data: no numbers of a pipeline, each rank's own share."""
-    gaps = [*run.gaps, as_gap(why, code=Code.NO_PIPELINE)]
-    return {
-        "schema": SCHEMA,
-        "run": {"kind": None, "pipelines": [], "missing_ranks": list(run.missing_ranks)},
-        "numbers": None,
-        "utilisation": {
-            "ranks": [
-                {"rank": rank.rank, "busy_fraction": rank.busy_fraction}
-                for rank in run.summarised()
-            ]
-        },
-        "verdict": why.message,
-        "warnings": [gap_json(gap) for gap in gaps],
-    }
-
-
 def _those(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {show_members(ranks)}"
 
 
-def _drags(replicas: ReplicaFigures | None) -> bool:
+def drags_others(replicas: ReplicaFigures | None) -> bool:
+    """Tell whether the pipeline to look into is the one that drags the others."""
     return replicas is not None and replicas.verdict == DRAGS
 
 
@@ -157,75 +131,6 @@ def _why_not(one: PipelineFigures) -> str:
     return one.gaps[-1].message if one.gaps else "no such step on all ranks"
 
 
-def find_json(  # noqa: PLR0913 (what is known of a run, one argument each)
-    run: Run,
-    timeline: Timeline,
-    figures: Sequence[PipelineFigures],
-    ledger: Ledger | None,
-    gaps: Sequence[Gap],
-    *,
-    job: JobFacts,
-    replicas: ReplicaFigures | None = None,
-) -> dict[str, Any]:
-    """Return the answer as data: the pipeline to look into in full, the others as one line each."""
-    worst = shown_of(figures, replicas)
-    return {
-        "schema": SCHEMA,
-        "run": {
-            "kind": worst.kind,
-            "pipelines": [[rank.rank for rank in one.ranks] for one in figures],
-            "ranks": len(worst.ranks),
-            "stages": len({stage for rank in worst.ranks for stage in rank.stages}),
-            "chunks": max(len(rank.stages) for rank in worst.ranks),
-            "microbatches": worst.microbatches,
-            "schedule": worst.schedule,
-            "stated": _stated_json(worst),
-            "steps": [window.step for window in worst.windows],
-            "devices": sorted({d.name for trace in run.ranks for d in trace.header.devices}),
-            "clock_uncertainty_s": timeline.clock_uncertainty_ns / NS_PER_S
-            if worst.one_run
-            else None,
-            "missing_ranks": list(run.missing_ranks),
-            "partial": bool(worst.absent) or worst.cut,
-            "one_run": worst.one_run,
-            "steps_inferred": timeline.inferred and bool(worst.windows),
-            "steps_left_out": [{"step": one.step, "why": one.why} for one in worst.left_out],
-        },
-        "numbers": {
-            "bubble_fraction": worst.bubble_fraction,
-            "batch_latency_s": _seconds(worst.batch_latency_ns),
-            "step_time_s": _seconds(worst.step_time_ns),
-            "peak_memory_bytes": [rank.peak_memory_bytes for rank in worst.ranks],
-            "microbatches_per_s": _rate(worst),
-            "tokens_per_s": _tokens_per_s(worst, job),
-            "unprofiled_batch_latency_s": _seconds(job.without_profiler_ns(worst.batch_latency_ns)),
-        },
-        "job": job_json(job),
-        "theory": {
-            "bubble_fraction": theory_of(worst),
-            "schedule_bubble_fraction": theory_of_schedule(worst),
-        },
-        "longest_stage_bubble": worst.longest_stage_bubble,
-        "bubble_over_ideal": worst.bubble_over_ideal,
-        "utilisation": {
-            "apparent_fraction": worst.apparent_fraction,
-            "useful_fraction": worst.useful_fraction,
-            "ranks": [_shares_json(shares) for shares in worst.shares],
-        },
-        "outside": {what: _seconds(length) for what, length in worst.outside_ns.items()},
-        "stream": stream_json(worst),
-        "shape": _shape_json(worst),
-        **ledger_json(ledger, worst.outside_ns),
-        "stages": _stages_json(worst, job),
-        "memory": [_memory_json(rank) for rank in worst.ranks],
-        "hops": [_hop_json(hop, ledger) for hop in worst.hops],
-        "replicas": replicas_json(replicas),
-        "unknown": reasons_for_null(worst, job),
-        "verdict": answer(worst, len(figures), drags=_drags(replicas)),
-        "warnings": [gap_json(gap) for gap in gaps],
-    }
-
-
 def _about(one: PipelineFigures) -> str:
     parts = [
         f"ranks {show_members([rank.rank for rank in one.ranks])}",
@@ -257,36 +162,6 @@ def _schedule_of(one: PipelineFigures) -> str:
     return f"{found} ({one.stated.name} was stated)"
 
 
-def _stated_json(one: PipelineFigures) -> dict[str, Any] | None:
-    if one.stated is None:
-        return None
-    off = one.stated.deviation
-    return {
-        "schedule": one.stated.name,
-        "chunks": one.stated.chunks,
-        "agrees": one.stated.agrees,
-        "deviation": off
-        and {
-            "rank": off.rank,
-            "step": off.step,
-            "place": off.place,
-            "found": off.found,
-            "expected": off.expected,
-        },
-    }
-
-
-def _shape_json(one: PipelineFigures) -> dict[str, Any] | None:
-    if one.shape is None:
-        return None
-    return {
-        "jagged_fraction": one.shape.jagged_fraction,
-        "where": one.shape.where,
-        "median_wait_s": one.shape.median_wait_ns / NS_PER_S,
-        "waits": one.shape.waits,
-    }
-
-
 def _shape_of(one: PipelineFigures) -> str:
     if one.shape is None:
         return "no waits between passes" if one.windows else ""
@@ -303,95 +178,6 @@ def _outside_of(one: PipelineFigures) -> str:
         for what, length in one.outside_ns.items()
     ]
     return f"between two steps: {', '.join(parts)}" if parts else ""
-
-
-def _tokens_per_s(one: PipelineFigures, job: JobFacts) -> float | None:
-    """Return tokens a second of steps without the profiler, where the job told their number."""
-    if job.tokens is None or job.unprofiled_step_s is None or one.stream is not None:
-        return None
-    return job.tokens / job.unprofiled_step_s
-
-
-def _stages_json(one: PipelineFigures, job: JobFacts) -> list[dict[str, Any]]:
-    stages: dict[int, dict[str, Any]] = {}
-    for row in one.stages:
-        layers = layers_of(one, row.stage)
-        stage = stages.setdefault(
-            row.stage,
-            {
-                "stage": row.stage,
-                "rank": row.rank,
-                "layers": count_layers(one, job, row.stage),
-                "layer_s": layers.layer_ns / NS_PER_S if layers else None,
-                "passes": {},
-            },
-        )
-        stage["passes"][PassKind(row.kind).name] = {
-            "median_s": row.median_ns / NS_PER_S,
-            "mad_s": row.mad_ns / NS_PER_S,
-            "n": row.count,
-        }
-    return list(stages.values())
-
-
-def _shares_json(shares: RankShares) -> dict[str, Any]:
-    return {
-        "rank": shares.rank,
-        "apparent_fraction": shares.apparent_fraction,
-        "useful_fraction": shares.useful_fraction,
-        "bubble_fraction": shares.bubble_fraction,
-        "busy_fraction": shares.busy_fraction,
-    }
-
-
-def _memory_json(rank: RankTimeline) -> dict[str, Any]:
-    fields = (
-        "static_bytes",
-        "per_microbatch_bytes",
-        "transient_bytes",
-        "peak_bytes",
-        "peak_reserved_bytes",
-        "most_in_flight",
-        "limit_bytes",
-        "job_peak_bytes",
-        "free_bytes",
-        "other_bytes",
-    )
-    return {"rank": rank.rank} | {name: getattr(rank.memory, name, None) for name in fields}
-
-
-def _hop_json(hop: HopFigures, ledger: Ledger | None) -> dict[str, Any]:
-    alone = len(hop.stages) == 1
-    times = times_expected(ledger, (hop.source, hop.destination)) if ledger else None
-    return {
-        "from_rank": hop.source,
-        "to_rank": hop.destination,
-        "from_stage": hop.stages[0][0] if alone else None,
-        "to_stage": hop.stages[0][1] if alone else None,
-        "stages": [list(pair) for pair in hop.stages],
-        "bytes": hop.message_bytes if hop.message_bytes >= 0 else None,
-        "wire_s": {
-            "median": _seconds(hop.wire_ns),
-            "p95": _seconds(hop.wire_p95_ns),
-            "n": hop.wires,
-        },
-        "wait_s": {"median": _seconds(hop.wait_ns), "p95": _seconds(hop.wait_p95_ns)},
-        "n": hop.count,
-        "buffered_fraction": hop.buffered_fraction,
-        "bytes_per_s": hop.bytes_per_s,
-        "expected_bytes_per_s": expected_rate(hop.bytes_per_s, times),
-    }
-
-
-def _rate(one: PipelineFigures) -> float | None:
-    if one.stream is not None:
-        return one.stream.batches_per_s
-    step = one.step_time_ns or one.batch_latency_ns
-    return one.microbatches * NS_PER_S / step if one.microbatches and step else None
-
-
-def _seconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / NS_PER_S
 
 
 def _percent(fraction: float) -> str:

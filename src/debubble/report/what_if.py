@@ -204,46 +204,13 @@ def _assumptions(report: Reported) -> list[str]:
 
 def what_if_json(report: Reported) -> dict[str, Any]:
     """Return the same as data."""
-    asked, option, one = report.asked, report.asked.option, report.measured
-    source, order = asked.baseline.source, asked.order
-    step = None if one.step_time_ns is None else option.window_ns + source.outside_ns
+    asked, option = report.asked, report.asked.option
     return {
         "schema": SCHEMA,
-        "given": {
-            "schedule": asked.change.schedule or asked.baseline.schedule,
-            "ranks": len(order),
-            "stages": asked.stages,
-            "chunks": max(len({action.stage for action in actions}) for actions in order),
-            "microbatches": asked.microbatches,
-            "communication": str(asked.communication),
-            "unit": "s",
-            "passes": {
-                kind: (lengths / NS_PER_S).tolist()
-                for kind, lengths in asked.pass_lengths_ns().items()
-            },
-            "transfer": None,
-            "split": list(asked.split) if asked.split else None,
-            "tokens": None if report.tokens is None else report.tokens * report.scale,
-            "change": _change(report),
-        },
-        "numbers": {
-            "bubble_fraction": option.bubble_fraction,
-            "batch_latency_s": option.window_ns / NS_PER_S,
-            "batch_latency_units": None,
-            "step_time_s": None if step is None else step / NS_PER_S,
-            "peak_memory_bytes": _rounded(_peaks(asked)),
-            "microbatches_per_s": option.microbatches_per_s,
-            "tokens_per_s": _tokens(report, option.microbatches_per_s),
-        },
+        "given": _given_json(report),
+        "numbers": _numbers_json(report),
         "interval": {"batch_latency_s": [option.low_ns / NS_PER_S, option.high_ns / NS_PER_S]},
-        "measured": {
-            "bubble_fraction": one.bubble_fraction,
-            "batch_latency_s": asked.baseline.window_ns / NS_PER_S,
-            "step_time_s": None if one.step_time_ns is None else one.step_time_ns / NS_PER_S,
-            "peak_memory_bytes": [rank.peak_memory_bytes for rank in one.ranks],
-            "microbatches_per_s": _per_s(report),
-            "tokens_per_s": _tokens(report, _per_s(report)),
-        },
+        "measured": _measured_json(report),
         "latency_gain_fraction": option.latency_gain,
         "throughput_gain_fraction": option.throughput_gain,
         "fits_memory": option.fits_memory,
@@ -258,12 +225,61 @@ def what_if_json(report: Reported) -> dict[str, Any]:
         "bubble_over_ideal": asked.bubble_over_ideal(),
         "ranks": [
             {"rank": rank.rank, "bubble_fraction": bubble}
-            for rank, bubble in zip(one.ranks, asked.rank_bubbles(), strict=True)
+            for rank, bubble in zip(report.measured.ranks, asked.rank_bubbles(), strict=True)
         ],
         "correction_fraction": asked.correction - 1,
         "assumptions": _assumptions(report),
         "verdict": _answer(report),
         "warnings": [gap_json(gap) for gap in report.gaps],
+    }
+
+
+def _given_json(report: Reported) -> dict[str, Any]:
+    """Return what was simulated."""
+    asked, order = report.asked, report.asked.order
+    return {
+        "schedule": asked.change.schedule or asked.baseline.schedule,
+        "ranks": len(order),
+        "stages": asked.stages,
+        "chunks": max(len({action.stage for action in actions}) for actions in order),
+        "microbatches": asked.microbatches,
+        "communication": str(asked.communication),
+        "unit": "s",
+        "passes": {
+            kind: (lengths / NS_PER_S).tolist() for kind, lengths in asked.pass_lengths_ns().items()
+        },
+        "transfer": None,
+        "split": list(asked.split) if asked.split else None,
+        "tokens": None if report.tokens is None else report.tokens * report.scale,
+        "change": _change(report),
+    }
+
+
+def _numbers_json(report: Reported) -> dict[str, Any]:
+    """Return what came out."""
+    asked, option = report.asked, report.asked.option
+    step_ns = option.window_ns + asked.baseline.source.outside_ns
+    return {
+        "bubble_fraction": option.bubble_fraction,
+        "batch_latency_s": option.window_ns / NS_PER_S,
+        "batch_latency_units": None,
+        "step_time_s": None if report.measured.step_time_ns is None else step_ns / NS_PER_S,
+        "peak_memory_bytes": _rounded(_peaks(asked)),
+        "microbatches_per_s": option.microbatches_per_s,
+        "tokens_per_s": _tokens(report, option.microbatches_per_s),
+    }
+
+
+def _measured_json(report: Reported) -> dict[str, Any]:
+    """Return what it is held against."""
+    one = report.measured
+    return {
+        "bubble_fraction": one.bubble_fraction,
+        "batch_latency_s": report.asked.baseline.window_ns / NS_PER_S,
+        "step_time_s": None if one.step_time_ns is None else one.step_time_ns / NS_PER_S,
+        "peak_memory_bytes": [rank.peak_memory_bytes for rank in one.ranks],
+        "microbatches_per_s": _per_s(report),
+        "tokens_per_s": _tokens(report, _per_s(report)),
     }
 
 
