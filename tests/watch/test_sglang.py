@@ -6,8 +6,8 @@ import json
 import shutil
 import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from serving import serving
 from watching import RECORDED, Watching
 
 STEPS = 6
@@ -44,6 +44,14 @@ class Engine:
             )
         return True
 
+    def order(self, path, body):
+        if path == "/start_profile":
+            self.start(json.loads(body))
+            return 200, "Start profiling.\n"
+        if self.stop():
+            return 200, "Stop profiling.\n"
+        return 500, "Profiling is not in progress. Call /start_profile first."
+
     def page(self):
         name, labels = "sglang:prompt_tokens_histogram_bucket", 'model_name="m"'
         bounds = (("300.0", 0), ("500.0", self.served), ("+Inf", self.served))
@@ -53,40 +61,10 @@ class Engine:
 
 
 @contextmanager
-def serving():
+def sglang():
     engine = Engine()
-
-    class Routes(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.answer(200, engine.page())
-
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if self.path == "/start_profile":
-                engine.start(json.loads(body))
-                self.answer(200, "Start profiling.\n")
-            elif engine.stop():
-                self.answer(200, "Stop profiling.\n")
-            else:
-                self.answer(500, "Profiling is not in progress. Call /start_profile first.")
-
-        def answer(self, code, text):
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield engine, f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(engine.page, engine.order) as url:
+        yield engine, url
 
 
 def configure(folder, url):
@@ -103,7 +81,7 @@ def configure(folder, url):
 
 def test_sglang_is_told_its_steps_and_its_prompts_say_the_context_length(tmp_path):
     """Four ranks tell the same queue of three: that is no pressure, though twelve would be."""
-    with serving() as (engine, url), Watching(configure(tmp_path, url)) as watch:
+    with sglang() as (engine, url), Watching(configure(tmp_path, url)) as watch:
         watch.wait_for("analysed")
         shown = watch.ask_until("/api/pipelines", lambda data: data["pipelines"][0]["latest"])
         latest = shown["pipelines"][0]["latest"]
@@ -116,7 +94,7 @@ def test_sglang_is_told_its_steps_and_its_prompts_say_the_context_length(tmp_pat
 
 
 def test_a_stop_does_not_wait_for_steps_that_never_come(tmp_path):
-    with serving() as (engine, url):
+    with sglang() as (engine, url):
         engine.has_requests = False
         with Watching(configure(tmp_path, url)) as watch:
             watch.wait_for("capturing")

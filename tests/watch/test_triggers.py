@@ -6,9 +6,9 @@ import shutil
 import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from serving import serving
 from watching import PATIENCE_S, RECORDED, Watching
 
 
@@ -23,6 +23,13 @@ class Engine:
         self.folder = folder
         self.waiting = 0.0
         self.captures = 0
+
+    def page(self):
+        return f"vllm:num_requests_waiting {self.waiting}\n"
+
+    def order(self, path, _body):
+        self.start() if path == "/start_profile" else self.stop()
+        return 200, ""
 
     def start(self):
         with Engine.lock:
@@ -48,33 +55,8 @@ def _nothing_profiles_yet():
 def engine(folder):
     folder.mkdir()
     one = Engine(folder)
-
-    class Routes(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.answer(f"vllm:num_requests_waiting {one.waiting}\n")
-
-        def do_POST(self):
-            one.start() if self.path == "/start_profile" else one.stop()
-            self.answer("")
-
-        def answer(self, text):
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Routes)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    one.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with serving(one.page, one.order) as one.url:
         yield one
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def source(one, *, every="300ms", seconds="200ms", more=""):

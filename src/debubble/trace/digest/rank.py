@@ -71,12 +71,7 @@ def pack_digest(
     parts: int = 1,
 ) -> bytes:
     """Return a rank's digest; `stamp` says of which recording, `part` which of a file's ranks."""
-    layouts, columns = pack_tables(
-        {
-            name: {column: getattr(getattr(trace, name), column) for column in wanted}
-            for name, wanted in _WANTED.items()
-        }
-    )
+    layouts, columns = pack_tables({name: getattr(trace, name) for name in _TABLES}, _WANTED)
     description = _Description(
         format=trace.format,
         header=trace.header,

@@ -37,8 +37,7 @@ class _Description(msgspec.Struct, frozen=True, kw_only=True):
 
 def pack_table(table: OpTable, *, stamp: Stamp | None = None) -> bytes:
     """Return the digest of a table; `stamp` says of which file."""
-    columns = {column: getattr(table, column) for column in _WANTED["operations"]}
-    layouts, data = pack_tables({"operations": columns})
+    layouts, columns = pack_tables({"operations": table}, _WANTED)
     description = _Description(
         format=table.format,
         names=table.names,
@@ -47,7 +46,7 @@ def pack_table(table: OpTable, *, stamp: Stamp | None = None) -> bytes:
         gaps=table.gaps,
         tables=layouts,
     )
-    return pack(Head(file=table.file, stamp=stamp, table=True), as_json(description), data)
+    return pack(Head(file=table.file, stamp=stamp, table=True), as_json(description), columns)
 
 
 def read_table(file: str, limits: Limits = DEFAULT_LIMITS) -> OpTable:

@@ -14,6 +14,8 @@ from debubble.trace.digest.archive import Content, damaged
 from debubble.trace.digest.planes import Plane, pack_column, unpack_column
 
 Columns = dict[str, NDArray[Any]]
+# By table and column, the type of its values.
+Wanted = Mapping[str, Mapping[str, type[np.integer[Any]]]]
 _Kind = TypeVar("_Kind")
 _WIDEST = 8
 
@@ -25,22 +27,24 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     columns: dict[str, Plane]
 
 
-def pack_tables(tables: Mapping[str, Columns]) -> tuple[dict[str, Layout], bytes]:
-    """Return where everything lies, and the bytes."""
+def pack_tables(tables: Mapping[str, object], wanted: Wanted) -> tuple[dict[str, Layout], bytes]:
+    """Return where the wanted columns of everything lie, and the bytes."""
     layouts, parts = {}, []
-    for name, columns in tables.items():
-        planes = {}
-        for column, values in columns.items():
+    for name, columns in wanted.items():
+        planes, rows = {}, 0
+        for column in columns:
+            values = getattr(tables[name], column)
             planes[column], data = pack_column(values)
+            rows = len(values)
             parts.append(data)
-        layouts[name] = Layout(rows=len(next(iter(columns.values()))), columns=planes)
+        layouts[name] = Layout(rows=rows, columns=planes)
     return layouts, b"".join(parts)
 
 
 def unpack_tables(
     layouts: Mapping[str, Layout],
     data: memoryview,
-    wanted: Mapping[str, Mapping[str, type[np.integer[Any]]]],
+    wanted: Wanted,
     file: str,
 ) -> dict[str, Columns]:
     """Return the wanted columns in their types; what a digest lacks is left out, and so not known.
