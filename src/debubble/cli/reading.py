@@ -117,7 +117,10 @@ def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--capture", metavar="NAME", help="Which capture, where there are several."),
         click.option(
-            "--rank", type=click.IntRange(min=0), metavar="N", help="The rank of a single file without one."
+            "--rank",
+            type=click.IntRange(min=0),
+            metavar="N",
+            help="The rank of a single file without one.",
         ),
         click.option(
             "--max-inflated",
