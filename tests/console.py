@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import select
 import shlex
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _SETTINGS = {"NO_COLOR": "1", "COLUMNS": "120", "PYTHONIOENCODING": "utf-8"}
+# Far more than any of them takes on a busy machine.
+_PATIENCE_S = 180
 # In expected output this stands for anything on its line; alone on a line, for any lines.
 WILDCARD = "…"
 
@@ -30,16 +37,52 @@ def type_command(command: str, folder: Path) -> Answer:
         (folder / "tests").symlink_to(REPOSITORY / "tests")
     program, *words = shlex.split(command)
     assert program == "debubble", command
-    done = subprocess.run(
-        [sys.executable, "-m", "debubble", *words],
-        cwd=folder,
-        env=os.environ | _SETTINGS,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-        timeout=120,
-    )
-    return Answer(text=done.stdout + done.stderr, code=done.returncode)
+    with TemporaryDirectory() as kept:
+        order = {
+            "words": words,
+            "folder": str(folder),
+            "environment": os.environ | _SETTINGS,
+            "out": f"{kept}/out",
+            "err": f"{kept}/err",
+        }
+        code = _host().run(order)
+        printed = [Path(order[name]).read_text("utf-8") for name in ("out", "err")]
+    return Answer(text="".join(printed), code=code)
+
+
+class _Host:
+    """The process that commands are forked from; it ends when its stdin does."""
+
+    def __init__(self) -> None:
+        # One thread, of its libraries too, so that its forks find no lock held.
+        settings = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("console_host.py"))],
+            env=os.environ | _SETTINGS | settings,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, order: dict[str, object]) -> int:
+        """Run one command; kill it where it does not end."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(f"{json.dumps(order)}\n")
+        stdin.flush()
+        child = int(stdout.readline())
+        if not select.select([stdout], [], [], _PATIENCE_S)[0]:
+            os.killpg(child, signal.SIGKILL)
+            stdout.readline()
+            words, err = order["words"], Path(str(order["err"])).read_text("utf-8")
+            raise TimeoutError(f"{words} did not end within {_PATIENCE_S} s; it said: {err}")
+        return int(stdout.readline())
+
+
+@cache
+def _host() -> _Host:
+    return _Host()
 
 
 def matches(expected: str, printed: str) -> bool:

@@ -69,13 +69,14 @@ def runs(tmp_path_factory, request):
     """Run everything once; return a function from a run's name to its ranks' traces."""
     root = tmp_path_factory.mktemp("gloo")
     quick = {name: hasty(WORKLOADS[name]) for name in LOOKED_AT}
-    run_several(WORKLOADS if measured_in(request.session) else quick, root)
+    measured = measured_in(request.session)
+    run_several(WORKLOADS if measured else quick, root)
 
     @cache
     def read(name):
         return read_run(find_run([str(root / name)])).ranks
 
-    read.root = root
+    read.root, read.measured = root, measured
     return read
 
 
@@ -120,7 +121,8 @@ def test_real_pipelines_measure_the_same_without_their_marks(runs, name):
     figures = measure_pipeline(build_timeline([without_marks(one) for one in runs(name)]), 0)
     assert (figures.schedule, figures.microbatches) == (name, 4)
     assert len(figures.windows) == len(marked.windows)
-    assert figures.bubble_fraction == pytest.approx(marked.bubble_fraction, abs=0.001)
+    slack = 0.001 if runs.measured else 0.02
+    assert figures.bubble_fraction == pytest.approx(marked.bubble_fraction, abs=slack)
     assert [gap.code for gap in figures.gaps] == ["steps_inferred"]
 
 

@@ -35,7 +35,7 @@ class Reader:
 
     def read(self, places: Sequence[str], *, quiet: bool) -> Run:
         """Read one capture for what it holds, with progress."""
-        found = find_run(places, capture=self.capture, limits=self.limits)
+        found = self._find(places)
         with ending_cleanly(), progress("reading", quiet=quiet) as show:
             return inspect_run(found, self._means(places, found, show))
 
@@ -43,9 +43,19 @@ class Reader:
         self, places: Sequence[str], question: Question | None = None, *, quiet: bool
     ) -> Survey:
         """Read one capture and measure what is asked about, with progress."""
-        found = find_run(places, capture=self.capture, limits=self.limits)
+        found = self._find(places)
         with ending_cleanly(), progress("reading", quiet=quiet) as show:
             return survey_run(found, question, self._means(places, found, show))
+
+    def _find(self, places: Sequence[str]) -> Found:
+        found = find_run(places, capture=self.capture, limits=self.limits)
+        files = len(found.capture.files)
+        if self.rank is not None and files > 1:
+            raise UsageError(
+                f"--rank is for a single file, and there are {files}",
+                hint="leave it out: names and contents tell the ranks of several",
+            )
+        return found
 
     def _means(self, places: Sequence[str], found: Found, show: Progress) -> Means:
         return Means(
@@ -127,6 +137,11 @@ trace_options = gathered(
         show_default=True,
         help="Largest size that one file may inflate to.",
     ),
-    click.option("--rank", type=int, metavar="N", help="The rank of a single file without one."),
+    click.option(
+        "--rank",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="The rank of a single file without one.",
+    ),
     click.option("--capture", metavar="NAME", help="Which capture, where there are several."),
 )
