@@ -11,10 +11,15 @@ import atexit
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
+from contextlib import suppress
 
 from debubble.cli import VERBS, main
+
+# Far more than any command takes on a busy machine; one that hangs is ended by SIGALRM.
+PATIENCE_S = 180
 
 
 def run(words, folder, environment, out, err):
@@ -49,14 +54,13 @@ def serve():
         child = os.fork()
         if not child:
             os.setsid()
+            signal.alarm(PATIENCE_S)
             run(**order)
-        tell(child)
-        tell(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-
-def tell(number):
-    sys.stdout.write(f"{number}\n")
-    sys.stdout.flush()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        sys.stdout.write(f"{code}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
