@@ -27,6 +27,9 @@ _RANK_COLUMNS = 8
 _FOLDED_COLUMNS = 5
 _CULPRITS_IN_JSON = 8
 
+WITHOUT_TRACE = (
+    "waits for ranks without a trace cannot be told from gaps inside passes: they are unexplained"
+)
 _REMEDIES = {
     Cause.IMBALANCE: "equal stages",
     Cause.JITTER: "passes that take as long as they mostly do",
@@ -54,6 +57,8 @@ def ledger_findings(ledger: Ledger, outside_ns: dict[str, int]) -> list[str]:
     found = find_bottleneck(ledger, outside_ns)
     named = [f"{say_named(ledger, one)}." for one in name_causes(ledger)]
     sentences = [*([f"{say_bottleneck(found)}."] if found else []), *named]
+    if ledger.absent:
+        sentences.append(f"{WITHOUT_TRACE}.")
     return [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
 
 
