@@ -62,6 +62,18 @@ def test_waits_for_ranks_without_a_trace_are_no_bottleneck(tmp_path, ranks):
     assert "without a trace" in data["unknown"]["bottleneck"]
 
 
+def test_a_file_that_ends_before_its_kernels_makes_its_rank_missing(tmp_path):
+    rewritten(tmp_path, "fwd_closed_m4", keep="013")
+    whole = (H200 / "fwd_closed_m4" / "rank2.json.gz").read_bytes()
+    (tmp_path / "rank2.json.gz").write_bytes(whole[: len(whole) * 2 // 5])
+    answer = type_command("debubble find .", tmp_path)
+    assert answer.text.startswith("In part, with no trace of rank 2: the other ranks wait 56 %")
+    assert "rank2.json.gz: truncated gzip data" in answer.text
+    data, codes = codes_of(tmp_path)
+    assert codes == ["truncated", "missing_ranks"]
+    assert data["run"]["missing_ranks"] == [2]
+
+
 def test_theory_is_not_claimed_when_the_pipeline_may_go_on_beyond_the_traces(tmp_path):
     files = [f"tests/data/h200/1f1b_p3_m7/rank{rank}.json.gz" for rank in (0, 1)]
     answer = type_command(f"debubble find {' '.join(files)} --json", tmp_path)
