@@ -45,6 +45,22 @@ def test_programs_are_told_too(tmp_path):
     assert "several_runs" in [gap["code"] for gap in data["warnings"]]
 
 
+@pytest.mark.parametrize("name", ["out.json", "rank7.json.gz"])
+def test_a_picture_beside_the_traces_is_left_alone(tmp_path, name):
+    shutil.copytree(H200 / "1f1b_p2_m4", tmp_path / "run")
+    before = type_command("debubble find run --strict", tmp_path)
+    assert type_command(f"debubble find run --perfetto run/{name} -q", tmp_path).code == 0
+    assert type_command("debubble find run --strict", tmp_path) == before
+    files = f"run/rank0.json.gz run/rank1.json.gz run/{name}"
+    assert type_command(f"debubble find {files} --strict", tmp_path).code == 0
+    assert (
+        f"run/{name}"
+        in json.loads(type_command("debubble inspect run --json", tmp_path).text)["left_alone"]
+    )
+    alone = type_command(f"debubble find run/{name}", tmp_path)
+    assert (alone.code, "is a picture that `--perfetto` wrote" in alone.text) == (2, True)
+
+
 def test_parts_of_one_run_in_several_places_are_no_several_runs(tmp_path):
     for rank in range(3):
         folder = tmp_path / f"node{rank // 2}"

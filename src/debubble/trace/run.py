@@ -115,9 +115,11 @@ def _recognise_some(
                 gaps.append(unreadable(known))
         elif known.is_trace:
             traces.append(known)
+        elif known.format is Format.PICTURE and len(files) > 1:
+            left_alone.append(file)
         elif known.why_not and (named or _is_garbage_trace(known)):
             gaps.append(unreadable(known.why_not))
-        elif known.format is Format.OTHER_JSON:
+        elif known.format in {Format.PICTURE, Format.OTHER_JSON}:
             left_alone.append(file)
     return traces, left_alone, gaps
 
