@@ -61,7 +61,7 @@ class _Host:
             env=os.environ | _SETTINGS | settings,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
+            bufsize=0,  # a line that waits in a buffer is none that select sees
         )
 
     def run(self, order: dict[str, object]) -> int:
@@ -69,8 +69,7 @@ class _Host:
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None
         assert stdout is not None
-        stdin.write(f"{json.dumps(order)}\n")
-        stdin.flush()
+        stdin.write(f"{json.dumps(order)}\n".encode())
         child = int(stdout.readline())
         if not select.select([stdout], [], [], _PATIENCE_S)[0]:
             os.killpg(child, signal.SIGKILL)
