@@ -151,6 +151,7 @@ class Code(StrEnum):
     RING_NAMES_NO_HOP = "ring_names_no_hop"
     SCHEDULE_DIFFERS = "schedule_differs"
     SCHEDULE_UNCHECKED = "schedule_unchecked"
+    SEVERAL_RUNS = "several_runs"
     SIDECAR_DIFFERS = "sidecar_differs"
     STAGES_UNKNOWN = "stages_unknown"
     STEPS_INFERRED = "steps_inferred"

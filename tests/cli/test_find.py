@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 
+import pytest
 from console import type_command
 from making import H200, document, kernel, operator, send, write
 
@@ -48,6 +49,29 @@ def test_a_stage_without_a_trace_makes_the_answer_partial(tmp_path):
     )
     assert "theory for 4 ranks" in answer.text
     assert "warning: no trace of rank 2" in answer.text
+
+
+@pytest.mark.parametrize("ranks", [(0,), (3,), (0, 1, 3)])
+def test_waits_for_ranks_without_a_trace_are_no_bottleneck(tmp_path, ranks):
+    files = " ".join(f"tests/data/h200/fwd_closed_m4/rank{rank}.json.gz" for rank in ranks)
+    answer = type_command(f"debubble find {files}", tmp_path).text
+    assert "bottleneck" not in answer
+    assert "Waits for ranks without a trace cannot be told from gaps" in answer
+    data = json.loads(type_command(f"debubble find {files} --json", tmp_path).text)
+    assert data["bottleneck"] is None
+    assert "without a trace" in data["unknown"]["bottleneck"]
+
+
+def test_a_file_that_ends_before_its_kernels_makes_its_rank_missing(tmp_path):
+    rewritten(tmp_path, "fwd_closed_m4", keep="013")
+    whole = (H200 / "fwd_closed_m4" / "rank2.json.gz").read_bytes()
+    (tmp_path / "rank2.json.gz").write_bytes(whole[: len(whole) * 2 // 5])
+    answer = type_command("debubble find .", tmp_path)
+    assert answer.text.startswith("In part, with no trace of rank 2: the other ranks wait 56 %")
+    assert "rank2.json.gz: truncated gzip data" in answer.text
+    data, codes = codes_of(tmp_path)
+    assert codes == ["truncated", "missing_ranks"]
+    assert data["run"]["missing_ranks"] == [2]
 
 
 def test_theory_is_not_claimed_when_the_pipeline_may_go_on_beyond_the_traces(tmp_path):

@@ -74,6 +74,15 @@ def test_a_rank_that_cannot_be_read(tmp_path):
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+def test_a_file_that_ends_before_its_kernels(tmp_path):
+    for rank in range(4):
+        data = (H200 / "fwd_closed_m4" / f"rank{rank}.json.gz").read_bytes()
+        end = len(data) * 2 // 5 if rank == 2 else len(data)
+        (tmp_path / f"rank{rank}.json.gz").write_bytes(data[:end])
+    assert survey_run(find_run([str(tmp_path)])).shown.absent == (2,)
+    assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
+
+
 def test_one_pipeline_or_step_alone(tmp_path):
     replicas(tmp_path)
     for question in (Question(pipeline=2), Question(step=1), Question(pipeline=7)):

@@ -17,8 +17,8 @@ from debubble.timeline.job import JobFacts
 from debubble.trace.run import find_run, read_run
 
 FIELDS = {
-    "run": "kind pipelines ranks stages chunks microbatches schedule stated steps devices "
-    "clock_uncertainty_s missing_ranks partial one_run steps_inferred steps_left_out",
+    "run": "capture captures kind pipelines ranks stages chunks microbatches schedule stated steps "
+    "devices clock_uncertainty_s missing_ranks partial one_run steps_inferred steps_left_out",
     "ledger": "total_s steps causes ranks",
     "replay": "batch_latency_s error_fraction",
     "numbers": "bubble_fraction batch_latency_s step_time_s peak_memory_bytes microbatches_per_s "

@@ -12,7 +12,7 @@ import click
 
 from debubble.cli.flags import gathered
 from debubble.cli.options import progress
-from debubble.errors import UsageError
+from debubble.errors import Code, UsageError
 from debubble.fleet.question import Question
 from debubble.fleet.survey import Means, Survey, inspect_run, survey_run
 from debubble.trace.digest.place import DigestPlace, place_digests
@@ -20,6 +20,7 @@ from debubble.trace.engine import LOCAL, Engine, engine_at
 from debubble.trace.mapping import Progress
 from debubble.trace.run import Found, Run, find_run
 from debubble.trace.source import DEFAULT_LIMITS, Limits
+from debubble.trace.unread import warn_of_unread
 from debubble.units import parse_bytes
 
 
@@ -44,6 +45,8 @@ class Reader:
     ) -> Survey:
         """Read one capture and measure what is asked about, with progress."""
         found = self._find(places)
+        if not quiet:
+            _say_which(found, self.capture)
         with ending_cleanly(), progress("reading", quiet=quiet) as show:
             return survey_run(found, question, self._means(places, found, show))
 
@@ -55,7 +58,7 @@ class Reader:
                 f"--rank is for a single file, and there are {files}",
                 hint="leave it out: names and contents tell the ranks of several",
             )
-        return found
+        return found if self.capture else warn_of_unread(places, found)
 
     def _means(self, places: Sequence[str], found: Found, show: Progress) -> Means:
         return Means(
@@ -71,6 +74,17 @@ class Reader:
             return None
         files = [file.file for capture in found.captures for file in capture.files]
         return place_digests(self.digest, places, files)
+
+
+def _say_which(found: Found, wanted: str | None) -> None:
+    """Say on stderr which of several captures is read, unless the user or a warning said it."""
+    said = any(gap.code in {Code.NEWER_INCOMPLETE, Code.SEVERAL_RUNS} for gap in found.gaps)
+    count = len(found.captures)
+    if wanted is None and count > 1 and not said:
+        click.echo(
+            f"read: {found.capture.name}, of {count} captures here; --capture NAME reads another",
+            err=True,
+        )
 
 
 @contextmanager

@@ -43,6 +43,7 @@ class _Seen:
     """What is remembered of a rank until it is settled which one it is."""
 
     place: Place | None
+    marked: bool
     summary: RankSummary
 
 
@@ -60,7 +61,6 @@ def read_fleet(  # noqa: PLR0913 (one argument a question)
     interning = Interning()
     readings: list[Reading] = []
     seen: dict[tuple[str, int | None], _Seen] = {}
-    marked = False
     task = partial(scout_file, digests=digests)
     scouting = map_files(task, found.capture.files, engine, limits, on_progress, ordered=True)
     with closing(scouting):
@@ -71,14 +71,16 @@ def read_fleet(  # noqa: PLR0913 (one argument a question)
             traces = tuple(interning.intern(trace) for trace in outcome.reading.traces)
             readings.append(replace(outcome.reading, traces=traces))
             for scout in outcome.scouts:
-                marked |= scout.marked
+                place = _keep(known, scout, spool)
                 key = (scout.light.file, scout.light.rank)
-                seen[key] = _Seen(place=_keep(known, scout, spool), summary=scout.summary)
+                seen[key] = _Seen(place=place, marked=scout.marked, summary=scout.summary)
     run = settle_run(found, readings, rank)
+    marked = False
     places, summaries = {}, []
     for trace in run.ranks:
         number = rank_of(trace)
         told = seen.get((trace.file, trace.rank)) or seen[trace.file, None]
+        marked |= told.marked
         summaries.append(replace(told.summary, rank=number))
         if told.place is not None:
             places[number] = replace(told.place, rank=number)

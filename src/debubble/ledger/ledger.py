@@ -62,6 +62,12 @@ class Ledger:
         """Ranks times window, all steps."""
         return len(self.ranks) * sum(int(step.times.pass_end.max()) for step in self.steps)
 
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The ranks of the pipeline that have no trace: waits for them are unexplained."""
+        captured = {rank.rank for rank in self.ranks}
+        return tuple(rank for rank in self.ranks[0].members if rank not in captured)
+
     def causes(self, place: int | None = None) -> dict[Cause, int]:
         """Return the nanoseconds under each cause, of all ranks or of one."""
         total = dict.fromkeys(Cause, 0)

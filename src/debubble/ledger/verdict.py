@@ -121,7 +121,12 @@ def _queue_of(ledger: Ledger) -> Hop | None:
 
 
 def find_bottleneck(ledger: Ledger, outside_ns: dict[str, int]) -> Bottleneck | None:
-    """Return what takes more of a step than ranks wait for each other; None if nothing does."""
+    """Return what takes more of a step than ranks wait for each other; None if nothing does.
+
+    With ranks missing nothing can be said: waits for them look like gaps.
+    """
+    if ledger.absent:
+        return None
     each = len(ledger.ranks) * len(ledger.steps)
     mean = {cause: round(length / each) for cause, length in ledger.causes().items()}
     others = {

@@ -76,7 +76,12 @@ def no_pipeline_json(run: Run, why: NoPipeline) -> dict[str, Any]:
     gaps = [*run.gaps, as_gap(why, code=Code.NO_PIPELINE)]
     return {
         "schema": SCHEMA,
-        "run": {"kind": None, "pipelines": [], "missing_ranks": list(run.missing_ranks)},
+        "run": {
+            **_capture_json(run),
+            "kind": None,
+            "pipelines": [],
+            "missing_ranks": list(run.missing_ranks),
+        },
         "numbers": None,
         "utilisation": {
             "ranks": [
@@ -95,6 +100,7 @@ def _run_json(
     """Return what ran: all pipelines by their ranks, and the shape of the one to look into."""
     uncertainty_s = timeline.clock_uncertainty_ns / NS_PER_S if one.one_run else None
     return {
+        **_capture_json(run),
         "kind": one.kind,
         "pipelines": [[rank.rank for rank in each.ranks] for each in figures],
         "ranks": len(one.ranks),
@@ -111,6 +117,14 @@ def _run_json(
         "one_run": one.one_run,
         "steps_inferred": timeline.inferred and bool(one.windows),
         "steps_left_out": [{"step": left.step, "why": left.why} for left in one.left_out],
+    }
+
+
+def _capture_json(run: Run) -> dict[str, Any]:
+    """Return which capture was read, of those that were there."""
+    return {
+        "capture": run.found.capture.name,
+        "captures": [capture.name for capture in run.found.captures],
     }
 
 

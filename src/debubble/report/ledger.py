@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from debubble.ledger.culprits import Culprit, find_culprits
@@ -27,10 +28,16 @@ _RANK_COLUMNS = 8
 _FOLDED_COLUMNS = 5
 _CULPRITS_IN_JSON = 8
 
+# A replay that is off by so much is told from the measured batch.
+_OFF = 0.005
+
+WITHOUT_TRACE = (
+    "waits for ranks without a trace cannot be told from gaps inside passes: they are unexplained"
+)
 _REMEDIES = {
     Cause.IMBALANCE: "equal stages",
     Cause.JITTER: "passes that take as long as they mostly do",
-    Cause.TRANSFER: "transfers that take no time",
+    Cause.TRANSFER: "healthy transfers that take no time",
     Cause.SLOW_LINK: "every transfer as fast as those of its peers",
     Cause.HOST: "hosts that issue in time",
     Cause.COLLECTIVE: "no collectives inside passes",
@@ -54,6 +61,8 @@ def ledger_findings(ledger: Ledger, outside_ns: dict[str, int]) -> list[str]:
     found = find_bottleneck(ledger, outside_ns)
     named = [f"{say_named(ledger, one)}." for one in name_causes(ledger)]
     sentences = [*([f"{say_bottleneck(found)}."] if found else []), *named]
+    if ledger.absent:
+        sentences.append(f"{WITHOUT_TRACE}.")
     return [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
 
 
@@ -165,12 +174,12 @@ def say_remedy(cause: str) -> str:
 
 def say_named(ledger: Ledger, named: Named) -> str:
     """Say a cause, whose it is, and what fixing it would buy, in a sentence."""
-    culprit, buys = _culprit(ledger, named), _buys(named.saving)
+    culprit, buys = _culprit(ledger, named), _buys(ledger, named.saving)
     if named.culprit_saved_ns is not None and _is_slow_hop(named):
         before = named.saving.batch_latency_ns + named.saving.saved_ns
         share = named.culprit_saved_ns / max(before, 1)
         little = "would buy little: " if share < LITTLE else "would save "
-        amount = f"{show_duration(named.culprit_saved_ns)} of {show_duration(before)}"
+        amount = f"{show_duration(named.culprit_saved_ns)} of {_whole(ledger, before)}"
         return f"{culprit}; repairing it {little}{amount} ({_percent(share)})"
     if named.cause == SCHEDULE:
         return f"{culprit}; twice as many microbatches would save {buys} on the same work"
@@ -209,10 +218,18 @@ def _times_equal(ledger: Ledger, stage: int) -> float:
     return sum(costs.median[key] for key in kinds) / max(equal, 1)
 
 
-def _buys(saving: Saving) -> str:
+def _buys(ledger: Ledger, saving: Saving) -> str:
     before = saving.batch_latency_ns + saving.saved_ns
     share = _percent(saving.saved_fraction)
-    return f"{show_duration(saving.saved_ns)} of {show_duration(before)} ({share})"
+    return f"{show_duration(saving.saved_ns)} of {_whole(ledger, before)} ({share})"
+
+
+def _whole(ledger: Ledger, replayed_ns: int) -> str:
+    """Say what a saving is a share of: the measured batch, or the replayed one where it is off."""
+    measured_ns = median(one.measured_ns for one in ledger.replays)
+    if abs(replayed_ns - measured_ns) < _OFF * measured_ns:
+        return show_duration(measured_ns)
+    return f"{show_duration(replayed_ns)} replayed"
 
 
 def say_bottleneck(found: Bottleneck) -> str:

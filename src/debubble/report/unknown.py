@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from debubble.report.ledger import WITHOUT_TRACE
 from debubble.report.theory import theory_of, theory_of_schedule
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts
@@ -26,6 +27,7 @@ def reasons_for_null(one: PipelineFigures, job: JobFacts) -> dict[str, str]:
         "numbers.peak_memory_bytes[]": any(rank.memory is None for rank in one.ranks),
         "hops[].wire_s": any(hop.wire_ns is None for hop in one.hops),
         "hops[].bytes": any(hop.message_bytes < 0 for hop in one.hops),
+        "bottleneck": bool(one.absent),
         "hops[].from_stage": any(len(hop.stages) > 1 for hop in one.hops),
     }
     why = {
@@ -47,6 +49,7 @@ def reasons_for_null(one: PipelineFigures, job: JobFacts) -> dict[str, str]:
         "numbers.peak_memory_bytes[]": "record with profile_memory=True, on a device",
         "hops[].wire_s": "every message had left before its receive began",
         "hops[].bytes": "record with record_shapes=True",
+        "bottleneck": WITHOUT_TRACE,
         "hops[].from_stage": "these ranks hold several neighbouring stages: see `stages`",
     }
     return reasons | {field: why[field] for field, is_missing in missing.items() if is_missing}

@@ -21,6 +21,10 @@ _SQLITE_MAGIC = b"SQLite format 3\0"
 # Fields that only a Kineto file begins with, should its header be longer than the prefix.
 _KINETO_FIELDS = frozenset({"schemaVersion", "deviceProperties", "distributedInfo", "traceName"})
 
+# What `--perfetto` writes names us where a profiler names its file, and tells no rank or device.
+_OUR_NAME = re.compile(r"debubble \d+\.\d")
+_OF_A_JOB = frozenset({"deviceProperties", "distributedInfo"})
+
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _PARALLEL_IN_NAME = re.compile(r"(?:^|[-_.])(?:tp|pp)[-_]?(\d{1,5})(?=[-_.]|$)", re.IGNORECASE)
 
@@ -32,6 +36,7 @@ class Format(StrEnum):
     NSIGHT = "nsight"
     OP_TABLE = "op table"
     DIGEST = "digest"
+    PICTURE = "debubble's picture"
     OTHER_JSON = "other JSON"
     OTHER = "other"
 
@@ -62,7 +67,7 @@ class Recognised:
     @property
     def is_trace(self) -> bool:
         """True for the formats that can be read."""
-        return self.format not in {Format.OTHER_JSON, Format.OTHER}
+        return self.format not in {Format.PICTURE, Format.OTHER_JSON, Format.OTHER}
 
 
 def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> Recognised:
@@ -77,6 +82,8 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> Recognised:
     if looks_like_digest(prefix):
         return _recognise_digest(prefix, file)
     opening = scan_opening(prefix)
+    if _is_picture(opening):
+        return Recognised(file=file, format=Format.PICTURE, why_not=_picture(file))
     if _is_kineto(opening):
         header = parse_header(opening.fields)
         rank = rank_from_name(file) if header.rank is None else header.rank
@@ -116,6 +123,21 @@ def _is_kineto(opening: Opening) -> bool:
     if opening.events_at >= 0:
         return True
     return not opening.ended and bool(_KINETO_FIELDS & opening.fields.keys())
+
+
+def _is_picture(opening: Opening) -> bool:
+    """Tell what we drew ourselves, which may lie beside the traces that it shows."""
+    name = opening.fields.get("traceName")
+    ours = isinstance(name, str) and _OUR_NAME.match(name) is not None
+    return ours and not _OF_A_JOB & opening.fields.keys()
+
+
+def _picture(file: str) -> TraceError:
+    return TraceError(
+        "is a picture that `--perfetto` wrote, not a trace",
+        hint="give the traces that it was made of",
+        file=file,
+    )
 
 
 def _is_json(prefix: bytes, opening: Opening) -> bool:

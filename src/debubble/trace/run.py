@@ -28,6 +28,7 @@ from debubble.trace.run_gaps import (
     no_trace_of,
     nothing_found,
     of_another_rank,
+    of_fragment,
     unreadable,
 )
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
@@ -114,9 +115,11 @@ def _recognise_some(
                 gaps.append(unreadable(known))
         elif known.is_trace:
             traces.append(known)
+        elif known.format is Format.PICTURE and len(files) > 1:
+            left_alone.append(file)
         elif known.why_not and (named or _is_garbage_trace(known)):
             gaps.append(unreadable(known.why_not))
-        elif known.format is Format.OTHER_JSON:
+        elif known.format in {Format.PICTURE, Format.OTHER_JSON}:
             left_alone.append(file)
     return traces, left_alone, gaps
 
@@ -257,12 +260,25 @@ def _settle_ranks(
             gaps.append(duplicate(rank, tuple(trace.file for trace in same)))
         else:
             settled += same
-    with_kernels = [trace for trace in settled if len(trace.kernels)]
-    for trace in settled if with_kernels else ():
-        known = any(gap.code in {Code.NO_KERNELS, Code.FOREIGN_DEVICE} for gap in trace.gaps)
-        if not len(trace.kernels) and not known:
+    kept, more = _without_fragments(settled)
+    return kept, gaps + more
+
+
+def _without_fragments(traces: list[RankTrace]) -> tuple[list[RankTrace], list[Gap]]:
+    """Leave out ranks whose file ends before its kernels begin, where other ranks have some."""
+    if not any(len(trace.kernels) for trace in traces):
+        return traces, []
+    kept: list[RankTrace] = []
+    gaps: list[Gap] = []
+    for trace in traces:
+        known = {gap.code for gap in trace.gaps}
+        if not len(trace.kernels) and Code.TRUNCATED in known:
+            gaps += of_fragment(trace)
+            continue
+        kept.append(trace)
+        if not len(trace.kernels) and not known & {Code.NO_KERNELS, Code.FOREIGN_DEVICE}:
             gaps.append(no_kernels(trace))
-    return settled, gaps
+    return kept, gaps
 
 
 def named_like_a_trace(file: str) -> bool:

@@ -80,6 +80,18 @@ def no_kernels(trace: RankTrace) -> Gap:
     )
 
 
+def of_fragment(trace: RankTrace) -> list[Gap]:
+    """Say what is wrong with a file that ends before its kernels: its rank counts as missing."""
+    said = []
+    for gap in trace.gaps:
+        if gap.code is Code.TRUNCATED:
+            lost = f"{gap.message}, none of them of its device: the rank counts as missing"
+            said.append(replace(gap, message=lost, rank=trace.rank))
+        elif gap.code is not Code.NO_KERNELS:
+            said.append(gap)
+    return said
+
+
 def no_trace_of(missing: Sequence[int], ranks: Sequence[RankTrace]) -> Gap:
     """Name ranks that belong to the run and have no trace."""
     names = f"{'rank' if len(missing) == 1 else 'ranks'} {show_ranks(missing)}"

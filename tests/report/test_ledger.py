@@ -1,0 +1,38 @@
+"""What savings are called, and what they are shares of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+from making import H200
+
+from debubble.ledger.ledger import build_ledger
+from debubble.ledger.model import Cause
+from debubble.ledger.verdict import name_causes
+from debubble.report.ledger import say_named, say_remedy
+from debubble.timeline.build import build_run
+from debubble.timeline.figures import measure_pipeline
+from debubble.trace.run import find_run, read_run
+from debubble.units import show_duration
+
+
+@pytest.fixture(scope="module")
+def ledger():
+    timeline = build_run(read_run(find_run([str(H200 / "1f1b_p2_m4")])))
+    figures = measure_pipeline(timeline, 0)
+    return build_ledger(timeline, 0, [window.step for window in figures.windows])
+
+
+def test_only_the_healthy_part_of_transfers_is_said_to_go():
+    assert say_remedy(Cause.TRANSFER) == "healthy transfers that take no time"
+
+
+def test_a_share_of_the_replay_is_called_so_where_the_measured_batch_took_another_time(ledger):
+    (named, *_) = name_causes(ledger)
+    measured = show_duration(median(one.measured_ns for one in ledger.replays))
+    assert f" of {measured} (" in say_named(ledger, named)
+    whole = show_duration(named.saving.batch_latency_ns + named.saving.saved_ns)
+    off = tuple(replace(one, measured_ns=one.measured_ns * 2) for one in ledger.replays)
+    assert f" of {whole} replayed (" in say_named(replace(ledger, replays=off), named)
