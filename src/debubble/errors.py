@@ -16,6 +16,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 ├── StoreError           the history cannot be read or written
 ├── TuneError            a command cannot be tuned
 ├── WatchError           the service cannot start
+├── GateError            the answer does not tell what it was to be judged by
 └── DemoError            the demo's own pipeline failed
 """
 
@@ -109,6 +110,10 @@ class TuneError(DebubbleError):
 
 class WatchError(DebubbleError):
     """The service cannot start: its configuration, its address or its lock says no."""
+
+
+class GateError(DebubbleError):
+    """An answer was given, and the gate that was asked for cannot be judged by it."""
 
 
 class DemoError(DebubbleError):

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from debubble.cli.find import EXIT_FAILED
+from debubble.cli.gates import judge_slow
 from debubble.cli.link_places import sort_places
 from debubble.cli.options import (
     Manners,
@@ -31,7 +31,7 @@ from debubble.ledger.hop_health import judge_links
 from debubble.links.classes import LinkClass
 from debubble.links.expectation import Hop
 from debubble.links.history import read_history
-from debubble.links.judge import Past
+from debubble.links.judge import Past, Verdict
 from debubble.links.live.ladder import FEWEST_SAMPLES
 from debubble.links.live.launch import run_here
 from debubble.links.live.measured import read_measured
@@ -215,6 +215,7 @@ class _Answer:
     gaps: tuple[Gap, ...]
     rates: dict[Hop, float]
     slow: list[Hop]
+    verdicts: list[Verdict]
 
 
 def _of_traces(found: Survey, known: _Known) -> _Answer:
@@ -234,6 +235,7 @@ def _of_traces(found: Survey, known: _Known) -> _Answer:
         gaps=gaps,
         rates={one.hop: one.times.bytes_per_s for one in health.hops if one.times.bytes_per_s},
         slow=[one.hop for one in health.slow],
+        verdicts=[one.judgement.verdict for one in health.hops],
     )
 
 
@@ -248,6 +250,7 @@ def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
         gaps=gaps,
         rates={hop: one.bytes_per_s for one in pairs for hop in (one.pair, one.pair[::-1])},
         slow=[hop for one in pairs if one.judgement.slow for hop in (one.pair, one.pair[::-1])],
+        verdicts=[one.judgement.verdict for one in pairs],
     )
 
 
@@ -264,6 +267,7 @@ def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer
         gaps=tuple(gaps),
         rates={one.hop: one.bytes_per_s for one in hops},
         slow=[one.hop for one in hops if one.judgement.slow],
+        verdicts=[one.judgement.verdict for one in hops],
     )
 
 
@@ -286,5 +290,5 @@ def _finish(answer: _Answer, pictures: _Pictures, fail_on: str | None, manners: 
         write_html(report, pictures.html, quiet=manners.quiet)
     print_answer(answer.page, answer.data, manners)
     exit_strictly(answer.gaps, manners)
-    if fail_on and answer.slow:
-        raise click.exceptions.Exit(EXIT_FAILED)
+    if fail_on:
+        judge_slow(answer.verdicts)
