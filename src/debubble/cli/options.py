@@ -75,6 +75,8 @@ def place_for(out: str | None, *, force: bool) -> Path | None:
         return None
     refuse_url(out)
     path = Path(out)
+    if path.is_dir():
+        raise UsageError(f"{out} is a folder", hint="give the name of a file")
     if path.exists() and not force:
         raise UsageError(f"{out} is there already", hint="give another name, or --force")
     if not path.parent.is_dir():
