@@ -137,6 +137,7 @@ class Code(StrEnum):
     DUPLICATE_RANK = "duplicate_rank"
     FOREIGN_DEVICE = "foreign_device"
     HOST_TIMES = "host_times"
+    LAYERS_DIFFER = "layers_differ"
     LINKS_INACTIVE = "links_inactive"
     LOG_CUT = "log_cut"
     MALFORMED = "malformed"

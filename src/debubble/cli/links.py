@@ -21,6 +21,7 @@ from debubble.cli.options import (
     place_for,
     print_answer,
     progress,
+    refuse_same_place,
     write_html,
 )
 from debubble.cli.reading import Reader, trace_options
@@ -117,11 +118,14 @@ def read(  # noqa: PLR0913 (one argument a flag)
     """Judge the hops of a run from its TRACES, or from LOGS of link tests."""
     limits = reader.limits
     words = " ".join(shlex.quote(word) for word in places)
+    refuse_same_place({"--matrix": matrix, "--html": html})
     pictures = _Pictures(
         run=words, matrix=place_for(matrix, force=force), html=place_for(html, force=force)
     )
     known = _Known(classes=classes, history=read_history(history_files), topologies=topology_files)
     kind, files = sort_places(places, limits)
+    if kind != "traces":
+        _refuse_of_traces(reader, pipeline)
     if kind == "log":
         answer = _of_logs(files, known, limits)
     elif kind == "measured":
@@ -131,6 +135,19 @@ def read(  # noqa: PLR0913 (one argument a flag)
         answer = _of_traces(found, known)
         answer.page.next_command = f"debubble find {words}"
     _finish(answer, pictures, fail_on, manners)
+
+
+def _refuse_of_traces(reader: Reader, pipeline: int | None) -> None:
+    """Refuse what says something of traces only."""
+    said = {
+        "--pipeline": pipeline,
+        "--rank": reader.rank,
+        "--capture": reader.capture,
+        "--digest": reader.digest,
+    }
+    for flag, value in said.items():
+        if value is not None:
+            raise UsageError(f"{flag} is about traces, and these are logs", hint="leave it out")
 
 
 @command.command("run")
@@ -170,6 +187,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Measure the hops between ranks on this machine. Elsewhere: torchrun … -m debubble.links."""
+    refuse_same_place({"--matrix": matrix, "--html": html, "--out": out})
     pictures = _Pictures(
         run="this machine",
         matrix=place_for(matrix, force=force),

@@ -84,6 +84,17 @@ def place_for(out: str | None, *, force: bool) -> Path | None:
     return path
 
 
+def refuse_same_place(outs: Mapping[str, str | None]) -> None:
+    """Refuse two files in one place: the second would be written over the first."""
+    seen: dict[Path, str] = {}
+    for flag, out in outs.items():
+        if out is None:
+            continue
+        first = seen.setdefault(Path(out).resolve(), flag)
+        if first != flag:
+            raise UsageError(f"{first} and {flag} both name {out}", hint="give each its own file")
+
+
 def refuse_url(out: str | None) -> None:
     """Say before any work is done that answers are written to files."""
     if out is not None and is_url(out):

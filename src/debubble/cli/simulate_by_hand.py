@@ -17,12 +17,12 @@ from debubble.schedules import Order, Statement, state_schedule
 from debubble.simulate.communication import Communication
 from debubble.simulate.hand_set import UNIT_NS, HandSet, settle_costs, simulate_order
 from debubble.timeline.figures import measure_pipeline
-from debubble.units import counted, parse_duration
+from debubble.units import PLAIN_NUMBER, counted, parse_duration
 
 # A step of 512 ranks with 64 microbatches has 65,536 passes; beyond this somebody mistyped.
 MOST_PASSES = 200_000
 
-_PLAIN = re.compile(r"[0-9]*\.?[0-9]+")
+_PLAIN = re.compile(PLAIN_NUMBER)
 _USUAL_SCHEDULE = "1f1b"
 
 
