@@ -72,3 +72,14 @@ def test_a_folder_that_is_not_there_is_named_by_the_check(tmp_path):
     code, text = said("watch --config watch.toml --check", tmp_path)
     assert text.endswith(f"warning: a: there is no folder {places['a']}\n")
     assert (code, text.count("warning:")) == (0, 1)
+
+
+def test_what_would_take_minutes_is_refused_with_the_limit(tmp_path):
+    code, text = said("simulate --stages 100000 --microbatches 1", tmp_path)
+    assert text.startswith("error: 100,000 ranks and 1 microbatch are more than can be simulated")
+    assert "there may be 2,048 ranks" in text
+    assert code == 2
+    code, text = said(f"simulate {H200}/1f1b_p2_m4 --microbatches 100000", tmp_path)
+    assert text.startswith("error: 100,000 microbatches are more than can be simulated")
+    assert "ranks x chunks x microbatches may be 50,000" in text
+    assert code == 2
