@@ -16,6 +16,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 ├── StoreError           the history cannot be read or written
 ├── TuneError            a command cannot be tuned
 ├── WatchError           the service cannot start
+├── GateError            the answer does not tell what it was to be judged by
 └── DemoError            the demo's own pipeline failed
 """
 
@@ -111,6 +112,10 @@ class WatchError(DebubbleError):
     """The service cannot start: its configuration, its address or its lock says no."""
 
 
+class GateError(DebubbleError):
+    """An answer was given, and the gate that was asked for cannot be judged by it."""
+
+
 class DemoError(DebubbleError):
     """The demo's own pipeline did not run."""
 
@@ -132,6 +137,7 @@ class Code(StrEnum):
     DUPLICATE_RANK = "duplicate_rank"
     FOREIGN_DEVICE = "foreign_device"
     HOST_TIMES = "host_times"
+    LAYERS_DIFFER = "layers_differ"
     LINKS_INACTIVE = "links_inactive"
     LOG_CUT = "log_cut"
     MALFORMED = "malformed"

@@ -9,6 +9,8 @@ from debubble.errors import UsageError
 NS_PER_S = 1_000_000_000
 NS_PER_US = 1_000
 
+# A number without a unit, as a pattern. Floats hold what has two digits of exponent and 64 in all.
+PLAIN_NUMBER = r"(?=.{1,64}$)([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?)"
 _SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([kmgtp]?)(i?)b?\s*$", re.IGNORECASE)
 _DURATION = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ns|us|µs|ms|s)\s*$", re.IGNORECASE)
 _PERIOD = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|h|d)\s*$")

@@ -89,3 +89,21 @@ def test_another_address_needs_a_token_that_is_long_enough(tmp_path):
 def test_a_file_that_is_not_there_is_said(tmp_path):
     with pytest.raises(WatchError, match="cannot be read"):
         read_config(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'every = "1h"',
+        'quiet_hours = ["22:00-06:00"]',
+        'jitter = "5%"',
+        'kind = "vllm"',
+        "steps = 3",
+        "most_waiting = 3",
+        'seconds = "3s"',
+    ],
+)
+def test_what_says_how_a_server_is_captured_needs_one(tmp_path, line):
+    key = line.partition(" ")[0]
+    with pytest.raises(WatchError, match=rf"source\[0\]\.{key} needs source\[0\]\.server"):
+        read(tmp_path, SOURCE + line)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import traceback
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import click
 
 from debubble import __version__
-from debubble.errors import DebubbleError
+from debubble.cli.streams import Unheard, abandon_stdout, prepare_streams, telling_unheard
+from debubble.errors import DebubbleError, place
 from debubble.report.names import printable
 
 # A verb's module is imported only when the verb is called: `debubble --help` stays instant.
@@ -29,6 +33,7 @@ VERBS = {
 
 EXIT_NO_ANSWER = 2
 EXIT_INTERRUPTED = 130
+TRACEBACK = "DEBUBBLE_TRACEBACK"
 
 
 class Verbs(click.Group):
@@ -44,6 +49,16 @@ class Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(f"debubble.cli.{cmd_name}").command
         return command
+
+    def make_context(self, *words: Any, **settings: Any) -> click.Context:
+        """Read the words, and print help."""
+        with telling_unheard():
+            return super().make_context(*words, **settings)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb."""
+        with telling_unheard():
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the verbs without importing them."""
@@ -65,27 +80,50 @@ def cli(context: click.Context) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line: the one place where errors are caught and the exit code is chosen."""
+    """Run the command line: the one place where errors are caught and the exit code is chosen.
+
+    1 is the code of a closed gate, which a verb asks for itself: nothing that goes wrong has it.
+    """
+    prepare_streams()
     try:
         code = cli.main(
             args=None if words is None else list(words),
             prog_name="debubble",
             standalone_mode=False,
         )
+        sys.stdout.flush()
     except DebubbleError as error:
-        complain(str(error), error.hint)
-        sys.exit(EXIT_NO_ANSWER)
+        _end(str(error), error.hint)
     except click.ClickException as error:
-        complain(error.format_message(), _usage_hint(error))
-        sys.exit(EXIT_NO_ANSWER)
+        _end(error.format_message(), _usage_hint(error))
     except (click.Abort, KeyboardInterrupt):
-        complain("interrupted")
+        _end("interrupted", code=EXIT_INTERRUPTED)
+    except (Unheard, BrokenPipeError):
+        abandon_stdout()
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        abandon_stdout()
+        _end(f"{place(str(error.filename or ''), None)}{error.strerror or error}")
+    except Exception as error:  # noqa: BLE001 (the last place to say it in a line)
+        _end_unforeseen(error)
     # Without its standalone mode click returns the code that a command exited with.
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end(message: str, hint: str = "", *, code: int = EXIT_NO_ANSWER) -> NoReturn:
+    complain(message, hint)
+    sys.exit(code)
+
+
+def _end_unforeseen(error: Exception) -> NoReturn:
+    """Name an error that is debubble's own fault, in a line or, where asked for, in full."""
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    said = " ".join(str(error).split())
+    _end(
+        f"unforeseen: {type(error).__name__}{': ' if said else ''}{said}",
+        f"{TRACEBACK}=1 shows where; please report it with that",
+    )
 
 
 def complain(message: str, hint: str = "") -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from debubble.cli.find import EXIT_FAILED
+from debubble.cli.gates import close_gate
 from debubble.cli.measuring import MeasuredTraces, measure_traces, recall, with_tokens
 from debubble.cli.options import (
     Manners,
@@ -104,7 +104,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         print_answer(page, compare_json(found, gaps), manners)
     exit_strictly(tuple(gaps), manners)
     if found.verdict in failing:
-        raise click.exceptions.Exit(EXIT_FAILED)
+        close_gate()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

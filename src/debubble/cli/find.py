@@ -6,6 +6,7 @@ import shlex
 
 import click
 
+from debubble.cli.gates import judge_bubbles, refuse_to_judge
 from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
 from debubble.cli.pictures import Found, Pictures, picture_options
 from debubble.cli.reading import Reader, trace_options
@@ -18,8 +19,6 @@ from debubble.report.find_json import find_json, no_pipeline_json
 from debubble.schedules import Statement, state_schedule
 from debubble.timeline.job import ask_job
 from debubble.units import parse_share
-
-EXIT_FAILED = 1
 
 
 @click.command("find")
@@ -62,10 +61,12 @@ def command(  # noqa: PLR0913 (one argument a flag)
         if not why.run.ranks or pictures.need_a_pipeline:
             raise
         _answer_without_pipeline(why, words, pictures, manners)
+        if allowed is not None:
+            refuse_to_judge("--fail-over", why.message, why.hint)
         return
     _answer(found, step, words, pictures, manners)
-    if allowed is not None and any((one.bubble_fraction or 0.0) > allowed for one in found.figures):
-        raise click.exceptions.Exit(EXIT_FAILED)
+    if allowed is not None:
+        judge_bubbles(found.figures, allowed)
 
 
 def _answer_without_pipeline(

@@ -46,7 +46,7 @@ def add(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Measure the run of TRACES and keep it."""
-    if not name or "," in name:
+    if not name.strip() or "," in name:
         raise UsageError("a name is a word without commas", hint="commas join names in compare")
     pairs = parse_tags(tags)
     measured = measure_traces(traces, reader, pipeline=pipeline, quiet=manners.quiet)

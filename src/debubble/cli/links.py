@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from debubble.cli.find import EXIT_FAILED
+from debubble.cli.gates import judge_slow
 from debubble.cli.link_places import sort_places
 from debubble.cli.options import (
     Manners,
@@ -21,6 +21,7 @@ from debubble.cli.options import (
     place_for,
     print_answer,
     progress,
+    refuse_same_place,
     write_html,
 )
 from debubble.cli.reading import Reader, trace_options
@@ -31,7 +32,7 @@ from debubble.ledger.hop_health import judge_links
 from debubble.links.classes import LinkClass
 from debubble.links.expectation import Hop
 from debubble.links.history import read_history
-from debubble.links.judge import Past
+from debubble.links.judge import Past, Verdict
 from debubble.links.live.ladder import FEWEST_SAMPLES
 from debubble.links.live.launch import run_here
 from debubble.links.live.measured import read_measured
@@ -117,11 +118,14 @@ def read(  # noqa: PLR0913 (one argument a flag)
     """Judge the hops of a run from its TRACES, or from LOGS of link tests."""
     limits = reader.limits
     words = " ".join(shlex.quote(word) for word in places)
+    refuse_same_place({"--matrix": matrix, "--html": html})
     pictures = _Pictures(
         run=words, matrix=place_for(matrix, force=force), html=place_for(html, force=force)
     )
     known = _Known(classes=classes, history=read_history(history_files), topologies=topology_files)
     kind, files = sort_places(places, limits)
+    if kind != "traces":
+        _refuse_of_traces(reader, pipeline)
     if kind == "log":
         answer = _of_logs(files, known, limits)
     elif kind == "measured":
@@ -131,6 +135,19 @@ def read(  # noqa: PLR0913 (one argument a flag)
         answer = _of_traces(found, known)
         answer.page.next_command = f"debubble find {words}"
     _finish(answer, pictures, fail_on, manners)
+
+
+def _refuse_of_traces(reader: Reader, pipeline: int | None) -> None:
+    """Refuse what says something of traces only."""
+    said = {
+        "--pipeline": pipeline,
+        "--rank": reader.rank,
+        "--capture": reader.capture,
+        "--digest": reader.digest,
+    }
+    for flag, value in said.items():
+        if value is not None:
+            raise UsageError(f"{flag} is about traces, and these are logs", hint="leave it out")
 
 
 @command.command("run")
@@ -170,6 +187,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Measure the hops between ranks on this machine. Elsewhere: torchrun … -m debubble.links."""
+    refuse_same_place({"--matrix": matrix, "--html": html, "--out": out})
     pictures = _Pictures(
         run="this machine",
         matrix=place_for(matrix, force=force),
@@ -215,6 +233,7 @@ class _Answer:
     gaps: tuple[Gap, ...]
     rates: dict[Hop, float]
     slow: list[Hop]
+    verdicts: list[Verdict]
 
 
 def _of_traces(found: Survey, known: _Known) -> _Answer:
@@ -234,6 +253,7 @@ def _of_traces(found: Survey, known: _Known) -> _Answer:
         gaps=gaps,
         rates={one.hop: one.times.bytes_per_s for one in health.hops if one.times.bytes_per_s},
         slow=[one.hop for one in health.slow],
+        verdicts=[one.judgement.verdict for one in health.hops],
     )
 
 
@@ -248,6 +268,7 @@ def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
         gaps=gaps,
         rates={hop: one.bytes_per_s for one in pairs for hop in (one.pair, one.pair[::-1])},
         slow=[hop for one in pairs if one.judgement.slow for hop in (one.pair, one.pair[::-1])],
+        verdicts=[one.judgement.verdict for one in pairs],
     )
 
 
@@ -264,6 +285,7 @@ def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer
         gaps=tuple(gaps),
         rates={one.hop: one.bytes_per_s for one in hops},
         slow=[one.hop for one in hops if one.judgement.slow],
+        verdicts=[one.judgement.verdict for one in hops],
     )
 
 
@@ -286,5 +308,5 @@ def _finish(answer: _Answer, pictures: _Pictures, fail_on: str | None, manners: 
         write_html(report, pictures.html, quiet=manners.quiet)
     print_answer(answer.page, answer.data, manners)
     exit_strictly(answer.gaps, manners)
-    if fail_on and answer.slow:
-        raise click.exceptions.Exit(EXIT_FAILED)
+    if fail_on:
+        judge_slow(answer.verdicts)

@@ -75,11 +75,24 @@ def place_for(out: str | None, *, force: bool) -> Path | None:
         return None
     refuse_url(out)
     path = Path(out)
+    if path.is_dir():
+        raise UsageError(f"{out} is a folder", hint="give the name of a file")
     if path.exists() and not force:
         raise UsageError(f"{out} is there already", hint="give another name, or --force")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}", hint="make it first")
     return path
+
+
+def refuse_same_place(outs: Mapping[str, str | None]) -> None:
+    """Refuse two files in one place: the second would be written over the first."""
+    seen: dict[Path, str] = {}
+    for flag, out in outs.items():
+        if out is None:
+            continue
+        first = seen.setdefault(Path(out).resolve(), flag)
+        if first != flag:
+            raise UsageError(f"{first} and {flag} both name {out}", hint="give each its own file")
 
 
 def refuse_url(out: str | None) -> None:

@@ -9,7 +9,13 @@ from pathlib import Path
 import click
 
 from debubble.cli.flags import gathered
-from debubble.cli.options import drawing_width, html_option, place_for, refuse_url, write_html
+from debubble.cli.options import (
+    drawing_width,
+    html_option,
+    place_for,
+    refuse_same_place,
+    write_html,
+)
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for
 from debubble.ledger.ledger import Ledger
@@ -67,9 +73,10 @@ class Pictures:
 
     def check(self, *, as_json: bool) -> None:
         """Refuse what cannot be printed together, or written."""
-        place_for(self.html, force=self.force)
-        refuse_url(self.perfetto)
-        refuse_url(self.svg)
+        outs = {"--html": self.html, "--perfetto": self.perfetto, "--svg": self.svg}
+        refuse_same_place(outs)
+        for out in outs.values():
+            place_for(out, force=self.force)
         if self.lanes and as_json:
             raise UsageError(
                 "--timeline draws for people, --json is for programs", hint="leave one"

@@ -75,7 +75,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     """Rank what could be changed in the run of TRACES by what it would buy."""
     _refuse_unknown(framework)
     picture = place_for(html, force=force)
-    tokens.check()
+    tokens.check(also)
     wanted = _Wanted(
         cache=cache_said.read(),
         latency_ns=_read_latency(latency),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from debubble.cli.reading import Reader
 from debubble.cli.tokens import Tokens
-from debubble.errors import Gap, UsageError
+from debubble.errors import Code, Gap, UsageError
 from debubble.fleet.question import Question
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
 from debubble.schedules import SCHEDULES, Statement, state_schedule
@@ -118,7 +119,26 @@ def _also(also: Measured, tokens: Tokens, layers: tuple[int, ...] | None) -> Als
 def gaps_of(run: Measured, also: Measured | None, baseline: Baseline) -> tuple[Gap, ...]:
     """Return all warnings, each once."""
     others = (*(also.gaps if also else ()), *(baseline.pooled.gaps if baseline.pooled else ()))
-    return tuple(dict.fromkeys((*run.gaps, *others)))
+    return tuple(dict.fromkeys((*run.gaps, *others, *_layers_differ(run.figures, baseline))))
+
+
+def _layers_differ(figures: PipelineFigures, baseline: Baseline) -> tuple[Gap, ...]:
+    """Name layers that were stated and are not those that kernels show."""
+    layers = {one.stage: one.layers for rank in figures.ranks for one in rank.layers}
+    shown, stated = tuple(layers[stage] for stage in sorted(layers)), baseline.source.split
+    if stated is None or len(shown) != len(stated) or shown == tuple(stated):
+        return ()
+    return (
+        Gap(
+            code=Code.LAYERS_DIFFER,
+            message=f"--layers says {_commas(stated)}, and the traces show {_commas(shown)}",
+            hint="leave --layers out, unless its layers are not alike",
+        ),
+    )
+
+
+def _commas(layers: Sequence[int]) -> str:
+    return ",".join(map(str, layers))
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -113,6 +114,8 @@ def _make_reader(  # noqa: PLR0913 (one argument a flag)
     engine: str,
     digest: str | None,
 ) -> Reader:
+    if math.isnan(max_ratio):
+        raise UsageError("nan is no factor", hint="give --max-ratio a number, such as 100")
     limits = Limits(inflated_bytes=parse_bytes(max_inflated), ratio=max_ratio)
     if digest is not None and not digest.strip():
         raise UsageError("--digest needs a place", hint="beside, a folder, or a URL")

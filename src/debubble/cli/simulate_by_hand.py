@@ -17,12 +17,14 @@ from debubble.schedules import Order, Statement, state_schedule
 from debubble.simulate.communication import Communication
 from debubble.simulate.hand_set import UNIT_NS, HandSet, settle_costs, simulate_order
 from debubble.timeline.figures import measure_pipeline
-from debubble.units import counted, parse_duration
+from debubble.units import PLAIN_NUMBER, counted, parse_duration
 
 # A step of 512 ranks with 64 microbatches has 65,536 passes; beyond this somebody mistyped.
 MOST_PASSES = 200_000
+# Each rank is measured over all passes; no pipeline is as long, and these take half a minute.
+MOST_RANKS = 2_048
 
-_PLAIN = re.compile(r"[0-9]*\.?[0-9]+")
+_PLAIN = re.compile(PLAIN_NUMBER)
 _USUAL_SCHEDULE = "1f1b"
 
 
@@ -138,11 +140,12 @@ def _order(statement: Statement, ranks: int | None, microbatches: int | None) ->
             "how large is the pipeline?", hint="give --stages and --microbatches, such as 4 and 8"
         )
     chunks = statement.chunks or 1
-    if ranks * microbatches * chunks > MOST_PASSES:
+    if ranks > MOST_RANKS or ranks * microbatches * chunks > MOST_PASSES:
         size = f"{counted(ranks, 'rank')} and {counted(microbatches, 'microbatch', 'microbatches')}"
         raise UsageError(
             f"{size} are more than can be simulated",
-            hint=f"ranks x chunks x microbatches may be {MOST_PASSES:,}",
+            hint=f"there may be {MOST_RANKS:,} ranks, and ranks x chunks x microbatches may be "
+            f"{MOST_PASSES:,}",
         )
     return statement.order_for(ranks, microbatches, chunks)
 

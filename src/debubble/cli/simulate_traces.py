@@ -26,7 +26,7 @@ from debubble.units import parse_bytes
 
 def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool) -> None:
     """Measure the run, change it, and say what it would take."""
-    said.tokens.check()
+    said.tokens.check(files.also)
     run, also = read_both(files, said.schedule_measured, quiet=manners.quiet)
     said = replace(said, tokens=said.tokens.told_by(run.tokens, also.tokens if also else None))
     with progress("simulating", quiet=manners.quiet):

@@ -10,8 +10,9 @@ import click
 from debubble.cli.flags import Decorator, gathered
 from debubble.errors import UsageError
 from debubble.plan.baseline import Baseline
+from debubble.units import PLAIN_NUMBER
 
-_NUMBER = re.compile(r"([0-9]*\.?[0-9]+)(x?)")
+_NUMBER = re.compile(rf"{PLAIN_NUMBER}(x?)")
 # Beyond this nobody would believe a line through what was measured.
 _MOST_TOKENS = 1000.0
 
@@ -56,8 +57,12 @@ class Tokens:
         _refuse_too_far(scale)
         return None if scale == 1.0 else scale
 
-    def check(self) -> None:
-        """Refuse what is no number, or too far away, before anything long."""
+    def check(self, other: str | None) -> None:
+        """Refuse what is no number, too far away, or of no `other` run, before anything long."""
+        if self.also is not None and other is None:
+            raise UsageError(
+                "--also-tokens is about --also, and no other run is named", hint="add --also TRACES"
+            )
         if self.asked is None:
             return
         scale, is_count = self._read()

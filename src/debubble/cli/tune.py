@@ -86,6 +86,11 @@ def command(  # noqa: PLR0913 (one argument a flag)
     template = read_template(command_words, read_setting(now))
     Settings(steps=steps, wait=wait)  # refuses what no capture can do
     budget, scope = budget_said.read(), scope_said.read()
+    if scope_said.schedules is not None and template.now.schedule is None:
+        raise UsageError(
+            "--schedules needs {schedule} in COMMAND, which has none",
+            hint="write {schedule} where its name stands, and add --now schedule=1f1b",
+        )
     if traces is not None and not dry_run:
         raise UsageError("--traces is for --dry-run", hint="add --dry-run, or leave it out")
     bench = Bench(template=template, steps=steps, wait=wait, folder=out)
@@ -95,7 +100,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         page, data = dry_page(commands, found), dry_json(commands, found)
         print_answer(page, data, manners)
         return
-    if not name or "," in name:
+    if not name.strip() or "," in name:
         raise UsageError("a name is a word without commas", hint="commas join names in compare")
     if force and (out / NAME).exists():
         shutil.rmtree(out)

@@ -12,7 +12,7 @@ from debubble.cli.measuring import store_url
 from debubble.errors import MissingExtra, UsageError
 from debubble.measure.store import Store
 from debubble.watch.config import read_config
-from debubble.watch.describe import describe_config, say_config
+from debubble.watch.describe import describe_config, missing_folders, say_config
 from debubble.watch.files import FILES, read_file
 
 
@@ -46,6 +46,8 @@ def command(
     if check:
         text = json.dumps(describe_config(config), indent=2) if as_json else say_config(config)
         click.echo(text)
+        for warning in missing_folders(config):
+            click.echo(f"warning: {warning}", err=True)
         return
     try:
         from debubble.watch.journal import Journal  # noqa: PLC0415 (SQLAlchemy is an extra)

@@ -9,7 +9,6 @@ import click
 
 from debubble.cli.flags import gathered
 from debubble.cli.planning import parse_layers
-from debubble.cli.simulate_by_hand import MOST_PASSES
 from debubble.cli.tokens import Tokens, token_options
 from debubble.errors import UsageError
 from debubble.plan.baseline import Baseline
@@ -22,6 +21,8 @@ from debubble.simulate.communication import Communication, usual_communication
 from debubble.timeline.model import Timeline
 from debubble.units import counted, parse_rate
 
+# Of a measured run's step many runs are drawn, which takes half a minute for so many.
+MOST_PASSES = 50_000
 _HOP = re.compile(r"([0-9]+):([0-9]+)=(.+)")
 
 

@@ -51,11 +51,12 @@ def read_wiring(
 
 def parse_classes(words: Iterable[str], hops: Sequence[Hop]) -> dict[Hop, LinkClass]:
     """Read `nvlink4` for all hops, `2:3=ib-ndr` for one pair and both its directions."""
-    found: dict[Hop, LinkClass] = {}
+    of_all: dict[Hop, LinkClass] = {}
+    of_pairs: dict[Hop, LinkClass] = {}
     for word in words:
         pair, equals, name = word.rpartition("=")
         if not equals:
-            found |= dict.fromkeys(hops, find_class(name))
+            _state(of_all, hops, name, "all hops")
             continue
         here, colon, there = pair.partition(":")
         if not (colon and here.isdigit() and there.isdigit()):
@@ -65,8 +66,18 @@ def parse_classes(words: Iterable[str], hops: Sequence[Hop]) -> dict[Hop, LinkCl
             raise UsageError(
                 f"no hop joins rank {here} and rank {there}", hint="give two ranks of the pipeline"
             )
-        found |= {hop: find_class(name), (hop[1], hop[0]): find_class(name)}
-    return found
+        _state(of_pairs, [hop, hop[::-1]], name, f"ranks {here} and {there}")
+    return of_all | of_pairs
+
+
+def _state(found: dict[Hop, LinkClass], hops: Sequence[Hop], name: str, which: str) -> None:
+    """Note the kind of wire of some hops; refuse another than was stated before."""
+    wire = find_class(name)
+    for hop in hops:
+        if found.setdefault(hop, wire) != wire:
+            raise UsageError(
+                f"--class says {found[hop].name} and {wire.name} of {which}", hint="leave one"
+            )
 
 
 def read_topologies(files: Iterable[str]) -> tuple[list[Topology], list[Gap]]:

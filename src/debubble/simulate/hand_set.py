@@ -19,9 +19,11 @@ from debubble.simulate.engine import Engine
 from debubble.simulate.given_lengths import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
 from debubble.timeline.model import I64, PassKind, Timeline
-from debubble.units import counted
+from debubble.units import NS_PER_S, counted
 
 UNIT_NS = 1_000_000
+# Of one pass or message: the most of them that are simulated still end within 64 bits.
+MOST_NS = 1e13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,11 @@ def _spread(flag: str, values: Sequence[float], count: int, what: str) -> I64:
         raise UsageError(
             f"{flag} has {counted(len(values), 'value')} for {counted(count, what)}",
             hint=f"give one value, or {count}, one a {what}, separated by commas",
+        )
+    if max(values) > MOST_NS:
+        raise UsageError(
+            f"a value of {flag} is too large to count in nanoseconds",
+            hint=f"at most {MOST_NS / NS_PER_S:,.0f}s, or {MOST_NS / UNIT_NS:,.0f} without a unit",
         )
     given = np.rint(np.array(values, dtype=np.float64)).astype(np.int64)
     return np.broadcast_to(given, count).copy()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import cycle
 
 from debubble.schedules import Action, Order
 
@@ -15,14 +17,18 @@ def ideal_bubble(order: Order, duration: Mapping[str, float]) -> float:
 
     Each rank runs its passes in order; a pass begins when its rank is free and what it needs is
     there. Two passes that overlap are one: both inputs are needed, both results come at the end.
+
+    Ranks are gone through up and down in turn: forward passes follow each other up the ranks,
+    backward passes down, and so one turn takes a microbatch through all of them.
     """
     ended: dict[Key, float] = {}
     free = [0.0] * len(order)
-    waiting = [list(_units(actions)) for actions in order]
+    waiting = [deque(_units(actions)) for actions in order]
+    turns = cycle((list(enumerate(waiting)), list(enumerate(waiting))[::-1]))
     last_stage = max(action.stage for actions in order for action in actions)
     while any(waiting):
         before = len(ended)
-        for rank, units in enumerate(waiting):
+        for rank, units in next(turns):
             while units:
                 moments = [
                     moment for action in units[0] for moment in _needs(action, last_stage, ended)
@@ -31,7 +37,7 @@ def ideal_bubble(order: Order, duration: Mapping[str, float]) -> float:
                     break
                 length = sum(duration[action.kind] for action in units[0])
                 free[rank] = max([free[rank], *(m for m in moments if m is not None)]) + length
-                ended.update(dict.fromkeys(map(_key, units.pop(0)), free[rank]))
+                ended.update(dict.fromkeys(map(_key, units.popleft()), free[rank]))
         if len(ended) == before:
             raise ValueError("this order cannot finish")
     busy = sum(duration[action.kind] for actions in order for action in actions)

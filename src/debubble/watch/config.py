@@ -234,9 +234,19 @@ def _as_place(table: _Table, key: str) -> str | None:
     return place.rstrip("/") or "/"
 
 
+# Keys that say how a server is captured.
+_OF_SERVER = ("kind", "every", "jitter", "seconds", "steps", "quiet_hours", "most_waiting")
+
+
 def _as_trigger(table: _Table) -> Trigger | None:
     url = table.take("server", str)
     if url is None:
+        for key in _OF_SERVER:
+            if key in table.left:
+                raise UsageError(
+                    f"{table.name(key)} needs {table.name('server')}: it says how one is captured",
+                    hint=f"add server, or leave {key} out",
+                )
         return None
     if urlsplit(url).scheme not in {"http", "https"}:
         raise UsageError(f"{table.name('server')}: {url!r} is no address", hint="http://host:8000")

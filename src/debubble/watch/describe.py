@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from debubble.trace.digest.place import BESIDE
+from debubble.trace.source import is_url
 from debubble.units import counted, show_period, show_share
 from debubble.watch.config import Config, Source
 from debubble.watch.drift import QUIET_CAPTURES
@@ -31,6 +33,15 @@ def say_config(config: Config) -> str:
     if config.webhooks:
         lines.append(f"Alerts go to {counted(len(config.webhooks), 'webhook')}.")
     return "\n".join(lines)
+
+
+def missing_folders(config: Config) -> list[str]:
+    """Name sources whose folder is not there (yet): a service waits for it without a word."""
+    return [
+        f"{one.name}: there is no folder {one.folder}"
+        for one in config.sources
+        if not is_url(one.folder) and not Path(one.folder).is_dir()
+    ]
 
 
 def _say_source(one: Source) -> str:

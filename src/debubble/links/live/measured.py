@@ -101,7 +101,7 @@ def read_measured(data: dict[str, Any], file: str) -> Measured:
             rungs=tuple(_rungs(data["rungs"])),
             second=tuple(_rungs(data["second"])),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise LogError(
             f"a hop test that is damaged ({type(error).__name__}: {error})",
             hint="run it again: torchrun … -m debubble.links",

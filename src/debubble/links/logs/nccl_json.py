@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from debubble.errors import LogError
@@ -57,15 +58,26 @@ def _part(data: Any, name: str, kind: type, file: str) -> Any:
 
 def _number(data: Any, name: str, file: str, where: str) -> float:
     found = data.get(name) if isinstance(data, dict) else None
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    value = _finite(found)
+    if value is None:
         raise LogError(f"{where}: {name!r} is no number", hint=RERUN, file=file)
-    return float(found)
+    return value
+
+
+def _finite(found: Any) -> float | None:
+    """Return a number; None for anything else, and for what no computer counts to."""
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    try:
+        return float(found) if math.isfinite(found) else None
+    except OverflowError:
+        return None
 
 
 def _rank(one: Any, file: str) -> LogRank:
     return LogRank(
         rank=int(_number(one, "rank", file, "devices")),
-        group=int(one.get("group", 0)),
+        group=int(_number(one, "group", file, "devices")) if "group" in one else 0,
         host=str(one.get("hostname", "")),
         device=int(_number(one, "device", file, "devices")),
         device_name=str(one.get("device_info", "")),
@@ -99,10 +111,10 @@ def _half(one: dict[str, Any], name: str, size: int, file: str, where: str) -> H
         time_us=_number(data, "cpu_time" if on_host else "time", file, where),
         algbw_gb_s=_number(data, "alg_bw", file, where),
         busbw_gb_s=_number(data, "bus_bw", file, where),
-        wrong=float(wrong) if isinstance(wrong, int | float) else None,
+        wrong=_finite(wrong),
         host_time=on_host,
         iterations=tuple(
-            (word, float(value)) for word, value in spread.items() if isinstance(value, int | float)
+            (word, value) for word in spread if (value := _finite(spread[word])) is not None
         )
         if isinstance(spread, dict)
         else (),

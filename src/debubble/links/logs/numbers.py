@@ -14,6 +14,8 @@ RERUN = "run the test again, or give the whole log"
 _ROUNDED_GB_S = 0.0051
 _ROUNDED_SHARE = 0.006
 _AVERAGE_SHARE = 0.001
+# An exabyte less one has so many; longer ones are garbage that no float holds in the end.
+_MOST_DIGITS = 18
 
 
 def number(word: str, file: str, where: str) -> float:
@@ -29,7 +31,7 @@ def number(word: str, file: str, where: str) -> float:
 
 def whole(word: str, file: str, where: str) -> int:
     """Read a whole number, 0 or more."""
-    if not word.isdigit():
+    if not word.isdecimal() or len(word) > _MOST_DIGITS:
         raise LogError(f"{where}: {word!r} is no whole number", hint=RERUN, file=file)
     return int(word)
 

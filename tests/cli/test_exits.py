@@ -1,0 +1,107 @@
+"""How commands end: 1 is kept for gates, whatever goes wrong; never with a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from console import type_command
+from making import H200
+
+import debubble.cli
+from debubble.errors import UsageError
+
+RUN = str(H200 / "1f1b_p2_m4")
+
+
+def shell(line, **environment):
+    """Run a line of a shell, in which $debubble is the command."""
+    command = f"{sys.executable} -m debubble"
+    return subprocess.run(
+        ["/bin/bash", "-c", line],
+        env=os.environ | {"debubble": command, "RUN": RUN} | environment,
+        capture_output=True,
+        check=False,
+        timeout=170,
+    )
+
+
+def test_a_reader_who_has_gone_is_no_closed_gate():
+    for words in ("find $RUN", "find $RUN --json", "--help"):
+        # The far end is closed before anything is written.
+        line = f"{{ $debubble {words}; echo $? >&2; }} | exec 0<&-"
+        ended = shell(line)
+        assert ended.stderr.decode().split() == ["130"], words
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_said_in_a_line():
+    for words in ("find $RUN", "find $RUN --json"):
+        ended = shell(f"$debubble {words} > /dev/full")
+        assert ended.stderr.decode() == "error: No space left on device\n"
+        assert ended.returncode == 2
+
+
+def test_a_closed_stdout_leaves_the_exit_code():
+    ended = shell("$debubble find $RUN --fail-over 1% >&-")
+    assert (ended.returncode, ended.stderr) == (1, b"")
+    ended = shell("$debubble find $RUN >&- 2>&-")
+    assert ended.returncode == 0
+
+
+def test_a_terminal_without_the_letters_gets_others():
+    ended = shell("$debubble find $RUN", PYTHONIOENCODING="ascii")
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"0 ? 1" in ended.stdout
+
+
+def test_a_folder_is_no_place_for_a_report(tmp_path):
+    for flag in ("--html", "--svg", "--perfetto"):
+        answer = type_command(f"debubble find {RUN} {flag} . --force", tmp_path)
+        assert answer.text == "error: . is a folder\n\nhint: give the name of a file\n"
+        assert answer.code == 2
+
+
+def test_a_size_beyond_all_numbers_is_named(tmp_path):
+    log = json.loads((H200.parent / "links" / "sendrecv_2ranks.json").read_text())
+    log["results"][0]["size"] = 10**400
+    (tmp_path / "log.json").write_text(json.dumps(log))
+    answer = type_command("debubble links log.json", tmp_path)
+    assert answer.text.startswith("error: log.json: result 0: 'size' is no number")
+    assert answer.code == 2
+
+
+def fail(error, monkeypatch):
+    def main(**_settings):
+        raise error
+
+    monkeypatch.setattr(debubble.cli.cli, "main", main)
+    with pytest.raises(SystemExit) as end:
+        debubble.cli.main([])
+    return end.value.code
+
+
+def test_what_nobody_foresaw_is_said_in_a_line(monkeypatch, capsys):
+    assert fail(ZeroDivisionError("by\nnought"), monkeypatch) == 2
+    assert capsys.readouterr().err == (
+        "error: unforeseen: ZeroDivisionError: by nought\n\n"
+        "hint: DEBUBBLE_TRACEBACK=1 shows where; please report it with that\n"
+    )
+
+
+def test_the_traceback_is_there_for_whoever_asks(monkeypatch, capsys):
+    monkeypatch.setenv("DEBUBBLE_TRACEBACK", "1")
+    assert fail(ZeroDivisionError(), monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback (most recent call last)")
+    assert "error: unforeseen: ZeroDivisionError\n" in said
+
+
+def test_what_cannot_be_written_is_named_with_its_file(monkeypatch, capsys):
+    assert fail(PermissionError(13, "Permission denied", "a.html"), monkeypatch) == 2
+    assert capsys.readouterr().err == "error: a.html: Permission denied\n"
+    assert fail(UsageError("no"), monkeypatch) == 2

@@ -1,0 +1,68 @@
+"""Gates: 0 is said only of what was judged, 1 only where the gate closed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
+import pytest
+from console import type_command
+from making import H200, document, kernel, write
+
+from debubble.cli.gates import judge_bubbles
+from debubble.cli.reading import Reader
+from debubble.errors import GateError
+
+
+@pytest.fixture(scope="module")
+def known():
+    """A pipeline whose ranks wait 43 % of the batch or more."""
+    return Reader().survey([str(H200 / "fwd_closed_m4")], quiet=True).figures[0]
+
+
+def test_a_bubble_that_cannot_be_told_does_not_pass(known):
+    with pytest.raises(GateError, match="the bubble cannot be told"):
+        judge_bubbles([replace(known, bubble_fraction=None)], 0.2)
+
+
+def test_a_bubble_of_parts_of_steps_does_not_pass(known):
+    with pytest.raises(GateError, match="of parts of steps"):
+        judge_bubbles([replace(known, cut=True)], 0.9)
+
+
+def test_one_pipeline_over_the_limit_closes_the_gate_whatever_the_others_are(known):
+    other = replace(known, pipeline=1, bubble_fraction=None)
+    with pytest.raises(click.exceptions.Exit) as closed:
+        judge_bubbles([other, known], 0.2)
+    assert closed.value.exit_code == 1
+    with pytest.raises(GateError, match="of pipeline 1 cannot be told"):
+        judge_bubbles([known, other], 0.9)
+    judge_bubbles([known], 0.9)
+
+
+def test_a_part_of_a_pipeline_is_answered_and_not_judged(tmp_path):
+    file = "tests/data/h200/fwd_closed_m4/rank0.json.gz"
+    answer = type_command(f"debubble find {file} --fail-over 20%", tmp_path)
+    assert answer.text.startswith("In part, with no trace of ranks 1-3")
+    assert "error: --fail-over cannot be judged" in answer.text
+    assert "no trace of ranks 1-3\n" in answer.text
+    assert answer.code == 2
+
+
+def test_no_pipeline_is_answered_and_not_judged(tmp_path):
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.json", document([kernel()], rank=rank, world=2))
+    answer = type_command("debubble find . --fail-over 20%", tmp_path)
+    assert answer.text.startswith("No pipeline in these traces")
+    assert "error: --fail-over cannot be judged: no pipeline" in answer.text
+    assert answer.code == 2
+
+
+def test_hops_that_are_all_unknown_do_not_pass(tmp_path):
+    words = "debubble links tests/data/links/sendrecv_2ranks.json --fail-on slow"
+    answer = type_command(words, tmp_path)
+    assert "error: --fail-on slow cannot be judged" in answer.text
+    assert answer.code == 2
+    assert (
+        type_command("debubble links tests/data/h200/1f1b_p2_m4 --fail-on slow", tmp_path).code == 0
+    )

@@ -1,0 +1,85 @@
+"""What is typed has an effect, or is refused: nothing is ignored without a word."""
+
+from __future__ import annotations
+
+import pytest
+from console import type_command
+
+H200 = "tests/data/h200"
+LOG = "tests/data/links/sendrecv_2ranks.json"
+
+
+def said(words, folder):
+    answer = type_command(f"debubble {words}", folder)
+    return answer.code, answer.text
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (f"plan {H200}/fwd_closed_m4 --also-tokens 512", "--also-tokens is about --also"),
+        (f"simulate {H200}/fwd_closed_m4 --also-tokens 512", "--also-tokens is about --also"),
+        (f"links {LOG} --pipeline 0", "--pipeline is about traces"),
+        (f"links {LOG} --rank 0", "--rank is about traces"),
+        (f"links {LOG} --capture a", "--capture is about traces"),
+        (f"links {LOG} --class 0:1=nvlink4 --class 1:0=pcie5", "--class says nvlink4 and pcie5"),
+        (f"links {LOG} --class nvlink4 --class pcie5", "--class says nvlink4 and pcie5"),
+        (f"links {LOG} --html a --matrix ./a", "--matrix and --html both name a"),
+        (f"find {H200}/1f1b_p2_m4 --html a --svg ./a", "--html and --svg both name ./a"),
+        (f"find {H200}/1f1b_p2_m4 --perfetto a --svg a", "--perfetto and --svg both name a"),
+        (f"find {H200}/1f1b_p2_m4 --max-ratio nan", "nan is no factor"),
+        ("tune --schedules 1f1b --now microbatches=4 -- a {microbatches}", "--schedules needs"),
+        (f"history add {H200}/1f1b_p2_m4 --name ' ' --store sqlite:///a.db", "a name is a word"),
+    ],
+)
+def test_it_is_refused(words, error, tmp_path):
+    code, text = said(words, tmp_path)
+    assert text.startswith(f"error: {error}")
+    assert code == 2
+
+
+def test_what_is_said_of_a_pair_goes_before_what_is_said_of_all(tmp_path):
+    words = f"links {LOG} --class 0:1=sockets --class nvlink4"
+    assert said(words, tmp_path) == said(f"links {LOG} --class sockets", tmp_path)
+    assert said(f"{words} --class 1:0=sockets", tmp_path)[0] == 0
+
+
+def test_layers_unlike_those_of_the_kernels_are_a_warning(tmp_path):
+    words = f"simulate {H200}/fwd_closed_m4 --layers"
+    code, text = said(f"{words} 5,3,4,4", tmp_path)
+    assert "warning: --layers says 5,3,4,4, and the traces show 4,4,4,4" in text
+    assert code == 0
+    assert "warning: --layers" not in said(f"{words} 4,4,4,4", tmp_path)[1]
+
+
+def test_numbers_may_have_an_exponent(tmp_path):
+    plain = said("simulate --stages 4 --microbatches 8 --transfer 1000 --forward 2000", tmp_path)
+    typed = said("simulate --stages 4 --microbatches 8 --transfer 1e3 --forward 2E+3", tmp_path)
+    assert plain[0] == typed[0] == 0
+    assert plain[1].partition("next:")[0] == typed[1].partition("next:")[0]
+    code, text = said("simulate --stages 4 --microbatches 8 --transfer 1e400", tmp_path)
+    assert (code, text[:18]) == (2, "error: '1e400' is ")
+    code, text = said("simulate --stages 4 --microbatches 8 --transfer 1e30", tmp_path)
+    assert (code, text[:34]) == (2, "error: a value of --transfer is to")
+
+
+def test_a_folder_that_is_not_there_is_named_by_the_check(tmp_path):
+    (tmp_path / "there").mkdir()
+    places = {"a": tmp_path / "none", "b": tmp_path / "there", "c": "s3://bucket/none"}
+    (tmp_path / "watch.toml").write_text(
+        "".join(f'[[source]]\nname = "{name}"\nfolder = "{places[name]}"\n' for name in places)
+    )
+    code, text = said("watch --config watch.toml --check", tmp_path)
+    assert text.endswith(f"warning: a: there is no folder {places['a']}\n")
+    assert (code, text.count("warning:")) == (0, 1)
+
+
+def test_what_would_take_minutes_is_refused_with_the_limit(tmp_path):
+    code, text = said("simulate --stages 100000 --microbatches 1", tmp_path)
+    assert text.startswith("error: 100,000 ranks and 1 microbatch are more than can be simulated")
+    assert "there may be 2,048 ranks" in text
+    assert code == 2
+    code, text = said(f"simulate {H200}/1f1b_p2_m4 --microbatches 100000", tmp_path)
+    assert text.startswith("error: 100,000 microbatches are more than can be simulated")
+    assert "ranks x chunks x microbatches may be 50,000" in text
+    assert code == 2
