@@ -82,6 +82,8 @@ class Measurement:
     """Steps timed without the profiler by the job itself: the bucket of context, and seconds."""
     partial: bool = False
     """A rank has no trace, no step was captured whole, or the ranks are of different runs."""
+    repeated: int = 0
+    """Captures that were given again, and count once."""
 
     @property
     def captures(self) -> tuple[str, ...]:
@@ -150,8 +152,12 @@ def measure_run(run: Run, timeline: Timeline, figures: PipelineFigures) -> Measu
 
 
 def join_measurements(parts: Sequence[Measurement]) -> Measurement:
-    """Put captures of one setting together; what must be the same and is not is named."""
-    first = parts[0]
+    """Put captures of one setting together; what must be the same and is not is named.
+
+    A capture that is given twice is no more evidence than once.
+    """
+    given, parts = len(parts), _distinct(parts)
+    first = replace(parts[0], repeated=parts[0].repeated + given - len(parts))
     if len(parts) == 1:
         return first
     for other in parts[1:]:
@@ -175,6 +181,20 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
         unprofiled_s=tuple(pair for part in parts for pair in part.unprofiled_s),
         partial=any(part.partial for part in parts),
     )
+
+
+def _distinct(parts: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """Leave out what is the same capture as one before: no two runs last the same nanoseconds."""
+    return tuple({_identity(part, place): part for place, part in enumerate(parts)}.values())
+
+
+def _identity(part: Measurement, place: int) -> tuple[object, ...]:
+    """Return what tells a capture from others, wherever it was read from."""
+    if not part.samples:
+        return (place,)
+    samples = tuple(replace(one, capture="", context=None) for one in part.samples)
+    lengths = tuple(length for _, length in part.unprofiled_s)
+    return (part.ranks, part.microbatches, part.schedule, part.split, samples, lengths)
 
 
 def context_bucket(lengths: Sequence[int]) -> int | None:
