@@ -42,7 +42,7 @@ from debubble.units import parse_bytes, parse_duration
 @click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
 @click.option("--schedule", metavar="NAME", help="The schedule that ran, where it is not told.")
 @click.option("--layers", metavar="N,N,...", help="Layers of each stage, where they are not told.")
-@click.option("--memory-limit", metavar="SIZE", help="Of each device, such as 80GiB.")
+@click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB.")
 @click.option("--latency", metavar="TIME", help="Of a batch without the profiler, such as 302ms.")
 @click.option(
     "--max-microbatches", type=click.IntRange(min=1), metavar="N", help="Try no more than these."

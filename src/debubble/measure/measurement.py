@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TypeVar
 
+from debubble.costs.devices import ranks_a_device
 from debubble.errors import UsageError
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import ask_job
@@ -39,7 +40,7 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """The peak of one rank, and what its device has."""
+    """The peak of one rank, and what it may hold: its share where ranks share a device."""
 
     rank: int
     peak_bytes: int | None
@@ -145,7 +146,7 @@ def measure_run(run: Run, timeline: Timeline, figures: PipelineFigures) -> Measu
             for sample in _samples(run.found.capture.name, timeline, figures)
         ),
         unprofiled_s=tuple((context, length) for length in _unprofiled(run, ranks)),
-        memory=tuple(_memory(rank) for rank in ranks),
+        memory=tuple(_memory(rank, ranks_a_device(ranks)) for rank in ranks),
         environment=_environment(run),
         partial=bool(figures.absent) or figures.cut or not figures.one_run,
     )
@@ -259,14 +260,15 @@ def _largest_message(figures: PipelineFigures) -> int | None:
     return max(sizes, default=None)
 
 
-def _memory(rank: RankTimeline) -> RankMemory:
+def _memory(rank: RankTimeline, sharing: int) -> RankMemory:
     known = rank.memory
+    limit = known.limit_bytes if known else None
     peaks = _known((known.peak_bytes, known.job_peak_bytes)) if known else ()
     return RankMemory(
         rank=rank.rank,
         peak_bytes=max(peaks, default=None),
         reserved_bytes=known.peak_reserved_bytes if known else None,
-        limit_bytes=known.limit_bytes if known else None,
+        limit_bytes=None if limit is None else limit // sharing,
     )
 
 
