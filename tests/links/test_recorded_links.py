@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -73,6 +74,21 @@ def test_a_message_takes_what_it_took_with_nothing_else_running(name, recorded_d
 def test_paced_hops_are_named_with_their_direction_and_no_others(name, recorded_data):
     found = judged(recorded_data / name)
     assert [one.hop for one in found.slow] == ([PACED[name]] if name in PACED else [])
+
+
+@pytest.mark.parametrize("name", PACED)
+def test_a_slow_hop_is_as_slow_as_its_message_alone_against_those_of_its_peers(name, recorded_data):
+    found = judged(recorded_data / name)
+    (slow,) = found.slow
+    size = slow.times.figures.message_bytes
+    peers = [
+        one.times.alone_ns
+        for one in found.hops
+        if one is not slow and one.times.figures.message_bytes == size and one.times.alone_ns
+    ]
+    times = slow.times.alone_ns / median(peers)
+    assert slow.judgement.times == pytest.approx(times, rel=0.02)
+    assert f"takes {slow.judgement.times:.1f} times" in slow.judgement.why
 
 
 @pytest.mark.parametrize("name", BOTH_INTO)
