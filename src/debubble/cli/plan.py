@@ -26,7 +26,7 @@ from debubble.ledger.ledger import Ledger, build_ledger
 from debubble.ledger.verdict import find_bottleneck
 from debubble.plan.cache_split import Cache
 from debubble.plan.context_length import at_length
-from debubble.plan.emit import EMITTERS
+from debubble.plan.emit import EMITTERS, can_emit
 from debubble.plan.plan import make_plan
 from debubble.report.html.plan import plan_report
 from debubble.report.html.views import Shown
@@ -163,9 +163,11 @@ def _following(planned: Planned, words: str, framework: str | None, manners: Man
     """Name what to type next."""
     if manners.quiet or framework:
         return ""
-    if planned.plan.recommended:
-        return f"debubble plan {words} --emit torch"
-    return f"debubble find {words}"
+    if not planned.plan.recommended:
+        return f"debubble find {words}"
+    best, setting = planned.plan.recommended[0].change, planned.plan.baseline.setting
+    tellable = [one for one in ("torch", *EMITTERS) if can_emit(one, best, setting)]
+    return f"debubble plan {words} --emit {tellable[0]}" if tellable else ""
 
 
 def _bottleneck(ledger: Ledger | None, figures: PipelineFigures) -> str:
