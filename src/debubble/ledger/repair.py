@@ -13,7 +13,8 @@ import numpy as np
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.savings import Remedies, saved_by
 from debubble.links.expectation import Hop
-from debubble.simulate.lengths import Lengths, hop_of
+from debubble.simulate.lengths import hop_of
+from debubble.simulate.program import Lengths
 
 
 def times_expected(ledger: Ledger, hop: Hop) -> float | None:
