@@ -41,8 +41,9 @@ def test_a_run_is_kept_listed_tagged_exported_compared_and_dropped(tmp_path):
     again = answer(f"history export --parquet rows.parquet {STORE}", code=2)
     assert "is there already" in again
     found = json.loads(answer(f"compare base {RUN} --json {STORE}"))
-    assert (found["before"]["n"], found["after"]["n"]) == (4, 2)
+    assert (found["before"]["n"], found["after"]["n"]) == (2, 2)
     assert found["verdict"] == "no_clear_change"
+    assert "the same capture was given more than once: 1 before left out" in found["notes"]
     assert answer(f"history prune --keep 1 {STORE}") == "1 dropped.\n"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from debubble.errors import Code, DebubbleError, LogError
 from debubble.links.classes import find_class
+from debubble.links.judge import Past
 from debubble.links.logs.model import CopyLog, MatrixLog, NcclLog
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import looks_like_log, read_log
@@ -194,6 +195,17 @@ def test_two_ranks_are_a_hop_and_judged_by_a_stated_class():
     assert alone.bytes_per_s == pytest.approx(33554432 / 14485.3e-6)
     judged = pairs_in([log], classes={(0, 1): find_class("nvlink4")}, history={})[0]
     assert judged.judgement.slow
+
+
+def test_a_history_of_other_hops_or_sizes_is_not_called_none():
+    other_hop = {(2, 3): Past(times_ns={33554432: 1e6}, fit=None)}
+    other_size = {(0, 1): Past(times_ns={1024: 1e6}, fit=None)}
+    for history in (other_hop, other_size):
+        (found,) = pairs_in([own(TEXT)], classes={}, history=history)
+        assert found.judgement.why == (
+            "the history has nothing of hop 0 → 1 with messages of 32.0 MiB, "
+            "and there is no --class"
+        )
 
 
 def test_figures_of_copy_engines_are_not_held_against_nccl():

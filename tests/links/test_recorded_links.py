@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -14,6 +15,7 @@ from debubble.links.classes import find_class
 from debubble.links.fit import Fit
 from debubble.links.judge import Past
 from debubble.links.wiring import Wiring
+from debubble.report.links import links_json
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
@@ -73,6 +75,37 @@ def test_a_message_takes_what_it_took_with_nothing_else_running(name, recorded_d
 def test_paced_hops_are_named_with_their_direction_and_no_others(name, recorded_data):
     found = judged(recorded_data / name)
     assert [one.hop for one in found.slow] == ([PACED[name]] if name in PACED else [])
+
+
+@pytest.mark.parametrize("name", PACED)
+def test_a_slow_hop_is_as_slow_as_its_message_alone_against_those_of_its_peers(name, recorded_data):
+    found = judged(recorded_data / name)
+    (slow,) = found.slow
+    size = slow.times.figures.message_bytes
+    peers = [
+        one.times.alone_ns
+        for one in found.hops
+        if one is not slow and one.times.figures.message_bytes == size and one.times.alone_ns
+    ]
+    times = slow.times.alone_ns / median(peers)
+    assert slow.judgement.times == pytest.approx(times, rel=0.02)
+    assert f"takes {slow.judgement.times:.1f} times" in slow.judgement.why
+
+
+def test_several_slow_hops_have_a_price_together(recorded_data):
+    every = {(rank, rank + step): find_class("nvlink4") for rank in range(4) for step in (-1, 1)}
+    found = judged(recorded_data / "1f1b_m8", classes=every)
+    assert len(found.slow) == 6
+    assert found.slow_cost_ns > max(one.cost_ns for one in found.slow)
+    answer = links_json(found, ())
+    assert answer["slow_cost_per_batch_s"] == found.slow_cost_ns / 1e9
+    assert "; all slow hops together cost up to" in answer["verdict"]
+
+
+def test_the_price_of_one_slow_hop_together_is_its_own(recorded_data):
+    found = judged(recorded_data / "1f1b_m8_slow23")
+    assert found.slow_cost_ns == found.slow[0].cost_ns
+    assert judged(recorded_data / "1f1b_m8").slow_cost_ns == 0
 
 
 @pytest.mark.parametrize("name", BOTH_INTO)

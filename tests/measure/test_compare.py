@@ -128,6 +128,15 @@ def test_two_steps_a_side_only_indicate_and_say_how_many_are_needed():
     assert found.needed == 4
 
 
+def test_one_capture_several_times_is_no_more_evidence():
+    before, after = sampled(SAME[:2]), sampled(QUICKER[:2])
+    once = compare(before, after)
+    found = compare(join_measurements([before] * 3), join_measurements([after] * 2))
+    assert (found.verdict, found.confidence) == (once.verdict, Confidence.INDICATIVE)
+    assert found.deciding.p == once.deciding.p
+    assert "the same capture was given more than once: 2 before and 1 after left out" in found.notes
+
+
 def test_other_context_lengths_are_not_compared():
     short, long = sampled(SAME, context=512), sampled(QUICKER, context=2048)
     found = compare(short, long)
@@ -138,7 +147,8 @@ def test_other_context_lengths_are_not_compared():
 def test_context_lengths_are_matched_where_sides_share_some():
     """Half of the steps before are of long contexts: unmatched, they would make it look quicker."""
     short, long = sampled(SAME, context=512), sampled([4 * one for one in SAME], context=2048)
-    found = compare(join_measurements([short, long, long]), sampled(SAME, context=512))
+    longer = sampled([4.1 * one for one in SAME], context=2048)
+    found = compare(join_measurements([short, long, longer]), sampled(SAME, context=512))
     assert found.verdict is Verdict.NO_CLEAR_CHANGE
     assert found.deciding.before.count == found.deciding.after.count == len(SAME)
     assert "context lengths matched: 12 steps before and 0 steps after" in found.notes[0]

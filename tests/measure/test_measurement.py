@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from measuring import RECORDED, measured, sampled
 
@@ -22,7 +24,7 @@ def test_a_recorded_run_gives_a_sample_a_step():
 def test_memory_and_environment_come_from_the_traces():
     found = measured(RECORDED / "1f1b_p2_m4")
     assert [one.peak_bytes for one in found.memory] == [5973083136, 5343874560]
-    assert {one.limit_bytes for one in found.memory} == {150109880320}
+    assert {one.limit_bytes for one in found.memory} == {150109880320 // 2}
     assert found.environment.devices == ("NVIDIA H200",)
     assert dict(found.environment.versions)["nccl"] == "2.28.9"
 
@@ -38,6 +40,16 @@ def test_captures_of_one_setting_are_put_together_with_the_largest_memory():
     assert joined.batch_latencies_s == (0.1, 0.2, 0.3)
     assert [one.peak_bytes for one in joined.memory] == [7, 7]
     assert len(joined.captures) == 2
+
+
+def test_a_capture_that_is_given_again_counts_once():
+    mine, other = sampled([0.1, 0.2]), sampled([0.1, 0.3])
+    elsewhere = replace(mine, samples=tuple(replace(one, capture="copy") for one in mine.samples))
+    joined = join_measurements([mine, elsewhere, other, mine])
+    assert joined.batch_latencies_s == (0.1, 0.2, 0.1, 0.3)
+    assert joined.repeated == 2
+    alone = join_measurements([mine, mine])
+    assert (alone.batch_latencies_s, alone.repeated) == ((0.1, 0.2), 1)
 
 
 def test_captures_of_different_settings_are_not_put_together():

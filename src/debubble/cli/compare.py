@@ -47,7 +47,7 @@ from debubble.units import parse_bytes, parse_share
     "--target-batch", type=float, metavar="N", help="Microbatches that both must have a step."
 )
 @click.option("--tokens", metavar="N[,N]", help="Tokens of a microbatch, before and after.")
-@click.option("--memory-limit", metavar="SIZE", help="Of each device, such as 80GiB.")
+@click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB.")
 @click.option("--fail-on", metavar="VERDICT,...", help="Exit with 1 on these verdicts.")
 @click.option("--markdown", is_flag=True, help="Print Markdown, for a pull request.")
 @html_option

@@ -26,7 +26,7 @@ from debubble.ledger.ledger import Ledger, build_ledger
 from debubble.ledger.verdict import find_bottleneck
 from debubble.plan.cache_split import Cache
 from debubble.plan.context_length import at_length
-from debubble.plan.emit import EMITTERS
+from debubble.plan.emit import EMITTERS, can_emit
 from debubble.plan.plan import make_plan
 from debubble.report.html.plan import plan_report
 from debubble.report.html.views import Shown
@@ -42,7 +42,7 @@ from debubble.units import parse_bytes, parse_duration
 @click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
 @click.option("--schedule", metavar="NAME", help="The schedule that ran, where it is not told.")
 @click.option("--layers", metavar="N,N,...", help="Layers of each stage, where they are not told.")
-@click.option("--memory-limit", metavar="SIZE", help="Of each device, such as 80GiB.")
+@click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB.")
 @click.option("--latency", metavar="TIME", help="Of a batch without the profiler, such as 302ms.")
 @click.option(
     "--max-microbatches", type=click.IntRange(min=1), metavar="N", help="Try no more than these."
@@ -163,9 +163,11 @@ def _following(planned: Planned, words: str, framework: str | None, manners: Man
     """Name what to type next."""
     if manners.quiet or framework:
         return ""
-    if planned.plan.recommended:
-        return f"debubble plan {words} --emit torch"
-    return f"debubble find {words}"
+    if not planned.plan.recommended:
+        return f"debubble find {words}"
+    best, setting = planned.plan.recommended[0].change, planned.plan.baseline.setting
+    tellable = [one for one in ("torch", *EMITTERS) if can_emit(one, best, setting)]
+    return f"debubble plan {words} --emit {tellable[0]}" if tellable else ""
 
 
 def _bottleneck(ledger: Ledger | None, figures: PipelineFigures) -> str:

@@ -15,6 +15,7 @@ from debubble.cli.measuring import store_url
 from debubble.cli.options import Manners, output_options, print_answer
 from debubble.cli.tune_options import BudgetSaid, ScopeSaid, budget_options, scope_options
 from debubble.errors import MissingExtra, UsageError
+from debubble.measure.measurement import Measurement
 from debubble.measure.store import Store
 from debubble.report.tune import (
     dry_json,
@@ -177,6 +178,7 @@ def _foresee(bench: Bench, budget: Budget, scope: Scope, traces: str | None) -> 
     now = bench.template.now
     if traces is not None:
         reading = read_capture(traces)
+        _refuse_another(now, reading.measurement, traces)
         outcome = Outcome(kind=Kind.MEASURED, seconds=0.0, measurement=reading.measurement)
         run = Run(
             number=0, token="", setting=now, why="", began_s=0.0, expected=None, outcome=outcome
@@ -195,6 +197,19 @@ def _foresee(bench: Bench, budget: Budget, scope: Scope, traces: str | None) -> 
             on_end=lambda _run: None,
         )
         return loop.look() if loop.standing.first is not None else None
+
+
+def _refuse_another(now: Setting, measured: Measurement, traces: str) -> None:
+    """Refuse traces of another setting than the one that is said to be as it is."""
+    for knob in ("microbatches", "split", "schedule"):
+        said, shown = getattr(now, knob), getattr(measured, knob)
+        if said is not None and shown is not None and said != shown:
+            found = Setting(**{knob: shown}).written(knob)
+            raise UsageError(
+                f"--now says {knob}={now.written(knob)}, the traces show {knob}={found}",
+                hint=f"say --now {knob}={found}, or give traces of the run as it is",
+                file=traces,
+            )
 
 
 def _commands(template: Template, found: Prospects | None) -> list[tuple[Setting, tuple[str, ...]]]:

@@ -84,7 +84,7 @@ scope_options = gathered(
         help="What COMMAND keeps when microbatches change; seen by itself after the first such "
         "run.",
     ),
-    click.option("--memory-limit", metavar="SIZE", help="Of each device, such as 80GiB."),
+    click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB."),
     click.option(
         "--threshold",
         metavar="SHARE",

@@ -33,6 +33,11 @@ def surely_share(ranks: Sequence[RankTimeline]) -> bool:
     return may_share(ranks) and all(_is_part(rank) for rank in ranks)
 
 
+def ranks_a_device(ranks: Sequence[RankTimeline]) -> int:
+    """Return how many of these ranks divide the memory of one device: 1 unless it is sure."""
+    return len(ranks) if surely_share(ranks) else 1
+
+
 def _is_part(rank: RankTimeline) -> bool:
     whole = next(
         (count for name, count in _MULTIPROCESSORS.items() if name in rank.device_name), None

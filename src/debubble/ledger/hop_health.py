@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from debubble.costs.devices import surely_share
 from debubble.ledger.ledger import Ledger, build_ledger
-from debubble.ledger.repair import saved_by_repair, times_expected
+from debubble.ledger.repair import saved_by_repair, saved_by_repairs, times_expected
 from debubble.links.classes import LinkClass, wires_between
 from debubble.links.expectation import Hop
 from debubble.links.hop_times import HopTimes, time_hops
@@ -55,6 +55,8 @@ class LinkHealth:
     batch_latency_ns: int | None
     shared: bool
     """Ranks share a device, so that what one hop gains slows what is beside it."""
+    slow_cost_ns: int | None = None
+    """What a batch would save with all slow hops as they should be; None where not known."""
 
     @property
     def slow(self) -> list[HopHealth]:
@@ -113,6 +115,7 @@ def judge_with(
         commands=_commands(figures),
         batch_latency_ns=figures.batch_latency_ns,
         shared=surely_share(figures.ranks),
+        slow_cost_ns=_cost_together(ledger, judged),
     )
 
 
@@ -127,9 +130,21 @@ def _cost(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> int | None:
         return None
     if not judgement.slow:
         return 0
-    if judgement.against != "peers" and judgement.times:
-        return saved_by_repair(ledger, [hop], 1 / judgement.times)
-    return saved_by_repair(ledger, [hop])
+    return saved_by_repair(ledger, [hop], _share(judgement))
+
+
+def _cost_together(ledger: Ledger | None, judged: Mapping[Hop, Judgement]) -> int | None:
+    """Price all slow hops at once: slack may hide each of them, and not all."""
+    if ledger is None or not ledger.replays:
+        return None
+    slow = {hop: _share(one) for hop, one in judged.items() if one.slow}
+    return saved_by_repairs(ledger, slow) if slow else 0
+
+
+def _share(judgement: Judgement) -> float | None:
+    """Return what its messages should take of what they do; None: as peers tell."""
+    by_peers = judgement.against == "peers" or not judgement.times
+    return None if by_peers or judgement.times is None else 1 / judgement.times
 
 
 def _commands(figures: PipelineFigures) -> tuple[str, ...]:

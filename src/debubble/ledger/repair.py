@@ -5,14 +5,16 @@ The one place where a slow hop gets its price: `find`, `links` and `plan` all as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from debubble.ledger.ledger import Ledger
-from debubble.ledger.savings import saved_by
+from debubble.ledger.savings import Remedies, saved_by
 from debubble.links.expectation import Hop
 from debubble.simulate.lengths import hop_of
+from debubble.simulate.program import Lengths
 
 
 def times_expected(ledger: Ledger, hop: Hop) -> float | None:
@@ -27,6 +29,22 @@ def saved_by_repair(ledger: Ledger, hops: Sequence[Hop], share: float | None = N
     """Replay the steps with some hops as fast as their peers, or at a share of what they take."""
     numbers = [_number(ledger, hop) for hop in hops]
     return saved_by(ledger.remedies, lambda one: one.repaired_hops(numbers, share))
+
+
+def saved_by_repairs(ledger: Ledger, shares: Mapping[Hop, float | None]) -> int:
+    """Replay the steps with all these hops repaired at once, each as `saved_by_repair` would."""
+    numbers = {_number(ledger, hop): share for hop, share in shares.items()}
+
+    def repaired(one: Remedies) -> Lengths:
+        each = [one.repaired_hops([number], share) for number, share in numbers.items()]
+        return replace(
+            one.step.lengths,
+            sending=np.minimum.reduce([lengths.sending for lengths in each]),
+            wire=np.minimum.reduce([lengths.wire for lengths in each]),
+            drain=np.minimum.reduce([lengths.drain for lengths in each]),
+        )
+
+    return saved_by(ledger.remedies, repaired)
 
 
 def _number(ledger: Ledger, hop: Hop) -> int:

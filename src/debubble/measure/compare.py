@@ -96,6 +96,7 @@ def compare(
         environment=environment_changes(before, after),
         reasons=impossible or because,
         notes=(
+            *_repeated(before, after),
             *left_out(wanted, (before, after)),
             *_notes(before, after, same_batch=same_batch, rate_note=rate_note),
         ),
@@ -252,6 +253,13 @@ def _notes(
             "join several with commas"
         )
     return notes
+
+
+def _repeated(before: Measurement, after: Measurement) -> Sequence[str]:
+    """Say what was given twice, and counts once."""
+    counts = {"before": before.repeated, "after": after.repeated}
+    said = " and ".join(f"{count} {side}" for side, count in counts.items() if count)
+    return [f"the same capture was given more than once: {said} left out"] if said else []
 
 
 def _words(name: str) -> str:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TypeVar
 
+from debubble.costs.devices import ranks_a_device
 from debubble.errors import UsageError
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import ask_job
@@ -39,7 +40,7 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """The peak of one rank, and what its device has."""
+    """The peak of one rank, and what it may hold: its share where ranks share a device."""
 
     rank: int
     peak_bytes: int | None
@@ -82,6 +83,8 @@ class Measurement:
     """Steps timed without the profiler by the job itself: the bucket of context, and seconds."""
     partial: bool = False
     """A rank has no trace, no step was captured whole, or the ranks are of different runs."""
+    repeated: int = 0
+    """Captures that were given again, and count once."""
 
     @property
     def captures(self) -> tuple[str, ...]:
@@ -143,15 +146,19 @@ def measure_run(run: Run, timeline: Timeline, figures: PipelineFigures) -> Measu
             for sample in _samples(run.found.capture.name, timeline, figures)
         ),
         unprofiled_s=tuple((context, length) for length in _unprofiled(run, ranks)),
-        memory=tuple(_memory(rank) for rank in ranks),
+        memory=tuple(_memory(rank, ranks_a_device(ranks)) for rank in ranks),
         environment=_environment(run),
         partial=bool(figures.absent) or figures.cut or not figures.one_run,
     )
 
 
 def join_measurements(parts: Sequence[Measurement]) -> Measurement:
-    """Put captures of one setting together; what must be the same and is not is named."""
-    first = parts[0]
+    """Put captures of one setting together; what must be the same and is not is named.
+
+    A capture that is given twice is no more evidence than once.
+    """
+    given, parts = len(parts), _distinct(parts)
+    first = replace(parts[0], repeated=parts[0].repeated + given - len(parts))
     if len(parts) == 1:
         return first
     for other in parts[1:]:
@@ -175,6 +182,20 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
         unprofiled_s=tuple(pair for part in parts for pair in part.unprofiled_s),
         partial=any(part.partial for part in parts),
     )
+
+
+def _distinct(parts: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """Leave out what is the same capture as one before: no two runs last the same nanoseconds."""
+    return tuple({_identity(part, place): part for place, part in enumerate(parts)}.values())
+
+
+def _identity(part: Measurement, place: int) -> tuple[object, ...]:
+    """Return what tells a capture from others, wherever it was read from."""
+    if not part.samples:
+        return (place,)
+    samples = tuple(replace(one, capture="", context=None) for one in part.samples)
+    lengths = tuple(length for _, length in part.unprofiled_s)
+    return (part.ranks, part.microbatches, part.schedule, part.split, samples, lengths)
 
 
 def context_bucket(lengths: Sequence[int]) -> int | None:
@@ -239,14 +260,15 @@ def _largest_message(figures: PipelineFigures) -> int | None:
     return max(sizes, default=None)
 
 
-def _memory(rank: RankTimeline) -> RankMemory:
+def _memory(rank: RankTimeline, sharing: int) -> RankMemory:
     known = rank.memory
+    limit = known.limit_bytes if known else None
     peaks = _known((known.peak_bytes, known.job_peak_bytes)) if known else ()
     return RankMemory(
         rank=rank.rank,
         peak_bytes=max(peaks, default=None),
         reserved_bytes=known.peak_reserved_bytes if known else None,
-        limit_bytes=known.limit_bytes if known else None,
+        limit_bytes=None if limit is None else limit // sharing,
     )
 
 

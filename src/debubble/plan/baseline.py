@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from debubble.costs.devices import surely_share
+from debubble.costs.devices import ranks_a_device, surely_share
 from debubble.costs.memory import MemoryCosts, PeakMemory, fit_memory, predict_peaks
 from debubble.costs.memory_run import MemoryRun, memory_run
 from debubble.errors import UsageError
@@ -35,7 +35,7 @@ class Baseline:
     memory: MemoryCosts | None
     """None where the traces do not tell how it grows."""
     limits: tuple[float | None, ...]
-    """Bytes of each rank's device."""
+    """Bytes that each rank may hold."""
     window_ns: float
     """The batch latency that changes are held against."""
     correction: float
@@ -282,7 +282,7 @@ def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[f
     """Return each rank's memory: as given, else its device's, shared where ranks share that."""
     if limit_bytes is not None:
         return (limit_bytes,) * len(ranks)
-    parts = len(ranks) if surely_share(ranks) else 1
+    parts = ranks_a_device(ranks)
     known = [rank.memory.limit_bytes if rank.memory else None for rank in ranks]
     return tuple(None if limit is None else limit / parts for limit in known)
 

@@ -45,7 +45,7 @@ def links_answer(found: LinkHealth) -> str:
         return "No hop was seen: no message went from rank to rank."
     if found.slow:
         first, more = found.slow[0], len(found.slow) - 1
-        others = f" {counted(more, 'more hop')} slow." if more else ""
+        others = f" {counted(more, 'more hop')} slow{_together(found)}." if more else ""
         return f"{_opening(first, found)}: {_sentence(first, found)}{others}"
     counts = _counts(found.hops)
     if not counts[Verdict.HEALTHY]:
@@ -60,8 +60,17 @@ def _opening(first: HopHealth, found: LinkHealth) -> str:
     batch = found.batch_latency_ns
     if first.cost_ns is None or not batch:
         return "A hop is slow"
-    matters = first.cost_ns >= MATTERS * batch
+    matters = max(first.cost_ns, found.slow_cost_ns or 0) >= MATTERS * batch
     return "It is the wire" if matters else "A hop is slow, and slack hides it"
+
+
+def _together(found: LinkHealth) -> str:
+    """Say what all slow hops cost: less or more than the sum of each."""
+    if found.slow_cost_ns is None:
+        return ""
+    most = "up to " if found.shared else ""
+    cost = show_duration(max(found.slow_cost_ns, 0))
+    return f"; all slow hops together cost {most}{cost} a batch"
 
 
 def _sentence(one: HopHealth, found: LinkHealth) -> str:
@@ -156,6 +165,7 @@ def links_json(found: LinkHealth, gaps: Sequence[Gap]) -> dict[str, Any]:
         "source": "traces",
         "batch_latency_s": _seconds(found.batch_latency_ns),
         "cost_is_upper_bound": found.shared,
+        "slow_cost_per_batch_s": _seconds(found.slow_cost_ns),
         "hops": [_hop_json(one) for one in found.hops],
         "logs": [],
         "commands": list(found.commands),

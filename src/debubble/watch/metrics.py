@@ -171,7 +171,7 @@ def _stages(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
         "useful": _gauge("useful_compute_ratio", "What a stage computes.", labels),
         "busy": _gauge("gpu_busy_ratio", "What a utilisation dashboard shows.", labels),
         "peak_bytes": _gauge("stage_peak_memory_bytes", "The most memory in use.", labels),
-        "limit_bytes": _gauge("stage_memory_limit_bytes", "What the device has.", labels),
+        "limit_bytes": _gauge("stage_memory_limit_bytes", "What its rank may hold.", labels),
     }
     for one in pipelines:
         stages = (one["latest"] or {}).get("stages", [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import yaml
 from hypothesis import given
@@ -35,6 +37,15 @@ def test_each_rank_gets_its_layers(framework, sizes):
     ranks, _, split = sizes
     text = emit(framework, Change(split=split), setting_for(ranks, split))
     assert partition_of(framework, text) == (list(split), ranks)
+
+
+@pytest.mark.parametrize("framework", ENGINES)
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_run_that_trains_is_nothing_for_an_engine_that_serves(framework, schedule):
+    trains = replace(RUN, schedule=schedule)
+    with pytest.raises(UsageError, match=f"cannot be told to train.*{schedule}"):
+        emit(framework, Change(split=(15, 15, 15, 16)), trains)
+    emit(framework, Change(split=(15, 15, 15, 16)), replace(RUN, schedule="forward-only"))
 
 
 @pytest.mark.parametrize("framework", ["vllm", "sglang"])

@@ -12,7 +12,7 @@ from debubble.links.fit import Fit, fit_line
 from debubble.links.judge import SLOW_FOR_ITS_CLASS, Judgement, Past, judge_time, unknown
 from debubble.links.logs.model import CopyLog, Log, MatrixLog, NcclLog, NcclRow, NvlinkStatus
 from debubble.links.wiring import inactive_links
-from debubble.units import NS_PER_S
+from debubble.units import NS_PER_S, show_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def pairs_in(
                     size_bytes=last[0],
                     time_s=time_s,
                     fit=fit_line([size for size, _ in rows], [time for _, time in rows]),
-                    judgement=_judge(last, classes.get(log.pair), history.get(log.pair)),
+                    judgement=_judge(last, classes.get(log.pair), history, log.pair),
                 )
             )
     return tuple(found)
@@ -73,14 +73,20 @@ def _time_of(row: NcclRow) -> float | None:
     return None if half is None or half.host_time else half.time_us * 1000
 
 
-def _judge(last: tuple[int, float], wire: LinkClass | None, past: Past | None) -> Judgement:
+def _judge(
+    last: tuple[int, float], wire: LinkClass | None, history: Mapping[Hop, Past], pair: Hop
+) -> Judgement:
     size, time = last
+    past = history.get(pair)
     before = past.time_ns(size) if past else None
     if before is not None:
         return judge_time(time, before, "history")
     if wire is not None:
         expected = size / wire.bytes_per_s * NS_PER_S
         return judge_time(time, expected, "class", limit=SLOW_FOR_ITS_CLASS)
+    if history:
+        hop = f"hop {pair[0]} → {pair[1]} with messages of {show_bytes(size)}"
+        return unknown(f"the history has nothing of {hop}, and there is no --class")
     return unknown("no history and no --class to hold it against")
 
 

@@ -24,7 +24,7 @@ from debubble.plan.emit import (
 )
 from debubble.plan.emit.refuse import cannot
 
-__all__ = ["EMITTERS", "emit"]
+__all__ = ["EMITTERS", "can_emit", "emit"]
 
 EMITTERS: dict[str, Callable[[Change, Setting], str]] = {
     "vllm": vllm.emit,
@@ -40,6 +40,15 @@ EMITTERS: dict[str, Callable[[Change, Setting], str]] = {
     "nemo@automodel": nemo_automodel.emit,
     "csv": order_file.emit,
 }
+
+
+def can_emit(framework: str, change: Change, setting: Setting) -> bool:
+    """Tell whether a framework can be told a change."""
+    try:
+        emit(framework, change, setting)
+    except UsageError:
+        return False
+    return True
 
 
 def emit(framework: str, change: Change, setting: Setting) -> str:

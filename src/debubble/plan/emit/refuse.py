@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from debubble.errors import UsageError
-from debubble.plan.change import Change
+from debubble.plan.change import Change, Setting
 from debubble.plan.emit.aim import Aim
+from debubble.schedules import SCHEDULES
 
 
 def cannot(framework: str, what: str, hint: str) -> UsageError:
     """Return the refusal of something that a framework cannot be told."""
     return UsageError(f"{framework} cannot be told {what}", hint=hint)
+
+
+def refuse_training(framework: str, setting: Setting) -> None:
+    """Refuse a run that trains, for an engine that serves."""
+    known = SCHEDULES.get(setting.schedule or "")
+    if known is not None and known.kinds != {"F"}:
+        raise cannot(
+            framework,
+            f"to train: it serves, and the run has backward passes ({setting.schedule})",
+            "name what trains it: torch, torchtitan, megatron, deepspeed, nemo",
+        )
 
 
 def refuse_schedule(framework: str, change: Change, aim: Aim, hint: str) -> None:

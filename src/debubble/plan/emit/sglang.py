@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit.aim import Aim, aim_of
-from debubble.plan.emit.refuse import cannot, refuse_overlap, refuse_schedule
+from debubble.plan.emit.refuse import cannot, refuse_overlap, refuse_schedule, refuse_training
 from debubble.plan.emit.sizes import divides_note, explain_names, shell_shrunk
 from debubble.plan.emit.text import comment, flags
 
@@ -14,6 +14,7 @@ _NAME = "SGLang"
 def emit(change: Change, setting: Setting) -> str:
     """Write the split as an environment variable and the microbatches as flags."""
     aim = aim_of(change, setting)
+    refuse_training(_NAME, setting)
     refuse_schedule(_NAME, change, aim, "change the split: a rank holds one stage in SGLang")
     refuse_overlap(_NAME, change, "--pp-async-batch-depth puts more microbatches in flight")
     parts: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit.aim import aim_of
-from debubble.plan.emit.refuse import cannot, refuse_overlap, refuse_schedule
+from debubble.plan.emit.refuse import cannot, refuse_overlap, refuse_schedule, refuse_training
 from debubble.plan.emit.text import comment
 
 _NAME = "TensorRT-LLM"
@@ -13,6 +13,7 @@ _NAME = "TensorRT-LLM"
 def emit(change: Change, setting: Setting) -> str:
     """Write the options of the LLM API that set the split."""
     aim = aim_of(change, setting)
+    refuse_training(_NAME, setting)
     refuse_schedule(_NAME, change, aim, "change the split: a rank holds one stage there")
     refuse_overlap(_NAME, change, "change the split")
     if change.microbatches is not None:

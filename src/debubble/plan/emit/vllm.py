@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit.aim import aim_of
-from debubble.plan.emit.refuse import cannot, refuse_overlap, refuse_schedule
+from debubble.plan.emit.refuse import cannot, refuse_overlap, refuse_schedule, refuse_training
 from debubble.plan.emit.text import comment
 
 _NAME = "vLLM"
@@ -13,6 +13,7 @@ _NAME = "vLLM"
 def emit(change: Change, setting: Setting) -> str:
     """Write the environment variable that sets the split."""
     aim = aim_of(change, setting)
+    refuse_training(_NAME, setting)
     refuse_schedule(_NAME, change, aim, "change the split: a rank holds one stage in vLLM")
     refuse_overlap(_NAME, change, "--async-scheduling puts one more batch in flight")
     if change.microbatches is not None:
