@@ -12,7 +12,7 @@ from debubble.ledger.repair import saved_by_repair, saved_by_repairs, times_expe
 from debubble.links.classes import LinkClass, wires_between
 from debubble.links.expectation import Hop
 from debubble.links.hop_times import HopTimes, time_hops
-from debubble.links.judge import Judgement, Past, Verdict, judge_hops
+from debubble.links.judge import Judgement, Past, Verdict, judge_hops, judge_ratio
 from debubble.links.nccl_command import nccl_command
 from debubble.links.wiring import Wiring
 from debubble.timeline.figures import PipelineFigures
@@ -99,6 +99,7 @@ def judge_with(
     steps = [window.step for window in figures.windows]
     timed = time_hops(only_steps(timeline, steps) if steps else timeline, figures.hops)
     judged = judge_hops(timed, wires=wires, classes=wiring.stated, history=history)
+    judged = {hop: _as_priced(one, hop, ledger) for hop, one in judged.items()}
     hops = tuple(
         HopHealth(
             times=one,
@@ -131,6 +132,16 @@ def _cost(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> int | None:
     if not judgement.slow:
         return 0
     return saved_by_repair(ledger, [hop], _share(judgement))
+
+
+def _as_priced(judgement: Judgement, hop: Hop, ledger: Ledger | None) -> Judgement:
+    """Say how slow a hop is as `find` and `plan` do, who price it: all its messages decided."""
+    if ledger is None or not judgement.slow or judgement.against != "peers":
+        return judgement
+    times = times_expected(ledger, hop)
+    if times is None or times <= 1:
+        return judgement
+    return judge_ratio(times, slow=True, against="peers")
 
 
 def _cost_together(ledger: Ledger | None, judged: Mapping[Hop, Judgement]) -> int | None:

@@ -82,17 +82,14 @@ def judge_hops(
 
     What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
     """
-    usual, surely, alone = _usual(hops, wires), _alone(hops, wires, FEWEST), _alone(hops, wires, 1)
+    usual, alone = _usual(hops, wires), _alone(hops, wires)
     peers = {one.hop: _Ratios.of(one, usual) for one in hops}
     return {
         one.hop: _decide(
             one,
             [
                 _by_past(one, history.get(one.hop)),
-                _in_words(
-                    _by_peers(peers[one.hop], peers.get(one.hop[::-1]), surely.get(one.hop, 1.0)),
-                    alone.get(one.hop),
-                ),
+                _by_peers(peers[one.hop], peers.get(one.hop[::-1]), alone.get(one.hop, 1.0)),
                 _by_class(one, classes.get(one.hop)),
             ],
         )
@@ -172,16 +169,6 @@ class _Ratios:
         return np.concatenate((self.alone, self.exchanged))
 
 
-def _in_words(judged: Judgement | None, alone: float | None) -> Judgement | None:
-    """Say how slow a slow hop is by what one message takes alone, where that is known.
-
-    All messages decide whether it is slow; yet they wait for more than their wire.
-    """
-    if judged is None or not judged.slow or alone is None or alone <= SLOW:
-        return judged
-    return judge_ratio(alone, slow=True, against="peers")
-
-
 def _by_peers(own: _Ratios, other_way: _Ratios | None, alone: float) -> Judgement | None:
     """Judge a hop by its peers; an exchange alone does not tell which of its two ways is slow."""
     ratios = own.every
@@ -235,14 +222,14 @@ def _usual(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[tuple[Hop
     return found
 
 
-def _alone(hops: Sequence[HopTimes], wires: Mapping[Hop, str], fewest: int) -> dict[Hop, float]:
+def _alone(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[Hop, float]:
     """Return how many times as long as its peers' one message takes with the wire to itself.
 
-    Only where enough found their receiver waiting: the fewest that are asked for.
+    Only where enough found their receiver waiting.
     """
     times: dict[_Alike, dict[Hop, float]] = {}
     for one in hops:
-        if one.alone_ns is not None and one.waited >= fewest:
+        if one.alone_ns is not None and one.waited >= FEWEST:
             times.setdefault(_alike(one, "alone", wires), {})[one.hop] = max(one.alone_ns, 1.0)
     found = {}
     for of_hops in times.values():

@@ -7,7 +7,7 @@ from typing import Any
 
 from debubble.errors import Gap
 from debubble.ledger.hop_health import HopHealth, LinkHealth
-from debubble.ledger.verdict import MATTERS
+from debubble.ledger.verdict import LITTLE, MATTERS
 from debubble.links.history import SCHEMA
 from debubble.links.hop_times import Spread
 from debubble.links.judge import Verdict
@@ -56,12 +56,15 @@ def links_answer(found: LinkHealth) -> str:
 
 
 def _opening(first: HopHealth, found: LinkHealth) -> str:
-    """Say whether the slow hop is why ranks wait: slack may hide all of it."""
+    """Say whether slow hops are why ranks wait: slack may hide most of it, or all."""
     batch = found.batch_latency_ns
     if first.cost_ns is None or not batch:
         return "A hop is slow"
-    matters = max(first.cost_ns, found.slow_cost_ns or 0) >= MATTERS * batch
-    return "It is the wire" if matters else "A hop is slow, and slack hides it"
+    cost = max(first.cost_ns, found.slow_cost_ns or 0)
+    if cost >= LITTLE * batch:
+        return "It is the wire"
+    hidden = "most of it" if cost >= MATTERS * batch else "it"
+    return f"A hop is slow, and slack hides {hidden}"
 
 
 def _together(found: LinkHealth) -> str:
