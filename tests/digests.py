@@ -102,6 +102,7 @@ def traces(draw: st.DrawFn) -> RankTrace:
     highest = {
         "name": len(names),
         "dtype": len(names),
+        "shape": len(names),
         "thread": len(threads),
         "group": len(groups),
         "launch": rows["launches"],

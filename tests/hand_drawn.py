@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.timeline.model import (
+    NEVER_WAITED_NS,
     Intervals,
     Passes,
     PassKind,
@@ -64,6 +65,8 @@ def a_timeline(passes, transfers=(), stages=((0,), (1,))):
             receive_issued_ns=ns[1],
             send_queue=np.zeros(len(source), np.int32),
             receive_queue=np.zeros(len(source), np.int32),
+            send_waited_ns=np.full(len(source), NEVER_WAITED_NS),
+            receive_waited_ns=np.full(len(source), NEVER_WAITED_NS),
         ),
         steps=tuple(sorted(set(step))),
         clock_uncertainty_ns=0,

@@ -9,7 +9,8 @@ from typing import Any
 
 Event = dict[str, Any]
 
-H200 = Path(__file__).parent / "data" / "h200"
+DATA = Path(__file__).parent / "data"
+H200 = DATA / "h200"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 PUBLIC = SHARED / "public"
 

@@ -188,8 +188,10 @@ class RankWriter:
     def _operator(self, message: Message, at: float, thread: int) -> Iterator[Event]:
         sends = message.source == self.rank
         name, group = self._group_of(message)
-        peer = group.index(self.members[message.destination if sends else message.source])
-        yield send(peer, ts=at, dur=50, kind="send" if sends else "recv_") | {"tid": thread}
+        peer = self.members[message.destination if sends else message.source]
+        yield send(group.index(peer), ts=at, dur=50, kind="send" if sends else "recv_") | {
+            "tid": thread
+        }
         yield details(
             "send" if sends else "recv",
             ts=at + 10,

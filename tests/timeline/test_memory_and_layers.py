@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from making import H200, SHARED
 
 from debubble.timeline.build import build_timeline
-from debubble.timeline.layers import find_blocks
+from debubble.timeline.layers import Launched, StagePasses, count_layers, recomputed_share
 from debubble.trace.run import find_run, read_run
 
 MIB = 1024**2
@@ -60,23 +60,78 @@ def test_what_the_last_stage_adds_is_left_over():
     assert last.layers[0].after_ns > 50_000
 
 
-@given(
-    block=st.lists(st.integers(0, 5), min_size=2, max_size=8),
-    count=st.integers(2, 6),
-    before=st.lists(st.integers(10, 15), max_size=4),
-    after=st.lists(st.integers(20, 25), max_size=4),
-)
-def test_any_repeated_block_is_found(block, count, before, after):
-    names = np.array([*before, *(block * count), *after], dtype=np.int32)
-    blocks = find_blocks(names)
-    covered = names[blocks.first : blocks.first + blocks.period * blocks.count]
-    assert len(covered) >= len(block) * count
-    assert np.array_equal(covered, np.tile(covered[: blocks.period], blocks.count))
+def launched(names):
+    start = np.arange(len(names), dtype=np.int64) * 1_000
+    return Launched(name=np.array(names, dtype=np.int32), start_ns=start, end_ns=start + 900)
 
 
-def test_a_sequence_that_never_repeats_has_no_layers():
-    assert find_blocks(np.arange(30, dtype=np.int32)) is None
-    assert find_blocks(np.zeros(0, dtype=np.int32)) is None
+def stages_of(forwards, backwards=None):
+    return [
+        StagePasses(
+            stage=stage,
+            forward=launched(names),
+            backward=launched(backwards[stage]) if backwards else None,
+        )
+        for stage, names in enumerate(forwards)
+    ]
+
+
+# norm gemm attention gemm norm gemm activation gemm: a part of it repeats inside the layer.
+LAYER = [1, 2, 3, 2, 1, 2, 4, 2]
+EMBEDDING, HEAD = [20, 21], [1, 30, 31, 32]
+
+
+@given(counts=st.lists(st.integers(1, 5), min_size=3, max_size=6))
+def test_layers_are_counted_beside_an_embedding_and_a_head(counts):
+    forwards = [LAYER * count for count in counts]
+    forwards[0] = EMBEDDING + forwards[0]
+    forwards[-1] = forwards[-1] + HEAD
+    found = count_layers(stages_of(forwards))
+    held = [found[stage].layers for stage in sorted(found)]
+    # Nothing tells one layer from several that always come together.
+    assert [count * held[1] for count in counts] == [count * counts[1] for count in held]
+    assert found[0].before_ns == 900 * len(EMBEDDING)
+    assert found[len(counts) - 1].after_ns == 900 * len(HEAD)
+
+
+def test_one_layer_and_a_head_are_not_two_layers():
+    found = count_layers(stages_of([EMBEDDING + LAYER * 2, LAYER * 3, LAYER * 2, LAYER + HEAD]))
+    assert [found[stage].layers for stage in range(4)] == [2, 3, 2, 1]
+
+
+def test_a_stage_may_hold_a_head_and_no_layer():
+    found = count_layers(stages_of([EMBEDDING + LAYER, LAYER * 2, LAYER, HEAD]))
+    assert [found[stage].layers for stage in range(4)] == [1, 2, 1, 0]
+
+
+def test_nothing_is_counted_where_stages_contradict_each_other():
+    assert count_layers(stages_of([LAYER * 2, [7, 8, 9] * 4, LAYER * 2])) == {}
+    assert count_layers(stages_of([list(range(30)), list(range(40, 70))])) == {}
+    assert count_layers([]) == {}
+
+
+def test_a_layer_that_takes_several_times_as_long_elsewhere_is_none():
+    stages = stages_of([LAYER, LAYER, LAYER])
+    slow = stages[1].forward
+    long = Launched(name=slow.name, start_ns=slow.start_ns, end_ns=slow.start_ns + 9_000)
+    stages[1] = StagePasses(stage=1, forward=long, backward=None)
+    assert count_layers(stages) == {}
+
+
+def test_what_layers_take_backward_is_told_where_as_many_are_found_there():
+    backward = [5, 6, 5, 7]
+    forwards = [EMBEDDING + LAYER, LAYER * 2, LAYER + HEAD]
+    backwards = [[*backward, 22], backward * 2, [33, 34, *backward]]
+    found = count_layers(stages_of(forwards, backwards))
+    assert [found[stage].backward_layer_ns for stage in range(3)] == [900 * 4] * 3
+    assert [found[stage].backward_rest_ns for stage in range(3)] == [900, 0, 1800]
+
+
+def test_recomputing_shows_as_forward_kernels_in_backward_passes():
+    forwards = [LAYER, LAYER * 2, LAYER]
+    again = [*LAYER, 5, 6]
+    assert recomputed_share(stages_of(forwards, [again, again * 2, again]))
+    assert not recomputed_share(stages_of(forwards, [[5, 6], [5, 6] * 2, [5, 6]]))
 
 
 @pytest.mark.parametrize("name", ["1f1b_p2_m4", "1f1b_m8", "1f1b_m8_split3337", "gpipe_m8"])

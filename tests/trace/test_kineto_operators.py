@@ -107,7 +107,7 @@ def test_rccl_kernels_are_told_apart_by_the_host(tmp_path):
 
 def test_a_kernel_that_describes_itself_needs_no_host_side(tmp_path):
     described = {
-        "Collective name": "send", "In msg nelems": 100, "dtype": "Float", "Dst Rank": 1,
+        "Collective name": "send", "In msg nelems": 100, "dtype": "Float", "Dst Rank": 6,
         "Process Group Name": "7", "Process Group Ranks": "[4, 6]",
     }  # fmt: skip
     trace = read(tmp_path, [kernel(SEND_RECV, **described)])
@@ -144,7 +144,7 @@ def test_peers_counted_inside_a_group_become_global_ranks(tmp_path):
                 "recv",
                 ts=10.5,
                 **{
-                    "Src Rank": 0,
+                    "Src Rank": 1,
                     "Process Group Name": "4",
                     "Process Group Ranks": "[1, 3, ..., 7]",
                 },
@@ -154,6 +154,19 @@ def test_peers_counted_inside_a_group_become_global_ranks(tmp_path):
     )
     assert trace.operators.local_peer.tolist() == [0]
     assert trace.operators.peer.tolist() == [1]
+
+
+def test_a_described_peer_is_global_where_no_shapes_were_recorded(tmp_path):
+    described = {"Dst Rank": 2, "Process Group Name": "31", "Process Group Ranks": "[0, 2]"}
+    trace = read(
+        tmp_path,
+        [
+            operator("c10d::send", ts=10.0, dur=5.0),
+            details("send", ts=11.0, dur=2.0, **described),
+        ],
+    )
+    assert trace.operators.local_peer.tolist() == [-1]
+    assert trace.operators.peer.tolist() == [2]
 
 
 def test_a_peer_of_an_unknown_group_is_not_guessed(tmp_path):

@@ -68,6 +68,8 @@ def shift_transfers(transfers: Transfers, clocks: Clocks) -> Transfers:
         receive_end_ns=transfers.receive_end_ns + received,
         send_issued_ns=transfers.send_issued_ns + sent,
         receive_issued_ns=transfers.receive_issued_ns + received,
+        send_waited_ns=transfers.send_waited_ns + sent,
+        receive_waited_ns=transfers.receive_waited_ns + received,
     )
 
 

@@ -10,6 +10,7 @@ from debubble.errors import NoPipeline
 from debubble.timeline.model import (
     I32,
     I64,
+    NEVER_WAITED_NS,
     UNKNOWN,
     Flags,
     Intervals,
@@ -183,6 +184,7 @@ def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, Posted]
             queue=np.full(len(rows), -1, dtype=np.int32),
             tag=np.full(len(rows), UNKNOWN, dtype=np.int32),
             timed=np.ones(len(rows), dtype=bool),
+            waited_ns=np.full(len(rows), NEVER_WAITED_NS),
         )
         posts[name] = Posted(messages=messages, step=table.step[rows].astype(np.int32))
     return posts

@@ -1,43 +1,199 @@
-"""The kernels of a pass in → how many equal blocks a stage holds, and what one costs.
+"""The kernels of all stages in → the layer they are made of, how many each holds, what is left.
 
-A stage of equal layers launches the same names over and over. What does not repeat, before or
-after, is the stage's own: an embedding, a head, a loss.
+A layer is the unit that all stages have in common: they launch the same names over and over. Inside
+a layer kernels repeat as well, so that a stage alone may show a repetition that is no layer; and a
+stage of one layer shows none at all. Forward kernels, names shortened:
+
+    stage 0   embedding  norm gemm attention gemm norm gemm act gemm  norm gemm attention …
+    stage 1              norm gemm attention gemm norm gemm act gemm  norm gemm attention …
+    stage 3              norm gemm attention gemm norm gemm act gemm  norm head loss
+
+What is not of layers is the first stage's embedding and the last one's head and loss. Where a stage
+between them has much left over, its layers are not alike, and nothing is counted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from debubble.timeline.model import I32, I64, StageLayers
+from debubble.timeline.model import I32, I64, Flags, StageLayers
 
-# A block is at least this many kernels: single elementwise kernels in a row are no layers.
-_SHORTEST_BLOCK = 2
-# Blocks are looked for up to this many kernels; a transformer layer has some 10 to 60.
-_LONGEST_BLOCK = 600
+# A layer is at least this many kernels: single elementwise kernels in a row are no layers.
+_SHORTEST_UNIT = 2
+# Units are looked for up to this many kernels; a transformer layer has some 10 to 60.
+_LONGEST_UNIT = 600
+# A unit twice as long may cover as much, or a little more by chance: the shortest that covers so
+# much of the best is the layer.
+_NEARLY = 0.98
+# What makes up less of all stages is no layer of theirs.
+_LEAST_COVERED = 0.3
+# A stage between first and last has nothing but layers; what lies between them is less than this
+# share of one.
+_MOST_LEFT_OVER = 0.5
+# Layers that are alike do not take several times as long on one stage as on another.
+_MOST_APART = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
-    """The repeating part of a pass: rows `first` to `first + period * count`."""
+class Launched:
+    """What one pass launched, in the order of the host."""
 
-    first: int
-    period: int
-    count: int
+    name: I32
+    """Numbered alike on all ranks."""
+    start_ns: I64
+    end_ns: I64
 
 
-def find_blocks(names: I32) -> Blocks | None:
-    """Return the repetition that covers most of a sequence, with the shortest period."""
-    best: Blocks | None = None
-    longest = min(len(names) // 2, _LONGEST_BLOCK)
-    for period in range(_SHORTEST_BLOCK, longest + 1):
-        same = names[period:] == names[:-period]
-        first, run = _longest_run(same)
-        count = run // period + 1
-        if count > 1 and (best is None or count * period > best.count * best.period):
-            best = Blocks(first=first, period=period, count=count)
-    return best
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePasses:
+    """One forward pass of a stage, and one backward pass where it has any."""
+
+    stage: int
+    forward: Launched
+    backward: Launched | None
+
+
+def count_layers(stages: Sequence[StagePasses]) -> dict[int, StageLayers]:
+    """Return what each stage is made of; nothing where the stages have no unit in common."""
+    stages = sorted(stages, key=lambda one: one.stage)
+    if not stages:
+        return {}
+    names = [one.forward.name for one in stages]
+    unit = _find_unit(names)
+    if unit is None:
+        return {}
+    starts = [_places(one, unit) for one in names]
+    counts = [len(one) for one in starts]
+    left = [len(one) - count * len(unit) for one, count in zip(names, counts, strict=True)]
+    if any(one > _MOST_LEFT_OVER * len(unit) for one in left[1:-1]) or not all(counts[1:-1]):
+        return {}
+    found = {}
+    for one, begins in zip(stages, starts, strict=True):
+        inside = _inside(one.forward, begins, len(unit))
+        taken = one.forward.end_ns - one.forward.start_ns
+        first = int(begins[0]) if len(begins) else 0
+        before = int(taken[:first][~inside[:first]].sum())
+        found[one.stage] = StageLayers(
+            stage=one.stage,
+            layers=len(begins),
+            layer_ns=int(taken[inside].sum()) // max(len(begins), 1),
+            before_ns=before,
+            after_ns=int(taken[~inside].sum()) - before,
+        )
+    lasted = [one.layer_ns for one in found.values() if one.layers]
+    if max(lasted) > _MOST_APART * min(lasted):
+        return {}
+    return found | _backward(stages, found)
+
+
+def _backward(
+    stages: Sequence[StagePasses], found: dict[int, StageLayers]
+) -> dict[int, StageLayers]:
+    """Add what layers take backward, where as many units are found there as forward."""
+    passes = [(one.stage, one.backward) for one in stages if one.backward is not None]
+    if len(passes) < len(stages):
+        return {}
+    counts = [found[stage].layers for stage, _ in passes]
+    unit = _find_unit([one.name for _, one in passes], counts)
+    if unit is None:
+        return {}
+    measured = {}
+    for stage, one in passes:
+        begins = _places(one.name, unit)
+        inside, taken = _inside(one, begins, len(unit)), one.end_ns - one.start_ns
+        measured[stage] = replace(
+            found[stage],
+            backward_layer_ns=int(taken[inside].sum()) // max(len(begins), 1),
+            backward_rest_ns=int(taken[~inside].sum()),
+        )
+    return measured
+
+
+def _inside(one: Launched, begins: I64, size: int) -> Flags:
+    inside = np.zeros(len(one.name), dtype=bool)
+    for begin in begins.tolist():
+        inside[begin : begin + size] = True
+    return inside
+
+
+def recomputed_share(stages: Sequence[StagePasses]) -> float:
+    """Return of how many layers, as a share, backward passes launch the forward kernels once more.
+
+    torchtitan's default recomputes every other one.
+    """
+    unit = _find_unit([one.forward.name for one in stages]) if stages else None
+    if unit is None:
+        return 0.0
+    both = [one for one in stages if one.backward is not None]
+    forward = sum(len(_places(one.forward.name, unit)) for one in both)
+    again = sum(len(_places(one.backward.name, unit)) for one in both if one.backward)
+    return min(again / forward, 1.0) if forward else 0.0
+
+
+def _find_unit(names: Sequence[I32], counts: Sequence[int] | None = None) -> I32 | None:
+    """Return the shortest sequence that, over and over, makes up most of all stages.
+
+    Of those that are in each stage so many times, where counts are given.
+    """
+    total = sum(len(one) for one in names)
+    best: list[tuple[float, int, I32]] = []
+    seen: set[bytes] = set()
+    alike = {one.tobytes(): one for one in names}  # most stages launch the same
+    for unit in _candidates(names):
+        if unit.tobytes() not in seen and not _repeats(unit):
+            seen.add(unit.tobytes())
+            found = {key: len(_places(one, unit)) for key, one in alike.items()}
+            often = [found[one.tobytes()] for one in names]
+            if sum(often) > 1 if counts is None else often == list(counts):
+                best.append((sum(often) * len(unit) / max(total, 1), len(unit), unit))
+    most = max((covered for covered, _, _ in best), default=0.0)
+    good = [one for one in best if one[0] >= _NEARLY * most >= _NEARLY * _LEAST_COVERED]
+    return min(good, key=lambda one: (one[1], -one[0]))[2] if good else None
+
+
+def _repeats(unit: I32) -> bool:
+    """Tell whether a sequence is itself a shorter one over and over."""
+    return any(
+        (unit[period:] == unit[:-period]).all()
+        for period in range(1, len(unit) // 2 + 1)
+        if len(unit) % period == 0
+    )
+
+
+def _candidates(names: Sequence[I32]) -> Iterator[I32]:
+    """Yield what repeats in a stage, and whole stages between first and last: one layer each."""
+    between = list({one.tobytes(): one for one in names[1:-1] or names}.values())
+    for one in {one.tobytes(): one for one in names}.values():
+        longest = min(len(one) // 2, _LONGEST_UNIT)
+        for period in range(_SHORTEST_UNIT, longest + 1):
+            first, run = _longest_run(one[period:] == one[:-period])
+            if run >= period:
+                yield one[first : first + period]
+                yield from (other[:period] for other in between if len(other) >= period)
+    alone = [one for one in between if _SHORTEST_UNIT <= len(one) <= _LONGEST_UNIT]
+    yield from alone
+    # A stage may launch something more for its neighbour; what it shares with the last is a layer.
+    for one, end in ((names[0], names[-1]), *((one, names[-1]) for one in alone[:1])):
+        common = _longest_common(one[:_LONGEST_UNIT], end[:_LONGEST_UNIT])
+        if len(common) >= _SHORTEST_UNIT:
+            yield common
+
+
+def _places(names: I32, unit: I32) -> I64:
+    """Return where a unit begins in a sequence, copies that overlap left out."""
+    if len(unit) > len(names):
+        return np.zeros(0, dtype=np.int64)
+    begins = np.flatnonzero(names[: len(names) - len(unit) + 1] == unit[0])
+    found = begins[(sliding_window_view(names, len(unit))[begins] == unit).all(axis=1)]
+    kept: list[int] = []
+    for place in found.tolist():
+        if not kept or place >= kept[-1] + len(unit):
+            kept.append(place)
+    return np.array(kept, dtype=np.int64)
 
 
 def _longest_run(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, int]:
@@ -50,17 +206,14 @@ def _longest_run(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int
     return int(edges[2 * longest]), int(lengths[longest])
 
 
-def measure_layers(stage: int, names: I32, start: I64, end: I64) -> StageLayers | None:
-    """Measure the blocks of one pass, given its kernels in order."""
-    blocks = find_blocks(names)
-    if blocks is None:
-        return None
-    last = blocks.first + blocks.period * blocks.count - 1
-    begin, finish = int(start[blocks.first]), int(end[blocks.first : last + 1].max())
-    return StageLayers(
-        stage=stage,
-        layers=blocks.count,
-        layer_ns=(finish - begin) // blocks.count,
-        before_ns=begin - int(start[0]),
-        after_ns=max(0, int(end.max()) - finish),
-    )
+def _longest_common(one: I32, other: I32) -> I32:
+    """Return the longest stretch that two sequences have in common."""
+    best_end, best = 0, 0
+    before = np.zeros(len(other) + 1, dtype=np.int64)
+    for place, name in enumerate(one.tolist()):
+        after = np.zeros(len(other) + 1, dtype=np.int64)
+        after[1:] = np.where(other == name, before[:-1] + 1, 0)
+        if after.max() > best:
+            best, best_end = int(after.max()), place + 1
+        before = after
+    return one[best_end - best : best_end]

@@ -11,27 +11,78 @@ from debubble.timeline.collectives import collectives_of, shift_collectives
 from debubble.timeline.evidence import find_set_up, find_unfinished
 from debubble.timeline.grouping import number_passes
 from debubble.timeline.labels import Assignment
-from debubble.timeline.layers import measure_layers
+from debubble.timeline.layers import Launched, StagePasses
 from debubble.timeline.memory import measure_memory
 from debubble.timeline.model import (
     I64,
     UNKNOWN,
+    Flags,
     Intervals,
     Passes,
     PassKind,
     RankTimeline,
-    StageLayers,
+    without,
 )
 from debubble.timeline.outside import find_outside, lies_outside
+from debubble.timeline.parallelism import Role, role_of
 from debubble.timeline.prepared import Prepared
 from debubble.timeline.work import (
     apparent_of,
     busy_of,
+    find_synchronisations,
+    held_up_of,
     occupied_of,
+    synchronised_of,
     unissued_of,
 )
 from debubble.trace.busy import merge
 from debubble.trace.columns import RankTrace
+
+# Collectives of no name that are in so few microbatches of so many are gradients' or parameters'.
+_FEW, _ENOUGH = 0.5, 4
+
+
+def without_bystanders(rank: Prepared, assignment: Assignment) -> tuple[Assignment, Flags]:
+    """Take out of the passes what is launched in their midst and is no work of theirs.
+
+    Gathers of sharded parameters and reductions of gradients run beside passes; copies of a batch
+    to the device come before forward passes, whenever the host has them ready. Return also which
+    work is such a gather or reduction.
+    """
+    work = rank.work
+    data = work.collective & _for_data(rank, assignment)
+    beside = data | ((assignment.kind == PassKind.F) & work.upload)
+    found = replace(
+        assignment,
+        kind=np.where(beside, UNKNOWN, assignment.kind),
+        stage=np.where(beside, UNKNOWN, assignment.stage),
+        microbatch=np.where(beside, UNKNOWN, assignment.microbatch),
+    )
+    return found, data
+
+
+def _for_data(rank: Prepared, assignment: Assignment) -> Flags:
+    """Tell which collectives are of data-parallel or sharded groups.
+
+    A group that nothing names is one if its collectives are in few of the passes: those that share
+    a stage run in every one.
+    """
+    group, groups = rank.work.group, rank.trace.groups
+    roles = np.array([role_of(one) is Role.DATA for one in groups] + [False])
+    found = roles[group] & (group >= 0)
+    unnamed = [
+        number
+        for number in np.unique(group[group >= 0]).tolist()
+        if role_of(groups[number]) is Role.UNKNOWN
+    ]
+    in_pass = assignment.kind >= 0
+    microbatches = len(np.unique(assignment.microbatch[in_pass]))
+    for number in unnamed:
+        mine = in_pass & (group == number)
+        among = len(np.unique(assignment.microbatch[mine]))
+        if microbatches >= _ENOUGH and 0 < among <= _FEW * microbatches:
+            found |= group == number
+    return found
 
 
 def passes_of(rank: Prepared, assignment: Assignment, position: int) -> Passes:
@@ -75,17 +126,23 @@ def _busy_of_groups(start: I64, end: I64, group: I64, groups: int) -> I64:
     return busy
 
 
-def line_of(
+def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
     rank: Prepared,
     assignment: Assignment,
+    data: Flags,
+    *,
     stages: tuple[int, ...],
     place: tuple[int, int],
     offset: int,
 ) -> RankTimeline:
-    """Return when a rank was busy and waited, and what it is made of, on the common clock."""
+    """Return when a rank was busy and waited, and what it is made of, on the common clock.
+
+    `data` is which of its work gathers parameters or reduces gradients.
+    """
     pipeline, position = place
     in_pass = assignment.kind >= 0
     busy = busy_of(rank.work)
+    calls = find_synchronisations(rank.trace)
     collectives = collectives_of(
         rank.trace, rank.work, busy, rank.steps, assignment.kind == PassKind.F
     )
@@ -96,24 +153,45 @@ def line_of(
         stages=stages or (position,),
         busy=_shift(busy, offset),
         occupied=_shift(
-            occupied_of(rank.work, lies_outside(rank.trace, rank.work, in_pass)), offset
+            occupied_of(rank.work, lies_outside(rank.trace, rank.work, in_pass, rank.work_step)),
+            offset,
         ),
         apparent=_shift(apparent_of(rank.trace, rank.work), offset),
         unissued=_shift(unissued_of(rank.work), offset),
+        data_parallel=_shift(_exposed(rank, in_pass, data, busy), offset),
+        synchronisations=replace(
+            calls, start_ns=calls.start_ns + offset, end_ns=calls.end_ns + offset
+        ),
+        held_up=_shift(held_up_of(rank.trace), offset),
+        synchronised=_shift(synchronised_of(rank.work, calls), offset),
         clock_offset_ns=offset,
         set_up=find_set_up(rank, rank.steps),
         unfinished=find_unfinished(rank, rank.steps),
         memory=measure_memory(rank.trace, rank.work, assignment, rank.work_step),
-        layers=_layers(rank, assignment, position),
         outside=tuple(
             (name, _shift(intervals, offset))
-            for name, intervals in find_outside(rank.trace, rank.work, in_pass)
+            for name, intervals in find_outside(rank.trace, rank.work, in_pass, rank.work_step)
         ),
         collectives=shift_collectives(collectives, offset),
         file=rank.trace.file,
         base_ns=rank.trace.header.base_time_ns,
         **_device_of(rank.trace),
     )
+
+
+def _exposed(rank: Prepared, in_pass: Flags, data: Flags, busy: Intervals) -> Intervals:
+    """Return when gathers and reductions ran that no compute covered, until a step's last pass.
+
+    What follows the last pass of a rank holds up none.
+    """
+    step, until = rank.work_step, np.zeros(len(rank.work), dtype=bool)
+    rows = np.arange(len(rank.work))
+    for number in np.unique(step[in_pass & (step >= 0)]).tolist():
+        until |= (step == number) & (rows <= np.flatnonzero(in_pass & (step == number))[-1])
+    kept = np.flatnonzero(data & until)
+    kept = kept[np.argsort(rank.work.start_ns[kept], kind="stable")]
+    start, end = merge(rank.work.start_ns[kept], rank.work.end_ns[kept])
+    return without(Intervals(start_ns=start, end_ns=end), busy)
 
 
 def _device_of(trace: RankTrace) -> dict[str, Any]:
@@ -128,27 +206,38 @@ def _device_of(trace: RankTrace) -> dict[str, Any]:
     }
 
 
-def _layers(rank: Prepared, assignment: Assignment, position: int) -> tuple[StageLayers, ...]:
-    """Measure the layers of each stage on one forward pass, the second where there are several.
+def stage_passes_of(
+    rank: Prepared, assignment: Assignment, position: int, numbers: dict[str, int]
+) -> list[StagePasses]:
+    """Return one forward and one backward pass of each stage of a rank, for its layers to be told.
 
-    The first may still warm something up; all others launch the same kernels.
+    The second of the last step: the first may still warm something up, and adds to no gradients;
+    all others launch the same kernels. `numbers` gives names their numbers on all ranks.
     """
-    forward = (assignment.kind == PassKind.F) & (rank.work_step >= 0)
-    found = []
-    for stage in np.unique(assignment.stage[forward]).tolist():
-        mine = forward & (assignment.stage == stage)
+
+    def launched(kind: PassKind, stage: int) -> Launched | None:
+        mine = (assignment.kind == kind) & (assignment.stage == stage) & (rank.work_step >= 0)
+        mine &= ~rank.work.collective
+        if not mine.any():
+            return None
         number = min(1, int(assignment.microbatch[mine].max()))
-        last = int(rank.work_step[mine].max())
+        last = int(rank.work_step[mine & (assignment.microbatch == number)].max(initial=-1))
         rows = np.flatnonzero(mine & (assignment.microbatch == number) & (rank.work_step == last))
-        layers = measure_layers(
-            stage if stage >= 0 else position,
-            rank.work.name[rows],
-            rank.work.start_ns[rows],
-            rank.work.end_ns[rows],
+        names = [rank.trace.names[name] for name in rank.work.name[rows].tolist()]
+        return Launched(
+            name=np.array([numbers.setdefault(one, len(numbers)) for one in names], dtype=np.int32),
+            start_ns=rank.work.start_ns[rows],
+            end_ns=rank.work.end_ns[rows],
         )
-        if layers:
-            found.append(layers)
-    return tuple(found)
+
+    found = []
+    for stage in np.unique(assignment.stage[assignment.kind == PassKind.F]).tolist():
+        forward = launched(PassKind.F, stage)
+        if forward is not None and len(forward.name):
+            number = stage if stage >= 0 else position
+            backward = launched(PassKind.B, stage)
+            found.append(StagePasses(stage=number, forward=forward, backward=backward))
+    return found
 
 
 def _shift(intervals: Intervals, offset: int) -> Intervals:

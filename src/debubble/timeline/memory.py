@@ -36,18 +36,33 @@ def measure_memory(
         known = row >= 0
     until = np.searchsorted(moments, levels.until_ns[known], side="left")
     fit = _fit(levels.columns()[known], _lowest(allocated, row[known], until))
-    peak = int(allocated.max())
+    # Forward only, what is held between steps is outputs: passes made it, and no optimizer.
+    trains = bool((assignment.kind > PassKind.F).any())
+    inside = _while_passes_run(moments, levels) | (not trains)
+    passes_peak = int(allocated[inside].max(initial=0)) or int(allocated.max())
     return MemoryFigures(
-        peak_bytes=peak,
+        peak_bytes=int(allocated.max()),
+        passes_peak_bytes=passes_peak,
+        between_peak_bytes=int(allocated[~inside].max(initial=0)) or None,
         peak_reserved_bytes=int(reserved.max()) if reserved.max() > 0 else None,
         static_bytes=fit.static_bytes if fit else None,
         per_microbatch_bytes=fit.per_microbatch_bytes if fit else None,
         gradient_bytes=fit.gradient_bytes if fit else None,
         halfway_bytes=fit.halfway_bytes if fit else None,
-        transient_bytes=max(0, peak - fit.highest_bytes) if fit else None,
+        transient_bytes=max(0, passes_peak - fit.highest_bytes) if fit else None,
         most_in_flight=int(levels.in_flight.max(initial=0)),
         limit_bytes=_limit(trace),
     )
+
+
+def _while_passes_run(moments: I64, levels: _Levels) -> Flags:
+    """Tell which moments lie between the first and the last piece of a step's passes."""
+    inside = np.zeros(len(moments), dtype=bool)
+    for number in np.unique(levels.step).tolist():
+        mine = levels.step == number
+        begun, over = levels.begun_ns[mine].min(), levels.after_ns[mine].max()
+        inside |= (moments >= begun) & (moments <= over)
+    return inside
 
 
 def allocator_curve(trace: RankTrace) -> tuple[I64, I64]:
@@ -102,6 +117,8 @@ class _Levels:
     """Share of its stages that have gradients."""
     sent: I64
     """Passes I so far: torch keeps what they sent until the step ends."""
+    step: I64
+    begun_ns: I64
 
     def columns(self) -> F64:
         """Return what the allocator's level is made of, a column each; the first is constant."""
@@ -144,6 +161,8 @@ def _levels(work: Work, assignment: Assignment, step: I32) -> _Levels:
         halfway=halfway[order],
         reduced=reduced[order],
         sent=sent[order],
+        step=numbers[order],
+        begun_ns=begun[order],
     )
 
 

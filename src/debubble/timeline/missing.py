@@ -6,18 +6,15 @@ apart. The process group that the messages went through still lists all its rank
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from debubble.timeline.chain import Chain, arriving_bytes
+from debubble.timeline.parallelism import Role, role_of
 from debubble.timeline.work import Messages
 from debubble.trace.columns import Group, Operation, RankTrace
-
-# torch's meshes are called `mesh_pp`, Megatron's groups `PIPELINE_MODEL_PARALLEL_GROUP`.
-PIPELINE_NAME = re.compile(r"(?:^|[^a-z])(?:pp|pipe|pipeline)(?:[^a-z]|$)", re.IGNORECASE)
 
 
 def join_over_missing(
@@ -62,7 +59,7 @@ def pipeline_groups(traces: Sequence[RankTrace]) -> set[tuple[int, ...]]:
 
 
 def _is_one_pipeline(group: Group, trace: RankTrace) -> bool:
-    named = PIPELINE_NAME.search(f"{group.name} {group.description}") is not None
+    named = role_of(group) is Role.PIPELINE
     alone = trace.header.groups and {one.ranks for one in trace.groups} == {group.ranks}
     return named or bool(alone) or len(group.ranks) < (trace.header.world_size or 0)
 

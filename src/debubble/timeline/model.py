@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import TypeVar
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import Gap
+from debubble.timeline.parallelism import Parallelism
 from debubble.trace.columns import Group
 from debubble.units import NS_PER_US
 
@@ -21,6 +22,8 @@ F64 = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 UNKNOWN = -1
+# Beyond all times, and far enough from the largest number to be laid on another clock.
+NEVER_WAITED_NS = 2**62
 
 
 class PassKind(IntEnum):
@@ -76,6 +79,9 @@ class Transfers:
     send_queue: I32
     """The sender's stream for it: what is on one stream keeps its order. -1 where there is none."""
     receive_queue: I32
+    send_waited_ns: I64
+    """When the sender's host let its later work wait for it; `NEVER_WAITED_NS` where not known."""
+    receive_waited_ns: I64
 
     def __len__(self) -> int:
         return len(self.send_start_ns)
@@ -133,6 +139,49 @@ class Intervals:
         return int((np.minimum(self.end_ns[first:last], end_ns) - start).sum())
 
 
+def split(intervals: Intervals, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
+    """Cut a stretch by intervals: what lies in them, and what between."""
+    at = begin
+    row = int(np.searchsorted(intervals.end_ns, begin, side="right"))
+    while row < len(intervals.start_ns) and intervals.start_ns[row] < end:
+        start, until = max(at, int(intervals.start_ns[row])), min(end, int(intervals.end_ns[row]))
+        if at < start:
+            yield at, start, False
+        if start < until:
+            yield start, until, True
+        at = max(at, until)
+        row += 1
+    if at < end:
+        yield at, end, False
+
+
+def without(some: Intervals, others: Intervals) -> Intervals:
+    """Return the time of some intervals that no other covers."""
+    parts = (some.start_ns, some.end_ns, others.start_ns, others.end_ns)
+    moments = np.concatenate(parts)
+    weight = np.repeat([1, -1, -2, 2], [len(part) for part in parts])
+    order = np.argsort(moments, kind="stable")
+    moments, state = moments[order], np.cumsum(weight[order])
+    rows = np.flatnonzero((state[:-1] == 1) & (np.diff(moments) > 0))
+    return Intervals(start_ns=moments[rows], end_ns=moments[rows + 1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synchronisations:
+    """Calls that kept a host until its device was done, sorted."""
+
+    start_ns: I64
+    end_ns: I64
+    whole: Flags
+    """Until all streams of the device were; else one of them."""
+
+
+def no_synchronisations() -> Synchronisations:
+    """Return no call at all."""
+    none = np.zeros(0, dtype=np.int64)
+    return Synchronisations(start_ns=none, end_ns=none, whole=np.zeros(0, dtype=bool))
+
+
 def no_intervals() -> Intervals:
     """Return no time at all."""
     return Intervals(start_ns=np.zeros(0, dtype=np.int64), end_ns=np.zeros(0, dtype=np.int64))
@@ -143,6 +192,7 @@ class MemoryFigures:
     """Allocated bytes of one rank, as a line over microbatches in flight."""
 
     peak_bytes: int
+    """Whenever it was: while passes run, or between steps, as optimizers make it."""
     peak_reserved_bytes: int | None
     static_bytes: int | None
     """Held with no microbatch in flight: parameters, gradients, optimizer."""
@@ -153,6 +203,10 @@ class MemoryFigures:
     limit_bytes: int | None
     gradient_bytes: int | None = None
     """Of what is held, that which comes with a step's first backward pass."""
+    passes_peak_bytes: int | None = None
+    """The most while passes were issued: what activations and gradients hold counts there."""
+    between_peak_bytes: int | None = None
+    """The most between the passes of two steps: what an optimizer's step holds counts there."""
     halfway_bytes: int | None = None
     """What a microbatch takes more once it had I and waits for W; 0 where B is whole."""
     job_peak_bytes: int | None = None
@@ -165,13 +219,24 @@ class MemoryFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayers:
-    """What one forward pass of a stage is made of."""
+    """What one forward pass of a stage is made of, in kernel time: layers, and what is none."""
 
     stage: int
     layers: int
     layer_ns: int
+    """0 where the stage has none."""
     before_ns: int
+    """An embedding, on a first stage."""
     after_ns: int
+    """Norm, head and loss, on a last stage."""
+    backward_layer_ns: int | None = None
+    """The same of a backward pass; None where its layers could not be told."""
+    backward_rest_ns: int | None = None
+
+    @property
+    def rest_ns(self) -> int:
+        """What is not of layers."""
+        return self.before_ns + self.after_ns
 
 
 class CollectiveKind(IntEnum):
@@ -230,13 +295,26 @@ class RankTimeline:
     """Any kernel at all: what a dashboard shows."""
     unissued: Intervals = field(default_factory=no_intervals)
     """Without compute, and the host had not issued the next of it."""
+    data_parallel: Intervals = field(default_factory=no_intervals)
+    """In a gather of parameters or a reduction of gradients that no compute covered, until the last
+    pass of a step."""
+    synchronisations: Synchronisations = field(default_factory=no_synchronisations)
+    """Its host's."""
+    held_up: Intervals = field(default_factory=no_intervals)
+    """When its host's launches waited for room in the device's queue."""
+    synchronised: Intervals = field(default_factory=no_intervals)
+    """When its host was kept so, or had yet to issue the first thing afterwards."""
     clock_offset_ns: int
     """What was added to this rank's stamps to lay them on the first rank's clock."""
     memory: MemoryFigures | None = None
     members: tuple[int, ...] = ()
     """All ranks of its pipeline, first to last, those without a trace too."""
     layers: tuple[StageLayers, ...] = ()
-    """What each of its stages is made of, where kernels repeat."""
+    """What each of its stages is made of, where all stages have a layer in common."""
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    """How its job is divided, and by whose framework."""
+    recomputed_share: float = 0.0
+    """Of its pipeline's layers, those whose forward kernels backward passes run once more."""
     outside: tuple[tuple[str, Intervals], ...] = ()
     """What it does besides its passes: optimizer, reductions, data loading."""
     collectives: RankCollectives | None = None
@@ -254,6 +332,11 @@ class RankTimeline:
     device_name: str = ""
     multiprocessors: int | None = None
     """Of the device, as the rank sees it."""
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether backward passes run forward kernels of any layer once more."""
+        return self.recomputed_share > 0
 
     def stamp_us(self, moment_ns: int) -> float:
         """Return a moment as the rank's own trace writes it."""

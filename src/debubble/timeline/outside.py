@@ -14,7 +14,7 @@ from statistics import fmean, median
 import numpy as np
 
 from debubble.timeline.bubble import Window
-from debubble.timeline.model import I64, Flags, Intervals, RankTimeline
+from debubble.timeline.model import I32, I64, Flags, Intervals, RankTimeline
 from debubble.timeline.work import Work
 from debubble.trace.busy import merge
 from debubble.trace.columns import RankTrace
@@ -25,7 +25,8 @@ OTHER = "other"
 
 _OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
 _DATA_LOADING = re.compile(r"^enumerate\(DataLoader\)#")
-# The operators and kernels of `clip_grad_norm_` and of `GradScaler`, on a CPU and on a GPU.
+# The operators and kernels of `clip_grad_norm_` and of `GradScaler`, on a CPU and on a GPU. Where a
+# step has an optimizer, whatever else comes after its passes is of the kind, too.
 _CLIPPING = re.compile(
     r"foreach_norm|vector_norm|LpNorm|foreach_mul_|ScalarTensorFunctor|clamp|clip_grad"
     r"|non_finite|unscale|amp_update_scale",
@@ -33,42 +34,49 @@ _CLIPPING = re.compile(
 )
 
 
-def lies_outside(trace: RankTrace, work: Work, in_pass: Flags) -> Flags:
+def lies_outside(trace: RankTrace, work: Work, in_pass: Flags, step: I32) -> Flags:
     """Tell which work is known to be none of the pipeline's, although it may run in its window.
 
-    Work in no pass that nothing names, such as torch's scaling of gradients at the end of a step,
-    is not among it.
+    Not among it are collectives issued while a rank runs its passes, gathers of sharded parameters
+    and reductions of gradients, and what follows the passes of a step that has no optimizer: torch
+    scales gradients so.
     """
-    return _optimizes(trace, work, in_pass) | _clips(trace, work, in_pass) | _reduces(work, in_pass)
+    outside = np.zeros(len(work), dtype=bool)
+    for _, flags in _kinds(trace, work, in_pass, step):
+        outside |= flags
+    return outside
 
 
-def find_outside(trace: RankTrace, work: Work, in_pass: Flags) -> tuple[tuple[str, Intervals], ...]:
+def find_outside(
+    trace: RankTrace, work: Work, in_pass: Flags, step: I32
+) -> tuple[tuple[str, Intervals], ...]:
     """Name what a rank does besides its passes; the first of two names wins."""
-    on_cpu = not len(trace.kernels)
-    optimizer = _annotated(trace, _OPTIMIZER)
-    found = (
-        # Where there are kernels, the host's call is no measure of theirs.
-        (
-            OPTIMIZER,
-            _union(work, _optimizes(trace, work, in_pass), optimizer if on_cpu else None),
-        ),
-        (REDUCTION, _union(work, _reduces(work, in_pass))),
-        (CLIPPING, _union(work, _clips(trace, work, in_pass))),
-        (DATA_LOADING, _annotated(trace, _DATA_LOADING)),
-    )
-    return tuple((name, intervals) for name, intervals in found if len(intervals.start_ns))
+    found = {name: _union(work, flags) for name, flags in _kinds(trace, work, in_pass, step)}
+    if not len(trace.kernels):  # where there are kernels, the host's call is no measure of theirs
+        called, ran = _annotated(trace, _OPTIMIZER), found[OPTIMIZER]
+        found[OPTIMIZER] = _joined(
+            np.concatenate((ran.start_ns, called.start_ns)),
+            np.concatenate((ran.end_ns, called.end_ns)),
+        )
+    found[DATA_LOADING] = _annotated(trace, _DATA_LOADING)
+    return tuple((name, intervals) for name, intervals in found.items() if len(intervals.start_ns))
 
 
-def _optimizes(trace: RankTrace, work: Work, in_pass: Flags) -> Flags:
-    return ~in_pass & _begins_in(_annotated(trace, _OPTIMIZER), work)
-
-
-def _clips(trace: RankTrace, work: Work, in_pass: Flags) -> Flags:
-    return ~in_pass & _names_like(trace, _CLIPPING)[work.name]
-
-
-def _reduces(work: Work, in_pass: Flags) -> Flags:
-    return work.collective & ~in_pass
+def _kinds(
+    trace: RankTrace, work: Work, in_pass: Flags, step: I32
+) -> tuple[tuple[str, Flags], ...]:
+    optimizes = ~in_pass & _begins_in(_annotated(trace, _OPTIMIZER), work)
+    among, after = np.zeros(len(work), dtype=bool), np.zeros(len(work), dtype=bool)
+    rows = np.arange(len(work))
+    for number in np.unique(step[in_pass & (step >= 0)]).tolist():
+        here = step == number
+        mine = np.flatnonzero(in_pass & here)
+        among |= (rows >= mine[0]) & (rows <= mine[-1])
+        if optimizes[here].any():
+            after |= here & (rows > mine[-1])
+    reduces = work.collective & ~in_pass & ~among & ~optimizes
+    clips = ~in_pass & (_names_like(trace, _CLIPPING)[work.name] | after) & ~optimizes & ~reduces
+    return (OPTIMIZER, optimizes), (REDUCTION, reduces), (CLIPPING, clips)
 
 
 def measure_outside(ranks: Sequence[RankTimeline], windows: Sequence[Window]) -> dict[str, int]:
@@ -120,12 +128,8 @@ def _begins_in(intervals: Intervals, work: Work) -> Flags:
     return (row >= 0) & (work.issued_ns < intervals.end_ns[row])
 
 
-def _union(work: Work, kept: Flags, beside: Intervals | None = None) -> Intervals:
-    start, end = work.start_ns[kept], work.end_ns[kept]
-    if beside is not None:
-        start = np.concatenate((start, beside.start_ns))
-        end = np.concatenate((end, beside.end_ns))
-    return _joined(start, end)
+def _union(work: Work, kept: Flags) -> Intervals:
+    return _joined(work.start_ns[kept], work.end_ns[kept])
 
 
 def _joined(start: I64, end: I64) -> Intervals:

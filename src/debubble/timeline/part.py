@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+
+import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.timeline.chain import Chain, find_chains
 from debubble.timeline.clock import align, shift_transfers
 from debubble.timeline.labels import Assignment, assign_by_labels, has_labels
-from debubble.timeline.lines import line_of, passes_of, shift_passes
+from debubble.timeline.layers import StagePasses, count_layers, recomputed_share
+from debubble.timeline.lines import (
+    line_of,
+    passes_of,
+    shift_passes,
+    stage_passes_of,
+    without_bystanders,
+)
 from debubble.timeline.loops import Host, count_pieces, holds_several, name_around
 from debubble.timeline.missing import join_over_missing
 from debubble.timeline.mixed import contradict, find_mixed
@@ -20,6 +29,7 @@ from debubble.timeline.model import (
     Timeline,
     join_columns,
 )
+from debubble.timeline.parallelism import Parallelism, divide, read_shape
 from debubble.timeline.prepared import Prepared, prepare
 from debubble.timeline.rhythm import infer_steps, leading
 from debubble.timeline.rings import as_collectives, find_rings
@@ -37,7 +47,7 @@ from debubble.timeline.work import (
     find_work,
     order_by_use,
 )
-from debubble.trace.columns import RankTrace
+from debubble.trace.columns import Operation, RankTrace
 from debubble.trace.run_gaps import show_ranks
 
 
@@ -87,14 +97,21 @@ def build_part(
     for number, chain in enumerate(chains):
         before = {} if marked else _batches_before(posted, chain)
         around = _name_around(chain, ranks, gaps) if marked else {}
+        numbers: dict[str, int] = {}
+        stages_seen: list[StagePasses] = []
+        mine: list[RankTimeline] = []
         for rank in (one for one in ranks if one.rank in chain.ranks):
             assignment = around.get(rank.rank) or _assign(rank, chain, ranks, before.get(rank.rank))
+            assignment, data = without_bystanders(rank, assignment)
             position, offset = chain.ranks.index(rank.rank), clocks.offset_ns[rank.rank]
             passes = passes_of(rank, assignment, position)
             stages = tuple(sorted(set(passes.stage.tolist())))
             parts.append(shift_passes(passes, offset))
-            line = line_of(rank, assignment, stages, (number, position), offset)
-            lines.append(replace(line, members=chain.ranks))
+            place = number, position
+            line = line_of(rank, assignment, data, stages=stages, place=place, offset=offset)
+            mine.append(replace(line, members=chain.ranks))
+            stages_seen += stage_passes_of(rank, assignment, position, numbers)
+        lines += _with_layers(mine, stages_seen, _divided(chain, ranks))
     steps = {step for rank in ranks for step in rank.work_step.tolist() if marked and step >= 0}
     return Timeline(
         ranks=tuple(sorted(lines, key=lambda line: (line.pipeline, line.position))),
@@ -107,6 +124,51 @@ def build_part(
         inferred=inferred,
         mixed=frozenset(number for number, gap in enumerate(found) if gap),
     )
+
+
+def _divided(chain: Chain, ranks: Sequence[Prepared]) -> Parallelism:
+    """Return how the job of a pipeline is divided, and by whose framework.
+
+    DeepSpeed names nothing, but nobody else posts the receive of a gradient before it sends the
+    output of the forward pass that it has just run, each by itself.
+    """
+    first = next((one for one in ranks if one.rank in chain.ranks), None)
+    if first is None:
+        return Parallelism()
+    found = divide(first.trace.groups)
+    following = chain.beside(first.rank).next
+    messages = first.messages
+    mine = (messages.peer == following) & (first.message_step >= 0)
+    after_work = np.searchsorted(first.work.issued_ns, messages.issued_ns[mine])
+    sends, fused = messages.is_send[mine], messages.fused[mine]
+    together = np.diff(after_work) == 0
+    backwards = together & ~sends[:-1] & sends[1:] & ~fused[1:]
+    forwards = together & sends[:-1] & ~sends[1:] & ~fused[1:]
+    if (
+        found.framework is None
+        and first.rank == chain.ranks[0]
+        and backwards.sum() > max(1, int(forwards.sum()))
+    ):
+        found = replace(found, framework="deepspeed")
+    return read_shape(found, _usual_shape(first))
+
+
+def _usual_shape(one: Prepared) -> str:
+    """Return the shape of most of what a rank sends, where shapes were recorded."""
+    operators = one.trace.operators
+    shapes = operators.shape[(operators.operation == Operation.SEND) & (operators.shape >= 0)]
+    return one.trace.names[int(np.bincount(shapes).argmax())] if len(shapes) else ""
+
+
+def _with_layers(
+    lines: Sequence[RankTimeline], seen: Sequence[StagePasses], divided: Parallelism
+) -> Iterator[RankTimeline]:
+    """Count the layers of a pipeline's stages, which are alike on all of them."""
+    layers = count_layers(seen)
+    again = recomputed_share(seen)
+    for line in lines:
+        known = tuple(layers[stage] for stage in line.stages if stage in layers)
+        yield replace(line, layers=known, recomputed_share=again, parallelism=divided)
 
 
 def _in_inferred_steps(

@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from debubble.errors import Code, Gap
-from debubble.timeline.missing import PIPELINE_NAME
 from debubble.timeline.model import I32, UNKNOWN
+from debubble.timeline.parallelism import Role, role_of
 from debubble.trace.columns import Group, Operation, RankTrace
 from debubble.units import counted
 
@@ -69,7 +69,7 @@ def _members(trace: RankTrace, rank: int, edges: Mapping[int, Edges]) -> tuple[i
     """Return the members of the group that the messages went through; None where not certain."""
     fitting = [group for group in trace.groups if _agrees(group, rank, edges)]
     if len({group.ranks for group in fitting}) > 1:
-        fitting = [group for group in fitting if PIPELINE_NAME.search(group.description)]
+        fitting = [group for group in fitting if role_of(group) is Role.PIPELINE]
     found = {group.ranks for group in fitting}
     return found.pop() if len(found) == 1 else None
 

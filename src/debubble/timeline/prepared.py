@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from debubble.timeline.model import I32, UNKNOWN
 from debubble.timeline.steps import Steps
-from debubble.timeline.work import Messages, Work, find_messages
+from debubble.timeline.work import Messages, Work, find_messages, find_waits, tell_waits
 from debubble.trace.columns import RankTrace
 
 
@@ -34,7 +34,7 @@ class Prepared:
 
 def prepare(trace: RankTrace, work: Work, steps: Steps) -> Prepared:
     """List what a rank did, and in which step."""
-    messages = find_messages(trace)
+    messages = tell_waits(find_messages(trace), work, find_waits(trace))
     return Prepared(
         trace=trace,
         rank=trace.rank if trace.rank is not None else UNKNOWN,

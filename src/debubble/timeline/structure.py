@@ -2,18 +2,38 @@
 
 The host issues a schedule in order: a pass is what it launches between two messages. Forward passes
 come from its own thread, backward passes from autograd's. A forward pass needs an input that was
-received (on the first rank: an output that is sent), a backward pass a gradient.
+received, and on the first rank an output that is sent before anything else is launched; a backward
+pass needs a gradient. What the host launches itself around a backward pass belongs to it. Recorded
+of DeepSpeed's first rank, in the order of the host:
+
+    main      36 kernels   forward pass 4, its tokens copied first
+    receive, send          the gradient of 1, then the output of 4
+    main      26 kernels   gradients made ready          ┐
+    autograd 107 kernels                                 │ backward pass 1
+    main      18 kernels   gradients added to a sum      ┘
+    main      36 kernels   forward pass 5: launched alike in every microbatch
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from debubble.timeline.labels import Assignment
-from debubble.timeline.model import I32, I64, UNKNOWN, PassKind
+from debubble.timeline.model import I32, I64, UNKNOWN, Flags, PassKind
 from debubble.timeline.work import Messages, Work
+
+# What follows a backward pass and is not the end of a step follows nearly all of them; an optimizer
+# follows one in as many as a step has microbatches.
+_OFTEN = 0.6
+# So many kernels show how a forward pass begins, among at most so many times as many.
+_BEGINNING, _WITHIN = 32, 3
+# A forward pass that begins less alike is taken as it is.
+_ALIKE = 0.8
+_NO_ROWS: I64 = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +42,6 @@ class Neighbours:
 
     previous: int | None
     next: int | None
-
-
-@dataclass(slots=True)
-class _Count:
-    """What a step has seen so far."""
-
-    forwards: int = 0
-    backwards: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +57,32 @@ class Posts:
     gradients_each: int = 1
 
 
+@dataclass(slots=True, kw_only=True)
+class _Piece:
+    """What one thread launched between two messages or waits, rows `first` to `end` of the work."""
+
+    first: int
+    end: int
+    posted: int
+    """Messages posted before it."""
+    backward: bool
+    step: int
+    kind: int = UNKNOWN
+    microbatch: int = UNKNOWN
+
+    def goes_on(self, other: _Piece) -> bool:
+        """Tell whether only a wait parts two pieces."""
+        return (self.posted, self.backward, self.step) == (other.posted, other.backward, other.step)
+
+
+@dataclass(slots=True)
+class _Count:
+    """What a step has seen so far."""
+
+    forwards: int = 0
+    backwards: int = 0
+
+
 def messages_a_pass(messages: Messages, work: Work, peer: int) -> int:
     """Return how many messages a rank sends to another at a time: no work lies between them."""
     sends = messages.issued_ns[messages.is_send & (messages.peer == peer)]
@@ -54,6 +92,21 @@ def messages_a_pass(messages: Messages, work: Work, peer: int) -> int:
 
 def assign_by_structure(work: Work, work_step: I32, posts: Posts, beside: Neighbours) -> Assignment:
     """Give each piece of work its pass, counting microbatches in order."""
+    pieces = _cut(work, work_step, posts)
+    _tell_passes(pieces, posts, beside)
+    pieces = _part_forwards(pieces, work)
+    _join_neighbours(pieces, work)
+    kind = np.full(len(work), UNKNOWN, dtype=np.int32)
+    microbatch = np.full(len(work), UNKNOWN, dtype=np.int32)
+    for piece in pieces:
+        kind[piece.first : piece.end] = piece.kind
+        microbatch[piece.first : piece.end] = piece.microbatch
+    stage = np.full(len(work), UNKNOWN, dtype=np.int32)
+    return Assignment(kind=kind, stage=stage, microbatch=microbatch)
+
+
+def _cut(work: Work, work_step: I32, posts: Posts) -> list[_Piece]:
+    """Cut the work of a rank where a message, a wait, another thread or another step comes."""
     posted = np.searchsorted(posts.messages.issued_ns, work.issued_ns)
     changes = (
         (np.diff(posted, prepend=-1) != 0)
@@ -61,88 +114,147 @@ def assign_by_structure(work: Work, work_step: I32, posts: Posts, beside: Neighb
         | (np.diff(work.backward.astype(np.int8), prepend=-1) != 0)
         | (np.diff(work_step, prepend=-2) != 0)
     )
-    segment = np.cumsum(changes) - 1
     first = np.flatnonzero(changes)
-    tells = _Teller(posts, beside)
-    kinds, numbers = tells.passes_of(posted[first], work.backward[first], work_step[first])
-    stage = np.full(len(work), UNKNOWN, dtype=np.int32)
-    return Assignment(kind=kinds[segment], stage=stage, microbatch=numbers[segment])
+    columns = (first, np.append(first[1:], len(work)), posted[first])
+    return [
+        _Piece(first=begin, end=end, posted=before, backward=backward, step=step)
+        for begin, end, before, backward, step in zip(
+            *(column.tolist() for column in columns),
+            work.backward[first].tolist(),
+            work_step[first].tolist(),
+            strict=True,
+        )
+    ]
 
 
-class _Teller:
-    """Goes through the segments of a rank in the order of the host."""
-
-    def __init__(self, posts: Posts, beside: Neighbours) -> None:
-        messages = posts.messages
-        self._posts = posts
-        self._step = posts.step
-        self._beside = beside
-        arrives = ~messages.is_send
-        self._inputs = _running(arrives & (messages.peer == _rank(beside.previous)))
-        self._gradients = _running(arrives & (messages.peer == _rank(beside.next)))
-        self._is_output = messages.is_send & (messages.peer == _rank(beside.next))
-
-    def passes_of(
-        self, posted: I64, backward: np.ndarray[tuple[int], np.dtype[np.bool_]], step: I32
-    ) -> tuple[I32, I32]:
-        kinds = np.full(len(posted), UNKNOWN, dtype=np.int32)
-        numbers = np.full(len(posted), UNKNOWN, dtype=np.int32)
-        counts: dict[int, _Count] = {}
-        last = None
-        for row, here in enumerate(
-            zip(posted.tolist(), backward.tolist(), step.tolist(), strict=True)
-        ):
-            before, is_backward, number = here
-            if number < 0:
-                continue
-            count = counts.setdefault(number, _Count())
-            began = int(np.searchsorted(self._step, number)) if len(self._step) else 0
-            goes_on = here == last
-            if is_backward:
-                if self._has_gradient(before, began, count, goes_on=goes_on):
-                    count.backwards += 1
-                if count.backwards:
-                    kinds[row], numbers[row] = PassKind.B, count.backwards - 1
-            elif self._has_input(before, began, number, count, goes_on=goes_on):
-                kinds[row], numbers[row] = PassKind.F, count.forwards
+def _tell_passes(pieces: list[_Piece], posts: Posts, beside: Neighbours) -> None:
+    """Go through the pieces of a rank in the order of the host, and say which begin a pass."""
+    messages = posts.messages
+    arrives = ~messages.is_send
+    inputs = _running(arrives & (messages.peer == _rank(beside.previous)))
+    gradients = _running(arrives & (messages.peer == _rank(beside.next)))
+    outputs = _running(messages.is_send & (messages.peer == _rank(beside.next)))
+    counts: dict[int, _Count] = {}
+    began: dict[int, int] = {}
+    before: _Piece | None = None
+    for number, piece in enumerate(pieces):
+        if piece.step < 0:
+            continue
+        count = counts.setdefault(piece.step, _Count())
+        first = began.setdefault(piece.step, int(np.searchsorted(posts.step, piece.step)))
+        goes_on = before is not None and piece.goes_on(before)
+        if piece.backward:
+            if beside.next is not None:
+                arrived = int(gradients[piece.posted] - gradients[first])
+                begins = arrived // posts.gradients_each > count.backwards
+            else:
+                begins = not goes_on and count.forwards > count.backwards
+            count.backwards += begins
+            if count.backwards:
+                piece.kind, piece.microbatch = PassKind.B, count.backwards - 1
+        else:
+            if beside.previous is not None:
+                arrived = int(inputs[piece.posted] - inputs[first])
+                begins = arrived // posts.inputs_each > count.forwards
+            else:
+                following = _posted_after(pieces, number, posts)
+                begins = not goes_on and bool(outputs[following] > outputs[piece.posted])
+            if begins:
+                piece.kind, piece.microbatch = PassKind.F, count.forwards
                 count.forwards += 1
-            elif goes_on:
-                kinds[row], numbers[row] = kinds[row - 1], numbers[row - 1]
-            last = here
-        _join_preludes(kinds, numbers, posted, step)
-        return kinds, numbers
+            elif goes_on and before is not None:
+                piece.kind, piece.microbatch = before.kind, before.microbatch
+        before = piece
 
-    def _has_input(
-        self, before: int, began: int, step: int, count: _Count, *, goes_on: bool
-    ) -> bool:
-        """Tell whether a forward pass begins. Where only a wait came, it must be for an input."""
-        if self._beside.previous is not None:
-            arrived = int(self._inputs[before] - self._inputs[began])
-            return arrived // self._posts.inputs_each > count.forwards
-        if goes_on:
-            return False
-        there = before < len(self._step) and self._step[before] == step
-        return bool(there and self._is_output[before])
 
-    def _has_gradient(self, before: int, began: int, count: _Count, *, goes_on: bool) -> bool:
-        if self._beside.next is not None:
-            arrived = int(self._gradients[before] - self._gradients[began])
-            return arrived // self._posts.gradients_each > count.backwards
-        return not goes_on and count.forwards > count.backwards
+def _posted_after(pieces: list[_Piece], number: int, posts: Posts) -> int:
+    """Return how many messages of a piece's step were posted before anything else was launched."""
+    piece = pieces[number]
+    ended = int(np.searchsorted(posts.step, piece.step, side="right"))
+    for other in pieces[number + 1 :]:
+        if not other.goes_on(piece):
+            return other.posted if other.step == piece.step else max(ended, piece.posted)
+    return max(ended, piece.posted)
 
 
 def _rank(neighbour: int | None) -> int:
     return -2 if neighbour is None else neighbour
 
 
-def _running(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> I64:
+def _running(flags: Flags) -> I64:
     """Return how many came before each position, and after the last one."""
     return np.concatenate(([0], np.cumsum(flags)))
 
 
-def _join_preludes(kinds: I32, numbers: I32, posted: I64, step: I32) -> None:
-    """Give what the host launches itself just before a backward pass, a loss say, to that pass."""
-    for row in range(len(kinds) - 2, -1, -1):
-        same = posted[row] == posted[row + 1] and step[row] == step[row + 1]
-        if kinds[row] == UNKNOWN and kinds[row + 1] == PassKind.B and same:
-            kinds[row], numbers[row] = PassKind.B, numbers[row + 1]
+def _part_forwards(pieces: list[_Piece], work: Work) -> list[_Piece]:
+    """Cut off what a host launches before a forward pass and no message parts from it.
+
+    An optimizer, the gather of a first layer's parameters, sums of gradients: forward passes begin
+    alike, so that each is taken to begin where it goes on most like the others.
+    """
+    forwards = [piece for piece in pieces if piece.kind == PassKind.F]
+    launched = {piece.first: _computes(work, piece) for piece in forwards}
+    names = Counter(tuple(work.name[rows].tolist()) for rows in launched.values())
+    several = [(-count, len(one), one) for one, count in names.items() if count > 1]
+    usual = min(several, default=(0, 0, ()))[2][:_BEGINNING]
+    if not usual:
+        return pieces
+    parted: list[_Piece] = []
+    for piece in pieces:
+        rows = launched[piece.first] if piece.kind == PassKind.F else _NO_ROWS
+        begin = _begins_like(work.name[rows].tolist(), usual)
+        if begin:
+            lead = replace(piece, end=int(rows[begin]), kind=UNKNOWN, microbatch=UNKNOWN)
+            parted.append(lead)
+            piece.first = lead.end
+        parted.append(piece)
+    return parted
+
+
+def _computes(work: Work, piece: _Piece) -> I64:
+    rows = np.arange(piece.first, piece.end)
+    return rows[~(work.collective | work.upload)[piece.first : piece.end]]
+
+
+def _begins_like(names: list[int], usual: tuple[int, ...]) -> int:
+    """Return from where some names go on most like the usual ones, others may lie between them."""
+    if tuple(names[: len(usual)]) == usual:
+        return 0
+    likeness = []
+    for begin in (place for place, name in enumerate(names) if name == usual[0]):
+        alike, reach = 0, begin
+        for place, name in enumerate(names[begin : begin + _WITHIN * len(usual)], start=begin):
+            if alike < len(usual) and name == usual[alike]:
+                alike, reach = alike + 1, place
+        likeness.append((-alike, reach - begin, begin))
+    most, _, begin = min(likeness, default=(0, 0, 0))
+    return begin if -most > _ALIKE * len(usual) else 0
+
+
+def _join_neighbours(pieces: list[_Piece], work: Work) -> None:
+    """Give what the host launches itself around a backward pass to that pass.
+
+    Before it, a loss; after it, sums of gradients. After the last one of a step come norms and an
+    optimizer, too: of that, only what comes after the others as well is the pass's.
+    """
+    for number in range(len(pieces) - 2, -1, -1):
+        piece, following = pieces[number], pieces[number + 1]
+        same = (piece.posted, piece.step) == (following.posted, following.step)
+        if piece.kind == UNKNOWN and following.kind == PassKind.B and same:
+            piece.kind, piece.microbatch = PassKind.B, following.microbatch
+    after = [
+        (piece, before)
+        for before, piece in pairwise(pieces)
+        if before.kind == PassKind.B and piece.kind == UNKNOWN and not piece.backward
+        if (piece.posted, piece.step) == (before.posted, before.step)
+    ]
+    names = Counter(tuple(work.name[piece.first : piece.end].tolist()) for piece, _ in after)
+    usual, count = max(names.items(), key=lambda one: one[1], default=((), 0))
+    backwards = {(one.step, one.microbatch) for one in pieces if one.kind == PassKind.B}
+    steps = {step for step, _ in backwards}
+    if count <= _OFTEN * len(backwards) or count <= len(steps):
+        return
+    for piece, before in after:
+        if tuple(work.name[piece.first : piece.first + len(usual)].tolist()) == usual:
+            piece.end = piece.first + len(usual)  # what follows it is in no pass
+            piece.kind, piece.microbatch = PassKind.B, before.microbatch

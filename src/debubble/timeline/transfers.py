@@ -207,6 +207,8 @@ def _pair(
         "receive_issued_ns": receives.issued_ns[into],
         "send_queue": sends.queue[out],
         "receive_queue": receives.queue[into],
+        "send_waited_ns": sends.waited_ns[out],
+        "receive_waited_ns": receives.waited_ns[into],
     }
 
 
@@ -227,6 +229,8 @@ def _join(parts: list[dict[str, NDArray[np.generic]]]) -> Transfers:
             ("receive_issued_ns", np.int64),
             ("send_queue", np.int32),
             ("receive_queue", np.int32),
+            ("send_waited_ns", np.int64),
+            ("receive_waited_ns", np.int64),
         )
     }
     columns = {

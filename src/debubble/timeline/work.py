@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from debubble.timeline.model import I32, I64, UNKNOWN, Flags, Intervals
+from debubble.timeline.model import (
+    I32,
+    I64,
+    NEVER_WAITED_NS,
+    UNKNOWN,
+    Flags,
+    Intervals,
+    Synchronisations,
+)
 from debubble.trace.busy import merge
 from debubble.trace.columns import KernelKind, Operation, RankTrace
 
@@ -15,10 +24,19 @@ from debubble.trace.columns import KernelKind, Operation, RankTrace
 _BACKWARD_OPERATOR = "autograd::engine::evaluate_function"
 _COMMUNICATION_OPERATOR = "c10d::"
 _CARRIED_OUT = "gloo:"
+_UPLOAD = "Memcpy HtoD"
 _RING_OPERATORS = ("c10d::send", "c10d::recv")
 
 
 BEFORE_CAPTURE = np.int64(np.iinfo(np.int64).min)
+# Calls of CUDA and HIP that keep the host until the device, or one of its streams, is done.
+_SYNCHRONISES = re.compile(r"(?:Device|Stream|Event)Synchronize")
+_WHOLE_DEVICE = re.compile(r"DeviceSynchronize")
+# A launch takes 5 to 30 us. Where a stage of five layers ran a hundred milliseconds behind its host
+# (torchtitan, recorded), launches took 300 to 1,400 us, the device's pace.
+_LONG_LAUNCH_NS = 200_000
+# A kernel that waits for another's end begins this soon after it.
+_AT_ONCE_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +51,10 @@ class Work:
     backward: Flags
     """Issued by autograd."""
     collective: Flags
+    group: I32
+    """The process group of a collective, as the trace numbers them; -1 where nothing tells."""
+    upload: Flags
+    """Copied from the host: a batch, or what it is made of."""
 
     def __len__(self) -> int:
         return len(self.issued_ns)
@@ -55,6 +77,8 @@ class Messages:
     """What its sender called it; -1 where nothing tells."""
     timed: Flags
     """False: its kernel was not recorded, unlike others; only the host's call is known."""
+    waited_ns: I64
+    """When the host let what it issues from then on wait for it; `NEVER_WAITED_NS` if not known."""
 
     def __len__(self) -> int:
         return len(self.issued_ns)
@@ -88,7 +112,16 @@ def find_work(trace: RankTrace) -> Work:
         name=kernels.name[kept][order],
         backward=((caller != main) & (caller >= 0))[order],
         collective=kernels.communication[kept][order],
+        group=_groups_of_kernels(trace)[kept][order],
+        upload=_names_that(trace, _UPLOAD)[kernels.name[kept]][order],
     )
+
+
+def _groups_of_kernels(trace: RankTrace) -> I32:
+    group = np.full(len(trace.kernels), UNKNOWN, dtype=np.int32)
+    carried = trace.operators.kernel >= 0
+    group[trace.operators.kernel[carried]] = trace.operators.group[carried]
+    return group
 
 
 def _cpu_work(trace: RankTrace) -> Work:
@@ -96,7 +129,7 @@ def _cpu_work(trace: RankTrace) -> Work:
     communicates = _names_that(trace, _COMMUNICATION_OPERATOR)
     backward = _names_that(trace, _BACKWARD_OPERATOR)
     kept = ~communicates[operators.name] if len(operators) else np.zeros(0, dtype=bool)
-    issued, end, name = _cpu_collectives(trace)
+    issued, end, name, group = _cpu_collectives(trace)
     computes = np.zeros(int(kept.sum()), dtype=bool)
     start = np.concatenate((operators.start_ns[kept], issued))
     order = np.argsort(start, kind="stable")
@@ -109,11 +142,13 @@ def _cpu_work(trace: RankTrace) -> Work:
             order
         ],
         collective=np.concatenate((computes, np.ones(len(end), dtype=bool)))[order],
+        group=np.concatenate((np.full(len(computes), UNKNOWN, dtype=np.int32), group))[order],
+        upload=np.zeros(len(order), dtype=bool),
     )
 
 
-def _cpu_collectives(trace: RankTrace) -> tuple[I64, I64, I32]:
-    """Return when each collective was asked for, when it ended, and its name.
+def _cpu_collectives(trace: RankTrace) -> tuple[I64, I64, I32, I32]:
+    """Return when each collective was asked for, when it ended, its name and its group.
 
     Sends and receives around a ring are whole as they are.
     """
@@ -125,6 +160,7 @@ def _cpu_collectives(trace: RankTrace) -> tuple[I64, I64, I32]:
         np.concatenate((issued, operators.start_ns[around])),
         np.concatenate((ends[carried], ends[around])),
         np.concatenate((operators.name[carried], operators.name[around])),
+        np.concatenate((operators.group[carried], operators.group[around])),
     )
 
 
@@ -194,7 +230,78 @@ def find_messages(trace: RankTrace) -> Messages:
         else np.full(len(rows), UNKNOWN, dtype=np.int32),
         tag=operators.tag[rows],
         timed=carried | (not carried.any()),
+        waited_ns=np.full(len(rows), NEVER_WAITED_NS),
     )
+
+
+def tell_waits(messages: Messages, work: Work, waits_ns: I64) -> Messages:
+    """Say which message each wait of the host was for.
+
+    A wait names no message; but nothing that is issued after it starts before its message is there.
+    Of those that fit, the work that follows began with the end of one; then what is received is
+    waited for first, then what was posted first. Messages of one kernel are waited for together.
+    """
+    waited = messages.waited_ns.copy()
+    following = np.searchsorted(work.issued_ns, waits_ns, side="right")
+    open_rows: list[int] = []
+    posted = 0
+    for moment, row in zip(waits_ns.tolist(), following.tolist(), strict=True):
+        while posted < len(messages) and messages.issued_ns[posted] < moment:
+            open_rows.append(posted)
+            posted += 1
+        begins = int(work.start_ns[row]) if row < len(work) else None
+        fitting = [one for one in open_rows if begins is None or messages.end_ns[one] <= begins]
+        if not fitting:
+            continue
+        chosen = min(
+            fitting,
+            key=lambda one: (
+                begins is None or begins - int(messages.end_ns[one]) > _AT_ONCE_NS,
+                bool(messages.is_send[one]),
+                one,
+            ),
+        )
+        together = [
+            one
+            for one in open_rows
+            if (messages.start_ns[one], messages.end_ns[one], messages.queue[one])
+            == (messages.start_ns[chosen], messages.end_ns[chosen], messages.queue[chosen])
+        ]
+        waited[together] = moment
+        open_rows = [one for one in open_rows if one not in together]
+    return replace(messages, waited_ns=waited)
+
+
+def find_synchronisations(trace: RankTrace) -> Synchronisations:
+    """List the calls that kept the host until work of its device was done."""
+    launches = trace.launches
+    named = [bool(_SYNCHRONISES.search(name)) for name in trace.names] or [False]
+    rows = np.flatnonzero(np.array(named)[launches.name])
+    whole = np.array([bool(_WHOLE_DEVICE.search(name)) for name in trace.names] or [False])
+    start = launches.start_ns[rows]
+    return Synchronisations(
+        start_ns=start,
+        end_ns=start + launches.duration_ns[rows],
+        whole=whole[launches.name[rows]],
+    )
+
+
+def held_up_of(trace: RankTrace) -> Intervals:
+    """Return when launches waited for room in the device's queue, which holds about a thousand."""
+    launches = trace.launches
+    named = np.array([bool(_SYNCHRONISES.search(name)) for name in trace.names] or [False])
+    rows = (launches.duration_ns > _LONG_LAUNCH_NS) & ~named[launches.name]
+    start = launches.start_ns[rows]
+    begun, ended = merge(start, start + launches.duration_ns[rows])
+    return Intervals(start_ns=begun, end_ns=ended)
+
+
+def synchronised_of(work: Work, calls: Synchronisations) -> Intervals:
+    """Return when a host was in such a call, or had yet to issue the first thing after it."""
+    row = np.searchsorted(work.issued_ns, calls.end_ns)
+    issued = np.append(work.issued_ns, calls.end_ns.max(initial=0))[row]
+    start, end = merge(calls.start_ns, np.maximum(issued, calls.end_ns))
+    return Intervals(start_ns=start, end_ns=end)
 
 
 def order_by_use(messages: Messages, step: I32) -> tuple[Messages, I32]:

@@ -120,9 +120,16 @@ class Operators(Table):
     elements: I64
     message_bytes: I64
     dtype: I32
+    shape: I32
+    """Of a message's tensor, as a name such as `1024x1x4096`."""
     tag: I32
     kernel: I32
     """Row in `kernels` that carried it out. A fused exchange: several operators, one kernel."""
+
+    @property
+    def addressed(self) -> NDArray[np.bool_]:
+        """True where the other side is known, as a global rank or inside its group."""
+        return (self.peer >= 0) | (self.local_peer >= 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

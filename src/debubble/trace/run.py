@@ -228,7 +228,7 @@ def missing_ranks(ranks: Sequence[RankTrace]) -> tuple[int, ...]:
     for trace in ranks:
         operators = trace.operators
         pairs = (operators.operation == Operation.SEND) | (operators.operation == Operation.RECEIVE)
-        talks |= bool((pairs & (operators.local_peer >= 0)).any())
+        talks |= bool((pairs & operators.addressed).any())
         expected.update(operators.peer[pairs & (operators.peer >= 0)].tolist())
         for group in set(operators.group[pairs].tolist()):
             members = trace.groups[group].ranks if group >= 0 else ()

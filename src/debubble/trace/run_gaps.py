@@ -95,7 +95,7 @@ def of_fragment(trace: RankTrace) -> list[Gap]:
 def no_trace_of(missing: Sequence[int], ranks: Sequence[RankTrace]) -> Gap:
     """Name ranks that belong to the run and have no trace."""
     names = f"{'rank' if len(missing) == 1 else 'ranks'} {show_ranks(missing)}"
-    talk = any((trace.operators.local_peer >= 0).any() for trace in ranks)
+    talk = any(trace.operators.addressed.any() for trace in ranks)
     why = "which these ranks exchange data with" if talk else "which the same job ran"
     return Gap(
         code=Code.MISSING_RANKS,

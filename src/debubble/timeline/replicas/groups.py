@@ -8,23 +8,14 @@ called after data parallelism is believed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from debubble.timeline.model import I64, RankCollectives
+from debubble.timeline.parallelism import Role, role_of
 from debubble.trace.columns import Group
-
-# torch's meshes are called `mesh_dp_shard_cp`, Megatron's `DATA_PARALLEL_GROUP_WITH_CP`.
-_DATA = re.compile(
-    r"(?:^|[^a-z])(?:dp|ddp|fsdp|hsdp|edp|data|replicate|shard)(?:[^a-z]|$)", re.IGNORECASE
-)
-_INNER = re.compile(
-    r"(?:^|[^a-z])(?:tp|cp|ep|sp|etp|tensor|context|expert|sequence|model)(?:[^a-z]|$)",
-    re.IGNORECASE,
-)
 
 Key = tuple[int, ...] | str
 """A group by its members, or by its name where torch left the middle of a long list out."""
@@ -120,10 +111,10 @@ def _lies_across(group: Group, places: Mapping[int, Place]) -> bool:
 
 
 def _shares_stage(group: Group, *, in_forward: bool) -> bool:
-    named = f"{group.name} {group.description}"
-    if _DATA.search(named):
+    role = role_of(group)
+    if role is Role.DATA:
         return False
-    return bool(_INNER.search(named)) or in_forward
+    return role in {Role.INNER, Role.MODEL} or in_forward
 
 
 def _unite(

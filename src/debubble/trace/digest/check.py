@@ -42,6 +42,7 @@ def check_trace(trace: RankTrace, file: str) -> None:
     sizes = {
         "name": len(trace.names),
         "dtype": len(trace.names),
+        "shape": len(trace.names),
         "thread": len(trace.threads),
         "group": len(trace.groups),
         "launch": len(trace.launches),

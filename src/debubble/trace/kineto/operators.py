@@ -27,6 +27,7 @@ _HOST_BACKENDS = ("gloo:", "mpi:")
 _PEER_INPUT, _TAG_INPUT = 2, 3
 _MAX_PEER = 2**31 - 1
 _MAX_ELEMENTS = 2**62
+_MOST_DIMENSIONS = 8
 
 
 @dataclass(slots=True)
@@ -40,13 +41,17 @@ class Folded:
     device_row: int
     operation: Operation
     on_host: bool = False
-    peer: int = UNKNOWN
+    local_peer: int = UNKNOWN
+    """As the call counts it, inside its group: `c10d::send`'s own input."""
+    global_peer: int = UNKNOWN
+    """As torch describes the call: `Src Rank` and `Dst Rank` are global."""
     tag: int = UNKNOWN
     group: str = ""
     description: str = ""
     group_ranks: str = ""
     elements: int = UNKNOWN
     dtype: str = ""
+    shape: str = ""
 
 
 @dataclass(slots=True)
@@ -132,11 +137,12 @@ def _describe(folded: Folded, args: OperatorArgs, text: str) -> None:
     folded.group_ranks = str(args.group_ranks) if args.group_ranks else folded.group_ranks
     folded.dtype = args.dtype or folded.dtype or _first_type(args.types)
     if folded.operation is Operation.SEND and args.destination >= 0:
-        folded.peer = args.destination
+        folded.global_peer = args.destination
     elif folded.operation is Operation.RECEIVE and args.source >= 0:
-        folded.peer = args.source
+        folded.global_peer = args.source
     if text.startswith("c10d::") and folded.operation in {Operation.SEND, Operation.RECEIVE}:
-        folded.peer = _input(args, _PEER_INPUT) if folded.peer < 0 else folded.peer
+        folded.local_peer = _input(args, _PEER_INPUT)
+        folded.shape = _shape(args.shapes)
         folded.tag = _input(args, _TAG_INPUT)
 
 
@@ -164,6 +170,17 @@ def _count(shapes: list[Any]) -> int:
     return total if total < _MAX_ELEMENTS else UNKNOWN
 
 
+def _shape(shapes: list[Any]) -> str:
+    """Write the shape of the first tensor: `[[2, 3]]` as 2x3; nothing where it is none."""
+    first = shapes[0] if shapes else None
+    first = first[0] if isinstance(first, list) and first and isinstance(first[0], list) else first
+    if not isinstance(first, list) or not 0 < len(first) <= _MOST_DIMENSIONS:
+        return ""
+    if not all(isinstance(size, int) and 0 <= size <= _MAX_PEER for size in first):
+        return ""
+    return "x".join(map(str, first))
+
+
 def _first_type(types: list[Any]) -> str:
     first = types[0] if types else ""
     return first if isinstance(first, str) and element_bytes(first) else ""
@@ -184,10 +201,8 @@ def _tabulate(walk: _Walk, names: Interner[str], header: Header) -> Communicatio
         name=[names[one.name] for one in folded],
         thread=[one.thread for one in folded],
         operation=[one.operation for one in folded],
-        local_peer=[min(one.peer, _MAX_PEER) for one in folded],
-        peer=[
-            _globally(one.peer, groups, row, header) for one, row in zip(folded, group, strict=True)
-        ],
+        local_peer=[one.local_peer for one in folded],
+        peer=[_peer_of(one, groups, row, header) for one, row in zip(folded, group, strict=True)],
         group=group,
         elements=[one.elements for one in folded],
         message_bytes=[
@@ -195,6 +210,7 @@ def _tabulate(walk: _Walk, names: Interner[str], header: Header) -> Communicatio
             for one, each in zip(folded, size, strict=True)
         ],
         dtype=[names[one.dtype] if one.dtype else UNKNOWN for one in folded],
+        shape=[names[one.shape] if one.shape else UNKNOWN for one in folded],
         tag=[one.tag for one in folded],
     )
     brackets = np.array(sorted(walk.brackets), dtype=np.int64).reshape(-1, 3)
@@ -209,15 +225,21 @@ def _tabulate(walk: _Walk, names: Interner[str], header: Header) -> Communicatio
     )
 
 
-def _globally(peer: int, groups: tuple[Group, ...], group: int, header: Header) -> int:
-    """Translate a peer counted inside its group; -1 where the group's members are not known."""
-    if peer < 0 or peer > _MAX_PEER:
-        return UNKNOWN
-    if group >= 0:
-        ranks = groups[group].ranks
-        return ranks[peer] if peer < len(ranks) else UNKNOWN
-    alone = not groups and header.world_size is not None and peer < header.world_size
-    return peer if alone else UNKNOWN
+def _peer_of(one: Folded, groups: tuple[Group, ...], group: int, header: Header) -> int:
+    """Return the global rank of a peer; -1 where nothing tells it.
+
+    A call counts inside its group, so that the group's members tell it whatever else is written.
+    Without them, or without recorded shapes, the description does: in a group `[0, 2]` torch writes
+    `Dst Rank: 2` beside the input 1 (recorded with torch 2.11 by Megatron and torchtitan).
+    """
+    ranks = groups[group].ranks if group >= 0 else ()
+    if 0 <= one.local_peer < len(ranks):
+        return ranks[one.local_peer]
+    if 0 <= one.global_peer <= _MAX_PEER and (not ranks or one.global_peer in ranks):
+        return one.global_peer
+    size = header.world_size
+    alone = not groups and size is not None and 0 <= one.local_peer < size
+    return one.local_peer if alone else UNKNOWN
 
 
 def _all_groups(folded: list[Folded], header: Header) -> tuple[Group, ...]:

@@ -194,7 +194,10 @@ def _kernels_of_operators(
     bracket = find_next(
         end_ns, operators.thread, communication.bracket_start_ns, communication.bracket_thread
     )
+    # Among one rank alone there is nothing to launch: Megatron calls such collectives all the same.
+    alone = np.array([len(group.ranks) == 1 for group in communication.groups] + [False])
     queued = (kernel_of < 0) & ~communication.on_host & _moves_data(operators.operation)
+    queued &= ~alone[operators.group]
     kernel_of[queued] = kernel_of_bracket[bracket[queued]]
     own = np.flatnonzero(communication.device_row >= 0)
     kernel_of[own] = communication.device_row[own]

@@ -1,0 +1,117 @@
+"""Bubble and window of a framework's trace, counted with none of the package's code.
+
+A step is the host's own mark; a kernel belongs to the step that holds its launch. Backward is what
+is launched inside autograd's functions; what the host launches from its first layer on until the
+last of them is forward. The window goes from the first forward kernel to the last backward kernel
+over all ranks, which share a clock. Collectives launched meanwhile count as work, messages do not.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from bisect import bisect_right
+from statistics import median
+
+_MESSAGES = re.compile(r"SendRecv")
+_FIRST = {
+    "aten::embedding", "aten::layer_norm", "aten::native_layer_norm", "aten::rms_norm",
+    "aten::linear", "aten::mm", "aten::matmul",
+}  # fmt: skip
+
+
+def merge(spans):
+    merged = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([begin, end])
+    return merged
+
+
+def covered(spans, low, high):
+    inside = [
+        (max(begin, low), min(end, high)) for begin, end in spans if end > low and begin < high
+    ]
+    return sum(end - begin for begin, end in merge(inside))
+
+
+class RankCount:
+    """One rank's kernels by step: forward, backward, collectives."""
+
+    def __init__(self, path):
+        with gzip.open(path) as file:
+            events = [e for e in json.load(file)["traceEvents"] if e.get("ph") == "X"]
+        self.marks = {
+            int(e["name"].partition("#")[2]): (e["ts"], e["ts"] + e["dur"])
+            for e in events
+            if e.get("cat") == "user_annotation" and e["name"].startswith("ProfilerStep#")
+        }
+        autograd = {}
+        for e in events:
+            if e["name"].startswith("autograd::engine::evaluate_function"):
+                autograd.setdefault(e["tid"], []).append((e["ts"], e["ts"] + e["dur"]))
+        self._autograd = {thread: merge(spans) for thread, spans in autograd.items()}
+        self._optimizer = merge(
+            [
+                (e["ts"], e["ts"] + e["dur"])
+                for e in events
+                if e["name"].startswith("Optimizer.step#")
+            ]
+        )
+        launches = {
+            e["args"]["correlation"]: (e["ts"], e["tid"])
+            for e in events
+            if e.get("cat") in {"cuda_runtime", "cuda_driver"}
+            and "correlation" in e.get("args", {})
+        }
+        self.steps = {step: self._count(events, launches, step) for step in self.marks}
+
+    def _count(self, events, launches, step):
+        low, high = self.marks[step]
+        first = [e["ts"] for e in events if e["name"] in _FIRST and low <= e["ts"] <= high]
+        begin = min(first, default=low)
+        found = []
+        for e in events:
+            if e.get("cat") not in {"kernel", "gpu_memcpy", "gpu_memset"}:
+                continue
+            launched = launches.get(e["args"].get("correlation"))
+            if launched is not None and low <= launched[0] <= high:
+                found.append(
+                    (e, launched[0], self._in(self._autograd.get(launched[1], []), launched[0]))
+                )
+        last = max((at for _, at, backward in found if backward), default=0)
+        kinds = {"forward": [], "backward": [], "collective": []}
+        for e, at, backward in found:
+            span = e["ts"], e["ts"] + e["dur"]
+            if "nccl" in e["name"].lower():
+                if not _MESSAGES.search(e["name"]) and begin <= at <= last:
+                    kinds["collective"].append(span)
+            elif backward:
+                kinds["backward"].append(span)
+            elif begin <= at <= last and not self._in(self._optimizer, at):
+                kinds["forward"].append(span)
+        return kinds
+
+    @staticmethod
+    def _in(spans, moment):
+        row = bisect_right(spans, moment, key=lambda span: span[0]) - 1
+        return row >= 0 and moment <= spans[row][1]
+
+
+def count(folder):
+    """Return the bubble, collectives as work, and the window in seconds: medians over the steps."""
+    ranks = [RankCount(path) for path in sorted(folder.glob("rank*.json.gz"))]
+    bubbles, windows = [], []
+    for step in set.intersection(*(set(rank.steps) for rank in ranks)):
+        here = [rank.steps[step] for rank in ranks]
+        low = min(begin for kinds in here for begin, _ in kinds["forward"])
+        high = max(end for kinds in here for _, end in kinds["backward"])
+        worked = sum(
+            covered([s for one in kinds.values() for s in one], low, high) for kinds in here
+        )
+        windows.append((high - low) / 1e6)
+        bubbles.append(1 - worked / len(here) / (high - low))
+    return median(bubbles), median(windows)

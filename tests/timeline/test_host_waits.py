@@ -1,0 +1,132 @@
+"""What hosts wait for: messages, by the waits that torch writes; devices, by their calls."""
+
+from __future__ import annotations
+
+import numpy as np
+from making import document, kernel, launch, write
+
+from debubble.timeline.model import NEVER_WAITED_NS
+from debubble.timeline.work import (
+    Messages,
+    Work,
+    find_synchronisations,
+    find_work,
+    held_up_of,
+    synchronised_of,
+    tell_waits,
+)
+from debubble.trace.kineto import read_kineto
+
+US = 1_000
+
+
+def ints(*values):
+    return np.array(values, dtype=np.int64)
+
+
+def messages(rows):
+    """Rows of (issued, sent, start, end, queue), in the order of their issue."""
+    issued, sent, start, end, queue = zip(*rows, strict=True)
+    count = len(rows)
+    return Messages(
+        issued_ns=ints(*issued),
+        peer=np.ones(count, dtype=np.int32),
+        is_send=np.array(sent),
+        start_ns=ints(*start),
+        end_ns=ints(*end),
+        message_bytes=np.full(count, 8, dtype=np.int64),
+        fused=np.zeros(count, dtype=bool),
+        queue=np.array(queue, dtype=np.int32),
+        tag=np.full(count, -1, dtype=np.int32),
+        timed=np.ones(count, dtype=bool),
+        waited_ns=np.full(count, NEVER_WAITED_NS),
+    )
+
+
+def work(*pieces):
+    """Pieces of (issued, start)."""
+    issued, start = (ints(*column) for column in zip(*pieces, strict=True))
+    none = np.zeros(len(issued), dtype=bool)
+    return Work(
+        issued_ns=issued,
+        start_ns=start,
+        end_ns=start + 100,
+        name=np.zeros(len(issued), dtype=np.int32),
+        backward=none,
+        collective=none,
+        group=np.full(len(issued), -1, dtype=np.int32),
+        upload=none,
+    )
+
+
+def waited(found):
+    return [None if one >= NEVER_WAITED_NS else one for one in found.waited_ns.tolist()]
+
+
+def test_a_wait_is_for_a_message_that_ended_before_the_work_after_it_began():
+    posts = messages([(0, False, 0, 500, 1), (10, True, 10, 900 * US, 2)])
+    found = tell_waits(posts, work((30, 600)), ints(20))
+    assert waited(found) == [20, None]
+
+
+def test_of_several_that_fit_it_is_that_whose_end_the_work_began_with():
+    """As Megatron's overlapped schedule was recorded: a backward pass waits for a send."""
+    posts = messages([(0, False, 0, 100 * US, 1), (10, True, 0, 900 * US, 2)])
+    found = tell_waits(posts, work((30, 901 * US)), ints(20))
+    assert waited(found) == [None, 20]
+
+
+def test_messages_of_one_kernel_are_waited_for_together():
+    posts = messages([(0, True, 5, 700, 1), (1, False, 5, 700, 1)])
+    assert waited(tell_waits(posts, work((30, 800)), ints(20))) == [20, 20]
+
+
+def test_a_wait_before_anything_was_posted_is_for_none_of_it():
+    posts = messages([(50, False, 60, 70, 1)])
+    assert waited(tell_waits(posts, work((55, 80)), ints(20))) == [None]
+
+
+def call(name, ts, dur):
+    return launch(ts=ts, dur=dur, correlation=999) | {"name": name}
+
+
+def test_calls_that_keep_a_host_are_listed_and_last_until_it_issues_again(tmp_path):
+    trace = read_kineto(
+        write(
+            tmp_path / "a.json",
+            document(
+                [
+                    launch(ts=10.0, dur=5.0, correlation=1),
+                    kernel(ts=20.0, dur=50.0, correlation=1),
+                    call("cudaDeviceSynchronize", 16.0, 55.0),
+                    launch(ts=80.0, dur=5.0, correlation=2),
+                    kernel(ts=90.0, dur=5.0, correlation=2),
+                    call("cudaStreamSynchronize", 100.0, 1.0),
+                ]
+            ),
+        )
+    )
+    found = find_synchronisations(trace)
+    assert found.whole.tolist() == [True, False]
+    assert (found.end_ns - found.start_ns).tolist() == [55 * US, 1 * US]
+    kept = synchronised_of(find_work(trace), found)
+    assert (kept.end_ns - kept.start_ns).tolist() == [64 * US, 1 * US]
+
+
+def test_a_launch_that_takes_long_waits_for_room_in_the_devices_queue(tmp_path):
+    trace = read_kineto(
+        write(
+            tmp_path / "a.json",
+            document(
+                [
+                    launch(ts=10.0, dur=5.0, correlation=1),
+                    kernel(ts=20.0, dur=500.0, correlation=1),
+                    launch(ts=30.0, dur=450.0, correlation=2),
+                    kernel(ts=600.0, dur=5.0, correlation=2),
+                    call("cudaDeviceSynchronize", 490.0, 900.0),
+                ]
+            ),
+        )
+    )
+    held = held_up_of(trace)
+    assert (held.end_ns - held.start_ns).tolist() == [450 * US]
