@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from debubble.timeline.model import (
     PassKind,
     RankTimeline,
     no_intervals,
+    without,
 )
 
 Key = tuple[int, int]
@@ -37,7 +39,8 @@ class PassCosts:
 def measure_passes(passes: Passes, ranks: tuple[RankTimeline, ...]) -> PassCosts:
     """Take medians over all steps of a pipeline."""
     passes = passes.where(np.isin(passes.rank, [rank.rank for rank in ranks]))
-    lengths = passes.end_ns - passes.start_ns - collectives_inside(passes, ranks)
+    lengths = passes.end_ns - passes.start_ns - inside_passes(passes, ranks, collectives_of)
+    lengths -= inside_passes(passes, ranks, data_parallel_of)
     several_steps = len(np.unique(passes.step)) > 1
     median, first = {}, {}
     for stage, kind in sorted(set(zip(passes.stage.tolist(), passes.kind.tolist(), strict=True))):
@@ -73,33 +76,29 @@ def equal_stages(median: dict[Key, int]) -> dict[Key, int]:
     }
 
 
-def collectives_inside(passes: Passes, ranks: tuple[RankTimeline, ...]) -> I64:
-    """Return how long each pass was in collectives that nothing covered."""
+def inside_passes(
+    passes: Passes, ranks: tuple[RankTimeline, ...], of: Callable[[RankTimeline], Intervals]
+) -> I64:
+    """Return how long each pass was in some intervals of its rank."""
     inside = np.zeros(len(passes), dtype=np.int64)
     for rank in ranks:
-        collectives = collectives_of(rank)
-        if len(collectives.start_ns):
+        found = of(rank)
+        if len(found.start_ns):
             for row in np.flatnonzero(passes.rank == rank.rank).tolist():
-                inside[row] = collectives.inside(int(passes.start_ns[row]), int(passes.end_ns[row]))
+                inside[row] = found.inside(int(passes.start_ns[row]), int(passes.end_ns[row]))
     return inside
 
 
 def collectives_of(rank: RankTimeline) -> Intervals:
-    """Return when a rank was in a collective that no compute covered."""
+    """Return when a rank was in a collective of its passes that no compute covered."""
     occupied, busy = rank.occupied, rank.busy
     if np.array_equal(occupied.start_ns, busy.start_ns) and np.array_equal(
         occupied.end_ns, busy.end_ns
     ):
         return no_intervals()
-    return without(occupied, busy)
+    return without(without(occupied, busy), rank.data_parallel)
 
 
-def without(some: Intervals, others: Intervals) -> Intervals:
-    """Return the time of some intervals that no other covers."""
-    parts = (some.start_ns, some.end_ns, others.start_ns, others.end_ns)
-    moments = np.concatenate(parts)
-    weight = np.repeat([1, -1, -2, 2], [len(part) for part in parts])
-    order = np.argsort(moments, kind="stable")
-    moments, state = moments[order], np.cumsum(weight[order])
-    rows = np.flatnonzero((state[:-1] == 1) & (np.diff(moments) > 0))
-    return Intervals(start_ns=moments[rows], end_ns=moments[rows + 1])
+def data_parallel_of(rank: RankTimeline) -> Intervals:
+    """Return when a rank was in a gather or reduction beside its passes that nothing covered."""
+    return rank.data_parallel

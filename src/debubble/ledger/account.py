@@ -8,18 +8,25 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.costs.passes import PassCosts, collectives_of, without
+from debubble.costs.passes import PassCosts, collectives_of
 from debubble.ledger.blame import Blame, Piece
 from debubble.ledger.model import NUMBER_OF, Account, Cause, RootKind
 from debubble.links.expectation import Expected
 from debubble.simulate.measured import MeasuredStep
-from debubble.timeline.model import I64, Flags, Intervals, RankTimeline
+from debubble.timeline.model import I64, Flags, Intervals, RankTimeline, split, without
 
 Stretch = tuple[int, int, Cause]
 AnyArray = NDArray[np.generic]
 _COMPUTE, _COLLECTIVE = NUMBER_OF[Cause.COMPUTE], NUMBER_OF[Cause.COLLECTIVE]
 _HOST, _UNEXPLAINED = NUMBER_OF[Cause.HOST], NUMBER_OF[Cause.UNEXPLAINED]
+_HOST_SYNC, _DATA_PARALLEL = NUMBER_OF[Cause.HOST_SYNC], NUMBER_OF[Cause.DATA_PARALLEL]
 _NEVER = np.iinfo(np.int64).max
+_OF_RANKS = {
+    RootKind.HOST: Cause.HOST,
+    RootKind.HOST_SYNC: Cause.HOST_SYNC,
+    RootKind.COLLECTIVE: Cause.COLLECTIVE,
+    RootKind.DATA_PARALLEL: Cause.DATA_PARALLEL,
+}
 
 
 @dataclass(slots=True)
@@ -52,11 +59,12 @@ class _Cutter:
         costs: PassCosts,
         expected: Expected,
         collectives: tuple[Intervals, ...],
+        data: tuple[Intervals, ...],
     ) -> None:
         self._step = step
         self._costs = costs
         self._expected = expected.seen
-        self._collectives = collectives
+        self._collectives, self._data = collectives, data
         passes, times = step.program.passes, step.times
         places = range(len(step.program.ranks))
         self._first = [times.pass_start[passes.place == one].min(initial=_NEVER) for one in places]
@@ -69,8 +77,7 @@ class _Cutter:
         elif piece.kind is RootKind.MESSAGE:
             yield from self._cut_message(piece)
         else:
-            cause = Cause.HOST if piece.kind is RootKind.HOST else Cause.UNEXPLAINED
-            yield piece.begin, piece.end, cause
+            yield piece.begin, piece.end, _OF_RANKS.get(piece.kind, Cause.UNEXPLAINED)
 
     def _cut_pass(self, waiter: int, piece: Piece) -> Iterator[Stretch]:
         """Cut by how far the pass was: an equal share, its stage's excess, its own."""
@@ -79,13 +86,14 @@ class _Cutter:
         equal = self._costs.equal[key]
         typical = self._costs.typical(key, int(passes.microbatch[piece.row]))
         collectives = self._collectives[passes.place[piece.row]]
+        data = self._data[passes.place[piece.row]]
         began = int(self._step.times.pass_start[piece.row])
-        for begin, end, collective in _split(collectives, piece.begin, piece.end):
-            if collective:
-                yield begin, end, Cause.COLLECTIVE
+        for begin, end, cause in _by_collective(collectives, data, piece.begin, piece.end):
+            if cause is not None:
+                yield begin, end, cause
                 continue
             # Where in the pass this stretch begins, collectives before it left out.
-            into = begin - began - collectives.inside(began, begin)
+            into = begin - began - collectives.inside(began, begin) - data.inside(began, begin)
             scheduled = Cause.TURNAROUND
             if begin < self._first[waiter]:
                 scheduled = Cause.WARM_UP
@@ -108,6 +116,18 @@ class _Cutter:
         yield from _steps(piece.begin, piece.end, ((fair, Cause.TRANSFER),), Cause.SLOW_LINK)
 
 
+def _by_collective(
+    collectives: Intervals, data: Intervals, begin: int, end: int
+) -> Iterator[tuple[int, int, Cause | None]]:
+    """Cut a stretch by the collectives that it lies in: of passes, beside them, or none."""
+    for first, last, inside in split(collectives, begin, end):
+        if inside:
+            yield first, last, Cause.COLLECTIVE
+            continue
+        for begun, ended, beside in split(data, first, last):
+            yield begun, ended, Cause.DATA_PARALLEL if beside else None
+
+
 def account_step(
     step: MeasuredStep,
     ranks: tuple[RankTimeline, ...],
@@ -118,14 +138,19 @@ def account_step(
     begin, length = step.begin_ns, int(step.times.pass_end.max())
     collectives = tuple(clip(collectives_of(rank), begin, length) for rank in ranks)
     unissued = tuple(_shift(rank.unissued, begin) for rank in ranks)
-    blame = Blame(step, unissued)
-    cutter = _Cutter(step, costs, expected, collectives)
+    synchronised = tuple(_shift(rank.synchronised, begin) for rank in ranks)
+    data = tuple(clip(rank.data_parallel, begin, length) for rank in ranks)
+    blame = Blame(step, unissued, synchronised, collectives, data)
+    cutter = _Cutter(step, costs, expected, collectives, data)
     parts = []
     for place, rank in enumerate(ranks):
         computes = without(clip(rank.occupied, begin, length), collectives[place])
+        computes = without(computes, data[place])
         mine = step.program.passes.place == place
         passes = Intervals(start_ns=step.times.pass_start[mine], end_ns=step.times.pass_end[mine])
-        known, waits = _cut_rank(computes, collectives[place], passes, unissued[place], length)
+        late = unissued[place], synchronised[place]
+        held = collectives[place], data[place]
+        known, waits = _cut_rank(computes, held, passes, late, length)
         rows = _Rows(place)
         for wait in waits:
             for piece in blame.follow(place, *wait):
@@ -139,20 +164,27 @@ def account_step(
 
 def _cut_rank(
     computes: Intervals,
-    collectives: Intervals,
+    held: tuple[Intervals, Intervals],
     passes: Intervals,
-    unissued: Intervals,
+    late: tuple[Intervals, Intervals],
     length: int,
 ) -> tuple[tuple[I64, I64, I64], list[tuple[int, int]]]:
-    """Return what a rank did, and gaps inside its passes, by cause; and its waits between them."""
+    """Return what a rank did, and gaps inside its passes, by cause; and its waits between them.
+
+    `held` is when it was in collectives of its passes, and beside them; `late` when its host had
+    not issued what ran next, and when it was kept by a call.
+    """
+    (collectives, data), (unissued, synchronised) = held, late
     edges = [np.array([0, length])]
-    for intervals in (computes, collectives, passes, unissued):
+    for intervals in (computes, collectives, data, passes, unissued, synchronised):
         edges += [intervals.start_ns, intervals.end_ns]
     moments = np.unique(np.clip(np.concatenate(edges), 0, length))
     start, end = moments[:-1], moments[1:]
-    occupied = _covers(computes, start) | _covers(collectives, start)
+    occupied = _covers(computes, start) | _covers(collectives, start) | _covers(data, start)
     waits = ~occupied & ~_covers(passes, start)
-    cause = np.where(_covers(unissued, start), _HOST, _UNEXPLAINED)
+    whose = np.where(_covers(synchronised, start), _HOST_SYNC, _HOST)
+    cause = np.where(_covers(unissued, start), whose, _UNEXPLAINED)
+    cause = np.where(_covers(data, start), _DATA_PARALLEL, cause)
     cause = np.where(_covers(collectives, start), _COLLECTIVE, cause)
     cause = np.where(_covers(computes, start), _COMPUTE, cause)
     first = waits & ~np.concatenate(([False], waits[:-1]))
@@ -176,9 +208,9 @@ def _in_order(place: int, known: tuple[I64, I64, I64], rows: _Rows) -> dict[str,
     start = np.concatenate((known[0], np.array(rows.start, dtype=np.int64)))
     order = np.argsort(start)
     # The host of a rank is to blame for gaps inside its own passes.
-    late = known[2] == _HOST
-    kind = np.where(late, RootKind.HOST, RootKind.NOTHING)
-    root = np.where(late, place, -1)
+    late, kept = known[2] == _HOST, known[2] == _HOST_SYNC
+    kind = np.where(late, RootKind.HOST, np.where(kept, RootKind.HOST_SYNC, RootKind.NOTHING))
+    root = np.where(late | kept, place, -1)
     columns: dict[str, AnyArray] = {
         "start_ns": start,
         "end_ns": np.concatenate((known[1], np.array(rows.end, dtype=np.int64))),
@@ -203,22 +235,6 @@ def _steps(
             at = until
     if at < end:
         yield at, end, rest
-
-
-def _split(intervals: Intervals, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
-    """Cut a stretch by intervals: what lies in them, and what between."""
-    at = begin
-    row = int(np.searchsorted(intervals.end_ns, begin, side="right"))
-    while row < len(intervals.start_ns) and intervals.start_ns[row] < end:
-        start, until = max(at, int(intervals.start_ns[row])), min(end, int(intervals.end_ns[row]))
-        if at < start:
-            yield at, start, False
-        if start < until:
-            yield start, until, True
-        at = max(at, until)
-        row += 1
-    if at < end:
-        yield at, end, False
 
 
 def _shift(intervals: Intervals, begin: int) -> Intervals:

@@ -14,7 +14,7 @@ import numpy as np
 
 from debubble.ledger.model import RootKind
 from debubble.simulate.measured import MeasuredStep
-from debubble.timeline.model import I64, Intervals
+from debubble.timeline.model import I64, Intervals, split
 
 _MOST_A_RANK = 16
 
@@ -32,10 +32,23 @@ class Piece(NamedTuple):
 class Blame:
     """Follows the waits of one step. Times count from the start of its window."""
 
-    def __init__(self, step: MeasuredStep, unissued: tuple[Intervals, ...]) -> None:
-        """Take the times in which each rank's host had not issued what ran next."""
+    def __init__(
+        self,
+        step: MeasuredStep,
+        unissued: tuple[Intervals, ...],
+        synchronised: tuple[Intervals, ...],
+        collectives: tuple[Intervals, ...],
+        data_parallel: tuple[Intervals, ...],
+    ) -> None:
+        """Take when each rank's host was late or kept, and when it was in collectives.
+
+        `unissued`: it had not issued what ran next; `synchronised`: its device kept it. Collectives
+        are those that nothing covered: of passes, and of data parallelism beside them.
+        """
+        self._collectives, self._data_parallel = collectives, data_parallel
         self._step = step
         self._unissued = unissued
+        self._synchronised = synchronised
         program, times = step.program, step.times
         self._rows = [
             np.flatnonzero(program.passes.place == place) for place in range(len(program.ranks))
@@ -126,9 +139,15 @@ class Blame:
             for piece in self._batch_unfinished(before, at, until):
                 yield piece._replace(queued=True)
             at = until
+        launched = int(batches.launched_after[batch])
+        begun = int(times.batch_start[launched]) if launched >= 0 else begin
+        if at < (until := min(end, begun)):
+            for piece in self._batch_not_started(launched, at, until):
+                yield piece._replace(queued=True)
+            at = until
         issued = int(self._step.lengths.batch_floor[batch])
         if at < (until := min(end, issued)):
-            yield Piece(at, until, RootKind.HOST, int(batches.place[batch]))
+            yield from self._late(int(batches.place[batch]), at, until)
             at = until
         if at < end:
             yield from self._host(int(batches.place[batch]), at, end)
@@ -154,7 +173,19 @@ class Blame:
         )
 
     def _host(self, place: int, begin: int, end: int) -> Iterator[Piece]:
-        """Cut a stretch in which a rank could have gone on: its host was late, or nobody knows."""
+        """Cut a stretch in which a rank could have gone on, by what held it up."""
+        for first, last, collective in split(self._collectives[place], begin, end):
+            if collective:
+                yield Piece(first, last, RootKind.COLLECTIVE, place)
+                continue
+            for begun, ended, gathers in split(self._data_parallel[place], first, last):
+                if gathers:
+                    yield Piece(begun, ended, RootKind.DATA_PARALLEL, place)
+                else:
+                    yield from self._host_late(place, begun, ended)
+
+    def _host_late(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+        """Say when the host of a rank was late; else nobody knows what held it up."""
         late = self._unissued[place]
         at = begin
         row = int(np.searchsorted(late.end_ns, begin, side="right"))
@@ -163,11 +194,16 @@ class Blame:
                 yield Piece(at, start, RootKind.NOTHING, place)
                 at = start
             until = min(end, int(late.end_ns[row]))
-            yield Piece(at, until, RootKind.HOST, place)
+            yield from self._late(place, at, until)
             at = until
             row += 1
         if at < end:
             yield Piece(at, end, RootKind.NOTHING, place)
+
+    def _late(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+        """Cut a stretch in which a host was late: kept until its device was done, or of itself."""
+        for first, last, kept in split(self._synchronised[place], begin, end):
+            yield Piece(first, last, RootKind.HOST_SYNC if kept else RootKind.HOST, place)
 
     def _turns_back(self, what: str, row: int) -> bool:
         """Tell a circle, or a way too long, which only a trace that contradicts itself can have."""
@@ -187,4 +223,9 @@ def _inputs(step: MeasuredStep) -> list[tuple[int, int, int]]:
             found[consumer] = max(found[consumer], (int(arrivals[message]), message, -1))
     for needing, needed in program.needs.tolist():
         found[needing] = max(found[needing], (int(times.pass_end[needed]), -1, needed))
+    carried = {batch: row for row, batch in enumerate(program.messages.sent.tolist())}
+    carried |= {batch: row for row, batch in enumerate(program.messages.received.tolist())}
+    for waiting, batch in program.waits.tolist():
+        ended = (int(times.batch_end[batch]), carried[batch], -1)
+        found[waiting] = max(found[waiting], ended)
     return found

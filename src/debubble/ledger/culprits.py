@@ -88,7 +88,8 @@ def name_root(step: MeasuredStep, account: Account, row: int) -> str:
     if account.root_kind[row] == RootKind.NOTHING:
         return ""
     who, name = _identify(step, account, row)
-    return name or f"host of rank {who[1]}"
+    of_host = account.root_kind[row] in {RootKind.HOST, RootKind.HOST_SYNC}
+    return name or (f"host of rank {who[1]}" if of_host else f"rank {who[1]}")
 
 
 def _example(

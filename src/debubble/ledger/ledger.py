@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
-from debubble.costs.devices import surely_share
-from debubble.costs.pass_model import SHARED_SLOPE
-from debubble.costs.passes import collectives_inside, measure_passes
+from debubble.costs.pass_model import fit_passes
+from debubble.costs.passes import (
+    collectives_of,
+    data_parallel_of,
+    inside_passes,
+    measure_passes,
+)
 from debubble.errors import Code, Gap
 from debubble.ledger.account import account_step
 from debubble.ledger.culprits import Culprit, find_culprits
@@ -21,7 +25,7 @@ from debubble.links.expectation import Hop, expect_wire
 from debubble.simulate.events import OrderCycle
 from debubble.simulate.measured import MeasuredStep, measure_step
 from debubble.timeline.keep import only_steps
-from debubble.timeline.model import I64, RankTimeline, Timeline
+from debubble.timeline.model import I64, Intervals, RankTimeline, Timeline
 from debubble.units import counted
 
 # Enough for medians; a capture of a thousand steps is not worth minutes.
@@ -109,13 +113,15 @@ def build_ledger(
     accounts = tuple(
         account_step(step, ranks, costs, one) for step, one in zip(measured, expected, strict=True)
     )
+    slope = fit_passes(timeline, pipeline).slope
     remedies = tuple(
         Remedies(
             step=step,
             costs=costs,
-            collectives_ns=_collectives_in(step, timeline, ranks),
+            collectives_ns=_inside(step, timeline, ranks, collectives_of),
+            data_ns=_inside(step, timeline, ranks, data_parallel_of),
             expected=one,
-            slope=SHARED_SLOPE if surely_share(ranks) else 0.0,
+            slope=slope,
         )
         for step, one in zip(measured, expected, strict=True)
     )
@@ -142,14 +148,19 @@ def _spread(count: int) -> list[int]:
     return sorted({round(row) for row in np.linspace(0, count - 1, min(count, _MOST_STEPS))})
 
 
-def _collectives_in(step: MeasuredStep, timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> I64:
-    """Return the collectives inside each pass, in the order of the program."""
+def _inside(
+    step: MeasuredStep,
+    timeline: Timeline,
+    ranks: tuple[RankTimeline, ...],
+    of: Callable[[RankTimeline], Intervals],
+) -> I64:
+    """Return how long each pass was in some intervals of its rank, in the order of the program."""
     passes = timeline.passes
     names = list(step.program.ranks)
     mine = passes.where((passes.step == step.number) & np.isin(passes.rank, names))
     place = np.array([names.index(rank) for rank in mine.rank.tolist()])
     order = np.lexsort((mine.start_ns, place))
-    return collectives_inside(mine, ranks)[order]
+    return inside_passes(mine, ranks, of)[order]
 
 
 def _savings(replays: Sequence[Replays]) -> tuple[Saving, ...]:

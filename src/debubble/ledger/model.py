@@ -15,6 +15,7 @@ class Cause(StrEnum):
 
     COMPUTE = "compute"
     COLLECTIVE = "collective"
+    DATA_PARALLEL = "data_parallel"
     WARM_UP = "warm_up"
     TURNAROUND = "turnaround"
     DRAIN = "drain"
@@ -23,6 +24,7 @@ class Cause(StrEnum):
     TRANSFER = "transfer"
     SLOW_LINK = "slow_link"
     HOST = "host"
+    HOST_SYNC = "host_sync"
     UNEXPLAINED = "unexplained"
 
 
@@ -37,6 +39,11 @@ class RootKind(IntEnum):
     MESSAGE = 1
     HOST = 2
     NOTHING = 3
+    HOST_SYNC = 4
+    """A host that had been kept until its device was done, and had yet to issue what runs next."""
+    COLLECTIVE = 5
+    DATA_PARALLEL = 6
+    """A gather or reduction that runs beside passes, and that the next one waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

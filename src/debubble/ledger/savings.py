@@ -43,7 +43,9 @@ class Remedies:
     step: MeasuredStep
     costs: PassCosts
     collectives_ns: I64
-    """Inside each pass."""
+    """Inside each pass: of its own."""
+    data_ns: I64
+    """Inside each pass: gathers and reductions that run beside passes."""
     expected: Expected
     slope: float
     """What each rank at work adds to the passes of the others; 0 unless they share a device."""
@@ -78,14 +80,23 @@ class Remedies:
             self.costs.typical(key, number)
             for key, number in zip(self._keys(), numbers, strict=True)
         ]
-        steady = np.array(typical, dtype=np.int64) + self.collectives_ns
+        steady = np.array(typical, dtype=np.int64) + self.collectives_ns + self.data_ns
         if place is not None:
             steady = np.where(passes.place == place, steady, self.step.lengths.passes)
         return replace(self.step.lengths, passes=steady)
 
     def no_collectives(self) -> Lengths:
-        """Let no pass wait in a collective."""
+        """Let no pass wait in a collective of its own."""
         return replace(self.step.lengths, passes=self.step.lengths.passes - self.collectives_ns)
+
+    def no_data_parallel(self) -> Lengths:
+        """Let no pass wait for a gather or reduction, in its midst or before it."""
+        lengths = self.step.lengths
+        return replace(
+            lengths,
+            passes=lengths.passes - self.data_ns,
+            pass_gaps=lengths.pass_gaps - self.step.data_gaps_ns,
+        )
 
     def free_wire(self) -> Lengths:
         """Let no message take time but what it takes beyond its peers."""
@@ -147,9 +158,13 @@ class Remedies:
             self.costs.typical(key, number) * self.costs.equal[key] / max(self.costs.median[key], 1)
             for key, number in zip(self._keys(), numbers, strict=True)
         ]
+        lengths = self.no_host()
         return replace(
-            self.no_host(),
+            lengths,
             passes=np.rint(passes).astype(np.int64),
+            pass_gaps=lengths.pass_gaps - self.step.data_gaps_ns,
+            pass_lag=np.full(len(lengths.pass_lag), NEVER_NS),
+            batch_lag=np.full(len(lengths.batch_lag), NEVER_NS),
             sending=free,
             wire=free,
             drain=free,
@@ -167,11 +182,17 @@ class Remedies:
             )
         # A rank's first pass waits for what the rank did before the step, whoever issued it.
         begins = np.where(program.passes.before < 0, np.minimum(lengths.pass_floor, 0), NEVER_NS)
+        # What a host issues after a call that kept it is late by that call, not of itself.
         return replace(
             lengths,
             pass_floor=np.where(mine, begins, lengths.pass_floor),
             batch_floor=np.where(batches, NEVER_NS, lengths.batch_floor),
         )
+
+    def no_sync(self) -> Lengths:
+        """Let no call keep a host until its device is done: hosts run ahead."""
+        never = np.full(len(self.step.lengths.sync_tail), NEVER_NS)
+        return replace(self.step.lengths, sync_tail=never)
 
     def _keys(self) -> list[tuple[int, int]]:
         passes = self.step.program.passes
@@ -190,8 +211,9 @@ class Remedies:
                 for key in keys
             ]
         )
-        own = self.step.lengths.passes - self.collectives_ns
-        scaled = np.rint(own * scale).astype(np.int64) + self.collectives_ns
+        held = self.collectives_ns + self.data_ns
+        own = self.step.lengths.passes - held
+        scaled = np.rint(own * scale).astype(np.int64) + held
         return replace(self.step.lengths, passes=scaled)
 
     def _limits(self) -> tuple[I64, I64]:
@@ -214,7 +236,9 @@ def replay_step(remedies: Remedies) -> Replays:
         str(Cause.TRANSFER): remedies.free_wire(),
         str(Cause.SLOW_LINK): remedies.expected_wires(),
         str(Cause.HOST): remedies.no_host(),
+        str(Cause.HOST_SYNC): remedies.no_sync(),
         str(Cause.COLLECTIVE): remedies.no_collectives(),
+        str(Cause.DATA_PARALLEL): remedies.no_data_parallel(),
         ALL: remedies.nothing_wrong(),
     }
     unchanged, *windows = remedies.replay([step.lengths, *changes.values()])

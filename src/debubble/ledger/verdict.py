@@ -68,8 +68,9 @@ def _on_top(saving: Saving) -> bool:
 def _name(ledger: Ledger, saving: Saving) -> Named:
     if saving.cause == SCHEDULE:
         return Named(cause=saving.cause, saving=saving)
-    if saving.cause == Cause.COLLECTIVE:
-        times = [ledger.causes(place)[Cause.COLLECTIVE] for place in range(len(ledger.ranks))]
+    if saving.cause in {Cause.COLLECTIVE, Cause.DATA_PARALLEL}:
+        cause = Cause(saving.cause)
+        times = [ledger.causes(place)[cause] for place in range(len(ledger.ranks))]
         return Named(
             cause=saving.cause, saving=saving, rank=ledger.ranks[int(np.argmax(times))].rank
         )
@@ -131,7 +132,9 @@ def find_bottleneck(ledger: Ledger, outside_ns: dict[str, int]) -> Bottleneck | 
     mean = {cause: round(length / each) for cause, length in ledger.causes().items()}
     others = {
         "host": mean[Cause.HOST],
+        "host_sync": mean[Cause.HOST_SYNC],
         "collective": mean[Cause.COLLECTIVE],
+        "data_parallel": mean[Cause.DATA_PARALLEL],
         "gaps": mean[Cause.UNEXPLAINED],
     }
     besides = {*others, Cause.COMPUTE}

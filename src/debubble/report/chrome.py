@@ -31,7 +31,9 @@ _COLOURS = {
     Cause.JITTER: "bad",
     Cause.SLOW_LINK: "terrible",
     Cause.TRANSFER: "thread_state_iowait",
+    Cause.DATA_PARALLEL: "thread_state_unknown",
     Cause.HOST: "yellow",
+    Cause.HOST_SYNC: "olive",
     Cause.UNEXPLAINED: "black",
 }
 

@@ -42,10 +42,19 @@ _SIGNS = {
     Cause.JITTER: "~",
     Cause.TRANSFER: _WIRE,
     Cause.SLOW_LINK: "%",
+    Cause.DATA_PARALLEL: "+",
     Cause.HOST: "^",
+    Cause.HOST_SYNC: "&",
     Cause.UNEXPLAINED: "?",
 }
-_WAIT_STYLES = {"!": "red", "~": "magenta", "%": "bold red", "^": "yellow", "?": "bold"}
+_WAIT_STYLES = {
+    "!": "red",
+    "~": "magenta",
+    "%": "bold red",
+    "^": "yellow",
+    "&": "yellow",
+    "?": "bold",
+}
 # A tick's label and some air.
 _TICK_COLUMNS = 9
 

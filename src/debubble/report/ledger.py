@@ -28,6 +28,8 @@ _RANK_COLUMNS = 8
 _FOLDED_COLUMNS = 5
 _CULPRITS_IN_JSON = 8
 
+# Less than this of a layer is not worth a word.
+_WORTH_A_WORD = 0.1
 # A replay that is off by so much is told from the measured batch.
 _OFF = 0.005
 
@@ -40,13 +42,17 @@ _REMEDIES = {
     Cause.TRANSFER: "healthy transfers that take no time",
     Cause.SLOW_LINK: "every transfer as fast as those of its peers",
     Cause.HOST: "hosts that issue in time",
+    Cause.HOST_SYNC: "hosts that run ahead of their devices",
     Cause.COLLECTIVE: "no collectives inside passes",
+    Cause.DATA_PARALLEL: "gathers and reductions that passes cover",
     HEAD_OF_LINE: "messages that do not queue behind others",
     SCHEDULE: "twice as many microbatches, the same work",
 }
 _BOTTLENECKS = {
     "host": "hosts that launch too late",
+    "host_sync": "hosts that their devices keep",
     "collective": "collectives inside passes",
+    "data_parallel": "gathers and reductions that no compute covers",
     "gaps": "gaps between small kernels inside passes",
     "data_loading": "data loading between steps",
     "optimizer": "the optimizer between steps",
@@ -191,7 +197,9 @@ def _culprit(ledger: Ledger, named: Named) -> str:
     hop = f"hop {named.hop[0]} → {named.hop[1]}" if named.hop else "some hop"
     if named.cause == Cause.IMBALANCE and named.stage is not None:
         times = _times_equal(ledger, named.stage)
-        return f"stage {named.stage} on rank {named.rank} takes {times:.1f} times an equal share"
+        besides = _besides_layers(ledger, named.stage)
+        where = f"stage {named.stage} on rank {named.rank}"
+        return f"{where} takes {times:.1f} times an equal share{besides}"
     if _is_slow_hop(named):
         return f"{hop} takes {named.times_expected:.1f} times as long as its peers"
     sentences = {
@@ -199,12 +207,33 @@ def _culprit(ledger: Ledger, named: Named) -> str:
         Cause.TRANSFER: f"transfers are waited for, most over {hop}",
         Cause.JITTER: f"passes of rank {named.rank} vary",
         Cause.HOST: f"the host of rank {named.rank} issues too late",
+        Cause.HOST_SYNC: f"hosts wait until their devices are done{_setting_of(ledger)}, "
+        f"most on rank {named.rank}",
         Cause.COLLECTIVE: f"collectives inside passes, most on rank {named.rank}",
+        Cause.DATA_PARALLEL: "gathers of parameters and reductions of gradients are waited for, "
+        f"most on rank {named.rank}",
         HEAD_OF_LINE: "messages stand behind others in a queue (head-of-line blocking), "
         f"most behind {hop}",
         SCHEDULE: "the schedule itself makes ranks wait",
     }
     return sentences.get(named.cause, str(named.cause).replace("_", " "))
+
+
+def _besides_layers(ledger: Ledger, stage: int) -> str:
+    """Say what a stage has that is no layer: an embedding, or a head with its loss."""
+    found = next((one for rank in ledger.ranks for one in rank.layers if one.stage == stage), None)
+    if found is None or found.rest_ns < _WORTH_A_WORD * found.layer_ns:
+        return ""
+    what = "head and loss" if found.after_ns >= found.before_ns else "embedding"
+    whole = found.layers * found.layer_ns + found.rest_ns
+    rest = max(found.after_ns, found.before_ns)
+    return f" ({what}: {show_duration(rest)} of {show_duration(whole)} forward)"
+
+
+def _setting_of(ledger: Ledger) -> str:
+    """Name what makes hosts synchronise, where the framework has a setting for it."""
+    megatron = any(rank.parallelism.framework == "megatron" for rank in ledger.ranks)
+    return " after each exchange (Megatron's batch_p2p_sync)" if megatron else ""
 
 
 def _is_slow_hop(named: Named) -> bool:

@@ -50,6 +50,7 @@ KINDS = {
 CAUSES = {
     Cause.COMPUTE: Look(word="compute", colour="#56b4e9"),
     Cause.COLLECTIVE: Look(word="collective", colour="#cc79a7"),
+    Cause.DATA_PARALLEL: Look(word="data parallel", colour="#a05c86", hatch="M0 4h8M4 0v8"),
     Cause.WARM_UP: Look(word="warm-up", colour=_GREY, hatch="M-1 9L9 -1M-1 1L1 -1M7 9L9 7"),
     Cause.TURNAROUND: Look(word="turnaround", colour=_GREY, hatch="M1 2h2M5 6h2"),
     Cause.DRAIN: Look(word="drain", colour=_GREY, hatch="M-1 -1L9 9M-1 7L1 9M7 -1L9 1"),
@@ -58,5 +59,6 @@ CAUSES = {
     Cause.TRANSFER: Look(word="transfer", colour="#2a7ab8", hatch="M0 2h8M0 6h8"),
     Cause.SLOW_LINK: Look(word="slow link", colour="#d1342f", hatch="M0 1h8M0 2h8M0 5h8M0 6h8"),
     Cause.HOST: Look(word="host", colour="#b07000", hatch="M2 0v8M6 0v8"),
+    Cause.HOST_SYNC: Look(word="host sync", colour="#9a6a1c", hatch="M2 0v8M6 0v8M0 4h8"),
     Cause.UNEXPLAINED: Look(word="unexplained", colour=_GREY, hatch="M4 0v8M0 4h8"),
 }

@@ -9,6 +9,7 @@ from debubble.simulate.program import NONE, BatchTable, PassTable, Program, Time
 from debubble.timeline.model import (
     I32,
     I64,
+    NEVER_WAITED_NS,
     UNKNOWN,
     Intervals,
     Passes,
@@ -127,6 +128,8 @@ def _transfers(
     messages, batches = program.messages, program.batches
     rank = np.array(program.ranks, dtype=np.int32)[batches.place]
     issued, queue = _issued_batches(program) + begin, _queues(batches)
+    waited = np.full(len(batches), NEVER_WAITED_NS)
+    waited[program.waits[:, 1]] = _issued(program.passes)[program.waits[:, 0]] + begin
     columns = Transfers(
         source=rank[messages.sent],
         destination=rank[messages.received],
@@ -141,6 +144,8 @@ def _transfers(
         receive_issued_ns=issued[messages.received],
         send_queue=queue[messages.sent],
         receive_queue=queue[messages.received],
+        send_waited_ns=waited[messages.sent],
+        receive_waited_ns=waited[messages.received],
     )
     arrival = np.argsort(columns.receive_end_ns, kind="stable")
     return columns.where(arrival)

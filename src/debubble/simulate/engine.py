@@ -1,7 +1,9 @@
 """A `Program` and `Lengths` in → `Times` out.
 
 A rank runs its passes one after the other. A batch of messages starts after the batch before it on
-its queue and after all passes issued before it. A pass waits for the batches that bring its inputs.
+its queue and after all passes issued before it. A pass waits for the batches that bring its inputs,
+and for those that its host waited for. Where a host synchronises with its device, what it issues
+afterwards follows what the call waited for.
 """
 
 from __future__ import annotations
@@ -26,18 +28,24 @@ class Engine:
         """Without `queues` messages overtake each other."""
         self.program = program
         p, b = len(program.passes), len(program.batches)
-        # Events: starts of passes, their ends, starts of batches, their ends.
+        # Events: starts of passes, their ends, starts of batches, their ends, ends of calls.
         self._pass_start, self._pass_end = np.arange(p), np.arange(p, 2 * p)
         self._batch_start = np.arange(2 * p, 2 * p + b)
         self._batch_end = np.arange(2 * p + b, 2 * p + 2 * b)
-        self._events = 2 * (p + b)
-        self._edges = (*self._of_passes(), *self._of_batches(queues=queues))
+        self._call_end = np.arange(2 * (p + b), 2 * (p + b) + len(program.syncs))
+        self._events = 2 * (p + b) + len(program.syncs)
+        self._edges = (
+            *self._of_passes(),
+            *self._of_batches(queues=queues),
+            *(self._of_hosts() if len(program.syncs) else ()),
+        )
         self._first = np.flatnonzero(program.passes.before < 0)
         self._last = np.setdiff1d(np.arange(p), program.passes.before)
 
     def _of_passes(self) -> tuple[Edges, ...]:
         """Let a pass start after the pass before it and its inputs, and end after its start."""
         passes, messages, needs = self.program.passes, self.program.messages, self.program.needs
+        waits = self.program.waits
         every, follows = np.arange(len(passes)), np.flatnonzero(passes.before >= 0)
         used = np.flatnonzero(messages.consumer >= 0)
         start, end, consumer = self._pass_start, self._pass_end, messages.consumer[used]
@@ -47,6 +55,7 @@ class Engine:
             Edges(start[follows], end[passes.before[follows]], "pass_gaps", follows),
             Edges(start[consumer], arrived, "pass_gaps", consumer),
             Edges(start[needs[:, 0]], end[needs[:, 1]], "pass_gaps", needs[:, 0]),
+            Edges(start[waits[:, 0]], self._batch_end[waits[:, 1]], "pass_gaps", waits[:, 0]),
         )
 
     def _of_batches(self, *, queues: bool) -> tuple[Edges, ...]:
@@ -54,23 +63,43 @@ class Engine:
         batches, messages = self.program.batches, self.program.messages
         after = np.flatnonzero(batches.after >= 0)
         queued = np.flatnonzero((batches.before >= 0) & queues)
+        launched = np.flatnonzero((batches.launched_after >= 0) & queues)
         every, meets = np.arange(len(messages)), np.flatnonzero(messages.rendezvous)
         start, end = self._batch_start, self._batch_end
         sent, received = messages.sent, messages.received
         return (
             Edges(start[after], self._pass_end[batches.after[after]], "batch_gaps", after),
             Edges(start[queued], end[batches.before[queued]], "batch_gaps", queued),
+            Edges(start[launched], start[batches.launched_after[launched]], "batch_gaps", launched),
             Edges(end[sent], start[sent], "sending", every),
             Edges(end[sent[meets]], start[received[meets]], "sending", meets),
             Edges(end[received], start[received], "drain", every),
             Edges(end[received], start[sent], "wire", every),
         )
 
+    def _of_hosts(self) -> tuple[Edges, ...]:
+        """Let a call end when the host has come to it and the device is done; and let go on."""
+        syncs, end = self.program.syncs, self._call_end
+        follows = np.flatnonzero(syncs.before >= 0)
+        whole = np.flatnonzero((syncs.after >= 0) & ~syncs.inside)
+        within = np.flatnonzero((syncs.after >= 0) & syncs.inside)
+        passes = np.flatnonzero(syncs.pass_call >= 0)
+        batches = np.flatnonzero(syncs.batch_call >= 0)
+        call, batch = syncs.batches[:, 0], syncs.batches[:, 1]
+        return (
+            Edges(end[follows], end[syncs.before[follows]], "sync_host", follows),
+            Edges(end[whole], self._pass_end[syncs.after[whole]], "sync_tail", whole),
+            Edges(end[within], self._pass_start[syncs.after[within]], "sync_tail", within),
+            Edges(end[call], self._batch_end[batch], "sync_tail", call),
+            Edges(self._pass_start[passes], end[syncs.pass_call[passes]], "pass_lag", passes),
+            Edges(self._batch_start[batches], end[syncs.batch_call[batches]], "batch_lag", batches),
+        )
+
     @cached_property
     def _held(self) -> Network:
         """Events with hosts that may hold up any start."""
         starts = np.zeros(self._events, dtype=bool)
-        starts[self._pass_start] = starts[self._batch_start] = True
+        starts[self._pass_start] = starts[self._batch_start] = starts[self._call_end] = True
         return Network(self._events, self._edges, floored=starts)
 
     @cached_property
@@ -119,7 +148,8 @@ class Engine:
 
     def _network(self, lengths: Lengths) -> Network:
         held = (lengths.pass_floor > NEVER_NS)[self.program.passes.before >= 0].any()
-        return self._held if held or (lengths.batch_floor > NEVER_NS).any() else self._free
+        held |= bool(len(self._call_end)) or (lengths.batch_floor > NEVER_NS).any()
+        return self._held if held else self._free
 
     def _floor(self, lengths: Lengths) -> I64:
         """Return the floors of all events."""
@@ -128,6 +158,7 @@ class Engine:
         for rows, given in (
             (self._pass_start, lengths.pass_floor),
             (self._batch_start, lengths.batch_floor),
+            (self._call_end, lengths.sync_floor),
         ):
             floor[rows] = given[:, None] if given.ndim < floor.ndim else given
         return floor

@@ -35,6 +35,10 @@ class Post:
     """What is on one queue of a rank keeps its order; None: it overtakes and is overtaken."""
     ahead: bool = False
     """It waits for no pass that was issued before it."""
+    in_order: bool = False
+    """The device starts it no sooner than the batch launched before it, on whatever queue."""
+    waited: bool = False
+    """The next pass waits for it, whether it needs it or not."""
 
 
 HostProgram = list[Cell | Post]

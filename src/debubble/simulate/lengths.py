@@ -10,7 +10,7 @@ import numpy as np
 from debubble.costs.wire_pools import DRAIN_OVER_WIRE
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.program import Lengths, MessageTable, Program, Times
-from debubble.timeline.model import F64, I64, Flags
+from debubble.timeline.model import F64, I64, Flags, Intervals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,26 +21,58 @@ class Seen:
     drain: Flags
 
 
-def measure_lengths(
-    program: Program, times: Times, *, floors: tuple[I64, I64], free_ns: I64
-) -> tuple[Lengths, Seen]:
-    """Take waits out of what was measured, so that a replay puts them back in."""
+def measure_lengths(  # noqa: PLR0913 (what hosts and collectives did besides)
+    program: Program,
+    times: Times,
+    *,
+    floors: tuple[I64, I64],
+    free_ns: I64,
+    beside: tuple[Intervals, ...] = (),
+    begin_ns: int = 0,
+) -> tuple[Lengths, Seen, I64]:
+    """Take waits out of what was measured, so that a replay puts them back in.
+
+    Return also what passes waited, before they began, for what ran `beside` them: that stays with
+    each.
+    """
     passes, batches = program.passes, program.batches
     pass_floor, batch_floor = floors[0].copy(), floors[1].copy()
     first = passes.before < 0
     pass_floor[first] = np.maximum(pass_floor[first], free_ns[passes.place[first]])
     begins = batches.after < 0
     batch_floor[begins] = np.maximum(batch_floor[begins], free_ns[batches.place[begins]])
+    gaps = pass_gaps(program, times, pass_floor)
+    waited = _waited_beside(program, times, gaps, beside, begin_ns)
     of_messages, seen = _message_lengths(program, times, _hidden(program, times))
+    calls = program.syncs
+    free = ~_tied(calls.pass_call, len(passes)), ~_tied(calls.batch_call, len(batches))
     lengths = Lengths(
         passes=times.pass_end - times.pass_start,
-        pass_gaps=_typical(pass_gaps(program, times, pass_floor), passes.place, passes.kind),
+        pass_gaps=_typical(gaps - waited, passes.place, passes.kind) + waited,
         batch_gaps=_typical(batch_gaps(program, times, batch_floor), batches.place, batches.place),
         **of_messages,
-        pass_floor=pass_floor,
-        batch_floor=batch_floor,
+        # What follows a call that keeps the host is issued when that lets it go.
+        pass_floor=np.where(free[0] | first, pass_floor, NEVER_NS),
+        batch_floor=np.where(free[1], batch_floor, NEVER_NS),
     )
-    return lengths, seen
+    return lengths, seen, waited
+
+
+def _waited_beside(
+    program: Program, times: Times, gaps: I64, beside: tuple[Intervals, ...], begin_ns: int
+) -> I64:
+    before = np.zeros(len(gaps), dtype=np.int64)
+    for place, exposed in enumerate(beside):
+        for row in np.flatnonzero((program.passes.place == place) & (gaps > 0)).tolist():
+            start = begin_ns + int(times.pass_start[row])
+            ready = start - int(gaps[row]) if gaps[row] < -NEVER_NS // 2 else start
+            before[row] = exposed.inside(ready, start) if len(exposed.start_ns) else 0
+    return before
+
+
+def _tied(call: I64, count: int) -> Flags:
+    tied: Flags = call >= 0 if len(call) else np.zeros(count, dtype=bool)
+    return tied
 
 
 def pass_gaps(program: Program, times: Times, floor: I64) -> I64:
@@ -52,6 +84,7 @@ def pass_gaps(program: Program, times: Times, floor: I64) -> I64:
     used = messages.consumer >= 0
     np.maximum.at(ready, messages.consumer[used], times.batch_end[messages.received[used]])
     np.maximum.at(ready, program.needs[:, 0], times.pass_end[program.needs[:, 1]])
+    np.maximum.at(ready, program.waits[:, 0], times.batch_end[program.waits[:, 1]])
     return times.pass_start - ready
 
 
@@ -62,6 +95,9 @@ def batch_gaps(program: Program, times: Times, floor: I64) -> I64:
     follows, queued = batches.after >= 0, batches.before >= 0
     ready[follows] = np.maximum(ready[follows], times.pass_end[batches.after[follows]])
     ready[queued] = np.maximum(ready[queued], times.batch_end[batches.before[queued]])
+    launched = batches.launched_after >= 0
+    begun = times.batch_start[batches.launched_after[launched]]
+    ready[launched] = np.maximum(ready[launched], begun)
     return times.batch_start - ready
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from debubble.costs.passes import data_parallel_of
 from debubble.simulate.dependencies import inputs_of, link_messages
 from debubble.simulate.events import NEVER_NS
+from debubble.simulate.host_calls import Hosts, find_syncs, find_waits
 from debubble.simulate.lengths import Seen, measure_lengths
 from debubble.simulate.program import (
     NONE,
@@ -18,11 +20,21 @@ from debubble.simulate.program import (
     Program,
     Times,
 )
-from debubble.timeline.model import I32, I64, Passes, RankTimeline, Timeline, Transfers
+from debubble.timeline.model import (
+    I32,
+    I64,
+    NEVER_WAITED_NS,
+    Passes,
+    RankTimeline,
+    Timeline,
+    Transfers,
+)
 
 # A send whose receive begins so many sends later, and that lasts until then, was kept waiting:
 # other sends of the recorded runs seldom last as long.
 _KEPT_WAITING = 2.0
+# Two kernels that start together are stamped so far apart at most; and so many pairs tell an order.
+_SAME_START_NS, _OFTEN_ENOUGH = 20_000, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +53,8 @@ class MeasuredStep:
     """Of each message of the program."""
     fused: np.ndarray[tuple[int], np.dtype[np.bool_]]
     """Whether each message of the program shared its batch with one the other way."""
+    data_gaps_ns: I64
+    """Of what lies before each pass, a gather or reduction that it waited for."""
     on_host: bool
     """The host itself runs the passes, as on a CPU: it issues what it runs."""
     unlinked: int
@@ -63,14 +77,28 @@ def measure_step(timeline: Timeline, pipeline: int, step: int) -> MeasuredStep:
         consumer=consumer,
         rendezvous=messages.rendezvous,
     )
+    issued = _issued(transfers, messages, len(batches))
+    start, end = _one_after_the_other(passes, table)
+    hosts = Hosts(
+        passes=passes,
+        table=table,
+        batches=batches,
+        batch_issued_ns=issued[0],
+        batch_waited_ns=issued[1],
+        batch_end_ns=batch_times[1],
+        pass_start_ns=start,
+        pass_end_ns=end,
+    )
+    syncs, sync_lengths = find_syncs(hosts, ranks, begin)
     program = Program(
         ranks=names,
         passes=table,
         batches=batches,
         messages=tied,
         needs=inputs_of(table, tied),
+        waits=find_waits(hosts),
+        syncs=syncs,
     )
-    start, end = _one_after_the_other(passes, table)
     times = Times(
         pass_start=start - begin,
         pass_end=end - begin,
@@ -79,9 +107,13 @@ def measure_step(timeline: Timeline, pipeline: int, step: int) -> MeasuredStep:
     )
     on_host = bool((passes.issued_ns == passes.start_ns).all())
     never = (np.full(len(table), NEVER_NS), np.full(len(batches), NEVER_NS))
-    floors = never if on_host else _floors(passes, transfers, messages, len(batches), begin)
+    floors = never if on_host else _floors(ranks, (passes, table), (batches, issued[0]), begin)
     free = np.array([_free_from(rank, passes, begin) for rank in ranks], dtype=np.int64)
-    lengths, seen = measure_lengths(program, times, floors=floors, free_ns=free)
+    exposed = tuple(data_parallel_of(rank) for rank in ranks)
+    lengths, seen, beside = measure_lengths(
+        program, times, floors=floors, free_ns=free, beside=exposed, begin_ns=begin
+    )
+    lengths = replace(lengths, **sync_lengths)
     return MeasuredStep(
         number=step,
         begin_ns=begin,
@@ -91,6 +123,7 @@ def measure_step(timeline: Timeline, pipeline: int, step: int) -> MeasuredStep:
         seen=seen,
         transfer_bytes=transfers.message_bytes,
         fused=transfers.fused,
+        data_gaps_ns=beside,
         on_host=on_host,
         unlinked=unlinked,
     )
@@ -162,6 +195,7 @@ def _gather(
         place=unique[0].astype(np.int32),
         before=before,
         after=_passes_before(unique[0], issue, passes, table),
+        launched_after=_launched_after(unique[0], unique[1], unique[2], issue),
     )
     return messages, table_of_batches, (unique[2], unique[3])
 
@@ -197,6 +231,24 @@ def _meet(
     return transfers.fused | ~buffers
 
 
+def _launched_after(place: I64, queue: I64, start: I64, issued: I64) -> I64:
+    """Return the batch launched before each on another queue of its rank, where starts keep order.
+
+    A device with several queues starts a message while another one waits; one that takes all
+    launches in their order does not. Seen often enough, and never otherwise, it is believed.
+    """
+    after = np.full(len(place), NONE)
+    for here in np.unique(place).tolist():
+        rows = np.flatnonzero((place == here) & (queue >= 0))
+        rows = rows[np.argsort(issued[rows], kind="stable")]
+        earlier, later = rows[:-1], rows[1:]
+        across = queue[earlier] != queue[later]
+        in_order = start[later] >= start[earlier] - _SAME_START_NS
+        if across.sum() >= _OFTEN_ENOUGH and in_order.all():
+            after[later[across]] = earlier[across]
+    return after
+
+
 def _passes_before(place: I64, issued: I64, passes: Passes, table: PassTable) -> I64:
     """Return the last pass of the same rank that was issued before each batch."""
     after = np.full(len(place), NONE)
@@ -221,17 +273,40 @@ def _one_after_the_other(passes: Passes, table: PassTable) -> tuple[I64, I64]:
 
 
 def _floors(
-    passes: Passes,
-    transfers: Transfers,
-    messages: MessageTable,
-    batches: int,
+    ranks: tuple[RankTimeline, ...],
+    passes: tuple[Passes, PassTable],
+    batches: tuple[BatchTable, I64],
     begin: int,
 ) -> tuple[I64, I64]:
-    """Return when the host issued each pass and each batch."""
+    """Return when hosts would have issued each pass and batch, had their queues never been full.
+
+    A host that is far ahead waits for room in its device's queue: how late it issues then follows
+    from the device, and holds nothing up.
+    """
+    moments = (passes[0].issued_ns.copy(), batches[1].copy())
+    for place, rank in enumerate(ranks):
+        held = rank.held_up
+        if not len(held.start_ns):
+            continue
+        mine = (passes[1].place == place, batches[0].place == place)
+        first = min(
+            int(one[rows].min(initial=begin)) for one, rows in zip(moments, mine, strict=True)
+        )
+        for one, rows in zip(moments, mine, strict=True):
+            for row in np.flatnonzero(rows).tolist():
+                one[row] -= held.inside(first, int(one[row]))
+    return moments[0] - begin, moments[1] - begin
+
+
+def _issued(transfers: Transfers, messages: MessageTable, batches: int) -> tuple[I64, I64]:
+    """Return when the host issued each batch, and from when on it let its work wait for it."""
     issued = np.full(batches, NEVER_NS)
-    np.maximum.at(issued, messages.sent, transfers.send_issued_ns - begin)
-    np.maximum.at(issued, messages.received, transfers.receive_issued_ns - begin)
-    return passes.issued_ns - begin, issued
+    np.maximum.at(issued, messages.sent, transfers.send_issued_ns)
+    np.maximum.at(issued, messages.received, transfers.receive_issued_ns)
+    waited = np.full(batches, NEVER_WAITED_NS)
+    np.minimum.at(waited, messages.sent, transfers.send_waited_ns)
+    np.minimum.at(waited, messages.received, transfers.receive_waited_ns)
+    return issued, waited
 
 
 def _free_from(rank: RankTimeline, passes: Passes, begin: int) -> int:

@@ -41,11 +41,13 @@ def plan_program(
         batches=BatchTable(
             place=np.array(built.batch_place, dtype=np.int32),
             before=_rows(built.batch_before),
+            launched_after=_rows(built.batch_launched),
             after=_rows(built.batch_after),
         ),
         messages=messages,
         needs=np.array(list(_on_one_rank(wiring, built)), dtype=np.int64).reshape(-1, 2),
         pairs=_rows(built.pairs),
+        waits=np.array(built.waits, dtype=np.int64).reshape(-1, 2),
     )
 
 
@@ -66,27 +68,36 @@ class _Tables:
         self.batch_place: list[int] = []
         self.batch_before: list[int] = []
         self.batch_after: list[int] = []
+        self.batch_launched: list[int] = []
+        self.waits: list[tuple[int, int]] = []
         self.sent: dict[Result, int] = {}
         self.received: dict[Result, int] = {}
 
     def add_rank(self, place: int, program: HostProgram) -> None:
         last_pass = NONE
         last_of_queue: dict[int, int] = {}
+        waited: list[int] = []
         for step in program:
             if isinstance(step, Post):
                 row = len(self.batch_place)
+                follows = row and step.in_order and self.batch_place[-1] == place
+                self.batch_launched.append(row - 1 if follows else NONE)
                 self.batch_place.append(place)
                 self.batch_after.append(NONE if step.ahead else last_pass)
                 queue = step.queue
                 self.batch_before.append(NONE if queue is None else last_of_queue.get(queue, NONE))
                 if queue is not None:
                     last_of_queue[queue] = row
+                if step.waited:
+                    waited.append(row)
                 for result in step.sends:
                     self.sent[result] = row
                 for result in step.receives:
                     self.received[result] = row
                 continue
             first = len(self.pass_rows)
+            self.waits += [(first, row) for row in waited]
+            waited = []
             if len(step) > 1:
                 self.pairs.append(first)
             for stage, kind, microbatch, _ in step:

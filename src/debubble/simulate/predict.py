@@ -22,7 +22,7 @@ from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.planned import plan_program
 from debubble.simulate.program import Lengths, Program, Times, in_exchange
-from debubble.simulate.source import Source
+from debubble.simulate.source import Source, moment_of
 from debubble.timeline.model import F64, I64, PassKind
 
 # Input and weight gradients apart take so much more than together: measured.
@@ -40,8 +40,8 @@ class WhatIf:
 
     order: Order
     communication: Communication
-    weights: tuple[float, ...]
-    """Of each stage, in layers, as in `PassModel.layers`."""
+    layers: tuple[float, ...]
+    """Of each stage, as in `PassModel.layers`; first and last have more than layers."""
     wire_scale: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """By sender's and receiver's place: how many times as long messages take."""
     wire_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -49,6 +49,8 @@ class WhatIf:
     pass_scale: float = 1.0
     token_scale: float = 1.0
     """How many times as many tokens a microbatch has."""
+    recomputed: float = 0.0
+    """Layers that backward passes run forward more than in the run, as a share; below 0 fewer."""
     compute_slowdown: float = 1.0
     """Of compute, while messages of its rank travel."""
 
@@ -87,11 +89,13 @@ def predict(
     # A steeper slope means that the same times were seen with a lower base.
     seen = _mean_activity(source)
     fixed = _other_lengths(program, source, what_if, random.choice, draws)
+    inside, before = _data_ns(program, source)
+    data = (inside + before)[:, None]
     activity = np.full((len(base), draws), seen)
     besides, beside = 1 - 1 / what_if.compute_slowdown, np.zeros((len(base), draws))
     for _ in range(_ROUNDS if source.passes.slope or besides else 1):
         slowed = slope * activity - (slope - source.passes.slope) * seen
-        lengths = np.exp(base[:, None] + slowed + noise) + beside
+        lengths = np.exp(base[:, None] + slowed + noise) + beside + data
         times = engine.run(Lengths(passes=np.rint(lengths).astype(np.int64), **fixed))
         if source.passes.slope:
             activity = trailing_activity(times.pass_start, times.pass_end)
@@ -104,7 +108,10 @@ def predict(
 
 def _summarise(program: Program, times: Times, source: Source, spread: F64) -> Prediction:
     windows = times.window_ns.astype(np.float64)
-    worked = (times.pass_end - times.pass_start).sum(axis=0) * source.busy_share
+    inside, before = (float(one.sum()) for one in _data_ns(program, source))
+    # What is gathered among passes occupies a rank, as in a measured run.
+    own = (times.pass_end - times.pass_start).sum(axis=0) - inside - before
+    worked = own * source.busy_share + inside * source.data_occupies
     bubbles = 1 - worked / (len(program.ranks) * windows)
     low, high = np.percentile(windows * np.exp(spread), (_LOW, _HIGH))
     return Prediction(
@@ -124,7 +131,7 @@ def _mean_activity(source: Source) -> float:
 
 def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
     passes, model = program.passes, model.with_tokens(what_if.token_scale)
-    weights = np.array(what_if.weights)
+    weights = np.array(what_if.layers)[passes.stage] + extra_layers(program, model)
     splits = bool((passes.kind == PassKind.I).any())
     columns = (passes.kind, passes.microbatch == 0, passes.place, splits & (passes.stage == 0))
     known: dict[tuple[int, bool, int, bool], float] = {}
@@ -133,8 +140,43 @@ def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
         length = _log_length(model, kind, first=first, place=place, ends=ends)
         known[kind, first, place, ends] = length
     logs = np.array([known[one] for one in classes])
-    scaled: F64 = logs + np.log(np.maximum(weights[passes.stage], 1e-9) * what_if.pass_scale)
+    scaled: F64 = logs + np.log(np.maximum(weights, 1e-9) * what_if.pass_scale)
+    if what_if.recomputed:
+        first_half = PassKind.I if splits else PassKind.B
+        again = passes.kind == first_half
+        places = range(len(program.ranks))
+        forward = np.array(
+            [_log_length(model, PassKind.F, first=False, place=p, ends=False) for p in places]
+        )
+        layers = np.array(what_if.layers)[passes.stage[again]]
+        once = np.exp(forward[passes.place[again]]) * layers * what_if.pass_scale
+        taken = np.exp(scaled[again]) + once * what_if.recomputed
+        scaled[again] = np.log(np.maximum(taken, once / 2))
     return scaled
+
+
+def _data_ns(program: Program, source: Source) -> tuple[F64, F64]:
+    """Return what each pass waits for gathers and reductions, in its midst and before it."""
+    passes = program.passes
+    inside, before = np.zeros(len(passes)), np.zeros(len(passes))
+    if source.data_ns:
+        last = int(passes.microbatch.max(initial=0))
+        rows = zip(
+            *(one.tolist() for one in (passes.stage, passes.kind, passes.microbatch)), strict=True
+        )
+        for row, (stage, kind, number) in enumerate(rows):
+            key = stage, kind, moment_of(number, last)
+            inside[row], before[row] = source.data_ns.get(key, (0, 0))
+    return inside, before
+
+
+def extra_layers(program: Program, model: PassModel) -> F64:
+    """Return what each pass has besides its layers, in layers: an embedding, a head."""
+    passes = program.passes
+    first, last = np.array([model.besides_layers(kind) for kind in PassKind]).T
+    stage = passes.stage
+    more: F64 = np.where(stage == 0, first[passes.kind], 0.0)
+    return more + np.where(stage == stage.max(initial=0), last[passes.kind], 0.0)
 
 
 def _log_length(model: PassModel, kind: int, *, first: bool, place: int, ends: bool) -> float:
@@ -181,7 +223,8 @@ def usual_factor(source: Source) -> float:
 def mean_lengths(program: Program, source: Source, what_if: WhatIf) -> Lengths:
     """Return every pass and message at its mean: one run, to compare candidates by."""
     logs = _log_lengths(program, source.passes, what_if)
-    passes = np.rint(np.exp(logs) * usual_factor(source)).astype(np.int64)
+    worked = np.exp(logs) * usual_factor(source) + sum(_data_ns(program, source))
+    passes = np.rint(worked).astype(np.int64)
     fixed = _other_lengths(program, source, what_if, _mean_of, 1)
     return Lengths(passes=passes, **{name: _flat(column) for name, column in fixed.items()})
 

@@ -36,6 +36,9 @@ class BatchTable:
     """The row of the batch before it on its queue, which it cannot overtake; -1 for none."""
     after: I64
     """The row of the last pass issued before it on its rank, which it waits for; -1 for none."""
+    launched_after: I64
+    """The row of the batch launched before it on another queue, where a device starts what it is
+    given in that order (`CUDA_DEVICE_MAX_CONNECTIONS=1`, as Megatron asks for); -1 for none."""
 
     def __len__(self) -> int:
         return len(self.place)
@@ -58,6 +61,41 @@ class MessageTable:
         return len(self.sent)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncTable:
+    """Calls that keep a host until its device is done, by rank and then in their order."""
+
+    place: I32
+    before: I64
+    """The row of the call before it on its rank; -1 for the first."""
+    after: I64
+    """The row of the pass that it waits for; -1 for none."""
+    inside: Flags
+    """It lies in the midst of that pass: only what was launched of it until then is waited for."""
+    batches: I64
+    """Two columns: a call, and a batch that it waits for."""
+    pass_call: I64
+    """For each pass the last call before it was issued; -1 where there is none."""
+    batch_call: I64
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+
+def no_syncs(passes: int, batches: int) -> SyncTable:
+    """Return no call at all: hosts run ahead of their devices."""
+    none = np.zeros(0, dtype=np.int64)
+    return SyncTable(
+        place=none.astype(np.int32),
+        before=none,
+        after=none,
+        inside=none.astype(bool),
+        batches=none.reshape(-1, 2),
+        pass_call=np.full(passes, NONE),
+        batch_call=np.full(batches, NONE),
+    )
+
+
 def in_exchange(sent: I64, received: I64) -> Flags:
     """Tell messages whose two batches carry one the other way, too."""
     size = int(max(sent.max(initial=-1), received.max(initial=-1))) + 1
@@ -78,6 +116,13 @@ class Program:
     pairs: I64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Rows of forward passes that run as one with the pass after them, where a plan says so: what
     either needs is needed by the first, what either makes leaves after the second."""
+    waits: I64 = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
+    """Two columns: a pass, and a batch that its host lets it wait for, needed or not."""
+    syncs: SyncTable = field(default_factory=lambda: no_syncs(0, 0))
+
+
+def _nothing() -> I64:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +142,15 @@ class Lengths:
     pass_floor: I64
     """When the host issued it: it cannot start before."""
     batch_floor: I64
+    pass_lag: I64 = field(default_factory=_nothing)
+    """From the end of the call that kept the host to when it issued the pass."""
+    batch_lag: I64 = field(default_factory=_nothing)
+    sync_host: I64 = field(default_factory=_nothing)
+    """What the host does from one such call to the next."""
+    sync_tail: I64 = field(default_factory=_nothing)
+    """From when what is waited for is done, or its pass began, to the end of the call."""
+    sync_floor: I64 = field(default_factory=_nothing)
+    """When the first call of a rank began."""
 
     def columns(self) -> dict[str, I64]:
         """Return all of them by name."""

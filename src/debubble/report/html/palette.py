@@ -83,6 +83,8 @@ _UPRIGHT = (0x22,) * 8
 _LEVEL = (0xFF, 0x00, 0x00, 0x00) * 2
 _DENSE = (0xCC, 0x66, 0x33, 0x99, 0xCC, 0x66, 0x33, 0x99)
 _GRID = (0xFF, 0x80, 0x80, 0x80, 0xFF, 0x08, 0x08, 0x08)
+_LADDER = (0x66, 0x66, 0x7E, 0x66) * 2
+_PLUSES = (0x10, 0x38, 0x10, 0x00, 0x01, 0x83, 0x01, 0x00)
 _CHECKS = (0xCC, 0xCC, 0x33, 0x33) * 2
 _WEAVE = (0xF0, 0x00, 0x00, 0x00, 0x0F, 0x00, 0x00, 0x00)
 
@@ -95,6 +97,12 @@ CAUSE_LOOKS = {
     Cause.COMPUTE: Look(fill="#5f86a8", ink="#000000", words="at work"),
     Cause.COLLECTIVE: Look(
         fill="#b08a4e", ink="#3d2a05", words="a collective inside a pass", hatch=_WEAVE
+    ),
+    Cause.DATA_PARALLEL: Look(
+        fill=_colour(Cause.DATA_PARALLEL),
+        ink="#ffe9f5",
+        words="parameters gathered, gradients reduced",
+        hatch=_PLUSES,
     ),
     Cause.WARM_UP: Look(
         fill="#c9ced6",
@@ -140,6 +148,12 @@ CAUSE_LOOKS = {
     ),
     Cause.HOST: Look(
         fill=_colour(Cause.HOST), ink="#3a2400", words="a host that had not launched", hatch=_GRID
+    ),
+    Cause.HOST_SYNC: Look(
+        fill=_colour(Cause.HOST_SYNC),
+        ink="#f6e3c4",
+        words="a host that its device had kept",
+        hatch=_LADDER,
     ),
     Cause.UNEXPLAINED: Look(fill="#7d7d7d", ink="#f2f2f2", words="nobody knows", hatch=_CHECKS),
 }
