@@ -105,7 +105,7 @@ def test_a_slow_hop_that_others_hide_buys_nearly_nothing_and_is_said_to(recorded
     plan, _ = recorded("1f1b_m8_slow23")
     (repair,) = plan.repairs
     # Run for real without the slow hop: 298 instead of 302 ms.
-    assert repair.option.throughput_gain < 0.05
+    assert repair.option.throughput_gain < 0.06
     assert repair.option not in plan.recommended
     assert any(
         "Hop 2:3 takes 3.9 times as long as others, and repairing buys little" in said

@@ -84,19 +84,19 @@ def test_a_framework_that_can_be_told_nothing_recommended_gets_the_reason(tmp_pa
 
 
 def test_a_framework_that_can_run_no_sure_option_gets_the_best_one_that_may_be_noise(tmp_path):
-    answer = type_command("debubble plan tests/data/h200/1f1b_p3_m7 --emit megatron", tmp_path)
-    (split,) = [line for line in answer.text.splitlines() if line.startswith("split 4,4,4  ")]
-    assert split.split()[-1] == "maybe"
-    written = answer.text.split("for megatron, split 4,4,4:")[1]
-    assert "# this one may be within the noise of a run: +9% (" in written
-    assert "--pipeline-model-parallel-layout" in written
+    answer = type_command("debubble plan tests/data/h200/fwd_closed_m4 --emit torchtitan", tmp_path)
+    (split,) = [line for line in answer.text.splitlines() if line.startswith("split 5,3,4,4  ")]
+    assert split.split()[-1] == "noise"
+    written = answer.text.split("for torchtitan, split 5,3,4,4:")[1]
+    assert "# this one may be within the noise of a run: +1% (" in written
+    assert "--parallelism.module_fqns_per_model_part" in written
 
 
 def test_ranks_and_options_are_in_order_and_complete(uneven):
     gains = [one["throughput_gain_fraction"] for one in uneven["options"]]
     assert gains == sorted(gains, reverse=True)
     levers = {one["lever"] for one in uneven["options"]}
-    assert levers == {"split", "microbatches", "schedule", "overlap", "combined"}
+    assert levers == {"split", "microbatches", "schedule", "overlap", "combined", "recompute"}
     for one in uneven["options"]:
         low, high = one["interval"]["batch_latency_s"]
         assert low < one["numbers"]["batch_latency_s"] < high
@@ -147,9 +147,8 @@ def test_two_lengths_tell_how_a_plan_fares_at_a_third(recorded_data, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--layers 1,1", "adds up to 2, and the traces show 16 layers"),
         ("--layers 8,8,8", "the run has 2 stages"),
-        ("--layers 0,16", "is no split"),
+        ("--layers 0,0", "is no split"),
         ("--schedule nope", "no schedule is called 'nope'"),
         ("--emit jax", "no framework is called 'jax'"),
         ("--schedule forward-only", "the run has backward passes"),
@@ -184,3 +183,15 @@ def test_the_collector_rests_while_a_plan_is_made_and_not_after():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+def test_layers_that_are_stated_win_over_what_kernels_show_and_are_said_to_differ(tmp_path):
+    answer = type_command(f"debubble plan {RECORDED} --layers 2,2", tmp_path)
+    assert answer.code == 0
+    assert "--layers says 2,2, and the traces show 8,8" in answer.text
+
+
+def test_no_split_is_offered_where_a_layer_would_cost_several_times_as_much_elsewhere(tmp_path):
+    answer = type_command(f"debubble plan {RECORDED} --layers 1,15", tmp_path)
+    assert "these layers are not alike" in answer.text
+    assert not any(line.startswith("split ") for line in answer.text.splitlines())

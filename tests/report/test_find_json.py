@@ -17,7 +17,8 @@ from debubble.timeline.job import JobFacts
 from debubble.trace.run import find_run, read_run
 
 FIELDS = {
-    "run": "capture captures kind pipelines ranks stages chunks microbatches schedule stated steps "
+    "run": "capture captures kind pipelines ranks stages chunks microbatches schedule framework "
+    "stated steps "
     "devices clock_uncertainty_s missing_ranks partial one_run steps_inferred steps_left_out",
     "ledger": "total_s steps causes ranks",
     "replay": "batch_latency_s error_fraction",
@@ -30,7 +31,8 @@ FIELDS = {
 ROWS = {
     "stages": "stage rank layers layer_s passes",
     "memory": "rank static_bytes per_microbatch_bytes transient_bytes peak_bytes "
-    "peak_reserved_bytes most_in_flight limit_bytes job_peak_bytes free_bytes other_bytes",
+    "passes_peak_bytes between_peak_bytes peak_reserved_bytes most_in_flight limit_bytes "
+    "job_peak_bytes free_bytes other_bytes",
     "savings": "cause batch_latency_s saved_s saved_fraction",
     "named": "cause rank stage hop saved_s culprit_saved_s sentence",
     "hops": "from_rank to_rank from_stage to_stage stages bytes wire_s wait_s n buffered_fraction "

@@ -24,6 +24,7 @@ from debubble.cli.tokens import Tokens, token_options
 from debubble.errors import UsageError
 from debubble.ledger.ledger import Ledger, build_ledger
 from debubble.ledger.verdict import find_bottleneck
+from debubble.plan.allowed import runnable_by
 from debubble.plan.cache_split import Cache
 from debubble.plan.context_length import at_length
 from debubble.plan.emit import EMITTERS, can_emit
@@ -147,6 +148,7 @@ def _plan(
         most_microbatches=wanted.max_microbatches,
         ledger=ledger,
         cache=wanted.cache,
+        allowed=runnable_by(baseline.framework),
     )
     scale = tokens.scale(baseline)
     planned = Planned(
@@ -166,7 +168,8 @@ def _following(planned: Planned, words: str, framework: str | None, manners: Man
     if not planned.plan.recommended:
         return f"debubble find {words}"
     best, setting = planned.plan.recommended[0].change, planned.plan.baseline.setting
-    tellable = [one for one in ("torch", *EMITTERS) if can_emit(one, best, setting)]
+    whose = planned.plan.baseline.framework or "torch"
+    tellable = [one for one in (whose, *EMITTERS) if can_emit(one, best, setting)]
     return f"debubble plan {words} --emit {tellable[0]}" if tellable else ""
 
 

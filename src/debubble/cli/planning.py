@@ -38,7 +38,8 @@ class Measured:
     @property
     def tokens(self) -> int | None:
         """Of a microbatch, where the job said so."""
-        return self.job.tokens_of_microbatch(self.figures.microbatches)
+        said = self.job.tokens_of_microbatch(self.figures.microbatches)
+        return said or self.figures.ranks[0].parallelism.microbatch_tokens
 
 
 def read_traces(
@@ -147,6 +148,6 @@ def parse_layers(text: str) -> tuple[int, ...]:
         layers = tuple(int(part) for part in text.split(","))
     except ValueError:
         layers = ()
-    if not layers or min(layers) < 1:
+    if not sum(layers) or min(layers) < 0:
         raise UsageError(f"{text!r} is no split", hint="write it as 4,4,4,4: layers of each stage")
     return layers

@@ -81,6 +81,7 @@ def flags_of(files: Traces, said: Said) -> dict[str, object]:
         "--tokens-measured": said.tokens.measured,
         "--also": files.also,
         "--also-tokens": said.tokens.also,
+        "--recompute": said.recompute,
         "--layers": said.layers,
         "--schedule-measured": said.schedule_measured,
         "--memory-limit": said.memory_limit,

@@ -17,7 +17,7 @@ from debubble.plan.hop import Hop, set_hops
 from debubble.plan.option import Idea
 from debubble.plan.overlap import measure_slowdown, say_slowdown
 from debubble.schedules import Order, state_schedule
-from debubble.simulate.communication import Communication, usual_communication
+from debubble.simulate.communication import WAITED, usual_communication
 from debubble.timeline.model import Timeline
 from debubble.units import counted, parse_rate
 
@@ -36,6 +36,7 @@ class Said:
     chunks: int | None
     split: str | None
     overlap: str | None
+    recompute: str | None
     hops: tuple[str, ...]
     tokens: Tokens
     layers: str | None
@@ -58,6 +59,9 @@ what_if_options = gathered(
     ),
     click.option("--split", metavar="N,N,...", help="Layers of each stage."),
     click.option("--overlap", type=click.Choice(["on", "off"]), help="Transfers beside compute."),
+    click.option(
+        "--recompute", type=click.Choice(["on", "off"]), help="Activations once more, not kept."
+    ),
     click.option(
         "--hop",
         "hops",
@@ -99,8 +103,9 @@ def what_to_ask(baseline: Baseline, timeline: Timeline, said: Said) -> Idea:
         schedule=None if same_order else schedule,
         order=order,
         chunks=None if same_order else chunks,
-        overlap=True if _overlaps(said.overlap, schedule) else None,
+        overlap=True if _overlaps(said.overlap, schedule, baseline.framework) else None,
         token_scale=said.tokens.scale(baseline),
+        recompute=_recompute(said.recompute, baseline),
     )
     _refuse_other_kind(baseline, baseline.what_if(change).order)
     idea = Idea(lever="asked", change=change)
@@ -154,17 +159,31 @@ def _refuse_other_kind(baseline: Baseline, order: Order) -> None:
         )
 
 
+def _recompute(said: str | None, baseline: Baseline) -> bool | None:
+    """Read what is asked of recomputing; as it is already, it is no change."""
+    if said is None or (said == "on") == baseline.ranks[0].recomputes:
+        return None
+    if not _trains(baseline.order):
+        raise UsageError("nothing is recomputed without backward passes", hint="leave it out")
+    return said == "on"
+
+
 def _trains(order: Order) -> bool:
     return any(action.kind != "F" for actions in order for action in actions)
 
 
-def _overlaps(overlap: str | None, schedule: str) -> bool:
+def _overlaps(overlap: str | None, schedule: str, framework: str | None) -> bool:
     """Tell whether overlap is asked for, of a schedule that has none."""
-    waits = usual_communication(schedule) in {Communication.FUSED, Communication.POSTED}
-    if overlap is not None and not waits:
+    if overlap is not None and usual_communication(schedule, framework) not in WAITED:
+        whose = {"megatron": "Megatron"}.get(framework or "", "torch's runtime")
         raise UsageError(
-            f"torch's runtime always lets transfers of {schedule} run beside compute",
+            f"{whose} always lets transfers of {schedule} run beside compute",
             hint="--overlap is for 1f1b, gpipe and forward-only",
+        )
+    if overlap == "on" and framework == "megatron":
+        raise UsageError(
+            "Megatron overlaps transfers of interleaved schedules alone",
+            hint="ask for --schedule interleaved-1f1b: there it does",
         )
     return overlap == "on"
 

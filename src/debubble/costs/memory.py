@@ -36,6 +36,8 @@ _SPLIT_WORK_SPACE = 0.37
 _MOST_BATCHES = 2
 # Gradients are fitted to within a few percent; optimizer states are whole multiples of them.
 _GRADIENT_TOLERANCE = 1.05
+# In bf16 with states in float32, gradients are a ninth of what a layer holds, or more.
+_LEAST_GRADIENTS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class RankCosts:
     """Beyond its layers."""
     layers: tuple[int, ...] | None
     """Of each stage, in the first run."""
+    between_bytes: float = 0.0
+    """What it holds at most between the passes of two steps, as an optimizer's step does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,8 @@ class MemoryCosts:
     ranks: tuple[RankCosts, ...]
     layer_static_bytes: float
     """Parameters and optimizer state of a layer."""
+    layer_between_bytes: float
+    """Of what a rank holds at most between the passes of two steps, that of a layer."""
     layer_gradient_bytes: float
     layer_activation_bytes: float
     """Of a layer, for each microbatch in flight."""
@@ -106,6 +112,7 @@ def fit_memory(
     costs = MemoryCosts(
         ranks=(),
         layer_static_bytes=layer_static_bytes,
+        layer_between_bytes=_per_layer(runs, "between_peak_bytes", whole=True),
         layer_gradient_bytes=gradient,
         layer_activation_bytes=activation,
         loss_activation_bytes=_beyond_layers_of_last(runs, activation),
@@ -115,6 +122,12 @@ def fit_memory(
     )
     positions = range(len(runs[0].ranks))
     return replace(costs, ranks=tuple(_fit_rank(runs, position, costs) for position in positions))
+
+
+def recomputed(costs: MemoryCosts) -> MemoryCosts:
+    """Return what is held where backward passes recompute: of a layer, what it is given."""
+    least = min(costs.layer_activation_bytes, costs.message_bytes)
+    return replace(costs, layer_activation_bytes=least)
 
 
 def predict_peaks(
@@ -161,8 +174,10 @@ def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that 
     buffers = scale * microbatches_of(order) * (rank.buffer_bytes + more_buffers)
     static = sum(mine) * costs.layer_static_bytes
     fixed = rank.fixed_bytes - (1 - scale) * rank.transient_bytes
+    moved = sum(mine) - sum(rank.layers or mine)
+    between = rank.between_bytes + costs.layer_between_bytes * moved
     return PeakMemory(
-        peak_bytes=fixed + static + buffers + highest,
+        peak_bytes=max(fixed + static + buffers + highest, between),
         activation_bytes=activation,
         buffer_bytes=buffers,
     )
@@ -280,7 +295,8 @@ def _fit_rank(runs: Sequence[MemoryRun], position: int, costs: MemoryCosts) -> R
         columns = np.stack((np.ones(len(counts)), counts), axis=1)
         slope = float(np.linalg.lstsq(columns, np.array(left), rcond=None)[0][1])
     fixed = float(np.mean([one - slope * m for one, m in zip(left, counts, strict=True)]))
-    return replace(bare, fixed_bytes=fixed, buffer_bytes=slope)
+    between = seen[0].between_peak_bytes
+    return replace(bare, fixed_bytes=fixed, buffer_bytes=slope, between_bytes=between)
 
 
 def _work_space(runs: Sequence[MemoryRun], position: int) -> float:
@@ -351,14 +367,22 @@ def _mean_layers(rank: RankMemory) -> float:
 
 
 def _per_layer(runs: Sequence[MemoryRun], what: str, *, whole: bool) -> float:
-    """Return the median share of a layer, over all ranks of all runs."""
+    """Return the median share of a layer, over the ranks of all runs that hold nothing else."""
     shares = [
         getattr(rank, what) / (sum(rank.layers) if whole else _mean_layers(rank))
         for run in runs
-        for rank in run.ranks
-        if rank.layers
+        for rank in _of_layers_alone(run)
+        if rank.layers and sum(rank.layers)
     ]
     return median(shares) if shares else 0.0
+
+
+def _of_layers_alone(run: MemoryRun) -> Sequence[RankMemory]:
+    """Return the ranks without embedding and head, the ends of the model; all where none is."""
+    last = last_stage(run.order)
+    ends = [{0, last} & {action.stage for action in actions} for actions in run.order]
+    between = [rank for rank, end in zip(run.ranks, ends, strict=True) if not end]
+    return between or run.ranks
 
 
 def _halfway(runs: Sequence[MemoryRun]) -> float:
@@ -379,13 +403,18 @@ def _static_a_layer(runs: Sequence[MemoryRun], gradient: float, said: list[str])
     held = [
         (rank.static_bytes - run.microbatches * rank.received_bytes, rank)
         for run in runs
-        for rank in run.ranks
-        if rank.layers
+        for rank in _of_layers_alone(run)
+        if rank.layers and sum(rank.layers)
     ]
     if not held:
         said.append("layers could not be counted: what moves with a layer is not known")
         return 0.0
-    multiples = [static / rank.gradient_bytes for static, rank in held if rank.gradient_bytes > 0]
+    # Less is not all of them: Megatron keeps gradients in buffers that are always there.
+    multiples = [
+        static / rank.gradient_bytes
+        for static, rank in held
+        if rank.gradient_bytes > _LEAST_GRADIENTS * static
+    ]
     if gradient > 0 and multiples:
         multiple = floor(min(multiples) * _GRADIENT_TOLERANCE)
         said.append(f"a layer holds {multiple} times its gradients: parameters, states and them")

@@ -16,6 +16,7 @@ class RankMemory:
     """What the allocator of one rank was seen to hold."""
 
     peak_bytes: float
+    """While passes ran."""
     static_bytes: float
     """With no microbatch in flight; gradients are in it."""
     gradient_bytes: float
@@ -29,6 +30,8 @@ class RankMemory:
     """Of one microbatch, over all its messages: where buffers are kept, so much of them."""
     layers: tuple[int, ...] | None
     """Of each of its stages; None where they could not be counted."""
+    between_peak_bytes: float = 0.0
+    """Between the passes of two steps: an optimizer's, and what it works with."""
     reserved_bytes: float | None = None
     """The most that the allocator took from the device, used or not."""
     limit_bytes: float | None = None
@@ -87,7 +90,8 @@ def _of_rank(rank: RankTimeline, received: float) -> RankMemory:
         )
     counted = {one.stage: one.layers for one in rank.layers}
     return RankMemory(
-        peak_bytes=memory.peak_bytes,
+        peak_bytes=memory.passes_peak_bytes or memory.peak_bytes,
+        between_peak_bytes=memory.between_peak_bytes or 0,
         static_bytes=memory.static_bytes,
         gradient_bytes=memory.gradient_bytes or 0,
         per_microbatch_bytes=memory.per_microbatch_bytes,

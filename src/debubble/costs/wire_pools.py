@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.timeline.model import F64, Flags, Timeline, Transfers
+from debubble.timeline.model import F64, I64, Flags, Timeline, Transfers
 
 # Both ways at once against one way, where a run shows only one of them.
 _BOTH_OVER_ONE = 1.15
@@ -56,6 +56,8 @@ class WirePools:
     """Of hops slower than all others, how many times as long messages take; not in the pools."""
     other: tuple[float, WirePools] | None = None
     """Messages of another size: how many times as large they are, and what they took."""
+    batched: bool = False
+    """Some kernel carried several messages."""
 
     def of_size(self, scale: float) -> WirePools:
         """Return what messages take that are so many times as large.
@@ -102,11 +104,38 @@ def pool_wires(timeline: Timeline, pipeline: int) -> WirePools:
     mine = np.isin(transfers.source, list(places)) & np.isin(transfers.destination, list(places))
     largest = int(transfers.message_bytes[mine].max(initial=-1))
     chosen = transfers.where(mine & (transfers.message_bytes == largest))
+    batched = _with_others(chosen)[0].any() or chosen.fused.any()
     slow = dict(_slow_hops(chosen))
     for sender, receiver in slow:
         chosen = chosen.where((chosen.source != sender) | (chosen.destination != receiver))
     by_place = {(places[here], places[there]): times for (here, there), times in slow.items()}
-    return replace(_pool(chosen, largest), slow=by_place)
+    return replace(_pool(chosen, largest), slow=by_place, batched=bool(batched))
+
+
+def _with_others(transfers: Transfers) -> tuple[Flags, I64]:
+    """Tell messages whose kernel, on either side, waits for a third rank; and when all were there.
+
+    Megatron puts all that goes and comes into one batch, which ends with the last of it.
+    """
+    sides = [
+        list(zip(*(one.tolist() for one in columns), strict=True))
+        for columns in (
+            (transfers.source, transfers.send_queue, transfers.send_start_ns),
+            (transfers.destination, transfers.receive_queue, transfers.receive_start_ns),
+        )
+    ]
+    peers = (transfers.destination.tolist(), transfers.source.tolist())
+    met = np.maximum(transfers.send_start_ns, transfers.receive_start_ns).tolist()
+    partners: dict[tuple[int, int, int], set[int]] = {}
+    ready: dict[tuple[int, int, int], int] = {}
+    for side, others in zip(sides, peers, strict=True):
+        for kernel, other, moment in zip(side, others, met, strict=True):
+            partners.setdefault(kernel, set()).add(other)
+            ready[kernel] = max(moment, ready.get(kernel, moment))
+    pairs = list(zip(*sides, strict=True))
+    several = [len(partners[sent]) > 1 or len(partners[taken]) > 1 for sent, taken in pairs]
+    there = [max(ready[sent], ready[taken]) for sent, taken in pairs]
+    return np.array(several, dtype=bool), np.array(there, dtype=np.int64)
 
 
 def _slow_hops(transfers: Transfers) -> Iterator[tuple[Hop, float]]:
@@ -146,7 +175,13 @@ def _early(transfers: Transfers) -> Flags:
 
 def _wire(transfers: Transfers) -> F64:
     both_there = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
-    return np.maximum(transfers.receive_end_ns - both_there, 0).astype(np.float64)
+    several, all_there = _with_others(transfers)
+    ends = np.where(
+        several,
+        np.minimum(transfers.send_end_ns, transfers.receive_end_ns) - all_there,
+        transfers.receive_end_ns - both_there,
+    )
+    return np.maximum(ends, 0).astype(np.float64)
 
 
 def join_pools(one: WirePools, other: WirePools) -> WirePools:

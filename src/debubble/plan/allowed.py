@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from debubble.plan.change import Change, Hold
 from debubble.plan.option import Idea
 from debubble.plan.schedule import Refused
+from debubble.simulate.communication import schedules_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +42,12 @@ class Allowed:
 
 
 ALL = Allowed()
+
+
+def runnable_by(framework: str | None) -> Allowed:
+    """Return what a framework can run; everything, where none is known.
+
+    DeepSpeed has one schedule. Megatron overlaps transfers with its interleaved one, and not else.
+    """
+    schedules = schedules_of(framework)
+    return ALL if schedules is None else Allowed(schedules=schedules, overlap=False)

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 
 from debubble.costs.devices import ranks_a_device, surely_share
-from debubble.costs.memory import MemoryCosts, PeakMemory, fit_memory, predict_peaks
+from debubble.costs.memory import (
+    MemoryCosts,
+    PeakMemory,
+    fit_memory,
+    predict_peaks,
+    recomputed,
+)
 from debubble.costs.memory_run import MemoryRun, memory_run
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.prepared import engine_for, order_for, stages_for, stages_of
 from debubble.schedules import Order
-from debubble.simulate.communication import Communication, usual_communication
+from debubble.simulate.communication import (
+    TOGETHER,
+    Communication,
+    possible_ways,
+    usual_communication,
+)
 from debubble.simulate.engine import Engine
+from debubble.simulate.events import OrderCycle
 from debubble.simulate.planned import plan_program
 from debubble.simulate.pooled import Pooled, pool_sources
 from debubble.simulate.predict import WhatIf, predict
@@ -40,6 +53,8 @@ class Baseline:
     """The batch latency that changes are held against."""
     correction: float
     """What the run took against what its own simulation says; predictions are multiplied by it."""
+    communication: Communication
+    """How messages travel: that way, of those its framework has, whose simulation lands nearest."""
     pooled: Pooled | None = None
     """What another run adds, where one was given."""
     other_correction: float | None = None
@@ -60,6 +75,8 @@ class Baseline:
             microbatches=self.source.microbatches,
             schedule=self.schedule,
             chunks=self.source.chunks,
+            microbatch_size=self.ranks[0].parallelism.microbatch_size,
+            data_parallel=self.ranks[0].parallelism.data,
         )
 
     @property
@@ -91,8 +108,9 @@ class Baseline:
         return WhatIf(
             order=order,
             communication=self._communication(change),
-            weights=self.weights(change.split, stages),
+            layers=self.layers_of(change.split, stages),
             token_scale=self.microbatch_scale(change),
+            recomputed=self._recomputed(change),
         )
 
     def engine(self, change: Change) -> Engine:
@@ -128,8 +146,8 @@ class Baseline:
         both = self.correction ** (1 - way) * self.other_correction**way
         return float(both)
 
-    def weights(self, split: Sequence[int] | None, stages: int) -> tuple[float, ...]:
-        """Return stages in layers: embedding stays on the first one, the head on the last."""
+    def layers_of(self, split: Sequence[int] | None, stages: int) -> tuple[float, ...]:
+        """Return the layers of each stage after a change: even where stages are new."""
         now, known = self.source.passes.layers, self.source.split
         if split is None and stages == len(now):
             return now
@@ -145,20 +163,24 @@ class Baseline:
                 f"the split is for {len(split)} stages, the run would have {stages}",
                 hint="give the layers of each stage, first stage first",
             )
-        first, last = now[0] - known[0], now[-1] - known[-1]
-        weights = [float(layers) for layers in split]
-        weights[0] += first
-        weights[-1] += last
-        return tuple(weights)
+        return tuple(float(layers) for layers in split)
+
+    def _recomputed(self, change: Change) -> float:
+        """Return of how many layers more, as a share, a change lets the forward pass run again."""
+        now = self.ranks[0].recomputed_share
+        return 0.0 if change.recompute is None else float(change.recompute) - now
 
     def peaks(self, change: Change) -> tuple[PeakMemory, ...] | None:
         """Return the peak memory of each rank after a change."""
-        if self.memory is None:
-            return None
+        if self.memory is None or (change.recompute is False and self.ranks[0].recomputes):
+            return None  # what is kept without recomputing, a run that recomputes does not show
         what_if = self.what_if(change)
-        layers = self.split_of(change, len(what_if.weights))
+        layers = self.split_of(change, len(what_if.layers))
         return predict_peaks(
-            self.memory, what_if.order, layers=layers, token_scale=self.microbatch_scale(change)
+            recomputed(self.memory) if what_if.recomputed > 0 else self.memory,
+            what_if.order,
+            layers=layers,
+            token_scale=self.microbatch_scale(change),
         )
 
     def split_of(self, change: Change, stages: int) -> tuple[int, ...] | None:
@@ -171,7 +193,14 @@ class Baseline:
     def _communication(self, change: Change) -> Communication:
         if change.overlap:
             return Communication.ASYNCHRONOUS
-        return usual_communication(change.schedule or self.schedule)
+        if change.schedule is None or change.schedule == self.schedule:
+            return self.communication
+        return usual_communication(change.schedule, self.framework)
+
+    @property
+    def framework(self) -> str | None:
+        """Whose framework ran it, where that shows."""
+        return self.ranks[0].parallelism.framework
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +229,6 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
 
     A batch in the profiler is not the batch one serves: `latency_ns` is what it takes without.
     """
-    if layers is not None:
-        _check_layers(layers, figures)
     source = measure_source(timeline, figures, layers)
     name = schedule or source.schedule
     if name is None:
@@ -224,8 +251,9 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         more = _memory_run(also.timeline, other, other.schedule)
         runs += [more] if runs and more and pooled.same_tokens else []
         if other.schedule is not None:
-            correction = _correction(other, other.schedule)
+            correction = _way_that_lands(other, other.schedule)[1]
     window_ns = latency_ns or source.window_ns
+    way, off = _way_that_lands(source, name)
     return Baseline(
         source=source,
         schedule=name,
@@ -233,22 +261,11 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         memory=fit_memory(runs) if runs else None,
         limits=_limits(source.ranks, limit_bytes),
         window_ns=window_ns,
-        correction=_correction(source, name) * window_ns / source.window_ns,
+        correction=off * window_ns / source.window_ns,
+        communication=way,
         pooled=pooled,
         other_correction=correction,
     )
-
-
-def _check_layers(layers: Sequence[int], figures: PipelineFigures) -> None:
-    """Refuse a split of another number of layers than was found."""
-    found = [one for rank in figures.ranks for one in rank.layers]
-    stages = sum(len(rank.stages) for rank in figures.ranks)
-    count = sum(one.layers for one in found)
-    if len(layers) == stages == len(found) and sum(layers) != count:
-        raise UsageError(
-            f"--layers adds up to {sum(layers)}, and the traces show {count} layers",
-            hint=f"leave it out, or give {stages} numbers that add up to {count}",
-        )
 
 
 def _memory_run(timeline: Timeline, source: Source, schedule: str | None) -> MemoryRun | None:
@@ -270,12 +287,27 @@ def _sizes(source: Source, schedule: str) -> tuple[str, int, int, int | None]:
     return schedule, len(source.ranks), source.microbatches, source.chunks
 
 
-def _correction(source: Source, schedule: str) -> float:
-    """Return what a run took against what its own simulation says."""
-    usual = usual_communication(schedule)
-    same = WhatIf(order=_order(source, schedule), communication=usual, weights=source.passes.layers)
-    engine = engine_for(_sizes(source, schedule), usual, rendezvous=not source.wires.buffers)
-    return source.window_ns / predict(source, same, draws=_DRAWS, engine=engine).window_ns
+def _way_that_lands(source: Source, schedule: str) -> tuple[Communication, float]:
+    """Return how a run communicated, and what it took against its simulation that way.
+
+    Of several ways that a framework has, those go that put messages together where the run sent
+    each by itself, or the other way round; the simulation of the run as it is tells of the rest.
+    """
+    framework = source.ranks[0].parallelism.framework
+    found = []
+    ways = possible_ways(schedule, framework)
+    alike = [way for way in ways if (way in TOGETHER) == source.wires.batched]
+    for way in alike or ways:
+        same = WhatIf(
+            order=_order(source, schedule), communication=way, layers=source.passes.layers
+        )
+        engine = engine_for(_sizes(source, schedule), way, rendezvous=not source.wires.buffers)
+        try:
+            window_ns = predict(source, same, draws=_DRAWS, engine=engine).window_ns
+        except OrderCycle:
+            continue
+        found.append((way, source.window_ns / window_ns))
+    return min(found, key=lambda one: abs(log(one[1])))
 
 
 def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[float | None, ...]:

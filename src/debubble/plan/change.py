@@ -27,6 +27,8 @@ class Change:
     """Stages a rank."""
     overlap: bool | None = None
     """Transfers beside compute, where the framework waits for them now."""
+    recompute: bool | None = None
+    """Backward passes run their layers forward once more, and only their inputs are kept."""
     repaired: tuple[tuple[int, int], ...] | None = None
     """Hops to be as others are, each by the ranks that send and receive."""
     token_scale: float | None = None

@@ -7,17 +7,27 @@ from collections.abc import Iterator
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
 from debubble.plan.option import Idea
+from debubble.plan.schedule import Refused
 
 # Beyond eight a rank the bubble of theory is under 11 %, and kernels get small.
 MOST_A_RANK = 8
 _HOLDS: tuple[Hold, ...] = ("microbatch", "batch")
 
 
-def ideas(baseline: Baseline, most: int | None = None) -> Iterator[Idea]:
+def ideas(baseline: Baseline, most: int | None = None) -> Iterator[Idea | Refused]:
     """Yield counts up to `most`: twice and four times as many, with larger batches or smaller."""
+    size, now = baseline.setting.microbatch_size, baseline.source.microbatches
     for count in counts(baseline, most):
         for hold in _HOLDS:
-            yield Idea(lever="microbatches", change=Change(microbatches=count, hold=hold))
+            change = Change(microbatches=count, hold=hold)
+            if hold == "batch" and size is not None and size * now % count:
+                yield Refused(
+                    lever="microbatches",
+                    change=change,
+                    reason=f"a batch of {size * now} samples does not cut into {count}",
+                )
+            else:
+                yield Idea(lever="microbatches", change=change)
 
 
 def counts(baseline: Baseline, most: int | None = None) -> list[int]:

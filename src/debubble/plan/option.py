@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.headroom import Headroom, headroom
+from debubble.simulate.communication import runs
 from debubble.simulate.predict import Prediction, predict
 from debubble.units import NS_PER_S
 
@@ -151,8 +152,18 @@ def _assumed(baseline: Baseline, change: Change) -> tuple[str, ...]:
         said += source.wires.assumed
     if source.microbatches == 1 and change.microbatches:
         said.append("more microbatches take as long as the one in the run, each")
+    if change.recompute is not None:
+        said.append(
+            "recomputing runs the forward pass of all layers once more"
+            if change.recompute
+            else "without recomputing, activations take memory that this run does not show"
+        )
+    if change.schedule and not runs(baseline.framework, change.schedule):
+        said.append(
+            f"{baseline.framework} does not run {change.schedule}: it is taken as torch runs it"
+        )
     now = len(source.passes.layers)
-    if change.split is None and len(baseline.what_if(change).weights) != now:
+    if change.split is None and len(baseline.what_if(change).layers) != now:
         said.append("layers are split evenly over the new stages")
     return tuple(said)
 

@@ -16,7 +16,7 @@ from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, weigh
 from debubble.plan.quick import quick_latency_s, slowed_latencies_s
-from debubble.simulate.communication import Communication, usual_communication
+from debubble.simulate.communication import WAITED
 from debubble.simulate.covered import under
 from debubble.timeline.model import F64, Flags, Timeline
 
@@ -47,8 +47,7 @@ class Overlap:
 
 def consider(baseline: Baseline, timeline: Timeline) -> Overlap | None:
     """Weigh overlap; None where transfers already run beside compute."""
-    waits = {Communication.FUSED, Communication.POSTED}
-    if usual_communication(baseline.schedule) not in waits:
+    if baseline.communication not in WAITED:
         return None
     slowdown = measure_slowdown(timeline, baseline)
     lost = 0.0 if slowdown is None else 1 - 1 / slowdown

@@ -68,7 +68,8 @@ class Plan:
     def is_guess(self, option: Option) -> bool:
         """Tell whether the run cannot show what an option does."""
         unseen = self.overlap is not None and self.overlap.slowdown is None
-        return option.lever == "overlap" and unseen
+        no_memory = option.lever == "recompute" and option.headroom is None
+        return (option.lever == "overlap" and unseen) or no_memory
 
     def baseline_for(self, option: Option) -> Baseline:
         """Return what an option was weighed on: the run, or the run with a link repaired."""
@@ -128,12 +129,19 @@ def _ideas(
         partition = None
     known = allowed.of(schedule.ideas(baseline), chunks)
     orders = _most(baseline, _sort_out(baseline, known, refused))
-    alone = list(microbatches.ideas(baseline, most))
+    alone: list[Idea | Refused] = list(microbatches.ideas(baseline, most))
     if partition is not None:
         alone.append(Idea(lever="split", change=Change(split=partition.split)))
+    if baseline.schedule != "forward-only" and baseline.source.split is not None:
+        alone.append(recompute_idea(baseline))
     ideas = _sort_out(baseline, allowed.of(alone, chunks), refused) + orders
     found = _together(baseline, partition, orders, most, allowed.hold or "microbatch")
     return ideas + _most(baseline, _sort_out(baseline, allowed.of(found, chunks), refused))
+
+
+def recompute_idea(baseline: Baseline) -> Idea:
+    """Return the other way to have activations: recomputed, or kept."""
+    return Idea(lever="recompute", change=Change(recompute=not baseline.ranks[0].recomputes))
 
 
 def _partition(baseline: Baseline, refused: list[Refused]) -> Partition | None:
@@ -197,7 +205,7 @@ def _together(
         for count in (None, *counts):
             change = replace(one.change, microbatches=count, hold=hold)
             try:
-                stages = len(baseline.what_if(change).weights)
+                stages = len(baseline.what_if(change).layers)
             except UsageError:
                 continue
             split = splits.get(count)

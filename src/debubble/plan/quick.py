@@ -10,7 +10,7 @@ import numpy as np
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.simulate.covered import covered_ns
-from debubble.simulate.predict import mean_lengths
+from debubble.simulate.predict import extra_layers, mean_lengths
 from debubble.timeline.model import F64, I64
 from debubble.units import NS_PER_S
 
@@ -49,16 +49,16 @@ def time_splits(baseline: Baseline, change: Change) -> Callable[[I64], F64]:
     """Return a function from splits, a row each, to their latencies in seconds."""
     what_if = baseline.what_if(change)
     engine = baseline.engine(change)
-    program, stages = engine.program, len(what_if.weights)
-    unit = mean_lengths(program, baseline.source, replace(what_if, weights=(1.0,) * stages))
-    even = np.zeros(stages, dtype=np.int64) + 1
-    extra = np.array(baseline.weights(tuple(even.tolist()), stages)) - 1.0
+    program, stages = engine.program, len(what_if.layers)
+    extra = extra_layers(program, baseline.source.passes)[:, None]
+    unit = mean_lengths(program, baseline.source, replace(what_if, layers=(1.0,) * stages))
+    one_layer = unit.passes[:, None] / (1 + extra)
 
     def latencies(splits: I64) -> F64:
         found = []
         for begin in range(0, len(splits), _AT_ONCE):
-            weights = splits[begin : begin + _AT_ONCE].T + extra[:, None]
-            passes = np.rint(unit.passes[:, None] * weights[program.passes.stage]).astype(np.int64)
+            held = splits[begin : begin + _AT_ONCE].T[program.passes.stage] + extra
+            passes = np.rint(one_layer * held).astype(np.int64)
             found.append(engine.windows(replace(unit, passes=passes)))
         return np.concatenate(found) * baseline.correction / NS_PER_S
 

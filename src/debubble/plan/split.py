@@ -18,6 +18,9 @@ from debubble.simulate.predict import usual_factor
 from debubble.timeline.model import F64, PassKind
 from debubble.units import NS_PER_S
 
+# Ranks of one kind differ by a tenth or two; a layer counted wrongly, by a layer or more.
+_MOST_APART = 2.5
+
 
 def best_split(
     baseline: Baseline,
@@ -37,6 +40,7 @@ def best_split(
             "how many layers each stage has is not known",
             hint="say it with --layers, such as 4,4,4,4",
         )
+    _refuse_unlike(source.passes)
     order = baseline.what_if(change).order
     problem = _problem(baseline, change, room)
     given = source.split if stages_of(order) == len(source.split) else None
@@ -44,6 +48,20 @@ def best_split(
         problem, time_splits(baseline, change), given=given, near=near
     )
     return found
+
+
+def _refuse_unlike(model: PassModel) -> None:
+    """Refuse layers that are none: alike, they do not take several times as long on one stage."""
+    bases = [
+        base for (kind, first, _), base in model.base.items() if kind == PassKind.F and not first
+    ]
+    apart = float(np.exp(max(bases) - min(bases))) if bases else 1.0
+    if apart > _MOST_APART:
+        raise UsageError(
+            f"a layer takes {apart:.1f} times as long on one stage as on another: these layers are"
+            " not alike",
+            hint="say how many each stage holds with --layers",
+        )
 
 
 def _problem(baseline: Baseline, change: Change, room: Room | None) -> SplitProblem:
@@ -54,7 +72,9 @@ def _problem(baseline: Baseline, change: Change, room: Room | None) -> SplitProb
     often = baseline.correction * usual_factor(source) * baseline.microbatch_scale(change)
     forward = _layer_s(source.passes, PassKind.F) * often
     backward = _backward_s(source.passes) * often
-    extras = np.array(baseline.weights((1,) * stages, stages)) - 1.0
+    more = {kind: np.zeros(stages) for kind in (PassKind.F, PassKind.B)}
+    for kind, extra in more.items():
+        extra[0], extra[-1] = source.passes.besides_layers(kind)
     limits = [
         limit - (others or 0)
         for limit, others in zip(baseline.limits, baseline.others, strict=True)
@@ -76,8 +96,8 @@ def _problem(baseline: Baseline, change: Change, room: Room | None) -> SplitProb
         rank=rank,
         microbatches=change.microbatches or source.microbatches,
         stages=Work(
-            forward=extras * forward * slowness,
-            backward=extras * backward * slowness,
+            forward=more[PassKind.F] * forward * slowness,
+            backward=more[PassKind.B] * backward * slowness,
             weight=np.zeros(stages),
         ),
         slowness=slowness,

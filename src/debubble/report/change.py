@@ -24,6 +24,8 @@ def describe(change: Change) -> str:
         parts.append(f"{counted(change.microbatches, 'microbatch', 'microbatches')}{of}")
     if change.overlap is not None:
         parts.append("transfers beside compute" if change.overlap else "no overlap")
+    if change.recompute is not None:
+        parts.append("activations recomputed" if change.recompute else "activations kept")
     if change.token_scale is not None:
         parts.append(f"{change.token_scale:.3g} times as many tokens")
     return ", ".join(parts) or "nothing changed"
@@ -55,6 +57,7 @@ def change_json(change: Change) -> dict[str, Any]:
         "schedule": change.schedule,
         "chunks": change.chunks,
         "overlap": change.overlap,
+        "recompute": change.recompute,
         "repaired_hops": [list(hop) for hop in change.repaired] if change.repaired else None,
         "token_scale": change.token_scale,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from debubble.errors import Code, Gap, NoPipeline, as_gap
 from debubble.ledger.ledger import Ledger
@@ -23,8 +24,10 @@ from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.replicas import DRAGS, ReplicaFigures, shown_of
 from debubble.trace.run import Run
-from debubble.units import counted, show_bytes, show_duration, show_share
+from debubble.units import counted, show_bytes, show_count, show_duration, show_share
 
+# Pipelines of one job that differ by less take as long: steps vary by as much.
+_SEVERAL, _SLOWER = 2, 0.02
 # More than half of the waiting time in waits unlike the others of their rank.
 _JAGGED = 0.5
 
@@ -45,7 +48,9 @@ def find_page(  # noqa: PLR0913 (what is known of a run, one argument each)
     place = 0 if drags_others(replicas) else len(page.findings)
     page.findings[place:place] = replica_findings(replicas)
     page.notes += [
+        say_framework(worst),
         _about(worst),
+        _slowest_of(figures),
         job_note(job, worst.batch_latency_ns),
         _shape_of(worst),
         _outside_of(worst),
@@ -131,6 +136,49 @@ def _why_not(one: PipelineFigures) -> str:
     return one.gaps[-1].message if one.gaps else "no such step on all ranks"
 
 
+def _slowest_of(figures: Sequence[PipelineFigures]) -> str:
+    """Name the pipeline of a job that takes longest, where the others do not take as long."""
+    known = {
+        one.pipeline: one.batch_latency_ns
+        for one in figures
+        if one.stream is None and one.batch_latency_ns is not None
+    }
+    if len(known) < _SEVERAL:
+        return ""
+    slowest = max(known, key=lambda pipeline: known[pipeline])
+    others = median(length for pipeline, length in known.items() if pipeline != slowest)
+    if known[slowest] < (1 + _SLOWER) * others:
+        return ""
+    takes, elsewhere = show_duration(known[slowest]), show_duration(others)
+    return f"slowest: pipeline {slowest}, a batch takes {takes}, {elsewhere} in the others"
+
+
+def say_framework(one: PipelineFigures) -> str:
+    """Say whose framework ran it and how it divides the job; empty where nothing tells."""
+    known = one.ranks[0].parallelism
+    if known.framework is None:
+        return ""
+    name = {"megatron": "Megatron", "deepspeed": "DeepSpeed"}.get(known.framework, known.framework)
+    sizes = {
+        "pipeline": len(one.ranks[0].members) or len(one.ranks),
+        "tensor": known.tensor,
+        "context": known.context,
+        "expert": known.expert,
+        "data": known.data,
+        "sharded": known.sharded,
+    }
+    parts = [f"{what} {size}" for what, size in sizes.items() if size and size > 1]
+    if known.microbatch_size is not None:
+        samples = counted(known.microbatch_size, "sample")
+        parts.append(f"microbatches of {samples} x {show_count(known.sequence or 0)} tokens")
+        if one.microbatches:
+            batch = known.microbatch_size * one.microbatches * (known.data or 1)
+            parts.append(f"batch of {counted(batch, 'sample')}")
+    if one.ranks[0].recomputes:
+        parts.append("activations recomputed")
+    return f"{name}: {', '.join(parts)}"
+
+
 def _about(one: PipelineFigures) -> str:
     parts = [
         f"ranks {show_members([rank.rank for rank in one.ranks])}",
@@ -141,6 +189,8 @@ def _about(one: PipelineFigures) -> str:
     elif one.batch_latency_ns is not None:
         steps = counted(len(one.windows), "step")
         parts.append(f"batch latency {show_duration(one.batch_latency_ns)} (median of {steps})")
+    if one.ranks[0].recomputes and one.ranks[0].parallelism.framework is None:
+        parts.append("activations recomputed")
     peaks = [rank.peak_memory_bytes for rank in one.ranks if rank.peak_memory_bytes is not None]
     if peaks:
         parts.append(f"peak memory {_peaks(peaks)}")

@@ -108,6 +108,7 @@ def _run_json(
         "chunks": max(len(rank.stages) for rank in one.ranks),
         "microbatches": one.microbatches,
         "schedule": one.schedule,
+        "framework": _framework_json(one),
         "stated": _stated_json(one),
         "steps": [window.step for window in one.windows],
         "devices": sorted({d.name for trace in run.ranks for d in trace.header.devices}),
@@ -117,6 +118,22 @@ def _run_json(
         "one_run": one.one_run,
         "steps_inferred": timeline.inferred and bool(one.windows),
         "steps_left_out": [{"step": left.step, "why": left.why} for left in one.left_out],
+    }
+
+
+def _framework_json(one: PipelineFigures) -> dict[str, Any]:
+    """Return whose framework ran it and how it divides the job; null where nothing tells."""
+    known = one.ranks[0].parallelism
+    return {
+        "name": known.framework,
+        "tensor": known.tensor,
+        "context": known.context,
+        "expert": known.expert,
+        "data": known.data,
+        "sharded": known.sharded,
+        "microbatch_size": known.microbatch_size,
+        "sequence": known.sequence,
+        "recomputes": one.ranks[0].recomputes,
     }
 
 
@@ -222,6 +239,8 @@ def _memory_json(rank: RankTimeline) -> dict[str, Any]:
         "per_microbatch_bytes",
         "transient_bytes",
         "peak_bytes",
+        "passes_peak_bytes",
+        "between_peak_bytes",
         "peak_reserved_bytes",
         "most_in_flight",
         "limit_bytes",

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from debubble.errors import UsageError
+from debubble.plan.emit.layer_layout import write_layout
+from debubble.plan.emit.module_names import Names, modules_of_stages
+from debubble.plan.emit.torch_rules import TORCH_SCHEDULES
 from debubble.tune.setting import KNOBS, Setting
 
-# `{split}`; braces around anything else, as in JSON, are left alone, and `{{split}}` is `{split}`.
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
+# `{split}`, or `{split:megatron}` as that framework writes it; braces around anything else, as in
+# JSON, are left alone, and `{{split}}` is `{split}`.
+_PLACEHOLDER = re.compile(r"\{\{(\w+(?::\w+)?)\}\}|\{([A-Za-z_]\w*)(?::(\w+))?\}")
 PREFIX = "DEBUBBLE_"
+_TITAN = Names(before=("tok_embeddings",), layer="layers.", after=("norm", "output"))
+
+
+def _torch_name(setting: Setting) -> str:
+    """Return torch's name of a schedule, else ours: an order file of that name may be there."""
+    known = TORCH_SCHEDULES.get(setting.schedule or "")
+    return known.name if known else str(setting.schedule)
+
+
+def _titan_modules(setting: Setting) -> str:
+    stages = modules_of_stages(setting.split or (), _TITAN)
+    return " ".join(",".join(stage) for stage in stages)
+
+
+WRITERS: dict[tuple[str, str], Callable[[Setting], str]] = {
+    ("split", "megatron"): lambda setting: write_layout(setting.split or ()),
+    ("split", "torchtitan"): _titan_modules,
+    ("schedule", "torch"): _torch_name,
+    ("schedule", "torchtitan"): _torch_name,
+}
+"""How frameworks write a knob, where they do not write it as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +50,19 @@ class Template:
         """Return the command for a setting."""
 
         def value(found: re.Match[str]) -> str:
-            return f"{{{found[1]}}}" if found[1] else setting.written(found[2])
+            if found[1]:
+                return f"{{{found[1]}}}"
+            if found[3]:
+                return WRITERS[found[2], found[3]](setting)
+            return setting.written(found[2])
 
-        return tuple(_PLACEHOLDER.sub(value, word) for word in self.words)
+        filled: list[str] = []
+        for word in self.words:
+            alone = _PLACEHOLDER.fullmatch(word)
+            text = _PLACEHOLDER.sub(value, word)
+            # What a framework takes as several words is several, where it stands by itself.
+            filled += text.split(" ") if alone is not None and alone[3] else [text]
+        return tuple(filled)
 
     def environment(self, setting: Setting, given: Mapping[str, str]) -> dict[str, str]:
         """Return the environment for a setting: every knob is there too, as DEBUBBLE_SPLIT."""
@@ -42,13 +77,19 @@ def read_template(words: Sequence[str], now: Setting) -> Template:
             "no command to tune",
             hint="debubble tune --now microbatches=4 -- COMMAND {microbatches}",
         )
-    found = [match[2] for word in words for match in _PLACEHOLDER.finditer(word) if match[2]]
-    for name in found:
+    matches = [match for word in words for match in _PLACEHOLDER.finditer(word) if match[2]]
+    for name, framework in ((match[2], match[3]) for match in matches):
         if name not in KNOBS:
             known = ", ".join(f"{{{knob}}}" for knob in KNOBS)
             raise UsageError(
                 f"no placeholder is called {{{name}}}",
                 hint=f"one of {known}; write {{{{{name}}}}} where the command itself has braces",
+            )
+        if framework and (name, framework) not in WRITERS:
+            known = ", ".join(f"{{{knob}:{whose}}}" for knob, whose in WRITERS)
+            raise UsageError(
+                f"{{{name}:{framework}}} is nothing that a framework writes in its own way",
+                hint=f"one of {known}; or {{{name}}} as it is",
             )
         if getattr(now, name) is None:
             raise UsageError(

@@ -6,6 +6,7 @@ What a framework cannot be told is refused with the reason; nothing is left out 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from debubble.errors import UsageError
@@ -16,6 +17,7 @@ from debubble.plan.emit import (
     nemo,
     nemo_automodel,
     order_file,
+    recompute,
     sglang,
     tensorrt_llm,
     torch,
@@ -59,4 +61,13 @@ def emit(framework: str, change: Change, setting: Setting) -> str:
         )
     if change.repaired:
         raise cannot(framework, "to repair a link", "repair it, then plan again")
-    return EMITTERS[framework](change, setting)
+    if change.recompute is None:
+        return EMITTERS[framework](change, setting)
+    rest = replace(change, recompute=None)
+    told = recompute.emit(framework, on=change.recompute)
+    if rest == Change(hold=change.hold):
+        return told
+    written = EMITTERS[framework](rest, setting)
+    if told.startswith("--"):
+        return f"{written.rstrip()} \\\n{told}"
+    return f"{written}\n{told}"
