@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from debubble.ledger.ledger import build_ledger
+from debubble.ledger.hop_health import account_for
 from debubble.ledger.model import Cause
 from debubble.ledger.verdict import find_bottleneck, name_causes
 from debubble.timeline.build import build_run
@@ -35,7 +35,7 @@ here = pytest.mark.skipif(not SHARED.is_dir(), reason="the recorded runs are not
 def ledger_of(folder):
     timeline = build_run(read_run(find_run([str(folder)])))
     figures = measure_pipeline(timeline, 0)
-    return build_ledger(timeline, 0, [window.step for window in figures.windows]), figures
+    return account_for(timeline, figures), figures
 
 
 def shared_ledger(name):

@@ -7,7 +7,7 @@ import pytest
 from planned_runs import MS, planned_run
 
 from debubble.errors import UsageError
-from debubble.ledger.ledger import build_ledger
+from debubble.ledger.hop_health import account_for, judge_links
 from debubble.ledger.repair import saved_by_repair
 from debubble.ledger.verdict import name_causes
 from debubble.plan.baseline import measure_baseline
@@ -28,14 +28,14 @@ def run_with(name, times, **how):
     """A run whose hop between ranks 1 and 2 takes so many times as long as the others."""
     wire_ns = np.rint(np.array([1, times, 1]) * WIRE).astype(np.int64)
     baseline, timeline = planned_run(name, 4, 8, split=LAYERS, wire_ns=wire_ns, **how)
-    return baseline, timeline, build_ledger(timeline, 0, baseline.source.steps)
+    return baseline, timeline, judge_links(timeline, measure_pipeline(timeline, 0))
 
 
 @pytest.mark.parametrize("times", [6, 1.7])
 def test_a_repaired_link_makes_the_run_that_never_had_it(times):
-    baseline, timeline, ledger = run_with("1f1b", times)
+    baseline, timeline, links = run_with("1f1b", times)
     healthy, _ = planned_run("1f1b", 4, 8, split=LAYERS, wire_ns=WIRE)
-    (repair,) = repairs(baseline, timeline, ledger)
+    (repair,) = repairs(baseline, timeline, links)
     # Both ways between two ranks are one repair.
     assert set(repair.option.change.repaired) == {(1, 2), (2, 1)}
     assert repair.option.window_ns == pytest.approx(healthy.window_ns, rel=0.01)
@@ -49,13 +49,13 @@ def test_where_messages_go_one_way_one_hop_is_repaired():
 
 
 def test_hops_that_are_alike_are_none_to_repair():
-    baseline, timeline, ledger = run_with("forward-only", 1, noise=0.05)
-    assert repairs(baseline, timeline, ledger) == []
+    baseline, timeline, links = run_with("forward-only", 1, noise=0.05)
+    assert repairs(baseline, timeline, links) == []
 
 
 def test_other_levers_are_weighed_on_the_repaired_run_too():
-    baseline, timeline, ledger = run_with("1f1b", 6)
-    plan = make_plan(baseline, timeline, ledger=ledger)
+    baseline, timeline, links = run_with("1f1b", 6)
+    plan = make_plan(baseline, timeline, links=links)
     alone = next(one for one in plan.options if one.lever == "link")
     both = [one for one in plan.options if one.lever == "combined" and one.change.repaired]
     assert both
@@ -79,9 +79,9 @@ def recorded(recorded_data):
     def load(name):
         timeline = build_run(read_run(find_run([str(recorded_data / name)])))
         figures = measure_pipeline(timeline, 0)
-        ledger = build_ledger(timeline, 0, [window.step for window in figures.windows])
+        ledger = account_for(timeline, figures)
         baseline = measure_baseline(timeline, figures)
-        return make_plan(baseline, timeline, ledger=ledger), ledger
+        return make_plan(baseline, timeline, links=ledger.links), ledger
 
     return load
 

@@ -36,7 +36,7 @@ ROWS = {
     "savings": "cause batch_latency_s saved_s saved_fraction",
     "named": "cause rank stage hop saved_s culprit_saved_s sentence",
     "hops": "from_rank to_rank from_stage to_stage stages bytes wire_s wait_s n buffered_fraction "
-    "bytes_per_s expected_bytes_per_s",
+    "bytes_per_s expected_bytes_per_s times_expected verdict times cost_per_batch_s",
 }
 
 

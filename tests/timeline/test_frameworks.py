@@ -156,8 +156,8 @@ def test_a_split_that_was_run_is_foretold():
 
 def test_no_split_is_offered_that_is_not_of_the_models_layers():
     for folder in (beside("tt_1f1b_m8"), SHIPPED / "tt_1115", SHIPPED / "ds_m8"):
-        timeline, _, ledger = analysed(folder)
-        plan = make_plan(baseline_of(folder), timeline, ledger=ledger)
+        timeline, _, _ = analysed(folder)
+        plan = make_plan(baseline_of(folder), timeline)
         splits = [one.change.split for one in plan.options if one.change.split]
         assert splits
         assert all(sum(split) == 8 for split in splits)

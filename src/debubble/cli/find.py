@@ -13,7 +13,7 @@ from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
 from debubble.fleet.question import Question
 from debubble.fleet.survey import NoPipelineIn, Survey
-from debubble.ledger.hop_health import account_for
+from debubble.ledger.hop_health import account_for, judge_links
 from debubble.report.find import find_page, no_pipeline_page
 from debubble.report.find_json import find_json, no_pipeline_json
 from debubble.schedules import Statement, state_schedule
@@ -100,8 +100,16 @@ def _answer(
     )
     pictures.draw(measured, page, words, quiet=manners.quiet)
     if not pictures.mermaid:
+        links = ledger.links if ledger else judge_links(timeline, found.shown)
         data = find_json(
-            found.run, timeline, figures, ledger, gaps, job=job, replicas=found.replicas
+            found.run,
+            timeline,
+            figures,
+            ledger,
+            gaps,
+            job=job,
+            links=links,
+            replicas=found.replicas,
         )
         print_answer(page, data, manners)
     exit_strictly(gaps, manners)

@@ -22,7 +22,8 @@ from debubble.cli.planning import Measured, Traces, gaps_of, read_both, start_fr
 from debubble.cli.reading import Reader, trace_options
 from debubble.cli.tokens import Tokens, token_options
 from debubble.errors import UsageError
-from debubble.ledger.ledger import Ledger, build_ledger
+from debubble.ledger.hop_health import account_for
+from debubble.ledger.ledger import Ledger
 from debubble.ledger.verdict import find_bottleneck
 from debubble.plan.allowed import runnable_by
 from debubble.plan.cache_split import Cache
@@ -140,13 +141,12 @@ def _plan(
         schedule=wanted.schedule,
         latency_ns=wanted.latency_ns,
     )
-    steps = [window.step for window in run.figures.windows]
-    ledger = build_ledger(run.timeline, run.figures.pipeline, steps)
+    ledger = account_for(run.timeline, run.figures)
     plan = make_plan(
         baseline,
         run.timeline,
         most_microbatches=wanted.max_microbatches,
-        ledger=ledger,
+        links=ledger.links if ledger else None,
         cache=wanted.cache,
         allowed=runnable_by(baseline.framework),
     )

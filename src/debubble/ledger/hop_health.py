@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from debubble.costs.devices import surely_share
 from debubble.ledger.ledger import Ledger, build_ledger
@@ -18,6 +17,8 @@ from debubble.links.wiring import Wiring
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.keep import only_steps
 from debubble.timeline.model import Timeline
+
+_NO_WIRING = Wiring(stated={}, guessed={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,11 @@ class HopHealth:
         return self.times.hop
 
     @property
+    def slow(self) -> bool:
+        """Whether it is slow."""
+        return self.judgement.slow
+
+    @property
     def expected_bytes_per_s(self) -> float | None:
         """What the hop would carry if it were as fast as its peers."""
         return expected_rate(self.times.figures.bytes_per_s, self.times_expected)
@@ -57,10 +63,23 @@ class LinkHealth:
     """Ranks share a device, so that what one hop gains slows what is beside it."""
     slow_cost_ns: int | None = None
     """What a batch would save with all slow hops as they should be; None where not known."""
+    costs_ns: Mapping[frozenset[Hop], int] = field(default_factory=dict)
+    """The same of slow hops between two ranks, both ways together, where both are slow."""
+
+    def cost_of(self, hops: Sequence[Hop]) -> int | None:
+        """Return what some slow hops cost together: one, both ways between two ranks, or all."""
+        if len(hops) == 1:
+            alone = self.of(hops[0])
+            return alone.cost_ns if alone else None
+        return self.costs_ns.get(frozenset(hops), self.slow_cost_ns)
+
+    def of(self, hop: Hop) -> HopHealth | None:
+        """Return a hop by its ranks; None where there is none such."""
+        return next((one for one in self.hops if one.hop == hop), None)
 
     @property
     def slow(self) -> list[HopHealth]:
-        """Slow hops, the dearest first."""
+        """Slow hops, the most expensive first."""
         found = [one for one in self.hops if one.judgement.slow]
         return sorted(found, key=lambda one: -(one.cost_ns or 0))
 
@@ -71,30 +90,44 @@ def expected_rate(bytes_per_s: float | None, times: float | None) -> float | Non
 
 
 def account_for(
-    timeline: Timeline, one: PipelineFigures, wires: Mapping[Hop, str] | None = None
+    timeline: Timeline,
+    one: PipelineFigures,
+    wiring: Wiring | None = None,
+    history: Mapping[Hop, Past] | None = None,
 ) -> Ledger | None:
-    """Say where the time went; batches that overlap, or are cut, have no window to account for."""
+    """Say where the time went; batches that overlap, or are cut, have no window to account for.
+
+    With it comes what each hop takes and costs, also by what else is known of wires: whoever names,
+    lists or repairs hops asks that.
+    """
     if not one.one_run or one.cut or one.kind == "stream":
         return None
-    return build_ledger(timeline, one.pipeline, [window.step for window in one.windows], wires)
+    wiring = wiring or _NO_WIRING
+    steps = [window.step for window in one.windows]
+    ledger = build_ledger(timeline, one.pipeline, steps, _wires(one, wiring))
+    return ledger and replace(ledger, links=_judge(ledger, timeline, one, wiring, history or {}))
 
 
 def judge_links(
-    timeline: Timeline, figures: PipelineFigures, wiring: Wiring, history: Mapping[Hop, Past]
+    timeline: Timeline,
+    figures: PipelineFigures,
+    wiring: Wiring | None = None,
+    history: Mapping[Hop, Past] | None = None,
 ) -> LinkHealth:
-    """Time, judge and price every hop of a pipeline."""
-    ledger = account_for(timeline, figures, _wires(figures, wiring))
-    return judge_with(ledger, timeline, figures, wiring, history)
+    """Time and judge every hop of a pipeline, and price it where there is an account of it."""
+    ledger = account_for(timeline, figures, wiring, history)
+    if ledger is not None and ledger.links is not None:
+        return ledger.links
+    return _judge(None, timeline, figures, wiring or _NO_WIRING, history or {})
 
 
-def judge_with(
+def _judge(
     ledger: Ledger | None,
     timeline: Timeline,
     figures: PipelineFigures,
-    wiring: Wiring = Wiring(stated={}, guessed={}),  # noqa: B008 (frozen)
-    history: Mapping[Hop, Past] = MappingProxyType({}),
+    wiring: Wiring,
+    history: Mapping[Hop, Past],
 ) -> LinkHealth:
-    """Do the same with the account of the pipeline that is at hand."""
     wires = _wires(figures, wiring)
     steps = [window.step for window in figures.windows]
     timed = time_hops(only_steps(timeline, steps) if steps else timeline, figures.hops)
@@ -117,6 +150,7 @@ def judge_with(
         batch_latency_ns=figures.batch_latency_ns,
         shared=surely_share(figures.ranks),
         slow_cost_ns=_cost_together(ledger, judged),
+        costs_ns=_costs_of_pairs(ledger, judged),
     )
 
 
@@ -150,6 +184,16 @@ def _cost_together(ledger: Ledger | None, judged: Mapping[Hop, Judgement]) -> in
         return None
     slow = {hop: _share(one) for hop, one in judged.items() if one.slow}
     return saved_by_repairs(ledger, slow) if slow else 0
+
+
+def _costs_of_pairs(
+    ledger: Ledger | None, judged: Mapping[Hop, Judgement]
+) -> dict[frozenset[Hop], int]:
+    slow = {hop: _share(one) for hop, one in judged.items() if one.slow}
+    if ledger is None or not ledger.replays:
+        return {}
+    both = [{hop: slow[hop], hop[::-1]: slow[hop[::-1]]} for hop in slow if hop[::-1] in slow]
+    return {frozenset(pair): saved_by_repairs(ledger, pair) for pair in both}
 
 
 def _share(judgement: Judgement) -> float | None:

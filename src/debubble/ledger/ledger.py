@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from debubble.simulate.measured import MeasuredStep, measure_step
 from debubble.timeline.keep import only_steps
 from debubble.timeline.model import I64, Intervals, RankTimeline, Timeline
 from debubble.units import counted
+
+if TYPE_CHECKING:
+    from debubble.ledger.hop_health import LinkHealth
 
 # Enough for medians; a capture of a thousand steps is not worth minutes.
 _MOST_STEPS = 8
@@ -60,6 +64,8 @@ class Ledger:
     savings: tuple[Saving, ...]
     """The largest first."""
     gaps: tuple[Gap, ...]
+    links: LinkHealth | None = None
+    """What each hop takes, whether it is slow and what that costs: told here for all who ask."""
 
     @property
     def total_ns(self) -> int:

@@ -13,13 +13,14 @@ import numpy as np
 
 from debubble.ledger.ledger import Ledger, Saving
 from debubble.ledger.model import Cause, RootKind
-from debubble.ledger.repair import saved_by_repair, times_expected
 from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE, saved_by
 from debubble.links.expectation import Hop
 from debubble.simulate.lengths import hop_of
 
 # What buys less than a fiftieth of the batch is not worth a name: steps vary by more.
 MATTERS = 0.02
+# Slow hops that cost less than this are not what makes transfers long.
+_WORTH_A_NAME = 0.005
 # What comes on top of any pipeline and buys a twentieth is told before what every pipeline has.
 _LEADS = 0.05
 # What buys less than a tenth of it is little.
@@ -36,8 +37,10 @@ class Named:
     rank: int | None = None
     stage: int | None = None
     hop: Hop | None = None
+    slow_hops: tuple[Hop, ...] = ()
+    """All that are slow, the most expensive first."""
     times_expected: float | None = None
-    """How many times as long a hop's messages mostly take as those of its peers."""
+    """How many times as long messages of the first mostly take as those of its peers."""
     culprit_saved_ns: int | None = None
     """What putting right this culprit alone would save, where it can be put right alone."""
 
@@ -56,9 +59,20 @@ class Bottleneck:
 def name_causes(ledger: Ledger) -> tuple[Named, ...]:
     """Return the causes that matter: what comes on top of the schedule first."""
     noise = max(MATTERS, abs(ledger.replay_error or 0.0))
-    kept = [one for one in ledger.savings if one.saved_fraction >= noise and one.cause != ALL]
+    kept = [
+        one
+        for one in ledger.savings
+        if one.cause != ALL and max(one.saved_fraction, _of_slow_hops(ledger, one)) >= noise
+    ]
     kept.sort(key=lambda one: not _on_top(one))  # stable: else by what it buys
     return tuple(_name(ledger, one) for one in kept)
+
+
+def _of_slow_hops(ledger: Ledger, saving: Saving) -> float:
+    """Return what repairing slow hops would save, as a share: that is more than their tails."""
+    if saving.cause != Cause.SLOW_LINK or ledger.links is None:
+        return 0.0
+    return (ledger.links.slow_cost_ns or 0) / max(saving.batch_latency_ns + saving.saved_ns, 1)
 
 
 def _on_top(saving: Saving) -> bool:
@@ -76,6 +90,17 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         )
     if saving.cause == HEAD_OF_LINE:
         return Named(cause=saving.cause, saving=saving, hop=_queue_of(ledger))
+    if _of_slow_hops(ledger, saving) >= _WORTH_A_NAME and ledger.links is not None:
+        slow = ledger.links.slow
+        return Named(
+            cause=saving.cause,
+            saving=saving,
+            rank=slow[0].hop[0],
+            hop=slow[0].hop,
+            slow_hops=tuple(one.hop for one in slow),
+            times_expected=slow[0].judgement.times,
+            culprit_saved_ns=ledger.links.slow_cost_ns,
+        )
     waits: defaultdict[tuple[int, int | None, Hop | None], int] = defaultdict(int)
     for culprit in ledger.culprits:
         if culprit.cause == saving.cause:
@@ -89,18 +114,13 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         rank=rank,
         stage=stage,
         hop=hop,
-        times_expected=times_expected(ledger, hop)
-        if saving.cause == Cause.SLOW_LINK and hop is not None
-        else None,
-        culprit_saved_ns=_saved_alone(ledger, saving.cause, rank, hop),
+        culprit_saved_ns=_saved_alone(ledger, saving.cause, rank),
     )
 
 
-def _saved_alone(ledger: Ledger, cause: str, rank: int, hop: Hop | None) -> int | None:
+def _saved_alone(ledger: Ledger, cause: str, rank: int) -> int | None:
     """Replay with one culprit put right."""
     place = [one.rank for one in ledger.ranks].index(rank)
-    if cause == Cause.SLOW_LINK and hop is not None:
-        return saved_by_repair(ledger, [hop])
     if cause == Cause.JITTER:
         return saved_by(ledger.remedies, lambda one: one.no_jitter(place))
     if cause == Cause.HOST:

@@ -13,16 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from debubble.costs.wire_pools import WirePools, pool_wires
-from debubble.ledger.ledger import Ledger
-from debubble.ledger.repair import saved_by_repair
-from debubble.links.classes import wires_between
+from debubble.ledger.hop_health import LinkHealth
 from debubble.links.expectation import Hop
-from debubble.links.hop_times import time_hops
-from debubble.links.judge import judge_hops
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, weigh
-from debubble.timeline.hops import measure_hops
 from debubble.timeline.keep import only_steps
 from debubble.timeline.model import Timeline
 
@@ -40,19 +35,24 @@ class Repair:
     """What `find` says it saves, by replaying the measured steps; None where it cannot."""
 
 
-def repairs(baseline: Baseline, timeline: Timeline, ledger: Ledger | None) -> list[Repair]:
-    """Weigh the repair of each slow link alone; the one that buys most first."""
-    slow = _slow(baseline, timeline)
+def repairs(baseline: Baseline, timeline: Timeline, links: LinkHealth | None) -> list[Repair]:
+    """Weigh the repair of each slow link alone, and of all together; what buys most first."""
+    slow = {one.hop: one for one in links.slow} if links else {}
+    pairs = [
+        tuple(hop for hop in slow if set(hop) == pair)
+        for pair in dict.fromkeys(frozenset(hop) for hop in slow)
+    ]
+    if len(pairs) > 1:
+        pairs.append(tuple(slow))
     found = []
-    for link in dict.fromkeys(frozenset(hop) for hop in slow):
-        hops = tuple(hop for hop in slow if set(hop) == link)
+    for hops in pairs:
         mended = mend(baseline, timeline, hops)
         found.append(
             Repair(
                 option=weigh(mended, Idea(lever="link", change=Change(repaired=hops))),
                 baseline=mended,
-                times_expected=max(slow[hop] for hop in hops),
-                replayed_ns=saved_by_repair(ledger, hops) if ledger and ledger.replays else None,
+                times_expected=max(slow[hop].judgement.times or 1.0 for hop in hops),
+                replayed_ns=links.cost_of(hops) if links else None,
             )
         )
     return sorted(found, key=lambda one: -one.option.throughput_gain)
@@ -79,16 +79,3 @@ def _without(baseline: Baseline, timeline: Timeline, hops: Sequence[Hop]) -> Wir
     others = replace(kept, transfers=moved.where(~mine))
     pools = pool_wires(others, baseline.ranks[0].pipeline)
     return replace(pools, other=baseline.source.wires.other)
-
-
-def _slow(baseline: Baseline, timeline: Timeline) -> dict[Hop, float]:
-    """Return the hops that `links` calls slow, and those that this run is foretold with as slow."""
-    names = [rank.rank for rank in baseline.ranks]
-    slow = {
-        (names[here], names[there]): times
-        for (here, there), times in baseline.source.wires.slow.items()
-    }
-    kept = only_steps(timeline, baseline.source.steps)
-    timed = time_hops(kept, measure_hops(kept, baseline.ranks))
-    judged = judge_hops(timed, wires=wires_between(baseline.ranks), classes={}, history={})
-    return slow | {hop: one.times or 1.0 for hop, one in judged.items() if one.slow}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from debubble.errors import NoSplitFits, UsageError
-from debubble.ledger.ledger import Ledger
+from debubble.ledger.hop_health import LinkHealth
 from debubble.plan import link, microbatches, overlap, schedule
 from debubble.plan.allowed import ALL, Allowed
 from debubble.plan.baseline import Baseline
@@ -45,7 +45,9 @@ class Plan:
     partition: Partition | None
     overlap: Overlap | None
     repairs: tuple[Repair, ...] = ()
-    """Of slow links, each alone."""
+    """Of slow links, each alone, and all together."""
+    links: LinkHealth | None = None
+    """What each hop takes and costs, as all verbs have it."""
     cache: CachePlan | None = None
     """What splits leave for a KV cache, where that was asked and can be told."""
 
@@ -85,7 +87,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     timeline: Timeline,
     *,
     most_microbatches: int | None = None,
-    ledger: Ledger | None = None,
+    links: LinkHealth | None = None,
     cache: Cache | None = None,
     allowed: Allowed = ALL,
 ) -> Plan:
@@ -102,7 +104,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
             _too_large(lapped.option.lever, Change(overlap=True), lapped.option.headroom)
         )
     held = None if cache is None else _cached(baseline, cache, partition, refused)
-    mended = link.repairs(baseline, timeline, ledger) if allowed.link else []
+    mended = link.repairs(baseline, timeline, links) if allowed.link else []
     options += [one.option for one in mended]
     options += _on_top_of_repairs(mended, most_microbatches)
     return Plan(
@@ -113,6 +115,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         partition=partition,
         overlap=lapped,
         repairs=tuple(mended),
+        links=links,
     )
 
 

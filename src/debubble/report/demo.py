@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from debubble.ledger.ledger import build_ledger
+from debubble.ledger.hop_health import account_for
 from debubble.report.change import change_json, describe
 from debubble.report.compare import compare_answer, compare_json
 from debubble.report.find import find_page
@@ -79,8 +79,7 @@ def _latency_ns(made: Improved) -> float:
 
 def _found(made: Improved) -> str:
     figures, timeline = made.before.figures, made.before.timeline
-    steps = [window.step for window in figures.windows]
-    ledger = build_ledger(timeline, figures.pipeline, steps)
+    ledger = account_for(timeline, figures)
     page = find_page([figures], ledger, JobFacts(), (), "")
     return " ".join([page.answer, *page.findings[:1]])
 

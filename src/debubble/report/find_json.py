@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from debubble.errors import Code, Gap, NoPipeline, as_gap
-from debubble.ledger.hop_health import expected_rate
+from debubble.ledger.hop_health import LinkHealth
 from debubble.ledger.ledger import Ledger
-from debubble.ledger.repair import times_expected
 from debubble.report.find import answer, drags_others
 from debubble.report.find_tables import count_layers, layers_of
 from debubble.report.inspect import gap_json
 from debubble.report.job import job_json
 from debubble.report.ledger import ledger_json
+from debubble.report.links import verdict_json
 from debubble.report.replicas import replicas_json
 from debubble.report.stream import stream_json
 from debubble.report.theory import theory_of, theory_of_schedule
@@ -37,6 +37,7 @@ def find_json(  # noqa: PLR0913 (what is known of a run, one argument each)
     gaps: Sequence[Gap],
     *,
     job: JobFacts,
+    links: LinkHealth | None = None,
     replicas: ReplicaFigures | None = None,
 ) -> dict[str, Any]:
     """Return the answer as data: the pipeline to look into in full, the others as one line each."""
@@ -63,7 +64,7 @@ def find_json(  # noqa: PLR0913 (what is known of a run, one argument each)
         **ledger_json(ledger, worst.outside_ns),
         "stages": _stages_json(worst, job),
         "memory": [_memory_json(rank) for rank in worst.ranks],
-        "hops": [_hop_json(hop, ledger) for hop in worst.hops],
+        "hops": [_hop_json(hop, links) for hop in worst.hops],
         "replicas": replicas_json(replicas),
         "unknown": reasons_for_null(worst, job),
         "verdict": answer(worst, len(figures), drags=drags_others(replicas)),
@@ -251,9 +252,9 @@ def _memory_json(rank: RankTimeline) -> dict[str, Any]:
     return {"rank": rank.rank} | {name: getattr(rank.memory, name, None) for name in fields}
 
 
-def _hop_json(hop: HopFigures, ledger: Ledger | None) -> dict[str, Any]:
+def _hop_json(hop: HopFigures, links: LinkHealth | None) -> dict[str, Any]:
     alone = len(hop.stages) == 1
-    times = times_expected(ledger, (hop.source, hop.destination)) if ledger else None
+    health = links.of((hop.source, hop.destination)) if links else None
     return {
         "from_rank": hop.source,
         "to_rank": hop.destination,
@@ -270,7 +271,8 @@ def _hop_json(hop: HopFigures, ledger: Ledger | None) -> dict[str, Any]:
         "n": hop.count,
         "buffered_fraction": hop.buffered_fraction,
         "bytes_per_s": hop.bytes_per_s,
-        "expected_bytes_per_s": expected_rate(hop.bytes_per_s, times),
+        "expected_bytes_per_s": health.expected_bytes_per_s if health else None,
+        **verdict_json(health),
     }
 
 

@@ -18,7 +18,6 @@ from debubble.ledger.verdict import (
     find_bottleneck,
     name_causes,
 )
-from debubble.links.judge import SLOW
 from debubble.report.text import Table
 from debubble.units import NS_PER_S, show_duration, show_share
 
@@ -181,12 +180,13 @@ def say_remedy(cause: str) -> str:
 def say_named(ledger: Ledger, named: Named) -> str:
     """Say a cause, whose it is, and what fixing it would buy, in a sentence."""
     culprit, buys = _culprit(ledger, named), _buys(ledger, named.saving)
-    if named.culprit_saved_ns is not None and _is_slow_hop(named):
+    if named.culprit_saved_ns is not None and named.slow_hops:
         before = named.saving.batch_latency_ns + named.saving.saved_ns
         share = named.culprit_saved_ns / max(before, 1)
         little = "would buy little: " if share < LITTLE else "would save "
         amount = f"{show_duration(named.culprit_saved_ns)} of {_whole(ledger, before)}"
-        return f"{culprit}; repairing it {little}{amount} ({_percent(share)})"
+        them = "it" if len(named.slow_hops) == 1 else "them"
+        return f"{culprit}; repairing {them} {little}{amount} ({_percent(share)})"
     if named.cause == SCHEDULE:
         return f"{culprit}; twice as many microbatches would save {buys} on the same work"
     return f"{culprit}; {_REMEDIES[named.cause]} would save {buys}"
@@ -200,8 +200,8 @@ def _culprit(ledger: Ledger, named: Named) -> str:
         besides = _besides_layers(ledger, named.stage)
         where = f"stage {named.stage} on rank {named.rank}"
         return f"{where} takes {times:.1f} times an equal share{besides}"
-    if _is_slow_hop(named):
-        return f"{hop} takes {named.times_expected:.1f} times as long as its peers"
+    if named.slow_hops:
+        return _say_slow(named)
     sentences = {
         Cause.SLOW_LINK: f"single transfers take far longer than most, most of them over {hop}",
         Cause.TRANSFER: f"transfers are waited for, most over {hop}",
@@ -236,8 +236,19 @@ def _setting_of(ledger: Ledger) -> str:
     return " after each exchange (Megatron's batch_p2p_sync)" if megatron else ""
 
 
-def _is_slow_hop(named: Named) -> bool:
-    return named.cause == Cause.SLOW_LINK and (named.times_expected or 1.0) >= SLOW
+def _say_slow(named: Named) -> str:
+    """Name slow hops; of several, the rank that all of them come from or go to."""
+    names = [f"{here} → {there}" for here, there in named.slow_hops]
+    if len(names) == 1:
+        return f"hop {names[0]} takes {named.times_expected:.1f} times as long as its peers"
+    hops = f"hops {', '.join(names[:-1])} and {names[-1]}"
+    senders, receivers = ({hop[end] for hop in named.slow_hops} for end in (0, 1))
+    whose = ""
+    if len(receivers) == 1:
+        whose = f": rank {receivers.pop()} receives slowly"
+    elif len(senders) == 1:
+        whose = f": rank {senders.pop()} sends slowly"
+    return f"{hops} take up to {named.times_expected:.1f} times as long as their peers{whose}"
 
 
 def _times_equal(ledger: Ledger, stage: int) -> float:

@@ -177,6 +177,18 @@ def links_json(found: LinkHealth, gaps: Sequence[Gap]) -> dict[str, Any]:
     }
 
 
+def verdict_json(one: HopHealth | None) -> dict[str, Any]:
+    """Return how slow a hop is, the verdict and its price: the same fields in every answer."""
+    if one is None:
+        return dict.fromkeys(("times_expected", "verdict", "times", "cost_per_batch_s"))
+    return {
+        "times_expected": one.times_expected,
+        "verdict": str(one.judgement.verdict),
+        "times": one.judgement.times,
+        "cost_per_batch_s": _seconds(one.cost_ns),
+    }
+
+
 def _hop_json(one: HopHealth) -> dict[str, Any]:
     figures, times = one.times.figures, one.times
     alone = len(figures.stages) == 1
@@ -202,17 +214,14 @@ def _hop_json(one: HopHealth) -> dict[str, Any]:
         "buffered_fraction": figures.buffered_fraction,
         "bytes_per_s": figures.bytes_per_s,
         "expected_bytes_per_s": one.expected_bytes_per_s,
-        "times_expected": one.times_expected,
+        **verdict_json(one),
         "alpha_s": times.fit.latency_ns / NS_PER_S if times.fit else None,
         "beta_bytes_per_s": times.fit.bytes_per_s if times.fit else None,
         "fit_error_fraction": times.fit.worst_error if times.fit else None,
         "class": one.wire.name if one.wire else None,
         "class_stated": one.wire_stated,
-        "verdict": str(one.judgement.verdict),
         "against": one.judgement.against,
-        "times": one.judgement.times,
         "why": one.judgement.why,
-        "cost_per_batch_s": _seconds(one.cost_ns),
     }
 
 

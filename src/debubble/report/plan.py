@@ -18,6 +18,7 @@ from debubble.plan.schedule import Refused
 from debubble.report.change import change_json, describe, name_hops, sentence, show_gain
 from debubble.report.headroom import headroom_json, least_left, peaks_json
 from debubble.report.inspect import gap_json
+from debubble.report.links import verdict_json
 from debubble.report.plan_cache import cache_json, cache_table, say_cache
 from debubble.report.plan_length import length_json, length_table, say_length
 from debubble.report.text import Page, Table
@@ -251,6 +252,10 @@ def plan_json(planned: Planned) -> dict[str, Any]:
                 "microbatches_per_s": source.microbatches * NS_PER_S / step,
             },
         },
+        "hops": [
+            {"from_rank": one.hop[0], "to_rank": one.hop[1], **verdict_json(one)}
+            for one in (plan.links.hops if plan.links else ())
+        ],
         "options": [_option_json(plan, option) for option in plan.options],
         "refused": [_refused_json(one) for one in plan.refused],
         "lower_bound_s": plan.partition.lower_bound_s if plan.partition else None,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from debubble.errors import DebubbleError, NoPipeline, NoSplitFits, UsageError
 from debubble.fleet.survey import Means, survey_run
-from debubble.ledger.hop_health import HopHealth, LinkHealth, account_for, judge_with
+from debubble.ledger.hop_health import HopHealth, LinkHealth, account_for, judge_links
 from debubble.ledger.ledger import Ledger
 from debubble.links.judge import Verdict
 from debubble.measure.measurement import Measurement, context_bucket, measure_run, middle
@@ -174,7 +174,7 @@ def _analyse(task: Task) -> tuple[Measurement, Finding]:
         theory=theory_of_schedule(figures),
         schedule=figures.schedule,
         stages=_stages(measurement, figures),
-        hops=_hops(judge_with(ledger, timeline, figures)),
+        hops=_hops((ledger and ledger.links) or judge_links(timeline, figures)),
         plan=plan,
         no_plan=no_plan,
         warnings=tuple(f"{gap.code}: {gap}" for gap in gaps),
@@ -277,7 +277,7 @@ def _plan(
             schedule=job.schedule_for(figures),
             latency_ns=job.without_profiler_ns(figures.batch_latency_ns),
         )
-        plan = make_plan(baseline, timeline, ledger=ledger)
+        plan = make_plan(baseline, timeline, links=ledger.links if ledger else None)
     except (UsageError, NoPipeline, NoSplitFits) as error:
         return None, str(error)
     best = plan.recommended[:1]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.ledger.repair import times_expected
-from debubble.links.judge import SLOW
 from debubble.report.html.charts import ledger_bars, saving_bars
 from debubble.report.html.matrix import MOST_RANKS, Cell, matrix_markup, slowness_of
 from debubble.report.html.page import Board, Report, Slot
@@ -114,7 +112,7 @@ def _hops(one: Shown) -> str:
     cells = {}
     for hop in hops:
         where = hop.source, hop.destination
-        times = times_expected(one.ledger, where) if one.ledger else None
+        health = one.ledger.links.of(where) if one.ledger and one.ledger.links else None
         rate = hop.bytes_per_s
         wire = "hidden" if hop.wire_ns is None else show_duration(hop.wire_ns)
         cells[where] = Cell(
@@ -124,7 +122,7 @@ def _hops(one: Shown) -> str:
                 *((f"wire {wire}",) if rate else ()),
                 f"wait {show_duration(hop.wait_ns)}",
             ),
-            slow=times is not None and times >= SLOW,
+            slow=health is not None and health.slow,
         )
     ranks = [rank.rank for rank in one.figures.ranks]
     return matrix_markup(ranks, cells)
