@@ -30,7 +30,7 @@ def list_waits(ledger: Ledger) -> tuple[Wait, ...]:
     """Return every wait; gaps that touch and have one cause and one culprit are one wait."""
     waits: list[Wait] = []
     for step, account in zip(ledger.steps, ledger.accounts, strict=True):
-        kept = account.where(account.cause > CAUSES.index(Cause.DATA_PARALLEL))
+        kept = account.where(account.cause > CAUSES.index(Cause.COLLECTIVE))
         same = np.stack((kept.place, kept.cause, kept.root_kind, kept.root))
         breaks = (np.diff(same, axis=1) != 0).any(axis=0) | (kept.start_ns[1:] != kept.end_ns[:-1])
         cuts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(kept)] if len(kept) else []

@@ -86,7 +86,7 @@ def _waits(one: PipelineFigures, ledger: Ledger | None, rank: RankTimeline) -> l
     waits = {
         cause: length
         for cause, length in ledger.causes(place).items()
-        if ALL_CAUSES.index(cause) > ALL_CAUSES.index(Cause.DATA_PARALLEL)
+        if ALL_CAUSES.index(cause) > ALL_CAUSES.index(Cause.COLLECTIVE)
     }
     largest = sorted(waits.items(), key=lambda item: -item[1])
     whole = sum(waits.values())
