@@ -104,7 +104,7 @@ def account_for(
         return None
     wiring = wiring or _NO_WIRING
     steps = [window.step for window in one.windows]
-    ledger = build_ledger(timeline, one.pipeline, steps, _wires(one, wiring))
+    ledger = build_ledger(timeline, one.pipeline, steps, _wires(one, wiring), one.batch_latency_ns)
     return ledger and replace(ledger, links=_judge(ledger, timeline, one, wiring, history or {}))
 
 

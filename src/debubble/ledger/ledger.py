@@ -42,11 +42,12 @@ class Saving:
 
     cause: str
     batch_latency_ns: int
+    """The measured batch without what is saved: one baseline for all of them."""
     saved_ns: int
 
     @property
     def saved_fraction(self) -> float:
-        """Of the unchanged replay."""
+        """Of the measured batch."""
         return self.saved_ns / max(self.batch_latency_ns + self.saved_ns, 1)
 
 
@@ -103,10 +104,12 @@ def build_ledger(
     pipeline: int,
     steps: Sequence[int],
     wires: Mapping[Hop, str] | None = None,
+    batch_latency_ns: int | None = None,
 ) -> Ledger | None:
     """Account for the given steps of a pipeline, for some of them where they are many.
 
-    Hops are held against those over the same kind of wire: as `wires` says, else by hosts.
+    Hops are held against those over the same kind of wire: as `wires` says, else by hosts. Savings
+    are of the batch latency, as it is given or in the middle of these steps.
     """
     ranks = timeline.ranks_of(pipeline)
     steps = [steps[row] for row in _spread(len(steps))]
@@ -144,7 +147,7 @@ def build_ledger(
         replays=replays,
         remedies=remedies,
         culprits=find_culprits(measured, accounts, ranks),
-        savings=_savings(replays),
+        savings=_savings(replays, batch_latency_ns),
         gaps=tuple(gaps),
     )
 
@@ -169,16 +172,17 @@ def _inside(
     return inside_passes(mine, ranks, of)[order]
 
 
-def _savings(replays: Sequence[Replays]) -> tuple[Saving, ...]:
+def _savings(replays: Sequence[Replays], batch_latency_ns: int | None) -> tuple[Saving, ...]:
     if not replays:
         return ()
-    savings = [
-        Saving(
-            cause=cause,
-            batch_latency_ns=round(median(one.without_ns[cause] for one in replays)),
-            saved_ns=round(median(one.unchanged_ns - one.without_ns[cause] for one in replays)),
-        )
+    whole = batch_latency_ns or round(median(one.measured_ns for one in replays))
+    saved = {
+        cause: round(median(one.unchanged_ns - one.without_ns[cause] for one in replays))
         for cause in replays[0].without_ns
+    }
+    savings = [
+        Saving(cause=cause, batch_latency_ns=whole - of_it, saved_ns=of_it)
+        for cause, of_it in saved.items()
     ]
     return tuple(sorted(savings, key=lambda one: -one.saved_ns))
 

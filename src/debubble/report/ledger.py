@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 from debubble.ledger.culprits import Culprit, find_culprits
@@ -29,9 +28,6 @@ _CULPRITS_IN_JSON = 8
 
 # Less than this of a layer is not worth a word.
 _WORTH_A_WORD = 0.1
-# A replay that is off by so much is told from the measured batch.
-_OFF = 0.005
-
 WITHOUT_TRACE = (
     "waits for ranks without a trace cannot be told from gaps inside passes: they are unexplained"
 )
@@ -179,12 +175,12 @@ def say_remedy(cause: str) -> str:
 
 def say_named(ledger: Ledger, named: Named) -> str:
     """Say a cause, whose it is, and what fixing it would buy, in a sentence."""
-    culprit, buys = _culprit(ledger, named), _buys(ledger, named.saving)
+    culprit, buys = _culprit(ledger, named), _buys(named.saving)
     if named.culprit_saved_ns is not None and named.slow_hops:
         before = named.saving.batch_latency_ns + named.saving.saved_ns
         share = named.culprit_saved_ns / max(before, 1)
         little = "would buy little: " if share < LITTLE else "would save "
-        amount = f"{show_duration(named.culprit_saved_ns)} of {_whole(ledger, before)}"
+        amount = f"{show_duration(named.culprit_saved_ns)} of {show_duration(before)}"
         them = "it" if len(named.slow_hops) == 1 else "them"
         return f"{culprit}; repairing {them} {little}{amount} ({_percent(share)})"
     if named.cause == SCHEDULE:
@@ -258,18 +254,10 @@ def _times_equal(ledger: Ledger, stage: int) -> float:
     return sum(costs.median[key] for key in kinds) / max(equal, 1)
 
 
-def _buys(ledger: Ledger, saving: Saving) -> str:
+def _buys(saving: Saving) -> str:
     before = saving.batch_latency_ns + saving.saved_ns
     share = _percent(saving.saved_fraction)
-    return f"{show_duration(saving.saved_ns)} of {_whole(ledger, before)} ({share})"
-
-
-def _whole(ledger: Ledger, replayed_ns: int) -> str:
-    """Say what a saving is a share of: the measured batch, or the replayed one where it is off."""
-    measured_ns = median(one.measured_ns for one in ledger.replays)
-    if abs(replayed_ns - measured_ns) < _OFF * measured_ns:
-        return show_duration(measured_ns)
-    return f"{show_duration(replayed_ns)} replayed"
+    return f"{show_duration(saving.saved_ns)} of {show_duration(before)} ({share})"
 
 
 def say_bottleneck(found: Bottleneck) -> str:
