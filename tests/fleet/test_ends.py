@@ -64,7 +64,8 @@ def test_a_find_that_is_ended_takes_its_workers_along(tmp_path, number):
     ) as job:
         end(job, tmp_path / "begun", number)
         if number == signal.SIGTERM:
-            assert job.stderr.read().strip() == "error: interrupted"
+            # Python's own exit may complain of a pipe that is gone, once in many times.
+            assert job.stderr.read().strip().splitlines()[0] == "error: interrupted"
             assert list(temporary.iterdir()) == []
 
 
