@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from throttled_network import allowed, network
 
-from debubble.links.live.ladder import pairs_of
+from debubble.links.live.measured import pairs_of
 
 RANKS = 4
 BYTES_PER_S = 50_000_000

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from debubble.schedules import Action, order_of
-from debubble.simulate.host import Post, wire_up
-from debubble.simulate.torch_runtime import lower_for_runtime
+from debubble.simulate.communication import Post, lower_for_runtime, wire_up
 
 pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import H200, annotation, document, kernel, operator, write
 
-from debubble.trace.busy import busy_intervals, merge
 from debubble.trace.kineto import read_kineto
-from debubble.trace.summary import summarise
+from debubble.trace.summary import busy_intervals, merge, summarise
 
 
 def busy_ns(trace):

@@ -18,8 +18,7 @@ from making import H200
 
 from debubble.errors import EngineError, MissingExtra, TraceError
 from debubble.trace.dask_engine import DaskEngine
-from debubble.trace.engine import engine_at
-from debubble.trace.mapping import map_files
+from debubble.trace.engine import engine_at, map_files
 from debubble.trace.source import DEFAULT_LIMITS
 
 pytest.importorskip("distributed")
@@ -147,7 +146,7 @@ import sys
 from pathlib import Path
 from engine_tasks import hold, orders
 from debubble.trace.engine import engine_at
-from debubble.trace.mapping import map_files
+from debubble.trace.engine import map_files
 from debubble.trace.source import DEFAULT_LIMITS
 files = orders(Path(sys.argv[1]), [f"held{n}" for n in range(8)])
 try:

@@ -14,8 +14,7 @@ import pytest
 from engine_tasks import notes_of, orders, wait_until, write_orders
 
 from debubble.errors import TraceError, TraceTooLarge, UsageError
-from debubble.trace.engine import GivenEngine, LocalEngine, engine_at
-from debubble.trace.mapping import map_files
+from debubble.trace.engine import GivenEngine, LocalEngine, engine_at, map_files
 from debubble.trace.source import DEFAULT_LIMITS
 
 POOL = LocalEngine(workers=2, worth_bytes=0)
@@ -129,7 +128,7 @@ import sys
 from pathlib import Path
 from engine_tasks import hold, orders
 from debubble.trace.engine import LocalEngine
-from debubble.trace.mapping import map_files
+from debubble.trace.engine import map_files
 from debubble.trace.source import DEFAULT_LIMITS
 if __name__ == "__main__":
     files = orders(Path(sys.argv[1]), [f"held{n}" for n in range(6)])

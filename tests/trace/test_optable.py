@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from debubble.errors import MissingExtra, TraceError, UsageError
 from debubble.trace.optable import Op, read_op_table, sniff_op_table
-from debubble.trace.optable.words import classify_op
+from debubble.trace.optable.files import classify_op
 
 PUBLIC = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "public"
 STRAGGLER = PUBLIC / "bytedance-straggler-ST" / "trace-ST.parquet"

@@ -1,4 +1,4 @@
-"""Orders in torch's CSV notation in and out: a line a rank, a cell an action, `1F0,,6I5,6W4`.
+"""What the user says of the schedule in → its order: a name, or a CSV file as torch writes it.
 
 Empty cells are idle slots, and communication follows from the passes: both are left out. A pair
 that runs as one is a cell of its own, `(0F7;7B3)OVERLAP_F_B`.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import dataclass
 from typing import cast
 
 from debubble.errors import TraceTooLarge, UsageError
 from debubble.schedules.finish import check_order
 from debubble.schedules.model import Action, Kind, Order
+from debubble.schedules.named import SCHEDULES, can_have_chunks, order_of, placement_of
 from debubble.trace.source import Limits, Source
-from debubble.units import show_bytes
+from debubble.units import counted, show_bytes
 
 # 64 ranks, 512 microbatches and four chunks with all their communication take 10 MB.
 MOST_BYTES = 32 * 1024**2
@@ -115,3 +117,53 @@ def _parse_pass(text: str) -> Action:
     if found is None:
         raise ValueError(text)
     return Action(int(found[1]), cast("Kind", found[2]), int(found[3]))
+
+
+_ORDER_FILES = (".csv", ".csv.gz")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A schedule as stated, before it is known what was run."""
+
+    text: str
+    """The name or the file, as the user wrote it."""
+    chunks: int | None = None
+    """Stages a rank, where the user said so."""
+    order: Order | None = None
+    """What the file holds; a name has an order only together with sizes."""
+
+    def order_for(self, ranks: int, microbatches: int, chunks: int) -> Order:
+        """Return the order for what was run, or refuse because it cannot be."""
+        if self.order is None:
+            measured = chunks if can_have_chunks(self.text, chunks) else None
+            return order_of(self.text, ranks, microbatches, self.chunks or measured)
+        written = 1 + max(action.microbatch for actions in self.order for action in actions)
+        if (len(self.order), written) != (ranks, microbatches):
+            stated = _sizes(len(self.order), written)
+            raise UsageError(
+                f"the order is for {stated}, the run has {_sizes(ranks, microbatches)}",
+                hint="state the order of this run",
+            )
+        return self.order
+
+
+def _sizes(ranks: int, microbatches: int) -> str:
+    return f"{counted(ranks, 'rank')} and {counted(microbatches, 'microbatch', 'microbatches')}"
+
+
+def state_schedule(text: str, chunks: int | None = None) -> Statement:
+    """Understand what the user says: the name of a schedule, or the path of an order."""
+    if text in SCHEDULES:
+        placement_of(text, 1, chunks)  # refuses chunks that it cannot have
+        return Statement(text=text, chunks=chunks)
+    if not text.lower().endswith(_ORDER_FILES):
+        raise UsageError(
+            f"no schedule is called {text!r}",
+            hint=f"one of {', '.join(SCHEDULES)}, or an order as a .csv file",
+        )
+    if chunks is not None:
+        raise UsageError(
+            f"{text} tells by itself how many chunks a rank has", hint="leave --chunks out"
+        )
+    return Statement(text=text, order=read_order(text))
