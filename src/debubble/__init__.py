@@ -7,11 +7,22 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+# Stable: see docs/reference/python.md.
+__all__ = ["Analysis", "analyse", "capture", "compare", "find", "links", "plan", "simulate", "step"]
+_INSIDE_A_JOB = {"capture", "step"}
+
 
 def __getattr__(name: str) -> Any:
-    """Give `debubble.capture` and `debubble.step`, loaded when they are first used."""
-    if name in {"capture", "step"}:
+    """Give what the API lists, loaded when it is first used: a job needs torch alone."""
+    if name in _INSIDE_A_JOB:
         package = importlib.import_module("debubble.capture")
         globals()["step"] = package.step  # asked for each step: the next time without coming here
         return package if name == "capture" else package.step
+    if name in __all__:
+        globals()[name] = found = getattr(importlib.import_module("debubble.api"), name)
+        return found
     raise AttributeError(f"module 'debubble' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TypeVar
 
 from debubble.errors import UsageError
+
+_Number = TypeVar("_Number", int, float)
 
 NS_PER_S = 1_000_000_000
 NS_PER_US = 1_000
@@ -120,6 +125,45 @@ def show_count(count: int) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Write a count with its noun: `1 rank`, `4 ranks`, `2 processes`."""
     return f"{show_count(count)} {noun if count == 1 else plural or noun + 's'}"
+
+
+def show_seconds(seconds: float) -> str:
+    """Write a duration that is given in seconds, as answers do."""
+    return show_duration(seconds * NS_PER_S)
+
+
+def show_ranks(ranks: Sequence[int]) -> str:
+    """Write ranks briefly: `0-3, 7`."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def show_range(values: Sequence[_Number], show: Callable[[_Number], str]) -> str:
+    """Write `4.95 ms to 5.12 ms`, or one of them where both read the same."""
+    least, most = show(min(values)), show(max(values))
+    return least if least == most else f"{least} to {most}"
+
+
+def show_members(ranks: Sequence[int]) -> str:
+    """Write ranks briefly, whether they follow each other or stand apart."""
+    text = show_ranks(ranks)
+    if text.count(",") < 2:
+        return text
+    steps = {later - earlier for earlier, later in pairwise(ranks)}
+    if len(steps) == 1:
+        return f"{ranks[0]}-{ranks[-1]}, every {_ordinal(steps.pop())}"
+    return f"{ranks[0]}-{ranks[-1]}, {len(ranks)} of them"
+
+
+def _ordinal(number: int) -> str:
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    teens = 10 <= number % 100 <= 20
+    return f"{number}{'th' if teens else ends.get(number % 10, 'th')}"
 
 
 def _three(size: float) -> str:

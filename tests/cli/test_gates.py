@@ -17,7 +17,7 @@ from debubble.errors import GateError
 @pytest.fixture(scope="module")
 def known():
     """A pipeline whose ranks wait 43 % of the batch or more."""
-    return Reader().survey([str(H200 / "fwd_closed_m4")], quiet=True).figures[0]
+    return Reader().analyse([str(H200 / "fwd_closed_m4")], quiet=True).pipeline
 
 
 def test_a_bubble_that_cannot_be_told_does_not_pass(known):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from fleets import BEHAVIOUR, IN_PARTS, replicas
 from making import H200, document, kernel, write
 
+from debubble.analysis import analyse_found
+from debubble.answers.find import answer_find
 from debubble.errors import Code, DebubbleError
 from debubble.fleet.question import Question
 from debubble.fleet.survey import Means, NoPipelineIn, inspect_run, survey_run
-from debubble.ledger.hop_health import account_for
-from debubble.report.find_json import find_json
 from debubble.report.inspect import inspect_json
-from debubble.timeline.job import ask_job
 from debubble.trace.digest import read_digest
 from debubble.trace.digest.place import place_digests
 from debubble.trace.run import find_run
@@ -23,13 +20,10 @@ from debubble.trace.run import find_run
 def answer(place, means=None, question=None):
     """Return everything `find` says, or why it cannot."""
     try:
-        found = survey_run(find_run([str(place)]), question, means)
+        found = answer_find(analyse_found(find_run([str(place)]), question, means))
     except DebubbleError as error:
         return f"{type(error).__name__}: {error}"
-    ledger = account_for(found.timeline, found.shown)
-    job = ask_job(found.run.sidecars, found.shown)
-    data = find_json(found.run, found.timeline, found.figures, ledger, found.gaps, job=job)
-    return json.dumps(data, indent=1).splitlines()
+    return found.to_json().splitlines()
 
 
 @pytest.mark.parametrize("name", sorted(one.name for one in H200.iterdir() if one.is_dir()))

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from debubble.answers.links import say_links
 from debubble.ledger.hop_health import account_for, judge_links
 from debubble.ledger.verdict import name_causes
 from debubble.links.classes import find_class
 from debubble.links.hop_times import Fit
 from debubble.links.judge import Past
 from debubble.links.wiring import Wiring
-from debubble.report.links import links_answer, links_json
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
@@ -84,7 +84,7 @@ def test_links_says_how_slow_a_hop_is_as_find_and_plan_do(name, recorded_data):
 
 
 def test_what_slack_hides_is_not_called_the_wire(recorded_data):
-    opening = {name: links_answer(judged(recorded_data / name)) for name in PACED}
+    opening = {name: say_links(judged(recorded_data / name)) for name in PACED}
     assert opening["fwd_closed_m8_slow12"].startswith("It is the wire: hop 1 → 2")
     assert opening["1f1b_m8_slow23"].startswith("A hop is slow, and slack hides most of it: hop 2")
 
@@ -94,9 +94,23 @@ def test_several_slow_hops_have_a_price_together(recorded_data):
     found = judged(recorded_data / "1f1b_m8", classes=every)
     assert len(found.slow) == 6
     assert found.slow_cost_ns > max(one.cost_ns for one in found.slow)
-    answer = links_json(found, ())
-    assert answer["slow_cost_per_batch_s"] == found.slow_cost_ns / 1e9
-    assert "; all slow hops together cost up to" in answer["verdict"]
+    assert "; all slow hops together cost up to" in say_links(found)
+
+
+def test_hops_that_are_alike_are_not_called_healthy_by_each_other(recorded_data):
+    found = judged(recorded_data / "fwd_closed_m4")
+    assert found.alike.hops == 3
+    said = say_links(found)
+    assert said.startswith("No hop is slower than its peers: all 3 alike at ")
+    assert said.endswith("of a 400 Gb/s port: is that what you have?")
+    assert "It is not the wire" not in said
+
+
+def test_a_class_that_fits_says_that_it_is_not_the_wire(recorded_data):
+    every = {(rank, rank + 1): find_class("ethernet-25") for rank in range(3)}
+    found = judged(recorded_data / "fwd_closed_m4", classes=every)
+    assert found.alike is None
+    assert say_links(found) == "It is not the wire: 3 hops healthy."
 
 
 def test_the_price_of_one_slow_hop_together_is_its_own(recorded_data):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from debubble.report.fold import farthest, show_members, show_range
-from debubble.units import show_duration
+from debubble.report.fold import farthest
+from debubble.units import show_duration, show_members, show_range
 
 
 def test_those_farthest_from_the_middle_stand_out():

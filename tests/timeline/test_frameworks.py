@@ -13,6 +13,7 @@ import pytest
 from framework_count import count
 from making import DATA, SHARED
 
+from debubble.answers.ledger import say_cause
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.model import Cause
 from debubble.ledger.verdict import name_causes
@@ -20,7 +21,6 @@ from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, weigh
 from debubble.plan.plan import make_plan
-from debubble.report.ledger import say_named
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
@@ -114,7 +114,7 @@ def test_a_host_that_does_not_wait_for_its_device_would_save_what_it_did():
 
 def test_the_head_is_named_and_so_is_the_setting_that_keeps_hosts():
     _, _, ledger = analysed(beside("mg_1f1b_m8"))
-    said = " ".join(say_named(ledger, one) for one in name_causes(ledger))
+    said = " ".join(say_cause(ledger, one) for one in name_causes(ledger))
     assert "stage 3 on rank 3 takes 1.2 times an equal share (head and loss: " in said
     assert "batch_p2p_sync" in said
 

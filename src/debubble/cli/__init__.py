@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ import click
 
 from debubble import __version__
 from debubble.cli.streams import Unheard, abandon_stdout, prepare_streams, telling_unheard
-from debubble.errors import DebubbleError, place
+from debubble.errors import DebubbleError, GateError, UsageError, place
 from debubble.report.names import printable
 
 # A verb's module is imported only when the verb is called: `debubble --help` stays instant.
@@ -85,6 +87,7 @@ def main(words: Sequence[str] | None = None) -> None:
     1 is the code of a closed gate, which a verb asks for itself: nothing that goes wrong has it.
     """
     prepare_streams()
+    as_json = "--json" in (sys.argv[1:] if words is None else words)
     try:
         code = cli.main(
             args=None if words is None else list(words),
@@ -92,10 +95,17 @@ def main(words: Sequence[str] | None = None) -> None:
             standalone_mode=False,
         )
         sys.stdout.flush()
+    except GateError as error:  # after the answer: stdout has its one object
+        _end(str(error), error.hint)
     except DebubbleError as error:
+        if as_json:
+            _print_error(error)
         _end(str(error), error.hint)
     except click.ClickException as error:
-        _end(error.format_message(), _usage_hint(error))
+        usage = UsageError(error.format_message(), hint=_usage_hint(error))
+        if as_json:
+            _print_error(usage)
+        _end(str(usage), usage.hint)
     except (click.Abort, KeyboardInterrupt):
         _end("interrupted", code=EXIT_INTERRUPTED)
     except (Unheard, BrokenPipeError):
@@ -108,6 +118,19 @@ def main(words: Sequence[str] | None = None) -> None:
         _end_unforeseen(error)
     # Without its standalone mode click returns the code that a command exited with.
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_error(error: DebubbleError) -> None:
+    """Print why there is no answer, for a program that waits for one object on stdout."""
+    code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
+    said = {
+        "code": code.removesuffix("_in"),
+        "message": error.message,
+        "hint": error.hint or None,
+        "file": error.file or None,
+        "rank": error.rank,
+    }
+    click.echo(json.dumps({"schema": "debubble.error/1", "error": said}, indent=2))
 
 
 def _end(message: str, hint: str = "", *, code: int = EXIT_NO_ANSWER) -> NoReturn:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
+from debubble.analysis import Analysis
 from debubble.cli.gates import close_gate
-from debubble.cli.measuring import MeasuredTraces, measure_traces, recall, with_tokens
+from debubble.cli.measuring import recall, with_tokens
 from debubble.cli.options import (
     Manners,
     exit_strictly,
@@ -21,7 +22,7 @@ from debubble.cli.options import (
 )
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import Gap, UsageError
-from debubble.ledger.hop_health import account_for
+from debubble.fleet.question import Question
 from debubble.measure.compare import DEFAULT_THRESHOLD, compare
 from debubble.measure.comparison import Verdict
 from debubble.measure.measurement import Measurement, join_measurements
@@ -49,7 +50,6 @@ from debubble.units import parse_bytes, parse_share
 @click.option("--tokens", metavar="N[,N]", help="Tokens of a microbatch, before and after.")
 @click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB.")
 @click.option("--fail-on", metavar="VERDICT,...", help="Exit with 1 on these verdicts.")
-@click.option("--markdown", is_flag=True, help="Print Markdown, for a pull request.")
 @html_option
 @click.option("--force", is_flag=True, help="Let --html replace a file.")
 @click.option("--store", metavar="URL", help="Where names are kept: sqlite:///… or postgresql://…")
@@ -65,7 +65,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     tokens: str | None,
     memory_limit: str | None,
     fail_on: str | None,
-    markdown: bool,
     html: str | None,
     force: bool,
     store: str | None,
@@ -76,8 +75,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
     Commas join captures of one setting.
     """
-    if markdown and manners.as_json:
-        raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
     if target_batch is not None and target_batch <= 0:
         raise UsageError("--target-batch is a number of microbatches, 1 or more")
     picture = place_for(html, force=force)
@@ -98,7 +95,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         shown = [side.shown() for side in sides]
         report = compare_report(found, shown, page, f"{before} → {after}")
         write_html(report, picture, quiet=manners.quiet)
-    if markdown:
+    if manners.markdown:
         click.echo(compare_markdown(found))
     else:
         print_answer(page, compare_json(found, gaps), manners)
@@ -113,18 +110,14 @@ class _Side:
 
     measurement: Measurement
     gaps: tuple[Gap, ...]
-    captures: tuple[MeasuredTraces, ...]
+    captures: tuple[Analysis, ...]
     """Those that were read; a name in the history has numbers alone."""
 
     def shown(self) -> list[Shown]:
         """Return its captures as they are drawn."""
         return [
-            Shown(
-                timeline=one.timeline,
-                figures=one.figures,
-                ledger=account_for(one.timeline, one.figures),
-            )
-            for one in self.captures
+            Shown(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
+            for run in self.captures
         ]
 
 
@@ -168,18 +161,19 @@ def _measure(
 ) -> _Side:
     """Take each word for traces, or for a name in the history where nothing is called so."""
     measurements: list[Measurement] = []
-    captures: list[MeasuredTraces] = []
+    captures: list[Analysis] = []
     for word in filter(None, words.split(",")):
         kept = recall(word, store)
         measurements += kept
         if not kept:
-            one = measure_traces([word], reader, pipeline=pipeline, quiet=quiet)
+            question = Question(pipeline=pipeline, believes_job=True)
+            one = reader.analyse([word], question, quiet=quiet)
             captures.append(one)
             measurements.append(one.measurement)
     if not measurements:
         raise UsageError(f"{words!r} names no run", hint="give traces, or names in the history")
     return _Side(
         measurement=join_measurements(measurements),
-        gaps=tuple(dict.fromkeys(gap for one in captures for gap in one.gaps)),
+        gaps=tuple(dict.fromkeys(gap for one in captures for gap in one.measured_warnings)),
         captures=tuple(captures),
     )

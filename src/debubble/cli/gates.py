@@ -9,9 +9,8 @@ import click
 
 from debubble.errors import GateError
 from debubble.links.judge import Verdict
-from debubble.report.fold import show_members
 from debubble.timeline.figures import PipelineFigures
-from debubble.units import counted
+from debubble.units import counted, show_members
 
 EXIT_FAILED = 1
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import click
 
-from debubble.cli.measuring import measure_traces, store_url, with_tokens
+from debubble.cli.measuring import store_url, with_tokens
 from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
+from debubble.fleet.question import Question
 from debubble.measure.store import Record, Store
 from debubble.report.history import history_csv, history_json, history_page, write_parquet
 
@@ -49,8 +50,9 @@ def add(  # noqa: PLR0913 (one argument a flag)
     if not name.strip() or "," in name:
         raise UsageError("a name is a word without commas", hint="commas join names in compare")
     pairs = parse_tags(tags)
-    measured = measure_traces(traces, reader, pipeline=pipeline, quiet=manners.quiet)
-    gaps = measured.gaps
+    question = Question(pipeline=pipeline, believes_job=True)
+    measured = reader.analyse(traces, question, quiet=manners.quiet)
+    gaps = measured.measured_warnings
     kept = with_tokens(measured.measurement, tokens)
     with opened(store) as history:
         now_s = time.time()

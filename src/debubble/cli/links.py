@@ -11,6 +11,9 @@ from typing import Any
 
 import click
 
+from debubble.analysis import Analysis, Wires
+from debubble.answers.base import Answer, Warned
+from debubble.answers.links import answer_links, verdicts_of
 from debubble.cli.gates import judge_slow
 from debubble.cli.link_places import sort_places
 from debubble.cli.options import (
@@ -27,8 +30,6 @@ from debubble.cli.options import (
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import Gap, UsageError
 from debubble.fleet.question import Question
-from debubble.fleet.survey import Survey
-from debubble.ledger.hop_health import judge_links
 from debubble.links.classes import LinkClass
 from debubble.links.expectation import Hop
 from debubble.links.history import read_history
@@ -37,11 +38,11 @@ from debubble.links.live.launch import run_here
 from debubble.links.live.measured import FEWEST_SAMPLES, judge_measured, read_measured
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import read_log, read_text
-from debubble.links.wiring import parse_classes, read_topologies, read_wiring
+from debubble.links.wiring import parse_classes, read_topologies
 from debubble.report.html.links import links_report
 from debubble.report.link_logs import logs_json, logs_page
 from debubble.report.link_matrix import draw_matrix
-from debubble.report.links import links_json, links_page
+from debubble.report.links import links_page
 from debubble.report.live_links import live_json, live_page
 from debubble.report.text import Page
 from debubble.trace.source import Limits
@@ -129,9 +130,10 @@ def read(  # noqa: PLR0913 (one argument a flag)
     elif kind == "measured":
         answer = _of_measured(files, known, limits)
     else:
-        found = reader.survey(places, Question(pipeline=pipeline), quiet=manners.quiet)
-        answer = _of_traces(found, known)
-        answer.page.next_command = f"debubble find {words}"
+        question = Question(pipeline=pipeline, believes_job=True)
+        wires = Wires(classes=classes, topologies=topology_files, history=known.history)
+        analysis = reader.analyse(places, question, quiet=manners.quiet, wires=wires)
+        answer = _of_traces(analysis, words)
     _finish(answer, pictures, fail_on, manners)
 
 
@@ -227,31 +229,30 @@ class _Answer:
     """What is printed, and drawn."""
 
     page: Page
-    data: dict[str, Any]
-    gaps: tuple[Gap, ...]
+    data: Answer | dict[str, Any]
+    gaps: Sequence[Gap | Warned]
     rates: dict[Hop, float]
     slow: list[Hop]
     verdicts: list[Verdict]
 
 
-def _of_traces(found: Survey, known: _Known) -> _Answer:
-    timeline, figures = found.timeline, found.shown
-    topologies, down = read_topologies(known.topologies)
-    wiring = read_wiring(figures.ranks, known.classes, topologies)
-    health = judge_links(timeline, figures, wiring, known.history)
-    gaps = tuple(dict.fromkeys((*found.run.gaps, *timeline.gaps, *figures.gaps, *down)))
-    page, data = links_page(health, gaps, ""), links_json(health, gaps)
-    if len(found.figures) > 1:
-        page.answer = f"Of pipeline {figures.pipeline}, one of {len(found.figures)}: {page.answer}"
+def _of_traces(analysis: Analysis, words: str) -> _Answer:
+    found = answer_links(analysis)
+    slow = [health.hop for health in analysis.links.slow]
+    page = links_page(found, f"debubble {'plan' if slow else 'find'} {words}")
+    if len(analysis.pipelines) > 1:
         page.notes.insert(0, "the hops of another pipeline: --pipeline N")
-        data["verdict"] = page.answer
     return _Answer(
         page=page,
-        data=data,
-        gaps=gaps,
-        rates={one.hop: one.times.bytes_per_s for one in health.hops if one.times.bytes_per_s},
-        slow=[one.hop for one in health.slow],
-        verdicts=[one.judgement.verdict for one in health.hops],
+        data=found,
+        gaps=found.warnings,
+        rates={
+            (hop.from_rank, hop.to_rank): hop.one_message_bytes_per_s
+            for hop in found.hops
+            if hop.one_message_bytes_per_s
+        },
+        slow=slow,
+        verdicts=verdicts_of(found.hops),
     )
 
 

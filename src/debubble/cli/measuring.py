@@ -3,47 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from debubble.cli.reading import Reader
-from debubble.errors import Gap, MissingExtra, RunNotFound
-from debubble.fleet.question import Question
-from debubble.measure.measurement import Measurement, measure_run
+from debubble.errors import MissingExtra, RunNotFound
+from debubble.measure.measurement import Measurement
 from debubble.measure.store import Store, default_url
-from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.job import ask_job
-from debubble.timeline.model import Timeline
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredTraces:
-    """One capture, measured."""
-
-    measurement: Measurement
-    gaps: tuple[Gap, ...]
-    timeline: Timeline
-    figures: PipelineFigures
-
-
-def measure_traces(
-    places: Sequence[str],
-    reader: Reader,
-    *,
-    pipeline: int | None = None,
-    quiet: bool = False,
-) -> MeasuredTraces:
-    """Measure one capture."""
-    found = reader.survey(places, Question(pipeline=pipeline), quiet=quiet)
-    job = ask_job(found.run.sidecars, found.shown)
-    gaps = (*found.run.gaps, *found.timeline.gaps, *found.shown.gaps, *job.gaps)
-    return MeasuredTraces(
-        measurement=measure_run(found.run, found.timeline, found.shown),
-        gaps=tuple(dict.fromkeys(gaps)),
-        timeline=found.timeline,
-        figures=found.shown,
-    )
 
 
 def with_tokens(one: Measurement, tokens: int | None) -> Measurement:

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from debubble.answers.base import Answer, Warned
 from debubble.cli.flags import gathered
 from debubble.errors import Gap, UsageError
 from debubble.trace.engine import Progress
@@ -36,6 +37,7 @@ class Manners:
     """How to answer."""
 
     as_json: bool
+    markdown: bool
     strict: bool
     color: str
     quiet: bool
@@ -53,6 +55,7 @@ output_options = gathered(
         help="Colour; NO_COLOR is honoured.",
     ),
     click.option("--strict", is_flag=True, help="Exit with 2 when there is any warning."),
+    click.option("--markdown", is_flag=True, help="The page as Markdown, to paste."),
     click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
 )
 
@@ -113,10 +116,18 @@ def write_html(report: Report, path: Path, *, quiet: bool) -> None:
         click.echo(f"{path} written; open it in a browser", err=True)
 
 
-def print_answer(page: Page, data: dict[str, Any], manners: Manners) -> None:
+def print_answer(page: Page, answer: Answer | dict[str, Any], manners: Manners) -> None:
     """Print the answer on stdout, for a person or for a program."""
+    if manners.as_json and manners.markdown:
+        raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
     if manners.as_json:
+        data = answer.to_dict() if isinstance(answer, Answer) else answer
         click.echo(json.dumps(data, indent=2, allow_nan=False))
+        return
+    if manners.markdown:
+        from debubble.report.markdown import as_markdown  # noqa: PLC0415
+
+        click.echo(as_markdown(page), nl=False)
         return
     from debubble.report.text import print_page  # noqa: PLC0415 (rich is not needed for JSON)
 
@@ -144,7 +155,7 @@ def drawing_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
 
 
-def exit_strictly(gaps: tuple[Gap, ...], manners: Manners) -> None:
+def exit_strictly(gaps: Sequence[Gap | Warned], manners: Manners) -> None:
     """Exit with 2 where there are warnings and the user asked for that."""
     if manners.strict and gaps:
         raise click.exceptions.Exit(EXIT_STRICT)

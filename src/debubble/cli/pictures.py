@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from debubble.analysis import Analysis
 from debubble.cli.flags import gathered
 from debubble.cli.options import (
     drawing_width,
@@ -17,42 +17,15 @@ from debubble.cli.options import (
     write_html,
 )
 from debubble.errors import UsageError
-from debubble.ledger.hop_health import account_for
-from debubble.ledger.ledger import Ledger
-from debubble.ledger.waits import Wait, list_waits
+from debubble.ledger.waits import list_waits
 from debubble.report.chrome import write_chrome
 from debubble.report.frame import frame_step
 from debubble.report.html.find import find_report, no_pipeline_report
-from debubble.report.html.views import Shown
 from debubble.report.lanes import draw_lanes
 from debubble.report.mermaid import draw_mermaid
 from debubble.report.svg import draw_svg
 from debubble.report.text import Page
 from debubble.report.writing import write_file
-from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import Timeline
-from debubble.trace.columns import RankTrace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A run as `find` measured it."""
-
-    traces: tuple[RankTrace, ...]
-    timeline: Timeline
-    figures: Sequence[PipelineFigures]
-    shown: PipelineFigures
-    """The one to look into first."""
-    ledger: Ledger | None
-    """Of that one."""
-    step: int | None
-    """The one that was asked for."""
-
-    @property
-    def drawn_step(self) -> int | None:
-        """The step asked for, else the first one measured."""
-        windows = self.shown.windows
-        return self.step if self.step is not None or not windows else windows[0].step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,25 +57,30 @@ class Pictures:
         if self.mermaid and (self.lanes or as_json):
             raise UsageError("--mermaid prints a diagram and nothing else", hint="leave one")
 
-    def draw(self, found: Found, page: Page, words: str, *, quiet: bool) -> None:
+    def draw(self, analysis: Analysis, page: Page, words: str, *, quiet: bool) -> None:
         """Write the files, and put lanes below the answer."""
         asks = self.lanes or self.need_a_pipeline
-        waits = list_waits(found.ledger) if found.ledger and asks else ()
-        worst, timeline = found.shown, found.timeline
-        if self.lanes and worst.one_run:
-            page.drawing = draw_lanes(
-                timeline, worst.pipeline, found.drawn_step, drawing_width(), waits
-            )
+        waits = list_waits(analysis.ledger) if asks and analysis.ledger else ()
+        pipeline, timeline = analysis.pipeline, analysis.timeline
+        step = analysis.step
+        if step is None and pipeline.windows:
+            step = pipeline.windows[0].step
+        if self.lanes and pipeline.one_run:
+            page.drawing = draw_lanes(timeline, pipeline.pipeline, step, drawing_width(), waits)
         if self.perfetto is not None:
             write_chrome(timeline, Path(self.perfetto), waits=waits, force=self.force)
             _say(f"{self.perfetto} written; open it in https://ui.perfetto.dev", quiet=quiet)
         if self.svg is not None:
-            write_file(Path(self.svg), _svg(found, waits, page.answer), force=self.force)
+            if not pipeline.one_run:
+                raise UsageError("there is nothing to draw: these ranks are not of one run")
+            frame = frame_step(timeline, pipeline.pipeline, step, waits)
+            picture = draw_svg(frame, page.answer).encode()
+            write_file(Path(self.svg), picture, force=self.force)
             _say(f"{self.svg} written", quiet=quiet)
         if self.html is not None:
-            write_html(find_report(_shown(found), page, words), Path(self.html), quiet=quiet)
+            write_html(find_report(analysis, page, words), Path(self.html), quiet=quiet)
         if self.mermaid:
-            click.echo(draw_mermaid(worst, found.ledger, page.answer))
+            click.echo(draw_mermaid(analysis, page.answer))
 
     def report_no_pipeline(self, page: Page, words: str, *, quiet: bool) -> None:
         """Write the one file that says something without a pipeline."""
@@ -127,25 +105,3 @@ picture_options = gathered(
 def _say(words: str, *, quiet: bool) -> None:
     if not quiet:
         click.echo(words, err=True)
-
-
-def _svg(found: Found, waits: Sequence[Wait], answer: str) -> bytes:
-    if not found.shown.one_run:
-        raise UsageError("there is nothing to draw: these ranks are not of one run")
-    frame = frame_step(found.timeline, found.shown.pipeline, found.drawn_step, waits)
-    return draw_svg(frame, answer).encode()
-
-
-def _shown(found: Found) -> list[Shown]:
-    """Account for every pipeline that is held; the first one's ledger is there already."""
-    worst, held = found.shown, found.timeline.pipelines
-    ledgers = [(worst, found.ledger)]
-    ledgers += [
-        (one, account_for(found.timeline, one))
-        for one in found.figures
-        if one is not worst and one.pipeline in held
-    ]
-    return [
-        Shown(timeline=found.timeline, figures=one, ledger=ledger, traces=found.traces)
-        for one, ledger in ledgers
-    ]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import click
 
+from debubble.analysis import Analysis
+from debubble.answers.ledger import answer_bottleneck
 from debubble.cli.cache_options import CacheSaid, cache_options
 from debubble.cli.options import (
     Manners,
@@ -18,13 +20,10 @@ from debubble.cli.options import (
     progress,
     write_html,
 )
-from debubble.cli.planning import Measured, Traces, gaps_of, read_both, start_from
+from debubble.cli.planning import Traces, analyse_both, start_from, warnings_of
 from debubble.cli.reading import Reader, trace_options
 from debubble.cli.tokens import Tokens, token_options
 from debubble.errors import UsageError
-from debubble.ledger.hop_health import account_for
-from debubble.ledger.ledger import Ledger
-from debubble.ledger.verdict import find_bottleneck
 from debubble.plan.context_length import at_length
 from debubble.plan.emit import EMITTERS, can_emit
 from debubble.plan.kv_cache import Cache
@@ -33,9 +32,7 @@ from debubble.plan.schedule import runnable_by
 from debubble.report.html.plan import plan_report
 from debubble.report.html.views import Shown
 from debubble.report.job import latency_note
-from debubble.report.ledger import say_bottleneck
 from debubble.report.plan import Planned, plan_json, plan_page
-from debubble.timeline.figures import PipelineFigures
 from debubble.units import parse_bytes, parse_duration
 
 
@@ -87,15 +84,15 @@ def command(  # noqa: PLR0913 (one argument a flag)
         max_microbatches=max_microbatches,
     )
     files = Traces(words=traces, also=also, pipeline=pipeline, reader=reader)
-    run, other = read_both(files, schedule, quiet=manners.quiet)
+    run, other = analyse_both(files, schedule, quiet=manners.quiet)
     with progress("planning", quiet=manners.quiet):
-        planned, ledger = _plan(run, other, tokens, wanted)
+        planned = _plan(run, other, tokens, wanted)
     words = shlex.join(traces)
     page = plan_page(planned, framework, _following(planned, words, framework, manners))
     if wanted.latency_ns is None and run.job.overhead_fraction is not None:
         page.notes.insert(0, latency_note(run.job))
     if picture is not None:
-        shown = Shown(timeline=run.timeline, figures=run.figures, ledger=ledger)
+        shown = Shown(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         write_html(plan_report(planned.plan, shown, page, words), picture, quiet=manners.quiet)
     print_answer(page, plan_json(planned), manners)
     exit_strictly(planned.gaps, manners)
@@ -127,9 +124,7 @@ def _read_latency(text: str | None) -> float | None:
     return latency_ns
 
 
-def _plan(
-    run: Measured, other: Measured | None, tokens: Tokens, wanted: _Wanted
-) -> tuple[Planned, Ledger | None]:
+def _plan(run: Analysis, other: Analysis | None, tokens: Tokens, wanted: _Wanted) -> Planned:
     """Fit the run, account for it, and rank what could be changed."""
     tokens = tokens.told_by(run.tokens, other.tokens if other else None)
     baseline = start_from(
@@ -141,24 +136,23 @@ def _plan(
         schedule=wanted.schedule,
         latency_ns=wanted.latency_ns,
     )
-    ledger = account_for(run.timeline, run.figures)
     plan = make_plan(
         baseline,
         run.timeline,
         most_microbatches=wanted.max_microbatches,
-        links=ledger.links if ledger else None,
+        links=run.links if run.ledger else None,
         cache=wanted.cache,
         allowed=runnable_by(baseline.framework),
     )
     scale = tokens.scale(baseline)
-    planned = Planned(
+    bottleneck = answer_bottleneck(run.bottleneck)
+    return Planned(
         plan=plan,
-        bottleneck=_bottleneck(ledger, run.figures),
-        gaps=gaps_of(run, other, baseline),
+        bottleneck=bottleneck.sentence if bottleneck else "",
+        gaps=warnings_of(run, other, baseline),
         length=None if scale is None else at_length(plan, scale),
         tokens=tokens.of_run(baseline),
     )
-    return planned, ledger
 
 
 def _following(planned: Planned, words: str, framework: str | None, manners: Manners) -> str:
@@ -171,8 +165,3 @@ def _following(planned: Planned, words: str, framework: str | None, manners: Man
     whose = planned.plan.baseline.framework or "torch"
     tellable = [one for one in (whose, *EMITTERS) if can_emit(one, best, setting)]
     return f"debubble plan {words} --emit {tellable[0]}" if tellable else ""
-
-
-def _bottleneck(ledger: Ledger | None, figures: PipelineFigures) -> str:
-    found = find_bottleneck(ledger, figures.outside_ns) if ledger else None
-    return say_bottleneck(found) if found else ""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from debubble.analysis import Analysis
 from debubble.cli.reading import Reader
 from debubble.cli.tokens import Tokens
 from debubble.errors import Code, Gap, UsageError
 from debubble.fleet.question import Question
-from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
+from debubble.plan.baseline import AlsoRun, Baseline
 from debubble.schedules import SCHEDULES, Statement, state_schedule
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.job import JobFacts, ask_job
-from debubble.timeline.model import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,43 +25,18 @@ class Traces:
     reader: Reader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A run that was read."""
-
-    timeline: Timeline
-    figures: PipelineFigures
-    job: JobFacts
-    gaps: tuple[Gap, ...]
-
-    @property
-    def tokens(self) -> int | None:
-        """Of a microbatch, where the job said so."""
-        said = self.job.tokens_of_microbatch(self.figures.microbatches)
-        return said or self.figures.ranks[0].parallelism.microbatch_tokens
-
-
-def read_traces(
-    files: Traces, words: tuple[str, ...], *, quiet: bool, statement: Statement | None = None
-) -> Measured:
-    """Read a run and measure the pipeline that was asked for."""
-    question = Question(pipeline=files.pipeline, statement=statement)
-    found = files.reader.survey(words, question, quiet=quiet)
-    job = ask_job(found.run.sidecars, found.shown)
-    return Measured(
-        timeline=found.timeline,
-        figures=found.shown,
-        job=job,
-        gaps=(*found.run.gaps, *found.timeline.gaps, *found.shown.gaps, *job.gaps),
-    )
-
-
-def read_both(
+def analyse_both(
     files: Traces, schedule: str | None, *, quiet: bool
-) -> tuple[Measured, Measured | None]:
+) -> tuple[Analysis, Analysis | None]:
     """Read the run, whose schedule may be stated, and the other one of its model, if any."""
-    run = read_traces(files, files.words, quiet=quiet, statement=state_by_name(schedule))
-    return run, None if files.also is None else read_traces(files, (files.also,), quiet=quiet)
+    question = Question(
+        pipeline=files.pipeline, statement=state_by_name(schedule), believes_job=True
+    )
+    run = files.reader.analyse(files.words, question, quiet=quiet)
+    if files.also is None:
+        return run, None
+    question = Question(pipeline=files.pipeline, believes_job=True)
+    return run, files.reader.analyse((files.also,), question, quiet=quiet)
 
 
 def state_by_name(schedule: str | None) -> Statement | None:
@@ -79,8 +53,8 @@ def state_by_name(schedule: str | None) -> Statement | None:
 
 
 def start_from(  # noqa: PLR0913 (what the traces may not tell, one argument each)
-    run: Measured,
-    also: Measured | None,
+    run: Analysis,
+    also: Analysis | None,
     *,
     tokens: Tokens,
     layers: str | None,
@@ -88,39 +62,38 @@ def start_from(  # noqa: PLR0913 (what the traces may not tell, one argument eac
     schedule: str | None,
     latency_ns: float | None = None,
 ) -> Baseline:
-    """Fit the run, with another of its model where one was given; what is not said, jobs say."""
+    """Fit the run, with another of its model where one was given."""
     stated = None if layers is None else parse_layers(layers)
-    if also is not None and also.figures.kind != run.figures.kind:
+    if also is not None and also.pipeline.kind != run.pipeline.kind:
         raise UsageError(
             "one of the runs trains, and the other has forward passes alone",
             hint="--also takes another run of the same kind",
         )
-    return measure_baseline(
-        run.timeline,
-        run.figures,
-        layers=stated or run.job.split_for(run.figures),
+    return run.baseline(
+        layers=stated,
         limit_bytes=limit_bytes,
-        schedule=schedule or run.job.schedule_for(run.figures),
-        latency_ns=latency_ns or run.job.without_profiler_ns(run.figures.batch_latency_ns),
+        schedule=schedule,
+        latency_ns=latency_ns,
         also=None if also is None else _also(also, tokens, stated),
     )
 
 
-def _also(also: Measured, tokens: Tokens, layers: tuple[int, ...] | None) -> AlsoRun:
+def _also(also: Analysis, tokens: Tokens, layers: tuple[int, ...] | None) -> AlsoRun:
     ratio = tokens.also / tokens.measured if tokens.also and tokens.measured else None
-    told = any(rank.layers for rank in also.figures.ranks)
+    told = any(rank.layers for rank in also.pipeline.ranks)
     return AlsoRun(
         timeline=also.timeline,
-        figures=also.figures,
-        layers=None if told else layers or also.job.split_for(also.figures),
+        figures=also.pipeline,
+        layers=None if told else layers or also.job.split_for(also.pipeline),
         token_ratio=ratio,
     )
 
 
-def gaps_of(run: Measured, also: Measured | None, baseline: Baseline) -> tuple[Gap, ...]:
-    """Return all warnings, each once."""
-    others = (*(also.gaps if also else ()), *(baseline.pooled.gaps if baseline.pooled else ()))
-    return tuple(dict.fromkeys((*run.gaps, *others, *_layers_differ(run.figures, baseline))))
+def warnings_of(run: Analysis, also: Analysis | None, baseline: Baseline) -> tuple[Gap, ...]:
+    """Return all warnings, each once: of the run, then those of what it is changed by."""
+    others = (*(also.warnings if also else ()), *(baseline.pooled.gaps if baseline.pooled else ()))
+    differ = _layers_differ(run.pipeline, baseline)
+    return tuple(dict.fromkeys((*run.warnings, *others, *differ)))
 
 
 def _layers_differ(figures: PipelineFigures, baseline: Baseline) -> tuple[Gap, ...]:

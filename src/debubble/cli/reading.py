@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import click
 
+from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.cli.flags import gathered
 from debubble.cli.options import progress
 from debubble.errors import Code, UsageError
 from debubble.fleet.question import Question
-from debubble.fleet.survey import Means, Survey, inspect_run, survey_run
+from debubble.fleet.survey import Means, inspect_run
 from debubble.trace.digest.place import DigestPlace, place_digests
 from debubble.trace.engine import LOCAL, Engine, Progress, engine_at
 from debubble.trace.run import Found, Run, find_run, warn_of_unread
@@ -39,15 +40,20 @@ class Reader:
         with ending_cleanly(), progress("reading", quiet=quiet) as show:
             return inspect_run(found, self._means(places, found, show))
 
-    def survey(
-        self, places: Sequence[str], question: Question | None = None, *, quiet: bool
-    ) -> Survey:
+    def analyse(
+        self,
+        places: Sequence[str],
+        question: Question | None = None,
+        *,
+        quiet: bool,
+        wires: Wires | None = None,
+    ) -> Analysis:
         """Read one capture and measure what is asked about, with progress."""
         found = self._find(places)
         if not quiet:
             _say_which(found, self.capture)
         with ending_cleanly(), progress("reading", quiet=quiet) as show:
-            return survey_run(found, question, self._means(places, found, show))
+            return analyse_found(found, question, self._means(places, found, show), wires)
 
     def _find(self, places: Sequence[str]) -> Found:
         found = find_run(places, capture=self.capture, limits=self.limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
+from debubble.analysis import Analysis
 from debubble.cli.options import (
     Manners,
     drawing_width,
@@ -13,7 +14,7 @@ from debubble.cli.options import (
     progress,
     typed,
 )
-from debubble.cli.planning import Measured, Traces, gaps_of, read_both, start_from
+from debubble.cli.planning import Traces, analyse_both, start_from, warnings_of
 from debubble.cli.what_if import Said, what_to_ask
 from debubble.errors import UsageError
 from debubble.plan.ask import ask
@@ -27,15 +28,15 @@ from debubble.units import parse_bytes
 def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool) -> None:
     """Measure the run, change it, and say what it would take."""
     said.tokens.check(files.also)
-    run, also = read_both(files, said.schedule_measured, quiet=manners.quiet)
+    run, also = analyse_both(files, said.schedule_measured, quiet=manners.quiet)
     said = replace(said, tokens=said.tokens.told_by(run.tokens, also.tokens if also else None))
     with progress("simulating", quiet=manners.quiet):
         baseline = _baseline(run, also, said)
         asked = ask(baseline, what_to_ask(baseline, run.timeline, said))
-    gaps = gaps_of(run, also, baseline)
+    gaps = warnings_of(run, also, baseline)
     report = Reported(
         asked=asked,
-        measured=run.figures,
+        measured=run,
         tokens=said.tokens.of_run(baseline),
         hops=said.hops,
         gaps=gaps,
@@ -50,9 +51,9 @@ def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool)
     exit_strictly(gaps, manners)
 
 
-def _baseline(run: Measured, also: Measured | None, said: Said) -> Baseline:
-    schedule = said.schedule_measured or run.job.schedule_for(run.figures)
-    if run.figures.windows and run.figures.schedule is None and schedule is None:
+def _baseline(run: Analysis, also: Analysis | None, said: Said) -> Baseline:
+    schedule = said.schedule_measured or run.job.schedule_for(run.pipeline)
+    if run.pipeline.windows and run.pipeline.schedule is None and schedule is None:
         raise UsageError(
             "the schedule that ran was not recognised",
             hint="say it with --schedule-measured, such as 1f1b",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from debubble.costs.passes import surely_share
 from debubble.ledger.ledger import Ledger, build_ledger
 from debubble.ledger.repair import saved_by_repair, saved_by_repairs, times_expected
-from debubble.links.classes import LinkClass, wires_between
+from debubble.links.classes import CLASSES, LinkClass, nvlink_of, wires_between
 from debubble.links.expectation import Hop
 from debubble.links.hop_times import HopTimes, time_hops
 from debubble.links.judge import Judgement, Past, Verdict, judge_hops, judge_ratio
@@ -52,6 +53,17 @@ class HopHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alike:
+    """Hops that differ from each other by nothing: that they are healthy, none of them can tell."""
+
+    hops: int
+    bytes_per_s: float | None
+    """In the middle of them; None where no message shows it."""
+    of_wires: dict[str, float]
+    """The share of what wires carry that such devices may have, by the name of the wire."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkHealth:
     """All hops of a pipeline."""
 
@@ -65,6 +77,9 @@ class LinkHealth:
     """What a batch would save with all slow hops as they should be; None where not known."""
     costs_ns: Mapping[frozenset[Hop], int] = field(default_factory=dict)
     """The same of slow hops between two ranks, both ways together, where both are slow."""
+
+    alike: Alike | None = None
+    """What all hops do, where none is slow and only other hops say what it should do."""
 
     def cost_of(self, hops: Sequence[Hop]) -> int | None:
         """Return what some slow hops cost together: one, both ways between two ranks, or all."""
@@ -103,8 +118,16 @@ def account_for(
     if not one.one_run or one.cut or one.kind == "stream":
         return None
     wiring = wiring or _NO_WIRING
-    steps = [window.step for window in one.windows]
-    ledger = build_ledger(timeline, one.pipeline, steps, _wires(one, wiring), one.batch_latency_ns)
+    by_bubble = sorted(one.windows, key=lambda window: window.bubble_fraction)
+    middle = by_bubble[(len(by_bubble) - 1) // 2 : len(by_bubble) // 2 + 1]
+    ledger = build_ledger(
+        timeline,
+        one.pipeline,
+        [window.step for window in one.windows],
+        _wires(one, wiring),
+        batch_latency_ns=one.batch_latency_ns,
+        middle=sorted(window.step for window in middle),
+    )
     return ledger and replace(ledger, links=_judge(ledger, timeline, one, wiring, history or {}))
 
 
@@ -151,7 +174,23 @@ def _judge(
         shared=surely_share(figures.ranks),
         slow_cost_ns=_cost_together(ledger, judged),
         costs_ns=_costs_of_pairs(ledger, judged),
+        alike=_alike(hops, figures),
     )
+
+
+def _alike(hops: Sequence[HopHealth], figures: PipelineFigures) -> Alike | None:
+    """Tell what all hops do, where nothing but these hops themselves says what they should do."""
+    judged = [hop for hop in hops if hop.judgement.verdict != Verdict.UNKNOWN]
+    if not judged or any(hop.slow or hop.judgement.against != "peers" for hop in judged):
+        return None
+    rates = [hop.times.bytes_per_s for hop in judged if hop.times.bytes_per_s]
+    rate = float(median(rates)) if rates else None
+    nvlinks = {nvlink_of(rank.device_name) for rank in figures.ranks}
+    nvlink = nvlinks.pop() if len(nvlinks) == 1 else None
+    wires = {nvlink.words.partition(",")[0]: nvlink.line_bytes_per_s} if nvlink else {}
+    wires["a 400 Gb/s port"] = CLASSES["ib-ndr"].line_bytes_per_s
+    shares = {} if rate is None else {name: rate / line for name, line in wires.items()}
+    return Alike(hops=len(judged), bytes_per_s=rate, of_wires=shares)
 
 
 def _wires(figures: PipelineFigures, wiring: Wiring) -> dict[Hop, str]:

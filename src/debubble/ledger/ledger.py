@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from debubble.errors import Code, Gap
 from debubble.ledger.account import account_step
 from debubble.ledger.culprits import Culprit, find_culprits
 from debubble.ledger.model import Account, Cause
-from debubble.ledger.savings import Remedies, Replays, replay_step
+from debubble.ledger.savings import REMEDIES, Remedies, Replays, replay_pairs, replay_step
 from debubble.links.classes import wires_between
 from debubble.links.expectation import Hop, expect_wire
 from debubble.simulate.events import OrderCycle
@@ -34,16 +35,26 @@ if TYPE_CHECKING:
 
 # Enough for medians; a capture of a thousand steps is not worth minutes.
 _MOST_STEPS = 8
+# What takes less of the time hides nothing worth a word.
+_SEEN = 0.01
+# Two remedies hide each other where together they buy so much of the batch more than one by one:
+# steps vary by about as much.
+_HIDES = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """What a step would take without a cause: medians over the steps."""
+    """What a step would take without a cause, or without two: medians over the steps."""
 
-    cause: str
+    causes: tuple[str, ...]
     batch_latency_ns: int
     """The measured batch without what is saved: one baseline for all of them."""
     saved_ns: int
+
+    @property
+    def cause(self) -> str:
+        """As it is written: `imbalance`, `imbalance+slow_link`."""
+        return "+".join(self.causes)
 
     @property
     def saved_fraction(self) -> float:
@@ -65,6 +76,8 @@ class Ledger:
     savings: tuple[Saving, ...]
     """The largest first."""
     gaps: tuple[Gap, ...]
+    middle: tuple[int, ...]
+    """The rows of the step, or the two, in the middle by bubble: what is said of "the batch"."""
     links: LinkHealth | None = None
     """What each hop takes, whether it is slow and what that costs: told here for all who ask."""
 
@@ -72,6 +85,13 @@ class Ledger:
     def total_ns(self) -> int:
         """Ranks times window, all steps."""
         return len(self.ranks) * sum(int(step.times.pass_end.max()) for step in self.steps)
+
+    @property
+    def batch_latency_ns(self) -> int:
+        """What savings and shares are of: the measured batch in the middle of the kept steps."""
+        if self.savings:
+            return self.savings[0].batch_latency_ns + self.savings[0].saved_ns
+        return round(median(int(step.times.window_ns) for step in self.steps))
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -88,6 +108,18 @@ class Ledger:
                 total[cause] += length
         return total
 
+    def shares(self, place: int | None = None) -> dict[Cause, float]:
+        """Return the share of each cause in the batch: of its middle steps, as the headline is."""
+        total = dict.fromkeys(Cause, 0.0)
+        for row in self.middle:
+            account = self.accounts[row]
+            mine = account if place is None else account.where(account.place == place)
+            length = int(self.steps[row].times.pass_end.max())
+            length *= len(self.ranks) if place is None else 1
+            for cause, spent in mine.totals().items():
+                total[cause] += spent / max(length, 1) / len(self.middle)
+        return total
+
     @property
     def replay_error(self) -> float | None:
         """How far the replay of the unchanged step lands from the measured window; the worst."""
@@ -96,23 +128,26 @@ class Ledger:
 
     def saving_of(self, cause: str) -> Saving | None:
         """Return what removing a cause would buy."""
-        return next((one for one in self.savings if one.cause == cause), None)
+        return next((one for one in self.savings if one.causes == (cause,)), None)
 
 
-def build_ledger(
+def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
     timeline: Timeline,
     pipeline: int,
     steps: Sequence[int],
     wires: Mapping[Hop, str] | None = None,
+    *,
     batch_latency_ns: int | None = None,
+    middle: Sequence[int] = (),
 ) -> Ledger | None:
     """Account for the given steps of a pipeline, for some of them where they are many.
 
     Hops are held against those over the same kind of wire: as `wires` says, else by hosts. Savings
-    are of the batch latency, as it is given or in the middle of these steps.
+    are of the batch latency, as it is given or in the middle of these steps. Shares are of the
+    `middle` steps, as they are given or by the account.
     """
     ranks = timeline.ranks_of(pipeline)
-    steps = [steps[row] for row in _spread(len(steps))]
+    steps = sorted({*middle, *(steps[row] for row in _spread(len(steps)))})
     timeline = only_steps(timeline, steps)
     measured = tuple(measure_step(timeline, pipeline, step) for step in steps)
     if not measured:
@@ -147,9 +182,17 @@ def build_ledger(
         replays=replays,
         remedies=remedies,
         culprits=find_culprits(measured, accounts, ranks),
-        savings=_savings(replays, batch_latency_ns),
+        savings=_savings(replays, remedies, accounts, batch_latency_ns),
         gaps=tuple(gaps),
+        middle=tuple(steps.index(step) for step in middle) or _middle_of(accounts),
     )
+
+
+def _middle_of(accounts: Sequence[Account]) -> tuple[int, ...]:
+    """Return the step in the middle by its share of compute; of an even number, both."""
+    useful = [account.total_of(Cause.COMPUTE) / account.length_ns.sum() for account in accounts]
+    order = np.argsort(useful, kind="stable").tolist()
+    return tuple(sorted(order[(len(order) - 1) // 2 : len(order) // 2 + 1]))
 
 
 def _spread(count: int) -> list[int]:
@@ -172,17 +215,46 @@ def _inside(
     return inside_passes(mine, ranks, of)[order]
 
 
-def _savings(replays: Sequence[Replays], batch_latency_ns: int | None) -> tuple[Saving, ...]:
+def _savings(
+    replays: Sequence[Replays],
+    remedies: Sequence[Remedies],
+    accounts: Sequence[Account],
+    batch_latency_ns: int | None,
+) -> tuple[Saving, ...]:
+    """Return what removing each cause would buy, and the pair of them that hide each other most."""
     if not replays:
         return ()
     whole = batch_latency_ns or round(median(one.measured_ns for one in replays))
-    saved = {
-        cause: round(median(one.unchanged_ns - one.without_ns[cause] for one in replays))
+    saved: dict[tuple[str, ...], int] = {
+        (cause,): round(median(one.unchanged_ns - one.without_ns[cause] for one in replays))
         for cause in replays[0].without_ns
     }
+    total = sum(int(account.length_ns.sum()) for account in accounts)
+    seen = [
+        cause
+        for cause in REMEDIES
+        if cause is not Cause.TRANSFER  # every pipeline has it, and no remedy removes it
+        and sum(account.total_of(cause) for account in accounts) >= _SEEN * total
+    ]
+    pairs = list(combinations(seen, 2))
+    windows = [replay_pairs(one, pairs) for one in remedies]
+    hidden: dict[tuple[str, str], int] = {}
+    for pair in pairs:
+        both = round(
+            median(
+                replay.unchanged_ns - found[pair]
+                for replay, found in zip(replays, windows, strict=True)
+            )
+        )
+        alone = sum(max(saved[(str(cause),)], 0) for cause in pair)
+        if both - alone >= _HIDES * whole:
+            hidden[(str(pair[0]), str(pair[1]))] = both
+    if hidden:
+        best = max(hidden, key=lambda pair: hidden[pair])
+        saved |= {best: hidden[best]}
     savings = [
-        Saving(cause=cause, batch_latency_ns=whole - of_it, saved_ns=of_it)
-        for cause, of_it in saved.items()
+        Saving(causes=causes, batch_latency_ns=whole - of_it, saved_ns=of_it)
+        for causes, of_it in saved.items()
     ]
     return tuple(sorted(savings, key=lambda one: -one.saved_ns))
 

@@ -1,7 +1,7 @@
 """A `Ledger` in → what to say first: the causes that matter, whose they are, what fixing buys.
 
 Every pipeline pays for its order and its wires: theory says how much. So what comes on top is named
-first, by what removing it would buy, and these two after it; or first, where nothing is on top.
+first, and these two after it; each in the order of what removing it would buy.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from debubble.simulate.lengths import hop_of
 MATTERS = 0.02
 # Slow hops that cost less than this are not what makes transfers long.
 _WORTH_A_NAME = 0.005
-# What comes on top of any pipeline and buys a twentieth is told before what every pipeline has.
-_LEADS = 0.05
 # What buys less than a tenth of it is little.
 LITTLE = 0.1
-_OF_ANY_PIPELINE = {SCHEDULE, str(Cause.TRANSFER)}
+OF_ANY_PIPELINE = {SCHEDULE, str(Cause.TRANSFER)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +41,12 @@ class Named:
     """How many times as long messages of the first mostly take as those of its peers."""
     culprit_saved_ns: int | None = None
     """What putting right this culprit alone would save, where it can be put right alone."""
+
+    @property
+    def buys_ns(self) -> int:
+        """What is said that putting it right would save: of slow hops, their repair."""
+        repair = self.culprit_saved_ns if self.slow_hops else None
+        return self.saving.saved_ns if repair is None else repair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +68,8 @@ def name_causes(ledger: Ledger) -> tuple[Named, ...]:
         for one in ledger.savings
         if one.cause != ALL and max(one.saved_fraction, _of_slow_hops(ledger, one)) >= noise
     ]
-    kept.sort(key=lambda one: not _on_top(one))  # stable: else by what it buys
-    return tuple(_name(ledger, one) for one in kept)
+    named = [_name(ledger, one) for one in kept]
+    return tuple(sorted(named, key=lambda one: (one.cause in OF_ANY_PIPELINE, -one.buys_ns)))
 
 
 def _of_slow_hops(ledger: Ledger, saving: Saving) -> float:
@@ -75,12 +79,8 @@ def _of_slow_hops(ledger: Ledger, saving: Saving) -> float:
     return (ledger.links.slow_cost_ns or 0) / max(saving.batch_latency_ns + saving.saved_ns, 1)
 
 
-def _on_top(saving: Saving) -> bool:
-    return saving.cause not in _OF_ANY_PIPELINE and saving.saved_fraction >= _LEADS
-
-
 def _name(ledger: Ledger, saving: Saving) -> Named:
-    if saving.cause == SCHEDULE:
+    if saving.cause == SCHEDULE or len(saving.causes) > 1:
         return Named(cause=saving.cause, saving=saving)
     if saving.cause in {Cause.COLLECTIVE, Cause.DATA_PARALLEL}:
         cause = Cause(saving.cause)
@@ -148,8 +148,8 @@ def find_bottleneck(ledger: Ledger, outside_ns: dict[str, int]) -> Bottleneck | 
     """
     if ledger.absent:
         return None
-    each = len(ledger.ranks) * len(ledger.steps)
-    mean = {cause: round(length / each) for cause, length in ledger.causes().items()}
+    batch = ledger.batch_latency_ns
+    mean = {cause: round(share * batch) for cause, share in ledger.shares().items()}
     others = {
         "host": mean[Cause.HOST],
         "host_sync": mean[Cause.HOST_SYNC],

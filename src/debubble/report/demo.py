@@ -6,13 +6,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from debubble.ledger.hop_health import account_for
+from debubble.answers.find import answer_find
 from debubble.report.change import change_json, describe
 from debubble.report.compare import compare_answer, compare_json
 from debubble.report.find import find_page
 from debubble.report.inspect import gap_json
 from debubble.report.text import Page, Table
-from debubble.timeline.job import JobFacts
 from debubble.tune.once import Improved
 from debubble.units import NS_PER_S, show_duration, show_share
 
@@ -78,9 +77,7 @@ def _latency_ns(made: Improved) -> float:
 
 
 def _found(made: Improved) -> str:
-    figures, timeline = made.before.figures, made.before.timeline
-    ledger = account_for(timeline, figures)
-    page = find_page([figures], ledger, JobFacts(), (), "")
+    page = find_page(answer_find(made.before.analysis))
     return " ".join([page.answer, *page.findings[:1]])
 
 

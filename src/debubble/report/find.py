@@ -1,166 +1,314 @@
-"""Measured pipelines in → what `debubble find` says to people."""
+"""An answer of `debubble find` in → its page for people, folded where it would fill a screen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
 
-from debubble.errors import Code, Gap, NoPipeline, as_gap
-from debubble.ledger.ledger import Ledger
-from debubble.report.find_tables import (
-    hop_table,
-    pipeline_table,
-    stage_table,
+from debubble.answers.base import Warned
+from debubble.answers.find import (
+    FindAnswer,
+    FrameworkPart,
+    NoPipelineAnswer,
+    PipelinePart,
+    ReplicasPart,
+    StagePart,
 )
-from debubble.report.fold import FEW, show_members, show_range
-from debubble.report.inspect import rank_table
-from debubble.report.job import job_note
-from debubble.report.ledger import ledger_findings, ledger_tables
-from debubble.report.replicas import replica_findings, replica_tables
-from debubble.report.stream import stream_answer, stream_latency
-from debubble.report.text import Page
-from debubble.report.theory import theory_of, theory_of_schedule
-from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.job import JobFacts
-from debubble.timeline.replicas import DRAGS, ReplicaFigures, shown_of
-from debubble.trace.run import Run
-from debubble.units import counted, show_bytes, show_count, show_duration, show_share
+from debubble.answers.ledger import WITHOUT_TRACE, AccountPart, WaitedFor, say_remedy
+from debubble.answers.links import HopPart
+from debubble.ledger.model import Cause
+from debubble.ledger.savings import ALL
+from debubble.ledger.verdict import MATTERS
+from debubble.report.fold import FEW, STANDING_OUT, farthest
+from debubble.report.text import Page, Table
+from debubble.timeline.replicas import DRAGS
+from debubble.units import (
+    counted,
+    show_bytes,
+    show_count,
+    show_members,
+    show_range,
+    show_seconds,
+    show_share,
+)
 
 # Pipelines of one job that differ by less take as long: steps vary by as much.
 _SEVERAL, _SLOWER = 2, 0.02
 # More than half of the waiting time in waits unlike the others of their rank.
 _JAGGED = 0.5
+# As many ranks as fit beside each other on a terminal.
+_RANK_COLUMNS = 8
+# Of more ranks, so many: then nothing wraps.
+_FOLDED_COLUMNS = 5
+# Beyond so many replicas only those that come last are listed.
+_MOST_REPLICAS = 8
 
 
-def find_page(  # noqa: PLR0913 (what is known of a run, one argument each)
-    figures: Sequence[PipelineFigures],
-    ledger: Ledger | None,
-    job: JobFacts,
-    gaps: Sequence[Gap],
-    next_command: str,
-    *,
-    replicas: ReplicaFigures | None = None,
-) -> Page:
+def find_page(found: FindAnswer, next_command: str = "") -> Page:
     """Lay out the answer: the bubble against theory, why and whose it is, then stages and hops."""
-    worst = shown_of(figures, replicas)
-    page = Page(answer=answer(worst, len(figures), drags=drags_others(replicas)))
-    page.findings = ledger_findings(ledger, worst.outside_ns) if ledger else []
-    place = 0 if drags_others(replicas) else len(page.findings)
-    page.findings[place:place] = replica_findings(replicas)
-    page.notes += [
-        say_framework(worst),
-        _about(worst),
-        _slowest_of(figures),
-        job_note(job, worst.batch_latency_ns),
-        _shape_of(worst),
-        _outside_of(worst),
+    page = Page(answer=found.verdict)
+    sentences = [f"{named.sentence}." for named in found.named]
+    if found.bottleneck is not None:
+        sentences.insert(0, f"{found.bottleneck.sentence}.")
+    if found.ledger is not None and any(
+        pipeline.missing_ranks
+        for pipeline in found.pipelines
+        if pipeline.pipeline == found.shown_pipeline
+    ):
+        sentences.append(f"{WITHOUT_TRACE}.")
+    page.findings = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
+    if found.replicas is not None:
+        first = 0 if found.replicas.verdict == DRAGS else len(page.findings)
+        page.findings.insert(first, found.replicas.sentence)
+    notes = [
+        say_framework(found),
+        _say_run(found),
+        _say_slowest(found.pipelines, streams=found.stream is not None),
+        _say_job(found),
+        _say_shape(found),
+        _say_outside(found),
     ]
-    page.notes = [note for note in page.notes if note]
+    page.notes = [note for note in notes if note]
     page.tables = [
-        *(ledger_tables(ledger) if ledger else ()),
-        *replica_tables(replicas),
-        *([pipeline_table(figures, worst)] if len(figures) > 1 else []),
-        stage_table(worst, job),
-        *([hop_table(worst.hops)] if worst.hops else []),
+        *([cause_table(found.ledger, found.numbers.batch_latency_s)] if found.ledger else []),
+        *saving_tables(found),
+        *([_replica_table(found.replicas)] if found.replicas else []),
+        *([_pipeline_table(found)] if len(found.pipelines) > 1 else []),
+        _stage_table(found.stages),
+        *([_hop_table(found.hops)] if found.hops else []),
     ]
-    page.gaps = list(gaps)
+    page.gaps = list(found.warnings)
     page.next_command = next_command
     return page
 
 
-def no_pipeline_page(run: Run, why: NoPipeline, next_command: str) -> Page:
+def no_pipeline_page(found: NoPipelineAnswer, ranks: Table, next_command: str = "") -> Page:
     """Say that there is no pipeline, and what holds without one."""
-    ranks = list(run.summarised())
-    shares = _busy([(rank.rank, rank.busy_fraction) for rank in ranks])
-    page = Page(answer=f"{why.message[:1].upper()}{why.message[1:]}. Busy: {shares}.")
-    page.tables = [rank_table(ranks)]
-    page.gaps = [*run.gaps, as_gap(why, code=Code.NO_PIPELINE)]
-    page.next_command = next_command
-    return page
+    warnings: list[Warned] = list(found.warnings)
+    return Page(
+        answer=found.verdict, tables=[ranks], gaps=list(warnings), next_command=next_command
+    )
 
 
-def _those(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {show_members(ranks)}"
+def cause_table(account: AccountPart, batch_latency_s: float | None) -> Table:
+    """Lay out causes by rank, as shares of the batch, with whom was waited for most."""
+    by_wait = sorted(
+        range(len(account.ranks)), key=lambda place: account.ranks[place].shares[Cause.COMPUTE]
+    )
+    few = len(account.ranks) <= _RANK_COLUMNS
+    shown = [
+        account.ranks[place]
+        for place in sorted(by_wait[: _RANK_COLUMNS if few else _FOLDED_COLUMNS])
+    ]
+    title = "where the time goes, share of the batch"
+    if len(shown) < len(account.ranks):
+        title += f" ({len(shown)} of {len(account.ranks)} ranks: those that wait most)"
+    table = Table(
+        columns=(
+            "cause",
+            *(f"rank {rank.rank}" for rank in shown),
+            "all",
+            "a step",
+            "waited for most",
+        ),
+        title=title,
+    )
+    for cause, share in account.shares.items():
+        if account.causes[cause]:
+            most = next((one for one in account.culprits if one.cause == cause), None)
+            table.rows.append(
+                (
+                    cause.replace("_", " "),
+                    *(show_share(rank.shares[cause]) for rank in shown),
+                    show_share(share),
+                    show_seconds(share * (batch_latency_s or 0.0)),
+                    _say_waited_for(most) if most else "",
+                )
+            )
+    return table
 
 
-def drags_others(replicas: ReplicaFigures | None) -> bool:
-    """Tell whether the pipeline to look into is the one that drags the others."""
-    return replicas is not None and replicas.verdict == DRAGS
+def _say_waited_for(culprit: WaitedFor) -> str:
+    if culprit.hop is not None:
+        return f"{culprit.hop[0]} → {culprit.hop[1]}"
+    if culprit.stage is not None:
+        return f"{culprit.pass_} of stage {culprit.stage} (rank {culprit.rank})"
+    return f"host of rank {culprit.rank}"
 
 
-def answer(one: PipelineFigures, pipelines: int = 1, *, drags: bool = False) -> str:
-    """Say the bubble in a sentence."""
-    why = "the one that drags" if drags else "the worst"
-    of = f" (pipeline {one.pipeline}, {why} of {pipelines})" if pipelines > 1 else ""
-    if one.bubble_fraction is None:
-        shares = _busy([(own.rank, own.busy_fraction) for own in one.shares])
-        return f"The bubble cannot be told: {_why_not(one)}. Busy: {shares}."
-    who = "Ranks wait"
-    if one.absent:
-        who = f"In part, with no trace of {_those(one.absent)}: the other ranks wait"
-    elif one.cut:
-        who = "In part, of a step that the capture cuts: ranks wait"
-    waits = f"{who} {_percent(one.bubble_fraction)} of the "
-    if one.kind == "stream":
-        return stream_answer(f"{waits}time{of}", one)
-    sentence = f"{waits}batch{of}"
-    expected = theory_of(one)
-    if expected is not None:
-        sentence += (
-            f" (theory for {counted(len(one.ranks) + len(one.absent), 'rank')}, "
-            f"{counted(one.microbatches or 0, 'microbatch', 'microbatches')}: {_percent(expected)})"
+def saving_tables(found: FindAnswer) -> list[Table]:
+    """Lay out what removing each cause would buy; nothing where nothing would."""
+    worth = [
+        saving
+        for saving in found.savings or ()
+        if saving.saved_fraction >= MATTERS / 2 and saving.cause != ALL
+    ]
+    if not worth or found.replay is None:
+        return []
+    error = show_share(abs(found.replay.error_fraction or 0.0))
+    table = Table(
+        columns=("with", "batch latency", "saved", "share"),
+        title=f"what it would buy, by replaying the measured steps (error of the replay: {error})",
+    )
+    table.rows = [
+        (
+            say_remedy(saving.cause),
+            show_seconds(saving.batch_latency_s),
+            show_seconds(saving.saved_s),
+            show_share(saving.saved_fraction),
         )
-    elif (alike := theory_of_schedule(one)) is not None:
-        named = one.stated.name if one.stated else one.schedule
-        sentence += f" ({named} with equal stages and free transfers: {_percent(alike)})"
-    if one.apparent_fraction is not None and one.useful_fraction is not None:
-        sentence += (
-            f"; a dashboard would show {_percent(one.apparent_fraction)} busy, "
-            f"{_percent(one.useful_fraction)} is useful"
+        for saving in worth
+    ]
+    return [table]
+
+
+def _replica_table(found: ReplicasPart) -> Table:
+    """List the replicas, or those that come last of many."""
+    table = Table(columns=("replica", "ranks", "late by", "last in", "waits a step"))
+    rows = sorted(found.replicas, key=lambda row: (-(row.late_s or 0), row.replica))
+    for row in sorted(rows[:_MOST_REPLICAS], key=lambda row: row.replica):
+        sign = "−" if (row.late_s or 0) < 0 else ""
+        table.rows.append(
+            (
+                str(row.replica),
+                show_members(row.ranks),
+                "–" if row.late_s is None else f"{sign}{show_seconds(abs(row.late_s))}",
+                f"{row.last_steps} of {len(found.steps)}",
+                show_seconds(row.waited_s / max(1, len(row.ranks))),
+            )
         )
-    return f"{sentence}."
+    return table
 
 
-def _busy(shares: Sequence[tuple[int, float | None]]) -> str:
-    if len(shares) <= FEW:
-        return ", ".join(f"rank {rank} {show_share(share)}" for rank, share in shares)
-    known = [share for _, share in shares if share is not None]
-    return f"{len(known)} ranks {show_range(known, show_share)}" if known else "unknown"
+def _pipeline_table(found: FindAnswer) -> Table:
+    """Lay out pipelines: the one shown in full, those that stand out, the others as one."""
+    every = found.pipelines
+    table = Table(columns=("pipeline", "ranks", "bubble", "batch latency", "peak memory"))
+    shown = set(range(len(every)))
+    if len(every) > FEW // 2:
+        shown = {place for place, line in enumerate(every) if line.pipeline == found.shown_pipeline}
+        shown |= farthest([line.bubble_fraction for line in every])
+        shown |= farthest([line.batch_latency_s for line in every])
+    for line in (every[place] for place in sorted(shown)):
+        missing = len(line.missing_ranks)
+        part = f" ({len(line.ranks)} of {len(line.ranks) + missing})" if missing else ""
+        table.rows.append(
+            (
+                str(line.pipeline),
+                show_members(line.ranks) + part,
+                show_share(line.bubble_fraction),
+                "–" if line.batch_latency_s is None else show_seconds(line.batch_latency_s),
+                "–" if line.peak_memory_bytes is None else show_bytes(line.peak_memory_bytes),
+            )
+        )
+    rest = [line for place, line in enumerate(every) if place not in shown]
+    if rest:
+        bubbles = [line.bubble_fraction for line in rest if line.bubble_fraction is not None]
+        times = [line.batch_latency_s for line in rest if line.batch_latency_s is not None]
+        peaks = [line.peak_memory_bytes for line in rest if line.peak_memory_bytes is not None]
+        table.rows.append(
+            (
+                f"{len(rest)} others",
+                f"{sum(len(line.ranks) for line in rest)} ranks",
+                show_range(bubbles, show_share) if bubbles else "–",
+                show_range(times, show_seconds) if times else "–",
+                show_bytes(max(peaks)) if peaks else "–",
+            )
+        )
+    return table
 
 
-def _why_not(one: PipelineFigures) -> str:
-    if not one.one_run:
-        return "these ranks are not of one run"
-    if one.kind == "stream":
-        return "no span that all ranks share"
-    return one.gaps[-1].message if one.gaps else "no such step on all ranks"
+def _stage_table(stages: Sequence[StagePart]) -> Table:
+    """Lay out what each kind of pass takes on each stage."""
+    table = Table(columns=("stage", "rank", "layers", "pass", "median", "spread", "count"))
+    rows = [(stage, kind) for stage in stages for kind in stage.passes]
+    kept, folded = {stage.stage for stage in stages}, False
+    if len(rows) > 2 * FEW:
+        kinds = {kind: [stage for stage, own in rows if own == kind] for _, kind in rows}
+        kept, folded = set(), True
+        for kind, mine in kinds.items():
+            places = farthest([stage.passes[kind].median_s for stage in mine], STANDING_OUT // 2)
+            kept |= {mine[place].stage for place in places}
+    for stage, kind in rows:
+        if stage.stage in kept:
+            took = stage.passes[kind]
+            table.rows.append(
+                (
+                    str(stage.stage),
+                    str(stage.rank),
+                    _show_layers([stage]),
+                    kind,
+                    show_seconds(took.median_s),
+                    f"± {show_seconds(took.mad_s)}",
+                    str(took.n),
+                )
+            )
+    for kind in sorted({kind for _, kind in rows}, key="FBIW".find) if folded else ():
+        rest = [stage for stage, own in rows if own == kind and stage.stage not in kept]
+        if rest:
+            table.rows.append(
+                (
+                    f"{len(rest)} others",
+                    "",
+                    _show_layers(rest),
+                    kind,
+                    show_range([stage.passes[kind].median_s for stage in rest], show_seconds),
+                    f"± {show_seconds(max(stage.passes[kind].mad_s for stage in rest))}",
+                    show_range([stage.passes[kind].n for stage in rest], str),
+                )
+            )
+    return table
 
 
-def _slowest_of(figures: Sequence[PipelineFigures]) -> str:
-    """Name the pipeline of a job that takes longest, where the others do not take as long."""
-    known = {
-        one.pipeline: one.batch_latency_ns
-        for one in figures
-        if one.stream is None and one.batch_latency_ns is not None
-    }
-    if len(known) < _SEVERAL:
-        return ""
-    slowest = max(known, key=lambda pipeline: known[pipeline])
-    others = median(length for pipeline, length in known.items() if pipeline != slowest)
-    if known[slowest] < (1 + _SLOWER) * others:
-        return ""
-    takes, elsewhere = show_duration(known[slowest]), show_duration(others)
-    return f"slowest: pipeline {slowest}, a batch takes {takes}, {elsewhere} in the others"
+def _show_layers(stages: Sequence[StagePart]) -> str:
+    counts = [stage.layers for stage in stages if stage.layers is not None]
+    return show_range(counts, str) if counts else "–"
 
 
-def say_framework(one: PipelineFigures) -> str:
+def _hop_table(hops: Sequence[HopPart]) -> Table:
+    """Lay out what each hop takes, and who waits for it."""
+    table = Table(columns=("hop", "size", "wire", "wait", "buffered", "count"))
+    shown = set(range(len(hops)))
+    if len(hops) > 2 * FEW:
+        shown = farthest([hop.wire_s.median for hop in hops])
+        shown |= farthest([hop.wait_s.median for hop in hops])
+    for hop in (hops[place] for place in sorted(shown)):
+        table.rows.append(
+            (
+                f"{hop.from_rank} → {hop.to_rank}",
+                "unknown" if hop.bytes is None else show_bytes(hop.bytes),
+                "hidden" if hop.wire_s.median is None else show_seconds(hop.wire_s.median),
+                show_seconds(hop.wait_s.median),
+                show_share(hop.buffered_fraction),
+                str(hop.n),
+            )
+        )
+    rest = [hop for place, hop in enumerate(hops) if place not in shown]
+    if rest:
+        wires = [hop.wire_s.median for hop in rest if hop.wire_s.median is not None]
+        sizes = [hop.bytes for hop in rest if hop.bytes is not None]
+        table.rows.append(
+            (
+                f"{len(rest)} others",
+                "unknown" if len(sizes) < len(rest) else show_range(sizes, show_bytes),
+                show_range(wires, show_seconds) if wires else "hidden",
+                show_range([hop.wait_s.median for hop in rest], show_seconds),
+                show_range([hop.buffered_fraction for hop in rest], show_share),
+                show_range([hop.n for hop in rest], str),
+            )
+        )
+    return table
+
+
+def say_framework(found: FindAnswer) -> str:
     """Say whose framework ran it and how it divides the job; empty where nothing tells."""
-    known = one.ranks[0].parallelism
-    if known.framework is None:
+    known: FrameworkPart = found.run.framework
+    if known.name is None:
         return ""
-    name = {"megatron": "Megatron", "deepspeed": "DeepSpeed"}.get(known.framework, known.framework)
+    name = {"megatron": "Megatron", "deepspeed": "DeepSpeed"}.get(known.name, known.name)
+    shown = next(line for line in found.pipelines if line.pipeline == found.shown_pipeline)
     sizes = {
-        "pipeline": len(one.ranks[0].members) or len(one.ranks),
+        "pipeline": len(shown.ranks) + len(shown.missing_ranks),
         "tensor": known.tensor,
         "context": known.context,
         "expert": known.expert,
@@ -171,64 +319,94 @@ def say_framework(one: PipelineFigures) -> str:
     if known.microbatch_size is not None:
         samples = counted(known.microbatch_size, "sample")
         parts.append(f"microbatches of {samples} x {show_count(known.sequence or 0)} tokens")
-        if one.microbatches:
-            batch = known.microbatch_size * one.microbatches * (known.data or 1)
+        if found.run.microbatches:
+            batch = known.microbatch_size * found.run.microbatches * (known.data or 1)
             parts.append(f"batch of {counted(batch, 'sample')}")
-    if one.ranks[0].recomputes:
+    if known.recomputes:
         parts.append("activations recomputed")
     return f"{name}: {', '.join(parts)}"
 
 
-def _about(one: PipelineFigures) -> str:
-    parts = [
-        f"ranks {show_members([rank.rank for rank in one.ranks])}",
-        _schedule_of(one),
-    ]
-    if one.stream is not None:
-        parts[1] = stream_latency(one.stream)
-    elif one.batch_latency_ns is not None:
-        steps = counted(len(one.windows), "step")
-        parts.append(f"batch latency {show_duration(one.batch_latency_ns)} (median of {steps})")
-    if one.ranks[0].recomputes and one.ranks[0].parallelism.framework is None:
+def _say_run(found: FindAnswer) -> str:
+    """Say which ranks, under which schedule, how long a batch takes, and what it holds."""
+    run, numbers, stream = found.run, found.numbers, found.stream
+    shown = next(line for line in found.pipelines if line.pipeline == found.shown_pipeline)
+    schedule = run.schedule or "schedule unknown"
+    if run.stated is not None:
+        stated = run.stated
+        schedule = (
+            f"{stated.schedule}, as stated"
+            if stated.agrees
+            else f"{schedule} ({stated.schedule} was stated)"
+        )
+    parts = [f"ranks {show_members(shown.ranks)}", schedule]
+    if stream is not None:
+        parts[1] = "no batch was captured from the first stage to the last"
+        if numbers.batch_latency_s is not None and stream.batch_latency_p95_s is not None:
+            parts[1] = (
+                f"batch latency {show_seconds(numbers.batch_latency_s)} in the middle of "
+                f"{counted(stream.batches, 'batch', 'batches')}, p95 "
+                f"{show_seconds(stream.batch_latency_p95_s)}"
+            )
+    elif numbers.batch_latency_s is not None:
+        steps = counted(len(run.steps), "step")
+        parts.append(f"batch latency {show_seconds(numbers.batch_latency_s)} (median of {steps})")
+    if run.framework.recomputes and run.framework.name is None:
         parts.append("activations recomputed")
-    peaks = [rank.peak_memory_bytes for rank in one.ranks if rank.peak_memory_bytes is not None]
+    peaks = [peak for peak in numbers.peak_memory_bytes if peak is not None]
     if peaks:
-        parts.append(f"peak memory {_peaks(peaks)}")
+        few = " ".join(show_bytes(peak) for peak in peaks)
+        parts.append(f"peak memory {few if len(peaks) <= FEW else show_range(peaks, show_bytes)}")
     return "; ".join(parts)
 
 
-def _peaks(peaks: Sequence[int]) -> str:
-    if len(peaks) <= FEW:
-        return " ".join(show_bytes(peak) for peak in peaks)
-    return show_range(peaks, show_bytes)
+def _say_slowest(pipelines: Sequence[PipelinePart], *, streams: bool) -> str:
+    """Name the pipeline of a job that takes longest, where the others do not take as long."""
+    known = {
+        line.pipeline: line.batch_latency_s
+        for line in pipelines
+        if line.batch_latency_s is not None
+    }
+    if streams or len(known) < _SEVERAL:
+        return ""
+    slowest = max(known, key=lambda pipeline: known[pipeline])
+    others = median(length for pipeline, length in known.items() if pipeline != slowest)
+    if known[slowest] < (1 + _SLOWER) * others:
+        return ""
+    takes, elsewhere = show_seconds(known[slowest]), show_seconds(others)
+    return f"slowest: pipeline {slowest}, a batch takes {takes}, {elsewhere} in the others"
 
 
-def _schedule_of(one: PipelineFigures) -> str:
-    found = one.schedule or "schedule unknown"
-    if one.stated is None:
-        return found
-    if one.stated.agrees:
-        return f"{one.stated.name}, as stated"
-    return f"{found} ({one.stated.name} was stated)"
+def _say_job(found: FindAnswer) -> str:
+    """Say what a step takes without the profiler; empty where nobody timed it."""
+    job, batch = found.job, found.numbers.unprofiled_batch_latency_s
+    if job is None or job.unprofiled_step_time_s is None:
+        return ""
+    timed = f"median of {counted(job.steps_timed, 'step')}"
+    said = (
+        f"without the profiler: a step takes {show_seconds(job.unprofiled_step_time_s)} ({timed})"
+    )
+    if batch is not None and job.overhead_fraction is not None:
+        said += (
+            f", a batch about {show_seconds(batch)}; the capture itself costs "
+            f"{100 * job.overhead_fraction:+.0f} %"
+        )
+    return said
 
 
-def _shape_of(one: PipelineFigures) -> str:
-    if one.shape is None:
-        return "no waits between passes" if one.windows else ""
+def _say_shape(found: FindAnswer) -> str:
+    shape = found.shape
+    if shape is None:
+        return "no waits between passes" if found.run.steps else ""
     places = {"everywhere": "on all ranks alike", "middle": "mostly in the middle of the pipeline"}
-    where = places.get(one.shape.where, f"mostly on the {one.shape.where} rank")
-    evenness = "jagged" if one.shape.jagged_fraction > _JAGGED else "even"
-    middle = show_duration(one.shape.median_wait_ns)
+    where = places.get(shape.where, f"mostly on the {shape.where} rank")
+    evenness = "jagged" if shape.jagged_fraction > _JAGGED else "even"
+    middle = show_seconds(shape.median_wait_s)
     return f"waits between passes: {evenness}, {middle} in the middle, {where}"
 
 
-def _outside_of(one: PipelineFigures) -> str:
+def _say_outside(found: FindAnswer) -> str:
     parts = [
-        f"{what.replace('_', ' ')} {show_duration(length)}"
-        for what, length in one.outside_ns.items()
+        f"{what.replace('_', ' ')} {show_seconds(length)}" for what, length in found.outside.items()
     ]
     return f"between two steps: {', '.join(parts)}" if parts else ""
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.0f} %"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from debubble.errors import Code
-from debubble.report.fold import FEW, farthest, show_range
+from debubble.report.fold import FEW, farthest
 from debubble.report.text import Page, Table
 from debubble.trace.optable import Op
-from debubble.trace.run import Run, show_ranks
+from debubble.trace.run import Run
 from debubble.trace.summary import RankSummary
 from debubble.units import (
     NS_PER_S,
@@ -16,6 +16,8 @@ from debubble.units import (
     show_bytes,
     show_count,
     show_duration,
+    show_range,
+    show_ranks,
     show_share,
 )
 

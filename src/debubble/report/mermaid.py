@@ -10,11 +10,12 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from debubble.analysis import Analysis
 from debubble.errors import UsageError
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import CAUSES as ALL_CAUSES
 from debubble.ledger.model import Cause
-from debubble.ledger.verdict import MATTERS, Named, name_causes
+from debubble.ledger.verdict import MATTERS, Named
 from debubble.report.names import printable
 from debubble.report.palette import CAUSES, Look
 from debubble.timeline.figures import PipelineFigures, StageFigures
@@ -34,15 +35,16 @@ _ESCAPES = {'"': "quot", "<": "lt", ">": "gt", "&": "amp", "#": "35", "`": "96"}
 Blamed = tuple[Named, Look, str]
 
 
-def draw_mermaid(one: PipelineFigures, ledger: Ledger | None, answer: str) -> str:
+def draw_mermaid(analysis: Analysis, answer: str) -> str:
     """Draw ranks with their stages and waits, and a line for each hop and direction."""
+    one, ledger = analysis.pipeline, analysis.ledger
     edges = [(hop, pair) for hop in one.hops for pair in hop.stages]
     if len(edges) > MOST_EDGES:
         raise UsageError(
             f"Mermaid draws no more than {MOST_EDGES} lines, and this pipeline has {len(edges)}",
             hint="draw it with --svg",
         )
-    blamed = _blamed(ledger)
+    blamed = _blamed(analysis.causes)
     lines = ["```mermaid", "---", f"title: {json.dumps(printable(answer))}", "---", "flowchart LR"]
     for rank in one.ranks:
         lines += [f"    {line}" for line in _rank(one, ledger, rank, blamed)]
@@ -81,21 +83,20 @@ def _waits(one: PipelineFigures, ledger: Ledger | None, rank: RankTimeline) -> l
     if ledger is None:
         share = next(own.bubble_fraction for own in one.shares if own.rank == rank.rank)
         return [] if share is None else [f"waits {show_share(share)}"]
-    steps, place = len(ledger.steps), ledger.ranks.index(rank)
-    window = ledger.total_ns / len(ledger.ranks)
+    batch = ledger.batch_latency_ns
     waits = {
-        cause: length
-        for cause, length in ledger.causes(place).items()
+        cause: share
+        for cause, share in ledger.shares(ledger.ranks.index(rank)).items()
         if ALL_CAUSES.index(cause) > ALL_CAUSES.index(Cause.COLLECTIVE)
     }
     largest = sorted(waits.items(), key=lambda item: -item[1])
     whole = sum(waits.values())
     return [
-        f"waits {show_duration(whole / steps)} ({show_share(whole / window)})",
+        f"waits {show_duration(whole * batch)} ({show_share(whole)})",
         *(
-            f"{CAUSES[cause].word} {show_duration(length / steps)}"
-            for cause, length in largest
-            if length > _WORTH_A_LINE * window
+            f"{CAUSES[cause].word} {show_duration(share * batch)}"
+            for cause, share in largest
+            if share > _WORTH_A_LINE
         ),
     ]
 
@@ -106,10 +107,10 @@ def _hop(hop: HopFigures) -> list[str]:
     return [*size, wire, f"wait {show_duration(hop.wait_ns)}"]
 
 
-def _blamed(ledger: Ledger | None) -> list[Blamed]:
+def _blamed(causes: Sequence[Named]) -> list[Blamed]:
     """Return the stages and hops that cost enough to be framed, how they look, and why in words."""
     found = []
-    for one in name_causes(ledger) if ledger else ():
+    for one in causes:
         whole = one.saving.batch_latency_ns + one.saving.saved_ns
         saved = one.saving.saved_ns if one.culprit_saved_ns is None else one.culprit_saved_ns
         if one.cause in _FRAMED and saved >= MATTERS * whole:

@@ -18,7 +18,6 @@ from debubble.plan.schedule import Refused
 from debubble.report.change import change_json, describe, name_hops, sentence, show_gain
 from debubble.report.headroom import headroom_json, least_left, peaks_json
 from debubble.report.inspect import gap_json
-from debubble.report.links import verdict_json
 from debubble.report.plan_cache import cache_json, cache_table, say_cache
 from debubble.report.plan_length import length_json, length_table, say_length
 from debubble.report.text import Page, Table
@@ -253,7 +252,14 @@ def plan_json(planned: Planned) -> dict[str, Any]:
             },
         },
         "hops": [
-            {"from_rank": one.hop[0], "to_rank": one.hop[1], **verdict_json(one)}
+            {
+                "from_rank": one.hop[0],
+                "to_rank": one.hop[1],
+                "times_expected": one.times_expected,
+                "verdict": str(one.judgement.verdict),
+                "times": one.judgement.times,
+                "cost_per_batch_s": None if one.cost_ns is None else one.cost_ns / NS_PER_S,
+            }
             for one in (plan.links.hops if plan.links else ())
         ],
         "options": [_option_json(plan, option) for option in plan.options],

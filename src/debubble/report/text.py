@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,11 @@ from rich.text import Text
 from debubble.report.names import printable
 
 if TYPE_CHECKING:
+    from debubble.answers.base import Warned
     from debubble.errors import Gap
 
 # Figures stand under each other when right-aligned; words when left-aligned.
-_WORDS = frozenset(
+WORDS = frozenset(
     {
         "capture",
         "cause",
@@ -77,7 +79,7 @@ class Page:
     drawing: list[Text] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[Gap | Warned] = field(default_factory=list)
     next_command: str = ""
 
 
@@ -105,7 +107,7 @@ def print_page(page: Page, console: Console) -> None:
         console.print(f"next: {_safe(page.next_command)}", soft_wrap=True)
 
 
-def _print_gaps(gaps: list[Gap], console: Console) -> None:
+def _print_gaps(gaps: Sequence[Gap | Warned], console: Console) -> None:
     """Print warnings; of many alike the first few, and how many more there are."""
     if gaps:
         console.print()
@@ -130,7 +132,7 @@ def _safe(text: str) -> str:
 def _draw(table: Table) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in table.columns:
-        drawn.add_column(column, justify="left" if column in _WORDS else "right")
+        drawn.add_column(column, justify="left" if column in WORDS else "right")
     for row in table.rows:
         drawn.add_row(*(_safe(cell) for cell in row))
     return drawn

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from debubble.analysis import Analysis
 from debubble.errors import Gap
 from debubble.plan.ask import Asked
 from debubble.report.change import change_json, describe
 from debubble.report.inspect import gap_json
 from debubble.report.simulate import SCHEMA
 from debubble.report.text import Page, Table
-from debubble.report.theory import theory_of, theory_of_schedule
-from debubble.timeline.figures import PipelineFigures
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
 
 
@@ -21,7 +20,7 @@ class Reported:
     """What was asked, what came out, and what it is held against."""
 
     asked: Asked
-    measured: PipelineFigures
+    measured: Analysis
     tokens: float | None
     """Of a measured microbatch, where they were said."""
     hops: tuple[str, ...]
@@ -98,15 +97,16 @@ def _findings(report: Reported) -> list[str]:
 
 
 def _number_table(report: Reported) -> Table:
-    asked, option, one = report.asked, report.asked.option, report.measured
+    asked, option, run = report.asked, report.asked.option, report.measured
+    one = run.pipeline
     simulated = "simulated" if asked.changes_nothing else "would be"
     table = Table(columns=("number", "measured", simulated))
     table.rows = [
         ("bubble", show_share(one.bubble_fraction), show_share(option.bubble_fraction)),
-        ("  theory, formula", show_share(theory_of(one)), show_share(asked.theory())),
+        ("  theory, formula", show_share(run.theory), show_share(asked.theory())),
         (
             "  theory, this schedule",
-            show_share(theory_of_schedule(one)),
+            show_share(run.theory_of_schedule),
             show_share(asked.theory_of_schedule()),
         ),
         (
@@ -147,7 +147,7 @@ def _peaks(asked: Asked) -> list[float] | None:
 
 
 def _rank_table(report: Reported) -> Table:
-    asked, one = report.asked, report.measured
+    asked, one = report.asked, report.measured.pipeline
     table = Table(columns=("rank", "stage", "layers", "bubble", "was", "peak", "was", "left"))
     headroom = asked.option.headroom or (None,) * len(asked.order)
     bubbles = asked.rank_bubbles()
@@ -225,7 +225,9 @@ def what_if_json(report: Reported) -> dict[str, Any]:
         "bubble_over_ideal": asked.bubble_over_ideal(),
         "ranks": [
             {"rank": rank.rank, "bubble_fraction": bubble}
-            for rank, bubble in zip(report.measured.ranks, asked.rank_bubbles(), strict=True)
+            for rank, bubble in zip(
+                report.measured.pipeline.ranks, asked.rank_bubbles(), strict=True
+            )
         ],
         "correction_fraction": asked.correction - 1,
         "assumptions": _assumptions(report),
@@ -263,7 +265,9 @@ def _numbers_json(report: Reported) -> dict[str, Any]:
         "bubble_fraction": option.bubble_fraction,
         "batch_latency_s": option.window_ns / NS_PER_S,
         "batch_latency_units": None,
-        "step_time_s": None if report.measured.step_time_ns is None else step_ns / NS_PER_S,
+        "step_time_s": None
+        if report.measured.pipeline.step_time_ns is None
+        else step_ns / NS_PER_S,
         "peak_memory_bytes": _rounded(_peaks(asked)),
         "microbatches_per_s": option.microbatches_per_s,
         "tokens_per_s": _tokens(report, option.microbatches_per_s),
@@ -272,7 +276,7 @@ def _numbers_json(report: Reported) -> dict[str, Any]:
 
 def _measured_json(report: Reported) -> dict[str, Any]:
     """Return what it is held against."""
-    one = report.measured
+    one = report.measured.pipeline
     return {
         "bubble_fraction": one.bubble_fraction,
         "batch_latency_s": report.asked.baseline.window_ns / NS_PER_S,

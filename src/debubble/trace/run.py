@@ -22,6 +22,7 @@ from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
 from debubble.trace.summary import RankSummary, summarise
 from debubble.units import counted
+from debubble.units import show_ranks as show_ranks  # noqa: PLC0414 (for all who name ranks)
 
 if TYPE_CHECKING:
     from debubble.trace.optable import OpTable
@@ -117,17 +118,6 @@ def no_trace_of(missing: Sequence[int], ranks: Sequence[RankTrace]) -> Gap:
         message=f"no trace of {names}, {why}",
         hint="capture all ranks of at least one pipeline",
     )
-
-
-def show_ranks(ranks: Sequence[int]) -> str:
-    """Write ranks briefly: `0-3, 7`."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

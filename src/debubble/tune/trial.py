@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from debubble.analysis import Analysis, analyse_found
 from debubble.capture.files import list_captures, prepare_out
 from debubble.capture.settings import Settings, environment_for
 from debubble.errors import DebubbleError, Gap
-from debubble.fleet.survey import survey_run
-from debubble.measure.measurement import Measurement, measure_run
+from debubble.measure.measurement import Measurement
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline
 from debubble.trace.run import find_run
@@ -108,22 +108,32 @@ def end_marked(token: str) -> int:
 class Reading:
     """A run as its traces show it."""
 
-    timeline: Timeline
-    figures: PipelineFigures
-    measurement: Measurement
-    gaps: tuple[Gap, ...]
+    analysis: Analysis
+
+    @property
+    def timeline(self) -> Timeline:
+        """All ranks on one clock."""
+        return self.analysis.timeline
+
+    @property
+    def figures(self) -> PipelineFigures:
+        """Of the pipeline that waits most."""
+        return self.analysis.pipeline
+
+    @property
+    def measurement(self) -> Measurement:
+        """What is compared."""
+        return self.analysis.measurement
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What was found wanting."""
+        return self.analysis.measured_warnings
 
 
 def read_capture(folder: Path | str) -> Reading:
     """Read the newest capture of a folder or URL; of several pipelines, the one that waits most."""
-    found = survey_run(find_run([str(folder)]))
-    gaps = (*found.run.gaps, *found.timeline.gaps, *found.shown.gaps)
-    return Reading(
-        timeline=found.timeline,
-        figures=found.shown,
-        measurement=measure_run(found.run, found.timeline, found.shown),
-        gaps=tuple(dict.fromkeys(gaps)),
-    )
+    return Reading(analysis=analyse_found(find_run([str(folder)])))
 
 
 LOG = "output.log"

@@ -10,21 +10,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from debubble.analysis import Analysis, analyse_found
+from debubble.answers.find import answer_find
 from debubble.errors import DebubbleError, NoPipeline, NoSplitFits, UsageError
-from debubble.fleet.survey import Means, survey_run
-from debubble.ledger.hop_health import HopHealth, LinkHealth, account_for, judge_links
-from debubble.ledger.ledger import Ledger
+from debubble.fleet.survey import Means
+from debubble.ledger.hop_health import HopHealth
 from debubble.links.judge import Verdict
-from debubble.measure.measurement import Measurement, context_bucket, measure_run, middle
-from debubble.plan.baseline import measure_baseline
+from debubble.measure.measurement import Measurement, context_bucket, middle
 from debubble.plan.plan import make_plan
 from debubble.report.change import describe
 from debubble.report.find import find_page
 from debubble.report.text import Page, print_page
-from debubble.report.theory import theory_of_schedule
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.job import JobFacts, ask_job
-from debubble.timeline.model import Timeline
+from debubble.timeline.job import JobFacts
 from debubble.trace.digest.place import DigestPlace
 from debubble.trace.run import find_run
 from debubble.trace.source import Limits
@@ -103,7 +101,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Analysis:
+class Outcome:
     """The answer of a worker: a finding with its measurement, or why there is none."""
 
     finding: Finding | None = None
@@ -125,7 +123,7 @@ class Task:
     """Where a digest of each rank is kept."""
 
 
-def analyse(task: Task) -> Analysis:
+def analyse(task: Task) -> Outcome:
     """Read and measure one capture; what debubble cannot read is said, not raised."""
     began = time.monotonic()
     signal.signal(signal.SIGALRM, _too_late)
@@ -133,14 +131,14 @@ def analyse(task: Task) -> Analysis:
     try:
         measurement, finding = _analyse(task)
     except _TooLate:
-        return Analysis(problem=f"its analysis took longer than {task.timeout_s:g} s")
+        return Outcome(problem=f"its analysis took longer than {task.timeout_s:g} s")
     except MemoryError:
-        return Analysis(problem="it does not fit into memory")
+        return Outcome(problem="it does not fit into memory")
     except DebubbleError as error:
-        return Analysis(problem=str(error), seconds=time.monotonic() - began)
+        return Outcome(problem=str(error), seconds=time.monotonic() - began)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return Analysis(finding=finding, measurement=measurement, seconds=time.monotonic() - began)
+    return Outcome(finding=finding, measurement=measurement, seconds=time.monotonic() - began)
 
 
 class _TooLate(BaseException):
@@ -153,32 +151,28 @@ def _too_late(_number: int, _frame: object) -> None:
 
 def _analyse(task: Task) -> tuple[Measurement, Finding]:
     means = Means(limits=task.limits, digests=task.digests)
-    found = survey_run(find_run(task.files, limits=task.limits), means=means)
-    run, timeline, figures = found.run, found.timeline, found.shown
+    run = analyse_found(find_run(task.files, limits=task.limits), means=means)
+    figures, measurement = run.pipeline, run.measurement
     if not figures.windows and figures.stream is None:
         raise NoPipeline("no step was captured whole, so nothing can be measured")
-    job = ask_job(run.sidecars, figures)
-    measurement = measure_run(run, timeline, figures)
-    ledger = account_for(timeline, figures)
-    missed = (*run.gaps, *timeline.gaps, *figures.gaps, *job.gaps)
-    gaps = tuple(dict.fromkeys((*missed, *(ledger.gaps if ledger else ()))))
-    counts, bucket, told_by = _contexts(measurement, job, task.traffic)
-    page = find_page([figures], ledger, job, gaps, "")
-    plan, no_plan = _plan(timeline, figures, job, ledger)
+    counts, bucket, told_by = _contexts(measurement, run.job, task.traffic)
+    plan, no_plan = _plan(run)
     return measurement, Finding(
         bucket=bucket,
         context_source=told_by,
         counts=counts,
         metrics=_metrics(measurement),
-        causes=_causes(ledger),
-        theory=theory_of_schedule(figures),
+        causes={str(cause): share for cause, share in run.ledger.shares().items()}
+        if run.ledger
+        else {},
+        theory=run.theory_of_schedule,
         schedule=figures.schedule,
         stages=_stages(measurement, figures),
-        hops=_hops((ledger and ledger.links) or judge_links(timeline, figures)),
+        hops=tuple(_hop(health) for health in run.links.hops),
         plan=plan,
         no_plan=no_plan,
-        warnings=tuple(f"{gap.code}: {gap}" for gap in gaps),
-        report=_as_text(page),
+        warnings=tuple(f"{gap.code}: {gap}" for gap in run.warnings),
+        report=_as_text(find_page(answer_find(run))),
     )
 
 
@@ -223,12 +217,6 @@ def _metrics(one: Measurement) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _causes(ledger: Ledger | None) -> dict[str, float]:
-    if ledger is None or not ledger.total_ns:
-        return {}
-    return {str(cause): ns / ledger.total_ns for cause, ns in ledger.causes().items()}
-
-
 def _stages(measurement: Measurement, figures: PipelineFigures) -> tuple[Stage, ...]:
     memory = {one.rank: one for one in measurement.memory}
     shares = {one.rank: one for one in figures.shares}
@@ -245,10 +233,6 @@ def _stages(measurement: Measurement, figures: PipelineFigures) -> tuple[Stage, 
     )
 
 
-def _hops(health: LinkHealth) -> tuple[Hop, ...]:
-    return tuple(_hop(one) for one in health.hops)
-
-
 def _hop(one: HopHealth) -> Hop:
     hop, judged = one.times.figures, one.judgement
     told = judged.verdict != Verdict.UNKNOWN
@@ -263,21 +247,13 @@ def _hop(one: HopHealth) -> Hop:
     )
 
 
-def _plan(
-    timeline: Timeline, figures: PipelineFigures, job: JobFacts, ledger: Ledger | None
-) -> tuple[Planned | None, str]:
+def _plan(run: Analysis) -> tuple[Planned | None, str]:
     """Plan on today's costs, or say why not."""
-    if figures.kind == "stream":
+    if run.pipeline.kind == "stream":
         return None, NO_PLAN_FOR_A_STREAM
     try:
-        baseline = measure_baseline(
-            timeline,
-            figures,
-            layers=job.split_for(figures),
-            schedule=job.schedule_for(figures),
-            latency_ns=job.without_profiler_ns(figures.batch_latency_ns),
-        )
-        plan = make_plan(baseline, timeline, links=ledger.links if ledger else None)
+        links = run.links if run.ledger else None
+        plan = make_plan(run.baseline(), run.timeline, links=links)
     except (UsageError, NoPipeline, NoSplitFits) as error:
         return None, str(error)
     best = plan.recommended[:1]

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from debubble.measure import store_schema as schema
 from debubble.measure.store import Store
-from debubble.watch.analyse import Analysis, Finding
+from debubble.watch.analyse import Finding, Outcome
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -106,7 +106,7 @@ class Claims(Room):
     def finish(
         self,
         claim: Claim,
-        analysis: Analysis,
+        analysis: Outcome,
         *,
         now_s: float,
         follow: Callable[[Connection, Finding], None],

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from debubble.capture.server import ServerOrder, capture_server, end_profile
 from debubble.errors import CaptureError, DebubbleError, StoreError, WatchError
-from debubble.watch.analyse import Analysis, Task, analyse, prepare_worker
+from debubble.watch.analyse import Outcome, Task, analyse, prepare_worker
 from debubble.watch.config import Config, Source, Trigger
 from debubble.watch.http import Server
 from debubble.watch.journal import Claim, Journal
@@ -228,7 +228,7 @@ class Service:
         for kind, message in raised:
             log("alert", level="warning", source=source.name, kind=kind, message=message)
 
-    async def _compute(self, task: Task) -> Analysis | None:
+    async def _compute(self, task: Task) -> Outcome | None:
         """Have a worker analyse; where one dies, once more alone: then it was the capture."""
         loop = asyncio.get_running_loop()
         pool = self._pool = self._pool or _new_pool(self.config.workers)
@@ -248,7 +248,7 @@ class Service:
             try:
                 return await loop.run_in_executor(alone, analyse, task)
             except BrokenProcessPool:
-                return Analysis(problem="the analysis died twice, perhaps for want of memory")
+                return Outcome(problem="the analysis died twice, perhaps for want of memory")
             except Exception as error:  # noqa: BLE001 (the same)
                 return _bug(error)
 
@@ -365,9 +365,9 @@ def _new_pool(workers: int) -> ProcessPoolExecutor:
     )
 
 
-def _bug(error: BaseException) -> Analysis:
+def _bug(error: BaseException) -> Outcome:
     log("bug", level="error", problem="".join(traceback.format_exception(error)))
-    return Analysis(problem=f"debubble failed on it: {type(error).__name__}: {error}")
+    return Outcome(problem=f"debubble failed on it: {type(error).__name__}: {error}")
 
 
 @contextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from debubble.answers.ledger import say_remedy
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Cause
 from debubble.ledger.savings import ALL
 from debubble.report.html.markup import hatched, safe
 from debubble.report.html.palette import say_cause
-from debubble.report.ledger import say_remedy
 from debubble.units import show_duration, show_share
 
 _WIDTH, _ROW, _BAR = 1240, 30, 20
@@ -34,34 +34,33 @@ def ledger_bars(ledger: Ledger) -> str:
     """Draw where each rank's time went: one bar a rank, work first, the largest waits named."""
     left, right = 84, 470
     room = _WIDTH - left - right
-    length = ledger.total_ns / len(ledger.ranks)
     parts = []
     for place, rank in enumerate(ledger.ranks):
         y, x = place * _ROW + 4, float(left)
-        causes = ledger.causes(place)
+        shares = ledger.shares(place)
         parts.append(_text(left - 10, y + 15, f"rank {rank.rank}", anchor="end"))
-        for cause, spent in causes.items():
-            if spent:
-                width = spent / length * room
-                words = f"rank {rank.rank}, {say_cause(cause)}: {show_share(spent / length)}"
+        for cause, share in shares.items():
+            if share:
+                width = share * room
+                words = f"rank {rank.rank}, {say_cause(cause)}: {show_share(share)}"
                 parts.append(hatched(cause, (x, y, width, _BAR), words))
                 x += width
-        parts.append(_text(_WIDTH - right + 14, y + 15, _largest(causes, length)))
+        parts.append(_text(_WIDTH - right + 14, y + 15, _largest(shares)))
     return _svg(len(ledger.ranks) * _ROW + 6, parts, "Where the time of each rank went")
 
 
-def _largest(causes: dict[Cause, int], length: float) -> str:
+def _largest(shares: dict[Cause, float]) -> str:
     """Name the share of work and of the largest waits."""
     waits = sorted(
-        ((spent, cause) for cause, spent in causes.items() if cause is not Cause.COMPUTE),
+        ((share, cause) for cause, share in shares.items() if cause is not Cause.COMPUTE),
         reverse=True,
     )
     named = [
-        f"{say_cause(cause)} {show_share(spent / length)}"
-        for spent, cause in waits[:_NAMED_BESIDE]
-        if spent / length >= 0.005
+        f"{say_cause(cause)} {show_share(share)}"
+        for share, cause in waits[:_NAMED_BESIDE]
+        if share >= 0.005
     ]
-    return " · ".join([f"work {show_share(causes[Cause.COMPUTE] / length)}", *named])
+    return " · ".join([f"work {show_share(shares[Cause.COMPUTE])}", *named])
 
 
 def saving_bars(ledger: Ledger) -> str:
@@ -69,7 +68,8 @@ def saving_bars(ledger: Ledger) -> str:
     kept = [one for one in ledger.savings if one.saved_ns > 0 and one.cause != ALL]
     if not kept:
         return ""
-    left, right = 330, 240
+    pairs = any(len(one.causes) > 1 for one in kept)
+    left, right = 470 if pairs else 330, 240
     most = max(one.saved_ns for one in kept)
     parts = []
     for row, one in enumerate(kept):

@@ -113,6 +113,14 @@ def report_markup(report: Report) -> str:
 """
 
 
+def notebook_markup(page: Page) -> str:
+    """Write a page as a notebook shows it: sentences and tables, no script, no style of its own."""
+    return (
+        f"<div><p><b>{safe(page.answer)}</b></p>{_findings(page)}"
+        f"{''.join(map(table_markup, page.tables))}{_warnings(page)}</div>"
+    )
+
+
 def _data(report: Report) -> str:
     content: dict[str, Any] = {
         "palette": palette_json(),

@@ -7,10 +7,10 @@ from statistics import median
 import pytest
 from making import H200
 
+from debubble.answers.ledger import say_cause, say_remedy
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.model import Cause
 from debubble.ledger.verdict import name_causes
-from debubble.report.ledger import say_named, say_remedy
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
@@ -33,4 +33,4 @@ def test_all_savings_are_of_the_one_batch_that_was_measured(ledger):
     for one in ledger.savings:
         assert one.batch_latency_ns + one.saved_ns == round(measured)
     for named in name_causes(ledger):
-        assert f" of {show_duration(measured)} (" in say_named(ledger, named)
+        assert f" of {show_duration(measured)} (" in say_cause(ledger, named)

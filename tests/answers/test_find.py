@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
+import msgspec
 import pytest
 from console import REPOSITORY
 from making import H200
 
-from debubble.ledger.ledger import build_ledger
-from debubble.report.find_json import find_json
-from debubble.timeline.build import build_run
-from debubble.timeline.figures import measure_pipeline
-from debubble.timeline.job import JobFacts
-from debubble.trace.run import find_run, read_run
+from debubble.analysis import analyse_found
+from debubble.answers.find import FindAnswer, answer_find
+from debubble.errors import UsageError
+from debubble.fleet.question import Question
+from debubble.trace.run import find_run
 
 FIELDS = {
     "run": "capture captures kind pipelines ranks stages chunks microbatches schedule framework "
     "stated steps "
     "devices clock_uncertainty_s missing_ranks partial one_run steps_inferred steps_left_out",
-    "ledger": "total_s steps causes ranks",
+    "ledger": "total_s steps middle_steps causes shares culprits ranks",
     "replay": "batch_latency_s error_fraction",
     "numbers": "bubble_fraction batch_latency_s step_time_s peak_memory_bytes microbatches_per_s "
     "tokens_per_s unprofiled_batch_latency_s",
@@ -33,7 +32,7 @@ ROWS = {
     "memory": "rank static_bytes per_microbatch_bytes transient_bytes peak_bytes "
     "passes_peak_bytes between_peak_bytes peak_reserved_bytes most_in_flight limit_bytes "
     "job_peak_bytes free_bytes other_bytes",
-    "savings": "cause batch_latency_s saved_s saved_fraction",
+    "savings": "cause causes batch_latency_s saved_s saved_fraction",
     "named": "cause rank stage hop saved_s culprit_saved_s sentence",
     "hops": "from_rank to_rank from_stage to_stage stages bytes wire_s wait_s n buffered_fraction "
     "bytes_per_s expected_bytes_per_s times_expected verdict times cost_per_batch_s",
@@ -42,11 +41,12 @@ ROWS = {
 
 @pytest.fixture(scope="module", params=["1f1b_p3_m7", "fwd_closed_m4"])
 def data(request):
-    run = read_run(find_run([str(H200 / request.param)]))
-    timeline = build_run(run)
-    figures = measure_pipeline(timeline, 0)
-    ledger = build_ledger(timeline, 0, [window.step for window in figures.windows])
-    return find_json(run, timeline, [figures], ledger, timeline.gaps, job=JobFacts())
+    return answer_of(request.param).to_dict()
+
+
+def answer_of(name, **asked):
+    found = find_run([str(H200 / name)])
+    return answer_find(analyse_found(found, Question(believes_job=True, **asked)))
 
 
 def test_every_field_of_the_design_is_there(data):
@@ -80,17 +80,21 @@ def test_the_shares_of_the_ranks_make_those_of_the_pipeline(data):
 
 def test_what_is_null_has_a_reason_and_what_is_known_has_none(data):
     assert data["numbers"]["tokens_per_s"] is None
-    assert set(data["unknown"]) == {
+    assert all(hop["expected_bytes_per_s"] for hop in data["hops"])
+    unjudged = {"hops[].times", "hops[].cost_per_batch_s"}
+    assert set(data["unknown"]) - unjudged == {
+        "run.framework.name",
         "numbers.tokens_per_s",
         "numbers.unprofiled_batch_latency_s",
-        "hops[].expected_bytes_per_s",
+        "bottleneck",
     }
+    known = all(hop["verdict"] != "unknown" for hop in data["hops"])
+    assert bool(unjudged & set(data["unknown"])) is not known
 
 
 def test_one_step_alone_has_no_step_time_and_says_why():
-    run = read_run(find_run([str(H200 / "1f1b_p2_m4")]))
-    timeline = replace(build_run(run), steps=(2,))
-    data = find_json(run, timeline, [measure_pipeline(timeline, 0)], None, (), job=JobFacts())
+    found = find_run([str(H200.parent / "frameworks" / "mg_nosync")])
+    data = answer_find(analyse_found(found)).to_dict()
     assert data["numbers"]["step_time_s"] is None
     assert data["unknown"]["numbers.step_time_s"] == "it takes two steps to tell"
 
@@ -110,3 +114,42 @@ def test_the_ledger_adds_up_in_seconds_too(data):
                     f"rank{rank['rank']}" in example["file"]
                 )
                 assert example["dur_us"] > 0
+
+
+def test_headline_and_table_are_of_the_same_steps(data):
+    shares = data["ledger"]["shares"]
+    assert sum(shares.values()) == pytest.approx(1.0, abs=1e-9)
+    assert shares["compute"] == pytest.approx(1 - data["numbers"]["bubble_fraction"], abs=0.003)
+    for rank in data["ledger"]["ranks"]:
+        assert sum(rank["shares"].values()) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_all_savings_are_of_the_batch_that_is_printed_and_the_largest_come_first(data):
+    batch = data["numbers"]["batch_latency_s"]
+    for saving in data["savings"]:
+        assert saving["batch_latency_s"] + saving["saved_s"] == pytest.approx(batch, abs=1e-9)
+    saved = [saving["saved_s"] for saving in data["savings"]]
+    assert saved == sorted(saved, reverse=True)
+
+
+def test_an_answer_is_what_its_schema_says(data):
+    schema = msgspec.json.schema(FindAnswer)
+    assert msgspec.convert(data, FindAnswer).to_dict() == data
+    assert set(schema["$defs"]["FindAnswer"]["properties"]) == set(data)
+
+
+def test_bubble_ledger_and_savings_are_tables_in_three_lines():
+    pd = pytest.importorskip("pandas")
+    found = answer_of("1f1b_p3_m7")
+    assert found.to_frame()["bubble_fraction"][0] == found.numbers.bubble_fraction
+    ledger = found.to_frame("ledger")
+    assert isinstance(ledger, pd.DataFrame)
+    assert list(ledger["rank"]) == [0, 1, 2]
+    assert ledger.drop(columns="rank").sum(axis=1).tolist() == pytest.approx([1.0] * 3)
+    assert found.to_frame("savings")["saved_s"].is_monotonic_decreasing
+
+
+def test_a_table_that_is_not_there_is_refused_with_those_that_are():
+    pytest.importorskip("pandas")
+    with pytest.raises(UsageError, match="no table 'ranks'"):
+        answer_of("1f1b_p3_m7").to_frame("ranks")

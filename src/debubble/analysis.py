@@ -1,0 +1,221 @@
+"""One run in → every fact about it, each worked out once, when it is first asked for.
+
+The middle of the house: verbs, the watch service, `tune` and the pictures ask here, so that two of
+them cannot disagree. Left of it nothing is put into words, right of it nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from debubble.errors import Gap
+from debubble.fleet.question import Question
+from debubble.fleet.survey import Means, Survey, survey_run
+from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
+from debubble.ledger.ledger import Ledger
+from debubble.ledger.verdict import Bottleneck, Named, find_bottleneck, name_causes
+from debubble.links.expectation import Hop
+from debubble.links.judge import Past
+from debubble.links.wiring import Wiring, read_topologies, read_wiring
+from debubble.measure.measurement import Measurement, measure_run
+from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
+from debubble.schedules import Order, order_of
+from debubble.simulate.theory import bubble_fraction, bubble_fraction_of_stream, ideal_bubble
+from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.job import JobFacts, ask_job
+from debubble.timeline.model import PassKind, Timeline
+from debubble.timeline.replicas import ReplicaFigures
+from debubble.trace.columns import RankTrace
+from debubble.trace.run import Found, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wires:
+    """What the user says of the wires, and of what they did before."""
+
+    classes: Sequence[str] = ()
+    topologies: Sequence[str] = ()
+    history: Mapping[Hop, Past] = field(default_factory=dict)
+
+
+class Analysis:
+    """What is known of one run, of the pipeline to look into above all."""
+
+    def __init__(self, survey: Survey, wires: Wires | None = None, step: int | None = None) -> None:
+        self.run: Run = survey.run
+        self.timeline: Timeline = survey.timeline
+        self.traces: tuple[RankTrace, ...] = survey.traces
+        self.pipelines: tuple[PipelineFigures, ...] = survey.figures
+        """All that were asked for."""
+        self.pipeline: PipelineFigures = survey.shown
+        """The one to look into first: it drags the others, or waits most."""
+        self.replicas: ReplicaFigures | None = survey.replicas
+        self.step = step
+        """The one that was asked for."""
+        self._found = survey.gaps
+        self._wires = wires or Wires()
+        self._ledgers: dict[int, Ledger | None] = {}
+
+    @cached_property
+    def job(self) -> JobFacts:
+        """What the job said of itself, held against its traces."""
+        return ask_job(self.run.sidecars, self.pipeline)
+
+    @cached_property
+    def _wiring(self) -> tuple[Wiring, tuple[Gap, ...]]:
+        topologies, gaps = read_topologies(self._wires.topologies)
+        wiring = read_wiring(self.pipeline.ranks, self._wires.classes, topologies)
+        return wiring, tuple(gaps)
+
+    def ledger_of(self, pipeline: PipelineFigures) -> Ledger | None:
+        """Account for a pipeline; None where batches overlap, are cut, or are not of one run."""
+        if pipeline.pipeline not in self._ledgers:
+            self._ledgers[pipeline.pipeline] = account_for(
+                self.timeline, pipeline, self._wiring[0], self._wires.history
+            )
+        return self._ledgers[pipeline.pipeline]
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Why each nanosecond of the pipeline was spent."""
+        return self.ledger_of(self.pipeline)
+
+    @cached_property
+    def links(self) -> LinkHealth:
+        """What each hop takes, whether it is slow, and what that costs."""
+        if self.ledger is not None and self.ledger.links is not None:
+            return self.ledger.links
+        return judge_links(self.timeline, self.pipeline, self._wiring[0], self._wires.history)
+
+    @cached_property
+    def causes(self) -> tuple[Named, ...]:
+        """The causes that matter, whose they are, and what putting them right would buy."""
+        return name_causes(self.ledger) if self.ledger else ()
+
+    @cached_property
+    def bottleneck(self) -> Bottleneck | None:
+        """What takes more of a step than all waiting does."""
+        return find_bottleneck(self.ledger, self.pipeline.outside_ns) if self.ledger else None
+
+    @cached_property
+    def measurement(self) -> Measurement:
+        """The numbers that are compared, and kept: a sample a step."""
+        return measure_run(self.run, self.timeline, self.pipeline)
+
+    @cached_property
+    def warnings(self) -> tuple[Gap, ...]:
+        """Whatever was found wanting, each once: the same for whoever asks."""
+        account = self.ledger.gaps if self.ledger else ()
+        return tuple(dict.fromkeys((*self.measured_warnings, *self._wiring[1], *account)))
+
+    @cached_property
+    def measured_warnings(self) -> tuple[Gap, ...]:
+        """The same without those of the account, for whoever asks for the numbers alone."""
+        return tuple(dict.fromkeys((*self._found, *self.job.gaps)))
+
+    @property
+    def tokens(self) -> int | None:
+        """Of a microbatch, where the job or its shapes tell."""
+        said = self.job.tokens_of_microbatch(self.pipeline.microbatches)
+        return said or self.pipeline.ranks[0].parallelism.microbatch_tokens
+
+    @cached_property
+    def theory(self) -> float | None:
+        """The formula's bubble, where it applies: one stage a rank, a fixed batch."""
+        pipeline = self.pipeline
+        single = all(len(rank.stages) == 1 for rank in pipeline.ranks)
+        if pipeline.stated is not None and pipeline.stated.agrees is not None:
+            single = pipeline.stated.chunks == 1
+        members = pipeline.ranks[0].members
+        # Beyond an end that was not captured there may be more ranks.
+        ends_known = not {*members[:1], *members[-1:]} & set(pipeline.absent)
+        if pipeline.microbatches is None or not single or not ends_known or pipeline.stream:
+            return None
+        return bubble_fraction(len(pipeline.ranks) + len(pipeline.absent), pipeline.microbatches)
+
+    @cached_property
+    def theory_of_schedule(self) -> float | None:
+        """The bubble of the schedule, stated or else found: equal stages, free transfers."""
+        pipeline = self.pipeline
+        if pipeline.kind == "stream" or pipeline.absent:
+            return None
+        if pipeline.stated is not None:
+            order = pipeline.stated.order
+        elif pipeline.schedule is None or pipeline.microbatches is None:
+            order = None
+        else:
+            chunks = len(pipeline.ranks[0].stages)
+            order = order_of(pipeline.schedule, len(pipeline.ranks), pipeline.microbatches, chunks)
+        durations = None if order is None else _equal_stages(pipeline, order)
+        return None if order is None or durations is None else ideal_bubble(order, durations)
+
+    @cached_property
+    def theory_of_stream(self) -> float | None:
+        """The share that equal stages would wait with so many batches in flight."""
+        stream = self.pipeline.stream
+        if stream is None:
+            return None
+        return bubble_fraction_of_stream(len(self.pipeline.ranks), stream.in_flight)
+
+    def baseline(
+        self,
+        *,
+        layers: tuple[int, ...] | None = None,
+        limit_bytes: float | None = None,
+        schedule: str | None = None,
+        latency_ns: float | None = None,
+        also: AlsoRun | None = None,
+    ) -> Baseline:
+        """Fit what every change starts from; what is not said, the job says."""
+        pipeline, job = self.pipeline, self.job
+        return measure_baseline(
+            self.timeline,
+            pipeline,
+            layers=layers or job.split_for(pipeline),
+            limit_bytes=limit_bytes,
+            schedule=schedule or job.schedule_for(pipeline),
+            latency_ns=latency_ns or job.without_profiler_ns(pipeline.batch_latency_ns),
+            also=also,
+        )
+
+    def layers_of(self, stage: int) -> int | None:
+        """Return the layers that kernels show of a stage, else those that the job names."""
+        for rank in self.pipeline.ranks:
+            for layers in rank.layers:
+                if layers.stage == stage:
+                    return layers.layers
+        said = self.job.split_for(self.pipeline)
+        return said[stage] if said and stage < len(said) else None
+
+
+def analyse_found(
+    found: Found,
+    question: Question | None = None,
+    means: Means | None = None,
+    wires: Wires | None = None,
+) -> Analysis:
+    """Read a run that was found, and measure what is asked about."""
+    question = question or Question(believes_job=True)
+    return Analysis(survey_run(found, question, means), wires, question.step)
+
+
+def _equal_stages(pipeline: PipelineFigures, order: Order) -> dict[str, float] | None:
+    """Share what all stages take equally among those of an order; None where a kind is unknown.
+
+    A schedule that was stated may split backward passes that ran whole, or the other way round.
+    """
+    total = dict.fromkeys("FBIW", 0.0)
+    for row in pipeline.stages:
+        total[PassKind(row.kind).name] += row.median_ns
+    whole, halves = total["B"], total["I"] + total["W"]
+    if not whole:
+        total["B"] = halves
+    if not halves:
+        total["I"] = total["W"] = whole / 2
+    actions = [action for actions in order for action in actions]
+    if not all(total[kind] for kind in {action.kind for action in actions}):
+        return None
+    stages = len({action.stage for action in actions})
+    return {kind: total[kind] / stages for kind in "FBIW"}

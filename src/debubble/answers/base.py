@@ -1,0 +1,115 @@
+"""What every verb's answer has: JSON as its encoding, tables, and reasons for what is unknown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from debubble.errors import Code, Gap, MissingExtra, UsageError, place
+from debubble.units import NS_PER_S
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of an answer. Units stand in the names; what cannot be said is null."""
+
+
+class Warned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something missing or broken that the answer had to do without."""
+
+    code: Code
+    message: str
+    hint: str = ""
+    rank: int | None = None
+    file: str = ""
+
+    def __str__(self) -> str:
+        return f"{place(self.file, self.rank)}{self.message}"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One verb's answer."""
+
+    drawn: ClassVar[dict[type[Answer], Callable[[Any], str]]] = {}
+    """How each kind of answer shows itself in a notebook; whoever can draw says it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as `--json` has it, as plain objects."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    def to_json(self) -> str:
+        """Return what `--json` prints."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return what of the answer is a table, by name: rows of plain values."""
+        every = self.to_dict()
+        return {
+            name: [_flat(row) for row in rows]
+            for name, rows in every.items()
+            if isinstance(rows, list) and rows and isinstance(rows[0], dict)
+        }
+
+    def to_frame(self, table: str | None = None) -> Any:
+        """Return a table of the answer, by its name or the first one, as a pandas DataFrame."""
+        try:
+            import pandas as pd  # type: ignore[import-untyped,unused-ignore]  # noqa: PLC0415
+        except ImportError as error:
+            raise MissingExtra("pandas is not installed", hint="pip install pandas") from error
+        tables = self.tables()
+        name = next(iter(tables)) if table is None else table
+        if name not in tables:
+            raise UsageError(f"there is no table {name!r}", hint=f"one of {', '.join(tables)}")
+        return pd.DataFrame(tables[name])
+
+    def _repr_html_(self) -> str:
+        draw = self.drawn.get(type(self))
+        return draw(self) if draw else f"<pre>{self.to_json()}</pre>"
+
+
+def _flat(row: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return a row without rows inside: `wire_s.median` is a column."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{above}{name}.")
+        elif not (isinstance(value, list) and value and isinstance(value[0], dict)):
+            flat[f"{above}{name}"] = value
+    return flat
+
+
+def seconds(nanoseconds: float | None) -> float | None:
+    """Return a duration as answers have it."""
+    return None if nanoseconds is None else nanoseconds / NS_PER_S
+
+
+def list_warnings(gaps: Sequence[Gap]) -> list[Warned]:
+    """Return gaps as every answer lists them."""
+    return [
+        Warned(code=gap.code, message=gap.message, hint=gap.hint, rank=gap.rank, file=gap.file)
+        for gap in gaps
+    ]
+
+
+def nulls_of(answer: Any, above: str = "") -> Iterator[str]:
+    """Yield the path of everything in an answer that is null, such as `hops[].bytes`."""
+    if answer is None:
+        yield above
+    elif isinstance(answer, msgspec.Struct):
+        for name in answer.__struct_fields__:
+            yield from nulls_of(getattr(answer, name), f"{above}.{name}" if above else name)
+    elif isinstance(answer, Mapping):
+        for name, value in answer.items():
+            yield from nulls_of(value, f"{above}.{name}")
+    elif isinstance(answer, list | tuple):
+        for value in answer:
+            yield from nulls_of(value, f"{above}[]")
+
+
+def explain_nulls(answer: Any, reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return why each thing that is null is: of those that have a reason to be told."""
+    found = set(nulls_of(answer))
+    return {path: reason for path, reason in reasons.items() if path in found}

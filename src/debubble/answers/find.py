@@ -1,0 +1,755 @@
+"""An `Analysis` in → what `debubble find` answers: the bubble, against theory, why and whose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from debubble.analysis import Analysis
+from debubble.answers.base import Answer, Part, Warned, explain_nulls, list_warnings, seconds
+from debubble.answers.ledger import (
+    WITHOUT_TRACE,
+    AccountPart,
+    BottleneckPart,
+    NamedCause,
+    ReplayPart,
+    SavingPart,
+    answer_account,
+    answer_bottleneck,
+    answer_causes,
+    answer_replay,
+    answer_savings,
+)
+from debubble.answers.links import HopPart, hop_parts
+from debubble.errors import Code, NoPipeline, as_gap
+from debubble.fleet.survey import NoPipelineIn
+from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.job import JobFacts
+from debubble.timeline.model import PassKind, RankTimeline
+from debubble.timeline.replicas import DRAGS, UNDECIDED, Difference, Replica, ReplicaFigures
+from debubble.trace.run import Run
+from debubble.units import NS_PER_S, counted, show_duration, show_members, show_ranks, show_share
+
+SCHEMA = "debubble.find/1"
+# So many ranks are named one by one.
+_FEW = 16
+
+
+class FrameworkPart(Part, frozen=True, kw_only=True):
+    """Whose framework ran it, and how it divides the job."""
+
+    name: str | None
+    tensor: int | None
+    context: int | None
+    expert: int | None
+    data: int | None
+    sharded: int | None
+    microbatch_size: int | None
+    sequence: int | None
+    recomputes: bool
+
+
+class DeviationPart(Part, frozen=True, kw_only=True):
+    """Where a run first differs from the schedule that was stated."""
+
+    rank: int
+    step: int
+    place: int
+    found: str | None
+    expected: str | None
+
+
+class StatedPart(Part, frozen=True, kw_only=True):
+    """The schedule as the user states it, and whether the run has it."""
+
+    schedule: str
+    chunks: int | None
+    agrees: bool | None
+    deviation: DeviationPart | None
+
+
+class LeftOutPart(Part, frozen=True, kw_only=True):
+    """A step that no figure is made of."""
+
+    step: int
+    why: str
+
+
+class RunPart(Part, frozen=True, kw_only=True):
+    """What ran: all pipelines by their ranks, and the shape of the one to look into."""
+
+    capture: str
+    captures: list[str]
+    kind: str
+    pipelines: list[list[int]]
+    ranks: int
+    stages: int
+    chunks: int
+    microbatches: int | None
+    schedule: str | None
+    framework: FrameworkPart
+    stated: StatedPart | None
+    steps: list[int]
+    devices: list[str]
+    clock_uncertainty_s: float | None
+    missing_ranks: list[int]
+    partial: bool
+    one_run: bool
+    steps_inferred: bool
+    steps_left_out: list[LeftOutPart]
+
+
+class NumbersPart(Part, frozen=True, kw_only=True):
+    """The three numbers, and throughput."""
+
+    bubble_fraction: float | None
+    batch_latency_s: float | None
+    step_time_s: float | None
+    peak_memory_bytes: list[int | None]
+    microbatches_per_s: float | None
+    tokens_per_s: float | None
+    unprofiled_batch_latency_s: float | None
+
+
+class JobPart(Part, frozen=True, kw_only=True):
+    """What the job said of itself."""
+
+    schedule: str | None
+    microbatches: int | None
+    split: list[int] | None
+    tokens: int | None
+    context_lengths: list[int] | None
+    unprofiled_step_time_s: float | None
+    profiled_step_time_s: float | None
+    steps_timed: int
+    overhead_fraction: float | None
+
+
+class TheoryPart(Part, frozen=True, kw_only=True):
+    """What theory gives: the formula, and the schedule with equal stages and free transfers."""
+
+    bubble_fraction: float | None
+    schedule_bubble_fraction: float | None
+
+
+class SharesPart(Part, frozen=True, kw_only=True):
+    """How a rank's time looks to a dashboard, and what it is."""
+
+    rank: int
+    apparent_fraction: float | None
+    useful_fraction: float | None
+    bubble_fraction: float | None
+    busy_fraction: float | None
+
+
+class UtilisationPart(Part, frozen=True, kw_only=True):
+    """The same of all ranks."""
+
+    apparent_fraction: float | None
+    useful_fraction: float | None
+    ranks: list[SharesPart]
+
+
+class StreamPart(Part, frozen=True, kw_only=True):
+    """What only a stream has."""
+
+    window_s: float
+    batches_in_flight: float
+    mean_batches_in_flight: float
+    most_batches_in_flight: int
+    batch_latency_p95_s: float | None
+    batches: int
+    bubble_fraction_of_equal_stages: float | None
+
+
+class ShapePart(Part, frozen=True, kw_only=True):
+    """How waits between passes lie."""
+
+    jagged_fraction: float
+    where: str
+    median_wait_s: float
+    waits: int
+
+
+class PassPart(Part, frozen=True, kw_only=True):
+    """What one kind of pass takes."""
+
+    median_s: float
+    mad_s: float
+    n: int
+
+
+class StagePart(Part, frozen=True, kw_only=True):
+    """One stage."""
+
+    stage: int
+    rank: int
+    layers: int | None
+    layer_s: float | None
+    passes: dict[str, PassPart]
+
+
+class MemoryPart(Part, frozen=True, kw_only=True):
+    """What one rank holds."""
+
+    rank: int
+    static_bytes: int | None
+    per_microbatch_bytes: int | None
+    transient_bytes: int | None
+    peak_bytes: int | None
+    passes_peak_bytes: int | None
+    between_peak_bytes: int | None
+    peak_reserved_bytes: int | None
+    most_in_flight: int | None
+    limit_bytes: int | None
+    job_peak_bytes: int | None
+    free_bytes: int | None
+    other_bytes: int | None
+
+
+class PipelinePart(Part, frozen=True, kw_only=True):
+    """One pipeline of the job, in a line."""
+
+    pipeline: int
+    ranks: list[int]
+    missing_ranks: list[int]
+    bubble_fraction: float | None
+    batch_latency_s: float | None
+    peak_memory_bytes: int | None
+
+
+class ReplicaPart(Part, frozen=True, kw_only=True):
+    """One replica."""
+
+    replica: int
+    pipelines: list[int]
+    ranks: list[int]
+    late_s: float | None
+    last_steps: int
+    waited_s: float
+
+
+class DifferencePart(Part, frozen=True, kw_only=True):
+    """What takes longer in one replica than elsewhere."""
+
+    what: str
+    stage: int | None
+    from_rank: int | None
+    to_rank: int | None
+    outside: str | None
+    here_s: float
+    elsewhere_s: float
+    step_s: float
+
+
+class ReplicasPart(Part, frozen=True, kw_only=True):
+    """What replicas wait for each other."""
+
+    verdict: str
+    slowest: int | None
+    saved_s: float | None
+    saved_fraction: float | None
+    waited_s: float
+    waited_fraction: float | None
+    why: DifferencePart | None
+    steps: list[int]
+    missing_ranks: list[int]
+    end_spread_s: float
+    replicas: list[ReplicaPart]
+    sentence: str
+
+
+class FindAnswer(Answer, frozen=True, kw_only=True):
+    """The pipeline to look into in full, the others as a line each."""
+
+    schema: str = SCHEMA
+    run: RunPart
+    numbers: NumbersPart
+    job: JobPart | None
+    theory: TheoryPart
+    longest_stage_bubble: float | None
+    bubble_over_ideal: float | None
+    utilisation: UtilisationPart
+    outside: dict[str, float]
+    stream: StreamPart | None
+    shape: ShapePart | None
+    ledger: AccountPart | None
+    savings: list[SavingPart] | None
+    replay: ReplayPart | None
+    named: list[NamedCause]
+    bottleneck: BottleneckPart | None
+    stages: list[StagePart]
+    memory: list[MemoryPart]
+    hops: list[HopPart]
+    pipelines: list[PipelinePart]
+    shown_pipeline: int
+    """The one that everything else is about."""
+    replicas: ReplicasPart | None
+    unknown: dict[str, str] = msgspec.field(default_factory=dict)
+    """Why what is null cannot be said."""
+    verdict: str
+    warnings: list[Warned]
+
+    def tables(self) -> dict[str, list[dict[str, object]]]:
+        """Return the tables of the answer: numbers and the ledger by rank are tables, too."""
+        found = super().tables()
+        numbers = msgspec.to_builtins(self.numbers)
+        numbers["peak_memory_bytes"] = max(filter(None, numbers["peak_memory_bytes"]), default=None)
+        ledger = [
+            {"rank": rank.rank, **rank.shares}
+            for rank in (self.ledger.ranks if self.ledger else ())
+        ]
+        return {"numbers": [numbers], "ledger": ledger} | found
+
+
+class NoPipelineRun(Part, frozen=True, kw_only=True):
+    """What was read."""
+
+    capture: str
+    captures: list[str]
+    kind: None = None
+    pipelines: list[list[int]] = msgspec.field(default_factory=list)
+    missing_ranks: list[int]
+
+
+class BusyPart(Part, frozen=True, kw_only=True):
+    """A rank's own share."""
+
+    rank: int
+    busy_fraction: float | None
+
+
+class BusyRanks(Part, frozen=True, kw_only=True):
+    """The same of all ranks."""
+
+    ranks: list[BusyPart]
+
+
+class NoPipelineAnswer(Answer, frozen=True, kw_only=True):
+    """What holds without a pipeline."""
+
+    schema: str = SCHEMA
+    run: NoPipelineRun
+    numbers: None = None
+    utilisation: BusyRanks
+    verdict: str
+    warnings: list[Warned]
+
+
+def answer_find(analysis: Analysis) -> FindAnswer:
+    """Say what the bubble is, why, and whose it is."""
+    pipeline, ledger, job = analysis.pipeline, analysis.ledger, analysis.job
+    replicas = answer_replicas(analysis.replicas)
+    answer = FindAnswer(
+        run=_run_part(analysis),
+        numbers=_numbers_part(pipeline, job),
+        job=_job_part(job),
+        theory=TheoryPart(
+            bubble_fraction=analysis.theory, schedule_bubble_fraction=analysis.theory_of_schedule
+        ),
+        longest_stage_bubble=pipeline.longest_stage_bubble,
+        bubble_over_ideal=pipeline.bubble_over_ideal,
+        utilisation=UtilisationPart(
+            apparent_fraction=pipeline.apparent_fraction,
+            useful_fraction=pipeline.useful_fraction,
+            ranks=[
+                SharesPart(
+                    rank=shares.rank,
+                    apparent_fraction=shares.apparent_fraction,
+                    useful_fraction=shares.useful_fraction,
+                    bubble_fraction=shares.bubble_fraction,
+                    busy_fraction=shares.busy_fraction,
+                )
+                for shares in pipeline.shares
+            ],
+        ),
+        outside={what: length / NS_PER_S for what, length in pipeline.outside_ns.items()},
+        stream=_stream_part(analysis),
+        shape=None
+        if pipeline.shape is None
+        else ShapePart(
+            jagged_fraction=pipeline.shape.jagged_fraction,
+            where=pipeline.shape.where,
+            median_wait_s=pipeline.shape.median_wait_ns / NS_PER_S,
+            waits=pipeline.shape.waits,
+        ),
+        ledger=answer_account(ledger) if ledger else None,
+        savings=answer_savings(ledger) if ledger else None,
+        replay=answer_replay(ledger) if ledger else None,
+        named=answer_causes(analysis),
+        bottleneck=answer_bottleneck(analysis.bottleneck),
+        stages=_stage_parts(analysis),
+        memory=[_memory_part(rank) for rank in pipeline.ranks],
+        hops=hop_parts(analysis),
+        pipelines=[_pipeline_part(figures) for figures in analysis.pipelines],
+        shown_pipeline=pipeline.pipeline,
+        replicas=replicas,
+        verdict=say_bubble(analysis),
+        warnings=list_warnings(analysis.warnings),
+    )
+    return msgspec.structs.replace(answer, unknown=explain_nulls(answer, _reasons(pipeline)))
+
+
+def answer_no_pipeline(why: NoPipelineIn) -> NoPipelineAnswer:
+    """Say that there is no pipeline, and each rank's own share."""
+    run = why.run
+    return NoPipelineAnswer(
+        run=NoPipelineRun(
+            capture=run.found.capture.name,
+            captures=[capture.name for capture in run.found.captures],
+            missing_ranks=list(run.missing_ranks),
+        ),
+        utilisation=BusyRanks(
+            ranks=[
+                BusyPart(rank=rank.rank, busy_fraction=rank.busy_fraction)
+                for rank in run.summarised()
+            ]
+        ),
+        verdict=_say_no_pipeline(run, why),
+        warnings=list_warnings([*run.gaps, as_gap(why, code=Code.NO_PIPELINE)]),
+    )
+
+
+def _run_part(analysis: Analysis) -> RunPart:
+    run, pipeline = analysis.run, analysis.pipeline
+    known, stated = pipeline.ranks[0].parallelism, pipeline.stated
+    uncertainty_s = analysis.timeline.clock_uncertainty_ns / NS_PER_S if pipeline.one_run else None
+    off = stated.deviation if stated else None
+    return RunPart(
+        capture=run.found.capture.name,
+        captures=[capture.name for capture in run.found.captures],
+        kind=pipeline.kind,
+        pipelines=[[rank.rank for rank in each.ranks] for each in analysis.pipelines],
+        ranks=len(pipeline.ranks),
+        stages=len({stage for rank in pipeline.ranks for stage in rank.stages}),
+        chunks=max(len(rank.stages) for rank in pipeline.ranks),
+        microbatches=pipeline.microbatches,
+        schedule=pipeline.schedule,
+        framework=FrameworkPart(
+            name=known.framework,
+            tensor=known.tensor,
+            context=known.context,
+            expert=known.expert,
+            data=known.data,
+            sharded=known.sharded,
+            microbatch_size=known.microbatch_size,
+            sequence=known.sequence,
+            recomputes=pipeline.ranks[0].recomputes,
+        ),
+        stated=None
+        if stated is None
+        else StatedPart(
+            schedule=stated.name,
+            chunks=stated.chunks,
+            agrees=stated.agrees,
+            deviation=None
+            if off is None
+            else DeviationPart(
+                rank=off.rank,
+                step=off.step,
+                place=off.place,
+                found=off.found,
+                expected=off.expected,
+            ),
+        ),
+        steps=[window.step for window in pipeline.windows],
+        devices=sorted({d.name for trace in run.ranks for d in trace.header.devices}),
+        clock_uncertainty_s=uncertainty_s,
+        missing_ranks=list(run.missing_ranks),
+        partial=bool(pipeline.absent) or pipeline.cut,
+        one_run=pipeline.one_run,
+        steps_inferred=analysis.timeline.inferred and bool(pipeline.windows),
+        steps_left_out=[LeftOutPart(step=left.step, why=left.why) for left in pipeline.left_out],
+    )
+
+
+def _numbers_part(pipeline: PipelineFigures, job: JobFacts) -> NumbersPart:
+    step = pipeline.step_time_ns or pipeline.batch_latency_ns
+    rate = pipeline.microbatches * NS_PER_S / step if pipeline.microbatches and step else None
+    # Of steps without the profiler, where the job told how many tokens they have.
+    timed = None if pipeline.stream is not None else job.unprofiled_step_s
+    return NumbersPart(
+        bubble_fraction=pipeline.bubble_fraction,
+        batch_latency_s=seconds(pipeline.batch_latency_ns),
+        step_time_s=seconds(pipeline.step_time_ns),
+        peak_memory_bytes=[rank.peak_memory_bytes for rank in pipeline.ranks],
+        microbatches_per_s=pipeline.stream.batches_per_s if pipeline.stream else rate,
+        tokens_per_s=None if job.tokens is None or timed is None else job.tokens / timed,
+        unprofiled_batch_latency_s=seconds(job.without_profiler_ns(pipeline.batch_latency_ns)),
+    )
+
+
+def _job_part(job: JobFacts) -> JobPart | None:
+    if job == JobFacts():
+        return None
+    return JobPart(
+        schedule=job.schedule,
+        microbatches=job.microbatches,
+        split=list(job.split) or None,
+        tokens=job.tokens,
+        context_lengths=list(job.context_lengths) or None,
+        unprofiled_step_time_s=job.unprofiled_step_s,
+        profiled_step_time_s=job.profiled_step_s,
+        steps_timed=job.steps_timed,
+        overhead_fraction=job.overhead_fraction,
+    )
+
+
+def _stream_part(analysis: Analysis) -> StreamPart | None:
+    stream = analysis.pipeline.stream
+    if stream is None:
+        return None
+    return StreamPart(
+        window_s=(stream.end_ns - stream.start_ns) / NS_PER_S,
+        batches_in_flight=stream.in_flight,
+        mean_batches_in_flight=stream.batches_in_flight,
+        most_batches_in_flight=stream.most_in_flight,
+        batch_latency_p95_s=seconds(stream.batch_latency_p95_ns),
+        batches=stream.batches,
+        bubble_fraction_of_equal_stages=analysis.theory_of_stream,
+    )
+
+
+def _stage_parts(analysis: Analysis) -> list[StagePart]:
+    pipeline = analysis.pipeline
+    layer_ns = {layers.stage: layers.layer_ns for rank in pipeline.ranks for layers in rank.layers}
+    stages: dict[int, StagePart] = {}
+    for row in pipeline.stages:
+        stage = stages.setdefault(
+            row.stage,
+            StagePart(
+                stage=row.stage,
+                rank=row.rank,
+                layers=analysis.layers_of(row.stage),
+                layer_s=seconds(layer_ns.get(row.stage)),
+                passes={},
+            ),
+        )
+        stage.passes[PassKind(row.kind).name] = PassPart(
+            median_s=row.median_ns / NS_PER_S, mad_s=row.mad_ns / NS_PER_S, n=row.count
+        )
+    return list(stages.values())
+
+
+def _memory_part(rank: RankTimeline) -> MemoryPart:
+    names = [name for name in MemoryPart.__struct_fields__ if name != "rank"]
+    return MemoryPart(rank=rank.rank, **{name: getattr(rank.memory, name, None) for name in names})
+
+
+def _pipeline_part(pipeline: PipelineFigures) -> PipelinePart:
+    peaks = [rank.peak_memory_bytes for rank in pipeline.ranks]
+    return PipelinePart(
+        pipeline=pipeline.pipeline,
+        ranks=[rank.rank for rank in pipeline.ranks],
+        missing_ranks=list(pipeline.absent),
+        bubble_fraction=pipeline.bubble_fraction,
+        batch_latency_s=None if pipeline.stream else seconds(pipeline.batch_latency_ns),
+        peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
+    )
+
+
+def answer_replicas(found: ReplicaFigures | None) -> ReplicasPart | None:
+    """Return which replica drags the others, why, and what that costs."""
+    if found is None:
+        return None
+    why = found.why
+    return ReplicasPart(
+        verdict=found.verdict,
+        slowest=found.slowest,
+        saved_s=seconds(found.saved_ns),
+        saved_fraction=found.saved_fraction,
+        waited_s=found.waited_ns / NS_PER_S,
+        waited_fraction=found.waited_fraction,
+        why=None
+        if why is None
+        else DifferencePart(
+            what=why.what,
+            stage=why.stage,
+            from_rank=why.hop[0] if why.hop else None,
+            to_rank=why.hop[1] if why.hop else None,
+            outside=why.outside,
+            here_s=why.here_ns / NS_PER_S,
+            elsewhere_s=why.elsewhere_ns / NS_PER_S,
+            step_s=why.step_ns / NS_PER_S,
+        ),
+        steps=list(found.steps),
+        missing_ranks=list(found.absent),
+        end_spread_s=found.end_spread_ns / NS_PER_S,
+        replicas=[
+            ReplicaPart(
+                replica=number,
+                pipelines=list(replica.pipelines),
+                ranks=list(replica.ranks),
+                late_s=seconds(replica.late_ns),
+                last_steps=replica.last,
+                waited_s=replica.waited_ns / NS_PER_S,
+            )
+            for number, replica in enumerate(found.replicas)
+        ],
+        sentence=_say_replicas(found),
+    )
+
+
+def _say_replicas(found: ReplicaFigures) -> str:
+    if found.slowest is None:
+        waits = show_share(found.waited_fraction)
+        return f"No replica drags the others: {waits} of the time waits for one or another."
+    late = found.replicas[found.slowest]
+    lead = show_duration(late.late_ns or 0)
+    if found.verdict == UNDECIDED:
+        where = f"in {late.last} of {counted(len(found.steps), 'step')}, by {lead}"
+        chance = "too few steps, or too uneven, to call it more than chance"
+        return f"{_replica_name(late)} came last to the reductions, {where}: {chance}."
+    others = "other" if len(found.replicas) == 2 else f"{len(found.replicas) - 1} others"
+    why = f": {_say_difference(found.why)}" if found.why else ""
+    shorter = f"{show_duration(found.saved_ns or 0)} ({show_share(found.saved_fraction)})"
+    return (
+        f"{_replica_name(late)} drags the {others}{why}. "
+        f"It comes {lead} late to the reductions; without that a step would be {shorter} "
+        f"shorter. Replicas wait {show_share(found.waited_fraction)} of the time for each other."
+    )
+
+
+def _replica_name(replica: Replica) -> str:
+    noun = "Pipelines" if len(replica.pipelines) > 1 else "Pipeline"
+    return f"{noun} {show_ranks(replica.pipelines)} (ranks {show_members(replica.ranks)})"
+
+
+def _say_difference(why: Difference) -> str:
+    here, there = show_duration(why.here_ns), show_duration(why.elsewhere_ns)
+    if why.what == "stage":
+        return f"its stage {why.stage} takes {here} a microbatch, {there} elsewhere"
+    if why.hop is not None:
+        source, destination = why.hop
+        return f"a message from rank {source} to {destination} takes {here}, {there} elsewhere"
+    what = (why.outside or "").replace("_", " ")
+    named = "something else" if what == "other" else what
+    return f"{named} between its steps takes {here}, {there} elsewhere"
+
+
+def say_bubble(analysis: Analysis) -> str:
+    """Say the bubble in a sentence."""
+    pipeline, count = analysis.pipeline, len(analysis.pipelines)
+    drags = analysis.replicas is not None and analysis.replicas.verdict == DRAGS
+    which = "the one that drags" if drags else "the worst"
+    of = f" (pipeline {pipeline.pipeline}, {which} of {count})" if count > 1 else ""
+    if pipeline.bubble_fraction is None:
+        shares = _say_busy([(own.rank, own.busy_fraction) for own in pipeline.shares])
+        return f"The bubble cannot be told: {_why_no_bubble(pipeline)}. Busy: {shares}."
+    who = "Ranks wait"
+    if pipeline.absent:
+        noun = "rank" if len(pipeline.absent) == 1 else "ranks"
+        absent = f"{noun} {show_members(pipeline.absent)}"
+        who = f"In part, with no trace of {absent}: the other ranks wait"
+    elif pipeline.cut:
+        who = "In part, of a step that the capture cuts: ranks wait"
+    waits = f"{who} {_percent(pipeline.bubble_fraction)} of the "
+    if pipeline.kind == "stream":
+        return _say_stream(f"{waits}time{of}", analysis)
+    sentence = f"{waits}batch{of}"
+    if analysis.theory is not None:
+        sentence += (
+            f" (theory for {counted(len(pipeline.ranks) + len(pipeline.absent), 'rank')}, "
+            f"{counted(pipeline.microbatches or 0, 'microbatch', 'microbatches')}: "
+            f"{_percent(analysis.theory)})"
+        )
+    elif analysis.theory_of_schedule is not None:
+        named = pipeline.stated.name if pipeline.stated else pipeline.schedule
+        alike = _percent(analysis.theory_of_schedule)
+        sentence += f" ({named} with equal stages and free transfers: {alike})"
+    if pipeline.apparent_fraction is not None and pipeline.useful_fraction is not None:
+        sentence += (
+            f"; a dashboard would show {_percent(pipeline.apparent_fraction)} busy, "
+            f"{_percent(pipeline.useful_fraction)} is useful"
+        )
+    return f"{sentence}."
+
+
+def _say_stream(waits: str, analysis: Analysis) -> str:
+    """Say how many batches were in flight, and what that alone would cost."""
+    stream, expected = analysis.pipeline.stream, analysis.theory_of_stream
+    if stream is None or expected is None:
+        return f"{waits}."
+    if stream.in_flight == stream.most_in_flight:
+        batches = counted(stream.most_in_flight, "batch", "batches")
+    else:
+        batches = f"{stream.in_flight:.1f} batches ({stream.most_in_flight} at most)"
+    ranks = counted(len(analysis.pipeline.ranks), "rank")
+    return f"{waits} with {batches} in flight (theory for {ranks}: {_percent(expected)})."
+
+
+def _why_no_bubble(pipeline: PipelineFigures) -> str:
+    if not pipeline.one_run:
+        return "these ranks are not of one run"
+    if pipeline.kind == "stream":
+        return "no span that all ranks share"
+    return pipeline.gaps[-1].message if pipeline.gaps else "no such step on all ranks"
+
+
+def _say_no_pipeline(run: Run, why: NoPipeline) -> str:
+    shares = _say_busy([(rank.rank, rank.busy_fraction) for rank in run.summarised()])
+    return f"{why.message[:1].upper()}{why.message[1:]}. Busy: {shares}."
+
+
+def _say_busy(shares: Sequence[tuple[int, float | None]]) -> str:
+    if len(shares) <= _FEW:
+        return ", ".join(f"rank {rank} {show_share(share)}" for rank, share in shares)
+    known = [share for _, share in shares if share is not None]
+    if not known:
+        return "unknown"
+    least, most = show_share(min(known)), show_share(max(known))
+    return f"{len(known)} ranks {least if least == most else f'{least} to {most}'}"
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %"
+
+
+def _reasons(pipeline: PipelineFigures) -> dict[str, str]:
+    """Return why each thing may be null, by its path."""
+    streams = pipeline.kind == "stream"
+    no_steps = "batches overlap: a stream has no steps" if streams else "no step is whole"
+    no_account = no_steps if streams or pipeline.one_run else "these ranks are not of one run"
+    no_job = "no sidecar beside the traces says what steps take without the profiler"
+    no_memory = "record with profile_memory=True, on a device"
+    not_repaired = "it takes an account of the steps, and messages that tell what the hop takes"
+
+    def steps_or(why: str) -> str:
+        return no_steps if streams else why
+
+    return {
+        "run.microbatches": steps_or("steps or stages differ in their number"),
+        "run.schedule": steps_or("no known schedule orders passes like that"),
+        "run.framework.name": "nothing in the traces is of one framework alone",
+        "run.clock_uncertainty_s": "these ranks are not of one run",
+        "numbers.bubble_fraction": "no span that all ranks share" if streams else no_steps,
+        "numbers.batch_latency_s": no_steps,
+        "numbers.step_time_s": steps_or("it takes two steps to tell"),
+        "numbers.peak_memory_bytes[]": no_memory,
+        "numbers.microbatches_per_s": no_steps,
+        "numbers.tokens_per_s": steps_or(
+            "traces do not tell how many tokens a step has: give tokens= to debubble.capture"
+        ),
+        "numbers.unprofiled_batch_latency_s": no_job,
+        "theory.bubble_fraction": steps_or(
+            "the formula holds for one stage a rank, all ranks known"
+        ),
+        "theory.schedule_bubble_fraction": steps_or(
+            "it takes a schedule and all its ranks and kinds of passes"
+        ),
+        "ledger": no_account,
+        "savings": no_account,
+        "replay": no_account,
+        "bottleneck": WITHOUT_TRACE if pipeline.absent else "the bubble is what takes most",
+        "stages[].layers": "no layer is told apart by its kernels, and no job names their number",
+        "hops[].bytes": "record with record_shapes=True",
+        "hops[].from_stage": "these ranks hold several neighbouring stages: see `stages`",
+        "hops[].to_stage": "these ranks hold several neighbouring stages: see `stages`",
+        "hops[].wire_s.median": "every message had left before its receive began",
+        "hops[].bytes_per_s": "no message of known size was waited for",
+        "hops[].expected_bytes_per_s": not_repaired,
+        "hops[].times_expected": not_repaired,
+        "hops[].times": "nothing tells what the hop should take",
+        "hops[].cost_per_batch_s": not_repaired,
+    }

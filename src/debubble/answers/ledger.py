@@ -1,0 +1,330 @@
+"""A `Ledger` in → its part of an answer: shares, culprits, savings, and causes in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from debubble.analysis import Analysis
+from debubble.answers.base import Part, seconds
+from debubble.ledger.culprits import Culprit, find_culprits
+from debubble.ledger.ledger import Ledger, Saving
+from debubble.ledger.model import Cause
+from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
+from debubble.ledger.verdict import LITTLE, OF_ANY_PIPELINE, Bottleneck, Named
+from debubble.units import NS_PER_S, show_duration
+
+_CULPRITS_A_RANK = 8
+# Less than this of a layer is not worth a word.
+_WORTH_A_WORD = 0.1
+WITHOUT_TRACE = (
+    "waits for ranks without a trace cannot be told from gaps inside passes: they are unexplained"
+)
+REMEDIES = {
+    Cause.IMBALANCE: "equal stages",
+    Cause.JITTER: "passes that take as long as they mostly do",
+    Cause.TRANSFER: "healthy transfers that take no time",
+    Cause.SLOW_LINK: "every transfer as fast as those of its peers",
+    Cause.HOST: "hosts that issue in time",
+    Cause.HOST_SYNC: "hosts that run ahead of their devices",
+    Cause.COLLECTIVE: "no collectives inside passes",
+    Cause.DATA_PARALLEL: "gathers and reductions that passes cover",
+    HEAD_OF_LINE: "messages that do not queue behind others",
+    SCHEDULE: "twice as many microbatches, the same work",
+}
+_BOTTLENECKS = {
+    "host": "hosts that launch too late",
+    "host_sync": "hosts that their devices keep",
+    "collective": "collectives inside passes",
+    "data_parallel": "gathers and reductions that no compute covers",
+    "gaps": "gaps between small kernels inside passes",
+    "data_loading": "data loading between steps",
+    "optimizer": "the optimizer between steps",
+    "reduction": "reductions between steps",
+    "clipping": "clipping between steps",
+    "other": "what lies between steps and has no name",
+}
+
+
+class WaitExample(Part, frozen=True, kw_only=True):
+    """A wait to look at in a viewer."""
+
+    file: str | None
+    ts_us: float
+    dur_us: float
+    waits_for: str | None
+
+
+class WaitedFor(Part, frozen=True, kw_only=True):
+    """Whom ranks waited for under a cause, and where to look."""
+
+    cause: str
+    rank: int
+    stage: int | None
+    pass_: str | None = msgspec.field(name="pass")
+    hop: list[int] | None
+    wait_s: float
+    examples: list[WaitExample]
+
+
+class RankAccount(Part, frozen=True, kw_only=True):
+    """Where the time of one rank went."""
+
+    rank: int
+    stages: list[int]
+    causes: dict[str, float]
+    shares: dict[str, float]
+    culprits: list[WaitedFor]
+
+
+class AccountPart(Part, frozen=True, kw_only=True):
+    """Every nanosecond under one cause: sums over `steps`, shares of the batch in their middle."""
+
+    total_s: float
+    steps: list[int]
+    middle_steps: list[int]
+    causes: dict[str, float]
+    shares: dict[str, float]
+    culprits: list[WaitedFor]
+    """Of each cause, what was waited for longest."""
+    ranks: list[RankAccount]
+
+
+class SavingPart(Part, frozen=True, kw_only=True):
+    """What removing a cause, or two at once, would buy."""
+
+    cause: str
+    causes: list[str]
+    batch_latency_s: float
+    saved_s: float
+    saved_fraction: float
+
+
+class ReplayPart(Part, frozen=True, kw_only=True):
+    """How well the replay of the unchanged steps lands on what was measured."""
+
+    batch_latency_s: float
+    error_fraction: float | None
+
+
+class NamedCause(Part, frozen=True, kw_only=True):
+    """A cause that matters, as data and as a sentence."""
+
+    cause: str
+    rank: int | None
+    stage: int | None
+    hop: list[int] | None
+    saved_s: float
+    culprit_saved_s: float | None
+    sentence: str
+
+
+class BottleneckPart(Part, frozen=True, kw_only=True):
+    """What takes more of a step than waiting does."""
+
+    what: str
+    length_s: float
+    waits_s: float
+    sentence: str
+
+
+def answer_account(ledger: Ledger) -> AccountPart:
+    """Return where the time went."""
+    middle = [ledger.steps[row].number for row in ledger.middle]
+    worst = {culprit.cause: culprit for culprit in reversed(ledger.culprits)}
+    return AccountPart(
+        total_s=ledger.total_ns / NS_PER_S,
+        steps=[step.number for step in ledger.steps],
+        middle_steps=middle,
+        causes=_in_seconds(ledger.causes()),
+        shares={str(cause): share for cause, share in ledger.shares().items()},
+        culprits=[_waited_for(culprit) for culprit in worst.values()],
+        ranks=[
+            RankAccount(
+                rank=rank.rank,
+                stages=list(rank.stages),
+                causes=_in_seconds(ledger.causes(place)),
+                shares={str(cause): share for cause, share in ledger.shares(place).items()},
+                culprits=[
+                    _waited_for(culprit)
+                    for culprit in find_culprits(
+                        ledger.steps, ledger.accounts, ledger.ranks, waiter=place
+                    )[:_CULPRITS_A_RANK]
+                ],
+            )
+            for place, rank in enumerate(ledger.ranks)
+        ],
+    )
+
+
+def _in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
+    return {str(cause): length / NS_PER_S for cause, length in causes.items()}
+
+
+def _waited_for(culprit: Culprit) -> WaitedFor:
+    return WaitedFor(
+        cause=str(culprit.cause),
+        rank=culprit.rank,
+        stage=culprit.stage,
+        pass_=culprit.kind,
+        hop=list(culprit.hop) if culprit.hop else None,
+        wait_s=culprit.wait_ns / NS_PER_S,
+        examples=[
+            WaitExample(
+                file=example.file or None,
+                ts_us=example.ts_us,
+                dur_us=example.dur_us,
+                waits_for=example.waits_for or None,
+            )
+            for example in culprit.examples
+        ],
+    )
+
+
+def answer_savings(ledger: Ledger) -> list[SavingPart]:
+    """Return what removing each cause would buy, in the order of what it buys."""
+    return [
+        SavingPart(
+            cause=saving.cause,
+            causes=list(saving.causes),
+            batch_latency_s=saving.batch_latency_ns / NS_PER_S,
+            saved_s=saving.saved_ns / NS_PER_S,
+            saved_fraction=saving.saved_fraction,
+        )
+        for saving in ledger.savings
+    ]
+
+
+def answer_replay(ledger: Ledger) -> ReplayPart | None:
+    """Return how the replay fits; None where the order of passes contradicts itself."""
+    if not ledger.replays:
+        return None
+    windows = sorted(replay.unchanged_ns for replay in ledger.replays)
+    return ReplayPart(
+        batch_latency_s=windows[len(windows) // 2] / NS_PER_S, error_fraction=ledger.replay_error
+    )
+
+
+def answer_causes(analysis: Analysis) -> list[NamedCause]:
+    """Return the causes that matter, each with its sentence."""
+    if analysis.ledger is None:
+        return []
+    return [
+        NamedCause(
+            cause=named.cause,
+            rank=named.rank,
+            stage=named.stage,
+            hop=list(named.hop) if named.hop else None,
+            saved_s=named.saving.saved_ns / NS_PER_S,
+            culprit_saved_s=seconds(named.culprit_saved_ns),
+            sentence=say_cause(analysis.ledger, named),
+        )
+        for named in analysis.causes
+    ]
+
+
+def answer_bottleneck(found: Bottleneck | None) -> BottleneckPart | None:
+    """Return what to work on instead of the bubble; None where the bubble is it."""
+    if found is None:
+        return None
+    waits = show_duration(found.waits_ns)
+    what = _BOTTLENECKS.get(found.what, found.what.replace("_", " "))
+    if found.what == "compute":
+        says = f"compute is; ranks wait {waits} a step"
+    else:
+        takes = f"take{'s' if what[:4] == 'the ' else ''} {show_duration(found.length_ns)} a step"
+        says = f"{what} {takes}, ranks wait for each other {waits}"
+    return BottleneckPart(
+        what=found.what,
+        length_s=found.length_ns / NS_PER_S,
+        waits_s=found.waits_ns / NS_PER_S,
+        sentence=f"the bubble is not your bottleneck: {says}",
+    )
+
+
+def say_remedy(causes: str) -> str:
+    """Say what a saving supposes."""
+    return " and ".join(REMEDIES[cause] for cause in causes.split("+"))
+
+
+def say_cause(ledger: Ledger, named: Named) -> str:
+    """Say a cause, whose it is, and what putting it right would buy, in a sentence."""
+    before = ledger.batch_latency_ns
+    culprit, buys = _say_culprit(ledger, named), _say_buys(named.saving)
+    if named.culprit_saved_ns is not None and named.slow_hops:
+        share = named.culprit_saved_ns / max(before, 1)
+        little = "would buy little: " if share < LITTLE else "would save "
+        amount = f"{show_duration(named.culprit_saved_ns)} of {show_duration(before)}"
+        them = "it" if len(named.slow_hops) == 1 else "them"
+        return f"{culprit}; repairing {them} {little}{amount} ({100 * share:.0f} %)"
+    if len(named.saving.causes) > 1:
+        return f"{say_remedy(named.cause)} together would save {buys}: each hides the other"
+    if named.cause == SCHEDULE:
+        return f"{culprit}; twice as many microbatches would save {buys} on the same work"
+    return f"{culprit}; {REMEDIES[named.cause]} would save {buys}"
+
+
+def _say_buys(saving: Saving) -> str:
+    before = saving.batch_latency_ns + saving.saved_ns
+    share = f"{100 * saving.saved_fraction:.0f} %"
+    return f"{show_duration(saving.saved_ns)} of {show_duration(before)} ({share})"
+
+
+def _say_culprit(ledger: Ledger, named: Named) -> str:
+    """Say whose a cause is, or mostly is."""
+    hop = f"hop {named.hop[0]} → {named.hop[1]}" if named.hop else "some hop"
+    if named.cause == Cause.IMBALANCE and named.stage is not None:
+        costs = ledger.remedies[0].costs
+        kinds = [key for key in costs.median if key[0] == named.stage]
+        equal = sum(costs.equal[key] for key in kinds)
+        times = sum(costs.median[key] for key in kinds) / max(equal, 1)
+        where = f"stage {named.stage} on rank {named.rank}"
+        return f"{where} takes {times:.1f} times an equal share{_besides(ledger, named.stage)}"
+    if named.slow_hops:
+        return _say_slow(named)
+    megatron = any(rank.parallelism.framework == "megatron" for rank in ledger.ranks)
+    setting = " after each exchange (Megatron's batch_p2p_sync)" if megatron else ""
+    any_pipeline = "as in any pipeline, " if named.cause in OF_ANY_PIPELINE else ""
+    sentences = {
+        Cause.SLOW_LINK: f"single transfers take far longer than most, most of them over {hop}",
+        Cause.TRANSFER: f"{any_pipeline}transfers are waited for, most over {hop}",
+        Cause.JITTER: f"passes of rank {named.rank} vary",
+        Cause.HOST: f"the host of rank {named.rank} issues too late",
+        Cause.HOST_SYNC: f"hosts wait until their devices are done{setting}, "
+        f"most on rank {named.rank}",
+        Cause.COLLECTIVE: f"collectives inside passes, most on rank {named.rank}",
+        Cause.DATA_PARALLEL: "gathers of parameters and reductions of gradients are waited for, "
+        f"most on rank {named.rank}",
+        HEAD_OF_LINE: "messages stand behind others in a queue (head-of-line blocking), "
+        f"most behind {hop}",
+        SCHEDULE: f"{any_pipeline}the schedule itself makes ranks wait",
+    }
+    return sentences.get(named.cause, named.cause.replace("_", " "))
+
+
+def _besides(ledger: Ledger, stage: int) -> str:
+    """Say what a stage has that is no layer: an embedding, or a head with its loss."""
+    every = (layers for rank in ledger.ranks for layers in rank.layers)
+    found = next((layers for layers in every if layers.stage == stage), None)
+    if found is None or found.rest_ns < _WORTH_A_WORD * found.layer_ns:
+        return ""
+    what = "head and loss" if found.after_ns >= found.before_ns else "embedding"
+    whole = found.layers * found.layer_ns + found.rest_ns
+    rest = max(found.after_ns, found.before_ns)
+    return f" ({what}: {show_duration(rest)} of {show_duration(whole)} forward)"
+
+
+def _say_slow(named: Named) -> str:
+    """Name slow hops; of several, the rank that all of them come from or go to."""
+    names = [f"{here} → {there}" for here, there in named.slow_hops]
+    if len(names) == 1:
+        return f"hop {names[0]} takes {named.times_expected:.1f} times as long as its peers"
+    hops = f"hops {', '.join(names[:-1])} and {names[-1]}"
+    senders, receivers = ({hop[end] for hop in named.slow_hops} for end in (0, 1))
+    whose = ""
+    if len(receivers) == 1:
+        whose = f": rank {receivers.pop()} receives slowly"
+    elif len(senders) == 1:
+        whose = f": rank {senders.pop()} sends slowly"
+    return f"{hops} take up to {named.times_expected:.1f} times as long as their peers{whose}"

@@ -1,0 +1,281 @@
+"""Judged hops in → what `debubble links` answers, and what every other verb says of a hop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from debubble.analysis import Analysis
+from debubble.answers.base import Answer, Part, Warned, list_warnings, seconds
+from debubble.ledger.hop_health import HopHealth, LinkHealth
+from debubble.ledger.verdict import LITTLE, MATTERS
+from debubble.links.history import SCHEMA
+from debubble.links.hop_times import Spread
+from debubble.links.judge import Verdict
+from debubble.timeline.transfers import HopFigures
+from debubble.units import counted, show_duration, show_rate
+
+
+class SpreadPart(Part, frozen=True, kw_only=True):
+    """The middle and the slow end of some times."""
+
+    median: float | None
+    p95: float | None
+    n: int
+
+
+class WaitPart(Part, frozen=True, kw_only=True):
+    """How long receivers waited."""
+
+    median: float
+    p95: float
+
+
+class HopPart(Part, frozen=True, kw_only=True):
+    """One direction between two ranks: the same in `find`, `links` and `plan`."""
+
+    from_rank: int
+    to_rank: int
+    from_stage: int | None
+    to_stage: int | None
+    stages: list[list[int]]
+    bytes: int | None
+    wire_s: SpreadPart
+    wait_s: WaitPart
+    n: int
+    buffered_fraction: float
+    bytes_per_s: float | None
+    expected_bytes_per_s: float | None
+    times_expected: float | None
+    verdict: str | None
+    times: float | None
+    cost_per_batch_s: float | None
+
+
+class LinkPart(HopPart, frozen=True, kw_only=True):
+    """The same, with all that is known of its wire."""
+
+    one_message_s: float | None
+    one_message_bytes_per_s: float | None
+    waited_n: int
+    one_way_s: SpreadPart | None
+    both_ways_s: SpreadPart | None
+    alpha_s: float | None
+    beta_bytes_per_s: float | None
+    fit_error_fraction: float | None
+    class_: str | None = msgspec.field(name="class")
+    class_stated: bool
+    against: str | None
+    why: str
+
+
+class RankWires(Part, frozen=True, kw_only=True):
+    """What one rank sends and receives, all its hops together."""
+
+    rank: int
+    sends_slowly: bool
+    receives_slowly: bool
+    slow_cost_per_batch_s: float | None
+
+
+class AlikePart(Part, frozen=True, kw_only=True):
+    """What hops do that differ from each other by nothing."""
+
+    hops: int
+    bytes_per_s: float | None
+    share_of: dict[str, float]
+    """Of the wires that such devices may have."""
+
+
+class LinksAnswer(Answer, frozen=True, kw_only=True):
+    """What `debubble links` says of the hops of a run."""
+
+    schema: str = SCHEMA
+    source: str = "traces"
+    batch_latency_s: float | None
+    cost_is_upper_bound: bool
+    slow_cost_per_batch_s: float | None
+    hops: list[LinkPart]
+    ranks: list[RankWires]
+    alike: AlikePart | None
+    """What all hops do, where none is slow and nothing else says what they should do."""
+    logs: list[str] = msgspec.field(default_factory=list)
+    commands: list[str]
+    findings: list[str]
+    """One sentence for each further slow hop."""
+    verdict: str
+    warnings: list[Warned]
+
+
+def answer_links(analysis: Analysis) -> LinksAnswer:
+    """Say which hop is slow and what it costs, then every hop."""
+    links = analysis.links
+    verdict = say_links(links)
+    if len(analysis.pipelines) > 1:
+        number = analysis.pipeline.pipeline
+        verdict = f"Of pipeline {number}, one of {len(analysis.pipelines)}: {verdict}"
+    return LinksAnswer(
+        batch_latency_s=seconds(links.batch_latency_ns),
+        cost_is_upper_bound=links.shared,
+        slow_cost_per_batch_s=seconds(links.slow_cost_ns),
+        hops=[_link_part(health) for health in links.hops],
+        ranks=_ranks_of(links),
+        alike=AlikePart(
+            hops=links.alike.hops,
+            bytes_per_s=links.alike.bytes_per_s,
+            share_of=links.alike.of_wires,
+        )
+        if links.alike
+        else None,
+        commands=list(links.commands),
+        findings=[_say_hop(health, links) for health in links.slow[1:]],
+        verdict=verdict,
+        warnings=list_warnings(analysis.warnings),
+    )
+
+
+def hop_parts(analysis: Analysis) -> list[HopPart]:
+    """Return the hops as `find` lists them."""
+    return [
+        HopPart(**_hop_fields(hop, analysis.links.of((hop.source, hop.destination))))
+        for hop in analysis.pipeline.hops
+    ]
+
+
+def _hop_fields(hop: HopFigures, health: HopHealth | None) -> dict[str, Any]:
+    alone = len(hop.stages) == 1
+    return {
+        "from_rank": hop.source,
+        "to_rank": hop.destination,
+        "from_stage": hop.stages[0][0] if alone else None,
+        "to_stage": hop.stages[0][1] if alone else None,
+        "stages": [list(pair) for pair in hop.stages],
+        "bytes": hop.message_bytes if hop.message_bytes >= 0 else None,
+        "wire_s": SpreadPart(
+            median=seconds(hop.wire_ns), p95=seconds(hop.wire_p95_ns), n=hop.wires
+        ),
+        "wait_s": WaitPart(median=seconds(hop.wait_ns) or 0.0, p95=seconds(hop.wait_p95_ns) or 0.0),
+        "n": hop.count,
+        "buffered_fraction": hop.buffered_fraction,
+        "bytes_per_s": hop.bytes_per_s,
+        "expected_bytes_per_s": health.expected_bytes_per_s if health else None,
+        "times_expected": health.times_expected if health else None,
+        "verdict": str(health.judgement.verdict) if health else None,
+        "times": health.judgement.times if health else None,
+        "cost_per_batch_s": seconds(health.cost_ns) if health else None,
+    }
+
+
+def _link_part(health: HopHealth) -> LinkPart:
+    times, fit = health.times, health.times.fit
+    return LinkPart(
+        **_hop_fields(times.figures, health),
+        one_message_s=seconds(times.alone_ns),
+        one_message_bytes_per_s=times.bytes_per_s,
+        waited_n=times.waited,
+        one_way_s=_spread(times.one_way),
+        both_ways_s=_spread(times.both_ways),
+        alpha_s=seconds(fit.latency_ns) if fit else None,
+        beta_bytes_per_s=fit.bytes_per_s if fit else None,
+        fit_error_fraction=fit.worst_error if fit else None,
+        class_=health.wire.name if health.wire else None,
+        class_stated=health.wire_stated,
+        against=health.judgement.against,
+        why=health.judgement.why,
+    )
+
+
+def _spread(spread: Spread | None) -> SpreadPart | None:
+    if spread is None:
+        return None
+    return SpreadPart(median=seconds(spread.median_ns), p95=seconds(spread.p95_ns), n=spread.count)
+
+
+def _ranks_of(links: LinkHealth) -> list[RankWires]:
+    """Say of each rank whether all that it sends, or receives, is slow."""
+    ranks = sorted({rank for health in links.hops for rank in health.hop})
+    found = []
+    for rank in ranks:
+        sent = [health for health in links.hops if health.hop[0] == rank]
+        received = [health for health in links.hops if health.hop[1] == rank]
+        slow = [health.hop for health in (*sent, *received) if health.slow]
+        found.append(
+            RankWires(
+                rank=rank,
+                sends_slowly=bool(sent) and all(health.slow for health in sent),
+                receives_slowly=bool(received) and all(health.slow for health in received),
+                slow_cost_per_batch_s=seconds(links.cost_of(slow)) if slow else 0.0,
+            )
+        )
+    return found
+
+
+def say_links(links: LinkHealth) -> str:
+    """Say whether it is the wire, in a sentence."""
+    if not links.hops:
+        return "No hop was seen: no message went from rank to rank."
+    if links.slow:
+        first, more = links.slow[0], len(links.slow) - 1
+        others = f" {counted(more, 'more hop')} slow{_together(links)}." if more else ""
+        return f"{_opening(first, links)}: {_say_hop(first, links)}{others}"
+    healthy = sum(health.judgement.verdict == Verdict.HEALTHY for health in links.hops)
+    if not healthy:
+        return f"Unknown: {links.hops[0].judgement.why}."
+    rest = sum(health.judgement.verdict == Verdict.UNKNOWN for health in links.hops)
+    unknown = f"; {counted(rest, 'hop')} unknown" if rest else ""
+    if links.alike is None:
+        return f"It is not the wire: {counted(healthy, 'hop')} healthy{unknown}."
+    if links.alike.bytes_per_s is None:
+        return (
+            f"No hop differs from its peers ({counted(healthy, 'hop')}{unknown}), and no message "
+            "shows what they carry: --class NAME says what they should."
+        )
+    shares = ", ".join(f"{_about(share)} of {wire}" for wire, share in links.alike.of_wires.items())
+    return (
+        f"No hop is slower than its peers: all {healthy} alike at "
+        f"{show_rate(links.alike.bytes_per_s)}{unknown}; {shares}: is that what you have?"
+    )
+
+
+def _about(share: float) -> str:
+    return "more than all" if share > 1 else f"about {max(100 * share, 1):.0f} %"
+
+
+def _opening(first: HopHealth, links: LinkHealth) -> str:
+    """Say whether slow hops are why ranks wait: slack may hide most of it, or all."""
+    batch = links.batch_latency_ns
+    if first.cost_ns is None or not batch:
+        return "A hop is slow"
+    cost = max(first.cost_ns, links.slow_cost_ns or 0)
+    if cost >= LITTLE * batch:
+        return "It is the wire"
+    hidden = "most of it" if cost >= MATTERS * batch else "it"
+    return f"A hop is slow, and slack hides {hidden}"
+
+
+def _together(links: LinkHealth) -> str:
+    """Say what all slow hops cost: less or more than the sum of each."""
+    if links.slow_cost_ns is None:
+        return ""
+    most = "up to " if links.shared else ""
+    cost = show_duration(max(links.slow_cost_ns, 0))
+    return f"; all slow hops together cost {most}{cost} a batch"
+
+
+def _say_hop(health: HopHealth, links: LinkHealth) -> str:
+    rate = health.times.bytes_per_s
+    does = f", {show_rate(rate)}" if rate else ""
+    text = f"hop {health.hop[0]} → {health.hop[1]} {health.judgement.why}{does}"
+    if health.cost_ns is None:
+        return f"{text}; what it costs cannot be told."
+    batch = links.batch_latency_ns
+    of = f" of {show_duration(batch)}" if batch else ""
+    most = "up to " if links.shared else ""
+    return f"{text}; it costs {most}{show_duration(max(health.cost_ns, 0))}{of} a batch."
+
+
+def verdicts_of(hops: Sequence[LinkPart]) -> list[Verdict]:
+    """Return the verdict of every hop."""
+    return [Verdict(hop.verdict or Verdict.UNKNOWN) for hop in hops]
