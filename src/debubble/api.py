@@ -89,9 +89,8 @@ def _analysed(run: Analysis | Places, asked: dict[str, Any]) -> Analysis:
     return analyse(run, **asked)
 
 
-_PAGES: dict[type[Answer], Callable[[Any], Page]] = {
-    FindAnswer: find_page,
-    LinksAnswer: links_page,
-}
-for _kind, _page in _PAGES.items():
-    Answer.drawn[_kind] = lambda answer, page=_page: notebook_markup(page(answer))
+def _draw_with(page: Callable[[Any], Page]) -> Callable[[Any], str]:
+    return lambda answer: notebook_markup(page(answer))
+
+
+Answer.drawn |= {FindAnswer: _draw_with(find_page), LinksAnswer: _draw_with(links_page)}
