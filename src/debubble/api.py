@@ -18,11 +18,15 @@ from typing import Any
 
 from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.answers.base import Answer
+from debubble.answers.compare import CompareAnswer, answer_compare
 from debubble.answers.find import FindAnswer, answer_find
 from debubble.answers.links import LinksAnswer, answer_links
 from debubble.fleet.question import Question
 from debubble.fleet.survey import Means
 from debubble.links.history import read_history
+from debubble.measure.compare import DEFAULT_THRESHOLD
+from debubble.measure.compare import compare as compare_runs
+from debubble.report.compare import compare_page
 from debubble.report.find import find_page
 from debubble.report.html.page import notebook_markup
 from debubble.report.links import links_page
@@ -81,6 +85,26 @@ def links(run: Analysis | Places, **asked: Any) -> LinksAnswer:
     return answer_links(_analysed(run, asked))
 
 
+def compare(
+    before: Analysis | Places,
+    after: Analysis | Places,
+    *,
+    threshold: float = DEFAULT_THRESHOLD,
+    target_batch: float | None = None,
+    limit_bytes: int | None = None,
+) -> CompareAnswer:
+    """Hold the run after a change against the one before: three numbers, one verdict."""
+    runs = [_analysed(run, {}) for run in (before, after)]
+    found = compare_runs(
+        *(run.measurement for run in runs),
+        threshold=threshold,
+        target_batch=target_batch,
+        limit_bytes=limit_bytes,
+    )
+    gaps = dict.fromkeys(gap for run in runs for gap in run.measured_warnings)
+    return answer_compare(found, tuple(gaps))
+
+
 def _analysed(run: Analysis | Places, asked: dict[str, Any]) -> Analysis:
     if isinstance(run, Analysis):
         if asked:
@@ -93,4 +117,8 @@ def _draw_with(page: Callable[[Any], Page]) -> Callable[[Any], str]:
     return lambda answer: notebook_markup(page(answer))
 
 
-Answer.drawn |= {FindAnswer: _draw_with(find_page), LinksAnswer: _draw_with(links_page)}
+Answer.drawn |= {
+    FindAnswer: _draw_with(find_page),
+    LinksAnswer: _draw_with(links_page),
+    CompareAnswer: _draw_with(compare_page),
+}

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from debubble.analysis import Analysis
+from debubble.answers.compare import answer_compare
 from debubble.cli.gates import close_gate
 from debubble.cli.measuring import recall, with_tokens
 from debubble.cli.options import (
@@ -26,7 +27,7 @@ from debubble.fleet.question import Question
 from debubble.measure.compare import DEFAULT_THRESHOLD, compare
 from debubble.measure.comparison import Verdict
 from debubble.measure.measurement import Measurement, join_measurements
-from debubble.report.compare import compare_json, compare_markdown, compare_page
+from debubble.report.compare import compare_page
 from debubble.report.html.compare import compare_report
 from debubble.report.html.views import Shown
 from debubble.trace.source import is_url
@@ -90,16 +91,14 @@ def command(  # noqa: PLR0913 (one argument a flag)
         target_batch=target_batch,
         limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
     )
-    page = compare_page(found, gaps, "" if manners.quiet else _next_command(after, found.verdict))
+    answer = answer_compare(found, gaps)
+    page = compare_page(answer, "" if manners.quiet else _next_command(after, found.verdict))
     if picture is not None:
         shown = [side.shown() for side in sides]
-        report = compare_report(found, shown, page, f"{before} → {after}")
+        report = compare_report(answer, shown, page, f"{before} → {after}")
         write_html(report, picture, quiet=manners.quiet)
-    if manners.markdown:
-        click.echo(compare_markdown(found))
-    else:
-        print_answer(page, compare_json(found, gaps), manners)
-    exit_strictly(tuple(gaps), manners)
+    print_answer(page, answer, manners)
+    exit_strictly(answer.warnings, manners)
     if found.verdict in failing:
         close_gate()
 

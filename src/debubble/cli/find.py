@@ -8,6 +8,7 @@ import click
 
 from debubble.analysis import Analysis
 from debubble.answers.find import FindAnswer, answer_find, answer_no_pipeline
+from debubble.answers.inspect import answer_ranks
 from debubble.cli.gates import judge_bubbles, refuse_to_judge
 from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
 from debubble.cli.pictures import Pictures, picture_options
@@ -64,7 +65,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             raise
         found = answer_no_pipeline(why)
         following = "" if manners.quiet else f"debubble inspect {words}"
-        page = no_pipeline_page(found, rank_table(list(why.run.summarised())), following)
+        page = no_pipeline_page(found, rank_table(answer_ranks(why.run)), following)
         pictures.report_no_pipeline(page, words, quiet=manners.quiet)
         print_answer(page, found, manners)
         exit_strictly(found.warnings, manners)

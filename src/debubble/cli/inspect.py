@@ -6,9 +6,10 @@ import shlex
 
 import click
 
+from debubble.answers.inspect import answer_inspect
 from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
 from debubble.cli.reading import Reader, trace_options
-from debubble.report.inspect import inspect_json, inspect_page
+from debubble.report.inspect import inspect_page
 
 
 @click.command("inspect")
@@ -27,9 +28,7 @@ def command(
     op tables, or digests of any of them.
     """
     run = reader.read(traces, quiet=manners.quiet)
-    words = " ".join(shlex.quote(word) for word in traces)
-    other = next((c.name for c in run.found.captures if c is not run.found.capture), "")
-    more = f" --capture {shlex.quote(other)}" if other else " --json"
-    page = inspect_page(run, "" if manners.quiet else f"debubble inspect {words}{more}")
-    print_answer(page, inspect_json(run), manners)
-    exit_strictly(run.gaps, manners)
+    found = answer_inspect(run)
+    page = inspect_page(found, "" if manners.quiet else f"debubble find {shlex.join(traces)}")
+    print_answer(page, found, manners)
+    exit_strictly(found.warnings, manners)

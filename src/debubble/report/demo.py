@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from debubble.answers.compare import answer_compare, say_comparison
 from debubble.answers.find import answer_find
 from debubble.report.change import change_json, describe
-from debubble.report.compare import compare_answer, compare_json
 from debubble.report.find import find_page
 from debubble.report.inspect import gap_json
 from debubble.report.text import Page, Table
@@ -20,7 +20,7 @@ SCHEMA = "debubble.demo/1"
 
 def demo_page(made: Improved, what_it_is: str, out: Path, commands: list[str]) -> Page:
     """Lay out what was found, what was foretold, what came, and where it lies."""
-    page = Page(answer=compare_answer(made.compared))
+    page = Page(answer=say_comparison(made.compared))
     change, window_ns = describe(made.option.change), made.option.window_ns
     gain = made.option.throughput_gain
     planned = f"{change}, foretold a batch in {show_duration(window_ns)}, {gain:+.0%} throughput"
@@ -59,7 +59,7 @@ def demo_json(made: Improved, what_it_is: str, out: Path, commands: list[str]) -
         },
         "measured": {"batch_latency_s": _latency_ns(made) / NS_PER_S},
         "error_fraction": error_of(made),
-        "compare": compare_json(made.compared, (*made.before.gaps, *made.after.gaps)),
+        "compare": answer_compare(made.compared, (*made.before.gaps, *made.after.gaps)).to_dict(),
         "verdict": made.compared.verdict.value,
         "records": {"before": str(out / "before"), "after": str(out / "after")},
         "commands": commands,

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from debubble.answers.compare import answer_side
 from debubble.errors import MissingExtra, StoreError
 from debubble.measure.measurement import middle
 from debubble.measure.store import Record
-from debubble.report.compare import measurement_json
 from debubble.report.text import Page, Table
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
 
@@ -72,7 +72,7 @@ def history_json(records: Sequence[Record], *, whole: bool = False) -> dict[str,
             "name": record.name,
             "created": _stamp(record),
             "tags": record.tags,
-            **measurement_json(record.measurement),
+            **msgspec.to_builtins(answer_side(record.measurement)),
         }
         if whole:
             entry["measurement"] = msgspec.to_builtins(record.measurement)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+import msgspec
+
+from debubble.answers.compare import answer_side
 from debubble.measure.measurement import Measurement, middle
 from debubble.report.change import change_json, describe
-from debubble.report.compare import measurement_json
 from debubble.report.text import Page, Table
 from debubble.tune.journal import Expected, Run
 from debubble.tune.loop import Tuned
@@ -271,7 +273,7 @@ def _run_json(tuned: Tuned, run: Run) -> dict[str, Any]:
         "outcome": run.outcome.kind.value,
         "message": run.outcome.message or None,
         "seconds": run.outcome.seconds,
-        "measured": None if one is None else measurement_json(one),
+        "measured": None if one is None else msgspec.to_builtins(answer_side(one)),
         "throughput_gain_fraction": None if one is None else tuned.standing.gain_of_run(run),
         "expected": _expected_json(run.expected),
         "traces": str(tuned.bench.folder_of(run.number)),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.measure.comparison import Comparison, Delta
-from debubble.report.compare import LABELS, show_change, show_number
+from debubble.answers.compare import LABELS, CompareAnswer, show_change, show_number
 from debubble.report.html.charts import Pair, pair_bars
 from debubble.report.html.page import Board, Report, Slot
 from debubble.report.html.sections import board_section, chart_section
@@ -15,7 +14,7 @@ from debubble.units import show_bytes
 
 
 def compare_report(
-    found: Comparison, sides: Sequence[Sequence[Shown]], page: Page, run: str
+    found: CompareAnswer, sides: Sequence[Sequence[Shown]], page: Page, run: str
 ) -> Report:
     """Lay out before and after: their steps on one axis, their numbers, their memory.
 
@@ -29,25 +28,28 @@ def compare_report(
     return report
 
 
-def _numbers(found: Comparison) -> str:
-    pairs = [_pair(one, found) for one in found.deltas if one.before or one.after]
+def _numbers(found: CompareAnswer) -> str:
+    pairs = []
+    for name, delta in found.delta.items():
+        if delta.before is None and delta.after is None:
+            continue
+        before = delta.before.median if delta.before else None
+        after = delta.after.median if delta.after else None
+        decides = "; decides" if name == found.decided_by else ""
+        pairs.append(
+            Pair(
+                name=LABELS[name],
+                before=before,
+                after=after,
+                shown=(show_number(name, before), show_number(name, after)),
+                beside=f"{show_change(name, delta.change)}, {delta.direction}{decides}",
+            )
+        )
     words = "Medians; each pair on its own scale."
     return chart_section("Numbers", words, pair_bars(pairs, "Numbers before and after"))
 
 
-def _pair(one: Delta, found: Comparison) -> Pair:
-    change = show_change(one)
-    decides = "; decides" if one.name == found.decided_by else ""
-    return Pair(
-        name=LABELS[one.name],
-        before=one.before.median if one.before else None,
-        after=one.after.median if one.after else None,
-        shown=(show_number(one.name, one.before), show_number(one.name, one.after)),
-        beside=f"{change}, {one.direction.value}{decides}",
-    )
-
-
-def _memory(found: Comparison) -> str:
+def _memory(found: CompareAnswer) -> str:
     pairs = _peaks(found)
     if not pairs:
         return ""
@@ -55,7 +57,7 @@ def _memory(found: Comparison) -> str:
     return chart_section("Memory", words, pair_bars(pairs, "Peak memory before and after"))
 
 
-def _peaks(found: Comparison) -> list[Pair]:
+def _peaks(found: CompareAnswer) -> list[Pair]:
     """Return the peaks of each rank, before and after, with its limit."""
     return [
         Pair(

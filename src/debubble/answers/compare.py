@@ -1,0 +1,291 @@
+"""A `Comparison` in → what `debubble compare` answers: numbers before and after, one verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from debubble.answers.base import Answer, Part, Warned, list_warnings
+from debubble.errors import Gap
+from debubble.measure.comparison import Comparison, Confidence, Delta, MemoryChange, Verdict
+from debubble.measure.measurement import Measurement, middle
+from debubble.measure.statistics import Spread, least_samples
+from debubble.units import show_bytes, show_seconds, show_share
+
+SCHEMA = "debubble.compare/1"
+LABELS = {
+    "bubble": "bubble",
+    "batch_latency": "batch latency",
+    "step_time": "step time",
+    "throughput": "throughput",
+    "unprofiled_step_time": "step, unprofiled",
+}
+
+
+class SideNumbers(Part, frozen=True, kw_only=True):
+    """The numbers of one side: medians."""
+
+    bubble_fraction: float | None
+    batch_latency_s: float | None
+    step_time_s: float | None
+    unprofiled_step_time_s: float | None
+    peak_memory_bytes: list[int | None]
+    microbatches_per_s: float | None
+    tokens_per_s: float | None
+
+
+class SidePart(Part, frozen=True, kw_only=True):
+    """One side: its numbers, their count, the setting."""
+
+    numbers: SideNumbers
+    n: int
+    captures: int
+    kind: str
+    ranks: list[int]
+    microbatches: int | None
+    schedule: str | None
+    split: list[int] | None
+    context_lengths_up_to: list[int] | None
+    devices: list[str]
+    versions: dict[str, str]
+
+
+class SamplesPart(Part, frozen=True, kw_only=True):
+    """The samples of a number on one side."""
+
+    median: float
+    ci: list[float | None] | None
+    n: int
+
+
+class DeltaPart(Part, frozen=True, kw_only=True):
+    """What a number did: a share of itself; of the bubble, in points."""
+
+    before: SamplesPart | None
+    after: SamplesPart | None
+    change: float | None
+    ci: list[float | None] | None
+    p: float | None
+    direction: str
+    tested: bool
+
+
+class MemoryDelta(Part, frozen=True, kw_only=True):
+    """The peak of one rank before and after, and what is left."""
+
+    rank: int
+    before_bytes: int | None
+    after_bytes: int | None
+    limit_bytes: int | None
+    headroom_bytes: int | None
+    unsafe: bool
+
+
+class DifferencePart(Part, frozen=True, kw_only=True):
+    """Something else that differs."""
+
+    what: str
+    before: str
+    after: str
+
+
+class CompareAnswer(Answer, frozen=True, kw_only=True):
+    """The run after a change against the one before."""
+
+    schema: str = SCHEMA
+    before: SidePart
+    after: SidePart
+    delta: dict[str, DeltaPart]
+    memory: list[MemoryDelta]
+    setting: list[DifferencePart]
+    environment: list[DifferencePart]
+    verdict: str
+    confidence: str
+    decided_by: str
+    threshold_fraction: float
+    samples_needed: int | None
+    detectable_fraction: float | None
+    throughput_unit: str
+    reasons: list[str]
+    notes: list[str]
+    sentence: str
+    warnings: list[Warned]
+
+    def tables(self) -> dict[str, list[dict[str, object]]]:
+        """Return the tables of the answer: what each number did comes first."""
+        rows: list[dict[str, object]] = [
+            {
+                "number": name,
+                "before": delta.before.median if delta.before else None,
+                "after": delta.after.median if delta.after else None,
+                "change": delta.change,
+                "low": delta.ci[0] if delta.ci else None,
+                "high": delta.ci[1] if delta.ci else None,
+                "p": delta.p,
+            }
+            for name, delta in self.delta.items()
+        ]
+        return {"delta": rows} | super().tables()
+
+
+def answer_compare(found: Comparison, gaps: Sequence[Gap] = ()) -> CompareAnswer:
+    """Say what changed, and how sure that is."""
+    return CompareAnswer(
+        before=answer_side(found.before),
+        after=answer_side(found.after),
+        delta={
+            delta.name: DeltaPart(
+                before=_samples(delta.before),
+                after=_samples(delta.after),
+                change=delta.change,
+                ci=None if delta.low is None else [delta.low, delta.high],
+                p=delta.p,
+                direction=delta.direction.value,
+                tested=delta.tested,
+            )
+            for delta in found.deltas
+        },
+        memory=[
+            MemoryDelta(
+                rank=change.rank,
+                before_bytes=change.before_bytes,
+                after_bytes=change.after_bytes,
+                limit_bytes=change.limit_bytes,
+                headroom_bytes=change.headroom_bytes,
+                unsafe=change.unsafe,
+            )
+            for change in found.memory
+        ],
+        setting=[
+            DifferencePart(what=differs.what, before=differs.before, after=differs.after)
+            for differs in found.setting
+        ],
+        environment=[
+            DifferencePart(what=differs.what, before=differs.before, after=differs.after)
+            for differs in found.environment
+        ],
+        verdict=found.verdict.value,
+        confidence=found.confidence.value,
+        decided_by=found.decided_by,
+        threshold_fraction=found.threshold,
+        samples_needed=found.needed,
+        detectable_fraction=found.detectable,
+        throughput_unit=found.throughput_unit,
+        reasons=list(found.reasons),
+        notes=list(found.notes),
+        sentence=say_comparison(found),
+        warnings=list_warnings(gaps),
+    )
+
+
+def answer_side(measurement: Measurement) -> SidePart:
+    """Return a measurement: medians, their count, the setting."""
+    rate = middle(
+        measurement.rates_per_s("step_times_s" if measurement.step_times_s else "batch_latencies_s")
+    )
+    versions: dict[str, list[str]] = {}
+    for name, value in measurement.environment.versions:
+        versions.setdefault(name, []).append(value)
+    return SidePart(
+        numbers=SideNumbers(
+            bubble_fraction=middle(measurement.bubble_fractions),
+            batch_latency_s=middle(measurement.batch_latencies_s),
+            step_time_s=middle(measurement.step_times_s),
+            unprofiled_step_time_s=middle(measurement.unprofiled_step_times_s),
+            peak_memory_bytes=[rank.peak_bytes for rank in measurement.memory],
+            microbatches_per_s=rate,
+            tokens_per_s=rate * measurement.tokens if rate and measurement.tokens else None,
+        ),
+        n=len(measurement.samples),
+        captures=len(measurement.captures),
+        kind=measurement.kind,
+        ranks=list(measurement.ranks),
+        microbatches=measurement.microbatches,
+        schedule=measurement.schedule,
+        split=list(measurement.split) if measurement.split else None,
+        context_lengths_up_to=sorted(measurement.contexts) or None,
+        devices=list(measurement.environment.devices),
+        # What differs from rank to rank with all its values.
+        versions={name: ", ".join(values) for name, values in versions.items()},
+    )
+
+
+def _samples(spread: Spread | None) -> SamplesPart | None:
+    if spread is None:
+        return None
+    ci = None if spread.low is None else [spread.low, spread.high]
+    return SamplesPart(median=spread.median, ci=ci, n=spread.count)
+
+
+def say_comparison(found: Comparison) -> str:
+    """Say the verdict in a sentence."""
+    if found.verdict is Verdict.NOT_COMPARABLE:
+        return f"Not comparable: {'; '.join(found.reasons)}."
+    if found.verdict is Verdict.UNSAFE_MEMORY:
+        return f"Unsafe: {_say_memory(found.memory)}; {_say_speed(found)}."
+    what = {
+        Verdict.BETTER: "Better",
+        Verdict.WORSE: "Worse",
+        Verdict.NO_CLEAR_CHANGE: "No clear change",
+    }[found.verdict]
+    because = f"; {found.reasons[0]}" if found.reasons else ""
+    if found.confidence is Confidence.TESTED:
+        return f"{what}: {_say_speed(found)}{because}."
+    first, second = found.deciding.before, found.deciding.after
+    counts = f"{first.count if first else 0} and {second.count if second else 0}"
+    needed = found.needed or least_samples()
+    return (
+        f"{what}, as far as {counts} steps tell: {_say_speed(found)}{because}; "
+        f"indicative, a test needs about {needed} steps a side."
+    )
+
+
+def _say_speed(found: Comparison) -> str:
+    delta = found.deciding
+    if delta.change is None or delta.before is None or delta.after is None:
+        return f"{LABELS[delta.name]} is not known"
+    said = f"{LABELS[delta.name]} {show_change(delta.name, delta.change)}{_say_range(delta)}"
+    first = show_number(delta.name, delta.before.median)
+    second = show_number(delta.name, delta.after.median)
+    if delta.name == "throughput":
+        return f"{said}, {first} to {second} {found.throughput_unit} per second"
+    return f"{said}, {first} to {second}"
+
+
+def _say_range(delta: Delta) -> str:
+    if delta.low is None or delta.high is None:
+        return ""
+    return f" ({show_interval([delta.low, delta.high])})"
+
+
+def _say_memory(changes: Sequence[MemoryChange]) -> str:
+    """Say which rank has least memory left."""
+    tight = [change for change in changes if change.unsafe]
+    worst = min(tight, key=lambda change: change.headroom_bytes or 0)
+    limit, left = show_bytes(worst.limit_bytes or 0), worst.headroom_bytes or 0
+    if left < 0:
+        return f"rank {worst.rank} is {show_bytes(-left)} over its {limit}"
+    return f"rank {worst.rank} has {show_bytes(left)} left of {limit}"
+
+
+def show_number(name: str, value: float | None) -> str:
+    """Write one of the numbers in its unit."""
+    if value is None:
+        return "–"
+    if name == "bubble":
+        return show_share(value)
+    return f"{value:.4g}" if name == "throughput" else show_seconds(value)
+
+
+def show_change(name: str, change: float | None) -> str:
+    """Write what a number did."""
+    if change is None:
+        return "–"
+    return f"{100 * change:+.1f} {'points' if name == 'bubble' else '%'}"
+
+
+def show_interval(interval: Sequence[float | None] | None) -> str:
+    """Write where the change lies."""
+    if interval is None or None in interval:
+        return ""
+    low, high = (100 * (end or 0.0) for end in interval)
+    return f"{low:+.1f} to {high:+.1f}"

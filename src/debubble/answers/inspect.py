@@ -1,0 +1,167 @@
+"""A run as it was read in → what `debubble inspect` answers: what is there, and what is missing."""
+
+from __future__ import annotations
+
+from debubble.answers.base import Answer, Part, Warned, list_warnings, seconds
+from debubble.errors import Code
+from debubble.trace.optable import Op, OpTable
+from debubble.trace.run import Run
+from debubble.units import NS_PER_S, counted, show_ranks
+
+SCHEMA = "debubble.inspect/1"
+
+
+class CapturePart(Part, frozen=True, kw_only=True):
+    """One capture that lies there."""
+
+    name: str
+    files: list[str]
+
+
+class RankPart(Part, frozen=True, kw_only=True):
+    """What one rank's trace holds."""
+
+    rank: int
+    file: str
+    format: str
+    device: str
+    steps: list[int]
+    events: int
+    kernels: int
+    communication_kernels: int
+    unjoined_kernels: int
+    span_s: float | None
+    busy_fraction: float | None
+    sends: int
+    receives: int
+    collectives: int
+    sent_bytes: int | None
+    peers: list[int]
+    peak_memory_bytes: int | None
+
+
+class OperationPart(Part, frozen=True, kw_only=True):
+    """One name in an op table, and what it was taken for."""
+
+    op: str
+    name: str
+    rows: int
+    total_s: float
+
+
+class OpTablePart(Part, frozen=True, kw_only=True):
+    """What an op table holds."""
+
+    file: str
+    format: str
+    rows: int
+    steps: int
+    pipelines: int
+    stages: int
+    ops: dict[str, int]
+    names: list[OperationPart]
+
+
+class InspectAnswer(Answer, frozen=True, kw_only=True):
+    """What was found, and what is missing or broken."""
+
+    schema: str = SCHEMA
+    capture: str
+    captures: list[CapturePart]
+    world_size: int | None
+    missing_ranks: list[int]
+    ranks: list[RankPart]
+    op_tables: list[OpTablePart]
+    left_alone: list[str]
+    verdict: str
+    warnings: list[Warned]
+
+
+def answer_inspect(run: Run) -> InspectAnswer:
+    """Say what a run holds."""
+    ranks = answer_ranks(run)
+    return InspectAnswer(
+        capture=run.found.capture.name,
+        captures=[
+            CapturePart(name=capture.name, files=[file.file for file in capture.files])
+            for capture in run.found.captures
+        ],
+        world_size=run.world_size,
+        missing_ranks=list(run.missing_ranks),
+        ranks=ranks,
+        op_tables=[_op_table(table) for table in run.tables],
+        left_alone=list(run.found.left_alone),
+        verdict=_say_run(run, ranks),
+        warnings=list_warnings(run.gaps),
+    )
+
+
+def answer_ranks(run: Run) -> list[RankPart]:
+    """Return what each rank's trace holds."""
+    return [
+        RankPart(
+            rank=rank.rank,
+            file=rank.file,
+            format=rank.format,
+            device=rank.device,
+            steps=list(rank.steps),
+            events=rank.events,
+            kernels=rank.kernels,
+            communication_kernels=rank.communication_kernels,
+            unjoined_kernels=rank.unjoined_kernels,
+            span_s=seconds(rank.span_ns),
+            busy_fraction=rank.busy_fraction,
+            sends=rank.sends,
+            receives=rank.receives,
+            collectives=rank.collectives,
+            sent_bytes=rank.sent_bytes,
+            peers=list(rank.peers),
+            peak_memory_bytes=rank.peak_memory_bytes,
+        )
+        for rank in run.summarised()
+    ]
+
+
+def _op_table(table: OpTable) -> OpTablePart:
+    names = []
+    for number, name in enumerate(table.names):
+        rows = table.name == number
+        if rows.any():
+            names.append(
+                OperationPart(
+                    op=Op(int(table.op[rows][0])).name.lower(),
+                    name=name,
+                    rows=int(rows.sum()),
+                    total_s=float(table.duration_ns[rows].sum()) / NS_PER_S,
+                )
+            )
+    return OpTablePart(
+        file=table.file,
+        format=table.format,
+        rows=len(table),
+        steps=len(set(table.step.tolist())),
+        pipelines=len(set(table.pipeline.tolist())),
+        stages=len(set(table.stage.tolist())),
+        ops={op.name.lower(): int((table.op == op).sum()) for op in Op if (table.op == op).any()},
+        names=names,
+    )
+
+
+def _say_run(run: Run, ranks: list[RankPart]) -> str:
+    parts = []
+    if ranks:
+        world = f" of {run.world_size}" if run.world_size else ""
+        fewest, most = min(len(r.steps) for r in ranks), max(len(r.steps) for r in ranks)
+        steps = f"{counted(most, 'step')} each" if fewest == most else f"{fewest} to {most} steps"
+        events = counted(sum(rank.events for rank in ranks), "event")
+        held = steps if most else "no profiler steps"
+        parts.append(f"{counted(len(ranks), 'rank')}{world}, {held}, {events}")
+    parts += [f"an op table of {counted(len(table), 'row')}" for table in run.tables]
+    if run.missing_ranks:
+        parts.append(f"missing: rank {show_ranks(run.missing_ranks)}")
+    problems = [gap for gap in run.gaps if gap.code != Code.MISSING_RANKS]
+    if problems:
+        parts.append(counted(len(problems), "warning"))
+    elif not run.missing_ranks:
+        parts.append("nothing missing or broken")
+    return f"{'; '.join(parts)}."
