@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections import Counter
+from functools import wraps
+
 import pytest
 from making import H200
 
+import debubble
 from debubble.analysis import analyse_found
+from debubble.cli import cli
 from debubble.fleet.question import Question
 from debubble.schedules import Statement, order_of, state_schedule
 from debubble.simulate.theory import ideal_bubble
@@ -50,3 +57,86 @@ def test_a_schedule_that_cannot_be_has_no_theory():
 
 def test_backward_passes_that_never_ran_have_no_theory():
     assert analysis("fwd_closed_m4", state_schedule("1f1b")).theory_of_schedule is None
+
+
+# What takes time, or could be answered differently if it were worked out in two rooms.
+ONCE = {
+    "debubble.timeline.build": ("build_run",),
+    "debubble.timeline.figures": ("measure_pipeline",),
+    "debubble.timeline.job": ("ask_job",),
+    "debubble.ledger.ledger": ("build_ledger",),
+    "debubble.ledger.hop_health": ("account_for",),
+    "debubble.links.hop_times": ("time_hops",),
+    "debubble.links.judge": ("judge_hops",),
+    "debubble.links.expectation": ("expect_wire",),
+    "debubble.ledger.verdict": ("name_causes", "find_bottleneck"),
+    "debubble.measure.measurement": ("measure_run",),
+    "debubble.plan.baseline": ("measure_baseline",),
+    "debubble.plan.plan": ("make_plan",),
+}
+
+
+@pytest.mark.parametrize("verb", ["find", "find --html out.html", "links", "plan", "compare"])
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_each_expensive_fact_is_worked_out_once_a_command(verb, form, monkeypatch, tmp_path):
+    counts = Counter()
+    # Import all that the verbs ask for, so that every name a function is known by is counted.
+    for module in ("find", "links", "plan", "compare", "pictures"):
+        importlib.import_module(f"debubble.cli.{module}")
+
+    def counted(function):
+        @wraps(function)
+        def count(*words, **settings):
+            counts[function.__name__] += 1
+            return function(*words, **settings)
+
+        return count
+
+    for home, names in ONCE.items():
+        for name in names:
+            function = getattr(importlib.import_module(home), name)
+            wrapped = counted(function)
+            for module in [each for key, each in sys.modules.items() if key[:8] == "debubble"]:
+                if vars(module).get(name) is function:
+                    monkeypatch.setattr(module, name, wrapped)
+    monkeypatch.chdir(tmp_path)
+    run = str(H200 / "1f1b_p2_m4")
+    runs = [run, str(H200 / "1f1b_p3_m7")] if verb == "compare" else [run]
+    words, *flags = verb.split()
+    cli.main([words, *runs, *flags, *form.split(), "-q"], standalone_mode=False)
+    asked = {name for name, count in counts.items() if count}
+    assert {"build_run", "measure_pipeline", "ask_job"} <= asked
+    assert {name: count for name, count in counts.items() if count > len(runs)} == {}
+
+
+def test_what_the_api_lists_is_there_and_nothing_else():
+    assert debubble.__all__ == [
+        "Analysis",
+        "analyse",
+        "capture",
+        "compare",
+        "find",
+        "links",
+        "plan",
+        "simulate",
+        "step",
+    ]
+    assert all(callable(getattr(debubble, name)) for name in debubble.__all__)
+
+
+def test_an_analysis_is_asked_once_and_answers_every_verb():
+    run = debubble.analyse(H200 / "1f1b_p2_m4")
+    found, links = debubble.find(run), debubble.links(run)
+    assert [hop.cost_per_batch_s for hop in found.hops] == [
+        hop.cost_per_batch_s for hop in links.hops
+    ]
+    assert found.warnings == links.warnings
+    with pytest.raises(TypeError, match="step"):
+        debubble.find(run, step=2)
+
+
+def test_an_answer_shows_itself_in_a_notebook_with_strange_names_made_safe():
+    markup = debubble.find(H200 / "1f1b_p2_m4")._repr_html_()
+    assert markup.startswith("<div><p><b>Ranks wait 25 % of the batch")
+    assert "<table>" in markup
+    assert "<script" not in markup

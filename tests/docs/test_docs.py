@@ -50,16 +50,32 @@ def test_there_are_commands_in_the_docs():
     assert len(list(sessions())) >= 4
 
 
-def test_the_python_in_the_reference_runs(tmp_path, monkeypatch, capsys):
-    page = (REPOSITORY / "docs" / "reference" / "python.md").read_text("utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+def run_python(page, tmp_path, monkeypatch):
+    """Run all Python of a page, block after block; return what it named."""
+    text = (REPOSITORY / "docs" / page).read_text("utf-8")
     (tmp_path / "tests").symlink_to(REPOSITORY / "tests")
     monkeypatch.chdir(tmp_path)
     names = {}
-    for block in blocks:
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         exec(block, names)  # noqa: S102 (our own documentation)
+    return names
+
+
+def test_the_python_in_the_reference_runs(tmp_path, monkeypatch, capsys):
+    names = run_python("reference/python.md", tmp_path, monkeypatch)
+    assert names["found"].ledger.shares["turnaround"] == pytest.approx(0.09, abs=0.01)
+    assert "Ranks wait 25 % of the batch" in capsys.readouterr().out
+
+
+def test_the_notebook_page_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pandas", reason="pandas is not installed: pip install 'debubble[dev]'")
+    names = run_python("how-to/use-a-notebook.md", tmp_path, monkeypatch)
     assert names["picture"].startswith("<svg")
-    assert "turnaround 0.09" in capsys.readouterr().out
+    assert list(names["ledger"]["rank"]) == [0, 1, 2]
+    assert names["savings"]["saved_s"].is_monotonic_decreasing
+    assert len(names["options"]) > 3
+    assert names["deeper"].numbers.batch_latency_s > names["found"].numbers.batch_latency_s
+    assert "No clear change" in capsys.readouterr().out
 
 
 def headings(page, folder="reference"):
@@ -68,7 +84,7 @@ def headings(page, folder="reference"):
 
 # Explained once: what reads traces takes these, or every verb does.
 EVERYWHERE = {
-    *("--json", "--strict", "--color", "--quiet", "--capture", "--rank"),
+    *("--json", "--markdown", "--strict", "--color", "--quiet", "--capture", "--rank"),
     *("--max-inflated", "--max-ratio", "--engine", "--digest", "--pipeline"),
 }
 

@@ -8,10 +8,10 @@ from making import H200, document, kernel, write
 
 from debubble.analysis import analyse_found
 from debubble.answers.find import answer_find
+from debubble.answers.inspect import answer_inspect
 from debubble.errors import Code, DebubbleError
 from debubble.fleet.question import Question
 from debubble.fleet.survey import Means, NoPipelineIn, inspect_run, survey_run
-from debubble.report.inspect import inspect_json
 from debubble.trace.digest import read_digest
 from debubble.trace.digest.place import place_digests
 from debubble.trace.run import find_run
@@ -106,7 +106,7 @@ def test_only_the_pipeline_that_is_shown_is_held(tmp_path):
 def test_what_files_hold_is_told_alike(tmp_path):
     replicas(tmp_path)
     found = find_run([str(tmp_path)])
-    assert inspect_json(inspect_run(found, IN_PARTS)) == inspect_json(inspect_run(found))
+    assert answer_inspect(inspect_run(found, IN_PARTS)) == answer_inspect(inspect_run(found))
 
 
 def test_a_part_that_nobody_can_build_is_named_and_the_others_go_on(tmp_path, monkeypatch):

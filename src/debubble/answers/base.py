@@ -56,7 +56,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     def to_frame(self, table: str | None = None) -> Any:
         """Return a table of the answer, by its name or the first one, as a pandas DataFrame."""
         try:
-            import pandas as pd  # type: ignore[import-untyped,unused-ignore]  # noqa: PLC0415
+            import pandas as pd  # noqa: PLC0415
         except ImportError as error:
             raise MissingExtra("pandas is not installed", hint="pip install pandas") from error
         tables = self.tables()
