@@ -1,0 +1,46 @@
+"""Answers in → their JSON Schemas, as they are shipped beside this file.
+
+`python -m debubble.answers.schema` writes them anew; a test holds them against the structs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from debubble.answers.base import Answer
+from debubble.answers.compare import CompareAnswer
+from debubble.answers.find import FindAnswer, NoPipelineAnswer
+from debubble.answers.inspect import InspectAnswer
+from debubble.answers.links import LinksAnswer
+from debubble.answers.plan import PlanAnswer
+from debubble.answers.simulate import SimulateAnswer
+
+ANSWERS: dict[str, type[Answer]] = {
+    "inspect": InspectAnswer,
+    "find": FindAnswer,
+    "find-no-pipeline": NoPipelineAnswer,
+    "links": LinksAnswer,
+    "simulate": SimulateAnswer,
+    "plan": PlanAnswer,
+    "compare": CompareAnswer,
+}
+FOLDER = Path(__file__).parent / "schemas"
+
+
+def schema_of(verb: str) -> str:
+    """Return the JSON Schema of a verb's answer, as it is shipped."""
+    return json.dumps(msgspec.json.schema(ANSWERS[verb]), indent=1, sort_keys=True) + "\n"
+
+
+def write_schemas(folder: Path = FOLDER) -> None:
+    """Write the schema of every answer into a folder."""
+    folder.mkdir(exist_ok=True)
+    for verb in ANSWERS:
+        (folder / f"{verb}.json").write_text(schema_of(verb), "utf-8")
+
+
+if __name__ == "__main__":
+    write_schemas()

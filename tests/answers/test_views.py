@@ -1,0 +1,78 @@
+"""Text, Markdown, HTML and JSON of an answer carry the same figures, on every recording."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+
+import pytest
+from making import DATA, SHARED
+from rich.console import Console
+
+from debubble.analysis import analyse_found
+from debubble.answers.find import answer_find
+from debubble.answers.links import answer_links
+from debubble.report.find import find_page
+from debubble.report.html.find import find_report
+from debubble.report.html.page import report_markup
+from debubble.report.links import links_page
+from debubble.report.markdown import as_markdown
+from debubble.report.text import print_page
+from debubble.trace.run import find_run
+from debubble.units import show_seconds, show_share
+
+FIGURE = re.compile(r"\d[\d.,]*\s(?:%|ns|us|ms|s|B|KiB|MiB|GiB|MB/s|GB/s)(?!\w)")
+FOLDERS = [
+    folder
+    for place in (DATA, SHARED)
+    for kind in ("h200", "paced", "h200_free", "frameworks")
+    for folder in sorted((place / kind).glob("*/"))
+    if any(folder.glob("rank*"))
+]
+
+
+def as_text(page):
+    out = io.StringIO()
+    print_page(page, Console(file=out, width=200, no_color=True, highlight=False))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("folder", [pytest.param(one, id=one.name) for one in FOLDERS])
+def test_every_view_of_a_run_has_the_same_figures(folder):
+    run = analyse_found(find_run([str(folder)]))
+    found, links = answer_find(run), answer_links(run)
+    page = find_page(found)
+    text = as_text(page)
+    markup = html.unescape(re.sub(r"<[^>]+>", " ", report_markup(find_report(run, page, "run"))))
+    figures = set(FIGURE.findall(text))
+    assert len(figures) > 20
+    assert figures <= set(FIGURE.findall(as_markdown(page).replace("\\", "")))
+    assert figures <= set(FIGURE.findall(markup.replace("\u00a0", " ")))
+    # And the data say what the text says.
+    if found.ledger is not None:
+        assert f"{100 * found.numbers.bubble_fraction:.0f} %" in page.answer
+        assert show_seconds(found.numbers.batch_latency_s) in text
+        assert sum(found.ledger.shares.values()) == pytest.approx(1, abs=1e-9)
+        for cause, share in found.ledger.shares.items():
+            if found.ledger.causes[cause]:
+                assert show_share(share) in text
+        for saving in found.savings:
+            whole = saving.batch_latency_s + saving.saved_s
+            assert whole == pytest.approx(found.numbers.batch_latency_s, abs=2e-9)
+        bought = [named for named in found.named if "of any pipeline" not in named.sentence]
+        assert all(named.sentence.count(" of ") for named in bought)
+    # A rank waits, computes, or is kept by something that is neither.
+    links_text = as_text(links_page(links))
+    assert set(FIGURE.findall(links_text)) <= set(
+        FIGURE.findall(as_markdown(links_page(links)).replace("\\", ""))
+    )
+    assert links.warnings == found.warnings
+
+
+def test_a_stranger_cannot_write_markdown():
+    found = answer_find(analyse_found(find_run([str(DATA / "h200" / "1f1b_p2_m4")])))
+    page = find_page(found)
+    page.answer = "<img src=x> | *bold* `code` [link](x)"
+    first = as_markdown(page).splitlines()[0]
+    assert first == r"**\<img src=x\> \| \*bold\* \`code\` \[link\](x)**"
