@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from statistics import median
@@ -12,7 +11,7 @@ from debubble.errors import LogError
 from debubble.links.expectation import Hop
 from debubble.links.hop_times import Fit
 from debubble.links.judge import Past
-from debubble.links.logs.read import read_text
+from debubble.links.logs.read import load_json, read_text
 from debubble.units import NS_PER_S
 
 SCHEMA = "debubble.links/1"
@@ -42,10 +41,7 @@ def read_history(files: Iterable[str]) -> dict[Hop, Past]:
 
 
 def _hops_of(file: str) -> list[dict[str, Any]]:
-    try:
-        data = json.loads(read_text(file))
-    except ValueError:
-        data = None
+    data = load_json(read_text(file))
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise LogError("no earlier answer", hint=_HINT, file=file)
     hops = data.get("hops")

@@ -139,7 +139,7 @@ def _check_sizes(text: str, rows: Sequence[NcclRow], file: str) -> None:
     factor, plus = (step, 0) if found[4] == "factor" else (1, step)
     # Small sizes are rounded to whole elements for all ranks, and may become 0.
     sizes = [row.size_bytes for row in rows if row.size_bytes >= _ROUNDED_BELOW]
-    gap = next((two for one, two in pairwise(sizes) if two != one * factor + plus), None)
+    gap = next((size for last, size in pairwise(sizes) if size != last * factor + plus), None)
     late = len(sizes) == len(rows) and sizes and sizes[0] > max(smallest, _ROUNDED_BELOW)
     if gap or late or (sizes and sizes[-1] * factor + plus <= largest):
         before = f" before {gap}" if gap else ""
