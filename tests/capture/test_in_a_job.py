@@ -242,7 +242,7 @@ def test_a_torch_without_profiler_is_refused_before_the_loop(tmp_path, monkeypat
 
 
 def test_no_torch_at_all_is_refused_before_the_loop(monkeypatch):
-    for name in [one for one in sys.modules if one.startswith("debubble.capture.session")]:
+    for name in [one for one in sys.modules if one.startswith("debubble.capture.recording")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match="needs torch"):
@@ -276,7 +276,7 @@ def test_what_is_no_pipeline_is_refused():
 
 
 def test_between_captures_a_step_asks_for_no_clock(tmp_path):
-    from debubble.capture.session import Session  # noqa: PLC0415
+    from debubble.capture.recording import Session  # noqa: PLC0415
     from debubble.capture.settings import Settings  # noqa: PLC0415
 
     asked = []

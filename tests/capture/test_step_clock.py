@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from debubble.capture.session import StepClock
+from debubble.capture.recording import StepClock
 
 
 class Event:

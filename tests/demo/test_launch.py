@@ -61,8 +61,9 @@ def test_a_rank_killed_from_outside_is_blamed_and_not_its_neighbours(tmp_path, r
     endless = replace(SMALL, forward_ms=20, warmup=10_000)
 
     def kill_one(done, _all):
-        if done > 1:
-            os.kill(sorted(ranks_alive(tmp_path))[1], signal.SIGKILL)
+        alive = sorted(ranks_alive(tmp_path))
+        if done > 1 and len(alive) == 3:  # once: on a busy machine its end takes a while to show
+            os.kill(alive[1], signal.SIGKILL)
 
     with pytest.raises(DemoError, match="signal 9") as crash:
         run_workload(endless, tmp_path, on_progress=kill_one)

@@ -22,7 +22,7 @@ from debubble.links.live.measured import (
     times_of,
     write_measured,
 )
-from debubble.links.live.rank import Sent, as_rungs
+from debubble.links.live.rank import Round, as_rungs
 from debubble.report.link_matrix import draw_matrix
 
 SIZES = sizes_of(4 * 1024**2)
@@ -88,7 +88,7 @@ def test_what_a_machine_does_beside_does_not_change_the_rate():
 
 
 def test_a_way_back_that_woke_up_late_takes_nothing_from_the_wire():
-    quiet = Sent(
+    quiet = Round(
         hop=(0, 1), size_bytes=2**20, there_and_back=[0.022] * 5, back_s=1e-4, both_ways=[]
     )
     rung = as_rungs([replace(quiet, back_s=2e-3), quiet, replace(quiet, back_s=1e-3)])[0]

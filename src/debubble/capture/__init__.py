@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from debubble.capture.session import capture, step
 
 if TYPE_CHECKING:
-    from debubble.capture.session import Session
+    from debubble.capture.recording import Session
 
 __all__ = ["capture", "step"]
 

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from debubble.capture.files import leave_no_empty, list_captures, prepare_out
+from debubble.capture.files import list_captures, prepare_out
 from debubble.capture.settings import Settings, environment_for
 from debubble.errors import CaptureError, UsageError
 
@@ -25,15 +26,17 @@ def capture_command(
     try:
         code = _run(command, environment, output_to_stderr=output_to_stderr)
     finally:
-        captures = tuple(one for one in list_captures(settings.out) if one not in earlier)
+        captures = tuple(found for found in list_captures(settings.out) if found not in earlier)
         if made_here and not captures:
-            leave_no_empty(settings.out)
-    left = f"{len(captures)} captures are complete in {settings.out}"
+            with suppress(OSError):  # something else may be in it
+                settings.out.rmdir()
     if code:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         raise CaptureError(
             f"the command ended with {how}",
-            hint=left if captures else "its own output says why; nothing was captured",
+            hint=f"{len(captures)} captures are complete in {settings.out}"
+            if captures
+            else "its own output says why; nothing was captured",
         )
     if not captures:
         raise CaptureError(

@@ -16,7 +16,6 @@ from debubble.errors import CaptureError
 # The job's start in UTC and the step: sorted by name is sorted by age.
 _CAPTURE_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")
 _DIGITS = 9
-
 # Traces shrink 10 to 25 times at any level; the job stands still meanwhile.
 _GZIP_LEVEL = 3
 _CLOSING_BRACKETS = (b"}", b"]")
@@ -75,8 +74,12 @@ class CaptureFiles:
             with partial.open("rb") as written:
                 os.fsync(written.fileno())
             partial.replace(file)
-        finally:
-            self._clear(partial)
+        finally:  # leave neither a part of a file nor an empty folder
+            with suppress(OSError):
+                for rest in self.folder.glob(f"{partial.name}*"):
+                    rest.unlink()
+            with suppress(OSError):
+                self.folder.rmdir()
 
     def export(self, write: Callable[[Path], None]) -> None:
         """Have a plain trace written, and put it into place packed; refuse one without an end."""
@@ -98,14 +101,6 @@ class CaptureFiles:
             with plain.open("rb") as source, gzip.open(partial, "wb", _GZIP_LEVEL) as packed:
                 shutil.copyfileobj(source, packed, length=1 << 20)
 
-    def _clear(self, partial: Path) -> None:
-        """Leave neither a part of a file nor an empty folder."""
-        with suppress(OSError):
-            for rest in self.folder.glob(f"{partial.name}*"):
-                rest.unlink()
-        with suppress(OSError):
-            self.folder.rmdir()
-
 
 def list_captures(out: Path) -> list[Path]:
     """Return the folders of captures that hold a trace, oldest first."""
@@ -114,12 +109,6 @@ def list_captures(out: Path) -> list[Path]:
         for folder in out.iterdir()
         if _CAPTURE_NAME.match(folder.name) and any(folder.glob("rank*.json.gz"))
     )
-
-
-def leave_no_empty(out: Path) -> None:
-    """Remove the folder, should nothing be in it."""
-    with suppress(OSError):
-        out.rmdir()
 
 
 def keep_newest(out: Path, rank: int, keep: int, *, written: str) -> None:

@@ -21,7 +21,7 @@ from debubble.capture.settings import Settings, read_order
 from debubble.errors import DebubbleError
 
 if TYPE_CHECKING:
-    from debubble.capture.session import Session
+    from debubble.capture.recording import Session
 
 _SCHEDULES = "torch.distributed.pipelining.schedules"
 _OPTIMIZER = "torch.optim.optimizer"
@@ -34,11 +34,8 @@ def install() -> None:
     if settings is None:
         return
     beat = Beat(settings)
-    targets: dict[str, Callable[[ModuleType], None]] = {
-        _SCHEDULES: beat.hook_schedules,
-        _OPTIMIZER: beat.hook_optimizers,
-    }
-    sys.meta_path.insert(0, AfterImport(targets))
+    hooks = AfterImport({_SCHEDULES: beat.hook_schedules, _OPTIMIZER: beat.hook_optimizers})
+    sys.meta_path.insert(0, hooks)
 
 
 class Beat:
@@ -63,22 +60,20 @@ class Beat:
         module.register_optimizer_step_post_hook(self._after_optimizer)
 
     def _counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Let a schedule's step end the one before, from start to start, optimizer and all."""
+
         @wraps(original)
-        def step(schedule: Any, *given: Any, **settings: Any) -> Any:
-            self._before_schedule(schedule)
+        def run_step(schedule: Any, *given: Any, **settings: Any) -> Any:
+            if not self.scheduled:
+                self.scheduled = True
+                self._close()
+                self.giver = id(schedule)
+                self._open(schedule)
+            elif self.session is not None and self.giver == id(schedule):
+                step()
             return original(schedule, *given, **settings)
 
-        return step
-
-    def _before_schedule(self, schedule: Any) -> None:
-        """End the step before: it reaches from one start to the next, optimizer and all."""
-        if not self.scheduled:
-            self.scheduled = True
-            self._close()
-            self.giver = id(schedule)
-            self._open(schedule)
-        elif self.session is not None and self.giver == id(schedule):
-            step()
+        return run_step
 
     def _after_optimizer(self, optimizer: Any, _given: Any, _settings: Any) -> None:
         if self.scheduled:

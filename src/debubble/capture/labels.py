@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from types import CodeType, FrameType
 from typing import Any
 
@@ -28,6 +28,15 @@ SCHEDULE_NAMES = {
     "ScheduleInterleavedZeroBubble": "interleaved-zb",
     "ScheduleZBVZeroBubble": "zbv",
     "ScheduleDualPipeV": "dualpipe-v",
+}
+# Where a schedule of torch runs its microbatches; a pass is called from there or a little below.
+_LOOP = "_step_microbatches"
+_FRAMES_BELOW_LOOP = 8
+# The methods of a stage: which pass each runs, and what torch calls its microbatch.
+_PASSES = {
+    "forward_one_chunk": ("F", "fwd_chunk_id"),
+    "backward_one_chunk": ("B", "bwd_chunk_id"),
+    "backward_weight_one_chunk": ("W", "bwd_chunk_id"),
 }
 
 
@@ -47,7 +56,7 @@ class Pipeline:
     def schedule_name(self) -> str | None:
         """The schedule as debubble calls it; a subclass goes by the class it came from."""
         classes = [] if self.schedule is None else type(self.schedule).__mro__
-        names = (SCHEDULE_NAMES.get(one.__name__) for one in classes)
+        names = (SCHEDULE_NAMES.get(ancestor.__name__) for ancestor in classes)
         return next(filter(None, names), None)
 
     @property
@@ -86,11 +95,6 @@ def find_pipeline(given: Any) -> Pipeline:
     return Pipeline(stages=stages, schedule=schedule)
 
 
-# Where a schedule of torch runs its microbatches; a pass is called from there or a little below.
-_LOOP = "_step_microbatches"
-_FRAMES_BELOW_LOOP = 8
-
-
 @dataclass(slots=True)
 class Labels:
     """Whether any pass had to be named."""
@@ -104,55 +108,24 @@ def label_passes(pipeline: Pipeline) -> Iterator[Labels]:
     labels = Labels()
     with ExitStack() as undo:
         for stage in pipeline.stages:
-            _label_stage(stage, labels, undo)
-        if hasattr(pipeline.schedule, "_maybe_compute_loss"):
-            _label_loss(pipeline.schedule, labels, undo)
+            for method, (kind, keyword) in _PASSES.items():
+                name = partial(_name_pass, int(stage.stage_index), kind, keyword)
+                _wrap(stage, method, name, labels, undo)
+        _wrap(pipeline.schedule, "_maybe_compute_loss", _name_loss, labels, undo)
         yield labels
 
 
-def _label_stage(stage: Any, labels: Labels, undo: ExitStack) -> None:
-    index = int(stage.stage_index)
-
-    def name_forward(microbatch: int, *_: Any, **__: Any) -> str:
-        return f"PP:{index}F{microbatch}"
-
-    def name_backward(
-        microbatch: int,
-        _loss: Any = None,
-        full_backward: bool = True,
-        *_: Any,
-        **__: Any,
-    ) -> str:
-        return f"PP:{index}{'B' if full_backward else 'I'}{microbatch}"
-
-    def name_weight(microbatch: int, *_: Any, **__: Any) -> str:
-        return f"PP:{index}W{microbatch}"
-
-    _wrap(stage, "forward_one_chunk", _first("fwd_chunk_id", name_forward), labels, undo)
-    _wrap(stage, "backward_one_chunk", _first("bwd_chunk_id", name_backward), labels, undo)
-    _wrap(stage, "backward_weight_one_chunk", _first("bwd_chunk_id", name_weight), labels, undo)
+def _name_pass(stage: int, kind: str, keyword: str, *given: Any, **settings: Any) -> str:
+    """Name a pass; its microbatch, the first argument, may be given by its name as well."""
+    microbatch = settings[keyword] if keyword in settings else given[0]
+    if kind == "B" and not settings.get("full_backward", given[2] if len(given) > 2 else True):
+        kind = "I"
+    return f"PP:{stage}{kind}{microbatch}"
 
 
-def _label_loss(schedule: Any, labels: Labels, undo: ExitStack) -> None:
+def _name_loss(stage: Any, _output: Any, _targets: Any, mb_index: int, *_: Any, **__: Any) -> str:
     """Count the loss to the last stage's forward pass, which it is a part of."""
-
-    def name_loss(
-        stage: Any, _output: Any, _targets: Any, mb_index: int, *_: Any, **__: Any
-    ) -> str:
-        return f"PP:{int(stage.stage_index)}F{mb_index}" if stage.is_last else ""
-
-    _wrap(schedule, "_maybe_compute_loss", name_loss, labels, undo)
-
-
-def _first(keyword: str, name: Callable[..., str]) -> Callable[..., str]:
-    """Let the microbatch be given by its name as well as by its place."""
-
-    def named(*given: Any, **settings: Any) -> str:
-        if keyword in settings:
-            return name(settings.pop(keyword), *given, **settings)
-        return name(*given, **settings)
-
-    return named
+    return f"PP:{int(stage.stage_index)}F{mb_index}" if stage.is_last else ""
 
 
 def _wrap(
@@ -171,11 +144,11 @@ def _wrap(
         with record_function(label):
             return original(*given, **settings)
 
-    own = method in vars(owner)
+    if method in vars(owner):
+        undo.callback(setattr, owner, method, original)
+    else:
+        undo.callback(delattr, owner, method)
     setattr(owner, method, labelled)
-    undo.callback(setattr, owner, method, original) if own else undo.callback(
-        delattr, owner, method
-    )
 
 
 def _named_already(frame: FrameType | None) -> bool:
@@ -190,5 +163,5 @@ def _named_already(frame: FrameType | None) -> bool:
 
 
 def _records(code: CodeType) -> bool:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return "record_function" in code.co_names or any(map(_records, inner))

@@ -17,14 +17,7 @@ from debubble.errors import CaptureError, UsageError
 
 KINDS = ("vllm", "sglang")
 
-# The profiler's first start takes seconds on a GPU.
-START_PATIENCE_S = 120.0
-# Engines write all ranks' traces before they answer: minutes, for large models.
-STOP_PATIENCE_S = 900.0
-# How long a server that counts its own steps may take to come to their end and write them.
-STEPS_PATIENCE_S = 120.0
 _POLL_S = 0.5
-
 _ERROR_SHOWN = 300
 _HTTP_NOT_FOUND = 404
 
@@ -40,6 +33,12 @@ _VLLM_CONFIG = json.dumps(
 _CONFIGURE = {
     "vllm": f"start it with: vllm serve … --profiler-config '{_VLLM_CONFIG}'",
     "sglang": "is this SGLang's own address, not a router's? It has these routes by default",
+}
+_NO_TRACES = {
+    "vllm": "no traces came to {out}: they are in the server's torch_profiler_dir; "
+    "give that folder as --out where it is on this machine",
+    "sglang": "no traces came to {out} on this machine: look there on the server's; "
+    "a server without requests counts no steps",
 }
 
 
@@ -79,9 +78,12 @@ class ServerCapture:
 class Patience:
     """How long each answer may take."""
 
-    start_s: float = START_PATIENCE_S
-    stop_s: float = STOP_PATIENCE_S
-    steps_s: float = STEPS_PATIENCE_S
+    start_s: float = 120.0
+    """The profiler's first start takes seconds on a GPU."""
+    stop_s: float = 900.0
+    """Engines write all ranks' traces before they answer: minutes, for large models."""
+    steps_s: float = 120.0
+    """What a server that counts its own steps may take to come to their end and write them."""
 
 
 def capture_server(
@@ -98,11 +100,12 @@ def capture_server(
         try:
             sleep(order.seconds)
         finally:
-            _post(order, "stop_profile", None, patience.stop_s)
-        files = tuple(sorted(set(_traces_in(order.out)) - earlier))
+            end_profile(order, patience=patience)
     else:
-        files = _count_steps(order, earlier, patience, sleep, clock)
-    return ServerCapture(kind=order.kind, url=order.url, files=files, note=_note(order, files))
+        _await_steps(order, earlier, patience, sleep, clock)
+    files = tuple(sorted(set(_traces_in(order.out)) - earlier))
+    note = "" if files else _NO_TRACES[order.kind].format(out=order.out)
+    return ServerCapture(kind=order.kind, url=order.url, files=files, note=note)
 
 
 def end_profile(order: ServerOrder, *, patience: Patience = Patience()) -> None:  # noqa: B008 (frozen)
@@ -123,62 +126,36 @@ def _start_body(order: ServerOrder) -> dict[str, Any] | None:
     }
 
 
-def _count_steps(
+def _await_steps(
     order: ServerOrder,
     earlier: set[Path],
     patience: Patience,
     sleep: Callable[[float], None],
     clock: Callable[[], float],
-) -> tuple[Path, ...]:
-    """Wait for a server that counts its steps; end its profile where that count was not awaited.
+) -> None:
+    """Wait until a server has counted its steps and its files grow no more; else end its profile.
 
     One that wrote its traces elsewhere is done, and refuses: that is no trouble.
     """
-    files: tuple[Path, ...] = ()
+    deadline = clock() + patience.steps_s
+    before: dict[Path, int] = {}
+    complete = False
     try:
-        files = _await_traces(order, earlier, patience.steps_s, sleep, clock)
+        while not complete and clock() < deadline:
+            traces = (file for file in _traces_in(order.out) if file not in earlier)
+            sizes = {file: file.stat().st_size for file in traces}
+            complete = bool(sizes) and sizes == before
+            before = sizes
+            if not complete:
+                sleep(_POLL_S)
     finally:
-        if not files:
+        if not complete:
             with contextlib.suppress(CaptureError):
                 end_profile(order, patience=patience)
-    return files or tuple(sorted(set(_traces_in(order.out)) - earlier))
-
-
-def _await_traces(
-    order: ServerOrder,
-    earlier: set[Path],
-    patience_s: float,
-    sleep: Callable[[float], None],
-    clock: Callable[[], float],
-) -> tuple[Path, ...]:
-    """Wait until the server has counted its steps and its files grow no more."""
-    deadline = clock() + patience_s
-    before: dict[Path, int] = {}
-    while clock() < deadline:
-        sizes = {file: file.stat().st_size for file in _traces_in(order.out) if file not in earlier}
-        if sizes and sizes == before:
-            return tuple(sorted(sizes))
-        before = sizes
-        sleep(_POLL_S)
-    return ()
 
 
 def _traces_in(folder: Path) -> list[Path]:
     return [*folder.rglob("*.json.gz"), *folder.rglob("*.json")] if folder.is_dir() else []
-
-
-def _note(order: ServerOrder, files: tuple[Path, ...]) -> str:
-    if files:
-        return ""
-    if order.kind == "vllm":
-        return (
-            f"no traces came to {order.out}: they are in the server's torch_profiler_dir; "
-            "give that folder as --out where it is on this machine"
-        )
-    return (
-        f"no traces came to {order.out} on this machine: look there on the server's; "
-        "a server without requests counts no steps"
-    )
 
 
 def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_s: float) -> None:
@@ -194,7 +171,16 @@ def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_
             answer.read()
     except urllib.error.HTTPError as error:
         with error:
-            raise _refusal(order, url, error) from error
+            if error.code == _HTTP_NOT_FOUND:
+                raise CaptureError(
+                    f"{url}: this server has no profiling routes", hint=_CONFIGURE[order.kind]
+                ) from error
+            said = error.read(_ERROR_SHOWN).decode("utf-8", "replace").strip()
+            answered = f"the server answered {error.code} {error.reason}"
+            raise CaptureError(
+                f"{url}: {answered}" + (f": {said}" if said else ""),
+                hint="the server's own log says more; a profile that is under way must end first",
+            ) from error
     except TimeoutError as error:
         raise _too_late(url, patience_s) from error
     except OSError as error:
@@ -204,18 +190,6 @@ def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_
         raise CaptureError(
             f"{url}: {reason}", hint="look whether the server runs and the address is right"
         ) from error
-
-
-def _refusal(order: ServerOrder, url: str, error: urllib.error.HTTPError) -> CaptureError:
-    if error.code == _HTTP_NOT_FOUND:
-        return CaptureError(
-            f"{url}: this server has no profiling routes", hint=_CONFIGURE[order.kind]
-        )
-    said = error.read(_ERROR_SHOWN).decode("utf-8", "replace").strip()
-    return CaptureError(
-        f"{url}: the server answered {error.code} {error.reason}" + (f": {said}" if said else ""),
-        hint="the server's own log says more; a profile that is under way must end first",
-    )
 
 
 def _too_late(url: str, patience_s: float) -> CaptureError:

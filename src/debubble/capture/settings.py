@@ -1,4 +1,4 @@
-"""What a capture was asked for, and the order that carries it into a job."""
+"""What a capture is asked for in → the environment that carries it into a job, and back."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ PROFILER_WARMUP_STEPS = 1
 SETTLING_STEPS = 1
 
 DEFAULT_OUT = Path("debubble-traces")
+
+VARIABLE = "DEBUBBLE_CAPTURE"
+INJECTED = Path(__file__).resolve().parent / "inject"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +65,13 @@ class Settings:
         return 3 * self.steps + PROFILER_WARMUP_STEPS + SETTLING_STEPS
 
 
-VARIABLE = "DEBUBBLE_CAPTURE"
-INJECTED = Path(__file__).resolve().parent / "inject"
-
-
 def environment_for(settings: Settings, given: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which every Python process captures itself."""
     if VARIABLE in given:
         raise UsageError(
             "this job is being captured already", hint=f"unset {VARIABLE}, or leave out the outer"
         )
-    order = {one.name: getattr(settings, one.name) for one in fields(settings)}
+    order = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     order["out"] = str(settings.out.resolve())
     path = [str(INJECTED), *filter(None, [given.get("PYTHONPATH")])]
     return {**given, VARIABLE: json.dumps(order), "PYTHONPATH": os.pathsep.join(path)}

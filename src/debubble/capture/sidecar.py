@@ -1,4 +1,4 @@
-"""What the job says of itself, written beside its trace."""
+"""What the job says of itself in → the sidecar beside its trace: what the profiler cannot see."""
 
 from __future__ import annotations
 
@@ -21,9 +21,102 @@ from debubble.capture.files import CaptureFiles
 from debubble.capture.labels import Pipeline
 from debubble.capture.settings import Settings
 
+SCHEMA = "debubble.sidecar/1"
+_STARTED_KEY = "debubble/capture/started"
 _DRIVER = Path("/proc/driver/nvidia/version")
 _DRIVER_VERSION = re.compile(r"\b(\d{3}\.\d[\d.]*)\b")
 _COMMIT = re.compile(r"^[0-9a-f]{40,64}$")
+
+
+@dataclass(slots=True, kw_only=True)
+class Latencies:
+    """How long each step took, without the profiler and under it, in seconds."""
+
+    before: list[float] = field(default_factory=list)
+    profiled: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)
+
+    def as_data(self) -> dict[str, Any]:
+        """Return them with their medians, and by how much the profiler slowed the job."""
+        unprofiled = median(self.before + self.after) if self.before + self.after else None
+        profiled = median(self.profiled) if self.profiled else None
+        return {
+            "before_s": self.before,
+            "profiled_s": self.profiled,
+            "after_s": self.after,
+            "unprofiled_median_s": unprofiled,
+            "profiled_median_s": profiled,
+            "overhead_fraction": profiled / unprofiled - 1 if profiled and unprofiled else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sidecar:
+    """All that is written beside a trace."""
+
+    files: CaptureFiles
+    world_size: int
+    first_step: int
+    labels: str | None
+    pipeline: Pipeline
+    settings: Settings
+    latencies: Latencies
+
+    def write(self) -> None:
+        """Write or rewrite the file; nobody ever sees half of it."""
+        data = {
+            "schema": SCHEMA,
+            "debubble": __version__,
+            "capture": self.files.name,
+            "trace": self.files.trace.name,
+            "rank": self.files.rank,
+            "world_size": self.world_size,
+            "first_step": self.first_step,
+            "written_unix_s": time.time(),
+            "pipeline": {
+                "schedule": self.pipeline.schedule_name,
+                "schedule_class": self.pipeline.schedule_class,
+                "microbatches": self.pipeline.microbatches,
+                "stages": self.pipeline.all_stages,
+                "held_stages": self.pipeline.held_stages,
+                "split": self.settings.split,
+                "labels": self.labels,
+            },
+            "workload": {
+                "tokens": self.settings.tokens,
+                "context_lengths": self.settings.context_lengths,
+            },
+            "steps": self.latencies.as_data(),
+            "memory": describe_memory(),
+            "environment": describe_environment(),
+            "tags": dict(self.settings.tags),
+        }
+        text = json.dumps(data, indent=2)
+        with self.files.replacing(self.files.sidecar) as partial:
+            partial.write_text(text + "\n", "utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOfJob:
+    """A process among the others of its job."""
+
+    rank: int
+    world_size: int
+    started: str
+    """UTC, such as 20260131-235959; one for all ranks."""
+
+
+def find_rank() -> RankOfJob:
+    """Ask torch.distributed, else the launcher's variables; alone, a job is rank 0 of 1."""
+    now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    if not (dist.is_available() and dist.is_initialized()):
+        rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        return RankOfJob(rank=rank, world_size=world_size, started=now)
+    # Whoever comes first says when the job began; no rank waits for another.
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 (no public way to it)
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    said: bytes = store.compare_set(f"{_STARTED_KEY}/{restarts}", "", now)
+    return RankOfJob(rank=dist.get_rank(), world_size=dist.get_world_size(), started=said.decode())
 
 
 def describe_environment() -> dict[str, Any]:
@@ -45,21 +138,12 @@ def describe_environment() -> dict[str, Any]:
 
 def describe_memory() -> dict[str, int | None]:
     """Return the device's memory: the most since the job began, and what is left now."""
-    if not torch.cuda.is_available():
-        return dict.fromkeys(
-            (
-                "max_allocated_bytes",
-                "max_reserved_bytes",
-                "reserved_bytes",
-                "free_bytes",
-                "total_bytes",
-            )
-        )
-    free, total = torch.cuda.mem_get_info()
+    cuda = torch.cuda.is_available()
+    free, total = torch.cuda.mem_get_info() if cuda else (None, None)
     return {
-        "max_allocated_bytes": torch.cuda.max_memory_allocated(),
-        "max_reserved_bytes": torch.cuda.max_memory_reserved(),
-        "reserved_bytes": torch.cuda.memory_reserved(),
+        "max_allocated_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+        "max_reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None,
+        "reserved_bytes": torch.cuda.memory_reserved() if cuda else None,
         "free_bytes": free,
         "total_bytes": total,
     }
@@ -67,11 +151,11 @@ def describe_memory() -> dict[str, int | None]:
 
 def git_commit(folder: Path) -> str | None:
     """Return the commit checked out there, read from git's files: no process is started."""
-    for place in (folder, *folder.parents):
-        git = place / ".git"
+    for parent in (folder, *folder.parents):
+        git = parent / ".git"
         try:
             if git.is_file():  # a worktree or a submodule points to its own folder
-                git = place / git.read_text("utf-8").removeprefix("gitdir:").strip()
+                git = parent / git.read_text("utf-8").removeprefix("gitdir:").strip()
             if git.is_dir():
                 return _head(git)
         except (OSError, UnicodeDecodeError):
@@ -106,117 +190,3 @@ def _driver_version() -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return found[1] if found else None
-
-
-_STARTED_KEY = "debubble/capture/started"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A process among the others of its job."""
-
-    rank: int
-    world_size: int
-    started: str
-    """UTC, such as 20260131-235959; one for all ranks."""
-
-
-def find_place() -> Place:
-    """Ask torch.distributed, else the launcher's variables; alone, a job is rank 0 of 1."""
-    now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    if dist.is_available() and dist.is_initialized():
-        return Place(rank=dist.get_rank(), world_size=dist.get_world_size(), started=_agree_on(now))
-    rank = int(os.environ.get("RANK", "0"))
-    return Place(rank=rank, world_size=int(os.environ.get("WORLD_SIZE", "1")), started=now)
-
-
-def _agree_on(now: str) -> str:
-    """Let whoever comes first say when the job began; no rank waits for another."""
-    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 (no public way to it)
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    said: bytes = store.compare_set(f"{_STARTED_KEY}/{restarts}", "", now)
-    return said.decode()
-
-
-SCHEMA = "debubble.sidecar/1"
-
-
-@dataclass(slots=True, kw_only=True)
-class Latencies:
-    """How long each step took, without the profiler and under it, in seconds."""
-
-    before: list[float] = field(default_factory=list)
-    profiled: list[float] = field(default_factory=list)
-    after: list[float] = field(default_factory=list)
-
-    def as_data(self) -> dict[str, Any]:
-        """Return them with their medians, and by how much the profiler slowed the job."""
-        unprofiled = _median(self.before + self.after)
-        profiled = _median(self.profiled)
-        return {
-            "before_s": self.before,
-            "profiled_s": self.profiled,
-            "after_s": self.after,
-            "unprofiled_median_s": unprofiled,
-            "profiled_median_s": profiled,
-            "overhead_fraction": profiled / unprofiled - 1 if profiled and unprofiled else None,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """All that goes into a sidecar."""
-
-    files: CaptureFiles
-    world_size: int
-    first_step: int
-    labels: str | None
-    pipeline: Pipeline
-    settings: Settings
-    latencies: Latencies
-
-
-def write_sidecar(facts: Facts) -> None:
-    """Write or rewrite the sidecar; nobody ever sees half of it."""
-    text = json.dumps(_as_data(facts), indent=2)
-    with facts.files.replacing(facts.files.sidecar) as partial:
-        partial.write_text(text + "\n", "utf-8")
-
-
-def _as_data(facts: Facts) -> dict[str, Any]:
-    settings, pipeline = facts.settings, facts.pipeline
-    return {
-        "schema": SCHEMA,
-        "debubble": __version__,
-        "capture": facts.files.name,
-        "trace": facts.files.trace.name,
-        "rank": facts.files.rank,
-        "world_size": facts.world_size,
-        "first_step": facts.first_step,
-        "written_unix_s": time.time(),
-        "pipeline": {
-            "schedule": pipeline.schedule_name,
-            "schedule_class": pipeline.schedule_class,
-            "microbatches": pipeline.microbatches,
-            "stages": pipeline.all_stages,
-            "held_stages": pipeline.held_stages,
-            "split": _as_list(settings.split),
-            "labels": facts.labels,
-        },
-        "workload": {
-            "tokens": settings.tokens,
-            "context_lengths": _as_list(settings.context_lengths),
-        },
-        "steps": facts.latencies.as_data(),
-        "memory": describe_memory(),
-        "environment": describe_environment(),
-        "tags": dict(settings.tags),
-    }
-
-
-def _as_list(numbers: tuple[int, ...] | None) -> list[int] | None:
-    return None if numbers is None else list(numbers)
-
-
-def _median(times: list[float]) -> float | None:
-    return median(times) if times else None

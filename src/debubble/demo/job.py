@@ -14,7 +14,8 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from debubble.demo.launch import LOOPBACK
@@ -34,13 +35,15 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     os.environ["OMP_NUM_THREADS"] = "1"
-    import debubble.demo.rank  # noqa: F401, PLC0415 (torch, once for all ranks)
+    from debubble.demo.rank import run_unprofiled  # noqa: PLC0415 (torch, once for all ranks)
 
     # Not a TemporaryDirectory: the first rank to end would remove it as it leaves, and torch's
     # store waits minutes for a file that is gone.
     folder = Path(tempfile.mkdtemp())
     try:
-        return _wait([_fork(workload, rank, folder) for rank in range(workload.world)])
+        meet = folder / "rendezvous"
+        ranks = range(workload.world)
+        return _wait([fork(partial(run_unprofiled, workload, rank, meet)) for rank in ranks])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -57,21 +60,19 @@ def _read(words: Sequence[str] | None) -> Workload:
     parser.add_argument("--backward-ms", type=float, default=usual.backward_ms)
     parser.add_argument("--tokens", type=int, default=usual.tokens)
     parser.add_argument("--width", type=int, default=usual.width)
-    said = vars(parser.parse_args(words))
-    layers = tuple(int(part) for part in said.pop("split").split(","))
-    return Workload(layers=layers, **said)
+    told = vars(parser.parse_args(words))
+    layers = tuple(int(part) for part in told.pop("split").split(","))
+    return Workload(layers=layers, **told)
 
 
-def _fork(workload: Workload, rank: int, folder: Path) -> int:
-    """Start one rank; return its process."""
+def fork(run: Callable[[], None]) -> int:
+    """Run something in a fork, to the end that an ordinary process has; return the fork."""
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        from debubble.demo.rank import run_unprofiled  # noqa: PLC0415
-
-        run_unprofiled(workload, rank, folder / "rendezvous")
+        run()
         code = 0
     except BaseException:  # noqa: BLE001 (a forked process must not run on into its parent's code)
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""A workload in → its processes, and the files they leave."""
+"""A workload in → its processes, one a rank, and the traces and truths they leave in a folder."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 RESULTS = ("rank*.pt.trace.json.gz", "truth*.json")
 LOGS = ("rank*.log",)
 SCRATCH = (".debubble-demo.*",)
+
+# Short against a step of the demo, long against what a poll costs.
+POLL_S = 0.05
+
+# The end of a Python traceback, with the line that failed.
+LOG_TAIL_LINES = 6
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +72,11 @@ class RunFiles:
         """Return where a rank notes when it failed."""
         return self.folder / f".debubble-demo.failed{rank}"
 
+    def failed_at(self, rank: int) -> int:
+        """Return when a rank noted that it failed, in nanoseconds; 0 where it could not."""
+        note = self.failure(rank)
+        return int(note.read_text()) if note.exists() else 0
+
     @contextmanager
     def replacing(self, file: Path) -> Iterator[Path]:
         """Give a name beside the file to write to; rename it when all is written."""
@@ -91,24 +104,6 @@ class RunFiles:
             for pattern in group:
                 for file in self.folder.glob(pattern):
                     file.unlink(missing_ok=True)
-
-
-# Short against a step of the demo, long against what a poll costs.
-POLL_S = 0.05
-
-# The end of a Python traceback, with the line that failed.
-LOG_TAIL_LINES = 6
-
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A rank that ended badly, and when it said so (0 where it could not say)."""
-
-    rank: int
-    code: int
-    when_ns: int
 
 
 def run_workload(
@@ -182,30 +177,17 @@ def _start(files: RunFiles, rank: int) -> subprocess.Popen[bytes]:
 def _running(processes: list[subprocess.Popen[bytes]], files: RunFiles) -> bool:
     """Say whether any rank still runs; raise for the first that failed."""
     codes = [process.poll() for process in processes]
-    failures = [
-        Failure(rank=rank, code=code, when_ns=_failed_at(files.failure(rank)))
-        for rank, code in enumerate(codes)
-        if code
-    ]
-    if failures:
-        # A rank that could not say when was killed from outside: its peers only followed.
-        raise _blame(min(failures, key=lambda failure: failure.when_ns), files)
-    return None in codes
-
-
-def _failed_at(note: Path) -> int:
-    return int(note.read_text()) if note.exists() else 0
-
-
-def _blame(failure: Failure, files: RunFiles) -> DemoError:
-    how = f"exit code {failure.code}"
-    if failure.code < 0:
-        how = f"signal {-failure.code}"
-    log = files.log(failure.rank)
+    failed = [rank for rank, code in enumerate(codes) if code]
+    if not failed:
+        return None in codes
+    # A rank that could not say when was killed from outside: its peers only followed.
+    rank = min(failed, key=files.failed_at)
+    code, log = codes[rank] or 0, files.log(rank)
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return DemoError(
+    raise DemoError(
         "\n".join([f"the process ended with {how}", *lines[-LOG_TAIL_LINES:]]),
-        rank=failure.rank,
+        rank=rank,
         hint=f"its whole output is in {log}",
     )
 

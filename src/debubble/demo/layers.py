@@ -1,4 +1,4 @@
-"""The demo's model: timed layers, stages, replicas.
+"""A workload in → the demo's model: timed layers, in stages that write down their passes.
 
 A layer is two operators, `tanh(x)` and a weight, multiplied. The first costs the forward pass and
 the input gradient, the second the weight gradient. They are apart because schedules that split
@@ -8,7 +8,7 @@ the backward pass run a custom operator's whole backward twice, once for I and o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from debubble.demo.workload import SCHEDULES
 from debubble.errors import DemoError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from debubble.demo.truth import Kind, Part, Recorder
     from debubble.demo.workload import Workload
@@ -33,6 +33,8 @@ SLEEP_LATENESS_NS = 80_000
 
 # Weights near one and inputs near zero: neither the signal nor its gradient dies in 16 layers.
 WEIGHT_SPREAD = 0.1
+
+_ELEMENT_BYTES = 4
 
 # An operator takes tensors and numbers only, so who wants to hear of its calls is kept here.
 _listeners: list[Callable[[Part, int, int, int], None]] = []
@@ -104,29 +106,24 @@ def _backward_weight(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
     return _OPERATORS.weight_backward(gradient, ctx.layer, ctx.weight_ns), None, None
 
 
-def _register() -> Any:
-    """Make the operators known to torch. `custom_op` would import 1.7 s of torch._dynamo."""
-    registry: Any = torch.library  # which torch leaves untyped
-    library = registry.Library("debubble_demo", "DEF")
-    library.define("layer(Tensor x, int layer, int forward_ns, int input_ns) -> Tensor")
-    library.define("layer_backward(Tensor g, Tensor y, int layer, int input_ns) -> Tensor")
-    library.define("weight(Tensor w, int layer, int weight_ns) -> Tensor")
-    library.define("weight_backward(Tensor g, int layer, int weight_ns) -> Tensor")
-    library.impl("layer", _forward, "CPU")
-    library.impl("layer_backward", _input_gradient, "CPU")
-    library.impl("weight", _weight, "CPU")
-    library.impl("weight_backward", _weight_gradient, "CPU")
-    registry.register_autograd(
-        "debubble_demo::layer", _backward_input, setup_context=_keep_output, lib=library
-    )
-    registry.register_autograd(
-        "debubble_demo::weight", _backward_weight, setup_context=_keep_time, lib=library
-    )
-    return library
-
-
-# The operators live as long as the library object does.
-_LIBRARY = _register()
+# Made known by hand: `custom_op` would import 1.7 s of torch._dynamo. The operators live as long as
+# the library object does.
+_REGISTRY: Any = torch.library  # which torch leaves untyped
+_LIBRARY = _REGISTRY.Library("debubble_demo", "DEF")
+for _signature, _run in (
+    ("layer(Tensor x, int layer, int forward_ns, int input_ns) -> Tensor", _forward),
+    ("layer_backward(Tensor g, Tensor y, int layer, int input_ns) -> Tensor", _input_gradient),
+    ("weight(Tensor w, int layer, int weight_ns) -> Tensor", _weight),
+    ("weight_backward(Tensor g, int layer, int weight_ns) -> Tensor", _weight_gradient),
+):
+    _LIBRARY.define(_signature)
+    _LIBRARY.impl(_signature.partition("(")[0], _run, "CPU")
+_REGISTRY.register_autograd(
+    "debubble_demo::layer", _backward_input, setup_context=_keep_output, lib=_LIBRARY
+)
+_REGISTRY.register_autograd(
+    "debubble_demo::weight", _backward_weight, setup_context=_keep_time, lib=_LIBRARY
+)
 _OPERATORS: Any = torch.ops.debubble_demo
 
 
@@ -178,9 +175,6 @@ def make_batch(workload: Workload, step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(shape, generator=random), torch.randn(shape, generator=random)
 
 
-_ELEMENT_BYTES = 4
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
     """The process groups of one process; None is the world."""
@@ -203,14 +197,6 @@ def build_groups(workload: Workload, process: int) -> Groups:
     return Groups(
         pipeline=made[workload.pipeline_of(process)], data=made[workload.replicas_of(process)]
     )
-
-
-def average_gradients(weights: Iterable[nn.Parameter], groups: Groups, replicas: int) -> None:
-    """Give all replicas the same gradient."""
-    for weight in weights:
-        if weight.grad is not None:
-            dist.all_reduce(weight.grad, group=groups.data)
-            weight.grad /= replicas
 
 
 class Reduction(nn.Module):
@@ -269,13 +255,6 @@ class RecordedStage(PipelineStage):
         """Run W."""
         with self.recorder.record_pass("W", self.stage_index, bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-
-
-def build_stages(
-    workload: Workload, rank: int, recorder: Recorder, groups: Groups
-) -> list[RecordedStage]:
-    """Return the stages that a rank of a pipeline holds."""
-    return [RecordedStage(workload, stage, recorder, groups) for stage in workload.stages_of(rank)]
 
 
 def build_schedule(workload: Workload, stages: list[RecordedStage]) -> Any:

@@ -16,11 +16,10 @@ import torch.distributed as dist
 
 from debubble.demo.launch import RunFiles
 from debubble.demo.layers import (
-    average_gradients,
+    RecordedStage,
     build_groups,
     build_schedule,
     build_stage,
-    build_stages,
     listening,
     make_batch,
 )
@@ -33,8 +32,164 @@ if TYPE_CHECKING:
     from debubble.demo.truth import Phase, TrueStep
     from debubble.demo.workload import Workload
 
+# Large, so that a wrong gradient shows in the next step's loss.
+LEARNING_RATE = 1.0
+
+# Real steps clip their gradients; this one never has to, so a cut model learns like a whole one.
+MOST_NORM = 1e6
+
 # A token, say: what an answer weighs does not matter, when it comes does.
 _ANSWER_SHAPE = (1,)
+
+
+def main(folder: str, rank: str) -> None:
+    """Run one rank; where it fails, note when, so that the first to fail is the one to blame."""
+    files = RunFiles(folder=Path(folder))
+
+    def leave_at_once(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        files.write(files.failure(int(rank)), str(time.time_ns()).encode())
+        # sys.stderr is a buffer here: torch.distributed wraps this hook to prefix its output.
+        traceback.print_exception(kind, error, trace, file=sys.__stderr__)
+        os._exit(1)
+
+    sys.excepthook = leave_at_once
+    run_rank(files, int(rank))
+
+
+def run_rank(files: RunFiles, rank: int) -> None:
+    """Join the other ranks, run all steps, and write this rank's trace and truth."""
+    workload = decode_workload(files.workload.read_bytes())
+    _join(workload, rank, files.rendezvous)
+    recorder = Recorder()
+    kind = Rank if workload.in_flight is None else Server
+    pipeline = kind(workload, rank, recorder)
+    with listening(recorder.record_call):
+        steps = run_steps(pipeline, files)
+    stages = workload.stages_of(workload.position_of(rank))
+    truth = Truth(rank=rank, stages=stages, workload=workload, steps=steps)
+    files.write(files.truth(rank), msgspec.json.encode(truth))
+    dist.destroy_process_group()
+
+
+def run_unprofiled(workload: Workload, rank: int, rendezvous: Path) -> None:
+    """Join the other ranks and run the steps, as a job does that knows of no profiler."""
+    _join(workload, rank, rendezvous)
+    pipeline = Rank(workload, rank, Recorder())
+    for step in range(workload.steps):
+        pipeline.run_step(step, "unprofiled")
+    dist.destroy_process_group()
+
+
+def _join(workload: Workload, rank: int, rendezvous: Path) -> None:
+    torch.set_num_threads(1)
+    # torch's own stubs leave FileStore out of what torch.distributed exports.
+    store = dist.FileStore(str(rendezvous), workload.world)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=workload.world)
+
+
+def run_steps(pipeline: Rank | Server, files: RunFiles) -> tuple[TrueStep, ...]:
+    """Run the unprofiled steps, then the profiled ones."""
+    workload = pipeline.workload
+    steps: list[TrueStep] = []
+
+    def run(phase: Phase) -> None:
+        if phase == "profiled" and workload.fail_rank == pipeline.rank:
+            raise RuntimeError(f"rank {pipeline.rank} was asked to fail")
+        steps.append(pipeline.run_step(len(steps), phase))
+        if pipeline.rank == 0:
+            files.count_step()
+
+    def export(profiler: torch.profiler.profile) -> None:
+        with files.replacing(files.trace(pipeline.rank)) as partial:
+            profiler.export_chrome_trace(str(partial))
+
+    for _ in range(workload.warmup):
+        run("unprofiled")
+    marks = torch.profiler.schedule(
+        wait=0, warmup=PROFILER_WARMUP_STEPS, active=workload.steps, repeat=1
+    )
+    profiler = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        record_shapes=True,
+        profile_memory=True,
+        schedule=marks if workload.mark_steps else None,
+        on_trace_ready=export,
+    )
+    with profiler:
+        for step in range(PROFILER_WARMUP_STEPS + workload.steps):
+            warms_up = workload.mark_steps and step < PROFILER_WARMUP_STEPS
+            run("profiler-warm-up" if warms_up else "profiled")
+            if step == PROFILER_WARMUP_STEPS + workload.steps - 1:
+                pipeline.settle()
+            if workload.mark_steps:
+                profiler.step()
+    pipeline.finish()
+    return tuple(steps)
+
+
+class Rank:
+    """What one process holds between steps: its stages, its schedule, its optimizer."""
+
+    def __init__(self, workload: Workload, rank: int, recorder: Recorder) -> None:
+        self.workload = workload
+        self.rank = rank
+        self.recorder = recorder
+        self.groups = build_groups(workload, rank)
+        mine = workload.as_run_by(rank)
+        self.stages = [
+            RecordedStage(mine, stage, recorder, self.groups)
+            for stage in workload.stages_of(workload.position_of(rank))
+        ]
+        self.schedule = build_schedule(workload, self.stages)
+        self.weights = [weight for stage in self.stages for weight in stage.submod.parameters()]
+        self.optimizer = (
+            torch.optim.SGD(self.weights, lr=LEARNING_RATE) if workload.trains else None
+        )
+
+    def run_step(self, step: int, phase: Phase) -> TrueStep:
+        """Run one batch through the pipeline and wait until every rank is through.
+
+        Without the barrier the first rank of a forward-only pipeline runs ahead by whole steps,
+        and the first to end a training step would export its trace while others still compute.
+        """
+        batch = make_batch(self.workload, step)
+        start_ns = time.time_ns()
+        with torch.set_grad_enabled(self.workload.trains):
+            loss = self._run_schedule(*batch)
+        if self.optimizer is not None:
+            if self.workload.replicas > 1:
+                self._average_gradients()
+            torch.nn.utils.clip_grad_norm_(self.weights, MOST_NORM)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        dist.barrier()
+        return self.recorder.end_step(
+            step=step, phase=phase, start_ns=start_ns, end_ns=time.time_ns(), loss=loss
+        )
+
+    def _average_gradients(self) -> None:
+        """Give all replicas the same gradient."""
+        for weight in self.weights:
+            if weight.grad is not None:
+                dist.all_reduce(weight.grad, group=self.groups.data)
+                weight.grad /= self.workload.replicas
+
+    def settle(self) -> None:
+        """Do nothing: the barrier after each step left nothing to wait for."""
+
+    def finish(self) -> None:
+        """Do nothing, for the same reason."""
+
+    def _run_schedule(self, x: torch.Tensor, target: torch.Tensor) -> float | None:
+        inputs = (x,) if any(stage.is_first for stage in self.stages) else ()
+        if not self.workload.trains or not any(stage.is_last for stage in self.stages):
+            self.schedule.step(*inputs)
+            return None
+        losses: list[torch.Tensor] = []
+        self.schedule.step(*inputs, target=target, losses=losses)
+        return float(torch.stack(losses).mean())
 
 
 class Server:
@@ -102,164 +257,6 @@ class Server:
         self.sent.append((work, message))
         while self.sent and self.sent[0][0].is_completed():
             self.sent.popleft()
-
-
-# Large, so that a wrong gradient shows in the next step's loss.
-LEARNING_RATE = 1.0
-
-# Real steps clip their gradients; this one never has to, so a cut model learns like a whole one.
-MOST_NORM = 1e6
-
-
-class Rank:
-    """What one process holds between steps: its stages, its schedule, its optimizer."""
-
-    def __init__(self, workload: Workload, rank: int, recorder: Recorder) -> None:
-        self.workload = workload
-        self.rank = rank
-        self.recorder = recorder
-        self.groups = build_groups(workload, rank)
-        mine = workload.as_run_by(rank)
-        self.stages = build_stages(mine, workload.position_of(rank), self.recorder, self.groups)
-        self.schedule = build_schedule(workload, self.stages)
-        self.weights = [weight for stage in self.stages for weight in stage.submod.parameters()]
-        self.optimizer = (
-            torch.optim.SGD(self.weights, lr=LEARNING_RATE) if workload.trains else None
-        )
-
-    def run_step(self, step: int, phase: Phase) -> TrueStep:
-        """Run one batch through the pipeline and wait until every rank is through.
-
-        Without the barrier the first rank of a forward-only pipeline runs ahead by whole steps,
-        and the first to end a training step would export its trace while others still compute.
-        """
-        batch = make_batch(self.workload, step)
-        start_ns = time.time_ns()
-        with torch.set_grad_enabled(self.workload.trains):
-            loss = self._run_schedule(*batch)
-        if self.optimizer is not None:
-            if self.workload.replicas > 1:
-                average_gradients(self.weights, self.groups, self.workload.replicas)
-            torch.nn.utils.clip_grad_norm_(self.weights, MOST_NORM)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        dist.barrier()
-        return self.recorder.end_step(
-            step=step, phase=phase, start_ns=start_ns, end_ns=time.time_ns(), loss=loss
-        )
-
-    def settle(self) -> None:
-        """Do nothing: the barrier after each step left nothing to wait for."""
-
-    def finish(self) -> None:
-        """Do nothing, for the same reason."""
-
-    def _run_schedule(self, x: torch.Tensor, target: torch.Tensor) -> float | None:
-        inputs = (x,) if any(stage.is_first for stage in self.stages) else ()
-        if not self.workload.trains or not any(stage.is_last for stage in self.stages):
-            self.schedule.step(*inputs)
-            return None
-        losses: list[torch.Tensor] = []
-        self.schedule.step(*inputs, target=target, losses=losses)
-        return float(torch.stack(losses).mean())
-
-
-def run_rank(files: RunFiles, rank: int) -> None:
-    """Join the other ranks, run all steps, and write this rank's trace and truth."""
-    workload = decode_workload(files.workload.read_bytes())
-    torch.set_num_threads(1)
-    _join(workload, rank, files.rendezvous)
-    recorder = Recorder()
-    serves = workload.in_flight is not None
-    pipeline = (Server if serves else Rank)(workload, rank, recorder)
-    with listening(recorder.record_call):
-        steps = run_steps(pipeline, files)
-    stages = workload.stages_of(workload.position_of(rank))
-    truth = Truth(rank=rank, stages=stages, workload=workload, steps=steps)
-    files.write(files.truth(rank), msgspec.json.encode(truth))
-    dist.destroy_process_group()
-
-
-def run_unprofiled(workload: Workload, rank: int, rendezvous: Path) -> None:
-    """Join the other ranks and run the steps, as a job does that knows of no profiler."""
-    torch.set_num_threads(1)
-    _join(workload, rank, rendezvous)
-    pipeline = Rank(workload, rank, Recorder())
-    for step in range(workload.steps):
-        pipeline.run_step(step, "unprofiled")
-    dist.destroy_process_group()
-
-
-def _join(workload: Workload, rank: int, rendezvous: Path) -> None:
-    # torch's own stubs leave FileStore out of what torch.distributed exports.
-    store = dist.FileStore(str(rendezvous), workload.world)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=workload.world)
-
-
-def run_steps(pipeline: Rank | Server, files: RunFiles) -> tuple[TrueStep, ...]:
-    """Run the unprofiled steps, then the profiled ones."""
-    workload = pipeline.workload
-    steps: list[TrueStep] = []
-
-    def run(phase: Phase) -> None:
-        if phase == "profiled" and workload.fail_rank == pipeline.rank:
-            raise RuntimeError(f"rank {pipeline.rank} was asked to fail")
-        steps.append(pipeline.run_step(len(steps), phase))
-        if pipeline.rank == 0:
-            files.count_step()
-
-    for _ in range(workload.warmup):
-        run("unprofiled")
-    profiler = _profiler(workload, files, pipeline.rank)
-    with profiler:
-        for _ in range(PROFILER_WARMUP_STEPS):
-            run("profiler-warm-up" if workload.mark_steps else "profiled")
-            _mark(profiler, workload)
-        for left in reversed(range(workload.steps)):
-            run("profiled")
-            if not left:
-                pipeline.settle()
-            _mark(profiler, workload)
-    pipeline.finish()
-    return tuple(steps)
-
-
-def _mark(profiler: torch.profiler.profile, workload: Workload) -> None:
-    if workload.mark_steps:
-        profiler.step()
-
-
-def _profiler(workload: Workload, files: RunFiles, rank: int) -> torch.profiler.profile:
-    def export(profiler: torch.profiler.profile) -> None:
-        with files.replacing(files.trace(rank)) as partial:
-            profiler.export_chrome_trace(str(partial))
-
-    steps = torch.profiler.schedule(
-        wait=0, warmup=PROFILER_WARMUP_STEPS, active=workload.steps, repeat=1
-    )
-    return torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU],
-        record_shapes=True,
-        profile_memory=True,
-        schedule=steps if workload.mark_steps else None,
-        on_trace_ready=export,
-    )
-
-
-def main(folder: str, rank: str) -> None:
-    """Run one rank; where it fails, note when, so that the first to fail is the one to blame."""
-    files = RunFiles(folder=Path(folder))
-
-    def leave_at_once(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        files.write(files.failure(int(rank)), str(time.time_ns()).encode())
-        # sys.stderr is a buffer here: torch.distributed wraps this hook to prefix its output.
-        traceback.print_exception(kind, error, trace, file=sys.__stderr__)
-        os._exit(1)
-
-    sys.excepthook = leave_at_once
-    run_rank(files, int(rank))
 
 
 if __name__ == "__main__":

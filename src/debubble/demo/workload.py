@@ -124,10 +124,10 @@ class Workload:
 
     def rank_of(self, stage: int) -> int:
         """Return the rank that holds a stage."""
-        chunk, place = divmod(stage, self.ranks)
+        chunk, rank = divmod(stage, self.ranks)
         if SCHEDULES[self.schedule].layout == "v" and chunk % 2:
-            return self.ranks - 1 - place
-        return place
+            return self.ranks - 1 - rank
+        return rank
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages that a rank holds, in the order of the model."""
@@ -191,19 +191,14 @@ def _check_sizes(workload: Workload) -> None:
 
 
 def _check_times(workload: Workload) -> None:
-    scale = workload.layer_scale or ()
-    times = (
-        workload.forward_ms,
-        workload.backward_ms,
-        *scale,
-        *(workload.replica_scale or ()),
-    )
+    scales = workload.layer_scale or (), workload.replica_scale or ()
+    times = (workload.forward_ms, workload.backward_ms, *scales[0], *scales[1])
     # Written so that a NaN fails too.
     if not all(0 <= time < float("inf") for time in times):
         raise UsageError("a layer's time must be zero or more", hint="give times in milliseconds")
-    if workload.layer_scale is not None and len(scale) != sum(workload.layers):
+    if workload.layer_scale is not None and len(scales[0]) != sum(workload.layers):
         raise UsageError(
-            f"layer_scale has {len(scale)} entries for {sum(workload.layers)} layers",
+            f"layer_scale has {len(scales[0])} entries for {sum(workload.layers)} layers",
             hint="give one multiplier for each layer of the model",
         )
 

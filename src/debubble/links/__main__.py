@@ -10,7 +10,7 @@ import click
 
 from debubble.errors import DebubbleError, UsageError
 from debubble.links.live.measured import FEWEST_SAMPLES, sizes_of, write_measured
-from debubble.links.live.rank import Asked, run_rank
+from debubble.links.live.rank import HopTest, run_rank
 from debubble.units import parse_bytes
 
 LARGEST = "64MiB"
@@ -45,16 +45,16 @@ def command(  # noqa: PLR0913 (one argument a flag)
             progress.write_text(f"{done} {total}", "utf-8")
 
     job = None if size is None else parse_bytes(size)
-    asked = Asked(
+    test = HopTest(
         sizes=sizes_of(parse_bytes(largest), job),
         job_bytes=job,
         samples=samples,
         every_pair=all_pairs,
         backend=backend,
     )
-    found = run_rank(asked, show)
-    if found is not None:
-        out.write_text(write_measured(found), "utf-8")
+    measured = run_rank(test, show)
+    if measured is not None:
+        out.write_text(write_measured(measured), "utf-8")
         click.echo(f"{out} written; next: debubble links {out}")
 
 

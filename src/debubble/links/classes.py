@@ -30,115 +30,29 @@ class LinkClass:
 _GB = 1e9
 # Line rates from the standards. What healthy ones reach: NCCL's own model of NVLink (20.0, 20.6 and
 # 40.1 GB/s a link); acceptance limits that operators of such machines publish for PCIe and
-# InfiniBand; for Ethernet and sockets, nine tenths of the line.
+# InfiniBand; for Ethernet and sockets, nine tenths of the line. In GB/s: the line, what is reached.
 CLASSES = {
-    one.name: one
-    for one in (
-        LinkClass(
-            name="nvlink3",
-            words="NVLink 3, 12 links (A100)",
-            line_bytes_per_s=300 * _GB,
-            bytes_per_s=230 * _GB,
-        ),
-        LinkClass(
-            name="nvlink4",
-            words="NVLink 4, 18 links (H100, H200)",
-            line_bytes_per_s=450 * _GB,
-            bytes_per_s=335 * _GB,
-        ),
-        LinkClass(
-            name="nvlink4-h800",
-            words="NVLink 4, 8 links (H800)",
-            line_bytes_per_s=200 * _GB,
-            bytes_per_s=160 * _GB,
-        ),
-        LinkClass(
-            name="nvlink5",
-            words="NVLink 5, 18 links (B200)",
-            line_bytes_per_s=900 * _GB,
-            bytes_per_s=722 * _GB,
-        ),
-        LinkClass(
-            name="pcie4",
-            words="PCIe 4, 16 lanes",
-            line_bytes_per_s=31 * _GB,
-            bytes_per_s=21 * _GB,
-        ),
-        LinkClass(
-            name="pcie5",
-            words="PCIe 5, 16 lanes",
-            line_bytes_per_s=63 * _GB,
-            bytes_per_s=48 * _GB,
-        ),
-        LinkClass(
-            name="ib-edr",
-            words="InfiniBand EDR, 100 Gb/s",
-            line_bytes_per_s=12.5 * _GB,
-            bytes_per_s=12.0 * _GB,
-        ),
-        LinkClass(
-            name="ib-hdr",
-            words="InfiniBand HDR, 200 Gb/s",
-            line_bytes_per_s=25 * _GB,
-            bytes_per_s=22.5 * _GB,
-        ),
-        LinkClass(
-            name="ib-ndr",
-            words="InfiniBand NDR, 400 Gb/s",
-            line_bytes_per_s=50 * _GB,
-            bytes_per_s=45 * _GB,
-        ),
-        LinkClass(
-            name="ib-xdr",
-            words="InfiniBand XDR, 800 Gb/s",
-            line_bytes_per_s=100 * _GB,
-            bytes_per_s=90 * _GB,
-        ),
-        LinkClass(
-            name="roce-100",
-            words="RoCE, 100 Gb/s",
-            line_bytes_per_s=12.5 * _GB,
-            bytes_per_s=11.2 * _GB,
-        ),
-        LinkClass(
-            name="roce-200",
-            words="RoCE, 200 Gb/s",
-            line_bytes_per_s=25 * _GB,
-            bytes_per_s=22.5 * _GB,
-        ),
-        LinkClass(
-            name="roce-400",
-            words="RoCE, 400 Gb/s",
-            line_bytes_per_s=50 * _GB,
-            bytes_per_s=45 * _GB,
-        ),
-        LinkClass(
-            name="ethernet-10",
-            words="TCP over Ethernet, 10 Gb/s",
-            line_bytes_per_s=1.25 * _GB,
-            bytes_per_s=1.1 * _GB,
-        ),
-        LinkClass(
-            name="ethernet-25",
-            words="TCP over Ethernet, 25 Gb/s",
-            line_bytes_per_s=3.125 * _GB,
-            bytes_per_s=2.8 * _GB,
-        ),
-        LinkClass(
-            name="ethernet-100",
-            words="TCP over Ethernet, 100 Gb/s",
-            line_bytes_per_s=12.5 * _GB,
-            bytes_per_s=5.0 * _GB,
-        ),
-        LinkClass(
-            name="sockets",
-            words="sockets on one machine",
-            line_bytes_per_s=10 * _GB,
-            bytes_per_s=1.0 * _GB,
-        ),
+    name: LinkClass(name=name, words=words, line_bytes_per_s=line * _GB, bytes_per_s=reached * _GB)
+    for name, words, line, reached in (
+        ("nvlink3", "NVLink 3, 12 links (A100)", 300, 230),
+        ("nvlink4", "NVLink 4, 18 links (H100, H200)", 450, 335),
+        ("nvlink4-h800", "NVLink 4, 8 links (H800)", 200, 160),
+        ("nvlink5", "NVLink 5, 18 links (B200)", 900, 722),
+        ("pcie4", "PCIe 4, 16 lanes", 31, 21),
+        ("pcie5", "PCIe 5, 16 lanes", 63, 48),
+        ("ib-edr", "InfiniBand EDR, 100 Gb/s", 12.5, 12.0),
+        ("ib-hdr", "InfiniBand HDR, 200 Gb/s", 25, 22.5),
+        ("ib-ndr", "InfiniBand NDR, 400 Gb/s", 50, 45),
+        ("ib-xdr", "InfiniBand XDR, 800 Gb/s", 100, 90),
+        ("roce-100", "RoCE, 100 Gb/s", 12.5, 11.2),
+        ("roce-200", "RoCE, 200 Gb/s", 25, 22.5),
+        ("roce-400", "RoCE, 400 Gb/s", 50, 45),
+        ("ethernet-10", "TCP over Ethernet, 10 Gb/s", 1.25, 1.1),
+        ("ethernet-25", "TCP over Ethernet, 25 Gb/s", 3.125, 2.8),
+        ("ethernet-100", "TCP over Ethernet, 100 Gb/s", 12.5, 5.0),
+        ("sockets", "sockets on one machine", 10, 1.0),
     )
 }
-
 _NVLINK_OF = {
     "H800": "nvlink4-h800",
     "A100": "nvlink3",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from statistics import median
@@ -12,7 +11,7 @@ from debubble.errors import LogError
 from debubble.links.expectation import Hop
 from debubble.links.hop_times import Fit
 from debubble.links.judge import Past
-from debubble.links.logs.read import read_text
+from debubble.links.logs.read import load_json, read_text
 from debubble.units import NS_PER_S
 
 SCHEMA = "debubble.links/1"
@@ -24,11 +23,11 @@ def read_history(files: Iterable[str]) -> dict[Hop, Past]:
     times: defaultdict[Hop, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     fits: dict[Hop, Fit] = {}
     for file in files:
-        for one in _hops_of(file):
-            hop = _whole(one, "from_rank", file), _whole(one, "to_rank", file)
-            for size, seconds in _times_of(one):
+        for row in _hops_of(file):
+            hop = _whole(row, "from_rank", file), _whole(row, "to_rank", file)
+            for size, seconds in _times_of(row):
                 times[hop][size].append(seconds * NS_PER_S)
-            latency, rate = one.get("alpha_s"), one.get("beta_bytes_per_s")
+            latency, rate = row.get("alpha_s"), row.get("beta_bytes_per_s")
             if isinstance(latency, float | int) and isinstance(rate, float | int) and rate > 0:
                 fits[hop] = Fit(
                     latency_ns=latency * NS_PER_S, bytes_per_s=float(rate), worst_error=0.0
@@ -42,29 +41,26 @@ def read_history(files: Iterable[str]) -> dict[Hop, Past]:
 
 
 def _hops_of(file: str) -> list[dict[str, Any]]:
-    try:
-        data = json.loads(read_text(file))
-    except ValueError:
-        data = None
+    data = load_json(read_text(file))
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise LogError("no earlier answer", hint=_HINT, file=file)
     hops = data.get("hops")
-    if not isinstance(hops, list) or not all(isinstance(one, dict) for one in hops):
+    if not isinstance(hops, list) or not all(isinstance(row, dict) for row in hops):
         raise LogError("an answer without hops", hint=_HINT, file=file)
     return hops
 
 
-def _whole(one: dict[str, Any], name: str, file: str) -> int:
-    found = one.get(name)
+def _whole(row: dict[str, Any], name: str, file: str) -> int:
+    found = row.get(name)
     if not isinstance(found, int):
         raise LogError(f"a hop without {name!r}", hint=_HINT, file=file)
     return found
 
 
-def _times_of(one: dict[str, Any]) -> Iterable[tuple[int, float]]:
+def _times_of(row: dict[str, Any]) -> Iterable[tuple[int, float]]:
     """Return the time of one message by size: of the largest in traces, of all of a ladder."""
-    rows = [(step.get("bytes"), step.get("one_way_s")) for step in one.get("ladder") or ()]
-    rows = rows or [(one.get("bytes"), one.get("one_message_s"))]
+    rows = [(rung.get("bytes"), rung.get("one_way_s")) for rung in row.get("ladder") or ()]
+    rows = rows or [(row.get("bytes"), row.get("one_message_s"))]
     return [
         (size, float(seconds))
         for size, seconds in rows

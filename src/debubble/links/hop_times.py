@@ -1,9 +1,12 @@
-"""Messages of a hop in → what it takes: latency, bandwidth, spread."""
+"""Messages of a hop in → what it takes: one message by itself, their spread, a line over sizes.
+
+The types come first, then hops timed from a trace, then the line, which the live test fits too.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +17,16 @@ from debubble.timeline.model import F64, Flags, Timeline, Transfers, rows_by_hop
 from debubble.timeline.transfers import HopFigures
 from debubble.units import NS_PER_S
 
+# Fewer are no sample.
+FEWEST = 4
+# A message that has the wire to itself is quicker than most: compute and other hops slow the rest.
+# Held against hops timed with nothing else running (45 of the recorded H200 runs), the tenth part
+# from the quickest is nearest.
+_ALONE = 0.1
+# What a message takes that shares its wire with one the other way; the ratio of the recorded runs.
+_BOTH_OVER_ONE = 1.15
+# Of a small message all may be underway before its receive begins.
+_LEAST_SEEN = 0.25
 # Sizes closer than this share latency and bandwidth in all of them: no line can part the two.
 _LEAST_SPAN = 4.0
 # Medians of noisy messages are off by less than this from a line that they lie on.
@@ -37,67 +50,6 @@ class Fit:
     def time_ns(self, size: float) -> float:
         """Return what a message of some bytes takes."""
         return self.latency_ns + size * NS_PER_S / self.bytes_per_s
-
-
-def fit_line(sizes: Sequence[float], times_ns: Sequence[float]) -> Fit | None:
-    """Fit a line so that all sizes count alike; None where they are too few or too close.
-
-    Errors are relative: by absolute ones the largest message alone would decide, and latency would
-    be whatever is left over.
-    """
-    size, time = np.array(sizes, dtype=np.float64), np.array(times_ns, dtype=np.float64)
-    kept = (size >= 0) & (time > 0)
-    size, time = size[kept], time[kept]
-    if len(np.unique(size)) < 2 or size.max() < _LEAST_SPAN * max(float(size.min()), 1.0):
-        return None
-    latency, per_byte = _solve(size, time)
-    error = _worst(size, time, latency, per_byte)
-    if error > _BENT:
-        latency, per_byte = _between_pairs(size, time)
-        error = _worst(size, time, latency, per_byte)
-    if per_byte <= 0:
-        return None
-    return Fit(latency_ns=latency, bytes_per_s=NS_PER_S / per_byte, worst_error=error)
-
-
-def _worst(size: F64, time: F64, latency: float, per_byte: float) -> float:
-    return float(np.abs((latency + per_byte * size) / time - 1).max())
-
-
-def _between_pairs(size: F64, time: F64) -> tuple[float, float]:
-    """Return latency and time a byte of a ladder that no line fits, by the middle of all pairs.
-
-    A bucket lets small messages pass, a protocol changes with size: some sizes are off, and all
-    others should not follow them.
-    """
-    order = np.argsort(size)
-    size, time = size[order], time[order]
-    here, there = np.triu_indices(len(size), 1)
-    apart = size[there] > size[here]
-    slopes = (time[there] - time[here])[apart] / (size[there] - size[here])[apart]
-    per_byte = float(np.median(slopes))
-    return max(float(time[0] - per_byte * size[0]), 0.0), per_byte
-
-
-def _solve(size: F64, time: F64) -> tuple[float, float]:
-    """Return latency and time a byte, weighted by 1 / time; no latency is below 0."""
-    rows = np.stack((1 / time, size / time), axis=1)
-    latency, per_byte = np.linalg.lstsq(rows, np.ones(len(time)), rcond=None)[0]
-    if latency < 0:
-        latency, per_byte = 0.0, float((size / time).sum() / ((size / time) ** 2).sum())
-    return float(latency), float(per_byte)
-
-
-# Fewer are no sample.
-FEWEST = 4
-# A message that has the wire to itself is quicker than most: compute and other hops slow the rest.
-# Held against hops timed with nothing else running (45 of the recorded H200 runs), the tenth part
-# from the quickest is nearest.
-_ALONE = 0.1
-# What a message takes that shares its wire with one the other way; the ratio of the recorded runs.
-_BOTH_OVER_ONE = 1.15
-# Of a small message all may be underway before its receive begins.
-_LEAST_SEEN = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +106,13 @@ def time_hops(timeline: Timeline, hops: tuple[HopFigures, ...]) -> tuple[HopTime
 
 
 def _time(rows: Transfers, figures: HopFigures, *, buffers: bool) -> HopTimes:
+    """Time the messages of the largest size, and fit a line where there are several sizes."""
+    alone = [
+        (size, time)
+        for size in np.unique(rows.message_bytes[rows.message_bytes >= 0]).tolist()
+        if (same := rows.message_bytes == size).sum() >= FEWEST
+        and (time := _alone(rows.where(same), buffers=buffers)) is not None
+    ]
     largest = rows.where(rows.message_bytes == figures.message_bytes)
     waited, exchange, early, wire = _kinds(largest, buffers=buffers)
     return HopTimes(
@@ -162,7 +121,7 @@ def _time(rows: Transfers, figures: HopFigures, *, buffers: bool) -> HopTimes:
         waited=int((_waiting(largest) & ~early).sum()),
         one_way=_spread(wire[waited]),
         both_ways=_spread(wire[exchange]),
-        fit=_fit(rows, buffers=buffers),
+        fit=fit_line([size for size, _ in alone], [time for _, time in alone]),
         lengths=(("waited", wire[waited]), ("exchange", wire[exchange]), ("early", wire[early])),
     )
 
@@ -174,22 +133,18 @@ def _kinds(rows: Transfers, *, buffers: bool) -> tuple[Flags, Flags, Flags, F64]
     buffered (one early message tells, on any hop): that one counts from its send.
     """
     early: Flags = ~rows.fused & (rows.send_end_ns <= rows.receive_start_ns)
-    wire = _wire(rows)
-    between = ~rows.fused & ~early & ~_waiting(rows)
+    one_way: Flags = ~rows.fused & ~early
+    both_there = np.maximum(rows.send_start_ns, rows.receive_start_ns)
+    wire = np.maximum(rows.receive_end_ns - both_there, 0).astype(np.float64)
     if buffers:
         whole = (rows.receive_end_ns - rows.send_start_ns).astype(np.float64)
-        wire = np.where(between, whole, wire)
-    return ~rows.fused & ~early, rows.fused, early, wire
+        wire = np.where(one_way & ~_waiting(rows), whole, wire)
+    return one_way, rows.fused, early, wire
 
 
 def _waiting(rows: Transfers) -> Flags:
     waiting: Flags = rows.receive_start_ns <= rows.send_start_ns
     return waiting
-
-
-def _wire(rows: Transfers) -> F64:
-    both_there = np.maximum(rows.send_start_ns, rows.receive_start_ns)
-    return np.maximum(rows.receive_end_ns - both_there, 0).astype(np.float64)
 
 
 def _alone(rows: Transfers, *, buffers: bool) -> int | None:
@@ -223,15 +178,50 @@ def _spread(lengths: F64) -> Spread | None:
     return Spread(median_ns=round(float(median)), p95_ns=round(float(tail)), count=len(lengths))
 
 
-def _fit(rows: Transfers, *, buffers: bool) -> Fit | None:
-    found = [
-        (size, alone)
-        for size, same in _by_size(rows)
-        if len(same) >= FEWEST and (alone := _alone(same, buffers=buffers)) is not None
-    ]
-    return fit_line([size for size, _ in found], [time for _, time in found])
+def fit_line(sizes: Sequence[float], times_ns: Sequence[float]) -> Fit | None:
+    """Fit a line so that all sizes count alike; None where they are too few or too close.
+
+    Errors are relative: by absolute ones the largest message alone would decide, and latency would
+    be whatever is left over.
+    """
+    size, time = np.array(sizes, dtype=np.float64), np.array(times_ns, dtype=np.float64)
+    kept = (size >= 0) & (time > 0)
+    size, time = size[kept], time[kept]
+    if len(np.unique(size)) < 2 or size.max() < _LEAST_SPAN * max(float(size.min()), 1.0):
+        return None
+    latency, per_byte = _solve(size, time)
+    error = _worst(size, time, latency, per_byte)
+    if error > _BENT:
+        latency, per_byte = _between_pairs(size, time)
+        error = _worst(size, time, latency, per_byte)
+    if per_byte <= 0:
+        return None
+    return Fit(latency_ns=latency, bytes_per_s=NS_PER_S / per_byte, worst_error=error)
 
 
-def _by_size(rows: Transfers) -> Iterator[tuple[int, Transfers]]:
-    for size in np.unique(rows.message_bytes[rows.message_bytes >= 0]).tolist():
-        yield size, rows.where(rows.message_bytes == size)
+def _worst(size: F64, time: F64, latency: float, per_byte: float) -> float:
+    return float(np.abs((latency + per_byte * size) / time - 1).max())
+
+
+def _between_pairs(size: F64, time: F64) -> tuple[float, float]:
+    """Return latency and time a byte of a ladder that no line fits, by the middle of all pairs.
+
+    A bucket lets small messages pass, a protocol changes with size: some sizes are off, and all
+    others should not follow them.
+    """
+    order = np.argsort(size)
+    size, time = size[order], time[order]
+    here, there = np.triu_indices(len(size), 1)
+    apart = size[there] > size[here]
+    slopes = (time[there] - time[here])[apart] / (size[there] - size[here])[apart]
+    per_byte = float(np.median(slopes))
+    return max(float(time[0] - per_byte * size[0]), 0.0), per_byte
+
+
+def _solve(size: F64, time: F64) -> tuple[float, float]:
+    """Return latency and time a byte, weighted by 1 / time; no latency is below 0."""
+    rows = np.stack((1 / time, size / time), axis=1)
+    latency, per_byte = np.linalg.lstsq(rows, np.ones(len(time)), rcond=None)[0]
+    if latency < 0:
+        latency, per_byte = 0.0, float((size / time).sum() / ((size / time) ** 2).sum())
+    return float(latency), float(per_byte)

@@ -27,6 +27,9 @@ _FEWEST_RATIOS = 3
 # Against what its kind of wire can do, half is slow: tables are of large messages alone.
 SLOW_FOR_ITS_CLASS = 2.0
 
+_Alike = tuple[int, str | None, str]
+"""Bytes of messages, the kind of wire, and what messages met."""
+
 
 class Verdict(StrEnum):
     """What is said of a hop."""
@@ -81,27 +84,31 @@ def judge_hops(
     What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
     """
     usual, alone = _usual(hops, wires), _alone(hops, wires)
-    peers = {one.hop: _Ratios.of(one, usual) for one in hops}
-    return {
-        one.hop: _decide(
-            one,
-            [
-                _by_past(one, history.get(one.hop)),
-                _by_peers(peers[one.hop], peers.get(one.hop[::-1]), alone.get(one.hop, 1.0)),
-                _by_class(one, classes.get(one.hop)),
-            ],
-        )
-        for one in hops
-    }
+    peers = {times.hop: _Ratios.of(times, usual) for times in hops}
+    judged = {}
+    for times in hops:
+        hop, size = times.hop, times.figures.message_bytes
+        if times.figures.count < FEWEST:
+            judged[hop] = unknown("too few messages to tell")
+            continue
+        found: list[Judgement | None] = []
+        past, wire = history.get(hop), classes.get(hop)
+        before = past.time_ns(size) if past else None
+        if times.alone_ns is not None and before is not None:
+            found.append(judge_time(times.alone_ns, before, "history"))
+        found.append(_by_peers(peers[hop], peers.get(hop[::-1]), alone.get(hop, 1.0)))
+        if times.alone_ns is not None and wire is not None and size > 0:
+            found.append(judge_by_class(times.alone_ns, size, wire))
+        judged[hop] = decide(found)
+    return judged
 
 
-def _decide(hop: HopTimes, found: Sequence[Judgement | None]) -> Judgement:
-    if hop.figures.count < FEWEST:
-        return unknown("too few messages to tell")
-    told = [one for one in found if one is not None]
-    slow = [one for one in told if one.slow]
+def decide(found: Sequence[Judgement | None]) -> Judgement:
+    """Return the worst of what tells slow; else the first that tells anything."""
+    told = [judgement for judgement in found if judgement is not None]
+    slow = [judgement for judgement in told if judgement.slow]
     if slow:
-        return max(slow, key=lambda one: one.times or 0.0)
+        return max(slow, key=lambda judgement: judgement.times or 0.0)
     return told[0] if told else unknown("no peers, no history and no --class to hold it against")
 
 
@@ -118,6 +125,12 @@ def judge_time(
     return judge_ratio(times, slow=times > limit, against=against)
 
 
+def judge_by_class(time_ns: float, size: int, wire: LinkClass) -> Judgement:
+    """Hold a message's time against what its kind of wire can do."""
+    expected = size / wire.bytes_per_s * 1e9
+    return judge_time(time_ns, expected, "class", limit=SLOW_FOR_ITS_CLASS)
+
+
 def judge_ratio(times: float, *, slow: bool, against: str) -> Judgement:
     """Put a verdict that was made into words."""
     of = {"history": "before", "peers": "its peers", "class": "its kind of wire should"}[against]
@@ -127,20 +140,6 @@ def judge_ratio(times: float, *, slow: bool, against: str) -> Judgement:
         times=times,
         why=f"takes {times:.1f} times as long as {of}",
     )
-
-
-def _by_past(hop: HopTimes, past: Past | None) -> Judgement | None:
-    before = past.time_ns(hop.figures.message_bytes) if past else None
-    if before is None or hop.alone_ns is None:
-        return None
-    return judge_time(hop.alone_ns, before, "history")
-
-
-def _by_class(hop: HopTimes, wire: LinkClass | None) -> Judgement | None:
-    if wire is None or hop.alone_ns is None or hop.figures.message_bytes <= 0:
-        return None
-    expected = hop.figures.message_bytes / wire.bytes_per_s * 1e9
-    return judge_time(hop.alone_ns, expected, "class", limit=SLOW_FOR_ITS_CLASS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +171,13 @@ def _by_peers(own: _Ratios, other_way: _Ratios | None, alone: float) -> Judgemen
     ratios = own.every
     if len(ratios) < _FEWEST_RATIOS:
         return None
-    dragged = _slow(own.exchanged) and other_way is not None and _is_dragged(own, other_way)
+    # Messages outside exchanges tell whether it is the other direction that is slow.
+    dragged = (
+        other_way is not None
+        and _slow(own.exchanged)
+        and min(len(own.alone), len(other_way.alone)) >= 2
+        and bool(np.median(own.alone) < SLOW < np.median(other_way.alone))
+    )
     if dragged:
         ratios = own.alone
     judged = judge_ratio(float(np.median(ratios)), slow=_slow(ratios), against="peers")
@@ -183,13 +188,6 @@ def _by_peers(own: _Ratios, other_way: _Ratios | None, alone: float) -> Judgemen
     if alone >= _SLOW_ALONE and np.median(ratios) >= _MOST_AS_WELL:
         return judge_ratio(alone, slow=True, against="peers")
     return judged
-
-
-def _is_dragged(own: _Ratios, other_way: _Ratios) -> bool:
-    """Tell by the messages outside exchanges whether it is the other direction that is slow."""
-    if min(len(own.alone), len(other_way.alone)) < 2:
-        return False
-    return bool(np.median(own.alone) < SLOW < np.median(other_way.alone))
 
 
 def _slow(ratios: F64) -> bool:
@@ -204,19 +202,19 @@ def _usual(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[tuple[Hop
     Peers have messages as large, over the same kind of wire.
     """
     medians: dict[_Alike, dict[Hop, float]] = {}
-    for one in hops:
-        for kind, lengths in one.lengths:
-            of_hops = medians.setdefault(_alike(one, kind, wires), {})
+    for times in hops:
+        for kind, lengths in times.lengths:
+            of_hops = medians.setdefault(_alike(times, kind, wires), {})
             if len(lengths) >= 2:
-                of_hops[one.hop] = max(float(np.median(lengths)), 1.0)
+                of_hops[times.hop] = max(float(np.median(lengths)), 1.0)
     in_order = {alike: sorted(of_hops.values()) for alike, of_hops in medians.items()}
     found = {}
-    for one in hops:
-        for kind, _ in one.lengths:
-            alike = _alike(one, kind, wires)
-            middle = middle_of_others(in_order[alike], medians[alike].get(one.hop))
+    for times in hops:
+        for kind, _ in times.lengths:
+            alike = _alike(times, kind, wires)
+            middle = middle_of_others(in_order[alike], medians[alike].get(times.hop))
             if middle is not None:
-                found[one.hop, kind] = middle
+                found[times.hop, kind] = middle
     return found
 
 
@@ -225,22 +223,19 @@ def _alone(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[Hop, floa
 
     Only where enough found their receiver waiting.
     """
-    times: dict[_Alike, dict[Hop, float]] = {}
-    for one in hops:
-        if one.alone_ns is not None and one.waited >= FEWEST:
-            times.setdefault(_alike(one, "alone", wires), {})[one.hop] = max(one.alone_ns, 1.0)
+    alone: dict[_Alike, dict[Hop, float]] = {}
+    for times in hops:
+        if times.alone_ns is not None and times.waited >= FEWEST:
+            alike = _alike(times, "alone", wires)
+            alone.setdefault(alike, {})[times.hop] = max(times.alone_ns, 1.0)
     found = {}
-    for of_hops in times.values():
+    for of_hops in alone.values():
         in_order = sorted(of_hops.values())
         for hop, own in of_hops.items():
             middle = middle_of_others(in_order, own)
             if middle is not None:
                 found[hop] = own / middle
     return found
-
-
-_Alike = tuple[int, str | None, str]
-"""Bytes of messages, the kind of wire, and what messages met."""
 
 
 def _alike(hop: HopTimes, kind: str, wires: Mapping[Hop, str]) -> _Alike:

@@ -35,18 +35,19 @@ def read_wiring(
     """Put together what is known of the wires between some ranks."""
     hops = [(here, there) for here in ranks for there in ranks if here is not there]
     stated: dict[Hop, LinkClass] = {}
-    for topology in topologies:
-        for here, there in hops:
+    guessed: dict[Hop, LinkClass] = {}
+    for here, there in hops:
+        for topology in topologies:
             join = topology.joins.get((here.device[1], there.device[1]))
             if here.device[0] == there.device[0] and join is not None:
                 found = class_of_join(join, here.device_name)
                 if found is not None:
                     stated[here.rank, there.rank] = found
+        guess = guess_class(here, there)
+        if guess is not None:
+            guessed[here.rank, there.rank] = guess
     stated |= parse_classes(words, [(here.rank, there.rank) for here, there in hops])
-    guesses = {(here.rank, there.rank): guess_class(here, there) for here, there in hops}
-    return Wiring(
-        stated=stated, guessed={hop: wire for hop, wire in guesses.items() if wire is not None}
-    )
+    return Wiring(stated=stated, guessed=guessed)
 
 
 def parse_classes(words: Iterable[str], hops: Sequence[Hop]) -> dict[Hop, LinkClass]:

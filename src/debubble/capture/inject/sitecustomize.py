@@ -31,7 +31,7 @@ def _load_debubble() -> None:
 
 
 def _run_the_one_that_was_here() -> None:
-    sys.path[:] = [place for place in sys.path if not _is_here(place)]
+    sys.path[:] = [entry for entry in sys.path if not _is_here(entry)]
     mine = sys.modules.pop("sitecustomize", None)
     with suppress(ImportError):
         importlib.import_module("sitecustomize")
@@ -39,9 +39,9 @@ def _run_the_one_that_was_here() -> None:
         sys.modules.setdefault("sitecustomize", mine)
 
 
-def _is_here(place: str) -> bool:
+def _is_here(entry: str) -> bool:
     try:
-        return bool(place) and Path(place).resolve() == _HERE
+        return bool(entry) and Path(entry).resolve() == _HERE
     except OSError:
         return False
 

@@ -1,4 +1,16 @@
-"""Sizes and times of probes in → what each hop does, and its verdict."""
+"""A hop test: the sizes and pairs to measure, its file, and its rungs in → a verdict for each hop.
+
+Each hop is a ladder of rungs, one a message size. It is held against its past, its peers and its
+kind of wire; a slow one is measured once more, and its ends with other partners, so that a slow
+link can be told from a slow rank:
+
+```
+slow: 2 → 3     again 2 → 3   2 → 1   1 → 3      ill
+                slow          well    well       the link
+                slow          well    slow       rank 3
+                well          …       …          nobody: it was the machine
+```
+"""
 
 from __future__ import annotations
 
@@ -12,45 +24,29 @@ from typing import Any
 
 from debubble.errors import LogError, UsageError
 from debubble.links.classes import LinkClass
-from debubble.links.expectation import Hop
+from debubble.links.expectation import Hop, middle_of_others
 from debubble.links.hop_times import Fit, fit_line
 from debubble.links.judge import (
     SLOW,
     SLOW_FOR_ITS_CLASS,
     Judgement,
     Past,
+    decide,
     judge_ratio,
     judge_time,
-    unknown,
 )
 from debubble.units import NS_PER_S
 
+SCHEMA = "debubble.links.measured/1"
 _SMALLEST = 1024
 _STEP = 4
 # Fewer give no steady median.
 FEWEST_SAMPLES = 20
+# Sizes of at least this share of the largest tell bandwidth; below, latency decides.
+_LARGE = 0.2
 
-
-def sizes_of(largest: int, job: int | None = None) -> tuple[int, ...]:
-    """Return a ladder of sizes, each four times the one before, with the job's own among them."""
-    if largest < _SMALLEST:
-        raise UsageError(f"messages of {largest} bytes tell no bandwidth", hint="give 1MiB or more")
-    sizes = {largest}
-    size = _SMALLEST
-    while size < largest:
-        sizes.add(size)
-        size *= _STEP
-    return tuple(sorted(sizes | ({job} if job else set())))
-
-
-def pairs_of(ranks: int, *, every: bool) -> tuple[Hop, ...]:
-    """Return the pairs to be measured: neighbours, or all."""
-    if ranks < 2:
-        raise UsageError("one rank has no hops", hint="start two ranks or more")
-    return tuple(combinations(range(ranks), 2) if every else pairwise(range(ranks)))
-
-
-SCHEMA = "debubble.links.measured/1"
+Ladders = Mapping[Hop, Sequence["Rung"]]
+"""The rungs of each hop, by size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +60,6 @@ class Times:
     median_s: float
     p95_s: float
     n: int
-
-
-def times_of(seconds: Sequence[float]) -> Times:
-    """Sum up the seconds of some messages, two or more."""
-    quick, middle, _ = quantiles(seconds, n=4, method="inclusive")
-    return Times(
-        alone_s=quantiles(seconds, n=10, method="inclusive")[0],
-        quick_s=quick,
-        median_s=middle,
-        p95_s=quantiles(seconds, n=20, method="inclusive")[-1],
-        n=len(seconds),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,62 +101,6 @@ class Measured:
     """Slow hops once more, and their ends with other partners."""
 
 
-def write_measured(measured: Measured) -> str:
-    """Write a test as JSON."""
-    return json.dumps({"schema": SCHEMA, **asdict(measured)}, indent=1)
-
-
-def is_measured(data: Any) -> bool:
-    """Tell whether a hop test wrote this."""
-    return isinstance(data, dict) and data.get("schema") == SCHEMA
-
-
-def read_measured(data: dict[str, Any], file: str) -> Measured:
-    """Read a test."""
-    try:
-        return Measured(
-            backend=str(data["backend"]),
-            job_bytes=None if data["job_bytes"] is None else int(data["job_bytes"]),
-            places=tuple(
-                Place(rank=int(one["rank"]), host=str(one["host"]), device=str(one["device"]))
-                for one in data["places"]
-            ),
-            rungs=tuple(_rungs(data["rungs"])),
-            second=tuple(_rungs(data["second"])),
-        )
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
-        raise LogError(
-            f"a hop test that is damaged ({type(error).__name__}: {error})",
-            hint="run it again: torchrun … -m debubble.links",
-            file=file,
-        ) from error
-
-
-def _rungs(rows: Iterable[dict[str, Any]]) -> Iterable[Rung]:
-    for row in rows:
-        yield Rung(
-            source=int(row["source"]),
-            destination=int(row["destination"]),
-            size_bytes=int(row["size_bytes"]),
-            one_way=_times(row["one_way"]),
-            both_ways=None if row["both_ways"] is None else _times(row["both_ways"]),
-        )
-
-
-def _times(row: dict[str, Any]) -> Times:
-    return Times(
-        alone_s=float(row.get("alone_s", row["quick_s"])),
-        quick_s=float(row["quick_s"]),
-        median_s=float(row["median_s"]),
-        p95_s=float(row["p95_s"]),
-        n=int(row["n"]),
-    )
-
-
-# Sizes of at least this share of the largest tell bandwidth; below, latency decides.
-_LARGE = 0.2
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveHop:
     """One direction between two ranks, measured."""
@@ -195,6 +123,88 @@ class LiveHop:
         """The same with messages both ways at once: what one direction carries."""
         last = self.rungs[-1]
         return last.size_bytes / last.both_ways.median_s if last.both_ways else None
+
+
+def sizes_of(largest: int, job: int | None = None) -> tuple[int, ...]:
+    """Return a ladder of sizes, each four times the one before, with the job's own among them."""
+    if largest < _SMALLEST:
+        raise UsageError(f"messages of {largest} bytes tell no bandwidth", hint="give 1MiB or more")
+    sizes = {largest}
+    size = _SMALLEST
+    while size < largest:
+        sizes.add(size)
+        size *= _STEP
+    return tuple(sorted(sizes | ({job} if job else set())))
+
+
+def pairs_of(ranks: int, *, every: bool) -> tuple[Hop, ...]:
+    """Return the pairs to be measured: neighbours, or all."""
+    if ranks < 2:
+        raise UsageError("one rank has no hops", hint="start two ranks or more")
+    return tuple(combinations(range(ranks), 2) if every else pairwise(range(ranks)))
+
+
+def times_of(seconds: Sequence[float]) -> Times:
+    """Sum up the seconds of some messages, two or more."""
+    quick, middle, _ = quantiles(seconds, n=4, method="inclusive")
+    return Times(
+        alone_s=quantiles(seconds, n=10, method="inclusive")[0],
+        quick_s=quick,
+        median_s=middle,
+        p95_s=quantiles(seconds, n=20, method="inclusive")[-1],
+        n=len(seconds),
+    )
+
+
+def write_measured(measured: Measured) -> str:
+    """Write a test as JSON."""
+    return json.dumps({"schema": SCHEMA, **asdict(measured)}, indent=1)
+
+
+def is_measured(data: Any) -> bool:
+    """Tell whether a hop test wrote this."""
+    return isinstance(data, dict) and data.get("schema") == SCHEMA
+
+
+def read_measured(data: dict[str, Any], file: str) -> Measured:
+    """Read a test."""
+    try:
+        return Measured(
+            backend=str(data["backend"]),
+            job_bytes=None if data["job_bytes"] is None else int(data["job_bytes"]),
+            places=tuple(
+                Place(rank=int(row["rank"]), host=str(row["host"]), device=str(row["device"]))
+                for row in data["places"]
+            ),
+            rungs=tuple(map(_rung, data["rungs"])),
+            second=tuple(map(_rung, data["second"])),
+        )
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
+        raise LogError(
+            f"a hop test that is damaged ({type(error).__name__}: {error})",
+            hint="run it again: torchrun … -m debubble.links",
+            file=file,
+        ) from error
+
+
+def _rung(row: dict[str, Any]) -> Rung:
+    return Rung(
+        source=int(row["source"]),
+        destination=int(row["destination"]),
+        size_bytes=int(row["size_bytes"]),
+        one_way=_times(row["one_way"]),
+        both_ways=None if row["both_ways"] is None else _times(row["both_ways"]),
+    )
+
+
+def _times(row: dict[str, Any]) -> Times:
+    return Times(
+        alone_s=float(row.get("alone_s", row["quick_s"])),
+        quick_s=float(row["quick_s"]),
+        median_s=float(row["median_s"]),
+        p95_s=float(row["p95_s"]),
+        n=int(row["n"]),
+    )
 
 
 def judge_measured(
@@ -245,7 +255,7 @@ def _at_best(first: Sequence[Rung], again: Sequence[Rung]) -> tuple[Rung, ...]:
 
 def second_pass(measured: Measured) -> tuple[Hop, ...]:
     """Return slow hops, to be measured again, and their ends with others that are well."""
-    slow = [one.hop for one in judge_measured(measured) if one.judgement.slow]
+    slow = [judged.hop for judged in judge_measured(measured) if judged.judgement.slow]
     ill = {rank for hop in slow for rank in hop}
     ranks = sorted(place.rank for place in measured.places)
     found: list[Hop] = list(slow)
@@ -272,45 +282,30 @@ def _ladders(rungs: Iterable[Rung]) -> dict[Hop, tuple[Rung, ...]]:
 
 
 def _judge(
-    hop: Hop,
-    ladders: Mapping[Hop, Sequence[Rung]],
-    places: Sequence[Place],
-    wire: LinkClass | None,
-    past: Past | None,
+    hop: Hop, ladders: Ladders, places: Sequence[Place], wire: LinkClass | None, past: Past | None
 ) -> Judgement:
     large = _large(ladders[hop])
-    found: list[Judgement] = []
-    before = [past.time_ns(rung.size_bytes) for rung in large] if past else []
+    found: list[Judgement | None] = []
     ratios = [
-        rung.one_way.median_s * NS_PER_S / then
-        for rung, then in zip(large, before, strict=bool(before))
-        if then
+        rung.one_way.median_s * NS_PER_S / before
+        for rung in large
+        if past and (before := past.time_ns(rung.size_bytes))
     ]
     if ratios:
         found.append(judge_time(median(ratios), 1.0, "history"))
-    by_peers = _by_peers(hop, ladders, places)
-    if by_peers is not None:
-        found.append(by_peers)
+    found.append(_by_peers(hop, ladders, places))
     if wire is not None:
-        last = large[-1]
-        expected = last.size_bytes / wire.bytes_per_s
-        found.append(
-            judge_time(last.one_way.median_s / expected, 1.0, "class", limit=SLOW_FOR_ITS_CLASS)
-        )
-    slow = [one for one in found if one.slow]
-    if slow:
-        return max(slow, key=lambda one: one.times or 0.0)
-    return found[0] if found else unknown("no peers, no history and no --class to hold it against")
+        expected = large[-1].size_bytes / wire.bytes_per_s
+        times = large[-1].one_way.median_s / expected
+        found.append(judge_time(times, 1.0, "class", limit=SLOW_FOR_ITS_CLASS))
+    return decide(found)
 
 
 def _large(rungs: Sequence[Rung]) -> list[Rung]:
-    most = rungs[-1].size_bytes
-    return [rung for rung in rungs if rung.size_bytes >= _LARGE * most]
+    return [rung for rung in rungs if rung.size_bytes >= _LARGE * rungs[-1].size_bytes]
 
 
-def _by_peers(
-    hop: Hop, ladders: Mapping[Hop, Sequence[Rung]], places: Sequence[Place]
-) -> Judgement | None:
+def _by_peers(hop: Hop, ladders: Ladders, places: Sequence[Place]) -> Judgement | None:
     """Hold the large sizes against the middle of what hops over the same kind of wire take.
 
     As with traces, nearly all messages must be slow: on a noisy machine the peers' medians rise,
@@ -318,21 +313,11 @@ def _by_peers(
     ranks wake up late, the smallest messages take as long as the large ones.
     """
     at_least = ladders[hop][0].one_way.median_s if len(ladders[hop]) > 1 else 0.0
-    peers = [
-        rungs
-        for other, rungs in ladders.items()
-        if other != hop and _between_hosts(other, places) == _between_hosts(hop, places)
-    ]
     typical, quick = [], []
     for rung in _large(ladders[hop]):
-        others = sorted(
-            one.one_way.median_s
-            for rungs in peers
-            for one in rungs
-            if one.size_bytes == rung.size_bytes
-        )
-        if others:
-            usual = others[(len(others) - 1) // 2]
+        peers = _peers_of(hop, rung.size_bytes, ladders, places)
+        usual = middle_of_others(sorted(peer.median_s for peer in peers), None)
+        if usual is not None:
             typical.append(rung.one_way.median_s / usual)
             quick.append((rung.one_way.quick_s - at_least) / usual)
     if not typical:
@@ -340,17 +325,23 @@ def _by_peers(
     return judge_ratio(median(typical), slow=median(quick) > SLOW, against="peers")
 
 
-def _between_hosts(hop: Hop, places: Sequence[Place]) -> bool:
+def _peers_of(hop: Hop, size: int, ladders: Ladders, places: Sequence[Place]) -> list[Times]:
+    """Return what messages of a size take on other hops: inside a host, or between hosts."""
     host = {place.rank: place.host for place in places}
-    return host.get(hop[0]) != host.get(hop[1])
+
+    def leaves_host(hop: Hop) -> bool:
+        return host.get(hop[0]) != host.get(hop[1])
+
+    return [
+        rung.one_way
+        for other, rungs in ladders.items()
+        if other != hop and leaves_host(other) == leaves_host(hop)
+        for rung in rungs
+        if rung.size_bytes == size
+    ]
 
 
-def _who_is_ill(
-    hop: Hop,
-    again: Mapping[Hop, Sequence[Rung]],
-    ladders: Mapping[Hop, Sequence[Rung]],
-    places: Sequence[Place],
-) -> str | None:
+def _who_is_ill(hop: Hop, again: Ladders, ladders: Ladders, places: Sequence[Place]) -> str | None:
     """Say whether an end is slow with others, too, in the same direction, and about as slow.
 
     On a busy machine a partner may look slow for a while, but not in all its messages: that is no
@@ -362,33 +353,23 @@ def _who_is_ill(
     }
     own = _by_peers(hop, every, places)
     limit = math.sqrt(own.times) if own and own.times else SLOW
+
+    def is_slow(other: Hop) -> bool:
+        """Tell whether most messages are slow, and the largest even with the wire to itself."""
+        judged, last = _by_peers(other, every, places), every[other][-1]
+        if judged is None or not judged.slow:
+            return False
+        peers = _peers_of(other, last.size_bytes, every, places)
+        usual = middle_of_others(sorted(peer.alone_s for peer in peers), None)
+        return (last.one_way.alone_s / usual if usual is not None else 1.0) > limit
+
     sends = [other for other in every if other[0] == hop[0] and other != hop]
     takes = [other for other in every if other[1] == hop[1] and other != hop]
     ill = [
         f"rank {rank}"
         for rank, others in ((hop[0], sends), (hop[1], takes))
-        if others and all(_is_slow(other, every, places, limit) for other in others)
+        if others and all(map(is_slow, others))
     ]
     if ill:
         return " and ".join(ill)
     return "link" if sends and takes else None
-
-
-def _is_slow(
-    hop: Hop, ladders: Mapping[Hop, Sequence[Rung]], places: Sequence[Place], limit: float
-) -> bool:
-    found = _by_peers(hop, ladders, places)
-    return found is not None and found.slow and _times_alone(hop, ladders, places) > limit
-
-
-def _times_alone(hop: Hop, ladders: Mapping[Hop, Sequence[Rung]], places: Sequence[Place]) -> float:
-    """Return how many times as long as on its peers the largest message takes by itself."""
-    last = ladders[hop][-1]
-    others = sorted(
-        rung.one_way.alone_s
-        for other, rungs in ladders.items()
-        if other != hop and _between_hosts(other, places) == _between_hosts(hop, places)
-        for rung in rungs
-        if rung.size_bytes == last.size_bytes
-    )
-    return last.one_way.alone_s / others[(len(others) - 1) // 2] if others else 1.0

@@ -1,12 +1,21 @@
-"""One rank of the live hop test."""
+"""One rank of the live hop test: messages sent over each hop in → what they took.
+
+```
+rank 0   send 8 MiB ───────────►  recv ◄──        one way: the round trip, less the few bytes' way
+rank 1   recv ─────────────────►  send 8 bytes    back, half of what they take there and back
+rank 0   send and recv 8 MiB                      both ways: begun together, timed together
+rank 1   send and recv 8 MiB
+```
+
+torch is an extra, so it is imported when a test begins.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,17 +27,29 @@ from debubble.links.live.measured import Measured, Place, Rung, pairs_of, second
 if TYPE_CHECKING:
     import torch
 
-    from debubble.links.expectation import Hop
-
+Progress = Callable[[int, int], None]
+ROUNDS = 4
 # The first messages build connections, fill caches and wake clocks.
 _WARM_UP = 3
 # An answer that takes no time but the way back.
 _ANSWER_BYTES = 8
+_PATIENCE = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """Seconds of messages of one size over one hop."""
+class HopTest:
+    """What to measure."""
+
+    sizes: tuple[int, ...]
+    job_bytes: int | None
+    samples: int
+    every_pair: bool
+    backend: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Seconds of messages of one size over one hop, in one round."""
 
     hop: Hop
     size_bytes: int
@@ -39,142 +60,7 @@ class Sent:
     both_ways: list[float]
 
 
-def as_rungs(sent: Iterable[Sent]) -> tuple[Rung, ...]:
-    """Put rounds together, hop by hop and size by size.
-
-    The way back is that of the quietest round: on a busy machine all its few bytes may wake up late
-    in a round, and would take from the wire.
-    """
-    sent = tuple(sent)
-    back: dict[Hop, float] = {}
-    for one in sent:
-        back[one.hop] = min(one.back_s, back.get(one.hop, one.back_s))
-    one_way: dict[tuple[Hop, int], list[float]] = {}
-    both_ways: dict[tuple[Hop, int], list[float]] = {}
-    for one in sent:
-        key, least = (one.hop, one.size_bytes), back[one.hop]
-        trips = [max(trip - least, least) for trip in one.there_and_back]
-        one_way.setdefault(key, []).extend(trips)
-        both_ways.setdefault(key, []).extend(one.both_ways)
-    return tuple(
-        Rung(
-            source=hop[0],
-            destination=hop[1],
-            size_bytes=size,
-            one_way=times_of(seconds),
-            both_ways=times_of(both_ways[hop, size]) if both_ways[hop, size] else None,
-        )
-        for (hop, size), seconds in one_way.items()
-    )
-
-
-class Probe:
-    """Sends messages from this rank's device."""
-
-    def __init__(self, device: torch.device, samples: int) -> None:
-        import torch  # noqa: PLC0415 (an extra)
-        import torch.distributed as dist  # noqa: PLC0415
-
-        self._torch, self._dist = torch, dist
-        self._device, self._samples = device, samples
-        self._rank = dist.get_rank()
-
-    def open(self, pair: Hop) -> None:
-        """Send a few bytes each way, so that what is set up lazily is there."""
-        if self._rank in pair:
-            for hop in (pair, pair[::-1]):
-                self._round_trips(hop, _ANSWER_BYTES, 1)
-
-    def climb(self, hop: Hop, sizes: tuple[int, ...], *, both: bool) -> list[Sent]:
-        """Measure all sizes over one hop; only the sender has them to tell.
-
-        A message of some size goes there and a few bytes come back; half of what these few bytes
-        take both ways is the way back. So the two directions of a pair are told apart.
-        """
-        if self._rank not in hop:
-            return []
-        back = times_of(self._round_trips(hop, _ANSWER_BYTES, self._samples)).alone_s / 2
-        found = [
-            Sent(
-                hop=hop,
-                size_bytes=size,
-                there_and_back=self._round_trips(hop, size, self._samples),
-                back_s=back,
-                both_ways=self._exchanges(hop, size) if both else [],
-            )
-            for size in sizes
-        ]
-        return found if self._rank == hop[0] else []
-
-    def _round_trips(self, hop: Hop, size: int, samples: int) -> list[float]:
-        there, answer = self._buffer(size), self._buffer(_ANSWER_BYTES)
-        seconds = []
-        for _ in range(_WARM_UP + samples):
-            self._settle()
-            began = time.perf_counter()
-            if self._rank == hop[0]:
-                self._dist.send(there, hop[1])
-                self._dist.recv(answer, hop[1])
-            else:
-                self._dist.recv(there, hop[0])
-                self._dist.send(answer, hop[0])
-            self._settle()
-            seconds.append(time.perf_counter() - began)
-        return seconds[_WARM_UP:]
-
-    def _exchanges(self, hop: Hop, size: int) -> list[float]:
-        other = hop[1] if self._rank == hop[0] else hop[0]
-        out, into = self._buffer(size), self._buffer(size)
-        seconds = []
-        for _ in range(_WARM_UP + self._samples):
-            # Both begin together: a few bytes there and back.
-            self._meet(hop)
-            began = time.perf_counter()
-            operations = [
-                self._dist.P2POp(self._dist.isend, out, other),
-                self._dist.P2POp(self._dist.irecv, into, other),
-            ]
-            for work in self._dist.batch_isend_irecv(operations):
-                work.wait()
-            self._settle()
-            seconds.append(time.perf_counter() - began)
-        return seconds[_WARM_UP:]
-
-    def _meet(self, hop: Hop) -> None:
-        answer = self._buffer(_ANSWER_BYTES)
-        if self._rank == hop[0]:
-            self._dist.send(answer, hop[1])
-            self._dist.recv(answer, hop[1])
-        else:
-            self._dist.recv(answer, hop[0])
-            self._dist.send(answer, hop[0])
-        self._settle()
-
-    def _buffer(self, size: int) -> torch.Tensor:
-        return self._torch.zeros(size, dtype=self._torch.uint8, device=self._device)
-
-    def _settle(self) -> None:
-        if self._device.type == "cuda":
-            self._torch.cuda.synchronize(self._device)
-
-
-Progress = Callable[[int, int], None]
-_PATIENCE = timedelta(minutes=10)
-ROUNDS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What to measure."""
-
-    sizes: tuple[int, ...]
-    job_bytes: int | None
-    samples: int
-    every_pair: bool
-    backend: str | None
-
-
-def run_rank(asked: Asked, on_progress: Progress) -> Measured | None:
+def run_rank(test: HopTest, on_progress: Progress) -> Measured | None:
     """Take part in a hop test; return what was measured on the first rank, None on others."""
     try:
         import torch  # noqa: PLC0415 (an extra)
@@ -188,102 +74,181 @@ def run_rank(asked: Asked, on_progress: Progress) -> Measured | None:
             "this rank was not told which it is",
             hint="start it with torchrun … -m debubble.links, or with debubble links run",
         )
-    chosen = asked.backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    device = _device(chosen)
-    with _job(chosen, device):
-        # What is decided and waited for goes beside the wire that is measured.
-        control = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        return _measure(replace(asked, backend=chosen), control, device, on_progress)
-
-
-def _device(backend: str) -> torch.device:
-    import torch  # noqa: PLC0415
-
-    if backend != "nccl":
-        return torch.device("cpu")
-    device = torch.device(
-        "cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-    )
-    torch.cuda.set_device(device)
-    return device
-
-
-@contextmanager
-def _job(backend: str, device: torch.device) -> Iterator[None]:
-    import torch.distributed as dist  # noqa: PLC0415
-
-    more: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    backend = test.backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    device = torch.device("cpu")
+    more: dict[str, Any] = {}
+    if backend == "nccl":
+        local = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+        more = {"device_id": device}
     dist.init_process_group(backend, timeout=_PATIENCE, **more)
     try:
-        yield
+        # What is decided and waited for goes beside the wire that is measured.
+        control = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        probe = Probe(device, control, -(-test.samples // ROUNDS))
+        return _measure(replace(test, backend=backend), probe, on_progress)
     finally:
         dist.destroy_process_group()
 
 
-def _measure(
-    asked: Asked, control: Any, device: torch.device, on_progress: Progress
-) -> Measured | None:
-    import torch.distributed as dist  # noqa: PLC0415
-
-    probe = Probe(device, -(-asked.samples // ROUNDS))
-    pairs = pairs_of(dist.get_world_size(), every=asked.every_pair)
-    for pair in pairs:
-        probe.open(pair)
-        dist.barrier(control)
+def _measure(test: HopTest, probe: Probe, on_progress: Progress) -> Measured | None:
+    pairs = pairs_of(probe.ranks, every=test.every_pair)
+    probe.open(pairs)
     hops = tuple(hop for pair in pairs for hop in (pair, pair[::-1]))
-    rungs = _climb(control, probe, hops, asked.sizes, on_progress, both=True)
-    name = device.type if device.type == "cpu" else _device_name(device)
-    places = _gather(control, [Place(rank=dist.get_rank(), host=socket.gethostname(), device=name)])
+    rungs = probe.climb(hops, test.sizes, on_progress, both=True)
+    place = Place(rank=probe.rank, host=socket.gethostname(), device=probe.device_name)
     measured = Measured(
-        backend=asked.backend or "",
-        job_bytes=asked.job_bytes,
-        places=places,
+        backend=test.backend or "",
+        job_bytes=test.job_bytes,
+        places=probe.gather([place]),
         rungs=rungs,
         second=(),
     )
     # The first rank alone decides, and tells the others.
-    decided: list[tuple[Hop, ...]] = [second_pass(measured) if dist.get_rank() == 0 else ()]
-    dist.broadcast_object_list(decided, src=0, group=control)
-    for hop in decided[0]:
-        probe.open(hop)
-        dist.barrier(control)
-    second = _climb(control, probe, decided[0], asked.sizes, on_progress, both=False)
-    return replace(measured, second=second) if dist.get_rank() == 0 else None
+    again = probe.tell(second_pass(measured) if probe.rank == 0 else ())
+    probe.open(again)
+    second = probe.climb(again, test.sizes, on_progress, both=False)
+    return replace(measured, second=second) if probe.rank == 0 else None
 
 
-def _climb(  # noqa: PLR0913 (what to measure, and how to say so)
-    control: Any,
-    probe: Probe,
-    hops: tuple[Hop, ...],
-    sizes: tuple[int, ...],
-    on_progress: Progress,
-    *,
-    both: bool,
-) -> tuple[Rung, ...]:
-    """Measure hop after hop, with nothing else running, in rounds.
+def as_rungs(rounds: Iterable[Round]) -> tuple[Rung, ...]:
+    """Put rounds together, hop by hop and size by size.
 
-    What else a machine does for a while then falls on all hops alike.
+    The way back is that of the quietest round: on a busy machine all its few bytes may wake up late
+    in a round, and would take from the wire.
     """
-    import torch.distributed as dist  # noqa: PLC0415
+    rounds = tuple(rounds)
+    back: dict[Hop, float] = {}
+    for sent in rounds:
+        back[sent.hop] = min(sent.back_s, back.get(sent.hop, sent.back_s))
+    one_way: dict[tuple[Hop, int], list[float]] = {}
+    both_ways: dict[tuple[Hop, int], list[float]] = {}
+    for sent in rounds:
+        key, least = (sent.hop, sent.size_bytes), back[sent.hop]
+        trips = [max(trip - least, least) for trip in sent.there_and_back]
+        one_way.setdefault(key, []).extend(trips)
+        both_ways.setdefault(key, []).extend(sent.both_ways)
+    return tuple(
+        Rung(
+            source=hop[0],
+            destination=hop[1],
+            size_bytes=size,
+            one_way=times_of(seconds),
+            both_ways=times_of(both_ways[hop, size]) if both_ways[hop, size] else None,
+        )
+        for (hop, size), seconds in one_way.items()
+    )
 
-    mine: list[Sent] = []
-    turns = hops * ROUNDS
-    for done, hop in enumerate(turns):
-        mine += probe.climb(hop, sizes, both=both)
-        dist.barrier(control)
-        on_progress(done + 1, len(turns))
-    return as_rungs(_gather(control, mine))
 
+class Probe:
+    """Sends messages from this rank's device, in turn with the other ranks."""
 
-def _gather(control: Any, mine: list[Any]) -> tuple[Any, ...]:
-    import torch.distributed as dist  # noqa: PLC0415
+    def __init__(self, device: torch.device, control: Any, samples: int) -> None:
+        import torch  # noqa: PLC0415 (an extra)
+        import torch.distributed as dist  # noqa: PLC0415
 
-    found: list[list[Any]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(found, mine, group=control)
-    return tuple(one for part in found for one in part)
+        self._torch, self._dist = torch, dist
+        self._device, self._control, self._samples = device, control, samples
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        on_gpu = device.type == "cuda"
+        self.device_name = torch.cuda.get_device_name(device) if on_gpu else device.type
 
+    def open(self, pairs: tuple[Hop, ...]) -> None:
+        """Send a few bytes each way, so that what is set up lazily is there."""
+        for pair in pairs:
+            if self.rank in pair:
+                for hop in (pair, pair[::-1]):
+                    self._round_trips(hop, _ANSWER_BYTES, 1)
+            self._dist.barrier(self._control)
 
-def _device_name(device: torch.device) -> str:
-    import torch  # noqa: PLC0415
+    def climb(
+        self, hops: tuple[Hop, ...], sizes: tuple[int, ...], on_progress: Progress, *, both: bool
+    ) -> tuple[Rung, ...]:
+        """Measure hop after hop, with nothing else running, in rounds.
 
-    return torch.cuda.get_device_name(device)
+        What else a machine does for a while then falls on all hops alike.
+        """
+        mine: list[Round] = []
+        turns = hops * ROUNDS
+        for done, hop in enumerate(turns):
+            if self.rank in hop:
+                measured = self._measure(hop, sizes, both=both)
+                mine += measured if self.rank == hop[0] else []
+            self._dist.barrier(self._control)
+            on_progress(done + 1, len(turns))
+        return as_rungs(self.gather(mine))
+
+    def gather(self, mine: list[Any]) -> tuple[Any, ...]:
+        """Return what all ranks have."""
+        found: list[list[Any]] = [[] for _ in range(self.ranks)]
+        self._dist.all_gather_object(found, mine, group=self._control)
+        return tuple(item for part in found for item in part)
+
+    def tell(self, hops: tuple[Hop, ...]) -> tuple[Hop, ...]:
+        """Return what the first rank gave, on all ranks."""
+        told = [hops]
+        self._dist.broadcast_object_list(told, src=0, group=self._control)
+        return told[0]
+
+    def _measure(self, hop: Hop, sizes: tuple[int, ...], *, both: bool) -> list[Round]:
+        """Measure all sizes over one hop; what its sender times counts.
+
+        A message of some size goes there and a few bytes come back; half of what these few bytes
+        take both ways is the way back. So the two directions of a pair are told apart.
+        """
+        back = times_of(self._round_trips(hop, _ANSWER_BYTES, self._samples)).alone_s / 2
+        return [
+            Round(
+                hop=hop,
+                size_bytes=size,
+                there_and_back=self._round_trips(hop, size, self._samples),
+                back_s=back,
+                both_ways=self._exchanges(hop, size) if both else [],
+            )
+            for size in sizes
+        ]
+
+    def _round_trips(self, hop: Hop, size: int, samples: int) -> list[float]:
+        there, answer = self._buffer(size), self._buffer(_ANSWER_BYTES)
+        seconds = []
+        for _ in range(_WARM_UP + samples):
+            self._settle()
+            began = time.perf_counter()
+            self._round_trip(hop, there, answer)
+            seconds.append(time.perf_counter() - began)
+        return seconds[_WARM_UP:]
+
+    def _exchanges(self, hop: Hop, size: int) -> list[float]:
+        other = hop[1] if self.rank == hop[0] else hop[0]
+        out, into, answer = (self._buffer(bytes_) for bytes_ in (size, size, _ANSWER_BYTES))
+        seconds = []
+        for _ in range(_WARM_UP + self._samples):
+            # Both begin together: a few bytes there and back.
+            self._round_trip(hop, answer, answer)
+            began = time.perf_counter()
+            operations = [
+                self._dist.P2POp(self._dist.isend, out, other),
+                self._dist.P2POp(self._dist.irecv, into, other),
+            ]
+            for work in self._dist.batch_isend_irecv(operations):
+                work.wait()
+            self._settle()
+            seconds.append(time.perf_counter() - began)
+        return seconds[_WARM_UP:]
+
+    def _round_trip(self, hop: Hop, there: torch.Tensor, answer: torch.Tensor) -> None:
+        if self.rank == hop[0]:
+            self._dist.send(there, hop[1])
+            self._dist.recv(answer, hop[1])
+        else:
+            self._dist.recv(there, hop[0])
+            self._dist.send(answer, hop[0])
+        self._settle()
+
+    def _buffer(self, size: int) -> torch.Tensor:
+        return self._torch.zeros(size, dtype=self._torch.uint8, device=self._device)
+
+    def _settle(self) -> None:
+        if self._device.type == "cuda":
+            self._torch.cuda.synchronize(self._device)

@@ -1,9 +1,8 @@
-"""The types that logs of link tests become, and their numbers."""
+"""The types that logs of link tests become; words of a log in → numbers that fit together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from debubble.errors import LogError
@@ -61,6 +60,12 @@ class NcclLog:
     out_of_bounds: int | None
 
     @property
+    def halves(self) -> list[Half]:
+        """All measurements."""
+        pairs = ((row.out_of_place, row.in_place) for row in self.rows)
+        return [half for pair in pairs for half in pair if half is not None]
+
+    @property
     def is_send_and_receive(self) -> bool:
         """Whether ranks passed messages to each other, in a ring."""
         return self.test.startswith("sendrecv")
@@ -101,6 +106,11 @@ class MatrixLog:
     cut: str
     """What shows that tests may be missing; empty where it begins and ends as nvbandwidth does."""
 
+    @property
+    def by_copy_engine(self) -> bool:
+        """Whether any figures are of copy engines."""
+        return any(test.by_copy_engine and test.cells for test in self.tests)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLog:
@@ -108,6 +118,11 @@ class CopyLog:
 
     file: str
     rates_gb_s: tuple[tuple[str, float], ...]
+
+    @property
+    def by_copy_engine(self) -> bool:
+        """Whether any figures are of copy engines."""
+        return any("by_dma" in name for name, _ in self.rates_gb_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +153,11 @@ _AVERAGE_SHARE = 0.001
 _MOST_DIGITS = 18
 
 
+def damaged(message: str, file: str, hint: str = RERUN) -> LogError:
+    """Return the error of a log that cannot be read as it is."""
+    return LogError(message, hint=hint, file=file)
+
+
 def number(word: str, file: str, where: str) -> float:
     """Read a number."""
     try:
@@ -145,14 +165,14 @@ def number(word: str, file: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise LogError(f"{where}: {word!r} is no number", hint=RERUN, file=file)
+        raise damaged(f"{where}: {word!r} is no number", file)
     return value
 
 
 def whole(word: str, file: str, where: str) -> int:
     """Read a whole number, 0 or more."""
     if not word.isdecimal() or len(word) > _MOST_DIGITS:
-        raise LogError(f"{where}: {word!r} is no whole number", hint=RERUN, file=file)
+        raise damaged(f"{where}: {word!r} is no whole number", file)
     return int(word)
 
 
@@ -161,31 +181,32 @@ def number_or_none(word: str, file: str, where: str) -> float | None:
     return None if word in _NOT_AVAILABLE else number(word, file, where)
 
 
-def check_half(size: int, half: Half, file: str, where: str) -> None:
+def checked_half(size: int, half: Half, file: str, where: str) -> Half:
     """Hold the rate against size and time: columns that changed places do not fit together."""
     if half.time_us < 0 or half.algbw_gb_s < 0 or half.busbw_gb_s < 0:
-        raise LogError(f"{where}: a figure below 0", hint=RERUN, file=file)
+        raise damaged(f"{where}: a figure below 0", file)
     if half.wrong is not None and half.wrong != int(half.wrong):
-        raise LogError(f"{where}: {half.wrong:g} is no count of elements", hint=RERUN, file=file)
+        raise damaged(f"{where}: {half.wrong:g} is no count of elements", file)
     rate = size / half.time_us / 1000 if half.time_us else 0.0
     if abs(rate - half.algbw_gb_s) > _ROUNDED_GB_S + _ROUNDED_SHARE * max(rate, half.algbw_gb_s):
-        raise LogError(
+        raise damaged(
             f"{where}: {size} bytes in {half.time_us:g} us are {rate:.2f} GB/s, and algbw says"
             f" {half.algbw_gb_s:g}",
-            hint="columns are missing or changed places; give the log as nccl-tests wrote it",
-            file=file,
+            file,
+            "columns are missing or changed places; give the log as nccl-tests wrote it",
         )
+    return half
 
 
-def check_average(rows: Sequence[NcclRow], average: float, file: str) -> None:
+def checked_log(log: NcclLog) -> NcclLog:
     """Hold the rows against the average of the last line: rows that are missing do not add up."""
-    halves = [half for row in rows for half in (row.out_of_place, row.in_place) if half]
-    if not halves:
-        raise LogError("no sizes were measured", hint=RERUN, file=file)
-    mean = sum(half.busbw_gb_s for half in halves) / len(halves)
-    if abs(mean - average) > _ROUNDED_GB_S + _AVERAGE_SHARE * max(mean, average):
-        raise LogError(
-            f"the rows average {mean:.3f} GB/s, and the log says {average:g}",
-            hint="rows are missing or altered; give the log as nccl-tests wrote it",
-            file=file,
+    if not log.halves:
+        raise damaged("no sizes were measured", log.file)
+    mean = sum(half.busbw_gb_s for half in log.halves) / len(log.halves)
+    if abs(mean - log.average_gb_s) > _ROUNDED_GB_S + _AVERAGE_SHARE * max(mean, log.average_gb_s):
+        raise damaged(
+            f"the rows average {mean:.3f} GB/s, and the log says {log.average_gb_s:g}",
+            log.file,
+            "rows are missing or altered; give the log as nccl-tests wrote it",
         )
+    return log

@@ -1,4 +1,14 @@
-"""What nccl-tests prints, as text or JSON, in → its measurements."""
+"""What nccl-tests prints, as text or JSON, in → its measurements.
+
+```
+#   size  count   type  redop  root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
+   65536  16384  float   none    -1   31.2   2.10   2.10      0   30.9   2.12   2.12      0
+   └─ some may be empty ──────────┘   └─ out of place ───────┘   └─ in place ───────────┘
+```
+
+Nothing is taken on trust: a rate has to fit its size and time, the rows their average, and the
+sizes what was asked for. A log that was cut or altered is refused.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +18,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from debubble.errors import LogError
 from debubble.links.logs.model import (
-    RERUN,
     Half,
     LogRank,
     NcclLog,
     NcclRow,
-    check_average,
-    check_half,
+    checked_half,
+    checked_log,
+    damaged,
     number,
     number_or_none,
     whole,
@@ -39,35 +48,85 @@ _REDUCTIONS = frozenset({"sum", "prod", "max", "min", "avg", "mulsum", "none", "
 _WRONG = ("#wrong", "error")
 _EMPTY_FOR_SOME = ("redop", "root")
 _TIMESTAMP = "timestamp"
+_NOT_A_NUMBER = frozenset({"nan", "-nan", "N/A"})
 
 
 def is_nccl_text(text: str) -> bool:
+    """Tell whether nccl-tests printed this."""
+    return any(_CONFIG.match(line) or _header_of(line) for line in text.splitlines())
+
+
+def is_nccl_json(data: Any) -> bool:
     """Tell whether nccl-tests wrote this."""
-    lines = text.splitlines()
-    return any(_CONFIG.match(line) or _header_of(line) for line in lines)
+    return isinstance(data, dict) and "config" in data and ("results" in data or "args" in data)
 
 
 def read_nccl_text(text: str, file: str) -> NcclLog:
     """Read what one program of nccl-tests printed."""
     lines = text.splitlines()
-    average = _said(_AVERAGE, lines)
+
+    def said(pattern: re.Pattern[str]) -> str:
+        """Return what a line says; nothing where there is none."""
+        return next((found[1] for line in lines if (found := pattern.match(line))), "")
+
     if not any(map(_header_of, lines)):
-        raise LogError("no line names the columns", hint=RERUN, file=file)
+        raise damaged("no line names the columns", file)
+    average, bounds = said(_AVERAGE), said(_BOUNDS)
     if not average:
-        raise LogError("cut off: the line '# Avg bus bandwidth' is missing", hint=RERUN, file=file)
-    rows = tuple(_rows(lines, file))
-    mean = number(average, file, "the line '# Avg bus bandwidth'")
-    check_average(rows, mean, file)
+        raise damaged("cut off: the line '# Avg bus bandwidth' is missing", file)
+    rows = tuple(_text_rows(lines, file))
+    log = checked_log(
+        NcclLog(
+            file=file,
+            test=said(_TEST),
+            version=said(_VERSION),
+            ranks=tuple(
+                LogRank(
+                    rank=int(found[1]),
+                    group=int(found[2] or 0),
+                    host=found[3],
+                    device=int(found[4]),
+                    device_name=found[5].strip(),
+                )
+                for line in lines
+                if (found := _RANK.match(line))
+            ),
+            rows=rows,
+            average_gb_s=number(average, file, "the line '# Avg bus bandwidth'"),
+            out_of_bounds=int(bounds) if bounds else None,
+        )
+    )
     _check_sizes(text, rows, file)
-    bounds = _said(_BOUNDS, lines)
-    return NcclLog(
-        file=file,
-        test=_said(_TEST, lines),
-        version=_said(_VERSION, lines),
-        ranks=tuple(_rank(found) for line in lines if (found := _RANK.match(line))),
-        rows=rows,
-        average_gb_s=mean,
-        out_of_bounds=int(bounds) if bounds else None,
+    return log
+
+
+def read_nccl_json(data: dict[str, Any], file: str) -> NcclLog:
+    """Read what one program of nccl-tests wrote.
+
+    `env` holds the whole environment of whoever ran it, secrets too: it goes first of all.
+    """
+    data.pop("env", None)
+    config, results = data.get("config"), data.get("results")
+    for name, found, kind in (("config", config, dict), ("results", results, list)):
+        if not isinstance(found, kind):
+            raise damaged(f"{name!r} is missing", file)
+    rows = tuple(_json_row(row, file, f"result {count}") for count, row in enumerate(results or []))
+    ending, bounds = data.get("average_bus_bandwidth"), data.get("out_of_bounds")
+    if not isinstance(ending, dict) or "end_time" not in data:
+        raise damaged("cut off: the test did not write its end", file)
+    arguments = [word for word in data.get("args", []) if isinstance(word, str)]
+    return checked_log(
+        NcclLog(
+            file=file,
+            test=arguments[0].rpartition("/")[2] if arguments else "",
+            version=f"file version {data.get('version', 1)}",
+            ranks=tuple(_json_rank(row, file) for row in (config or {}).get("devices", [])),
+            rows=rows,
+            average_gb_s=_figure(ending, "bandwidth", file, "average_bus_bandwidth"),
+            out_of_bounds=int(_figure(bounds, "count", file, "out_of_bounds"))
+            if isinstance(bounds, dict)
+            else None,
+        )
     )
 
 
@@ -80,43 +139,26 @@ def _check_sizes(text: str, rows: Sequence[NcclRow], file: str) -> None:
     factor, plus = (step, 0) if found[4] == "factor" else (1, step)
     # Small sizes are rounded to whole elements for all ranks, and may become 0.
     sizes = [row.size_bytes for row in rows if row.size_bytes >= _ROUNDED_BELOW]
-    gap = next((two for one, two in pairwise(sizes) if two != one * factor + plus), None)
+    gap = next((size for last, size in pairwise(sizes) if size != last * factor + plus), None)
     late = len(sizes) == len(rows) and sizes and sizes[0] > max(smallest, _ROUNDED_BELOW)
     if gap or late or (sizes and sizes[-1] * factor + plus <= largest):
-        raise LogError(
-            f"sizes from {smallest} to {largest} were asked for, and some are missing"
-            + (f" before {gap}" if gap else ""),
-            hint=RERUN,
-            file=file,
+        before = f" before {gap}" if gap else ""
+        raise damaged(
+            f"sizes from {smallest} to {largest} were asked for, and some are missing{before}", file
         )
 
 
-def _said(pattern: re.Pattern[str], lines: Sequence[str]) -> str:
-    """Return what a line says; nothing where there is none."""
-    return next((found[1] for line in lines if (found := pattern.match(line))), "")
-
-
-def _rows(lines: Sequence[str], file: str) -> Iterator[NcclRow]:
+def _text_rows(lines: Sequence[str], file: str) -> Iterator[NcclRow]:
     header: list[str] = []
     for count, line in enumerate(lines, 1):
         where = f"line {count}"
         if words := _header_of(line):
             header = words
             _check_header(header, file, where)
-        elif line.strip()[:1].isdigit() and _is_row(line):
+        elif line.strip()[:1].isdigit() and not _of_nccl_itself(line):
             if not header:
-                raise LogError(f"{where}: figures before their header", hint=RERUN, file=file)
-            yield _row(header, line.split(), file, where)
-
-
-def _rank(found: re.Match[str]) -> LogRank:
-    return LogRank(
-        rank=int(found[1]),
-        group=int(found[2] or 0),
-        host=found[3],
-        device=int(found[4]),
-        device_name=found[5].strip(),
-    )
+                raise damaged(f"{where}: figures before their header", file)
+            yield _text_row(header, line.split(), file, where)
 
 
 def _header_of(line: str) -> list[str]:
@@ -126,45 +168,45 @@ def _header_of(line: str) -> list[str]:
     return words if named and {"algbw", "busbw"} & set(words) else []
 
 
-def _is_row(line: str) -> bool:
-    """Tell rows from lines of NCCL itself, such as `host:12:34 [0] NCCL INFO`."""
-    return "NCCL" not in line and ":" not in line.split(maxsplit=1)[0]
+def _of_nccl_itself(line: str) -> bool:
+    """Tell lines of NCCL, such as `host:12:34 [0] NCCL INFO`, from rows."""
+    return "NCCL" in line or ":" in line.split(maxsplit=1)[0]
 
 
 def _check_header(header: Sequence[str], file: str, where: str) -> None:
     """Refuse columns that a row could not be read by: two halves, each a time and two rates."""
-    starts = [place for place, name in enumerate(header) if name in _TIMES]
-    first = starts[0] if starts else 0
-    ends = [*starts[1:], len(header)]
-    halves = [list(header[begin:end]) for begin, end in zip(starts, ends, strict=False)]
-    missing = [name for name in ("size", "count", "type") if header[:first].count(name) != 1]
-    missing += [name for half in halves for name in _RATES if half.count(name) != 1]
-    if not starts or missing:
-        raise LogError(
+    halves = _halves_of(header)
+    fixed = header[: halves[0].start if halves else 0]
+    missing = [name for name in ("size", "count", "type") if fixed.count(name) != 1]
+    missing += [name for half in halves for name in _RATES if header[half].count(name) != 1]
+    if not halves or missing:
+        raise damaged(
             f"{where}: the header has no column {(missing or ['time'])[0]!r} where one belongs",
-            hint="give the log as nccl-tests wrote it",
-            file=file,
+            file,
+            "give the log as nccl-tests wrote it",
         )
 
 
-def _row(header: Sequence[str], words: list[str], file: str, where: str) -> NcclRow:
+def _halves_of(columns: Sequence[str]) -> list[slice]:
+    """Return where each half stands: from its time on, up to the next one's."""
+    starts = [index for index, name in enumerate(columns) if name in _TIMES]
+    return [slice(*ends) for ends in pairwise([*starts, len(columns)])]
+
+
+def _text_row(header: Sequence[str], words: list[str], file: str, where: str) -> NcclRow:
     columns, words = _fit_columns(header, words, file, where)
-    fixed = next(place for place, name in enumerate(columns) if name in _TIMES)
-    named = dict(zip(columns[:fixed], words[:fixed], strict=True))
+    halves = _halves_of(columns)
+    named = dict(zip(columns[: halves[0].start], words, strict=False))
     size, count = whole(named["size"], file, where), whole(named["count"], file, where)
     if not named["type"][:1].isalpha() or named["type"] in _REDUCTIONS:
-        raise LogError(f"{where}: {named['type']!r} is no type", hint=RERUN, file=file)
-    starts = [place for place, name in enumerate(columns) if name in _TIMES]
-    halves = [
-        _half(columns[begin:end], words[begin:end], size, file, where)
-        for begin, end in zip(starts, [*starts[1:], len(columns)], strict=True)
-    ]
+        raise damaged(f"{where}: {named['type']!r} is no type", file)
+    found = [_text_half(columns[half], words[half], size, file, where) for half in halves]
     return NcclRow(
         size_bytes=size,
         count=count,
         kind=named["type"],
-        out_of_place=halves[0],
-        in_place=halves[1] if len(halves) > 1 else None,
+        out_of_place=found[0],
+        in_place=found[1] if len(found) > 1 else None,
     )
 
 
@@ -176,102 +218,96 @@ def _fit_columns(
     if _TIMESTAMP in columns[-1]:
         columns, words = columns[:-1], words[: len(columns) - 1]
     for name in _EMPTY_FOR_SOME:
-        if len(words) < len(columns) and name in columns and not _fits(columns, words, name):
-            columns.remove(name)
+        if len(words) < len(columns) and name in columns:
+            index = columns.index(name)
+            word = words[index] if index < len(words) else ""
+            # A reduction is a word, a root is a number.
+            fits = word[:1].isalpha() if name == "redop" else word.lstrip("-").isdigit()
+            if not fits:
+                columns.remove(name)
     if len(words) != len(columns):
-        raise LogError(
-            f"{where}: {len(words)} figures for {len(columns)} columns", hint=RERUN, file=file
-        )
+        raise damaged(f"{where}: {len(words)} figures for {len(columns)} columns", file)
     return columns, words
 
 
-def _fits(columns: Sequence[str], words: Sequence[str], name: str) -> bool:
-    """Tell whether a word stands where a column says: a reduction is a word, a root is a number."""
-    place = columns.index(name)
-    word = words[place] if place < len(words) else ""
-    is_word = word[:1].isalpha()
-    return is_word if name == "redop" else word.lstrip("-").isdigit()
-
-
-def _half(
+def _text_half(
     names: Sequence[str], words: Sequence[str], size: int, file: str, where: str
 ) -> Half | None:
     found = dict(zip(names, words, strict=True))
     clock = names[0]
-    time, algbw, busbw = (
-        number_or_none(found[name], file, where) for name in (clock, "algbw", "busbw")
-    )
-    wrong = next((found[name] for name in _WRONG if name in found), "N/A")
+    time, algbw, busbw = (number_or_none(found[name], file, where) for name in (clock, *_RATES))
     if time is None or algbw is None or busbw is None:
         return None
+    wrong = next((found[name] for name in _WRONG if name in found), "N/A")
+    iterations = (
+        (name, number_or_none(word, file, where))
+        for name, word in found.items()
+        if name.startswith("i_")
+    )
     half = Half(
         time_us=time,
         algbw_gb_s=algbw,
         busbw_gb_s=busbw,
         wrong=number_or_none(wrong, file, where),
         host_time=clock == "cputime",
+        iterations=tuple((name, value) for name, value in iterations if value is not None),
+    )
+    return checked_half(size, half, file, where)
+
+
+def _json_rank(row: Any, file: str) -> LogRank:
+    return LogRank(
+        rank=int(_figure(row, "rank", file, "devices")),
+        group=int(_figure(row, "group", file, "devices")) if "group" in row else 0,
+        host=str(row.get("hostname", "")),
+        device=int(_figure(row, "device", file, "devices")),
+        device_name=str(row.get("device_info", "")),
+    )
+
+
+def _json_row(row: Any, file: str, where: str) -> NcclRow:
+    size = int(_figure(row, "size", file, where))
+    out_of_place, in_place = (
+        _json_half(row, name, size, file, f"{where}, {name}")
+        for name in ("out_of_place", "in_place")
+    )
+    if "out_of_place" not in row:
+        raise damaged(f"{where}: 'out_of_place' is missing", file)
+    return NcclRow(
+        size_bytes=size,
+        count=int(_figure(row, "count", file, where)),
+        kind=str(row.get("type", "")),
+        out_of_place=out_of_place,
+        in_place=in_place,
+    )
+
+
+def _json_half(row: dict[str, Any], name: str, size: int, file: str, where: str) -> Half | None:
+    data, spread = row.get(name), row.get(f"{name}_per_iter")
+    if data is None:
+        return None
+    known = data if isinstance(data, dict) else {}
+    if known.get("alg_bw") in _NOT_A_NUMBER:
+        return None
+    host_time = "cpu_time" in known
+    iterations = spread.items() if isinstance(spread, dict) else ()
+    half = Half(
+        time_us=_figure(data, "cpu_time" if host_time else "time", file, where),
+        algbw_gb_s=_figure(data, "alg_bw", file, where),
+        busbw_gb_s=_figure(data, "bus_bw", file, where),
+        wrong=_finite(known.get("nwrong")),
+        host_time=host_time,
         iterations=tuple(
-            (name, value)
-            for name, word in found.items()
-            if name.startswith("i_") and (value := number_or_none(word, file, where)) is not None
+            (word, value) for word, figure in iterations if (value := _finite(figure)) is not None
         ),
     )
-    check_half(size, half, file, where)
-    return half
+    return checked_half(size, half, file, where)
 
 
-_NOT_A_NUMBER = frozenset({"nan", "-nan", "N/A"})
-
-
-def is_nccl_json(data: Any) -> bool:
-    """Tell whether nccl-tests wrote this."""
-    return isinstance(data, dict) and "config" in data and ("results" in data or "args" in data)
-
-
-def read_nccl_json(data: dict[str, Any], file: str) -> NcclLog:
-    """Read what one program of nccl-tests wrote.
-
-    `env` holds the whole environment of whoever ran it, secrets too: it goes first of all.
-    """
-    data.pop("env", None)
-    config = _part(data, "config", dict, file)
-    devices = config.get("devices", [])
-    rows = [
-        _size_row(one, file, f"result {place}")
-        for place, one in enumerate(_part(data, "results", list, file))
-    ]
-    ending = data.get("average_bus_bandwidth")
-    if not isinstance(ending, dict) or "end_time" not in data:
-        raise LogError("cut off: the test did not write its end", hint=RERUN, file=file)
-    average = _number(ending, "bandwidth", file, "average_bus_bandwidth")
-    check_average(rows, average, file)
-    bounds = data.get("out_of_bounds")
-    arguments = [word for word in data.get("args", []) if isinstance(word, str)]
-    return NcclLog(
-        file=file,
-        test=arguments[0].rpartition("/")[2] if arguments else "",
-        version=f"file version {data.get('version', 1)}",
-        ranks=tuple(_place_of(one, file) for one in devices),
-        rows=tuple(rows),
-        average_gb_s=average,
-        out_of_bounds=int(_number(bounds, "count", file, "out_of_bounds"))
-        if isinstance(bounds, dict)
-        else None,
-    )
-
-
-def _part(data: Any, name: str, kind: type, file: str) -> Any:
-    found = data.get(name) if isinstance(data, dict) else None
-    if not isinstance(found, kind):
-        raise LogError(f"{name!r} is missing", hint=RERUN, file=file)
-    return found
-
-
-def _number(data: Any, name: str, file: str, where: str) -> float:
-    found = data.get(name) if isinstance(data, dict) else None
-    value = _finite(found)
+def _figure(data: Any, name: str, file: str, where: str) -> float:
+    value = _finite(data.get(name)) if isinstance(data, dict) else None
     if value is None:
-        raise LogError(f"{where}: {name!r} is no number", hint=RERUN, file=file)
+        raise damaged(f"{where}: {name!r} is no number", file)
     return value
 
 
@@ -283,52 +319,3 @@ def _finite(found: Any) -> float | None:
         return float(found) if math.isfinite(found) else None
     except OverflowError:
         return None
-
-
-def _place_of(one: Any, file: str) -> LogRank:
-    return LogRank(
-        rank=int(_number(one, "rank", file, "devices")),
-        group=int(_number(one, "group", file, "devices")) if "group" in one else 0,
-        host=str(one.get("hostname", "")),
-        device=int(_number(one, "device", file, "devices")),
-        device_name=str(one.get("device_info", "")),
-    )
-
-
-def _size_row(one: Any, file: str, where: str) -> NcclRow:
-    size = int(_number(one, "size", file, where))
-    halves = [
-        _one_way(one, name, size, file, f"{where}, {name}") for name in ("out_of_place", "in_place")
-    ]
-    if "out_of_place" not in one:
-        raise LogError(f"{where}: 'out_of_place' is missing", hint=RERUN, file=file)
-    return NcclRow(
-        size_bytes=size,
-        count=int(_number(one, "count", file, where)),
-        kind=str(one.get("type", "")),
-        out_of_place=halves[0],
-        in_place=halves[1],
-    )
-
-
-def _one_way(one: dict[str, Any], name: str, size: int, file: str, where: str) -> Half | None:
-    data = one.get(name)
-    if data is None or (isinstance(data, dict) and data.get("alg_bw") in _NOT_A_NUMBER):
-        return None
-    on_host = isinstance(data, dict) and "cpu_time" in data
-    wrong = data.get("nwrong") if isinstance(data, dict) else None
-    spread = one.get(f"{name}_per_iter")
-    half = Half(
-        time_us=_number(data, "cpu_time" if on_host else "time", file, where),
-        algbw_gb_s=_number(data, "alg_bw", file, where),
-        busbw_gb_s=_number(data, "bus_bw", file, where),
-        wrong=_finite(wrong),
-        host_time=on_host,
-        iterations=tuple(
-            (word, value) for word in spread if (value := _finite(spread[word])) is not None
-        )
-        if isinstance(spread, dict)
-        else (),
-    )
-    check_half(size, half, file, where)
-    return half

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from debubble.errors import LogError
 from debubble.links.classes import CLASSES, LinkClass, nvlink_of
 from debubble.links.expectation import Hop
-from debubble.links.logs.model import RERUN, NvlinkStatus, Topology, number
+from debubble.links.logs.model import NvlinkStatus, Topology, damaged, number
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _GPU = re.compile(r"^GPU(\d+)$")
@@ -15,6 +14,7 @@ _JOIN = re.compile(r"^(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|NVB|PSB)$")
 _DEVICE = re.compile(r"^GPU (\d+):\s*(.*?)\s*(?:\(UUID:.*)?$")
 _LINK = re.compile(r"^\s*Link (\d+):\s*(.+?)\s*$")
 _RATE = re.compile(r"^(\S+) GB/s$")
+_AS_PRINTED = "give what `nvidia-smi topo -m` printed, as it is"
 # 12 links are NVLink 3, 18 are NVLink 4 or 5: the device tells which.
 _BY_LINKS = {12: "nvlink3", 8: "nvlink4-h800"}
 _PCIE_5 = ("H100", "H200", "H800", "B200", "L40S")
@@ -47,31 +47,21 @@ def read_topology(text: str, file: str) -> Topology:
         seen.append(int(row[1]))
         cells = words[1 : len(columns) + 1]
         if len(cells) < len(columns) or not all(map(_JOIN.match, cells)):
-            raise LogError(
-                f"line {count}: not {len(columns)} joins, such as NV18 or SYS",
-                hint="give what `nvidia-smi topo -m` printed, as it is",
-                file=file,
+            raise damaged(
+                f"line {count}: not {len(columns)} joins, such as NV18 or SYS", file, _AS_PRINTED
             )
         joins |= {(seen[-1], other): cell for other, cell in zip(columns, cells, strict=True)}
     if not columns or seen != columns:
-        raise LogError(
-            f"{len(seen)} rows for {len(columns)} devices",
-            hint="give what `nvidia-smi topo -m` printed, as it is",
-            file=file,
-        )
-    _check_symmetry(joins, file)
-    return Topology(file=file, joins={pair: how for pair, how in joins.items() if how != "X"})
-
-
-def _check_symmetry(joins: dict[Hop, str], file: str) -> None:
+        raise damaged(f"{len(seen)} rows for {len(columns)} devices", file, _AS_PRINTED)
     for (here, there), how in joins.items():
         back = joins[there, here]
         if (here == there) != (how == "X") or back != how:
-            raise LogError(
+            raise damaged(
                 f"GPU{here} to GPU{there} is {how}, and back it is {back}",
-                hint="cells are missing or changed places; give it as nvidia-smi printed it",
-                file=file,
+                file,
+                "cells are missing or changed places; give it as nvidia-smi printed it",
             )
+    return Topology(file=file, joins={pair: how for pair, how in joins.items() if how != "X"})
 
 
 def read_nvlink_status(text: str, file: str) -> NvlinkStatus:
@@ -83,15 +73,15 @@ def read_nvlink_status(text: str, file: str) -> NvlinkStatus:
             devices.append((int(found[1]), found[2], []))
         elif found := _LINK.match(line):
             if not devices or int(found[1]) != len(devices[-1][2]):
-                raise LogError(f"{where}: link {found[1]} out of turn", hint=RERUN, file=file)
+                raise damaged(f"{where}: link {found[1]} out of turn", file)
             rate = _RATE.match(found[2])
             if rate is None and found[2] != "<inactive>":
-                raise LogError(f"{where}: {found[2]!r} is no rate", hint=RERUN, file=file)
+                raise damaged(f"{where}: {found[2]!r} is no rate", file)
             devices[-1][2].append(number(rate[1], file, where) if rate else None)
         elif line.strip():
-            raise LogError(f"{where}: neither a device nor a link", hint=RERUN, file=file)
+            raise damaged(f"{where}: neither a device nor a link", file)
     if len({len(links) for _, _, links in devices}) > 1:
-        raise LogError("devices with different numbers of links", hint=RERUN, file=file)
+        raise damaged("devices with different numbers of links", file)
     return NvlinkStatus(
         file=file, devices=tuple((index, name, tuple(links)) for index, name, links in devices)
     )

@@ -1,0 +1,244 @@
+"""Steps of a job in → traces of some of them. All of it needs torch.
+
+```
+steps     … wait …  │ timed │ warm-up │ profiled │ settling │ timed │  … sleep until `every` …
+profiler            │  off  │      on, one trace │         off      │
+sidecar             │       │         │       written          rewritten
+```
+
+The plan is a generator that says how many steps to sleep; between captures a step costs one
+comparison. Nothing that goes wrong in here may stop the job: it is logged, and the capture skipped.
+
+A host runs ahead of its device by many steps, so that what it times between two calls is what it
+took to issue them. On CUDA each mark is an event in the device's own queue; it costs microseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import profiler as torch_profiler
+
+from debubble.capture.files import CaptureFiles, capture_name, keep_newest, prepare_out
+from debubble.capture.labels import find_pipeline, label_passes
+from debubble.capture.settings import PROFILER_WARMUP_STEPS, SETTLING_STEPS, Settings
+from debubble.capture.sidecar import Latencies, Sidecar, find_rank
+from debubble.errors import CaptureError, DebubbleError
+
+_MS_PER_S = 1000.0
+_log = logging.getLogger("debubble")
+
+
+class Session:
+    """What `debubble.capture` returns: enter it around the loop, and tell it each step."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        pipeline: Any,
+        *,
+        on_enter: Callable[[Session], None],
+        on_exit: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if not torch_profiler.kineto_available():
+            raise CaptureError(
+                f"torch {torch.__version__} was built without its profiler",
+                hint="take a torch built with USE_KINETO=1, as those on PyPI are",
+            )
+        self.settings = settings
+        self.pipeline = find_pipeline(pipeline)
+        self.problems: list[str] = []
+        """What went wrong, as it was logged."""
+        self._on_enter = on_enter
+        self._on_exit = on_exit
+        self._clock = clock
+        self._done = 0
+        self._wake_at = 0
+        self._plan = self._run()
+
+    def __enter__(self) -> Self:
+        prepare_out(self.settings.out)
+        self._on_enter(self)
+        self._wake_at = next(self._plan)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End a capture that is under way: what is not complete is not kept."""
+        self._plan.close()
+        self._wake_at = sys.maxsize
+        self._on_exit()
+
+    def step(self) -> None:
+        """Say that a step has ended."""
+        self._done += 1
+        if self._done >= self._wake_at:
+            self._wake_at = next(self._plan)
+
+    def _run(self) -> Generator[int]:
+        """Yield the numbers of the steps after which there is something to do."""
+        start = self.settings.wait
+        while True:
+            if start > self._done:
+                yield start
+            try:
+                yield from self._capture()
+            except DebubbleError as error:
+                self._note(f"{error}; {error.hint}" if error.hint else str(error))
+            except Exception as error:  # noqa: BLE001 (a capture must never cost anybody a job)
+                self._note(f"{type(error).__name__}: {error}")
+            if self.settings.every is None:
+                break
+            start += self.settings.every
+        while True:
+            yield sys.maxsize
+
+    def _note(self, problem: str) -> None:
+        self.problems.append(problem)
+        _log.warning("debubble: no capture after step %d: %s", self._done, problem)
+
+    def _capture(self) -> Generator[int]:
+        """Time some steps, profile as many, and time as many again."""
+        latencies = Latencies()
+        latencies.before = yield from self._time_steps()
+        rank = find_rank()
+        first_step = self._done + PROFILER_WARMUP_STEPS
+        name = capture_name(rank.started, first_step)
+        files = CaptureFiles(out=self.settings.out, name=name, rank=rank.rank)
+        latencies.profiled, labels = yield from self._profile_steps(files)
+        sidecar = Sidecar(
+            files=files,
+            world_size=rank.world_size,
+            first_step=first_step,
+            labels=labels,
+            pipeline=self.pipeline,
+            settings=self.settings,
+            latencies=latencies,
+        )
+        sidecar.write()  # now, should the job not live to see the steps after
+        if self.settings.keep is not None:
+            keep_newest(self.settings.out, rank.rank, self.settings.keep, written=name)
+        yield self._done + SETTLING_STEPS
+        latencies.after = yield from self._time_steps()
+        if files.trace.exists():
+            sidecar.write()
+
+    def _time_steps(self) -> Generator[int, None, list[float]]:
+        """Time steps as they are, without the profiler."""
+        steps = StepClock(self._clock)
+        for _ in range(self.settings.steps):
+            steps.begin()
+            yield self._done + 1
+            steps.end()
+        return steps.lengths()
+
+    def _profile_steps(
+        self, files: CaptureFiles
+    ) -> Generator[int, None, tuple[list[float], str | None]]:
+        """Profile steps and write their trace; return their times, and who named the passes."""
+        if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
+            # torch would end the job's own profile without a word.
+            raise CaptureError(
+                "another profiler is at work in this process",
+                hint="the next capture is tried again in its turn",
+            )
+        profiler, done = _make_profiler(self.settings.steps), 0
+        with label_passes(self.pipeline) as labels:
+            profiler.start()
+            try:
+                yield self._done + PROFILER_WARMUP_STEPS
+                profiler.step()
+                steps = StepClock(self._clock)
+                for left in reversed(range(self.settings.steps)):
+                    steps.begin()
+                    yield self._done + 1
+                    steps.end()
+                    done += 1
+                    if not left:
+                        wait_for_device()  # what is not done when the profiler stops is lost
+                    profiler.step()
+                times = steps.lengths()
+            except GeneratorExit:
+                self._note(f"the loop ended after {done} of {self.settings.steps} profiled steps")
+                raise
+            finally:
+                profiler.stop()
+        files.export(lambda plain: profiler.export_chrome_trace(str(plain)))
+        if not self.pipeline.stages:
+            return times, None
+        return times, "added" if labels.added else "own"
+
+
+def _make_profiler(steps: int) -> torch_profiler.profile:
+    """Return a profiler with all that the analysis reads, and never with stacks."""
+    activities = [torch_profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch_profiler.ProfilerActivity.CUDA)
+    return torch_profiler.profile(
+        activities=activities,
+        record_shapes=True,
+        profile_memory=True,
+        with_stack=False,
+        schedule=torch_profiler.schedule(
+            wait=0, warmup=PROFILER_WARMUP_STEPS, active=steps, repeat=1
+        ),
+    )
+
+
+class StepClock:
+    """Times steps: each begins at one mark and ends at another."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._on_device = _has_device()
+        self._begun: list[Any] = []
+        self._ended: list[Any] = []
+        wait_for_device()
+
+    def begin(self) -> None:
+        """Note that a step begins here."""
+        self._begun.append(self._mark())
+
+    def end(self) -> None:
+        """Note that it ends here."""
+        self._ended.append(self._mark())
+
+    def lengths(self) -> list[float]:
+        """Return the seconds of each step; waits for the device to come to the last."""
+        wait_for_device()
+        marks = zip(self._begun, self._ended, strict=True)
+        if self._on_device:
+            return [begun.elapsed_time(ended) / _MS_PER_S for begun, ended in marks]
+        return [ended - begun for begun, ended in marks]
+
+    def _mark(self) -> Any:
+        if not self._on_device:
+            return self._clock()
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+def wait_for_device() -> None:
+    """Let the device come up to the host."""
+    if _has_device():
+        torch.cuda.synchronize()
+
+
+def _has_device() -> bool:
+    """Tell whether this process uses CUDA; asking must not make it do so."""
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
