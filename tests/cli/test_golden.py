@@ -36,7 +36,8 @@ def figures(data: object, path: str = "") -> Iterator[str]:
 def render(command: str, answer: Answer) -> str:
     text = answer.text.rstrip()
     if " --json" in command and text.startswith("{"):
-        text = "\n".join(figures(json.loads(text)))
+        data, end = json.JSONDecoder().raw_decode(text)
+        text = "\n".join(figures(data)) + text[end:]
     return f"$ {command}\n{text}\n[exit {answer.code}]\n"
 
 
