@@ -111,7 +111,7 @@ def _family(file: str) -> str:
 
 def _split(name: str, family: list[Recognised]) -> Iterable[_Gathering]:
     """Cut a family where a rank comes again, in the order of the stamps."""
-    stamped = sorted(((_stamp(file.named), file) for file in family), key=lambda one: one[0])
+    stamped = sorted(((_stamp(file.named), file) for file in family), key=lambda pair: pair[0])
     current, ranks = _Gathering(name=name), set[int | None]()
     for stamp, file in stamped:
         again = file.rank is not None and file.rank in ranks
@@ -189,10 +189,11 @@ def _as_node(part: _Gathering) -> _Node | None:
 def _shared_name(left: str, right: str) -> str:
     """Return the folders that two families share: `run` of `run/alpha/` and `run/beta/`."""
     pairs = zip(left.split("/"), right.split("/"), strict=False)
-    return "/".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return "/".join(part for part, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _finish(gathering: _Gathering, shared: tuple[int, int] = (0, 0)) -> Capture:
+    """Set ranks with several files aside; name the capture by what sets it apart, or its folder."""
     by_rank: defaultdict[int | None, list[Recognised]] = defaultdict(list)
     for file in gathering.files:
         one_a_rank = file.rank is not None and file.format in {Format.KINETO, Format.DIGEST}
@@ -205,8 +206,13 @@ def _finish(gathering: _Gathering, shared: tuple[int, int] = (0, 0)) -> Capture:
         for rank, files in by_rank.items()
         if rank is not None and len(files) > 1
     ]
+    parts = gathering.name.split("/")
+    leading, trailing = shared
+    telling = "/".join(parts[leading : len(parts) - trailing])
+    name = telling if leading else next(filter(None, reversed(parts)), "")
+    stamp = f"{gathering.stamp:.3f}".rstrip("0").rstrip(".") if gathering.stamp else ""
     return Capture(
-        name=_readable(gathering, shared),
+        name="@".join(part for part in (name.strip("/"), stamp) if part) or ".",
         files=tuple(sorted(kept, key=lambda file: (file.rank is None, file.rank or 0, file.file))),
         duplicates=tuple(sorted(doubled)),
         stamp=gathering.stamp,
@@ -225,16 +231,6 @@ def _shared_parts(names: Sequence[str]) -> tuple[int, int]:
 def _shared_start(split: Sequence[Sequence[str]]) -> int:
     levels = zip(*split, strict=False)
     return sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
-
-
-def _readable(gathering: _Gathering, shared: tuple[int, int]) -> str:
-    """Name a capture by what sets it apart; a lone one by its folder."""
-    parts = gathering.name.split("/")
-    leading, trailing = shared
-    telling = parts[leading : len(parts) - trailing]
-    name = "/".join(telling) if leading else next(filter(None, reversed(parts)), "")
-    stamp = f"{gathering.stamp:.3f}".rstrip("0").rstrip(".") if gathering.stamp else ""
-    return "@".join(part for part in (name.strip("/"), stamp) if part) or "."
 
 
 def _age(capture: Capture) -> tuple[float, list[tuple[bool, int, str]]]:

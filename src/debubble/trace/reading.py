@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from debubble.errors import Gap, TraceError
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest import read_digest
+from debubble.trace.digest.content import copy_digest, keep_table, keep_traces, read_table
 from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import too_large
 from debubble.trace.formats import Format, Recognised, recognise
 from debubble.trace.kineto import read_kineto
+from debubble.trace.optable import OpTable, read_op_table
 from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import Limits, Source, local_copy
-
-if TYPE_CHECKING:
-    from debubble.trace.optable import OpTable
 
 # Op tables are held whole, some ten times their size; this is about four million passes.
 _TABLE_BYTES = 256 * 1024**2
@@ -56,8 +54,6 @@ def read_file(known: Recognised, limits: Limits, digests: DigestPlace | None = N
 
 def _read(known: Recognised, limits: Limits) -> Reading:
     if known.format is Format.DIGEST and known.head is not None and known.head.table:
-        from debubble.trace.digest.content import read_table  # noqa: PLC0415 (rare, and 20 ms)
-
         return Reading(table=read_table(known.file, limits))
     if known.format is Format.DIGEST:
         trace, sidecar = read_digest(known.file, limits)
@@ -69,8 +65,6 @@ def _read(known: Recognised, limits: Limits) -> Reading:
             traces = tuple(replace(trace, file=known.file) for trace in read_nsight(path))
         return Reading(traces=traces)
     if known.format is Format.OP_TABLE:
-        from debubble.trace.optable import read_op_table  # noqa: PLC0415 (rare, and 20 ms)
-
         held = replace(limits, inflated_bytes=min(limits.inflated_bytes, _TABLE_BYTES))
         data = b"".join(Source(known.file, held).pieces())
         return Reading(table=read_op_table(known.file, data=data))
@@ -89,12 +83,10 @@ def _read_instead(known: Recognised, limits: Limits, digests: DigestPlace | None
 
 
 def _keep(known: Recognised, reading: Reading, place: DigestPlace, limits: Limits) -> Reading:
-    from debubble.trace.digest import content  # noqa: PLC0415 (only where digests are kept)
-
     if known.format is Format.DIGEST:
-        gaps = content.copy_digest(known.file, known.rank, place, limits)
+        gaps = copy_digest(known.file, known.rank, place, limits)
     elif reading.table is not None:
-        gaps = content.keep_table(known.file, reading.table, place)
+        gaps = keep_table(known.file, reading.table, place)
     else:
-        gaps = content.keep_traces(known.file, reading.traces, place)
+        gaps = keep_traces(known.file, reading.traces, place)
     return replace(reading, gaps=gaps)

@@ -13,7 +13,6 @@ from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from debubble.errors import Code, Gap, RunNotFound, TraceError, as_gap
 from debubble.trace.captures import Capture, choose_capture, group_captures
@@ -22,14 +21,12 @@ from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
 from debubble.trace.digest.place import DigestPlace, stamp_of
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress, map_files
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
+from debubble.trace.optable import OpTable
 from debubble.trace.reading import Reading, read_file
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
 from debubble.trace.summary import RankSummary, summarise
 from debubble.units import counted
-
-if TYPE_CHECKING:
-    from debubble.trace.optable import OpTable
 
 # Thousands of names make no message clearer.
 _FILES_SHOWN = 20
