@@ -24,6 +24,7 @@ from debubble.trace.columns import (
     Operation,
     Operators,
     build,
+    fit_int32,
 )
 from debubble.trace.communication import (
     classify_kernel_name,
@@ -41,7 +42,6 @@ Positions = NDArray[np.intp]
 _MAX_TIME_US = 4.0e15
 # 31 years: added to the latest start and the latest base, it stays inside int64 nanoseconds.
 _MAX_DURATION_US = 1.0e15
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ def make_tables(reducer: Reducer, header: Header, bad: BadTimes) -> Tables:
         Annotations,
         len(order),
         **_host_spans(rows, order, base_ns),
-        stream=_small(rows["stream"][order]),
+        stream=fit_int32(rows["stream"][order]),
     )
     cpu_operators = _host_spans(reducer.cpu_operators, cpu_order, base_ns)
     return Tables(
@@ -138,12 +138,6 @@ def _to_ns(times: NDArray[np.generic], base_ns: int = 0) -> I64:
     return whole.astype(np.int64) * NS_PER_US + nanoseconds + np.int64(base_ns)
 
 
-def _small(values: NDArray[np.generic]) -> I64:
-    """Fit numbers of strangers into 32 bits; what does not fit is unknown."""
-    wide = values.astype(np.int64)
-    return np.where((wide >= UNKNOWN) & (wide <= _INT32_MAX), wide, UNKNOWN)
-
-
 def _kernels(reducer: Reducer, order: Positions, base_ns: int, launches: Launches) -> Kernels:
     rows = reducer.device
     kind_of_name = np.array(
@@ -156,8 +150,8 @@ def _kernels(reducer: Reducer, order: Positions, base_ns: int, launches: Launche
         len(order),
         **_spans(rows, order, base_ns),
         kind=kind_of_name[rows["name"][order].astype(np.int32)],
-        device=_small(rows["device"][order]),
-        stream=_small(rows["stream"][order]),
+        device=fit_int32(rows["device"][order]),
+        stream=fit_int32(rows["stream"][order]),
         correlation=correlation,
         graph=rows["graph"][order],
         copy_bytes=rows["bytes"][order],
@@ -173,7 +167,7 @@ def _memory(rows: Rows, base_ns: int, bad: BadTimes) -> Memory:
         len(order),
         start_ns=_to_ns(rows["ts"][order], base_ns),
         device_type=np.where(on_cpu, MemoryDevice.CPU, MemoryDevice.DEVICE),
-        device=_small(rows["device"][order]),
+        device=fit_int32(rows["device"][order]),
         change_bytes=rows["bytes"][order],
         allocated_bytes=rows["allocated"][order],
         reserved_bytes=rows["reserved"][order],
