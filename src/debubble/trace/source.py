@@ -101,9 +101,15 @@ class Source:
         self.damage = ""
         with closing(open_binary(self.file)) as stream:
             first = self._read(stream, len(GZIP_MAGIC))
-            packed = first.startswith(GZIP_MAGIC)
-            plain = self._plain(stream, first)
-            yield from self._inflate(stream, first, least) if packed else plain
+            if first.startswith(GZIP_MAGIC):
+                yield from self._inflate(stream, first, least)
+                return
+            piece = first + self._read(stream, PIECE_BYTES)
+            while piece:
+                self.inflated_bytes += len(piece)
+                self._check_limits()
+                yield piece
+                piece = self._read(stream, PIECE_BYTES)
 
     def prefix(self, size: int) -> bytes:
         """Return the first inflated bytes, at least `size` of them if there are so many."""
@@ -114,14 +120,6 @@ class Source:
             if length >= size:
                 break
         return b"".join(taken)
-
-    def _plain(self, stream: BinaryIO, first: bytes) -> Iterator[bytes]:
-        piece = first + self._read(stream, PIECE_BYTES)
-        while piece:
-            self.inflated_bytes += len(piece)
-            self._check_limits()
-            yield piece
-            piece = self._read(stream, PIECE_BYTES)
 
     def _inflate(self, stream: BinaryIO, first: bytes, least: int) -> Iterator[bytes]:
         """Inflate member after member; small ones are joined, so that pieces are never tiny."""

@@ -107,7 +107,15 @@ class Document:
             if self._open_events():
                 rest, self._held = self._held, b""
                 yield from self._take_events(rest)
-        yield from self._finish()
+        if self._section is Section.BEFORE:
+            self._open_events(final=True)  # it may end right after `"traceEvents": [`
+        if self._section is Section.EVENTS:
+            yield from self._walk(self._held, final=True)
+        if self._section is Section.AFTER:
+            fields, complete = scan_trailing_fields(self._held, bare=self.bare)
+            self.fields |= fields
+            self.tail_lost = not complete
+        self._held = b""
 
     def _open_events(self, *, final: bool = False) -> bool:
         """Read fields up to the first event; False while more text is needed."""
@@ -126,14 +134,11 @@ class Document:
     def _take_events(self, piece: bytes) -> Iterator[Batch]:
         sifted = None if self.cpu_operators else sift(self._held, piece)
         batch = _decode_sifted(sifted) if sifted else None
-        if sifted is None or batch is None:
-            yield from self._take_all_events(piece)
+        if sifted is not None and batch is not None:
+            self._held = sifted.rest
+            self.skipped += sifted.skipped
+            yield batch
             return
-        self._held = sifted.rest
-        self.skipped += sifted.skipped
-        yield batch
-
-    def _take_all_events(self, piece: bytes) -> Iterator[Batch]:
         cut = _last_border(piece)
         if cut < 0:
             self._held += piece
@@ -141,10 +146,10 @@ class Document:
                 yield from self._walk(self._held, final=False)
             return
         stretch = b"".join((b"[", self._held, memoryview(piece)[:cut], b"]"))
-        batch = _decode(stretch)
-        if batch is not None:
+        events = _decode(stretch)
+        if events is not None:
             self._held = piece[cut + 1 :]
-            yield Batch(others=batch)
+            yield Batch(others=events)
         else:
             yield from self._walk(self._held + piece, final=False)
 
@@ -171,17 +176,6 @@ class Document:
             )
         if walk.events:
             yield Batch(others=walk.events)
-
-    def _finish(self) -> Iterator[Batch]:
-        if self._section is Section.BEFORE:
-            self._open_events(final=True)  # it may end right after `"traceEvents": [`
-        if self._section is Section.EVENTS:
-            yield from self._walk(self._held, final=True)
-        if self._section is Section.AFTER:
-            fields, complete = scan_trailing_fields(self._held, bare=self.bare)
-            self.fields |= fields
-            self.tail_lost = not complete
-        self._held = b""
 
 
 def _decode(stretch: bytes) -> Sequence[AnyKind] | None:

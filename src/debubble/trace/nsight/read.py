@@ -95,16 +95,17 @@ def _read(export: Export, path: str) -> tuple[RankTrace, ...]:
         hint = "export with a newer nsys"
         gaps += (Gap(code=Code.NO_CLOCK, message=message, file=path, hint=hint),)
     thread_names = _read_thread_names(export)
-    host, versions = _read_host(export), _read_versions(export)
+    host = _read_value(export, "TARGET_INFO_SYSTEM_ENV", "Hostname")
+    version = _read_value(export, "META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION")
     traces = []
     for process, rank in zip(processes, ranks, strict=True):
         described = (replace(_describe(devices, process.pid, d), index=d) for d in process.devices)
         header = Header(
             rank=rank,
             devices=tuple(described),
-            host=host,
+            host=host or "",
             base_time_ns=base or 0,
-            versions=versions,
+            versions=() if version is None else (("nsight", version),),
         )
         part = Part(
             file=path,
@@ -238,15 +239,9 @@ def _read_thread_names(export: Export) -> dict[int, str]:
     return {int(thread[row]): texts.get(int(ids[row]), "") for row in order.tolist()}
 
 
-def _read_host(export: Export) -> str:
-    if not export.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
-        return ""
-    rows = export.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'Hostname' LIMIT 1")
-    return str(rows[0][0]) if rows else ""
-
-
-def _read_versions(export: Export) -> tuple[tuple[str, str], ...]:
-    if not export.has("META_DATA_EXPORT", "name", "value"):
-        return ()
-    rows = export.rows("SELECT value FROM META_DATA_EXPORT WHERE name = 'EXPORT_PRODUCT_VERSION'")
-    return tuple(("nsight", str(value)) for (value,) in rows[:1])
+def _read_value(export: Export, table: str, name: str) -> str | None:
+    """Read the value of that name out of a table of names and values."""
+    if not export.has(table, "name", "value"):
+        return None
+    rows = export.rows(f"SELECT value FROM {table} WHERE name = ? LIMIT 1", name)  # noqa: S608  # our own names
+    return str(rows[0][0]) if rows else None

@@ -56,10 +56,11 @@ class Export:
         self._connection = connection
         self._file = file
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        self._columns = {
-            str(table): frozenset(str(row[1]) for row in self._table_info(str(table)))
-            for (table,) in tables.fetchall()
-        }
+        self._columns: dict[str, frozenset[str]] = {}
+        for (table,) in tables.fetchall():
+            quoted = str(table).replace('"', '""')
+            columns = connection.execute(f'PRAGMA table_info("{quoted}")').fetchall()
+            self._columns[str(table)] = frozenset(str(column[1]) for column in columns)
 
     def has(self, table: str, *columns: str) -> bool:
         """Tell whether the export has the table, with all these columns."""
@@ -119,10 +120,6 @@ class Export:
                 raise TraceError(message, file=self._file, hint="export it with a newer nsys")
             return missing
         return f'CAST(COALESCE("{column}", {missing}) AS INTEGER)'
-
-    def _table_info(self, table: str) -> list[tuple[object, ...]]:
-        quoted = table.replace('"', '""')
-        return self._connection.execute(f'PRAGMA table_info("{quoted}")').fetchall()
 
 
 class Names:

@@ -11,6 +11,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import IntEnum
@@ -425,25 +426,19 @@ def _read_cell(
         if missing is None:
             raise table.error("is empty", row=row, column=column)
         return missing
-    number = _parse(cell)
-    if number is None:
-        raise table.error(f"{str(cell)[:_LONGEST_NUMBER]!r} is no number", row=row, column=column)
-    if isinstance(number, int) and not _INT64.min <= number <= _INT64.max:
-        raise table.error(f"{str(cell)[:_LONGEST_NUMBER]} is out of range", row=row, column=column)
-    return number
-
-
-def _parse(cell: object) -> int | float | None:
+    text = str(cell)
+    number: int | float | None = None
     if isinstance(cell, int | float) and not isinstance(cell, bool):
-        return cell
-    if not isinstance(cell, str | Decimal) or len(str(cell)) > _LONGEST_NUMBER:
-        return None
-    for kind in (int, float):
-        try:
-            return kind(str(cell))
-        except (ValueError, OverflowError):
-            continue
-    return None
+        number = cell
+    elif isinstance(cell, str | Decimal) and len(text) <= _LONGEST_NUMBER:
+        for kind in (float, int):  # a whole number stays one
+            with suppress(ValueError, OverflowError):
+                number = kind(text)
+    if number is None:
+        raise table.error(f"{text[:_LONGEST_NUMBER]!r} is no number", row=row, column=column)
+    if isinstance(number, int) and not _INT64.min <= number <= _INT64.max:
+        raise table.error(f"{text[:_LONGEST_NUMBER]} is out of range", row=row, column=column)
+    return number
 
 
 def _first(wrong: NDArray[np.bool_]) -> int:
