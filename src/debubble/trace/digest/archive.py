@@ -103,7 +103,7 @@ class Content:
     columns: memoryview
 
 
-class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
+class _SealedHead(msgspec.Struct, frozen=True, kw_only=True):
     """The head as it lies in the file, with fields that a later version may have added."""
 
     schema: str
@@ -133,7 +133,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 def pack(head: Head, description: bytes, columns: bytes) -> bytes:
     """Return the file's bytes: the same content gives the same bytes."""
     said = msgspec.to_builtins(head)
-    sealed = _Sealed(schema=SCHEMA, head=said, checksum=_checksum(said, description, columns))
+    sealed = _SealedHead(schema=SCHEMA, head=said, checksum=_checksum(said, description, columns))
     first = json.dumps(msgspec.to_builtins(sealed)).encode()
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
@@ -174,7 +174,7 @@ def damaged(file: str, why: str) -> TraceError:
     )
 
 
-def _open_head(data: bytes, file: str) -> tuple[Head, _Sealed]:
+def _open_head(data: bytes, file: str) -> tuple[Head, _SealedHead]:
     if not looks_like_digest(data):
         raise TraceError("is no digest", hint="make one with --digest", file=file)
     try:
@@ -184,7 +184,7 @@ def _open_head(data: bytes, file: str) -> tuple[Head, _Sealed]:
             raise ValueError("its head is cut off or changed")
         fields = json.loads(bytes(_strip_npy(memoryview(first))))
         _check_version(fields, file)
-        sealed = msgspec.convert(fields, _Sealed)
+        sealed = msgspec.convert(fields, _SealedHead)
         head = msgspec.convert(sealed.head, Head)
     except (*_DAMAGE, RecursionError, msgspec.ValidationError) as error:
         raise damaged(file, str(error)) from error

@@ -29,7 +29,7 @@ from debubble.trace.kineto.events import (
     scan_json,
 )
 from debubble.trace.kineto.operators import parse_groups
-from debubble.trace.kineto.walk import BORDER, MOST_MALFORMED, Sifted, sift, walk_events
+from debubble.trace.kineto.walk import BORDER, MOST_MALFORMED, Stretch, sift, walk_events
 from debubble.trace.source import Source
 from debubble.units import show_bytes, show_count
 
@@ -133,7 +133,7 @@ class Document:
 
     def _take_events(self, piece: bytes) -> Iterator[Batch]:
         sifted = None if self.cpu_operators else sift(self._held, piece)
-        batch = _decode_sifted(sifted) if sifted else None
+        batch = _decode_stretch(sifted) if sifted else None
         if sifted is not None and batch is not None:
             self._held = sifted.rest
             self.skipped += sifted.skipped
@@ -192,7 +192,7 @@ def _decode(stretch: bytes) -> Sequence[AnyKind] | None:
         return None
 
 
-def _decode_sifted(sifted: Sifted) -> Batch | None:
+def _decode_stretch(sifted: Stretch) -> Batch | None:
     """Decode each kind into its own fields; None if any of it is not well-formed."""
     try:
         return Batch(

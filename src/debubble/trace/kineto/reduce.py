@@ -72,7 +72,7 @@ class Rows:
             self._columns[name] = column
 
 
-class Launched(dict[str, bool]):
+class QueueingNames(dict[str, bool]):
     """Whether a runtime call of this name queues device work or waits for it."""
 
     def __missing__(self, name: str) -> bool:
@@ -99,7 +99,7 @@ class Reducer:
         self.cpu_operators = Rows(ts="d", dur="d", name="i", thread="i")
         self.operators = Rows(ts="d", dur="d", name="i", thread="i", device_row="q")
         self.operator_args: list[OperatorArgs] = []
-        self._queues = Launched()
+        self._queues = QueueingNames()
         self._device_args = ArgsDecoder(DeviceArgs)
         self._launch_args = ArgsDecoder(LaunchArgs)
         self._memory_args = ArgsDecoder(MemoryArgs)

@@ -89,7 +89,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sifted:
+class Stretch:
     """A stretch of events, sorted. Each kind is a JSON list that ends in an empty object."""
 
     device: bytes
@@ -101,7 +101,7 @@ class Sifted:
     """From the last event on: it may not be complete yet."""
 
 
-def sift(held: bytes, piece: bytes) -> Sifted | None:
+def sift(held: bytes, piece: bytes) -> Stretch | None:
     """Sort the events of a piece; None where the layout is not Kineto's.
 
     `held` is the beginning of the event that the piece before ended in.
@@ -112,7 +112,7 @@ def sift(held: bytes, piece: bytes) -> Sifted | None:
         return None
     kinds = _tell_kinds(text, starts[:-1])
     carried = held + piece[: starts[0]]
-    return Sifted(
+    return Stretch(
         device=_collect(piece, starts, kinds == Kind.DEVICE),
         launches=_collect(piece, starts, kinds == Kind.LAUNCH),
         memory=_collect(piece, starts, kinds == Kind.MEMORY),

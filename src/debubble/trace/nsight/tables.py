@@ -145,7 +145,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class TimedTable:
     """Rows with a start and an end."""
 
     start: I64
@@ -155,11 +155,11 @@ class Timed:
         return len(self.start)
 
 
-TimedType = TypeVar("TimedType", bound=Timed)
+TimedType = TypeVar("TimedType", bound=TimedTable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceWork(Timed):
+class DeviceWork(TimedTable):
     """Kernels, copies, memsets and whole graphs of all processes."""
 
     is_kernel: NDArray[np.bool_]
@@ -174,7 +174,7 @@ class DeviceWork(Timed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostSpans(Timed):
+class HostSpans(TimedTable):
     """CUDA calls or NVTX ranges of all threads."""
 
     thread: I64
@@ -209,7 +209,7 @@ def take(table: TimedType, rows: NDArray[np.bool_] | NDArray[np.intp]) -> TimedT
     return type(table)(**{f.name: getattr(table, f.name)[rows] for f in fields(table)})
 
 
-def plausible(table: Timed) -> NDArray[np.bool_]:
+def plausible(table: TimedTable) -> NDArray[np.bool_]:
     """Tell which rows end at or after their start, at times that can be."""
     inside = (np.abs(table.start // 2) < _LAST_TIME // 2) & (
         np.abs(table.end // 2) < _LAST_TIME // 2
