@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from fleets import BEHAVIOUR, IN_PARTS, replicas
 from making import H200, document, kernel, write
@@ -14,6 +19,7 @@ from debubble.fleet.question import Question
 from debubble.fleet.survey import Means, NoPipelineIn, inspect_run, survey_run
 from debubble.trace.digest import read_digest
 from debubble.trace.digest.place import place_digests
+from debubble.trace.engine import GivenEngine
 from debubble.trace.run import find_run
 
 
@@ -94,6 +100,22 @@ def test_no_pipeline_at_all(tmp_path):
     assert [rank.kernels for rank in why.value.run.summarised()] == [1, 1]
 
 
+def test_a_run_of_a_few_ranks_never_meets_the_code_for_many():
+    program = (
+        "import sys; from debubble.cli import main\n"
+        "try: main(['find', sys.argv[1], '--quiet'])\n"
+        "finally: print('debubble.fleet.large' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(H200 / "fwd_closed_m4")],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+
+
 def test_only_the_pipeline_that_is_shown_is_held(tmp_path):
     replicas(tmp_path)
     found = survey_run(find_run([str(tmp_path)]), means=IN_PARTS)
@@ -121,8 +143,10 @@ def test_a_part_that_nobody_can_build_is_named_and_the_others_go_on(tmp_path, mo
             raise OSError("gone")
         return read_digest(file, limits)
 
-    monkeypatch.setattr("debubble.fleet.spool.read_digest", gone)
-    found = survey_run(find_run([str(tmp_path / "digests")]), means=IN_PARTS)
+    monkeypatch.setattr("debubble.fleet.large.read_digest", gone)
+    with ThreadPoolExecutor(2) as threads:  # processes may be spawned, and know nothing of `gone`
+        monkeypatch.setattr("debubble.fleet.large._HERE", GivenEngine(executor=threads))
+        found = survey_run(find_run([str(tmp_path / "digests")]), means=IN_PARTS)
     assert [one.pipeline for one in found.figures] == [0, 1]
     lost = [gap for gap in found.gaps if gap.code is Code.UNREADABLE]
     assert [gap.file for gap in lost] == ["ranks 1, 4, 7, 10"]

@@ -15,7 +15,8 @@ from making import H200, PUBLIC, document, kernel, send, write
 
 from debubble.errors import RunNotFound
 from debubble.trace.kineto import read_kineto
-from debubble.trace.run import find_run, missing_ranks, read_run, show_ranks
+from debubble.trace.run import find_run, missing_ranks, read_run
+from debubble.units import show_ranks
 
 PIPELINE = {"pg_name": "9", "pg_desc": "pp", "ranks": [1, 3]}
 

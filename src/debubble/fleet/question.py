@@ -31,19 +31,16 @@ def measure_asked(
     timeline: Timeline, pipelines: Sequence[int], sidecars: Sequence[Sidecar], question: Question
 ) -> tuple[PipelineFigures, ...]:
     """Measure pipelines one by one."""
-    return tuple(_measure(timeline, one, sidecars, question) for one in pipelines)
-
-
-def _measure(
-    timeline: Timeline, pipeline: int, sidecars: Sequence[Sidecar], question: Question
-) -> PipelineFigures:
-    figures = measure_pipeline(timeline, pipeline, question.step, question.statement)
-    if question.statement is not None or not question.believes_job:
-        return figures
-    said = ask_job(sidecars, figures).schedule_for(figures)
-    if said is None or said not in SCHEDULES or figures.kind == "stream":
-        return figures
-    return measure_pipeline(timeline, pipeline, question.step, state_schedule(said))
+    measured = []
+    for pipeline in pipelines:
+        figures = measure_pipeline(timeline, pipeline, question.step, question.statement)
+        if question.statement is None and question.believes_job:
+            said = ask_job(sidecars, figures).schedule_for(figures)
+            if said is not None and said in SCHEDULES and figures.kind != "stream":
+                stated = state_schedule(said)
+                figures = measure_pipeline(timeline, pipeline, question.step, stated)
+        measured.append(figures)
+    return tuple(measured)
 
 
 def pipelines_asked(timeline: Timeline, question: Question) -> tuple[int, ...]:
@@ -63,5 +60,5 @@ def pipelines_asked(timeline: Timeline, question: Question) -> tuple[int, ...]:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    shown = ", ".join(str(one) for one in numbers[:_NUMBERS_SHOWN])
+    shown = ", ".join(str(number) for number in numbers[:_NUMBERS_SHOWN])
     return shown if len(numbers) <= _NUMBERS_SHOWN else f"{shown}, … {numbers[-1]}"

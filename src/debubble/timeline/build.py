@@ -64,8 +64,8 @@ from debubble.timeline.work import (
     order_by_use,
 )
 from debubble.trace.columns import Operation, RankTrace
-from debubble.trace.run import Run, show_ranks
-from debubble.units import counted
+from debubble.trace.run import Run
+from debubble.units import counted, show_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

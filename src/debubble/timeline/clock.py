@@ -27,7 +27,7 @@ from debubble.errors import Code, Gap
 from debubble.timeline.chain import Chain
 from debubble.timeline.model import F64, I32, I64, Flags, Transfers, rows_by_hop
 from debubble.timeline.steps import Prepared
-from debubble.trace.run import show_ranks
+from debubble.units import show_ranks
 
 # Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.
 _ENDS_AGREE_NS = 300_000

@@ -24,7 +24,7 @@ from debubble.timeline.model import (
 )
 from debubble.timeline.work import Messages, Work, find_messages, find_waits, tell_waits
 from debubble.trace.columns import MemoryDevice, RankTrace
-from debubble.trace.run import show_ranks
+from debubble.units import show_ranks
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 

@@ -56,6 +56,21 @@ class _Gathering:
     name: str
     files: list[Recognised] = field(default_factory=list)
     stamp: float = 0.0
+    ranks: set[int] = field(default_factory=set)
+    """Whose files they are, as far as that is known."""
+
+    def takes(self, part: _Gathering, world: int) -> bool:
+        """Tell whether two parts of a world can be of one capture."""
+        fits = len(self.ranks) + len(part.ranks) <= world
+        return fits and self.ranks.isdisjoint(part.ranks)
+
+    def join(self, part: _Gathering) -> None:
+        """Take the files of another part; `run/alpha/` and `run/beta/` become `run`."""
+        self.ranks |= part.ranks
+        self.files += part.files
+        pairs = zip(self.name.split("/"), part.name.split("/"), strict=False)
+        shared = takewhile(lambda pair: pair[0] == pair[1], pairs)
+        self.name = "/".join(folder for folder, _ in shared)
 
 
 def group_captures(files: Sequence[Recognised], *, named: bool = False) -> tuple[Capture, ...]:
@@ -111,15 +126,15 @@ def _family(file: str) -> str:
 
 def _split(name: str, family: list[Recognised]) -> Iterable[_Gathering]:
     """Cut a family where a rank comes again, in the order of the stamps."""
-    stamped = sorted(((_stamp(file.named), file) for file in family), key=lambda one: one[0])
-    current, ranks = _Gathering(name=name), set[int | None]()
+    stamped = sorted(((_stamp(file.named), file) for file in family), key=lambda pair: pair[0])
+    current = _Gathering(name=name)
     for stamp, file in stamped:
-        again = file.rank is not None and file.rank in ranks
-        if again and stamp > current.stamp:
+        if file.rank in current.ranks and stamp > current.stamp:
             yield current
-            current, ranks = _Gathering(name=name), set()
+            current = _Gathering(name=name)
         current.files.append(file)
-        ranks.add(file.rank)
+        if file.rank is not None:
+            current.ranks.add(file.rank)
         current.stamp = max(current.stamp, stamp)
     yield current
 
@@ -136,63 +151,29 @@ def _stamp(file: str) -> float:
 def _merge_nodes(gatherings: list[_Gathering]) -> list[_Gathering]:
     """Join folders of different nodes: parts of one world, none whole, no rank in both."""
     merged: list[_Gathering] = []
-    worlds: defaultdict[int, list[_Node]] = defaultdict(list)
+    worlds: defaultdict[int, list[_Gathering]] = defaultdict(list)
     # Who did not take these ranks once never will: so many folders take no longer than they must.
     tried: defaultdict[tuple[int, frozenset[int]], int] = defaultdict(int)
     for part in gatherings:
-        node = _as_node(part)
-        if node is None:
-            merged.append(part)
+        sizes = {file.world_size for file in part.files}
+        world = sizes.pop() if len(sizes) == 1 else None
+        if world is None or len(part.files) < 2 or len(part.ranks) < len(part.files):
+            merged.append(part)  # not several files with a rank each and one world
             continue
-        key = node.world, frozenset(node.ranks)
-        wholes = worlds[node.world]
-        while tried[key] < len(wholes) and not wholes[tried[key]].takes(node):
+        key = world, frozenset(part.ranks)
+        wholes = worlds[world]
+        while tried[key] < len(wholes) and not wholes[tried[key]].takes(part, world):
             tried[key] += 1
         if tried[key] < len(wholes):
-            wholes[tried[key]].join(node)
+            wholes[tried[key]].join(part)
         else:
-            wholes.append(node)
+            wholes.append(part)
             merged.append(part)
     return merged
 
 
-@dataclass(slots=True)
-class _Node:
-    """Files of some ranks of a known world."""
-
-    gathering: _Gathering
-    world: int
-    ranks: set[int]
-
-    def takes(self, other: _Node) -> bool:
-        """Tell whether two parts can be of one capture."""
-        fits = len(self.ranks) + len(other.ranks) <= self.world
-        return fits and self.ranks.isdisjoint(other.ranks)
-
-    def join(self, other: _Node) -> None:
-        """Take the files of another part."""
-        self.ranks |= other.ranks
-        self.gathering.files += other.gathering.files
-        self.gathering.name = _shared_name(self.gathering.name, other.gathering.name)
-
-
-def _as_node(part: _Gathering) -> _Node | None:
-    """Return several files with a rank each and one world; None for anything else."""
-    worlds = {file.world_size for file in part.files}
-    ranks = {file.rank for file in part.files if file.rank is not None}
-    world = worlds.pop() if len(worlds) == 1 else None
-    if world is None or len(part.files) < 2 or len(ranks) < len(part.files):
-        return None
-    return _Node(gathering=part, world=world, ranks=ranks)
-
-
-def _shared_name(left: str, right: str) -> str:
-    """Return the folders that two families share: `run` of `run/alpha/` and `run/beta/`."""
-    pairs = zip(left.split("/"), right.split("/"), strict=False)
-    return "/".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
 def _finish(gathering: _Gathering, shared: tuple[int, int] = (0, 0)) -> Capture:
+    """Set ranks with several files aside; name the capture by what sets it apart, or its folder."""
     by_rank: defaultdict[int | None, list[Recognised]] = defaultdict(list)
     for file in gathering.files:
         one_a_rank = file.rank is not None and file.format in {Format.KINETO, Format.DIGEST}
@@ -205,8 +186,13 @@ def _finish(gathering: _Gathering, shared: tuple[int, int] = (0, 0)) -> Capture:
         for rank, files in by_rank.items()
         if rank is not None and len(files) > 1
     ]
+    parts = gathering.name.split("/")
+    leading, trailing = shared
+    telling = "/".join(parts[leading : len(parts) - trailing])
+    name = telling if leading else next(filter(None, reversed(parts)), "")
+    stamp = f"{gathering.stamp:.3f}".rstrip("0").rstrip(".") if gathering.stamp else ""
     return Capture(
-        name=_readable(gathering, shared),
+        name="@".join(part for part in (name.strip("/"), stamp) if part) or ".",
         files=tuple(sorted(kept, key=lambda file: (file.rank is None, file.rank or 0, file.file))),
         duplicates=tuple(sorted(doubled)),
         stamp=gathering.stamp,
@@ -225,16 +211,6 @@ def _shared_parts(names: Sequence[str]) -> tuple[int, int]:
 def _shared_start(split: Sequence[Sequence[str]]) -> int:
     levels = zip(*split, strict=False)
     return sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
-
-
-def _readable(gathering: _Gathering, shared: tuple[int, int]) -> str:
-    """Name a capture by what sets it apart; a lone one by its folder."""
-    parts = gathering.name.split("/")
-    leading, trailing = shared
-    telling = parts[leading : len(parts) - trailing]
-    name = "/".join(telling) if leading else next(filter(None, reversed(parts)), "")
-    stamp = f"{gathering.stamp:.3f}".rstrip("0").rstrip(".") if gathering.stamp else ""
-    return "@".join(part for part in (name.strip("/"), stamp) if part) or "."
 
 
 def _age(capture: Capture) -> tuple[float, list[tuple[bool, int, str]]]:

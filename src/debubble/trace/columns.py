@@ -276,3 +276,10 @@ def build(table: type[TableType], rows: int, /, **columns: object) -> TableType:
         message = f"{table.__name__} has no column {unknown}"
         raise TypeError(message)
     return table(**made)
+
+
+def fit_int32(values: NDArray[np.generic]) -> I32:
+    """Fit numbers of strangers into 32 bits; what does not fit is unknown."""
+    wide = values.astype(np.int64, copy=False)
+    fits = (wide >= UNKNOWN) & (wide <= np.iinfo(np.int32).max)
+    return np.where(fits, wide, UNKNOWN).astype(np.int32)

@@ -2,7 +2,7 @@
 
 A kernel's name tells that it communicates, and for collectives usually which one. It never tells a
 pipeline's send from an all-to-all: both are `SendRecv` kernels. That is decided by the operator on
-the host that launched it (`trace/joins.py`).
+the host that launched it, which the joins at the end of this file find.
 """
 
 from __future__ import annotations
@@ -37,6 +37,15 @@ _PEER_COPY = re.compile(r"Memcpy (?:PtoP|P2P|Peer)", re.IGNORECASE)
 _SENDS = frozenset({"send", "isend"})
 _RECEIVES = frozenset({"recv", "recv_", "irecv", "recv_any_source", "recv_any_source_"})
 _NO_OPERATION = frozenset({"coalesced", "group", "init", "destroy", "end_coalescing"})
+
+# Bytes of one element, as torch spells its types in traces: `BFloat16`, `c10::BFloat16`, `float`.
+_ELEMENT_BYTES = {
+    "double": 8, "float": 4, "half": 2, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8,
+    "long": 8, "long int": 8, "int64": 8, "int": 4, "int32": 4, "short": 2, "int16": 2,
+    "char": 1, "signed char": 1, "byte": 1, "unsigned char": 1, "int8": 1, "uint8": 1, "bool": 1,
+    "uint16": 2, "uint32": 4, "uint64": 8, "complexfloat": 8, "complexdouble": 16,
+    "complex<float>": 8, "complex<double>": 16, "complex64": 8, "complex128": 16,
+}  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
@@ -73,16 +82,6 @@ def classify_operation(name: str) -> Operation:
     if word in _NO_OPERATION or not word or name == "record_param_comms":
         return Operation.OTHER
     return Operation.COLLECTIVE
-
-
-# Bytes of one element, as torch spells its types in traces: `BFloat16`, `c10::BFloat16`, `float`.
-_ELEMENT_BYTES = {
-    "double": 8, "float": 4, "half": 2, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8,
-    "long": 8, "long int": 8, "int64": 8, "int": 4, "int32": 4, "short": 2, "int16": 2,
-    "char": 1, "signed char": 1, "byte": 1, "unsigned char": 1, "int8": 1, "uint8": 1, "bool": 1,
-    "uint16": 2, "uint32": 4, "uint64": 8, "complexfloat": 8, "complexdouble": 16,
-    "complex<float>": 8, "complex<double>": 16, "complex64": 8, "complex128": 16,
-}  # fmt: skip
 
 
 @lru_cache(maxsize=256)
@@ -153,12 +152,12 @@ def _neighbours(
     threads = np.concatenate((range_thread, thread))
     ties = ~is_moment if after else is_moment
     order = np.lexsort((ties, np.concatenate((start_ns, moment_ns)), threads))
-    place = np.arange(len(order))
+    position = np.arange(len(order))
     if after:
-        nearest = np.where(is_moment[order], len(order), place)[::-1]
+        nearest = np.where(is_moment[order], len(order), position)[::-1]
         nearest = np.minimum.accumulate(nearest)[::-1]
     else:
-        nearest = np.maximum.accumulate(np.where(is_moment[order], UNKNOWN, place))
+        nearest = np.maximum.accumulate(np.where(is_moment[order], UNKNOWN, position))
     asked = is_moment[order] & (nearest >= 0) & (nearest < len(order))
     neighbour, moment = order[nearest[asked]], order[asked]
     same = (threads[neighbour] == threads[moment]) & (threads[moment] != UNKNOWN)

@@ -1,6 +1,8 @@
 """The address of a Dask scheduler in → its workers, lent while files are read.
 
-The workers need debubble, of this version, and the files under the same path or URL.
+The workers need debubble, of this version, and the files under the same path or URL. What an
+engine and its crew must be able to do is said in `engine.py`, which alone knows that this one
+exists.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import pydoc
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +20,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from debubble import __version__
 from debubble.errors import EngineError, MissingExtra
-from debubble.trace.engine import AHEAD, Crew, Task
 from debubble.trace.formats import Recognised
 from debubble.trace.source import Limits, is_url
 from debubble.units import counted
@@ -46,11 +47,23 @@ class DaskEngine:
     without_workers_s: float = _WITHOUT_WORKERS_S
 
     @contextmanager
-    def hire(self, files: Sequence[Recognised]) -> Iterator[Crew | None]:
+    def hire(self, files: Sequence[Recognised]) -> Iterator[DaskCrew]:
         """Lend the cluster's workers once each is known to be able to do the work."""
-        _check_installed()
+        try:
+            from distributed import Client  # noqa: PLC0415 (an extra)
+        except ImportError as error:
+            raise MissingExtra(
+                "a cluster needs Dask", hint="pip install 'debubble[cluster]'"
+            ) from error
         with _quiet_dask():
-            client = _connect(self.address)
+            try:
+                client = Client(self.address, timeout=_CONNECT_S, set_as_default=False)
+            except (OSError, ValueError, RuntimeError, TypeError) as error:
+                why = " ".join(str(error).split()) or type(error).__name__
+                raise EngineError(
+                    f"{self.address}: no scheduler answers there ({why})",
+                    hint="is it running, is the address right, and can this machine reach it?",
+                ) from error
             try:
                 crew = DaskCrew(client, self)
                 crew.check(files)
@@ -85,18 +98,38 @@ class DaskCrew:
                 f"{self._engine.address}: the scheduler has no workers",
                 hint="start some: dask worker " + self._engine.address,
             )
-        self._paths = [_absolute(one.file) for one in files if not is_url(one.file)][:1]
+        self._paths = [_absolute(known.file) for known in files if not is_url(known.file)][:1]
         self._check_new()
 
     def _check_new(self) -> None:
-        """Ask those who were not asked yet; who dies of it is asked again when back."""
+        """Ask those who were not asked yet; who dies of it is asked again when back.
+
+        Refused are workers that would read with another debubble, or none, and those that do not
+        see this machine's files.
+        """
         new = [worker for worker in self._threads if worker not in self._checked]
         if not new:
             return
         versions = self._ask(new, pydoc.locate, "debubble.__version__")
-        _check_versions(versions)
+        install = f"pip install debubble=={__version__} where the workers run"
+        without = [worker for worker, version in versions.items() if not isinstance(version, str)]
+        if without:
+            raise EngineError(f"debubble is not installed on {_name(without)}", hint=install)
+        others = [worker for worker, version in versions.items() if version != __version__]
+        if others:
+            raise EngineError(
+                f"debubble is {versions[others[0]]} on {_name(others)}, and {__version__} here",
+                hint=install,
+            )
         for path in self._paths:
-            _check_sight(self._ask(new, os.path.exists, path), path)
+            answers = self._ask(new, os.path.exists, path)
+            blind = [worker for worker, seen in answers.items() if seen is not True]
+            if blind:
+                raise EngineError(
+                    f"{path} is not there for {_name(blind)}",
+                    hint="put traces on a file system that all machines share, "
+                    "or into object storage",
+                )
         self._checked.update(versions)
 
     def _ask(
@@ -106,13 +139,16 @@ class DaskCrew:
             found = self._client.run(function, word, workers=workers, on_error="return")
         except (OSError, CancelledError) as error:
             raise _gone(self._engine.address) from error
-        return {one: answer for one, answer in found.items() if not isinstance(answer, OSError)}
+        answers = found.items()
+        return {worker: said for worker, said in answers if not isinstance(said, OSError)}
 
-    def room(self) -> int:
-        """Return how many files may be on their way at once."""
-        return AHEAD * max(1, sum(self._threads.values()))
+    def workers(self) -> int:
+        """Return how many files can be in work at once."""
+        return max(1, sum(self._threads.values()))
 
-    def submit(self, task: Task[_Known, _Result], known: _Known, limits: Limits) -> Future[_Result]:
+    def submit(
+        self, task: Callable[[_Known, Limits], _Result], known: _Known, limits: Limits
+    ) -> Future[_Result]:
         """Hand out one file, under the path that it has for the workers as well."""
         if not is_url(known.file):
             known = replace(known, file=_absolute(known.file))
@@ -153,53 +189,6 @@ def _absolute(file: str) -> str:
     return os.path.abspath(file)  # noqa: PTH100 (plain strings serve paths and URLs alike)
 
 
-def _check_installed() -> None:
-    try:
-        import distributed  # noqa: F401, PLC0415 (an extra)
-    except ImportError as error:
-        raise MissingExtra(
-            "a cluster needs Dask", hint="pip install 'debubble[cluster]'"
-        ) from error
-
-
-def _connect(address: str) -> Client:
-    from distributed import Client  # noqa: PLC0415 (an extra)
-
-    try:
-        return Client(address, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
-        raise EngineError(
-            f"{address}: no scheduler answers there ({_in_one_line(error)})",
-            hint="is it running, is the address right, and can this machine reach it?",
-        ) from error
-
-
-def _check_versions(found: Mapping[str, object]) -> None:
-    """Refuse workers that would read with another debubble, or none."""
-    without = [worker for worker, version in found.items() if not isinstance(version, str)]
-    if without:
-        raise EngineError(
-            f"debubble is not installed on {_name(without)}",
-            hint=f"pip install debubble=={__version__} where the workers run",
-        )
-    others = [worker for worker, version in found.items() if version != __version__]
-    if others:
-        raise EngineError(
-            f"debubble is {found[others[0]]} on {_name(others)}, and {__version__} here",
-            hint=f"pip install debubble=={__version__} where the workers run",
-        )
-
-
-def _check_sight(found: Mapping[str, object], path: str) -> None:
-    """Refuse workers that do not see this machine's files."""
-    blind = [worker for worker, seen in found.items() if seen is not True]
-    if blind:
-        raise EngineError(
-            f"{path} is not there for {_name(blind)}",
-            hint="put traces on a file system that all machines share, or into object storage",
-        )
-
-
 def _name(workers: Sequence[str]) -> str:
     shown = ", ".join(workers[:_WORKERS_SHOWN])
     more = ", …" if len(workers) > _WORKERS_SHOWN else ""
@@ -212,14 +201,12 @@ def _gone(address: str) -> EngineError:
     )
 
 
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 @contextmanager
 def _quiet_dask() -> Iterator[None]:
     """Keep what Dask logs and warns of from the user's terminal: we say what matters."""
-    talkers = [*_handlers_of(_TALKATIVE), logging.getLogger("asyncio")]
+    loggers = [name for name in logging.root.manager.loggerDict if name.startswith(_TALKATIVE)]
+    handlers = [handler for name in loggers for handler in logging.getLogger(name).handlers]
+    talkers = [*handlers, logging.getLogger("asyncio")]
     for talker in talkers:
         talker.addFilter(_drop)
     try:
@@ -229,11 +216,6 @@ def _quiet_dask() -> Iterator[None]:
     finally:
         for talker in talkers:
             talker.removeFilter(_drop)
-
-
-def _handlers_of(names: tuple[str, ...]) -> list[logging.Handler]:
-    known = [name for name in logging.root.manager.loggerDict if name.startswith(names)]
-    return [handler for name in known for handler in logging.getLogger(name).handlers]
 
 
 def _drop(_record: logging.LogRecord) -> bool:

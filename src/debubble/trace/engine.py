@@ -37,11 +37,16 @@ _WORTH_A_POOL_BYTES = 8 * 1024 * 1024
 
 # One file in work and one at hand: a worker never waits for orders, and what came back and is not
 # yet used stays small however many ranks there are.
-AHEAD = 2
+_AHEAD = 2
 
 # A file that takes its worker along may have been the victim of its neighbours; three times alone
 # it was not.
 _ATTEMPTS = 3
+
+# A connection may break, a disk stutter; what fails three times is broken.
+_TRIES = 3
+# How often somebody looks whether the workers are still there.
+_LOOK_S = 1.0
 
 # Of Linux' prctl: what a process is sent when its parent ends.
 _DEATH_SIGNAL = 1
@@ -51,6 +56,7 @@ _CLUSTER_SCHEMES = ("tcp", "tls", "ws", "wss")
 _Known = TypeVar("_Known", bound=Recognised)
 _Result = TypeVar("_Result")
 Task = Callable[[_Known, Limits], _Result]
+Progress = Callable[[int, int], None]
 
 
 class Crew(Protocol):
@@ -59,8 +65,8 @@ class Crew(Protocol):
     attempts: int
     """How often a file may lose its worker while nothing else is in work, before it is given up."""
 
-    def room(self) -> int:
-        """Return how many files may be on their way at once."""
+    def workers(self) -> int:
+        """Return how many files can be in work at once, at least one."""
         ...
 
     def submit(self, task: Task[_Known, _Result], known: _Known, limits: Limits) -> Future[_Result]:
@@ -88,44 +94,6 @@ class Engine(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalEngine:
-    """Worker processes of this machine, as many as it has processors unless told."""
-
-    workers: int | None = None
-    worth_bytes: int | None = None
-
-    @contextmanager
-    def hire(self, files: Sequence[Recognised]) -> Iterator[Crew | None]:
-        """Lend a process pool, where the files are worth one."""
-        worth = _WORTH_A_POOL_BYTES if self.worth_bytes is None else self.worth_bytes
-        if len(files) < 2 or not _are_worth(files, worth):
-            yield None
-            return
-        crew = ProcessCrew(min(len(files), self.workers or os.cpu_count() or 1))
-        try:
-            yield crew
-        except BaseException:
-            crew.dismiss()
-            raise
-        crew.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenEngine:
-    """An executor of the caller's, who also shuts it down."""
-
-    executor: Executor
-
-    @contextmanager
-    def hire(self, files: Sequence[Recognised]) -> Iterator[Crew | None]:  # noqa: ARG002
-        """Lend the executor as it is."""
-        yield GivenCrew(self.executor)
-
-
-LOCAL = LocalEngine()
-
-
 def engine_at(address: str) -> Engine:
     """Return the engine of that name or address."""
     if address == "local":
@@ -139,108 +107,6 @@ def engine_at(address: str) -> Engine:
         f"there is no engine {address!r}",
         hint="give local, or the address of a Dask scheduler such as tcp://scheduler:8786",
     )
-
-
-class GivenCrew:
-    """Somebody else's executor: what it loses is lost."""
-
-    attempts = 1
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self._workers = int(getattr(executor, "_max_workers", 0)) or os.cpu_count() or 1
-
-    def room(self) -> int:
-        """Return how many files may be on their way at once."""
-        return AHEAD * self._workers
-
-    def submit(self, task: Task[_Known, _Result], known: _Known, limits: Limits) -> Future[_Result]:
-        """Hand out one file."""
-        return self._executor.submit(task, known, limits)
-
-    def is_loss(self, error: BaseException) -> bool:
-        """Tell the loss of a worker from an error of the task."""
-        return isinstance(error, BrokenExecutor | CancelledError)
-
-    def renew(self) -> bool:
-        """Say that nobody can: the executor is the caller's."""
-        return False
-
-    def look_around(self) -> None:
-        """Trust the caller."""
-
-
-class ProcessCrew:
-    """A process pool that is built anew when a worker dies and takes it along."""
-
-    attempts = _ATTEMPTS
-
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._pool = _make_pool(workers)
-
-    def room(self) -> int:
-        """Return how many files may be on their way at once."""
-        return AHEAD * self._workers
-
-    def submit(self, task: Task[_Known, _Result], known: _Known, limits: Limits) -> Future[_Result]:
-        """Hand out one file."""
-        return self._pool.submit(task, known, limits)
-
-    def is_loss(self, error: BaseException) -> bool:
-        """Tell the loss of a worker from an error of the task."""
-        return isinstance(error, BrokenExecutor)
-
-    def renew(self) -> bool:
-        """Build the pool anew."""
-        self._pool.shutdown(wait=True)
-        self._pool = _make_pool(self._workers)
-        return True
-
-    def look_around(self) -> None:
-        """Trust the pool: it tells of every worker that dies."""
-
-    def close(self) -> None:
-        """Send the workers home; none has anything left to do."""
-        self._pool.shutdown(wait=True)
-
-    def dismiss(self) -> None:
-        """End the workers at once, in the middle of their files."""
-        processes = list((getattr(self._pool, "_processes", None) or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            with suppress(OSError, ValueError):
-                process.terminate()
-
-
-def _make_pool(workers: int) -> ProcessPoolExecutor:
-    # Forking is quickest, and safe only while no other thread may hold a lock.
-    method = "fork" if threading.active_count() == 1 and os.name == "posix" else "spawn"
-    context = multiprocessing.get_context(method)
-    return ProcessPoolExecutor(workers, context, initializer=_follow_the_parent)
-
-
-def _follow_the_parent() -> None:
-    """Leave Ctrl-C, which reaches every process of a terminal, to the parent, and end with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with suppress(OSError, AttributeError):  # Linux alone can be asked for that
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-
-
-def _are_worth(files: Sequence[Recognised], worth: int) -> bool:
-    """Add up sizes until they are worth a pool; objects in memory are in no other process."""
-    if any(known.file.startswith("memory://") for known in files):
-        return False
-    sizes = accumulate(size_of(known.file) for known in files)
-    return any(total >= worth for total in sizes)
-
-
-# A connection may break, a disk stutter; what fails three times is broken.
-_TRIES = 3
-# How often somebody looks whether the workers are still there.
-_LOOK_S = 1.0
-Progress = Callable[[int, int], None]
 
 
 def map_files(  # noqa: PLR0913 (one argument a question)
@@ -257,42 +123,29 @@ def map_files(  # noqa: PLR0913 (one argument a question)
     A `TraceError` of the task, a worker that dies of a file and a task that fails three times are
     the outcome of that file alone. Left early, the iterator cancels what is queued.
     """
+    early: dict[int, _Result | TraceError] = {}
+    following = 0
     with engine.hire(files) as crew:
         if crew is None:
-            outcomes = _here(task, files, limits)
+            outcomes = _work_here(task, files, limits)
         else:
             outcomes = _Shift(task, files, crew, limits).outcomes()
-        with closing(_counted(outcomes, len(files), on_progress)) as counted:
-            arranged = _in_order(counted) if ordered else counted
-            for number, outcome in arranged:
-                yield files[number], outcome
+        with closing(outcomes):
+            for done, (number, outcome) in enumerate(outcomes, start=1):
+                if on_progress is not None:
+                    on_progress(done, len(files))
+                if not ordered:
+                    yield files[number], outcome
+                    continue
+                early[number] = outcome
+                while following in early:
+                    yield files[following], early.pop(following)
+                    following += 1
 
 
-def _counted(
-    outcomes: Iterator[tuple[int, _Result | TraceError]], total: int, report: Progress | None
-) -> Generator[tuple[int, _Result | TraceError]]:
-    for done, outcome in enumerate(outcomes, start=1):
-        if report is not None:
-            report(done, total)
-        yield outcome
-
-
-def _in_order(
-    outcomes: Iterator[tuple[int, _Result | TraceError]],
-) -> Iterator[tuple[int, _Result | TraceError]]:
-    """Hold back what comes too early."""
-    held: dict[int, _Result | TraceError] = {}
-    following = 0
-    for number, outcome in outcomes:
-        held[number] = outcome
-        while following in held:
-            yield following, held.pop(following)
-            following += 1
-
-
-def _here(
+def _work_here(
     task: Task[_Known, _Result], files: Sequence[_Known], limits: Limits
-) -> Iterator[tuple[int, _Result | TraceError]]:
+) -> Generator[tuple[int, _Result | TraceError]]:
     """Do the work in this process, one file after the other."""
     for number, known in enumerate(files):
         outcome: _Result | TraceError
@@ -333,26 +186,23 @@ class _Shift(Generic[_Known, _Result]):
         self._suspects: deque[_Order[_Known]] = deque()
         self._flying: dict[Future[_Result], _Order[_Known]] = {}
         self._is_broken = False
-        self._looks_at_s = time.monotonic() + _LOOK_S
 
-    def outcomes(self) -> Iterator[tuple[int, _Result | TraceError]]:
+    def outcomes(self) -> Generator[tuple[int, _Result | TraceError]]:
         """Yield the number of each file with what came of it."""
+        looks_at_s = time.monotonic() + _LOOK_S
         try:
             while self._waiting or self._suspects or self._flying:
                 yield from self._hand_out()
                 done, _ = wait(self._flying, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-                self._look_around()
+                now_s = time.monotonic()
+                if now_s >= looks_at_s:
+                    looks_at_s = now_s + _LOOK_S
+                    self._crew.look_around()
                 for future in done:
                     yield from self._settle(self._flying.pop(future), future)
         finally:
             for future in self._flying:
                 future.cancel()
-
-    def _look_around(self) -> None:
-        now = time.monotonic()
-        if now >= self._looks_at_s:
-            self._looks_at_s = now + _LOOK_S
-            self._crew.look_around()
 
     def _hand_out(self) -> Iterator[tuple[int, TraceError]]:
         """Fill the crew's hands; a suspect goes alone."""
@@ -360,12 +210,13 @@ class _Shift(Generic[_Known, _Result]):
             return
         if self._is_broken and not self._crew.renew():
             for order in (*self._waiting, *self._suspects):
-                yield order.number, lost(order.known)
+                yield order.number, _lost(order.known)
             self._waiting.clear()
             self._suspects.clear()
             return
         self._is_broken = False
-        while self._waiting and len(self._flying) < self._crew.room() and not self._is_broken:
+        most = _AHEAD * self._crew.workers()
+        while self._waiting and len(self._flying) < most and not self._is_broken:
             self._submit(self._waiting.popleft())
         if self._suspects and not self._flying and not self._is_broken:
             self._submit(self._suspects.popleft())
@@ -381,6 +232,7 @@ class _Shift(Generic[_Known, _Result]):
     def _settle(
         self, order: _Order[_Known], future: Future[_Result]
     ) -> Iterator[tuple[int, _Result | TraceError]]:
+        """Yield what came of a file, or put it back where it deserves another try."""
         error = CancelledError() if future.cancelled() else future.exception()
         if error is None:
             yield order.number, future.result()
@@ -389,32 +241,23 @@ class _Shift(Generic[_Known, _Result]):
         elif isinstance(error, MemoryError):
             yield order.number, too_large(order.known)
         elif self._crew.is_loss(error):
-            yield from self._lose(order, error)
+            self._is_broken |= isinstance(error, BrokenExecutor)
+            order.losses += 1
+            if order.alone and order.losses >= self._crew.attempts:
+                yield order.number, _lost(order.known)
+            else:
+                self._suspects.append(order)
         elif isinstance(error, OSError):
-            yield from self._fail(order, error)
+            order.tries += 1
+            if order.tries < _TRIES:
+                self._waiting.append(order)
+            else:
+                yield order.number, _failed(order.known, error)
         else:
             raise error
 
-    def _lose(
-        self, order: _Order[_Known], error: BaseException
-    ) -> Iterator[tuple[int, TraceError]]:
-        """Set a file aside whose worker died; give it up where it was alone often enough."""
-        self._is_broken |= isinstance(error, BrokenExecutor)
-        order.losses += 1
-        if order.alone and order.losses >= self._crew.attempts:
-            yield order.number, lost(order.known)
-        else:
-            self._suspects.append(order)
 
-    def _fail(self, order: _Order[_Known], error: OSError) -> Iterator[tuple[int, TraceError]]:
-        order.tries += 1
-        if order.tries < _TRIES:
-            self._waiting.append(order)
-        else:
-            yield order.number, failed(order.known, error)
-
-
-def lost(known: Recognised) -> TraceError:
+def _lost(known: Recognised) -> TraceError:
     """Say that whoever reads a file dies of it."""
     return TraceError(
         "was not read: a worker process died, perhaps for want of memory",
@@ -424,7 +267,7 @@ def lost(known: Recognised) -> TraceError:
     )
 
 
-def failed(known: Recognised, error: OSError) -> TraceError:
+def _failed(known: Recognised, error: OSError) -> TraceError:
     """Say that a file was tried often enough."""
     return TraceError(
         f"was not read: failed {_TRIES} times, the last time with: {error or type(error).__name__}",
@@ -442,3 +285,119 @@ def too_large(known: Recognised) -> TraceTooLarge:
         file=known.file,
         rank=known.rank,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEngine:
+    """Worker processes of this machine, as many as it has processors unless told."""
+
+    workers: int | None = None
+    worth_bytes: int | None = None
+
+    @contextmanager
+    def hire(self, files: Sequence[Recognised]) -> Iterator[Crew | None]:
+        """Lend a process pool, where the files are worth one and other processes can see them."""
+        worth = _WORTH_A_POOL_BYTES if self.worth_bytes is None else self.worth_bytes
+        in_memory = any(known.file.startswith("memory://") for known in files)
+        sizes = accumulate(size_of(known.file) for known in files)  # asked for until it is enough
+        if len(files) < 2 or in_memory or not any(total >= worth for total in sizes):
+            yield None
+            return
+        crew = ProcessCrew(min(len(files), self.workers or os.cpu_count() or 1))
+        try:
+            yield crew
+        except BaseException:
+            crew.dismiss()
+            raise
+        crew.close()
+
+
+LOCAL = LocalEngine()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenEngine:
+    """An executor of the caller's, who also shuts it down."""
+
+    executor: Executor
+
+    @contextmanager
+    def hire(self, files: Sequence[Recognised]) -> Iterator[Crew | None]:  # noqa: ARG002
+        """Lend the executor as it is."""
+        workers = int(getattr(self.executor, "_max_workers", 0)) or os.cpu_count() or 1
+        yield ExecutorCrew(self.executor, workers)
+
+
+class ExecutorCrew:
+    """Somebody else's executor: what it loses is lost, and of its workers it tells itself."""
+
+    attempts = 1
+
+    def __init__(self, executor: Executor, workers: int) -> None:
+        self._executor = executor
+        self._workers = workers
+
+    def workers(self) -> int:
+        """Return how many files can be in work at once."""
+        return self._workers
+
+    def submit(self, task: Task[_Known, _Result], known: _Known, limits: Limits) -> Future[_Result]:
+        """Hand out one file."""
+        return self._executor.submit(task, known, limits)
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Tell the loss of a worker from an error of the task."""
+        return isinstance(error, BrokenExecutor | CancelledError)
+
+    def renew(self) -> bool:
+        """Say that nobody can: the executor is the caller's."""
+        return False
+
+    def look_around(self) -> None:
+        """Trust the executor."""
+
+
+class ProcessCrew(ExecutorCrew):
+    """A process pool that is built anew when a worker dies and takes it along."""
+
+    attempts = _ATTEMPTS
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(_make_pool(workers), workers)
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Tell the loss of a worker: nobody but us cancels."""
+        return isinstance(error, BrokenExecutor)
+
+    def renew(self) -> bool:
+        """Build the pool anew."""
+        self._executor.shutdown(wait=True)
+        self._executor = _make_pool(self._workers)
+        return True
+
+    def close(self) -> None:
+        """Send the workers home; none has anything left to do."""
+        self._executor.shutdown(wait=True)
+
+    def dismiss(self) -> None:
+        """End the workers at once, in the middle of their files."""
+        processes = list((getattr(self._executor, "_processes", None) or {}).values())
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            with suppress(OSError, ValueError):
+                process.terminate()
+
+
+def _make_pool(workers: int) -> ProcessPoolExecutor:
+    # Forking is quickest, and safe only while no other thread may hold a lock.
+    method = "fork" if threading.active_count() == 1 and os.name == "posix" else "spawn"
+    context = multiprocessing.get_context(method)
+    return ProcessPoolExecutor(workers, context, initializer=_follow_the_parent)
+
+
+def _follow_the_parent() -> None:
+    """Leave Ctrl-C, which reaches every process of a terminal, to the parent, and end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with suppress(OSError, AttributeError):  # Linux alone can be asked for that
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)

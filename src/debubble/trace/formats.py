@@ -10,6 +10,7 @@ from enum import StrEnum
 from debubble.errors import TraceError
 from debubble.trace.digest.archive import Head, looks_like_digest, peek_head
 from debubble.trace.kineto.document import Opening, not_a_trace, parse_header, scan_opening
+from debubble.trace.optable import sniff_op_table
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 
 # Kineto's header is at most 40 KB in the traces we have seen; the rank is in it.
@@ -79,32 +80,35 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> Recognised:
     if prefix.startswith(_SQLITE_MAGIC):
         return Recognised(file=file, format=Format.NSIGHT, rank=rank_from_name(file))
     if looks_like_digest(prefix):
-        return _recognise_digest(prefix, file)
+        head = peek_head(prefix, file)
+        known = Recognised(file=file, format=Format.DIGEST, world_size=head.world_size, head=head)
+        rank = rank_from_name(known.named) if head.rank is None else head.rank
+        return known if head.table else replace(known, rank=rank)
     opening = scan_opening(prefix)
     if _is_picture(opening):
-        return Recognised(file=file, format=Format.PICTURE, why_not=_picture(file))
-    if _is_kineto(opening):
+        picture = TraceError(
+            "is a picture that `--perfetto` wrote, not a trace",
+            hint="give the traces that it was made of",
+            file=file,
+        )
+        return Recognised(file=file, format=Format.PICTURE, why_not=picture)
+    cut_off = not opening.ended and _KINETO_FIELDS & opening.fields.keys()
+    if opening.events_at >= 0 or cut_off:
         header = parse_header(opening.fields)
         rank = rank_from_name(file) if header.rank is None else header.rank
         return Recognised(file=file, format=Format.KINETO, rank=rank, world_size=header.world_size)
-    from debubble.trace.optable import sniff_op_table  # noqa: PLC0415 (rare, and 20 ms)
-
     if sniff_op_table(prefix):
         return Recognised(file=file, format=Format.OP_TABLE)
-    return Recognised(
+    is_json = _is_json(prefix, opening)
+    why_not = TraceError(
+        "is neither a Kineto trace nor an Nsight export nor an op table nor a digest",
+        hint="give torch.profiler's Chrome traces, `nsys export --type sqlite` files, or op tables",
         file=file,
-        format=Format.OTHER_JSON if _is_json(prefix, opening) else Format.OTHER,
-        why_not=_why_not(prefix, opening, file),
     )
-
-
-def _recognise_digest(prefix: bytes, file: str) -> Recognised:
-    head = peek_head(prefix, file)
-    known = Recognised(file=file, format=Format.DIGEST, world_size=head.world_size, head=head)
-    if head.table:
-        return known
-    rank = rank_from_name(known.named) if head.rank is None else head.rank
-    return replace(known, rank=rank)
+    if prefix[:1] in {b"{", b"["} or is_json:
+        why_not = not_a_trace(opening.fields, file)
+    kind = Format.OTHER_JSON if is_json else Format.OTHER
+    return Recognised(file=file, format=kind, why_not=why_not)
 
 
 def rank_from_name(file: str) -> int | None:
@@ -118,25 +122,11 @@ def rank_from_name(file: str) -> int | None:
     return int(found[0]) if len(found) == 1 else None
 
 
-def _is_kineto(opening: Opening) -> bool:
-    if opening.events_at >= 0:
-        return True
-    return not opening.ended and bool(_KINETO_FIELDS & opening.fields.keys())
-
-
 def _is_picture(opening: Opening) -> bool:
     """Tell what we drew ourselves, which may lie beside the traces that it shows."""
     name = opening.fields.get("traceName")
     ours = isinstance(name, str) and _OUR_NAME.match(name) is not None
     return ours and not _OF_A_JOB & opening.fields.keys()
-
-
-def _picture(file: str) -> TraceError:
-    return TraceError(
-        "is a picture that `--perfetto` wrote, not a trace",
-        hint="give the traces that it was made of",
-        file=file,
-    )
 
 
 def _is_json(prefix: bytes, opening: Opening) -> bool:
@@ -148,13 +138,3 @@ def _is_json(prefix: bytes, opening: Opening) -> bool:
     except (ValueError, RecursionError):
         return bool(opening.fields)
     return True
-
-
-def _why_not(prefix: bytes, opening: Opening, file: str) -> TraceError:
-    if prefix[:1] in {b"{", b"["} or _is_json(prefix, opening):
-        return not_a_trace(opening.fields, file)
-    return TraceError(
-        "is neither a Kineto trace nor an Nsight export nor an op table nor a digest",
-        hint="give torch.profiler's Chrome traces, `nsys export --type sqlite` files, or op tables",
-        file=file,
-    )

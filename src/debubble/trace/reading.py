@@ -1,25 +1,20 @@
-"""Recognised files in → what came of each, read through an executor."""
+"""A recognised file of any format in → the traces or the table in it, and its digests kept."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
 
 from debubble.errors import Gap, TraceError
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest import read_digest
+from debubble.trace.digest.content import copy_digest, keep_table, keep_traces, read_table
 from debubble.trace.digest.place import DigestPlace
-from debubble.trace.engine import Engine, Progress, map_files, too_large
+from debubble.trace.engine import too_large
 from debubble.trace.formats import Format, Recognised, recognise
 from debubble.trace.kineto import read_kineto
+from debubble.trace.optable import OpTable, read_op_table
 from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import Limits, Source, local_copy
-
-if TYPE_CHECKING:
-    from debubble.trace.optable import OpTable
 
 # Op tables are held whole, some ten times their size; this is about four million passes.
 _TABLE_BYTES = 256 * 1024**2
@@ -58,22 +53,22 @@ def read_file(known: Recognised, limits: Limits, digests: DigestPlace | None = N
 
 
 def _read(known: Recognised, limits: Limits) -> Reading:
-    if known.format is Format.DIGEST:
-        return _read_digest(known, limits)
-    if known.format is Format.NSIGHT:
-        return Reading(traces=_read_nsight(known.file))
-    if known.format is Format.OP_TABLE:
-        return Reading(table=_read_op_table(known.file, limits))
-    return Reading(traces=(read_kineto(known.file, limits),))
-
-
-def _read_digest(known: Recognised, limits: Limits) -> Reading:
-    if known.head is not None and known.head.table:
-        from debubble.trace.digest.content import read_table  # noqa: PLC0415 (rare, and 20 ms)
-
+    if known.format is Format.DIGEST and known.head is not None and known.head.table:
         return Reading(table=read_table(known.file, limits))
-    trace, sidecar = read_digest(known.file, limits)
-    return Reading(traces=(replace(trace, rank=known.rank),), sidecar=sidecar)
+    if known.format is Format.DIGEST:
+        trace, sidecar = read_digest(known.file, limits)
+        return Reading(traces=(replace(trace, rank=known.rank),), sidecar=sidecar)
+    if known.format is Format.NSIGHT:
+        from debubble.trace.nsight import read_nsight  # noqa: PLC0415 (rare, and 30 ms)
+
+        with local_copy(known.file) as path:
+            traces = tuple(replace(trace, file=known.file) for trace in read_nsight(path))
+        return Reading(traces=traces)
+    if known.format is Format.OP_TABLE:
+        held = replace(limits, inflated_bytes=min(limits.inflated_bytes, _TABLE_BYTES))
+        data = b"".join(Source(known.file, held).pieces())
+        return Reading(table=read_op_table(known.file, data=data))
+    return Reading(traces=(read_kineto(known.file, limits),))
 
 
 def _read_instead(known: Recognised, limits: Limits, digests: DigestPlace | None) -> Reading:
@@ -88,41 +83,10 @@ def _read_instead(known: Recognised, limits: Limits, digests: DigestPlace | None
 
 
 def _keep(known: Recognised, reading: Reading, place: DigestPlace, limits: Limits) -> Reading:
-    from debubble.trace.digest import content  # noqa: PLC0415 (only where digests are kept)
-
     if known.format is Format.DIGEST:
-        gaps = content.copy_digest(known.file, known.rank, place, limits)
+        gaps = copy_digest(known.file, known.rank, place, limits)
     elif reading.table is not None:
-        gaps = content.keep_table(known.file, reading.table, place)
+        gaps = keep_table(known.file, reading.table, place)
     else:
-        gaps = content.keep_traces(known.file, reading.traces, place)
+        gaps = keep_traces(known.file, reading.traces, place)
     return replace(reading, gaps=gaps)
-
-
-def _read_nsight(file: str) -> tuple[RankTrace, ...]:
-    from debubble.trace.nsight import read_nsight  # noqa: PLC0415 (rare, and 30 ms)
-
-    with local_copy(file) as path:
-        return tuple(replace(trace, file=file) for trace in read_nsight(path))
-
-
-def _read_op_table(file: str, limits: Limits) -> OpTable:
-    from debubble.trace.optable import read_op_table  # noqa: PLC0415 (rare, and 20 ms)
-
-    held = replace(limits, inflated_bytes=min(limits.inflated_bytes, _TABLE_BYTES))
-    return read_op_table(file, data=b"".join(Source(file, held).pieces()))
-
-
-def read_all(
-    files: Sequence[Recognised],
-    engine: Engine,
-    limits: Limits,
-    on_progress: Progress | None,
-    digests: DigestPlace | None = None,
-) -> Generator[Reading]:
-    """Yield what comes of each file, in the files' order whatever the workers' order was."""
-    task = partial(read_file, digests=digests)
-    outcomes = map_files(task, files, engine, limits, on_progress, ordered=True)
-    with closing(outcomes):
-        for _, outcome in outcomes:
-            yield Reading(error=outcome) if isinstance(outcome, TraceError) else outcome

@@ -1,172 +1,36 @@
-"""A capture in → all its ranks, what is missing of them, and what was left unread."""
+"""Paths and URLs in → one capture of a run: all its ranks, what is missing of them, what is unread.
+
+`find_run` recognises the files and chooses a capture, `read_run` reads it. Whatever cannot be read,
+or belongs to no rank, becomes a gap with a name, and the others go on.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 from debubble.errors import Code, Gap, RunNotFound, TraceError, as_gap
 from debubble.trace.captures import Capture, choose_capture, group_captures
 from debubble.trace.columns import Operation, RankTrace
 from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
 from debubble.trace.digest.place import DigestPlace, stamp_of
-from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress
+from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress, map_files
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
-from debubble.trace.reading import Reading, read_all
+from debubble.trace.optable import OpTable
+from debubble.trace.reading import Reading, read_file
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
 from debubble.trace.summary import RankSummary, summarise
-from debubble.units import counted
-from debubble.units import show_ranks as show_ranks  # noqa: PLC0414 (for all who name ranks)
-
-if TYPE_CHECKING:
-    from debubble.trace.optable import OpTable
+from debubble.units import counted, show_ranks
 
 # Thousands of names make no message clearer.
 _FILES_SHOWN = 20
-
-
-def of_another_rank(said: Sidecar, trace: RankTrace) -> Gap:
-    """Name a sidecar that another rank wrote."""
-    return Gap(
-        code=Code.SIDECAR_DIFFERS,
-        message=f"was written by rank {said.rank}, beside the trace of another: it is not used",
-        hint="put each sidecar beside its own trace",
-        file=said.file,
-        rank=trace.rank,
-    )
-
-
-def unreadable(error: TraceError) -> Gap:
-    """Name a file that could not be read."""
-    gap = as_gap(error, code=Code.UNREADABLE)
-    return gap if gap.rank is not None else replace(gap, rank=rank_from_name(gap.file))
-
-
-def nothing_found(
-    places: Sequence[str], gaps: Sequence[Gap], left_alone: Sequence[str]
-) -> RunNotFound:
-    """Say that nothing could be read at all."""
-    if gaps:
-        more = f" (and {counted(len(gaps) - 1, 'more problem')})" if len(gaps) > 1 else ""
-        return RunNotFound(f"{gaps[0]}{more}", hint=gaps[0].hint)
-    seen = f"; {counted(len(left_alone), 'JSON file')} there, none of them a trace"
-    return RunNotFound(
-        f"no traces in {', '.join(places)}{seen if left_alone else ''}",
-        hint="give torch.profiler's Chrome traces, `nsys export --type sqlite` files, or op tables",
-    )
-
-
-def duplicate(rank: int, files: Sequence[str]) -> Gap:
-    """Name a rank with several files."""
-    return Gap(
-        code=Code.DUPLICATE_RANK,
-        message=f"{counted(len(files), 'file')} of the same rank, none of them read: "
-        + ", ".join(files[:_FILES_SHOWN])
-        + (", …" if len(files) > _FILES_SHOWN else ""),
-        hint="keep one of them, or give the files one by one",
-        file=files[0],
-        rank=rank,
-    )
-
-
-def no_rank(trace: RankTrace) -> Gap:
-    """Name a trace that nothing gives a rank."""
-    return Gap(
-        code=Code.NO_RANK,
-        message="no rank: neither distributedInfo nor the file name tells it",
-        hint="rename it to rank<N>.json.gz, or give it alone with --rank N",
-        file=trace.file,
-    )
-
-
-def no_kernels(trace: RankTrace) -> Gap:
-    """Name a rank without device work beside others that have some."""
-    return Gap(
-        code=Code.NO_KERNELS,
-        message="no device kernels in it, though other ranks have some",
-        hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] on every rank",
-        file=trace.file,
-        rank=trace.rank,
-    )
-
-
-def of_fragment(trace: RankTrace) -> list[Gap]:
-    """Say what is wrong with a file that ends before its kernels: its rank counts as missing."""
-    said = []
-    for gap in trace.gaps:
-        if gap.code is Code.TRUNCATED:
-            lost = f"{gap.message}, none of them of its device: the rank counts as missing"
-            said.append(replace(gap, message=lost, rank=trace.rank))
-        elif gap.code is not Code.NO_KERNELS:
-            said.append(gap)
-    return said
-
-
-def no_trace_of(missing: Sequence[int], ranks: Sequence[RankTrace]) -> Gap:
-    """Name ranks that belong to the run and have no trace."""
-    names = f"{'rank' if len(missing) == 1 else 'ranks'} {show_ranks(missing)}"
-    talk = any(trace.operators.addressed.any() for trace in ranks)
-    why = "which these ranks exchange data with" if talk else "which the same job ran"
-    return Gap(
-        code=Code.MISSING_RANKS,
-        message=f"no trace of {names}, {why}",
-        hint="capture all ranks of at least one pipeline",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paired:
-    """The digests to read, and the traces that need not be read for them."""
-
-    digests: tuple[Recognised, ...]
-    spared: frozenset[str]
-    gaps: tuple[Gap, ...]
-
-
-def pair_digests(digests: Iterable[Recognised], files: Collection[str]) -> Paired:
-    """Take the digest where it is of the very trace beside it, and otherwise the trace."""
-    by_trace: defaultdict[str, list[Recognised]] = defaultdict(list)
-    known = frozenset(files)
-    read: list[Recognised] = []
-    for digest in digests:
-        if digest.named in known and digest.named != digest.file:
-            by_trace[digest.named].append(digest)
-        else:
-            read.append(digest)
-    spared: set[str] = set()
-    gaps: list[Gap] = []
-    for trace, of_it in by_trace.items():
-        differs = _difference(trace, of_it)
-        if differs is None:
-            read += [replace(one, instead=trace) for one in of_it]
-            spared.add(trace)
-        else:
-            gaps.append(differs)
-    return Paired(digests=tuple(read), spared=frozenset(spared), gaps=tuple(gaps))
-
-
-def _difference(trace: str, digests: Sequence[Recognised]) -> Gap | None:
-    stamp = stamp_of(trace)
-    heads = [one.head for one in digests if one.head is not None]
-    if stamp is None or any(head.stamp != stamp for head in heads):
-        why = "is of another recording than the trace beside it"
-    elif len({head.part for head in heads}) != heads[0].parts:
-        why = f"is one of {heads[0].parts}, and not all lie beside the trace"
-    else:
-        return None
-    return Gap(
-        code=Code.DIGEST_DIFFERS,
-        message=f"{why}: the trace is read",
-        hint="make it again with --digest beside, or remove it",
-        file=digests[0].file,
-        rank=digests[0].rank if len(digests) == 1 else None,
-    )
+_PLACES_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,63 +69,26 @@ def find_run(
 ) -> Found:
     """Find the traces the user means; the newest complete capture where there are several."""
     files, named = expand(places)
-    traces, left_alone, gaps = _recognise_all(files, limits, named=named)
-    if not traces:
-        raise nothing_found(places, gaps, left_alone)
-    captures = group_captures(traces, named=named)
-    chosen, more = choose_capture(captures, capture)
-    return Found(
-        capture=chosen,
-        captures=captures,
-        left_alone=tuple(left_alone),
-        gaps=tuple(gaps + more),
-    )
-
-
-def _recognise_all(
-    files: Sequence[str], limits: Limits, *, named: bool
-) -> tuple[list[Recognised], list[str], list[Gap]]:
-    """Return traces, other JSON and gaps; digests come first, so that their traces are spared."""
-    of_digests = [file for file in files if file.endswith(DIGEST_SUFFIX)]
-    digests, left_alone, gaps = _recognise_some(of_digests, limits, named=named)
-    paired = pair_digests(digests, files)
-    spared = paired.spared.union(of_digests)
+    digest_files = [file for file in files if file.endswith(DIGEST_SUFFIX)]
+    digests, left_alone, gaps = _recognise_all(digest_files, limits, named=named)
+    # Digests come first, so that the traces they were made of are spared.
+    digests, spared, differing = _pair_digests(digests, files)
+    spared = spared.union(digest_files)
     others = [
         file for file in files if file not in spared and not (is_sidecar(file) and len(files) > 1)
     ]
-    traces, more_left, more = _recognise_some(others, limits, named=named)
-    order = {file: place for place, file in enumerate(files)}
-    traces = sorted([*paired.digests, *traces], key=lambda one: order[one.file])
-    return traces, left_alone + more_left, [*gaps, *paired.gaps, *more]
-
-
-def _recognise_some(
-    files: Sequence[str], limits: Limits, *, named: bool
-) -> tuple[list[Recognised], list[str], list[Gap]]:
-    traces, left_alone, gaps = [], [], []
-    for file, known in zip(files, _recognise_each(files, limits), strict=True):
-        if isinstance(known, TraceError):
-            if named or named_like_a_trace(file) or os.path.isdir(file):  # noqa: PTH112
-                gaps.append(unreadable(known))
-        elif known.is_trace:
-            traces.append(known)
-        elif known.format is Format.PICTURE and len(files) > 1:
-            left_alone.append(file)
-        elif known.why_not and (named or _is_garbage_trace(known)):
-            gaps.append(unreadable(known.why_not))
-        elif known.format in {Format.PICTURE, Format.OTHER_JSON}:
-            left_alone.append(file)
-    return traces, left_alone, gaps
-
-
-def _recognise_each(files: Sequence[str], limits: Limits) -> Iterator[Recognised | TraceError]:
-    def recognise_one(file: str) -> Recognised | TraceError:
-        try:
-            return recognise(file, limits)
-        except TraceError as error:
-            return error
-
-    return each(recognise_one, files, far=any(map(is_url, files)))
+    traces, also_left, more = _recognise_all(others, limits, named=named)
+    left_alone += also_left
+    gaps += [*differing, *more]
+    if not digests and not traces:
+        raise _nothing_found(places, gaps, left_alone)
+    order = {file: position for position, file in enumerate(files)}
+    traces = sorted([*digests, *traces], key=lambda known: order[known.file])
+    captures = group_captures(traces, named=named)
+    chosen, more = choose_capture(captures, capture)
+    return Found(
+        capture=chosen, captures=captures, left_alone=tuple(left_alone), gaps=(*gaps, *more)
+    )
 
 
 def read_run(  # noqa: PLR0913 (each may be left out)
@@ -281,20 +108,25 @@ def read_run(  # noqa: PLR0913 (each may be left out)
     """
     if executor is not None:
         engine = GivenEngine(executor=executor)
-    readings = read_all(found.capture.files, engine, limits, on_progress, digests)
-    with closing(readings):
+    task = partial(read_file, digests=digests)
+    outcomes = map_files(task, found.capture.files, engine, limits, on_progress, ordered=True)
+    with closing(outcomes):
+        readings = (
+            Reading(error=outcome) if isinstance(outcome, TraceError) else outcome
+            for _, outcome in outcomes
+        )
         return settle_run(found, readings, rank)
 
 
 def settle_run(found: Found, readings: Iterable[Reading], rank: int | None = None) -> Run:
     """Put what came of the files together, in whatever form their ranks come."""
-    gaps = [*found.gaps, *(duplicate(rank, files) for rank, files in found.capture.duplicates)]
+    gaps = [*found.gaps, *(_duplicate(rank, files) for rank, files in found.capture.duplicates)]
     ranks: list[RankTrace] = []
     tables: list[OpTable] = []
-    told: dict[tuple[str, int | None], Reading] = {}
+    reading_of: dict[tuple[str, int | None], Reading] = {}
     for reading in readings:
         gaps += reading.gaps
-        told.update({(trace.file, trace.rank): reading for trace in reading.traces})
+        reading_of.update({(trace.file, trace.rank): reading for trace in reading.traces})
         if reading.error:
             gaps.append(unreadable(reading.error))
         if reading.table is not None:
@@ -304,45 +136,31 @@ def settle_run(found: Found, readings: Iterable[Reading], rank: int | None = Non
     gaps += [gap for trace in ranks for gap in trace.gaps]
     gaps += [gap for table in tables for gap in table.gaps]
     gaps += more
-    sidecars, more = _read_sidecars(ranks, told)
+    sidecars, more = _read_sidecars(ranks, reading_of)
     gaps += more
     if not ranks and not tables:
-        raise nothing_found([found.capture.name], gaps, ())
-    world_size = max((t.header.world_size or 0 for t in ranks), default=0) or None
+        raise _nothing_found([found.capture.name], gaps, ())
     missing = missing_ranks(ranks)
     if missing:
-        gaps.append(no_trace_of(missing, ranks))
+        talk = any(trace.operators.addressed.any() for trace in ranks)
+        why = "which these ranks exchange data with" if talk else "which the same job ran"
+        names = f"{'rank' if len(missing) == 1 else 'ranks'} {show_ranks(missing)}"
+        gaps.append(
+            Gap(
+                code=Code.MISSING_RANKS,
+                message=f"no trace of {names}, {why}",
+                hint="capture all ranks of at least one pipeline",
+            )
+        )
     return Run(
         found=found,
         ranks=tuple(ranks),
         tables=tuple(tables),
-        world_size=world_size,
+        world_size=max((trace.header.world_size or 0 for trace in ranks), default=0) or None,
         missing_ranks=missing,
         gaps=tuple(gaps),
         sidecars=sidecars,
     )
-
-
-def _read_sidecars(
-    ranks: Sequence[RankTrace], told: Mapping[tuple[str, int | None], Reading]
-) -> tuple[tuple[Sidecar, ...], list[Gap]]:
-    """Read what lies beside the traces, else what digests kept; another rank's is no witness."""
-    sidecars: list[Sidecar] = []
-    gaps: list[Gap] = []
-    readings = [told.get((trace.file, trace.rank)) or told[trace.file, None] for trace in ranks]
-    files = [reading.beside for reading in readings]
-    beside = each(read_sidecar, files, far=any(map(is_url, files)))
-    for trace, reading, (found, gap) in zip(ranks, readings, beside, strict=True):
-        said = found or reading.sidecar
-        if gap is not None:
-            gaps.append(replace(gap, rank=trace.rank))
-        if said is None:
-            continue
-        if said.rank is not None and said.rank != trace.rank:
-            gaps.append(of_another_rank(said, trace))
-            continue
-        sidecars.append(replace(said, rank=trace.rank))
-    return tuple(sidecars), gaps
 
 
 def missing_ranks(ranks: Sequence[RankTrace]) -> tuple[int, ...]:
@@ -360,14 +178,148 @@ def missing_ranks(ranks: Sequence[RankTrace]) -> tuple[int, ...]:
         pairs = (operators.operation == Operation.SEND) | (operators.operation == Operation.RECEIVE)
         talks |= bool((pairs & operators.addressed).any())
         expected.update(operators.peer[pairs & (operators.peer >= 0)].tolist())
-        for group in set(operators.group[pairs].tolist()):
-            members = trace.groups[group].ranks if group >= 0 else ()
-            alone = {one.ranks for one in trace.header.groups} == {members}
+        for number in set(operators.group[pairs].tolist()):
+            members = trace.groups[number].ranks if number >= 0 else ()
+            alone = {group.ranks for group in trace.header.groups} == {members}
             if alone or len(members) < (trace.header.world_size or 0):
                 expected.update(members)
     if not talks:
         expected = set(range(max(worlds, default=0)))
     return tuple(sorted(expected - captured))
+
+
+def warn_of_unread(places: Sequence[str], found: Found) -> Found:
+    """Add a warning where nothing of a place is read that the user named: it is of another run.
+
+    One place may hold many captures over time: the newest is meant, and nothing is warned of.
+    """
+    if len(places) < 2 or len(found.captures) < 2:
+        return found
+    read = _files_of(found.capture)
+    others = {
+        file
+        for capture in found.captures
+        if capture is not found.capture
+        for file in _files_of(capture)
+    }
+    below = {place: set(expand([place])[0]) for place in dict.fromkeys(places)}
+    unread = [place for place, files in below.items() if files & others and not files & read]
+    if not unread:
+        return found
+    more = ", …" if len(unread) > _PLACES_SHOWN else ""
+    warning = Gap(
+        code=Code.SEVERAL_RUNS,
+        message=f"several captures were named, and one is read: {found.capture.name}; "
+        f"not read: {', '.join(unread[:_PLACES_SHOWN])}{more}",
+        hint="give the traces of one run, or choose with --capture NAME; "
+        "`debubble compare` holds two runs against each other",
+    )
+    # It says the same of captures that were named.
+    kept = [gap for gap in found.gaps if gap.code is not Code.NEWER_INCOMPLETE]
+    return replace(found, gaps=(*kept, warning))
+
+
+def _files_of(capture: Capture) -> set[str]:
+    """Return its files, and the traces that digests are read for."""
+    files = {name for known in capture.files for name in (known.file, known.instead)}
+    return files.union(*(files for _, files in capture.duplicates))
+
+
+def unreadable(error: TraceError) -> Gap:
+    """Name a file that could not be read."""
+    gap = as_gap(error, code=Code.UNREADABLE)
+    return gap if gap.rank is not None else replace(gap, rank=rank_from_name(gap.file))
+
+
+def named_like_a_trace(file: str) -> bool:
+    """Tell a file that should be a trace by its name, whatever is in it."""
+    name = file.lower()
+    words = (".json", ".gz", "trace", ".sqlite", ".parquet", ".csv", DIGEST_SUFFIX)
+    return any(word in name for word in words)
+
+
+def _recognise_all(
+    files: Sequence[str], limits: Limits, *, named: bool
+) -> tuple[list[Recognised], list[str], list[Gap]]:
+    """Return traces, JSON that is something else, and what a trace should be and is not."""
+
+    def recognise_or_not(file: str) -> Recognised | TraceError:
+        try:
+            return recognise(file, limits)
+        except TraceError as error:
+            return error
+
+    traces, left_alone, gaps = [], [], []
+    recognised = each(recognise_or_not, files, far=any(map(is_url, files)))
+    for file, known in zip(files, recognised, strict=True):
+        if isinstance(known, TraceError):
+            if named or named_like_a_trace(file) or os.path.isdir(file):  # noqa: PTH112
+                gaps.append(unreadable(known))
+            continue
+        is_garbage = known.format is Format.OTHER and named_like_a_trace(file)
+        if known.is_trace:
+            traces.append(known)
+        elif known.format is Format.PICTURE and len(files) > 1:
+            left_alone.append(file)
+        elif known.why_not and (named or is_garbage):
+            gaps.append(unreadable(known.why_not))
+        elif known.format in {Format.PICTURE, Format.OTHER_JSON}:
+            left_alone.append(file)
+    return traces, left_alone, gaps
+
+
+def _pair_digests(
+    digests: Iterable[Recognised], files: Collection[str]
+) -> tuple[list[Recognised], frozenset[str], list[Gap]]:
+    """Take the digest where it is of the very trace beside it, and otherwise the trace.
+
+    Returned are the digests to read, the traces that need not be read for them, and what differs.
+    """
+    by_trace: defaultdict[str, list[Recognised]] = defaultdict(list)
+    known_files = frozenset(files)
+    read: list[Recognised] = []
+    for digest in digests:
+        if digest.named in known_files and digest.named != digest.file:
+            by_trace[digest.named].append(digest)
+        else:
+            read.append(digest)
+    spared: set[str] = set()
+    gaps: list[Gap] = []
+    for trace, beside in by_trace.items():
+        stamp = stamp_of(trace)
+        heads = [digest.head for digest in beside if digest.head is not None]
+        if stamp is None or any(head.stamp != stamp for head in heads):
+            why = "is of another recording than the trace beside it"
+        elif len({head.part for head in heads}) != heads[0].parts:
+            why = f"is one of {heads[0].parts}, and not all lie beside the trace"
+        else:
+            read += [replace(digest, instead=trace) for digest in beside]
+            spared.add(trace)
+            continue
+        gaps.append(
+            Gap(
+                code=Code.DIGEST_DIFFERS,
+                message=f"{why}: the trace is read",
+                hint="make it again with --digest beside, or remove it",
+                file=beside[0].file,
+                rank=beside[0].rank if len(beside) == 1 else None,
+            )
+        )
+    return read, frozenset(spared), gaps
+
+
+def _nothing_found(
+    places: Sequence[str], gaps: Sequence[Gap], left_alone: Sequence[str]
+) -> RunNotFound:
+    """Say that nothing could be read at all."""
+    if gaps:
+        more = f" (and {counted(len(gaps) - 1, 'more problem')})" if len(gaps) > 1 else ""
+        return RunNotFound(f"{gaps[0]}{more}", hint=gaps[0].hint)
+    seen = f"; {counted(len(left_alone), 'JSON file')} there, none of them a trace"
+    return RunNotFound(
+        f"no traces in {', '.join(places)}{seen if left_alone else ''}",
+        hint="give torch.profiler's Chrome traces, `nsys export --type sqlite` files, or op tables",
+    )
 
 
 def _settle_ranks(
@@ -381,21 +333,44 @@ def _settle_ranks(
         if rank is None and len(traces) == 1:
             rank = given
         if rank is None:
-            gaps.append(no_rank(trace))
+            gaps.append(
+                Gap(
+                    code=Code.NO_RANK,
+                    message="no rank: neither distributedInfo nor the file name tells it",
+                    hint="rename it to rank<N>.json.gz, or give it alone with --rank N",
+                    file=trace.file,
+                )
+            )
         else:
             by_rank.setdefault(rank, []).append(replace(trace, rank=rank))
     settled = []
     for rank, same in sorted(by_rank.items()):
         if len(same) > 1:
-            gaps.append(duplicate(rank, tuple(trace.file for trace in same)))
+            gaps.append(_duplicate(rank, tuple(trace.file for trace in same)))
         else:
             settled += same
     kept, more = _without_fragments(settled)
     return kept, gaps + more
 
 
+def _duplicate(rank: int, files: Sequence[str]) -> Gap:
+    """Name a rank with several files."""
+    return Gap(
+        code=Code.DUPLICATE_RANK,
+        message=f"{counted(len(files), 'file')} of the same rank, none of them read: "
+        + ", ".join(files[:_FILES_SHOWN])
+        + (", …" if len(files) > _FILES_SHOWN else ""),
+        hint="keep one of them, or give the files one by one",
+        file=files[0],
+        rank=rank,
+    )
+
+
 def _without_fragments(traces: list[RankTrace]) -> tuple[list[RankTrace], list[Gap]]:
-    """Leave out ranks whose file ends before its kernels begin, where other ranks have some."""
+    """Leave out ranks whose file ends before its kernels begin, where other ranks have some.
+
+    What is wrong with such a file is said, and its rank counts as missing.
+    """
     if not any(len(trace.kernels) for trace in traces):
         return traces, []
     kept: list[RankTrace] = []
@@ -403,60 +378,56 @@ def _without_fragments(traces: list[RankTrace]) -> tuple[list[RankTrace], list[G
     for trace in traces:
         known = {gap.code for gap in trace.gaps}
         if not len(trace.kernels) and Code.TRUNCATED in known:
-            gaps += of_fragment(trace)
+            for gap in trace.gaps:
+                if gap.code is Code.TRUNCATED:
+                    lost = f"{gap.message}, none of them of its device: the rank counts as missing"
+                    gaps.append(replace(gap, message=lost, rank=trace.rank))
+                elif gap.code is not Code.NO_KERNELS:
+                    gaps.append(gap)
             continue
         kept.append(trace)
         if not len(trace.kernels) and not known & {Code.NO_KERNELS, Code.FOREIGN_DEVICE}:
-            gaps.append(no_kernels(trace))
+            gaps.append(
+                Gap(
+                    code=Code.NO_KERNELS,
+                    message="no device kernels in it, though other ranks have some",
+                    hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] "
+                    "on every rank",
+                    file=trace.file,
+                    rank=trace.rank,
+                )
+            )
     return kept, gaps
 
 
-def named_like_a_trace(file: str) -> bool:
-    """Tell a file that should be a trace by its name, whatever is in it."""
-    name = file.lower()
-    words = (".json", ".gz", "trace", ".sqlite", ".parquet", ".csv", DIGEST_SUFFIX)
-    return any(word in name for word in words)
-
-
-def _is_garbage_trace(known: Recognised) -> bool:
-    """Tell a file that is not JSON at all, though its name says so."""
-    return known.format is Format.OTHER and named_like_a_trace(known.file)
-
-
-# Many names make no message clearer.
-_PLACES_SHOWN = 4
-
-
-def warn_of_unread(places: Sequence[str], found: Found) -> Found:
-    """Add a warning where nothing of a place is read that the user named: it is of another run.
-
-    One place may hold many captures over time: the newest is meant, and nothing is warned of.
-    """
-    if len(places) < 2 or len(found.captures) < 2:
-        return found
-    read = _files_of(found.capture)
-    others = {file for one in found.captures if one is not found.capture for file in _files_of(one)}
-    below = {place: set(expand([place])[0]) for place in dict.fromkeys(places)}
-    unread = [place for place, files in below.items() if files & others and not files & read]
-    if not unread:
-        return found
-    # It says the same of captures that were named.
-    kept = [gap for gap in found.gaps if gap.code is not Code.NEWER_INCOMPLETE]
-    return replace(found, gaps=(*kept, _several_runs(unread, found.capture)))
-
-
-def _files_of(capture: Capture) -> set[str]:
-    """Return its files, and the traces that digests are read for."""
-    found = {name for file in capture.files for name in (file.file, file.instead)}
-    return found.union(*(files for _, files in capture.duplicates))
-
-
-def _several_runs(unread: Sequence[str], read: Capture) -> Gap:
-    more = ", …" if len(unread) > _PLACES_SHOWN else ""
-    return Gap(
-        code=Code.SEVERAL_RUNS,
-        message=f"several captures were named, and one is read: {read.name}; "
-        f"not read: {', '.join(unread[:_PLACES_SHOWN])}{more}",
-        hint="give the traces of one run, or choose with --capture NAME; "
-        "`debubble compare` holds two runs against each other",
-    )
+def _read_sidecars(
+    ranks: Sequence[RankTrace], reading_of: Mapping[tuple[str, int | None], Reading]
+) -> tuple[tuple[Sidecar, ...], list[Gap]]:
+    """Read what lies beside the traces, else what digests kept; another rank's is no witness."""
+    sidecars: list[Sidecar] = []
+    gaps: list[Gap] = []
+    readings = [
+        reading_of.get((trace.file, trace.rank)) or reading_of[trace.file, None] for trace in ranks
+    ]
+    files = [reading.beside for reading in readings]
+    beside = each(read_sidecar, files, far=any(map(is_url, files)))
+    for trace, reading, (found, gap) in zip(ranks, readings, beside, strict=True):
+        said = found or reading.sidecar
+        if gap is not None:
+            gaps.append(replace(gap, rank=trace.rank))
+        if said is None:
+            continue
+        if said.rank is not None and said.rank != trace.rank:
+            gaps.append(
+                Gap(
+                    code=Code.SIDECAR_DIFFERS,
+                    message=f"was written by rank {said.rank}, beside the trace of another: "
+                    "it is not used",
+                    hint="put each sidecar beside its own trace",
+                    file=said.file,
+                    rank=trace.rank,
+                )
+            )
+            continue
+        sidecars.append(replace(said, rank=trace.rank))
+    return tuple(sidecars), gaps

@@ -77,7 +77,7 @@ def read_sidecar(trace: str) -> tuple[Sidecar | None, Gap | None]:
     """Return what lies beside a trace; nothing where there is none, a gap where it is bad."""
     file = sidecar_of(trace)
     try:
-        text = _read(file)
+        text = read_whole(file) if is_url(file) else Path(file).read_bytes()
     except FileNotFoundError:
         return None, None
     except (OSError, ValueError, ImportError) as error:
@@ -92,26 +92,31 @@ def read_sidecar(trace: str) -> tuple[Sidecar | None, Gap | None]:
     return _as_sidecar(file, data), None
 
 
-def _read(file: str) -> bytes:
-    return read_whole(file) if is_url(file) else Path(file).read_bytes()
-
-
 def _as_sidecar(file: str, data: dict[str, Any]) -> Sidecar:
-    pipeline, workload, memory = (_part(data, one) for one in ("pipeline", "workload", "memory"))
+    pipeline, workload, memory, steps = (
+        _part(data, name) for name in ("pipeline", "workload", "memory", "steps")
+    )
     return Sidecar(
         file=file,
         rank=_count(data, "rank"),
         world_size=_count(data, "world_size"),
-        capture=_one(data, "capture", str),
+        capture=_value(data, "capture", str),
         first_step=_count(data, "first_step"),
-        schedule=_one(pipeline, "schedule", str),
+        schedule=_value(pipeline, "schedule", str),
         microbatches=_count(pipeline, "microbatches"),
         stages=_count(pipeline, "stages"),
         held_stages=_counts(pipeline, "held_stages"),
         split=_counts(pipeline, "split"),
         tokens=_count(workload, "tokens"),
         context_lengths=_counts(workload, "context_lengths"),
-        steps=_as_steps(_part(data, "steps")),
+        steps=StepTimes(
+            before_s=_times(steps, "before_s"),
+            profiled_s=_times(steps, "profiled_s"),
+            after_s=_times(steps, "after_s"),
+            unprofiled_median_s=_time(steps.get("unprofiled_median_s")),
+            profiled_median_s=_time(steps.get("profiled_median_s")),
+            overhead_fraction=_number(steps.get("overhead_fraction")),
+        ),
         max_allocated_bytes=_count(memory, "max_allocated_bytes"),
         max_reserved_bytes=_count(memory, "max_reserved_bytes"),
         reserved_bytes=_count(memory, "reserved_bytes"),
@@ -122,34 +127,23 @@ def _as_sidecar(file: str, data: dict[str, Any]) -> Sidecar:
     )
 
 
-def _as_steps(data: dict[str, Any]) -> StepTimes:
-    return StepTimes(
-        before_s=_times(data, "before_s"),
-        profiled_s=_times(data, "profiled_s"),
-        after_s=_times(data, "after_s"),
-        unprofiled_median_s=_time(data.get("unprofiled_median_s")),
-        profiled_median_s=_time(data.get("profiled_median_s")),
-        overhead_fraction=_number(data.get("overhead_fraction")),
-    )
-
-
 def _part(data: dict[str, Any], name: str) -> dict[str, Any]:
     part = data.get(name)
     return part if isinstance(part, dict) else {}
 
 
-def _one(data: dict[str, Any], name: str, kind: type[_Kind]) -> _Kind | None:
+def _value(data: dict[str, Any], name: str, kind: type[_Kind]) -> _Kind | None:
     value = data.get(name)
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
 
 
 def _count(data: dict[str, Any], name: str) -> int | None:
-    count = _one(data, name, int)
+    count = _value(data, name, int)
     return count if count is not None and count >= 0 else None
 
 
 def _counts(data: dict[str, Any], name: str) -> tuple[int, ...]:
-    values = _one(data, name, list) or []
+    values = _value(data, name, list) or []
     counts = [_count({"": value}, "") for value in values]
     return () if None in counts else tuple(count for count in counts if count is not None)
 
@@ -166,7 +160,7 @@ def _time(value: object) -> float | None:
 
 def _times(data: dict[str, Any], name: str) -> tuple[float, ...]:
     """Return the times that are times: each stands for itself, so the others may be missing."""
-    times = (_time(value) for value in _one(data, name, list) or [])
+    times = (_time(value) for value in _value(data, name, list) or [])
     return tuple(time for time in times if time is not None)
 
 

@@ -1,8 +1,8 @@
 """A path or URL in → its bytes, inflated piece by piece, within limits.
 
-Whatever a file system raises comes out as an `OSError` with a reason in it.
-
-Never holds more than a piece; guards against gzip bombs; says where a damaged file ends.
+Never holds more than a piece; guards against gzip bombs; says where a damaged file ends. Whatever a
+stranger's file system raises comes out as an `OSError` with a reason in it. What the user typed
+(a file, a folder, a glob, a URL) is turned into files by `expand`.
 """
 
 from __future__ import annotations
@@ -25,148 +25,6 @@ from isal import isal_zlib
 from debubble.errors import RunNotFound, TraceError, TraceTooLarge
 from debubble.units import show_bytes
 
-# Enough for what a file is and whose; then twice as much each time, up to what costs no memory
-# and hides the tens of milliseconds that each request takes.
-_FIRST_BYTES = 128 * 1024
-_MOST_BYTES = 8 * 1024 * 1024
-
-# Before it is asked for again. File systems try several times by themselves, each time.
-_PAUSES_S = (0.5, 2.0, 5.0)
-
-# Requests at once, where each takes tens of milliseconds and next to no work.
-_REQUESTS = 16
-
-# What is another word whenever an object is another one, as far as its store tells.
-_SIGNS = ("size", "ETag", "etag", "generation", "LastModified", "mtime", "created")
-
-_Item = TypeVar("_Item")
-_Answer = TypeVar("_Answer")
-
-
-class Changed(OSError):
-    """The object is another one than it was when reading began."""
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Turn what a stranger's file system raises into errors that everybody knows."""
-    try:
-        yield
-    except (OSError, ImportError, ValueError, MemoryError):
-        raise
-    except Exception as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error
-
-
-def locate(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it."""
-    import fsspec  # noqa: PLC0415 (a tenth of a second that local files need not pay)
-
-    with plain_errors():
-        system, path = fsspec.core.url_to_fs(url)
-    return system, path
-
-
-def read_whole(url: str) -> bytes:
-    """Read a small object."""
-    system, path = locate(url)
-    with plain_errors():
-        content: bytes = system.cat_file(path)
-    return content
-
-
-def read_tail(url: str, most: int) -> tuple[int, bytes]:
-    """Return how large an object is, and its last bytes."""
-    system, path = locate(url)
-    with plain_errors():
-        size = int(system.info(path)["size"])
-        tail: bytes = system.cat_file(path, start=max(0, size - most), end=size)
-    return size, tail
-
-
-def each(
-    function: Callable[[_Item], _Answer], items: Sequence[_Item], *, far: bool
-) -> Iterator[_Answer]:
-    """Answer for each item in order; several at once where what they stand for is far away."""
-    if not far:
-        yield from map(function, items)
-        return
-    with ThreadPoolExecutor(_REQUESTS) as threads:
-        yield from threads.map(function, items)
-
-
-def open_remote(url: str) -> BinaryIO:
-    """Open an object to be read from its first byte to its last."""
-    return cast("BinaryIO", RemoteStream(url))
-
-
-class RemoteStream:
-    """An object, fetched in ranges; a range that breaks is asked for again.
-
-    `read` hands out at most what was asked for, and less where a range ends.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._system, self._path = locate(url)
-        self._at = 0
-        self._ready = memoryview(b"")
-        self._asks_bytes = _FIRST_BYTES
-        with plain_errors():
-            self._open()
-
-    def read(self, size: int) -> bytes:
-        """Return the next bytes; none at the end."""
-        if not self._ready:
-            self._ready = memoryview(self._fetch())
-        piece = self._ready[:size]
-        self._ready = self._ready[size:]
-        return bytes(piece)
-
-    def close(self) -> None:
-        """Let go of the connection."""
-        with suppress(Exception):
-            self._stream.close()
-
-    def _open(self) -> None:
-        self._stream = self._system.open(self._path, "rb", cache_type="none")
-        details = getattr(self._stream, "details", None) or self._system.info(self._path)
-        self._identity = tuple(str(details.get(sign)) for sign in _SIGNS)
-        self._size = details.get("size")
-
-    def _fetch(self) -> bytes:
-        failure: Exception | None = None
-        for pause_s in (0.0, *_PAUSES_S):
-            try:
-                with plain_errors():
-                    if failure is not None:
-                        time.sleep(pause_s)
-                        self._reopen()
-                    return self._fetch_once()
-            except (FileNotFoundError, PermissionError, Changed):
-                raise
-            except (OSError, ValueError) as error:
-                failure = error
-        raise OSError(f"broke off after {self._at} bytes, again and again ({failure})") from failure
-
-    def _fetch_once(self) -> bytes:
-        data: bytes = self._stream.read(self._asks_bytes)
-        if not data and self._size is not None and self._at < self._size:
-            raise OSError(f"ended after {self._at} of {self._size} bytes")
-        self._at += len(data)
-        self._asks_bytes = min(2 * self._asks_bytes, _MOST_BYTES)
-        return data
-
-    def _reopen(self) -> None:
-        """Open the object where reading stopped, if it still is the same one."""
-        self.close()
-        before = self._identity
-        self._system.invalidate_cache()
-        self._open()
-        if self._at and self._identity != before:
-            raise Changed("it was written to while it was read")
-        self._stream.seek(self._at)
-
-
 GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 
@@ -183,6 +41,31 @@ _SMALL_MEMBER_BYTES = 1024
 # The ratio says nothing about a small file: a few kilobytes of one repeated event are harmless.
 _RATIO_APPLIES_FROM = 64 * 1024 * 1024
 
+# Enough for what a file is and whose; then twice as much each time, up to what costs no memory
+# and hides the tens of milliseconds that each request takes.
+_FIRST_BYTES = 128 * 1024
+_MOST_BYTES = 8 * 1024 * 1024
+
+# Before it is asked for again. File systems try several times by themselves, each time.
+_PAUSES_S = (0.5, 2.0, 5.0)
+
+# Requests at once, where each takes tens of milliseconds and next to no work.
+_REQUESTS = 16
+
+# What is another word whenever an object is another one, as far as its store tells.
+_SIGNS = ("size", "ETag", "etag", "generation", "LastModified", "mtime", "created")
+
+_GLOB_SIGNS = frozenset("*?[")
+_EXTENSIONS = re.compile(
+    r"(?:\.pt)?(?:\.trace)?(?:\.(?:json|gz|sqlite|csv|jsonl|parquet))*(?:\.debubble\.npz)?$"
+)
+
+# isal declares its error as an instance; it is a class.
+_DAMAGED: type[Exception] = cast("type[Exception]", isal_zlib.error)
+
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -194,8 +77,9 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 
-# isal declares its error as an instance; it is a class.
-_DAMAGED: type[Exception] = cast("type[Exception]", isal_zlib.error)
+
+class Changed(OSError):
+    """The object is another one than it was when reading began."""
 
 
 class Source:
@@ -217,9 +101,15 @@ class Source:
         self.damage = ""
         with closing(open_binary(self.file)) as stream:
             first = self._read(stream, len(GZIP_MAGIC))
-            packed = first.startswith(GZIP_MAGIC)
-            plain = self._plain(stream, first)
-            yield from self._inflate(stream, first, least) if packed else plain
+            if first.startswith(GZIP_MAGIC):
+                yield from self._inflate(stream, first, least)
+                return
+            piece = first + self._read(stream, PIECE_BYTES)
+            while piece:
+                self.inflated_bytes += len(piece)
+                self._check_limits()
+                yield piece
+                piece = self._read(stream, PIECE_BYTES)
 
     def prefix(self, size: int) -> bytes:
         """Return the first inflated bytes, at least `size` of them if there are so many."""
@@ -230,14 +120,6 @@ class Source:
             if length >= size:
                 break
         return b"".join(taken)
-
-    def _plain(self, stream: BinaryIO, first: bytes) -> Iterator[bytes]:
-        piece = first + self._read(stream, PIECE_BYTES)
-        while piece:
-            self.inflated_bytes += len(piece)
-            self._check_limits()
-            yield piece
-            piece = self._read(stream, PIECE_BYTES)
 
     def _inflate(self, stream: BinaryIO, first: bytes, least: int) -> Iterator[bytes]:
         """Inflate member after member; small ones are joined, so that pieces are never tiny."""
@@ -352,22 +234,18 @@ def open_binary(file: str) -> BinaryIO:
     try:
         path = locate(file)[1] if file.startswith("file://") else file
         if is_url(path):
-            return open_remote(path)
-        _check_is_file(path)
-        return open(path, "rb")  # noqa: PTH123 (the caller closes it)
+            return cast("BinaryIO", RemoteStream(path))
+        mode = os.stat(path).st_mode  # noqa: PTH116 (plain strings serve paths and URLs alike)
+        # Opening a pipe or a device may wait for ever, and reading it never end.
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            return open(path, "rb")  # noqa: PTH123 (the caller closes it)
     except (OSError, ImportError, ValueError) as error:
         raise _unreadable(file, error) from error
-
-
-def _check_is_file(file: str) -> None:
-    """Refuse pipes and devices: opening one may wait for ever, and reading it never end."""
-    mode = os.stat(file).st_mode  # noqa: PTH116 (plain strings serve paths and URLs alike)
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise TraceError(
-            "cannot be read: a pipe or a device, not a file",
-            hint="write it to a file first",
-            file=file,
-        )
+    raise TraceError(
+        "cannot be read: a pipe or a device, not a file",
+        hint="write it to a file first",
+        file=path,
+    )
 
 
 @contextmanager
@@ -388,19 +266,133 @@ def local_copy(file: str) -> Iterator[str]:
 def _unreadable(file: str, error: Exception) -> TraceError:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     hint = "check the path and its permissions"
-    if isinstance(error, ImportError):
-        hint = "pip install what opens such URLs: s3fs, gcsfs, adlfs, …"
-    elif isinstance(error, Changed):
+    if isinstance(error, Changed):
         hint = "read it again when it is written to no more"
-    elif is_url(file):
-        hint = "check the URL, the credentials of your environment, and the network"
+    elif isinstance(error, ImportError) or is_url(file):
+        hint = _what_to_do(error)
     return TraceError(f"cannot be read: {reason}", hint=hint, file=file)
 
 
-_GLOB_SIGNS = frozenset("*?[")
-_EXTENSIONS = re.compile(
-    r"(?:\.pt)?(?:\.trace)?(?:\.(?:json|gz|sqlite|csv|jsonl|parquet))*(?:\.debubble\.npz)?$"
-)
+def _what_to_do(error: Exception) -> str:
+    """Say what helps where a URL cannot be opened."""
+    if isinstance(error, ImportError):
+        return "pip install what opens such URLs: s3fs, gcsfs, adlfs, …"
+    return "check the URL, the credentials of your environment, and the network"
+
+
+class RemoteStream:
+    """An object, fetched in ranges; a range that breaks is asked for again.
+
+    `read` hands out at most what was asked for, and less where a range ends.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._system, self._path = locate(url)
+        self._at = 0
+        self._ready = memoryview(b"")
+        self._asks_bytes = _FIRST_BYTES
+        with plain_errors():
+            self._open()
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes; none at the end."""
+        if not self._ready:
+            self._ready = memoryview(self._fetch())
+        piece = self._ready[:size]
+        self._ready = self._ready[size:]
+        return bytes(piece)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        with suppress(Exception):
+            self._stream.close()
+
+    def _open(self) -> None:
+        self._stream = self._system.open(self._path, "rb", cache_type="none")
+        details = getattr(self._stream, "details", None) or self._system.info(self._path)
+        self._identity = tuple(str(details.get(sign)) for sign in _SIGNS)
+        self._size = details.get("size")
+
+    def _fetch(self) -> bytes:
+        failure: Exception | None = None
+        for pause_s in (0.0, *_PAUSES_S):
+            try:
+                with plain_errors():
+                    if failure is not None:
+                        time.sleep(pause_s)
+                        self._reopen()
+                    return self._fetch_once()
+            except (FileNotFoundError, PermissionError, Changed):
+                raise
+            except (OSError, ValueError) as error:
+                failure = error
+        raise OSError(f"broke off after {self._at} bytes, again and again ({failure})") from failure
+
+    def _fetch_once(self) -> bytes:
+        data: bytes = self._stream.read(self._asks_bytes)
+        if not data and self._size is not None and self._at < self._size:
+            raise OSError(f"ended after {self._at} of {self._size} bytes")
+        self._at += len(data)
+        self._asks_bytes = min(2 * self._asks_bytes, _MOST_BYTES)
+        return data
+
+    def _reopen(self) -> None:
+        """Open the object where reading stopped, if it still is the same one."""
+        self.close()
+        before = self._identity
+        self._system.invalidate_cache()
+        self._open()
+        if self._at and self._identity != before:
+            raise Changed("it was written to while it was read")
+        self._stream.seek(self._at)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn what a stranger's file system raises into errors that everybody knows."""
+    try:
+        yield
+    except (OSError, ImportError, ValueError, MemoryError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def locate(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it."""
+    import fsspec  # noqa: PLC0415 (a tenth of a second that local files need not pay)
+
+    with plain_errors():
+        system, path = fsspec.core.url_to_fs(url)
+    return system, path
+
+
+def read_whole(url: str) -> bytes:
+    """Read a small object."""
+    system, path = locate(url)
+    with plain_errors():
+        content: bytes = system.cat_file(path)
+    return content
+
+
+def read_tail(url: str, most: int) -> tuple[int, bytes]:
+    """Return how large an object is, and its last bytes."""
+    system, path = locate(url)
+    with plain_errors():
+        size = int(system.info(path)["size"])
+        tail: bytes = system.cat_file(path, start=max(0, size - most), end=size)
+    return size, tail
+
+
+def each(
+    function: Callable[[_Item], _Answer], items: Sequence[_Item], *, far: bool
+) -> Iterator[_Answer]:
+    """Answer for each item in order; several at once where what they stand for is far away."""
+    if not far:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(_REQUESTS) as threads:
+        yield from threads.map(function, items)
 
 
 def strip_extensions(name: str) -> str:
@@ -469,9 +461,3 @@ def _list(system: Any, paths: Iterable[str]) -> list[str]:
         skipped = len(path.rstrip("/")) if below != [path] else 0
         found.update(dict.fromkeys(name for name in below if "/." not in name[skipped:]))
     return [system.unstrip_protocol(name) for name in sorted(found)]
-
-
-def _what_to_do(error: Exception) -> str:
-    if isinstance(error, ImportError):
-        return "pip install what opens such URLs: s3fs, gcsfs, adlfs, …"
-    return "check the URL, the credentials of your environment, and the network"

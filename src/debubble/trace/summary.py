@@ -10,6 +10,82 @@ import numpy as np
 from debubble.trace.columns import I64, MemoryDevice, Operation, RankTrace
 
 _COMMUNICATION_PREFIX = "c10d::"
+_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """What one rank's trace holds."""
+
+    rank: int
+    file: str
+    format: str
+    device: str
+    steps: tuple[int, ...]
+    events: int
+    kernels: int
+    communication_kernels: int
+    unjoined_kernels: int
+    """Kernels whose launch is not in the trace: they cannot be given to a step."""
+    span_ns: int | None
+    busy_fraction: float | None
+    sends: int
+    receives: int
+    collectives: int
+    sent_bytes: int | None
+    """None where the trace does not tell sizes: `record_shapes` was off."""
+    peers: tuple[int, ...]
+    peak_memory_bytes: int | None
+
+
+def summarise(trace: RankTrace) -> RankSummary:
+    """Count what is in a trace."""
+    span = device_span(trace)
+    span_ns = None if span is None else span[1] - span[0]
+    starts, ends = busy_intervals(trace)
+    operators = trace.operators
+    sent = operators.message_bytes[operators.operation == Operation.SEND]
+    return RankSummary(
+        rank=trace.rank if trace.rank is not None else -1,
+        file=trace.file,
+        format=trace.format,
+        device=_device(trace),
+        steps=steps_of(trace),
+        events=trace.events,
+        kernels=len(trace.kernels),
+        communication_kernels=int(trace.kernels.communication.sum()),
+        unjoined_kernels=int((trace.kernels.launch < 0).sum()),
+        span_ns=span_ns,
+        busy_fraction=int((ends - starts).sum()) / span_ns if span_ns else None,
+        sends=len(sent),
+        receives=int((operators.operation == Operation.RECEIVE).sum()),
+        collectives=int((operators.operation == Operation.COLLECTIVE).sum()),
+        sent_bytes=None if (sent < 0).any() else int(sent.sum()),
+        peers=tuple(np.unique(operators.peer[operators.peer >= 0]).tolist()),
+        peak_memory_bytes=peak_memory(trace),
+    )
+
+
+def steps_of(trace: RankTrace) -> tuple[int, ...]:
+    """Return the numbers of the profiler's steps, as the host saw them."""
+    host = trace.annotations.name[trace.annotations.stream < 0]
+    found = (_STEP.match(trace.names[name]) for name in np.unique(host).tolist())
+    return tuple(sorted({int(step[1]) for step in found if step}))
+
+
+def _device(trace: RankTrace) -> str:
+    used = set(np.unique(trace.kernels.device).tolist())
+    names = {device.name for device in trace.header.devices if device.index in used and device.name}
+    if names:
+        return ", ".join(sorted(names))
+    return "unknown device" if used else "CPU"
+
+
+def peak_memory(trace: RankTrace) -> int | None:
+    """Return the most bytes allocated on a device; totals of the CPU are relative, so no peak."""
+    on_device = trace.memory.device_type == MemoryDevice.DEVICE
+    allocated = trace.memory.allocated_bytes[on_device]
+    return int(allocated.max()) if len(allocated) and allocated.max() >= 0 else None
 
 
 def busy_intervals(trace: RankTrace) -> tuple[I64, I64]:
@@ -46,85 +122,3 @@ def merge(start: I64, end: I64) -> tuple[I64, I64]:
     first = np.concatenate(([True], start[1:] > reach[:-1]))
     last = np.concatenate((first[1:], [True]))
     return start[first], reach[last]
-
-
-_STEP = re.compile(r"^ProfilerStep#(\d+)$")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSummary:
-    """What one rank's trace holds."""
-
-    rank: int
-    file: str
-    format: str
-    device: str
-    steps: tuple[int, ...]
-    events: int
-    kernels: int
-    communication_kernels: int
-    unjoined_kernels: int
-    """Kernels whose launch is not in the trace: they cannot be given to a step."""
-    span_ns: int | None
-    busy_fraction: float | None
-    sends: int
-    receives: int
-    collectives: int
-    sent_bytes: int | None
-    """None where the trace does not tell sizes: `record_shapes` was off."""
-    peers: tuple[int, ...]
-    peak_memory_bytes: int | None
-
-
-def summarise(trace: RankTrace) -> RankSummary:
-    """Count what is in a trace."""
-    span = device_span(trace)
-    starts, ends = busy_intervals(trace)
-    operators = trace.operators
-    sent = operators.message_bytes[operators.operation == Operation.SEND]
-    return RankSummary(
-        rank=trace.rank if trace.rank is not None else -1,
-        file=trace.file,
-        format=trace.format,
-        device=_device(trace),
-        steps=steps_of(trace),
-        events=trace.events,
-        kernels=len(trace.kernels),
-        communication_kernels=int(trace.kernels.communication.sum()),
-        unjoined_kernels=int((trace.kernels.launch < 0).sum()),
-        span_ns=None if span is None else span[1] - span[0],
-        busy_fraction=None if span is None else _share(int((ends - starts).sum()), span),
-        sends=len(sent),
-        receives=int((operators.operation == Operation.RECEIVE).sum()),
-        collectives=int((operators.operation == Operation.COLLECTIVE).sum()),
-        sent_bytes=None if (sent < 0).any() else int(sent.sum()),
-        peers=tuple(np.unique(operators.peer[operators.peer >= 0]).tolist()),
-        peak_memory_bytes=peak_memory(trace),
-    )
-
-
-def steps_of(trace: RankTrace) -> tuple[int, ...]:
-    """Return the numbers of the profiler's steps, as the host saw them."""
-    host = trace.annotations.name[trace.annotations.stream < 0]
-    found = (_STEP.match(trace.names[name]) for name in np.unique(host).tolist())
-    return tuple(sorted({int(step[1]) for step in found if step}))
-
-
-def _share(busy_ns: int, span: tuple[int, int]) -> float | None:
-    length = span[1] - span[0]
-    return busy_ns / length if length else None
-
-
-def _device(trace: RankTrace) -> str:
-    used = set(np.unique(trace.kernels.device).tolist())
-    names = {device.name for device in trace.header.devices if device.index in used and device.name}
-    if names:
-        return ", ".join(sorted(names))
-    return "unknown device" if used else "CPU"
-
-
-def peak_memory(trace: RankTrace) -> int | None:
-    """Return the most bytes allocated on a device; totals of the CPU are relative, so no peak."""
-    on_device = trace.memory.device_type == MemoryDevice.DEVICE
-    allocated = trace.memory.allocated_bytes[on_device]
-    return int(allocated.max()) if len(allocated) and allocated.max() >= 0 else None

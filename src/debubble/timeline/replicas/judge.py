@@ -20,7 +20,7 @@ from debubble.timeline.replicas.waits import (
     spread_of_ends,
     surely_late,
 )
-from debubble.trace.run import show_ranks
+from debubble.units import show_ranks
 
 Key = TypeVar("Key")
 

@@ -1,10 +1,12 @@
-"""Tables in → one archive of columns, packed by bit planes, and back.
+"""Tables in → one archive of columns, and back.
 
-The head comes first and is not deflated, so that a look at the beginning tells rank and trace. All
-that numpy reads of it are arrays of bytes; nothing is ever unpickled.
+    debubble_digest.npy   the head, not deflated: a look at the beginning tells rank and trace
+    description.npy       JSON: all that is no column, and how each column lies in the next
+    columns.npy           column after column, byte plane after byte plane
 
-Times grow by little from row to row, so differences are often smaller than the values themselves;
-bytes of one significance lie together, because they resemble each other.
+All that numpy reads of it are arrays of bytes; nothing is ever unpickled. Times grow by little from
+row to row, so differences are often smaller than the values themselves; bytes of one significance
+lie together, because they resemble each other.
 """
 
 from __future__ import annotations
@@ -55,6 +57,16 @@ _DAMAGE = (
     KeyError,
 )
 
+_WRAP = 2**64
+_WIDEST = 8
+# The quickest level is enough to tell which of two codings is the smaller.
+_TRIAL_LEVEL = 0
+
+Columns = dict[str, NDArray[Any]]
+# By table and column, the type of its values.
+Wanted = Mapping[str, Mapping[str, type[np.integer[Any]]]]
+_Kind = TypeVar("_Kind")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
@@ -91,7 +103,7 @@ class Content:
     columns: memoryview
 
 
-class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
+class _SealedHead(msgspec.Struct, frozen=True, kw_only=True):
     """The head as it lies in the file, with fields that a later version may have added."""
 
     schema: str
@@ -99,10 +111,29 @@ class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
     checksum: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plane:
+    """How one column lies in the bytes: each value is `low` more than what is stored of it."""
+
+    how: Literal["plain", "steps"]
+    """The values themselves, or how far each is from the one before; the first counts from base."""
+    width: int
+    """Bytes a value, 1 to 8; never 0, so that no few bytes stand for many rows."""
+    low: int = 0
+    base: int = 0
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """A table in the bytes: its columns lie one after the other, in this order."""
+
+    rows: int
+    columns: dict[str, Plane]
+
+
 def pack(head: Head, description: bytes, columns: bytes) -> bytes:
     """Return the file's bytes: the same content gives the same bytes."""
     said = msgspec.to_builtins(head)
-    sealed = _Sealed(schema=SCHEMA, head=said, checksum=_checksum(said, description, columns))
+    sealed = _SealedHead(schema=SCHEMA, head=said, checksum=_checksum(said, description, columns))
     first = json.dumps(msgspec.to_builtins(sealed)).encode()
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
@@ -143,7 +174,7 @@ def damaged(file: str, why: str) -> TraceError:
     )
 
 
-def _open_head(data: bytes, file: str) -> tuple[Head, _Sealed]:
+def _open_head(data: bytes, file: str) -> tuple[Head, _SealedHead]:
     if not looks_like_digest(data):
         raise TraceError("is no digest", hint="make one with --digest", file=file)
     try:
@@ -153,21 +184,16 @@ def _open_head(data: bytes, file: str) -> tuple[Head, _Sealed]:
             raise ValueError("its head is cut off or changed")
         fields = json.loads(bytes(_strip_npy(memoryview(first))))
         _check_version(fields, file)
-        sealed = msgspec.convert(fields, _Sealed)
+        sealed = msgspec.convert(fields, _SealedHead)
         head = msgspec.convert(sealed.head, Head)
-        _check_head(head)
     except (*_DAMAGE, RecursionError, msgspec.ValidationError) as error:
         raise damaged(file, str(error)) from error
-    return head, sealed
-
-
-def _check_head(head: Head) -> None:
-    """Refuse what no trace says of itself."""
-    for count in (head.rank, head.world_size):
-        if count is not None and not 0 <= count < MOST_RANKS:
-            raise ValueError("it has an absurd number of ranks")
+    counts = (head.rank, head.world_size)
+    if any(count is not None and not 0 <= count < MOST_RANKS for count in counts):
+        raise damaged(file, "it has an absurd number of ranks")
     if not 0 <= head.part < head.parts:
-        raise ValueError("it is of no part of its trace")
+        raise damaged(file, "it is of no part of its trace")
+    return head, sealed
 
 
 def _check_version(fields: object, file: str) -> None:
@@ -188,24 +214,20 @@ def _inflate(data: bytes, file: str, limits: Limits) -> tuple[memoryview, memory
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = [archive.getinfo(name) for name in _MEMBERS[1:]]
         size = sum(member.file_size for member in members)
-        _check_size(size, len(data), file, limits)
-        description, columns = (_strip_npy(memoryview(archive.read(one))) for one in members)
+        if size > limits.inflated_bytes:
+            raise TraceTooLarge(
+                f"inflates to more than {show_bytes(limits.inflated_bytes)}",
+                hint="if the file is what you think it is, raise --max-inflated",
+                file=file,
+            )
+        if size > max(_RATIO_APPLIES_FROM, limits.ratio * len(data)):
+            raise TraceTooLarge(
+                f"inflates more than {limits.ratio:.0f} times: a zip bomb, not a digest",
+                hint="if the file is what you think it is, raise --max-ratio",
+                file=file,
+            )
+        description, columns = (_strip_npy(memoryview(archive.read(part))) for part in members)
     return description, columns
-
-
-def _check_size(size: int, packed: int, file: str, limits: Limits) -> None:
-    if size > limits.inflated_bytes:
-        raise TraceTooLarge(
-            f"inflates to more than {show_bytes(limits.inflated_bytes)}",
-            hint="if the file is what you think it is, raise --max-inflated",
-            file=file,
-        )
-    if size > max(_RATIO_APPLIES_FROM, limits.ratio * packed):
-        raise TraceTooLarge(
-            f"inflates more than {limits.ratio:.0f} times: a zip bomb, not a digest",
-            hint="if the file is what you think it is, raise --max-ratio",
-            file=file,
-        )
 
 
 def _checksum(
@@ -233,22 +255,64 @@ def _strip_npy(data: memoryview) -> memoryview:
     return data[_NPY_LENGTH.stop + length :]
 
 
-_WRAP = 2**64
-_WIDEST = 8
-# The quickest level is enough to tell which of two codings is the smaller.
-_TRIAL_LEVEL = 0
+def pack_tables(tables: Mapping[str, object], wanted: Wanted) -> tuple[dict[str, Layout], bytes]:
+    """Return where the wanted columns of everything lie, and the bytes."""
+    layouts, parts = {}, []
+    for name, columns in wanted.items():
+        planes, rows = {}, 0
+        for column in columns:
+            values = getattr(tables[name], column)
+            planes[column], data = pack_column(values)
+            rows = len(values)
+            parts.append(data)
+        layouts[name] = Layout(rows=rows, columns=planes)
+    return layouts, b"".join(parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plane:
-    """How one column lies in the bytes: each value is `low` more than what is stored of it."""
+def unpack_tables(
+    layouts: Mapping[str, Layout], data: memoryview, wanted: Wanted, file: str
+) -> dict[str, Columns]:
+    """Return the wanted columns in their types; what a digest lacks is left out, and so not known.
 
-    how: Literal["plain", "steps"]
-    """The values themselves, or how far each is from the one before; the first counts from base."""
-    width: int
-    """Bytes a value, 1 to 8; never 0, so that no few bytes stand for many rows."""
-    low: int = 0
-    base: int = 0
+    Columns that a later debubble added are passed over.
+    """
+    tables: dict[str, Columns] = {name: {} for name in wanted}
+    at = 0
+    for name, layout in layouts.items():
+        for column, plane in layout.columns.items():
+            size = plane.width * layout.rows
+            if layout.rows < 0 or not 1 <= plane.width <= _WIDEST or at + size > len(data):
+                raise damaged(file, f"no room for {name}.{column}")
+            kind = wanted.get(name, {}).get(column)
+            if kind is not None:
+                values = unpack_column(plane, data[at : at + size], layout.rows)
+                if kind is not np.int64:
+                    bounds = np.iinfo(kind)
+                    check_range(values, bounds.min, bounds.max, file, f"{name}.{column}")
+                tables[name][column] = values.astype(kind, copy=False)
+            at += size
+    if at != len(data):
+        raise damaged(file, "more columns than it names")
+    return tables
+
+
+def check_range(values: NDArray[Any], low: int, high: int, file: str, what: str) -> None:
+    """Refuse a column that points outside of what it points into."""
+    if len(values) and (int(values.min()) < low or int(values.max()) > high):
+        raise damaged(file, f"{what} is out of range")
+
+
+def as_json(said: object) -> bytes:
+    """Write what is no column; numbers of any size and text of any kind come back as they were."""
+    return json.dumps(msgspec.to_builtins(said), separators=(",", ":")).encode()
+
+
+def from_json(content: Content, kind: type[_Kind], file: str) -> _Kind:
+    """Read it again, every field of the type it should have."""
+    try:
+        return msgspec.convert(json.loads(content.description), kind)
+    except (ValueError, RecursionError) as error:
+        raise damaged(file, str(error)) from error
 
 
 def pack_column(values: NDArray[np.integer]) -> tuple[Plane, bytes]:
@@ -260,11 +324,8 @@ def pack_column(values: NDArray[np.integer]) -> tuple[Plane, bytes]:
     if int(wide.min()) == int(wide.max()):
         return plain
     steps = np.diff(wide, prepend=wide[:1])
-    return min(plain, _pack("steps", steps, int(wide[0])), key=_deflated)
-
-
-def _deflated(packed: tuple[Plane, bytes]) -> int:
-    return len(isal_zlib.compress(packed[1], _TRIAL_LEVEL))
+    choices = (plain, _pack("steps", steps, int(wide[0])))
+    return min(choices, key=lambda packed: len(isal_zlib.compress(packed[1], _TRIAL_LEVEL)))
 
 
 def _pack(how: Literal["plain", "steps"], wide: I64, base: int) -> tuple[Plane, bytes]:
@@ -291,86 +352,3 @@ def unpack_column(plane: Plane, data: memoryview, rows: int) -> I64:
         above += np.uint64(plane.base % _WRAP)
     column: I64 = above.view(np.int64)
     return column
-
-
-Columns = dict[str, NDArray[Any]]
-# By table and column, the type of its values.
-Wanted = Mapping[str, Mapping[str, type[np.integer[Any]]]]
-_Kind = TypeVar("_Kind")
-
-
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """A table in the bytes: its columns lie one after the other, in this order."""
-
-    rows: int
-    columns: dict[str, Plane]
-
-
-def pack_tables(tables: Mapping[str, object], wanted: Wanted) -> tuple[dict[str, Layout], bytes]:
-    """Return where the wanted columns of everything lie, and the bytes."""
-    layouts, parts = {}, []
-    for name, columns in wanted.items():
-        planes, rows = {}, 0
-        for column in columns:
-            values = getattr(tables[name], column)
-            planes[column], data = pack_column(values)
-            rows = len(values)
-            parts.append(data)
-        layouts[name] = Layout(rows=rows, columns=planes)
-    return layouts, b"".join(parts)
-
-
-def unpack_tables(
-    layouts: Mapping[str, Layout],
-    data: memoryview,
-    wanted: Wanted,
-    file: str,
-) -> dict[str, Columns]:
-    """Return the wanted columns in their types; what a digest lacks is left out, and so not known.
-
-    Columns that a later debubble added are passed over.
-    """
-    tables: dict[str, Columns] = {name: {} for name in wanted}
-    at = 0
-    for name, layout in layouts.items():
-        for column, plane in layout.columns.items():
-            size = plane.width * layout.rows
-            if layout.rows < 0 or not 1 <= plane.width <= _WIDEST or at + size > len(data):
-                raise damaged(file, f"no room for {name}.{column}")
-            kind = wanted.get(name, {}).get(column)
-            if kind is not None:
-                values = unpack_column(plane, data[at : at + size], layout.rows)
-                tables[name][column] = _narrow(values, kind, file, f"{name}.{column}")
-            at += size
-    if at != len(data):
-        raise damaged(file, "more columns than it names")
-    return tables
-
-
-def _narrow(
-    values: NDArray[np.int64], kind: type[np.integer[Any]], file: str, what: str
-) -> NDArray[Any]:
-    if kind is np.int64 or not len(values):
-        return values.astype(kind, copy=False)
-    bounds = np.iinfo(kind)
-    check_range(values, bounds.min, bounds.max, file, what)
-    return values.astype(kind)
-
-
-def check_range(values: NDArray[Any], low: int, high: int, file: str, what: str) -> None:
-    """Refuse a column that points outside of what it points into."""
-    if len(values) and (int(values.min()) < low or int(values.max()) > high):
-        raise damaged(file, f"{what} is out of range")
-
-
-def as_json(said: object) -> bytes:
-    """Write what is no column; numbers of any size and text of any kind come back as they were."""
-    return json.dumps(msgspec.to_builtins(said), separators=(",", ":")).encode()
-
-
-def from_json(content: Content, kind: type[_Kind], file: str) -> _Kind:
-    """Read it again, every field of the type it should have."""
-    try:
-        return msgspec.convert(json.loads(content.description), kind)
-    except (ValueError, RecursionError) as error:
-        raise damaged(file, str(error)) from error

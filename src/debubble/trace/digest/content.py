@@ -1,7 +1,7 @@
 """A rank or an op table in → its digest, and back; what is read is checked first.
 
-The checksum tells damage. This is for digests that were made to mislead: whatever comes after the
-readers follows indices, adds times and counts ranks without looking again.
+The archive's checksum tells damage. The checks here are for digests that were made to mislead:
+whatever comes after the readers follows indices, adds times and counts ranks without looking again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from enum import IntEnum
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -37,7 +36,6 @@ from debubble.trace.columns import (
     column_types,
 )
 from debubble.trace.digest.archive import (
-    Columns,
     Head,
     Layout,
     Stamp,
@@ -55,85 +53,11 @@ from debubble.trace.optable import Op, OpTable
 from debubble.trace.sidecar import Sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 
-TABLES = ("kernels", "launches", "operators", "annotations", "memory", "cpu_operators")
 _KINDS: dict[str, type[IntEnum]] = {
     "kind": KernelKind,
     "operation": Operation,
     "device_type": MemoryDevice,
 }
-
-
-def check_trace(trace: RankTrace, file: str) -> None:
-    """Refuse what no reader returns."""
-    counts = (trace.header.rank, trace.header.world_size)
-    if any(count is not None and not 0 <= count < MOST_RANKS for count in counts):
-        raise damaged(file, "it has an absurd number of ranks")
-    if trace.events < 0 or trace.inflated_bytes < 0:
-        raise damaged(file, "it has a negative size")
-    _check_texts(trace, file)
-    sizes = {
-        "name": len(trace.names),
-        "dtype": len(trace.names),
-        "shape": len(trace.names),
-        "thread": len(trace.threads),
-        "group": len(trace.groups),
-        "launch": len(trace.launches),
-        "kernel": len(trace.kernels),
-    }
-    for name in TABLES:
-        table: Table = getattr(trace, name)
-        if len(table):
-            _check_table(table, name, sizes, file)
-
-
-def check_sidecar(sidecar: Sidecar, file: str) -> None:
-    """Refuse numbers that the reader of sidecars passes over: they are divided by."""
-    times = [*sidecar.steps.before_s, *sidecar.steps.profiled_s, *sidecar.steps.after_s]
-    medians = (sidecar.steps.unprofiled_median_s, sidecar.steps.profiled_median_s)
-    times += [time for time in medians if time is not None]
-    values = [getattr(sidecar, one.name) for one in fields(sidecar)]
-    counts = [value for value in values if isinstance(value, int)]
-    counts += [*sidecar.held_stages, *sidecar.split, *sidecar.context_lengths]
-    overhead = sidecar.steps.overhead_fraction
-    is_sound = all(time > 0 and math.isfinite(time) for time in times)
-    is_sound &= all(count >= 0 for count in counts)
-    if not is_sound or (overhead is not None and not math.isfinite(overhead)):
-        raise damaged(file, "its sidecar has absurd numbers")
-
-
-def _check_table(table: Table, name: str, sizes: dict[str, int], file: str) -> None:
-    for column, size in sizes.items():
-        values = getattr(table, column, None)
-        if values is not None:
-            check_range(values, UNKNOWN, size - 1, file, f"{name}.{column}")
-    for column, kind in _KINDS.items():
-        values = getattr(table, column, None)
-        if values is not None:
-            check_range(values, 0, max(kind), file, f"{name}.{column}")
-    starts = table.start_ns
-    durations = getattr(table, "duration_ns", None)
-    is_sound = bool((starts[1:] >= starts[:-1]).all())
-    if durations is not None:
-        is_sound &= int(durations.min()) >= 0 and bool((starts + durations >= starts).all())
-    if not is_sound:
-        raise damaged(file, f"the times of its {name} contradict each other")
-
-
-def _check_texts(trace: RankTrace, file: str) -> None:
-    """Refuse halves of characters, which nobody can print; file names alone may hold them."""
-    header = trace.header
-    texts = [*trace.names, trace.format, header.host, header.backend]
-    texts += [part for thread in trace.threads for part in (thread.identity, thread.name)]
-    texts += [part for group in trace.groups for part in (group.name, group.description)]
-    texts += [part for group in header.groups for part in (group.name, group.description)]
-    texts += [device.name for device in header.devices]
-    texts += [part for pair in header.versions for part in pair]
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError as error:
-        raise damaged(file, "a name in it is no text") from error
-
-
 _TABLES: dict[str, type[Table]] = {
     "kernels": Kernels,
     "launches": Launches,
@@ -143,7 +67,9 @@ _TABLES: dict[str, type[Table]] = {
     "cpu_operators": CpuOperators,
 }
 _WANTED = {name: column_types(kind) for name, kind in _TABLES.items()}
-_TableType = TypeVar("_TableType", bound=Table)
+# Half of what fits: an end is a start and a duration.
+_LONGEST = 2**62
+_TABLE_WANTED = {"operations": column_types(OpTable)}
 
 
 class _Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +84,17 @@ class _Description(msgspec.Struct, frozen=True, kw_only=True):
     inflated_bytes: int
     gaps: tuple[Gap, ...]
     sidecar: Sidecar | None
+    tables: dict[str, Layout]
+
+
+class _TableDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """All of an `OpTable` that is not a column."""
+
+    format: str
+    names: tuple[str, ...]
+    events: int
+    inflated_bytes: int
+    gaps: tuple[Gap, ...]
     tables: dict[str, Layout]
 
 
@@ -208,7 +145,12 @@ def unpack_digest(
         raise damaged(file, "it is that of an op table")
     said = from_json(content, _Description, file)
     tables = unpack_tables(said.tables, content.columns, _WANTED, file)
-    made = {name: _build(kind, tables[name], file) for name, kind in _TABLES.items()}
+    made = {}
+    for name, kind in _TABLES.items():
+        starts = tables[name].get("start_ns")
+        if starts is None:
+            raise damaged(file, f"{kind.__name__} has no starts")
+        made[name] = build(kind, len(starts), **tables[name])
     trace = RankTrace(
         file=content.head.file,
         format=said.format,
@@ -222,33 +164,10 @@ def unpack_digest(
         gaps=said.gaps,
         **made,  # type: ignore[arg-type]
     )
-    check_trace(trace, file)
+    _check_trace(trace, file)
     if said.sidecar is not None:
-        check_sidecar(said.sidecar, file)
+        _check_sidecar(said.sidecar, file)
     return trace, said.sidecar
-
-
-def _build(kind: type[_TableType], columns: Columns, file: str) -> _TableType:
-    starts = columns.get("start_ns")
-    if starts is None:
-        raise damaged(file, f"{kind.__name__} has no starts")
-    return build(kind, len(starts), **columns)
-
-
-# Half of what fits: an end is a start and a duration.
-_LONGEST = 2**62
-_TABLE_WANTED = {"operations": column_types(OpTable)}
-
-
-class _TableDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """All of an `OpTable` that is not a column."""
-
-    format: str
-    names: tuple[str, ...]
-    events: int
-    inflated_bytes: int
-    gaps: tuple[Gap, ...]
-    tables: dict[str, Layout]
 
 
 def pack_table(table: OpTable, *, stamp: Stamp | None = None) -> bytes:
@@ -312,8 +231,6 @@ def keep_traces(file: str, traces: Sequence[RankTrace], place: DigestPlace) -> t
 
 def keep_table(file: str, table: OpTable, place: DigestPlace) -> tuple[Gap, ...]:
     """Write the digest of an op table."""
-    from debubble.trace.digest.content import pack_table  # noqa: PLC0415 (rare, and 20 ms)
-
     return tuple(_write(place.target(file), pack_table(table, stamp=stamp_of(file)), None))
 
 
@@ -330,3 +247,74 @@ def _write(target: str, data: bytes, rank: int | None) -> list[Gap]:
     except TraceError as error:
         return [replace(as_gap(error, code=Code.DIGEST_NOT_WRITTEN), rank=rank)]
     return []
+
+
+def _check_trace(trace: RankTrace, file: str) -> None:
+    """Refuse what no reader returns."""
+    counts = (trace.header.rank, trace.header.world_size)
+    if any(count is not None and not 0 <= count < MOST_RANKS for count in counts):
+        raise damaged(file, "it has an absurd number of ranks")
+    if trace.events < 0 or trace.inflated_bytes < 0:
+        raise damaged(file, "it has a negative size")
+    _check_texts(trace, file)
+    sizes = {
+        "name": len(trace.names),
+        "dtype": len(trace.names),
+        "shape": len(trace.names),
+        "thread": len(trace.threads),
+        "group": len(trace.groups),
+        "launch": len(trace.launches),
+        "kernel": len(trace.kernels),
+    }
+    for name in _TABLES:
+        table: Table = getattr(trace, name)
+        if len(table):
+            _check_table(table, name, sizes, file)
+
+
+def _check_sidecar(sidecar: Sidecar, file: str) -> None:
+    """Refuse numbers that the reader of sidecars passes over: they are divided by."""
+    times = [*sidecar.steps.before_s, *sidecar.steps.profiled_s, *sidecar.steps.after_s]
+    medians = (sidecar.steps.unprofiled_median_s, sidecar.steps.profiled_median_s)
+    times += [time for time in medians if time is not None]
+    values = [getattr(sidecar, field.name) for field in fields(sidecar)]
+    counts = [value for value in values if isinstance(value, int)]
+    counts += [*sidecar.held_stages, *sidecar.split, *sidecar.context_lengths]
+    overhead = sidecar.steps.overhead_fraction
+    is_sound = all(time > 0 and math.isfinite(time) for time in times)
+    is_sound &= all(count >= 0 for count in counts)
+    if not is_sound or (overhead is not None and not math.isfinite(overhead)):
+        raise damaged(file, "its sidecar has absurd numbers")
+
+
+def _check_table(table: Table, name: str, sizes: dict[str, int], file: str) -> None:
+    for column, size in sizes.items():
+        values = getattr(table, column, None)
+        if values is not None:
+            check_range(values, UNKNOWN, size - 1, file, f"{name}.{column}")
+    for column, kind in _KINDS.items():
+        values = getattr(table, column, None)
+        if values is not None:
+            check_range(values, 0, max(kind), file, f"{name}.{column}")
+    starts = table.start_ns
+    durations = getattr(table, "duration_ns", None)
+    is_sound = bool((starts[1:] >= starts[:-1]).all())
+    if durations is not None:
+        is_sound &= int(durations.min()) >= 0 and bool((starts + durations >= starts).all())
+    if not is_sound:
+        raise damaged(file, f"the times of its {name} contradict each other")
+
+
+def _check_texts(trace: RankTrace, file: str) -> None:
+    """Refuse halves of characters, which nobody can print; file names alone may hold them."""
+    header = trace.header
+    texts = [*trace.names, trace.format, header.host, header.backend]
+    texts += [part for thread in trace.threads for part in (thread.identity, thread.name)]
+    texts += [part for group in trace.groups for part in (group.name, group.description)]
+    texts += [part for group in header.groups for part in (group.name, group.description)]
+    texts += [device.name for device in header.devices]
+    texts += [part for pair in header.versions for part in pair]
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise damaged(file, "a name in it is no text") from error

@@ -47,11 +47,9 @@ class DigestPlace:
         name = f"{stem}{SUFFIX}" if rank is None else f"{stem}.rank{rank}{SUFFIX}"
         if self.place == BESIDE:
             return _join(folder, name) if folder or not file.startswith("/") else f"/{name}"
-        inside = folder.removeprefix(self.root).strip("/") if self._holds(folder) else ""
+        below = f"{folder}/".startswith(f"{self.root}/")
+        inside = folder.removeprefix(self.root).strip("/") if below else ""
         return _join(self.place.rstrip("/"), self.run, inside, name)
-
-    def _holds(self, folder: str) -> bool:
-        return f"{folder}/".startswith(f"{self.root}/")
 
 
 def place_digests(place: str, typed: Sequence[str], files: Sequence[str]) -> DigestPlace:
@@ -59,7 +57,11 @@ def place_digests(place: str, typed: Sequence[str], files: Sequence[str]) -> Dig
     if place == BESIDE:
         return DigestPlace(place=place)
     folders = [file.replace(os.sep, "/").rpartition("/")[0] for file in files]
-    root = _shared(folders)
+    shared = folders[0].split("/")
+    for folder in folders[1:]:
+        same = [a == b for a, b in zip(shared, folder.split("/"), strict=False)]
+        shared = shared[: same.index(False) if False in same else len(same)]
+    root = "/".join(shared)
     asked = typed[0].rstrip("/") if len(typed) == 1 else ""
     if asked and asked not in files and f"{root}/".startswith(f"{asked}/"):
         root = asked
@@ -71,17 +73,16 @@ def place_digests(place: str, typed: Sequence[str], files: Sequence[str]) -> Dig
 def stamp_of(file: str) -> Stamp | None:
     """Return what tells a trace from others of its name; None where it cannot be asked."""
     try:
-        size, tail = read_tail(file, _TAIL_BYTES) if is_url(file) else _tail(file)
+        if is_url(file):
+            size, tail = read_tail(file, _TAIL_BYTES)
+        else:
+            with closing(open_binary(file)) as stream:
+                size = stream.seek(0, os.SEEK_END)
+                stream.seek(max(0, size - _TAIL_BYTES))
+                tail = stream.read(_TAIL_BYTES)
     except (TraceError, OSError, ValueError, KeyError):
         return None
     return Stamp(bytes=size, tail=zlib.crc32(tail))
-
-
-def _tail(file: str) -> tuple[int, bytes]:
-    with closing(open_binary(file)) as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, size - _TAIL_BYTES))
-        return size, stream.read(_TAIL_BYTES)
 
 
 def write_digest(target: str, data: bytes) -> None:
@@ -89,7 +90,10 @@ def write_digest(target: str, data: bytes) -> None:
     _check_free(target, peek_head(data, target))
     try:
         if is_url(target):
-            _write_url(target, data)
+            system, path = locate(target)
+            with plain_errors():
+                system.makedirs(path.rpartition("/")[0], exist_ok=True)
+                system.pipe_file(path, data)
         else:
             _write_file(target, data)
     except (OSError, ImportError, ValueError) as error:
@@ -136,22 +140,5 @@ def _write_file(target: str, data: bytes) -> None:
         raise
 
 
-def _write_url(target: str, data: bytes) -> None:
-    system, path = locate(target)
-    with plain_errors():
-        system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        system.pipe_file(path, data)
-
-
 def _join(*parts: str) -> str:
     return "/".join(part for part in parts if part)
-
-
-def _shared(folders: Sequence[str]) -> str:
-    """Return the folder that all lie in."""
-    shared = folders[0].split("/")
-    for folder in folders[1:]:
-        parts = folder.split("/")
-        same = [a == b for a, b in zip(shared, parts, strict=False)]
-        shared = shared[: same.index(False) if False in same else len(same)]
-    return "/".join(shared)

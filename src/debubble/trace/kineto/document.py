@@ -29,82 +29,9 @@ from debubble.trace.kineto.events import (
     scan_json,
 )
 from debubble.trace.kineto.operators import parse_groups
-from debubble.trace.kineto.walk import BORDER, MOST_MALFORMED, Sifted, Walk, sift, walk_events
+from debubble.trace.kineto.walk import BORDER, MOST_MALFORMED, Stretch, sift, walk_events
 from debubble.trace.source import Source
 from debubble.units import show_bytes, show_count
-
-_VERSION_FIELDS = {
-    "cuda_runtime_version": "cuda_runtime",
-    "cuda_driver_version": "cuda_driver",
-    "hip_runtime_version": "hip_runtime",
-    "hip_driver_version": "hip_driver",
-    "cupti_version": "cupti",
-    "pytorch_version": "torch",
-}
-_MAX_BASE_NS = 4 * 10**18
-
-
-def parse_header(fields: Mapping[str, Any]) -> Header:
-    """Read what is there; anything of an unexpected type counts as absent."""
-    info = _mapping(fields.get("distributedInfo"))
-    base = fields.get("baseTimeNanoseconds")
-    versions = {
-        ours: str(fields[theirs]) for theirs, ours in _VERSION_FIELDS.items() if theirs in fields
-    }
-    if info.get("nccl_version"):
-        versions["nccl"] = str(info["nccl_version"])
-    host = fields.get("host_name")
-    return Header(
-        rank=_count(info.get("rank"), below=MOST_RANKS),
-        world_size=_count(info.get("world_size"), below=MOST_RANKS),
-        backend=str(info.get("backend", "")),
-        groups=parse_groups(info),
-        devices=_devices(fields.get("deviceProperties")),
-        host=host if isinstance(host, str) else "",
-        base_time_ns=base if isinstance(base, int) and 0 <= base < _MAX_BASE_NS else 0,
-        record_shapes=_flag(fields, "record_shapes"),
-        profile_memory=_flag(fields, "profile_memory"),
-        with_stack=_flag(fields, "with_stack"),
-        versions=tuple(sorted(versions.items())),
-    )
-
-
-def _devices(entries: object) -> tuple[Device, ...]:
-    devices = []
-    for entry in entries if isinstance(entries, list) else ():
-        known = _mapping(entry)
-        index = _count(known.get("id"))
-        if index is not None:
-            devices.append(
-                Device(
-                    index=index,
-                    name=str(known.get("name", "")),
-                    memory_bytes=_count(known.get("totalGlobalMem")),
-                    multiprocessors=_count(known.get("numSms")),
-                )
-            )
-    return tuple(devices)
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _count(value: object, *, below: int = 2**63) -> int | None:
-    """Return a whole number from zero up, also where it is written as text; else None."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < below:
-        return None
-    return value
-
-
-def _flag(fields: Mapping[str, Any], name: str) -> bool | None:
-    """Torch writes a setting as 1 when it was on, and leaves it out when it was off."""
-    if name in fields:
-        return bool(fields[name])
-    return False if "schemaVersion" in fields else None
-
 
 EVENTS_FIELD = "traceEvents"
 
@@ -119,8 +46,18 @@ _WHITESPACE = re.compile(r"[ \t\r\n]*")
 _NAME_SHOWN = 40
 _BOM = "\u00ef\u00bb\u00bf"  # a byte order mark, read one character a byte
 
+_VERSION_FIELDS = {
+    "cuda_runtime_version": "cuda_runtime",
+    "cuda_driver_version": "cuda_driver",
+    "hip_runtime_version": "hip_runtime",
+    "hip_driver_version": "hip_driver",
+    "cupti_version": "cupti",
+    "pytorch_version": "torch",
+}
+_MAX_BASE_NS = 4 * 10**18
 
-class Place(Enum):
+
+class Section(Enum):
     """Where in the document the reader stands."""
 
     BEFORE = auto()
@@ -147,31 +84,38 @@ class Document:
         self.malformed = 0
         self.first_malformed = ""
         self.bad_text = 0
-        self._place = Place.BEFORE
+        self._section = Section.BEFORE
         self._held = b""
 
     def batches(self) -> Iterator[Batch]:
         """Yield all events, a stretch at a time."""
         for piece in self.source.pieces():
-            if self._place is Place.EVENTS:
+            if self._section is Section.EVENTS:
                 yield from self._take_events(piece)
-            else:
-                self._hold(piece)
-                if self._place is Place.BEFORE and self._open_events():
-                    rest, self._held = self._held, b""
-                    yield from self._take_events(rest)
-        yield from self._finish()
-
-    def _hold(self, piece: bytes) -> None:
-        if self._place is Place.AFTER and len(self._held) > MAX_HELD_BYTES:
-            return  # whatever follows 16 MiB after the events, no field of ours does
-        self._held += piece
-        if self._place is Place.BEFORE and len(self._held) > MAX_HELD_BYTES:
-            raise NotATrace(
-                f"has no `{EVENTS_FIELD}` in its first {show_bytes(MAX_HELD_BYTES)}",
-                hint="give files written by torch.profiler's export_chrome_trace",
-                file=self.source.file,
-            )
+                continue
+            if self._section is Section.AFTER and len(self._held) > MAX_HELD_BYTES:
+                continue  # whatever follows 16 MiB after the events, no field of ours does
+            self._held += piece
+            if self._section is Section.AFTER:
+                continue
+            if len(self._held) > MAX_HELD_BYTES:
+                raise NotATrace(
+                    f"has no `{EVENTS_FIELD}` in its first {show_bytes(MAX_HELD_BYTES)}",
+                    hint="give files written by torch.profiler's export_chrome_trace",
+                    file=self.source.file,
+                )
+            if self._open_events():
+                rest, self._held = self._held, b""
+                yield from self._take_events(rest)
+        if self._section is Section.BEFORE:
+            self._open_events(final=True)  # it may end right after `"traceEvents": [`
+        if self._section is Section.EVENTS:
+            yield from self._walk(self._held, final=True)
+        if self._section is Section.AFTER:
+            fields, complete = scan_trailing_fields(self._held, bare=self.bare)
+            self.fields |= fields
+            self.tail_lost = not complete
+        self._held = b""
 
     def _open_events(self, *, final: bool = False) -> bool:
         """Read fields up to the first event; False while more text is needed."""
@@ -182,22 +126,19 @@ class Document:
                 raise not_a_trace(self.fields, self.source.file)
             return False
         self._held = self._held[opening.events_at :]
-        self._place = Place.EVENTS
+        self._section = Section.EVENTS
         if self.cpu_operators is None:
             self.cpu_operators = not self.fields.get("deviceProperties")
         return True
 
     def _take_events(self, piece: bytes) -> Iterator[Batch]:
         sifted = None if self.cpu_operators else sift(self._held, piece)
-        batch = _decode_sifted(sifted) if sifted else None
-        if sifted is None or batch is None:
-            yield from self._take_all_events(piece)
+        batch = _decode_stretch(sifted) if sifted else None
+        if sifted is not None and batch is not None:
+            self._held = sifted.rest
+            self.skipped += sifted.skipped
+            yield batch
             return
-        self._held = sifted.rest
-        self.skipped += sifted.skipped
-        yield batch
-
-    def _take_all_events(self, piece: bytes) -> Iterator[Batch]:
         cut = _last_border(piece)
         if cut < 0:
             self._held += piece
@@ -205,41 +146,15 @@ class Document:
                 yield from self._walk(self._held, final=False)
             return
         stretch = b"".join((b"[", self._held, memoryview(piece)[:cut], b"]"))
-        batch = _decode(stretch)
-        if batch is not None:
+        events = _decode(stretch)
+        if events is not None:
             self._held = piece[cut + 1 :]
-            yield Batch(others=batch)
+            yield Batch(others=events)
         else:
             yield from self._walk(self._held + piece, final=False)
 
     def _walk(self, data: bytes, *, final: bool) -> Iterator[Batch]:
         walk = walk_events(data, final=final)
-        self._note(walk)
-        self._held = data[walk.consumed :]
-        if walk.closed:
-            self._place = Place.AFTER
-            self.closed = True
-        elif len(self._held) > MAX_HELD_BYTES:
-            raise TraceError(
-                f"holds an event larger than {show_bytes(MAX_HELD_BYTES)}: damaged, or no trace",
-                hint="record it again",
-                file=self.source.file,
-            )
-        if walk.events:
-            yield Batch(others=walk.events)
-
-    def _finish(self) -> Iterator[Batch]:
-        if self._place is Place.BEFORE and self._open_events(final=True):
-            pass  # a file that ends right after `"traceEvents": [`
-        if self._place is Place.EVENTS:
-            yield from self._walk(self._held, final=True)
-        if self._place is Place.AFTER:
-            fields, complete = scan_trailing_fields(self._held, bare=self.bare)
-            self.fields |= fields
-            self.tail_lost = not complete
-        self._held = b""
-
-    def _note(self, walk: Walk) -> None:
         self.malformed += walk.malformed
         self.first_malformed = self.first_malformed or walk.first_malformed
         self.bad_text += walk.bad_text
@@ -249,6 +164,18 @@ class Document:
                 hint="give files written by torch.profiler's export_chrome_trace",
                 file=self.source.file,
             )
+        self._held = data[walk.consumed :]
+        if walk.closed:
+            self._section = Section.AFTER
+            self.closed = True
+        elif len(self._held) > MAX_HELD_BYTES:
+            raise TraceError(
+                f"holds an event larger than {show_bytes(MAX_HELD_BYTES)}: damaged, or no trace",
+                hint="record it again",
+                file=self.source.file,
+            )
+        if walk.events:
+            yield Batch(others=walk.events)
 
 
 def _decode(stretch: bytes) -> Sequence[AnyKind] | None:
@@ -265,7 +192,7 @@ def _decode(stretch: bytes) -> Sequence[AnyKind] | None:
         return None
 
 
-def _decode_sifted(sifted: Sifted) -> Batch | None:
+def _decode_stretch(sifted: Stretch) -> Batch | None:
     """Decode each kind into its own fields; None if any of it is not well-formed."""
     try:
         return Batch(
@@ -379,3 +306,65 @@ def not_a_trace(fields: dict[str, Any], file: str) -> NotATrace:
 def _skip(text: str, position: int) -> int:
     found = _WHITESPACE.match(text, position)
     return found.end() if found else position
+
+
+def parse_header(fields: Mapping[str, Any]) -> Header:
+    """Read what is there; anything of an unexpected type counts as absent."""
+    info = _mapping(fields.get("distributedInfo"))
+    base = fields.get("baseTimeNanoseconds")
+    versions = {
+        ours: str(fields[theirs]) for theirs, ours in _VERSION_FIELDS.items() if theirs in fields
+    }
+    if info.get("nccl_version"):
+        versions["nccl"] = str(info["nccl_version"])
+    host = fields.get("host_name")
+    return Header(
+        rank=_count(info.get("rank"), below=MOST_RANKS),
+        world_size=_count(info.get("world_size"), below=MOST_RANKS),
+        backend=str(info.get("backend", "")),
+        groups=parse_groups(info),
+        devices=_devices(fields.get("deviceProperties")),
+        host=host if isinstance(host, str) else "",
+        base_time_ns=base if isinstance(base, int) and 0 <= base < _MAX_BASE_NS else 0,
+        record_shapes=_flag(fields, "record_shapes"),
+        profile_memory=_flag(fields, "profile_memory"),
+        with_stack=_flag(fields, "with_stack"),
+        versions=tuple(sorted(versions.items())),
+    )
+
+
+def _devices(entries: object) -> tuple[Device, ...]:
+    devices = []
+    for entry in entries if isinstance(entries, list) else ():
+        known = _mapping(entry)
+        index = _count(known.get("id"))
+        if index is not None:
+            devices.append(
+                Device(
+                    index=index,
+                    name=str(known.get("name", "")),
+                    memory_bytes=_count(known.get("totalGlobalMem")),
+                    multiprocessors=_count(known.get("numSms")),
+                )
+            )
+    return tuple(devices)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: object, *, below: int = 2**63) -> int | None:
+    """Return a whole number from zero up, also where it is written as text; else None."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < below:
+        return None
+    return value
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool | None:
+    """Torch writes a setting as 1 when it was on, and leaves it out when it was off."""
+    if name in fields:
+        return bool(fields[name])
+    return False if "schemaVersion" in fields else None

@@ -1,16 +1,20 @@
 """CPU operators in → what communicates, with whom and how much.
 
-torch writes one communication up to three times: `c10d::send` (peer, shape), inside it
-`record_param_comms` (group, elements, type), and an annotation `nccl:…` or `gloo:…` that begins
-inside it and may end much later. They are folded into one; a bracket `nccl:coalesced`, which holds
-the launch of a whole batch issued just before it, is kept apart.
+torch writes one communication up to three times; they are folded into one row:
+
+    ├─ c10d::send ────────────────┤           tells peer, tag and shape
+      ├─ record_param_comms ────┤             tells group, elements and type
+          ├─ nccl:send 0->1 ────────────┤     begins inside, may end much later
+
+A bracket `nccl:coalesced`, which holds the launch of a whole batch issued just before it, is kept
+apart.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,7 +49,7 @@ _MOST_DIMENSIONS = 8
 
 
 @dataclass(slots=True)
-class Folded:
+class Call:
     """One communication, gathered from its events."""
 
     start_ns: int
@@ -81,12 +85,6 @@ class Communication:
     groups: tuple[Group, ...]
 
 
-@dataclass(slots=True)
-class _Walk:
-    folded: list[Folded] = field(default_factory=list)
-    brackets: list[tuple[int, int, int]] = field(default_factory=list)
-
-
 def fold_operators(  # noqa: PLR0913 (columns of one table)
     *,
     start_ns: I64,
@@ -102,13 +100,14 @@ def fold_operators(  # noqa: PLR0913 (columns of one table)
     strings = names.all()
     order = np.lexsort((-(start_ns + duration_ns), start_ns, thread, device_row))
     columns = (start_ns, duration_ns, name, thread, device_row)
-    walk = _Walk()
-    current: Folded | None = None
+    calls: list[Call] = []
+    brackets: list[tuple[int, int, int]] = []
+    current: Call | None = None
     for row, start, duration, named, caller, device in zip(
         order.tolist(), *(column[order].tolist() for column in columns), strict=True
     ):
         text = strings[named]
-        one = Folded(
+        call = Call(
             start_ns=start,
             duration_ns=duration,
             name=text,
@@ -117,47 +116,47 @@ def fold_operators(  # noqa: PLR0913 (columns of one table)
             operation=classify_operation(args[row].collective or text),
         )
         if text == _BRACKET:
-            walk.brackets.append((start, duration, caller))
-        elif current is not None and _belongs(one, current):
+            brackets.append((start, duration, caller))
+        elif current is not None and _belongs(call, current):
             _describe(current, args[row], text)
         else:
-            current = one
+            current = call
             _describe(current, args[row], text)
-            walk.folded.append(current)
-    return _tabulate(walk, names, header)
+            calls.append(current)
+    return _tabulate(calls, brackets, names, header)
 
 
-def _belongs(one: Folded, current: Folded) -> bool:
+def _belongs(call: Call, current: Call) -> bool:
     """Tell whether an event is about the communication before it; annotations hold nothing else."""
-    if one.thread != current.thread or not one.device_row == current.device_row == UNKNOWN:
+    if call.thread != current.thread or not call.device_row == current.device_row == UNKNOWN:
         return False
     if not current.name.startswith(("c10d::", _DETAIL)):
         return False
     end_ns = current.start_ns + current.duration_ns
-    if one.name.startswith("c10d::") and one.start_ns + one.duration_ns > end_ns:
+    if call.name.startswith("c10d::") and call.start_ns + call.duration_ns > end_ns:
         return False
-    return one.start_ns < end_ns or one.start_ns == current.start_ns
+    return call.start_ns < end_ns or call.start_ns == current.start_ns
 
 
-def _describe(folded: Folded, args: OperatorArgs, text: str) -> None:
+def _describe(call: Call, args: OperatorArgs, text: str) -> None:
     """Add what one more event of the same communication knows."""
-    folded.on_host |= text.startswith(_HOST_BACKENDS)
+    call.on_host |= text.startswith(_HOST_BACKENDS)
     if args.collective:
-        folded.operation = classify_operation(args.collective)
+        call.operation = classify_operation(args.collective)
     described = args.in_elements if args.in_elements >= 0 else args.out_elements
-    folded.elements = described if described >= 0 else max(folded.elements, _count(args.shapes))
-    folded.group = args.group or folded.group
-    folded.description = args.description or folded.description
-    folded.group_ranks = str(args.group_ranks) if args.group_ranks else folded.group_ranks
-    folded.dtype = args.dtype or folded.dtype or _first_type(args.types)
-    if folded.operation is Operation.SEND and args.destination >= 0:
-        folded.global_peer = args.destination
-    elif folded.operation is Operation.RECEIVE and args.source >= 0:
-        folded.global_peer = args.source
-    if text.startswith("c10d::") and folded.operation in {Operation.SEND, Operation.RECEIVE}:
-        folded.local_peer = _input(args, _PEER_INPUT)
-        folded.shape = _shape(args.shapes)
-        folded.tag = _input(args, _TAG_INPUT)
+    call.elements = described if described >= 0 else max(call.elements, _count(args.shapes))
+    call.group = args.group or call.group
+    call.description = args.description or call.description
+    call.group_ranks = str(args.group_ranks) if args.group_ranks else call.group_ranks
+    call.dtype = args.dtype or call.dtype or _first_type(args.types)
+    if call.operation is Operation.SEND and args.destination >= 0:
+        call.global_peer = args.destination
+    elif call.operation is Operation.RECEIVE and args.source >= 0:
+        call.global_peer = args.source
+    if text.startswith("c10d::") and call.operation in {Operation.SEND, Operation.RECEIVE}:
+        call.local_peer = _input(args, _PEER_INPUT)
+        call.shape = _shape(args.shapes)
+        call.tag = _input(args, _TAG_INPUT)
 
 
 def _input(args: OperatorArgs, position: int) -> int:
@@ -200,46 +199,48 @@ def _first_type(types: list[Any]) -> str:
     return first if isinstance(first, str) and element_bytes(first) else ""
 
 
-def _tabulate(walk: _Walk, names: Interner[str], header: Header) -> Communication:
-    folded = sorted(walk.folded, key=lambda one: one.start_ns)
-    groups = _all_groups(folded, header)
+def _tabulate(
+    calls: list[Call], brackets: list[tuple[int, int, int]], names: Interner[str], header: Header
+) -> Communication:
+    calls = sorted(calls, key=lambda call: call.start_ns)
+    groups = _all_groups(calls, header)
     number = {group.name: row for row, group in enumerate(groups)}
     only = 0 if len(groups) == 1 else UNKNOWN
-    group = [number.get(one.group, only) if one.group else only for one in folded]
-    size = [element_bytes(one.dtype) for one in folded]
+    group = [number.get(call.group, only) if call.group else only for call in calls]
+    size = [element_bytes(call.dtype) for call in calls]
     operators = build(
         Operators,
-        len(folded),
-        start_ns=[one.start_ns for one in folded],
-        duration_ns=[one.duration_ns for one in folded],
-        name=[names[one.name] for one in folded],
-        thread=[one.thread for one in folded],
-        operation=[one.operation for one in folded],
-        local_peer=[one.local_peer for one in folded],
-        peer=[_peer_of(one, groups, row, header) for one, row in zip(folded, group, strict=True)],
+        len(calls),
+        start_ns=[call.start_ns for call in calls],
+        duration_ns=[call.duration_ns for call in calls],
+        name=[names[call.name] for call in calls],
+        thread=[call.thread for call in calls],
+        operation=[call.operation for call in calls],
+        local_peer=[call.local_peer for call in calls],
+        peer=[_peer_of(call, groups, row, header) for call, row in zip(calls, group, strict=True)],
         group=group,
-        elements=[one.elements for one in folded],
+        elements=[call.elements for call in calls],
         message_bytes=[
-            UNKNOWN if one.elements < 0 or each is None else min(one.elements * each, 2**63 - 1)
-            for one, each in zip(folded, size, strict=True)
+            UNKNOWN if call.elements < 0 or each is None else min(call.elements * each, 2**63 - 1)
+            for call, each in zip(calls, size, strict=True)
         ],
-        dtype=[names[one.dtype] if one.dtype else UNKNOWN for one in folded],
-        shape=[names[one.shape] if one.shape else UNKNOWN for one in folded],
-        tag=[one.tag for one in folded],
+        dtype=[names[call.dtype] if call.dtype else UNKNOWN for call in calls],
+        shape=[names[call.shape] if call.shape else UNKNOWN for call in calls],
+        tag=[call.tag for call in calls],
     )
-    brackets = np.array(sorted(walk.brackets), dtype=np.int64).reshape(-1, 3)
+    bracket = np.array(sorted(brackets), dtype=np.int64).reshape(-1, 3)
     return Communication(
         operators=operators,
-        device_row=np.array([one.device_row for one in folded], dtype=np.int64),
-        on_host=np.array([one.on_host for one in folded], dtype=bool),
-        bracket_start_ns=brackets[:, 0],
-        bracket_end_ns=brackets[:, 0] + brackets[:, 1],
-        bracket_thread=brackets[:, 2].astype(np.int32),
+        device_row=np.array([call.device_row for call in calls], dtype=np.int64),
+        on_host=np.array([call.on_host for call in calls], dtype=bool),
+        bracket_start_ns=bracket[:, 0],
+        bracket_end_ns=bracket[:, 0] + bracket[:, 1],
+        bracket_thread=bracket[:, 2].astype(np.int32),
         groups=groups,
     )
 
 
-def _peer_of(one: Folded, groups: tuple[Group, ...], group: int, header: Header) -> int:
+def _peer_of(call: Call, groups: tuple[Group, ...], group: int, header: Header) -> int:
     """Return the global rank of a peer; -1 where nothing tells it.
 
     A call counts inside its group, so that the group's members tell it whatever else is written.
@@ -247,24 +248,24 @@ def _peer_of(one: Folded, groups: tuple[Group, ...], group: int, header: Header)
     `Dst Rank: 2` beside the input 1 (recorded with torch 2.11 by Megatron and torchtitan).
     """
     ranks = groups[group].ranks if group >= 0 else ()
-    if 0 <= one.local_peer < len(ranks):
-        return ranks[one.local_peer]
-    if 0 <= one.global_peer <= _MAX_PEER and (not ranks or one.global_peer in ranks):
-        return one.global_peer
+    if 0 <= call.local_peer < len(ranks):
+        return ranks[call.local_peer]
+    if 0 <= call.global_peer <= _MAX_PEER and (not ranks or call.global_peer in ranks):
+        return call.global_peer
     size = header.world_size
-    alone = not groups and size is not None and 0 <= one.local_peer < size
-    return one.local_peer if alone else UNKNOWN
+    alone = not groups and size is not None and 0 <= call.local_peer < size
+    return call.local_peer if alone else UNKNOWN
 
 
-def _all_groups(folded: list[Folded], header: Header) -> tuple[Group, ...]:
+def _all_groups(calls: list[Call], header: Header) -> tuple[Group, ...]:
     """Return the header's groups and those that only the operators name."""
     known = {group.name: group for group in header.groups}
-    for one in folded:
-        if one.group and (one.group not in known or not known[one.group].ranks):
-            known[one.group] = Group(
-                name=one.group,
-                description=one.description,
-                ranks=parse_ranks(one.group_ranks),
+    for call in calls:
+        if call.group and (call.group not in known or not known[call.group].ranks):
+            known[call.group] = Group(
+                name=call.group,
+                description=call.description,
+                ranks=parse_ranks(call.group_ranks),
             )
     return tuple(known.values())
 

@@ -32,8 +32,11 @@ def read_kineto(file: str, limits: Limits = DEFAULT_LIMITS) -> RankTrace:
         format=FORMAT,
         header=header,
         names=reducer.names.all(),
-        threads=_threads(reducer),
-        groups=tables.communication.groups,
+        threads=tuple(
+            Thread(identity=str(identity), name=reducer.thread_names.get(identity, ""))
+            for identity in reducer.threads
+        ),
+        groups=tables.groups,
         kernels=tables.kernels,
         launches=tables.launches,
         operators=tables.operators,
@@ -43,7 +46,10 @@ def read_kineto(file: str, limits: Limits = DEFAULT_LIMITS) -> RankTrace:
         events=events,
         inflated_bytes=document.source.inflated_bytes,
         rank=header.rank,
-        gaps=tuple(_gaps(document, reducer, header, tables, bad)),
+        gaps=tuple(
+            Gap(code=code, message=message, hint=hint, file=file, rank=header.rank)
+            for code, message, hint in _find_gaps(document, reducer, header, tables, bad)
+        ),
     )
 
 
@@ -67,13 +73,6 @@ def _gather(file: str, limits: Limits, *, cpu_operators: bool | None) -> tuple[D
     return document, reducer
 
 
-def _threads(reducer: Reducer) -> tuple[Thread, ...]:
-    return tuple(
-        Thread(identity=str(identity), name=reducer.thread_names.get(identity, ""))
-        for identity in reducer.threads
-    )
-
-
 def _nothing_in(document: Document) -> TraceError:
     file = document.source.file
     if document.source.damage:
@@ -91,16 +90,14 @@ def _nothing_in(document: Document) -> TraceError:
     )
 
 
-def _gaps(
+def _find_gaps(
     document: Document, reducer: Reducer, header: Header, tables: Tables, bad: BadTimes
-) -> Iterator[Gap]:
-    """Say everything that was missing or broken in this file."""
-    yield from _damage(document, header, sum(reducer.counts.values()) + document.skipped)
+) -> Iterator[tuple[Code, str, str]]:
+    """Yield code, message and hint of everything that was missing or broken in this file."""
+    yield from _find_damage(document, sum(reducer.counts.values()) + document.skipped)
     for problem, count in bad.counts.items():
         if count:
-            yield _gap(
-                document,
-                header,
+            yield (
                 Code.BAD_TIMES,
                 f"{counted(count, 'event')} with {problem} left out",
                 "a profiler bug: newer torch versions write them less often",
@@ -108,45 +105,33 @@ def _gaps(
     foreign = {name: n for name, n in reducer.counts.items() if FOREIGN_DEVICE.match(name)}
     if foreign:
         listed = ", ".join(f"{show_count(n)} {name}" for name, n in sorted(foreign.items()))
-        yield _gap(
-            document,
-            header,
+        yield (
             Code.FOREIGN_DEVICE,
             f"device events that are not read: {listed}",
             "only CUDA and ROCm devices are known; times on others cannot be told",
         )
     elif header.devices and not len(tables.kernels):
-        yield _gap(
-            document,
-            header,
+        yield (
             Code.NO_KERNELS,
             "there is a device but none of its kernels was traced; CPU operators are used",
             "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
         )
 
 
-def _damage(document: Document, header: Header, events: int) -> Iterator[Gap]:
+def _find_damage(document: Document, events: int) -> Iterator[tuple[Code, str, str]]:
     again = "copy the file again, or record the trace again"
-    kept = f"{counted(events, 'event')} before that kept"
     damage = document.source.damage
+    if not damage and not document.closed and not document.bare:
+        damage = "the file ends inside its list of events"
+    elif not damage and document.tail_lost:
+        damage = "what follows the list of events is damaged and was not read"
     if damage:
-        yield _gap(document, header, Code.TRUNCATED, f"{damage}; {kept}", again)
-    elif not document.closed and not document.bare:
-        message = f"the file ends inside its list of events; {kept}"
-        yield _gap(document, header, Code.TRUNCATED, message, again)
-    elif document.tail_lost:
-        message = f"what follows the list of events is damaged and was not read; {kept}"
-        yield _gap(document, header, Code.TRUNCATED, message, again)
+        kept = f"{counted(events, 'event')} before that kept"
+        yield Code.TRUNCATED, f"{damage}; {kept}", again
     if document.malformed:
         sample = f", the first near {document.first_malformed!r}"
         message = f"{counted(document.malformed, 'malformed event')} left out{sample}"
-        yield _gap(document, header, Code.MALFORMED, message, again)
+        yield Code.MALFORMED, message, again
     if document.bad_text:
-        message = (
-            f"{counted(document.bad_text, 'name')} with bad UTF-8; the bad bytes were replaced"
-        )
-        yield _gap(document, header, Code.BAD_TEXT, message, "")
-
-
-def _gap(document: Document, header: Header, code: Code, message: str, hint: str) -> Gap:
-    return Gap(code=code, message=message, hint=hint, file=document.source.file, rank=header.rank)
+        names = counted(document.bad_text, "name")
+        yield Code.BAD_TEXT, f"{names} with bad UTF-8; the bad bytes were replaced", ""

@@ -72,7 +72,7 @@ class Rows:
             self._columns[name] = column
 
 
-class Launched(dict[str, bool]):
+class QueueingNames(dict[str, bool]):
     """Whether a runtime call of this name queues device work or waits for it."""
 
     def __missing__(self, name: str) -> bool:
@@ -99,7 +99,7 @@ class Reducer:
         self.cpu_operators = Rows(ts="d", dur="d", name="i", thread="i")
         self.operators = Rows(ts="d", dur="d", name="i", thread="i", device_row="q")
         self.operator_args: list[OperatorArgs] = []
-        self._queues = Launched()
+        self._queues = QueueingNames()
         self._device_args = ArgsDecoder(DeviceArgs)
         self._launch_args = ArgsDecoder(LaunchArgs)
         self._memory_args = ArgsDecoder(MemoryArgs)
@@ -130,7 +130,12 @@ class Reducer:
 
     def _sort(self, category: str, group: list[AnyKind]) -> None:
         if category in DEVICE_CATEGORIES:
-            self._add_described(group)
+            # Some kernels say themselves what they communicate: operators of their own.
+            speaking = [row for row, e in enumerate(group) if b"Collective name" in bytes(e.args)]
+            if speaking:
+                first = len(self.device)
+                rows = [first + row for row in speaking]
+                self._add_operators([group[row] for row in speaking], rows)
             self._add_device(group, self._device_args(group))
         elif category in _LAUNCHES:
             kept = self._queueing(group)
@@ -142,28 +147,21 @@ class Reducer:
             self._add_memory(kept, self._memory_args(kept))
         elif category in _HOST_ANNOTATIONS:
             self._add_communication(group, _COMMUNICATION_ANNOTATIONS)
-            self._annotate(group, self._thread_numbers(group), [-1] * len(group))
+            threads = self._thread_numbers(group)
+            self.annotations.add(**self._spans(group), thread=threads, stream=[-1] * len(group))
         elif category == "gpu_user_annotation":
-            self._annotate(group, [-1] * len(group), [_stream(event.tid) for event in group])
+            streams = [_stream(event.tid) for event in group]
+            self.annotations.add(**self._spans(group), thread=[-1] * len(group), stream=streams)
         elif not category:
-            self._add_metadata(group)
-
-    def _add_described(self, group: list[AnyKind]) -> None:
-        """Take kernels that say themselves what they communicate, as operators of their own."""
-        speaking = [row for row, e in enumerate(group) if b"Collective name" in bytes(e.args)]
-        if speaking:
-            first = len(self.device)
-            rows = [first + row for row in speaking]
-            self._add_operator_rows([group[row] for row in speaking], rows)
+            named = [e for e in group if e.name == "thread_name"]
+            for event, args in zip(named, self._metadata_args(named), strict=True):
+                self.thread_names[event.tid] = args.name
 
     def _add_device(
         self, events: Sequence[AnyKind | DeviceEvent], args: Sequence[DeviceArgs]
     ) -> None:
-        names = self.names
         self.device.add(
-            ts=[e.ts for e in events],
-            dur=[e.dur for e in events],
-            name=[names[e.name] for e in events],
+            **self._spans(events),
             device=[a.device for a in args],
             stream=[a.stream for a in args],
             correlation=[a.correlation for a in args],
@@ -178,11 +176,8 @@ class Reducer:
     def _add_launches(
         self, events: Sequence[AnyKind | LaunchEvent], args: Sequence[LaunchArgs]
     ) -> None:
-        names = self.names
         self.launches.add(
-            ts=[e.ts for e in events],
-            dur=[e.dur for e in events],
-            name=[names[e.name] for e in events],
+            **self._spans(events),
             thread=self._thread_numbers(events),
             correlation=[a.correlation for a in args],
         )
@@ -202,45 +197,27 @@ class Reducer:
     def _add_communication(self, group: list[AnyKind], prefixes: tuple[str, ...]) -> None:
         communication = [e for e in group if e.name.startswith(prefixes)]
         if communication:
-            self._add_operator_rows(communication, [-1] * len(communication))
+            self._add_operators(communication, [-1] * len(communication))
+
+    def _add_operators(self, group: list[AnyKind], device_rows: list[int]) -> None:
+        self.operators.add(
+            **self._spans(group), thread=self._thread_numbers(group), device_row=device_rows
+        )
+        self.operator_args += self._operator_args(group)
 
     def _add_cpu_operators(self, group: list[AnyKind]) -> None:
-        names = self.names
-        self.cpu_operators.add(
-            ts=[e.ts for e in group],
-            dur=[e.dur for e in group],
-            name=[names[e.name] for e in group],
-            thread=self._thread_numbers(group),
-        )
+        self.cpu_operators.add(**self._spans(group), thread=self._thread_numbers(group))
         if len(self.cpu_operators) > self._condense_at:
             self.cpu_operators.keep(outermost(self.cpu_operators))
             self._condense_at = len(self.cpu_operators) + _CONDENSE_ROWS
 
-    def _add_operator_rows(self, group: list[AnyKind], device_rows: list[int]) -> None:
+    def _spans(self, events: Sequence[AnyKind | DeviceEvent | LaunchEvent]) -> dict[str, list[Any]]:
         names = self.names
-        self.operators.add(
-            ts=[e.ts for e in group],
-            dur=[e.dur for e in group],
-            name=[names[e.name] for e in group],
-            thread=self._thread_numbers(group),
-            device_row=device_rows,
-        )
-        self.operator_args += self._operator_args(group)
-
-    def _annotate(self, group: list[AnyKind], threads: list[int], streams: list[int]) -> None:
-        names = self.names
-        self.annotations.add(
-            ts=[e.ts for e in group],
-            dur=[e.dur for e in group],
-            name=[names[e.name] for e in group],
-            thread=threads,
-            stream=streams,
-        )
-
-    def _add_metadata(self, group: list[AnyKind]) -> None:
-        named = [e for e in group if e.name == "thread_name"]
-        for event, args in zip(named, self._metadata_args(named), strict=True):
-            self.thread_names[event.tid] = args.name
+        return {
+            "ts": [e.ts for e in events],
+            "dur": [e.dur for e in events],
+            "name": [names[e.name] for e in events],
+        }
 
     def _thread_numbers(self, events: Sequence[AnyKind | LaunchEvent]) -> list[int]:
         threads = self.threads

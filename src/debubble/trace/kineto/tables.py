@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from debubble.trace.columns import (
     FIRST_COMMUNICATION_KIND,
     I64,
-    U8,
     UNKNOWN,
     Annotations,
     CpuOperators,
+    Group,
     Header,
     KernelKind,
     Kernels,
@@ -24,6 +24,7 @@ from debubble.trace.columns import (
     Operation,
     Operators,
     build,
+    fit_int32,
 )
 from debubble.trace.communication import (
     classify_kernel_name,
@@ -35,33 +36,12 @@ from debubble.trace.kineto.operators import Communication, fold_operators
 from debubble.trace.kineto.reduce import Reducer, Rows, outermost
 from debubble.units import NS_PER_US
 
-F64 = NDArray[np.float64]
-Bool = NDArray[np.bool_]
+Positions = NDArray[np.intp]
 
 # The year 2096 in microseconds; with a base as large, int64 nanoseconds do not overflow.
-MAX_TIME_US = 4.0e15
+_MAX_TIME_US = 4.0e15
 # 31 years: added to the latest start and the latest base, it stays inside int64 nanoseconds.
-MAX_DURATION_US = 1.0e15
-
-
-def to_ns(microseconds: F64, base_ns: int = 0) -> I64:
-    """Convert exactly: the whole part and the fraction apart, so that no digit is rounded twice."""
-    whole = np.floor(microseconds)
-    nanoseconds = np.rint((microseconds - whole) * NS_PER_US).astype(np.int64)
-    return whole.astype(np.int64) * NS_PER_US + nanoseconds + np.int64(base_ns)
-
-
-def is_time(microseconds: F64) -> Bool:
-    """Return where there is a time at all: not missing, NaN or absurd."""
-    return np.abs(microseconds) < MAX_TIME_US
-
-
-def is_duration(microseconds: F64) -> Bool:
-    """Return where a duration is there and not negative."""
-    return (microseconds >= 0) & (microseconds < MAX_DURATION_US)
-
-
-_INT32_MAX = 2**31 - 1
+_MAX_DURATION_US = 1.0e15
 
 
 @dataclass(slots=True)
@@ -70,14 +50,14 @@ class BadTimes:
 
     counts: Counter[str] = field(default_factory=Counter)
 
-    def judge(self, rows: Rows, *, durations: bool = True) -> NDArray[np.intp]:
+    def judge(self, rows: Rows, *, durations: bool = True) -> Positions:
         """Return the rows whose times can be used, sorted by start; count the others."""
         start = rows["ts"].astype(np.float64)
-        good = is_time(start)
+        good = np.abs(start) < _MAX_TIME_US  # not missing, NaN or absurd
         self.counts["no usable start"] += int((~good).sum())
         if durations:
             length = rows["dur"].astype(np.float64)
-            negative, usable = length < 0, is_duration(length)
+            negative, usable = length < 0, (length >= 0) & (length < _MAX_DURATION_US)
             self.counts["a negative duration"] += int((good & negative).sum())
             self.counts["no usable duration"] += int((good & ~negative & ~usable).sum())
             good &= usable
@@ -87,11 +67,11 @@ class BadTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """All tables of one file."""
+    """All tables of one file, and the groups that its operators point into."""
 
+    groups: tuple[Group, ...]
     kernels: Kernels
     launches: Launches
-    communication: Communication
     operators: Operators
     annotations: Annotations
     memory: Memory
@@ -101,74 +81,77 @@ class Tables:
 def make_tables(reducer: Reducer, header: Header, bad: BadTimes) -> Tables:
     """Sort, convert and join everything that was gathered."""
     base_ns = header.base_time_ns
-    launches = _launches(reducer.launches, base_ns, bad)
+    rows, order = reducer.launches, bad.judge(reducer.launches)
+    launches = build(
+        Launches,
+        len(order),
+        **_host_spans(rows, order, base_ns),
+        correlation=rows["correlation"][order],
+    )
     device_order = bad.judge(reducer.device)
     kernels = _kernels(reducer, device_order, base_ns, launches)
     communication = _communication(reducer, header, device_order, bad)
     kernel_of = _kernels_of_operators(communication, kernels, launches)
     kernels, operators = _settle(communication, kernels, kernel_of)
     if len(kernels):
-        cpu_rows = np.zeros(0, dtype=np.intp)
+        cpu_order = np.zeros(0, dtype=np.intp)
     else:
         reducer.cpu_operators.keep(outermost(reducer.cpu_operators))
-        cpu_rows = bad.judge(reducer.cpu_operators)
+        cpu_order = bad.judge(reducer.cpu_operators)
+    rows, order = reducer.annotations, bad.judge(reducer.annotations)
+    annotations = build(
+        Annotations,
+        len(order),
+        **_host_spans(rows, order, base_ns),
+        stream=fit_int32(rows["stream"][order]),
+    )
+    cpu_operators = _host_spans(reducer.cpu_operators, cpu_order, base_ns)
     return Tables(
+        groups=communication.groups,
         kernels=kernels,
         launches=launches,
-        communication=communication,
         operators=operators,
-        annotations=_annotations(reducer.annotations, base_ns, bad),
+        annotations=annotations,
         memory=_memory(reducer.memory, base_ns, bad),
-        cpu_operators=_cpu_operators(reducer.cpu_operators, cpu_rows, base_ns),
+        cpu_operators=build(CpuOperators, len(cpu_order), **cpu_operators),
     )
 
 
-def _start(rows: Rows, order: NDArray[np.intp], base_ns: int) -> I64:
-    return to_ns(rows["ts"][order].astype(np.float64), base_ns)
+def _spans(rows: Rows, order: Positions, base_ns: int) -> dict[str, NDArray[np.generic]]:
+    """Return what all that lasts has: its times in nanoseconds, and its name."""
+    return {
+        "start_ns": _to_ns(rows["ts"][order], base_ns),
+        "duration_ns": _to_ns(rows["dur"][order]),
+        "name": rows["name"][order],
+    }
 
 
-def _duration(rows: Rows, order: NDArray[np.intp]) -> I64:
-    return to_ns(rows["dur"][order].astype(np.float64))
+def _host_spans(rows: Rows, order: Positions, base_ns: int) -> dict[str, NDArray[np.generic]]:
+    return {**_spans(rows, order, base_ns), "thread": rows["thread"][order]}
 
 
-def _small(values: NDArray[np.generic]) -> NDArray[np.int64]:
-    """Fit numbers of strangers into 32 bits; what does not fit is unknown."""
-    wide = values.astype(np.int64)
-    return np.where((wide >= UNKNOWN) & (wide <= _INT32_MAX), wide, UNKNOWN)
+def _to_ns(times: NDArray[np.generic], base_ns: int = 0) -> I64:
+    """Convert exactly: the whole part and the fraction apart, so that no digit is rounded twice."""
+    microseconds = times.astype(np.float64)
+    whole = np.floor(microseconds)
+    nanoseconds = np.rint((microseconds - whole) * NS_PER_US).astype(np.int64)
+    return whole.astype(np.int64) * NS_PER_US + nanoseconds + np.int64(base_ns)
 
 
-def _launches(rows: Rows, base_ns: int, bad: BadTimes) -> Launches:
-    order = bad.judge(rows)
-    return build(
-        Launches,
-        len(order),
-        start_ns=_start(rows, order, base_ns),
-        duration_ns=_duration(rows, order),
-        name=rows["name"][order],
-        thread=rows["thread"][order],
-        correlation=rows["correlation"][order],
-    )
-
-
-def _kernels(
-    reducer: Reducer, order: NDArray[np.intp], base_ns: int, launches: Launches
-) -> Kernels:
+def _kernels(reducer: Reducer, order: Positions, base_ns: int, launches: Launches) -> Kernels:
     rows = reducer.device
     kind_of_name = np.array(
         [classify_kernel_name(name) for name in reducer.names.all()] or [KernelKind.COMPUTE],
         dtype=np.uint8,
     )
-    name = rows["name"][order].astype(np.int32)
     correlation = rows["correlation"][order].astype(np.int64)
     return build(
         Kernels,
         len(order),
-        start_ns=_start(rows, order, base_ns),
-        duration_ns=_duration(rows, order),
-        name=name,
-        kind=kind_of_name[name],
-        device=_small(rows["device"][order]),
-        stream=_small(rows["stream"][order]),
+        **_spans(rows, order, base_ns),
+        kind=kind_of_name[rows["name"][order].astype(np.int32)],
+        device=fit_int32(rows["device"][order]),
+        stream=fit_int32(rows["stream"][order]),
         correlation=correlation,
         graph=rows["graph"][order],
         copy_bytes=rows["bytes"][order],
@@ -176,8 +159,23 @@ def _kernels(
     )
 
 
+def _memory(rows: Rows, base_ns: int, bad: BadTimes) -> Memory:
+    order = bad.judge(rows, durations=False)
+    on_cpu = rows["device_type"][order] == MemoryDevice.CPU
+    return build(
+        Memory,
+        len(order),
+        start_ns=_to_ns(rows["ts"][order], base_ns),
+        device_type=np.where(on_cpu, MemoryDevice.CPU, MemoryDevice.DEVICE),
+        device=fit_int32(rows["device"][order]),
+        change_bytes=rows["bytes"][order],
+        allocated_bytes=rows["allocated"][order],
+        reserved_bytes=rows["reserved"][order],
+    )
+
+
 def _communication(
-    reducer: Reducer, header: Header, device_order: NDArray[np.intp], bad: BadTimes
+    reducer: Reducer, header: Header, device_order: Positions, bad: BadTimes
 ) -> Communication:
     rows = reducer.operators
     order = bad.judge(rows)
@@ -185,8 +183,8 @@ def _communication(
     sorted_row = np.full(len(reducer.device) + 1, UNKNOWN, dtype=np.int64)
     sorted_row[device_order] = np.arange(len(device_order))
     return fold_operators(
-        start_ns=_start(rows, order, header.base_time_ns),
-        duration_ns=_duration(rows, order),
+        start_ns=_to_ns(rows["ts"][order], header.base_time_ns),
+        duration_ns=_to_ns(rows["dur"][order]),
         name=rows["name"][order].astype(np.int32),
         thread=rows["thread"][order].astype(np.int32),
         device_row=sorted_row[device_row],  # row -1 is the last one, and unknown
@@ -198,7 +196,7 @@ def _communication(
 
 def _kernels_of_operators(
     communication: Communication, kernels: Kernels, launches: Launches
-) -> NDArray[np.intp]:
+) -> Positions:
     """Return the kernel that carried out each operator; -1 where none did or none is known.
 
     An operator that launches holds the launch. A coalesced one only queues: its batch is launched
@@ -226,7 +224,8 @@ def _kernels_of_operators(
     )
     # Among one rank alone there is nothing to launch: Megatron calls such collectives all the same.
     alone = np.array([len(group.ranks) == 1 for group in communication.groups] + [False])
-    queued = (kernel_of < 0) & ~communication.on_host & _moves_data(operators.operation)
+    moves_data = (Operation.SEND, Operation.RECEIVE, Operation.COLLECTIVE)
+    queued = (kernel_of < 0) & ~communication.on_host & np.isin(operators.operation, moves_data)
     queued &= ~alone[operators.group]
     kernel_of[queued] = kernel_of_bracket[bracket[queued]]
     own = np.flatnonzero(communication.device_row >= 0)
@@ -234,12 +233,8 @@ def _kernels_of_operators(
     return kernel_of
 
 
-def _moves_data(operation: U8) -> NDArray[np.bool_]:
-    return np.isin(operation, (Operation.SEND, Operation.RECEIVE, Operation.COLLECTIVE))
-
-
 def _settle(
-    communication: Communication, kernels: Kernels, kernel_of: NDArray[np.intp]
+    communication: Communication, kernels: Kernels, kernel_of: Positions
 ) -> tuple[Kernels, Operators]:
     """Name each kernel's kind by its operators, and drop what kernels say twice.
 
@@ -262,42 +257,3 @@ def _settle(
     columns = {name: getattr(operators, name)[kept] for name in operators.__dataclass_fields__}
     columns["kernel"] = kernel_of[kept]
     return replace(kernels, kind=kind), build(Operators, int(kept.sum()), **columns)
-
-
-def _annotations(rows: Rows, base_ns: int, bad: BadTimes) -> Annotations:
-    order = bad.judge(rows)
-    return build(
-        Annotations,
-        len(order),
-        start_ns=_start(rows, order, base_ns),
-        duration_ns=_duration(rows, order),
-        name=rows["name"][order],
-        thread=rows["thread"][order],
-        stream=_small(rows["stream"][order]),
-    )
-
-
-def _memory(rows: Rows, base_ns: int, bad: BadTimes) -> Memory:
-    order = bad.judge(rows, durations=False)
-    on_cpu = rows["device_type"][order] == MemoryDevice.CPU
-    return build(
-        Memory,
-        len(order),
-        start_ns=_start(rows, order, base_ns),
-        device_type=np.where(on_cpu, MemoryDevice.CPU, MemoryDevice.DEVICE),
-        device=_small(rows["device"][order]),
-        change_bytes=rows["bytes"][order],
-        allocated_bytes=rows["allocated"][order],
-        reserved_bytes=rows["reserved"][order],
-    )
-
-
-def _cpu_operators(rows: Rows, order: NDArray[np.intp], base_ns: int) -> CpuOperators:
-    return build(
-        CpuOperators,
-        len(order),
-        start_ns=_start(rows, order, base_ns),
-        duration_ns=_duration(rows, order),
-        name=rows["name"][order],
-        thread=rows["thread"][order],
-    )

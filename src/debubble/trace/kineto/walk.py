@@ -1,13 +1,18 @@
-"""Inflated pieces in → where events begin and end; those that no table keeps are never decoded.
+"""Inflated pieces in → where events begin and end, by a quick way and by a patient one.
 
-Two thirds of a GPU trace are CPU operators, arrows between events and calls such as
-`cudaEventQuery`. Where a file has Kineto's own layout, numpy finds the events' starts and the
-letters that tell them apart; the rest is decoded kind by kind, into just the fields it has. An
-event is stepped over only when it is positively known; any other layout, and any doubt, is left to
-the general decoder.
+`sift` is the quick way. Two thirds of a GPU trace are CPU operators, arrows between events and
+calls such as `cudaEventQuery`, which no table keeps. Where a file has Kineto's own layout, numpy
+finds the events' starts and the letters that tell them apart; the rest is decoded kind by kind,
+into just the fields it has:
 
-Used only where the fast, typed decoder says no: the end of the event list, odd values, broken text.
-Its work grows with the text and never faster, however the text is broken.
+    {⏎    "ph": "X", "cat": "cpu_op", "name": "aten::mm", …    stepped over, never decoded
+    {⏎    "ph": "X", "cat": "kernel", "name": "ampere_…", …    one of the kernels
+
+An event is stepped over only when it is positively known; any other layout, and any doubt, is left
+to the general decoder.
+
+`walk_events` is used only where the fast, typed decoder says no: the end of the event list, odd
+values, broken text. Its work grows with the text and never faster, however the text is broken.
 """
 
 from __future__ import annotations
@@ -36,7 +41,6 @@ from debubble.trace.kineto.events import (
 Positions = NDArray[np.intp]
 Letters = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
-Kinds = NDArray[np.uint8]
 
 # An event as Kineto writes it, positions counted from its brace:
 #   {⏎    "ph": "X", "cat": "cpu_op", "name": "aten::mm", …
@@ -52,6 +56,27 @@ _CALL = _CATEGORY + len('cuda_runtime", "name": "')
 _INSTANT = _CATEGORY + len('cpu_instant_event", "s": "t", "name": "')
 _LOOKED_AT = _INSTANT + 8
 
+# Where one event may end and the next begin. Inside strings and nested lists this also matches, so
+# a cut here is only believed when the decoder accepts the stretch before it.
+BORDER = re.compile(rb"\}\s*(,)\s*\{")
+
+# Nothing of use is in a file that has more; stepping over so many takes a second.
+MOST_MALFORMED = 100_000
+
+_SKIPPED = re.compile(r"[\s,]*")
+
+# A token cut in two (`tru`, `1.5e`) is reported where it starts, a few characters before the end.
+_CUT_TOKEN = 8
+
+# An event is some 300 characters long. The decoder is given a window, because a failure costs it
+# as much time as it was given text; where an event is longer, the window grows.
+_WINDOW = 4096
+_GROWTH = 8
+
+# Events nest a few levels deep, Python's decoder gives up at about a thousand.
+_DEEP = 500
+_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([\[{])|[\]}]', re.DOTALL)
+
 
 class Kind(IntEnum):
     """What is done with an event."""
@@ -64,7 +89,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sifted:
+class Stretch:
     """A stretch of events, sorted. Each kind is a JSON list that ends in an empty object."""
 
     device: bytes
@@ -76,7 +101,7 @@ class Sifted:
     """From the last event on: it may not be complete yet."""
 
 
-def sift(held: bytes, piece: bytes) -> Sifted | None:
+def sift(held: bytes, piece: bytes) -> Stretch | None:
     """Sort the events of a piece; None where the layout is not Kineto's.
 
     `held` is the beginning of the event that the piece before ended in.
@@ -87,7 +112,7 @@ def sift(held: bytes, piece: bytes) -> Sifted | None:
         return None
     kinds = _tell_kinds(text, starts[:-1])
     carried = held + piece[: starts[0]]
-    return Sifted(
+    return Stretch(
         device=_collect(piece, starts, kinds == Kind.DEVICE),
         launches=_collect(piece, starts, kinds == Kind.LAUNCH),
         memory=_collect(piece, starts, kinds == Kind.MEMORY),
@@ -110,7 +135,7 @@ def _find_events(text: Letters) -> Positions:
     return found
 
 
-def _tell_kinds(text: Letters, starts: Positions) -> Kinds:
+def _tell_kinds(text: Letters, starts: Positions) -> NDArray[np.uint8]:
     """Say what to do with each event, by a few letters at fixed places.
 
     Of the categories that Kineto knows, each is told by the letters it is asked for here.
@@ -122,10 +147,25 @@ def _tell_kinds(text: Letters, starts: Positions) -> Kinds:
     kinds[_where(text, starts + _INSTANT, instants, {0: "[", 1: "m", 7: "]"})] = Kind.MEMORY
     complete = np.flatnonzero(phase == ord("X"))
     category = starts + _CATEGORY
-    operators = _where(text, category, complete, {0: "c", 1: "p", 6: '"'})
-    _tell_operators(text, starts + _OPERATOR, operators, kinds)
+    # Operators of the CPU are stepped over, but for communication: c10d::…, record_param_comms.
+    operators, names = (
+        _where(text, category, complete, {0: "c", 1: "p", 6: '"'}),
+        starts + _OPERATOR,
+    )
+    kinds[operators] = Kind.SKIPPED
+    kinds[_where(text, names, operators, {0: "c", 1: "1", 3: "d"})] = Kind.OTHER
+    kinds[_where(text, names, operators, {0: "r", 1: "e", 6: "_"})] = Kind.OTHER
+    # So are calls that neither queue nor wait: cudaEventQuery, cudaEventRecord,
+    # cudaStreamIsCapturing, and cudaStreamWaitEvent, which makes a stream wait and not the host.
+    names = starts + _CALL
     calls = _where(text, category, complete, {0: "c", 5: "r", 12: '"'})
-    _tell_calls(text, starts + _CALL, calls, kinds)
+    kinds[calls] = Kind.LAUNCH
+    events = _where(text, names, calls, {4: "E", 8: "t"})
+    streams = _where(text, names, calls, {4: "S", 9: "m"})
+    for letter in "QR":
+        kinds[_where(text, names, events, {9: letter})] = Kind.SKIPPED
+    for letter in "IW":
+        kinds[_where(text, names, streams, {10: letter})] = Kind.SKIPPED
     kernels = _where(text, category, complete, {0: "k", 5: "l", 6: '"'})
     nccl = _where(text, starts + _KERNEL, kernels, {0: "n", 1: "c"})
     kinds[kernels] = Kind.DEVICE
@@ -134,32 +174,10 @@ def _tell_kinds(text: Letters, starts: Positions) -> Kinds:
     return kinds
 
 
-def _tell_operators(text: Letters, names: Positions, rows: Positions, kinds: Kinds) -> None:
-    """Step over operators of the CPU, but for communication: `c10d::…`, `record_param_comms`."""
-    kinds[rows] = Kind.SKIPPED
-    kinds[_where(text, names, rows, {0: "c", 1: "1", 3: "d"})] = Kind.OTHER
-    kinds[_where(text, names, rows, {0: "r", 1: "e", 6: "_"})] = Kind.OTHER
-
-
-def _tell_calls(text: Letters, names: Positions, rows: Positions, kinds: Kinds) -> None:
-    """Step over calls that neither queue nor wait.
-
-    They are cudaEventQuery, cudaEventRecord, cudaStreamIsCapturing and cudaStreamWaitEvent, which
-    makes a stream wait and not the host.
-    """
-    kinds[rows] = Kind.LAUNCH
-    events = _where(text, names, rows, {4: "E", 8: "t"})
-    streams = _where(text, names, rows, {4: "S", 9: "m"})
-    for letter in "QR":
-        kinds[_where(text, names, events, {9: letter})] = Kind.SKIPPED
-    for letter in "IW":
-        kinds[_where(text, names, streams, {10: letter})] = Kind.SKIPPED
-
-
-def _where(text: Letters, places: Positions, rows: Positions, letters: dict[int, str]) -> Positions:
-    """Return those of the rows that have the letters, counted from their place."""
+def _where(text: Letters, bases: Positions, rows: Positions, letters: dict[int, str]) -> Positions:
+    """Return those of the rows that have the letters, counted from their base."""
     for offset, letter in letters.items():
-        rows = rows[text[places[rows] + offset] == ord(letter)]
+        rows = rows[text[bases[rows] + offset] == ord(letter)]
     return rows
 
 
@@ -170,28 +188,6 @@ def _collect(piece: bytes, starts: Positions, wanted: Flags, first: bytes = b"")
         return b""
     bounds = zip(starts[rows].tolist(), starts[rows + 1].tolist(), strict=True)
     return b"".join([b"[", first, *[piece[begin:end] for begin, end in bounds], b"{}]"])
-
-
-# Where one event may end and the next begin. Inside strings and nested lists this also matches, so
-# a cut here is only believed when the decoder accepts the stretch before it.
-BORDER = re.compile(rb"\}\s*(,)\s*\{")
-
-# Nothing of use is in a file that has more; stepping over so many takes a second.
-MOST_MALFORMED = 100_000
-
-_SKIPPED = re.compile(r"[\s,]*")
-
-# A token cut in two (`tru`, `1.5e`) is reported where it starts, a few characters before the end.
-_CUT_TOKEN = 8
-
-# An event is some 300 characters long. The decoder is given a window, because a failure costs it
-# as much time as it was given text; where an event is longer, the window grows.
-_WINDOW = 4096
-_GROWTH = 8
-
-# Events nest a few levels deep, Python's decoder gives up at about a thousand.
-_DEEP = 500
-_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([\[{])|[\]}]', re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -240,7 +236,14 @@ def walk_events(data: bytes, *, final: bool) -> Walk:
             _note(walk, data[position : position + 80])
             position = len(text) if border is None else _skip(text, border.end(1))
             continue
-        _take(walk, data[position:end], value)
+        try:
+            event = _to_event(data[position:end], value, walk) if isinstance(value, dict) else None
+        except RecursionError:  # as deep as Python's decoder goes, but no deeper
+            event = None
+        if event is None:
+            _note(walk, data[position:end])
+        else:
+            walk.events.append(event)
         position = _skip(text, end)
     walk.consumed = position
     return walk
@@ -255,7 +258,8 @@ def _read_value(text: str, position: int) -> tuple[Any, int]:
         try:
             value, end = scan_json(window)
         except json.JSONDecodeError as error:
-            unfinished = _may_be_unfinished(error, window)
+            cut_off = error.pos >= len(window) - _CUT_TOKEN
+            unfinished = cut_off or error.msg.startswith("Unterminated string")
             if last or not unfinished:
                 raise _Broken(position + error.pos, unfinished=unfinished) from None
         except RecursionError:
@@ -264,10 +268,6 @@ def _read_value(text: str, position: int) -> tuple[Any, int]:
             if last or end < len(window):
                 return value, position + end
         size *= _GROWTH
-
-
-def _may_be_unfinished(error: json.JSONDecodeError, text: str) -> bool:
-    return error.pos >= len(text) - _CUT_TOKEN or error.msg.startswith("Unterminated string")
 
 
 def _where_deep(text: str, position: int) -> int:
@@ -297,17 +297,6 @@ def _skip(text: str, position: int) -> int:
 def _note(walk: Walk, sample: bytes) -> None:
     walk.malformed += 1
     walk.first_malformed = walk.first_malformed or sample[:80].decode("utf-8", "replace")
-
-
-def _take(walk: Walk, data: bytes, value: object) -> None:
-    """Keep an event, or count what is none."""
-    try:
-        if isinstance(value, dict):
-            walk.events.append(_to_event(data, value, walk))
-            return
-    except RecursionError:  # as deep as Python's decoder goes, but no deeper
-        pass
-    _note(walk, data)
 
 
 def _to_event(data: bytes, value: dict[str, Any], walk: Walk) -> AnyEvent:

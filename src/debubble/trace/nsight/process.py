@@ -1,16 +1,20 @@
 """One process of an export in → its `RankTrace`.
 
 A `SendRecv` kernel is a pipeline's transfer or an all-to-all; only the calls that led to its launch
-tell. NCCL launches inside the call, or inside the `ncclGroupEnd` that closes a group of calls.
+tell. NCCL launches inside the call, or inside the `ncclGroupEnd` that closes a group of calls:
+
+    ├ ncclGroupStart ┤ ├ ncclSend ┤ ├ ncclRecv ┤ ├ ncclGroupEnd ── cudaLaunch ┤  one peer
+    ├ ncclGroupStart ┤ ├ ncclSend ┤ ├ ncclSend ┤ … ├ ncclGroupEnd ─ cudaLaunch ┤  unknown
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap
 from debubble.trace.columns import (
@@ -31,12 +35,12 @@ from debubble.trace.columns import (
     RankTrace,
     Thread,
     build,
+    fit_int32,
 )
-from debubble.trace.communication import find_enclosing
+from debubble.trace.communication import find_enclosing, join_launches
 from debubble.trace.nsight.tables import (
     GRAPH_NAME,
     MISSING_TIME,
-    DeviceWork,
     HostSpans,
     Tables,
     TimedType,
@@ -44,11 +48,6 @@ from debubble.trace.nsight.tables import (
     take,
 )
 from debubble.units import show_count
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from debubble.trace.nsight.tables import HostSpans
 
 _CALLS: Final = {"ncclSend": Operation.SEND, "ncclRecv": Operation.RECEIVE}
 _COLLECTIVE_CALL: Final = re.compile(
@@ -58,6 +57,12 @@ _GROUP_START, _GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 # torch's own ranges: `nccl:all_to_all, op_id = 7`, `nccl:send 0->1`; not `nccl:coalesced`, which
 # may be either.
 _TORCH_RANGE: Final = re.compile(r"^nccl:(?!coalesced\b)(send\b|recv\b)?\w*")
+_PEER_OPERATIONS: Final = (Operation.SEND, Operation.RECEIVE)
+
+# Global ids hold the machine, the process and, in the low 24 bits, the thread.
+_THREAD_BITS: Final = 24
+_THREAD_MASK: Final = (1 << _THREAD_BITS) - 1
+_KEPT_CALLS: Final = re.compile(r"Launch|Memcpy|Memset|Graph|Synchronize")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,93 +93,6 @@ class Exchange:
         return KernelKind.COMMUNICATION
 
 
-_PEER_OPERATIONS: Final = (Operation.SEND, Operation.RECEIVE)
-
-
-def find_exchanges(ranges: HostSpans, names: tuple[str, ...]) -> tuple[Exchange, ...]:
-    """Collect NCCL's calls, group by group, in the order of each thread."""
-    told = np.array([_is_call(name) for name in names], dtype=np.bool_)
-    calls = np.flatnonzero(told[ranges.name])
-    order = calls[np.lexsort((-ranges.end[calls], ranges.start[calls], ranges.thread[calls]))]
-    found: list[Exchange] = []
-    borders = np.flatnonzero(np.diff(ranges.thread[order])) + 1
-    for rows in np.split(order, borders):
-        found += _exchanges_of_thread(ranges, names, rows.tolist())
-    return tuple(found)
-
-
-def launched_by(exchanges: tuple[Exchange, ...], thread: I64, start: I64) -> I32:
-    """Return for each launch the exchange that it happened in; -1 for none."""
-    return find_enclosing(
-        start,
-        thread,
-        np.array([e.start for e in exchanges], dtype=np.int64),
-        np.array([e.end for e in exchanges], dtype=np.int64),
-        np.array([e.thread for e in exchanges], dtype=np.int64),
-    ).astype(np.int32)
-
-
-def name_kinds(ranges: HostSpans, names: tuple[str, ...], thread: I64, start: I64) -> U8:
-    """Return the kind of each launch as torch's range around it names it; else COMMUNICATION."""
-    kinds = np.array([_torch_kind(name) for name in names], dtype=np.uint8)
-    rows = np.flatnonzero(kinds[ranges.name] != KernelKind.COMMUNICATION)
-    inside = find_enclosing(
-        start, thread, ranges.start[rows], ranges.end[rows], ranges.thread[rows]
-    )
-    told = np.append(kinds[ranges.name[rows]], np.uint8(KernelKind.COMMUNICATION))
-    return told[inside]
-
-
-def _exchanges_of_thread(
-    ranges: HostSpans, names: tuple[str, ...], rows: list[int]
-) -> list[Exchange]:
-    found: list[Exchange] = []
-    calls: list[Call] = []
-    depth, group_start, inside_until = 0, 0, None
-    for row in rows:
-        name, start, end = names[ranges.name[row]], int(ranges.start[row]), int(ranges.end[row])
-        if inside_until is not None and start < inside_until:
-            continue  # NCCL's own calls inside a collective
-        thread = int(ranges.thread[row])
-        if name == _GROUP_START:
-            if depth == 0:
-                calls, group_start = [], start
-            depth += 1
-        elif name == _GROUP_END:
-            depth -= 1
-            if depth == 0:
-                whole = Exchange(thread=thread, start=group_start, end=end, calls=tuple(calls))
-                found.append(whole)
-            depth = max(depth, 0)  # the capture began inside a group
-        else:
-            call = Call(row=row, operation=_CALLS.get(name, Operation.COLLECTIVE))
-            inside_until = end
-            if depth:
-                calls.append(call)
-            else:
-                found.append(Exchange(thread=thread, start=start, end=end, calls=(call,)))
-    return found
-
-
-def _is_call(name: str) -> bool:
-    return (
-        name in _CALLS or name in {_GROUP_START, _GROUP_END} or bool(_COLLECTIVE_CALL.match(name))
-    )
-
-
-def _torch_kind(name: str) -> KernelKind:
-    match = _TORCH_RANGE.match(name)
-    if match is None:
-        return KernelKind.COMMUNICATION
-    return KernelKind.PEER if match[1] else KernelKind.COLLECTIVE
-
-
-# Global ids hold the machine, the process and, in the low 24 bits, the thread.
-_THREAD_BITS: Final = 24
-_THREAD_MASK: Final = (1 << _THREAD_BITS) - 1
-_KEPT_CALLS: Final = re.compile(r"Launch|Memcpy|Memset|Graph|Synchronize")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What is known of a process before its rows are looked at."""
@@ -197,7 +115,7 @@ class _Local:
     """The index among this rank's names of each of the file's."""
     threads: I64
 
-    def place(self, spans: HostSpans) -> dict[str, NDArray[np.generic]]:
+    def spans(self, spans: HostSpans) -> dict[str, NDArray[np.generic]]:
         """Return the columns that all host tables share."""
         return {
             "start_ns": spans.start + self.base_ns,
@@ -244,8 +162,10 @@ def _join(part: Part, tables: Tables, events: int, gaps: tuple[Gap, ...]) -> Ran
     names[used] = np.arange(len(used), dtype=np.int32)
     threads = np.unique(np.concatenate((calls.thread, ranges.thread)))
     local = _Local(base_ns=part.header.base_time_ns, names=names, threads=threads)
-    launch = _find_launches(work, calls)
-    exchanges = find_exchanges(ranges, tables.names)
+    # Correlation 0 is nobody's.
+    asked = np.where(work.correlation > 0, work.correlation, UNKNOWN)
+    launch = join_launches(asked, calls.correlation)
+    exchanges = _find_exchanges(ranges, tables.names)
     kind, exchange = _tell_kinds(tables, launch, exchanges)
     return RankTrace(
         file=part.file,
@@ -256,10 +176,21 @@ def _join(part: Part, tables: Tables, events: int, gaps: tuple[Gap, ...]) -> Ran
             Thread(identity=str(t & _THREAD_MASK), name=part.thread_names.get(t, ""))
             for t in threads.tolist()
         ),
-        kernels=_kernels(work, local, kind, launch),
-        launches=build(Launches, len(calls), correlation=calls.correlation, **local.place(calls)),
+        kernels=Kernels(
+            start_ns=work.start + local.base_ns,
+            duration_ns=work.end - work.start,
+            name=local.names[work.name],
+            kind=kind,
+            device=fit_int32(work.device),
+            stream=fit_int32(work.stream),
+            correlation=work.correlation,
+            graph=work.graph,
+            copy_bytes=work.copy_bytes,
+            launch=launch,
+        ),
+        launches=build(Launches, len(calls), correlation=calls.correlation, **local.spans(calls)),
         operators=_operators(ranges, local, exchanges, exchange, kind),
-        annotations=build(Annotations, len(ranges), **local.place(ranges)),
+        annotations=build(Annotations, len(ranges), **local.spans(ranges)),
         memory=build(Memory, 0),
         cpu_operators=build(CpuOperators, 0),
         events=events,
@@ -275,15 +206,49 @@ def _in_order(table: TimedType) -> TimedType:
     return take(table, good[np.lexsort((table.end[good], table.start[good]))])
 
 
-def _find_launches(work: DeviceWork, calls: HostSpans) -> I32:
-    """Return the call that queued each piece of device work; -1 where it was not traced."""
-    if not len(calls):
-        return np.full(len(work), UNKNOWN, dtype=np.int32)
-    order = np.argsort(calls.correlation, kind="stable")
-    ids = calls.correlation[order]
-    place = np.minimum(np.searchsorted(ids, work.correlation), len(ids) - 1)
-    found = (ids[place] == work.correlation) & (work.correlation > 0)
-    return np.where(found, order[place], UNKNOWN).astype(np.int32)
+def _find_exchanges(ranges: HostSpans, names: tuple[str, ...]) -> tuple[Exchange, ...]:
+    """Collect NCCL's calls, group by group, in the order of each thread."""
+    marks = {*_CALLS, _GROUP_START, _GROUP_END}
+    told = np.array([n in marks or bool(_COLLECTIVE_CALL.match(n)) for n in names], dtype=np.bool_)
+    calls = np.flatnonzero(told[ranges.name])
+    order = calls[np.lexsort((-ranges.end[calls], ranges.start[calls], ranges.thread[calls]))]
+    found: list[Exchange] = []
+    borders = np.flatnonzero(np.diff(ranges.thread[order])) + 1
+    for rows in np.split(order, borders):
+        found += _exchanges_of_thread(ranges, names, rows.tolist())
+    return tuple(found)
+
+
+def _exchanges_of_thread(
+    ranges: HostSpans, names: tuple[str, ...], rows: list[int]
+) -> list[Exchange]:
+    found: list[Exchange] = []
+    calls: list[Call] = []
+    depth, group_start, inside_until = 0, 0, None
+    for row in rows:
+        name, start, end = names[ranges.name[row]], int(ranges.start[row]), int(ranges.end[row])
+        if inside_until is not None and start < inside_until:
+            continue  # NCCL's own calls inside a collective
+        thread = int(ranges.thread[row])
+        if name == _GROUP_START:
+            if depth == 0:
+                calls, group_start = [], start
+            depth += 1
+        elif name == _GROUP_END:
+            depth -= 1
+            if depth == 0:
+                found.append(
+                    Exchange(thread=thread, start=group_start, end=end, calls=tuple(calls))
+                )
+            depth = max(depth, 0)  # the capture began inside a group
+        else:
+            call = Call(row=row, operation=_CALLS.get(name, Operation.COLLECTIVE))
+            inside_until = end
+            if depth:
+                calls.append(call)
+            else:
+                found.append(Exchange(thread=thread, start=start, end=end, calls=(call,)))
+    return found
 
 
 def _tell_kinds(tables: Tables, launch: I32, exchanges: tuple[Exchange, ...]) -> tuple[U8, I32]:
@@ -294,27 +259,36 @@ def _tell_kinds(tables: Tables, launch: I32, exchanges: tuple[Exchange, ...]) ->
     asked = np.flatnonzero(communicates & (launch != UNKNOWN))
     thread = tables.calls.thread[launch[asked]]
     start = tables.calls.start[launch[asked]]
-    exchange[asked] = launched_by(exchanges, thread, start)
+    exchange[asked] = find_enclosing(
+        start,
+        thread,
+        np.array([e.start for e in exchanges], dtype=np.int64),
+        np.array([e.end for e in exchanges], dtype=np.int64),
+        np.array([e.thread for e in exchanges], dtype=np.int64),
+    )
     told = np.array([e.kind for e in exchanges] + [KernelKind.COMMUNICATION], dtype=np.uint8)
-    named = name_kinds(tables.ranges, tables.names, thread, start)
+    named = _name_kinds(tables.ranges, tables.names, thread, start)
     named = np.where(named == KernelKind.COMMUNICATION, told[exchange[asked]], named)
     kind[asked] = np.where(kind[asked] == KernelKind.COMMUNICATION, named, kind[asked])
     return kind, exchange
 
 
-def _kernels(work: DeviceWork, local: _Local, kind: U8, launch: I32) -> Kernels:
-    return Kernels(
-        start_ns=work.start + local.base_ns,
-        duration_ns=work.end - work.start,
-        name=local.names[work.name],
-        kind=kind,
-        device=_small(work.device),
-        stream=_small(work.stream),
-        correlation=work.correlation,
-        graph=work.graph,
-        copy_bytes=work.copy_bytes,
-        launch=launch,
+def _name_kinds(ranges: HostSpans, names: tuple[str, ...], thread: I64, start: I64) -> U8:
+    """Return the kind of each launch as torch's range around it names it; else COMMUNICATION."""
+    kinds = np.array([_torch_kind(name) for name in names], dtype=np.uint8)
+    rows = np.flatnonzero(kinds[ranges.name] != KernelKind.COMMUNICATION)
+    inside = find_enclosing(
+        start, thread, ranges.start[rows], ranges.end[rows], ranges.thread[rows]
     )
+    told = np.append(kinds[ranges.name[rows]], np.uint8(KernelKind.COMMUNICATION))
+    return told[inside]
+
+
+def _torch_kind(name: str) -> KernelKind:
+    match = _TORCH_RANGE.match(name)
+    if match is None:
+        return KernelKind.COMMUNICATION
+    return KernelKind.PEER if match[1] else KernelKind.COLLECTIVE
 
 
 def _operators(
@@ -327,14 +301,14 @@ def _operators(
     first_kernel = np.full(len(exchanges), UNKNOWN, dtype=np.int32)
     launched = np.flatnonzero(exchange != UNKNOWN)[::-1]
     first_kernel[exchange[launched]] = launched
-    told = np.array([one.kind for one in exchanges], dtype=np.uint8)
+    told = np.array([e.kind for e in exchanges], dtype=np.uint8)
     carried = first_kernel != UNKNOWN
     told[carried] = kind[first_kernel[carried]]
     # By row is by start: the ranges are sorted.
     calls = sorted(
         (call.row, call.operation, index)
-        for index, one in enumerate(exchanges)
-        for call in one.calls
+        for index, together in enumerate(exchanges)
+        for call in together.calls
     )
     rows, operations, groups = np.array(calls, dtype=np.int64).reshape(-1, 3).T
     operations = np.where(told[groups] == KernelKind.COLLECTIVE, Operation.COLLECTIVE, operations)
@@ -344,14 +318,8 @@ def _operators(
         len(rows),
         operation=operations,
         kernel=first_kernel[groups],
-        **local.place(take(ranges, rows)),
+        **local.spans(take(ranges, rows)),
     )
-
-
-def _small(values: I64) -> I32:
-    """Narrow to int32; what does not fit is unknown."""
-    fits = (values >= UNKNOWN) & (values <= np.iinfo(np.int32).max)
-    return np.where(fits, values, UNKNOWN).astype(np.int32)
 
 
 def _count_gaps(part: Part, kept: Tables, unclosed: int, bad_times: int) -> tuple[Gap, ...]:

@@ -1,7 +1,7 @@
 """Nsight Systems exports (`nsys export --type sqlite`): one `RankTrace` per process with kernels.
 
-One file may hold all ranks of a node. The tables are read once (`tables.py`), then cut by
-process; NVTX tells what NCCL's kernels are for (`nccl.py`).
+One file may hold all ranks of a node. The tables are read once (`tables.py`), then cut by process;
+NVTX tells what NCCL's kernels are for (`process.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap, NotATrace, TraceError
 from debubble.trace.columns import I64, UNKNOWN, Device, Header, RankTrace
@@ -28,9 +29,6 @@ from debubble.trace.nsight.tables import (
     read_tables,
 )
 from debubble.units import show_count
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _EXPORT_HINT: Final = (
     "export the report with `nsys export --type sqlite report.nsys-rep` and give that file"
@@ -81,24 +79,33 @@ def read_nsight(path: str) -> tuple[RankTrace, ...]:
 
 
 def _read(export: Export, path: str) -> tuple[RankTrace, ...]:
-    _check(export, path)
+    if not export.has(STRINGS, "id", "value") or not any(map(_MARKS.match, export.tables)):
+        message = "a SQLite database, but no export of Nsight Systems"
+        raise NotATrace(message, file=path, hint=_EXPORT_HINT)
+    if not export.count(KERNELS) and not export.count(GRAPHS):
+        raise TraceError("the export holds no CUDA kernels", file=path, hint=_PROFILE_HINT)
     tables = read_tables(export)
     devices = _read_devices(export)
     processes = _find_processes(tables, devices, path)
     ranks, assumed = _assign_ranks(export, processes, path)
     base = _read_base(export)
-    gaps = (*assumed, *_no_clock(base, path))
+    gaps = assumed
+    if base is None:
+        message = "the export does not say when the capture began: its times start at zero"
+        hint = "export with a newer nsys"
+        gaps += (Gap(code=Code.NO_CLOCK, message=message, file=path, hint=hint),)
     thread_names = _read_thread_names(export)
-    host, versions = _read_host(export), _read_versions(export)
+    host = _read_value(export, "TARGET_INFO_SYSTEM_ENV", "Hostname")
+    version = _read_value(export, "META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION")
     traces = []
     for process, rank in zip(processes, ranks, strict=True):
         described = (replace(_describe(devices, process.pid, d), index=d) for d in process.devices)
         header = Header(
             rank=rank,
             devices=tuple(described),
-            host=host,
+            host=host or "",
             base_time_ns=base or 0,
-            versions=versions,
+            versions=() if version is None else (("nsight", version),),
         )
         part = Part(
             file=path,
@@ -113,27 +120,16 @@ def _read(export: Export, path: str) -> tuple[RankTrace, ...]:
     return tuple(traces)
 
 
-def _check(export: Export, path: str) -> None:
-    if not export.has(STRINGS, "id", "value") or not any(map(_MARKS.match, export.tables)):
-        message = "a SQLite database, but no export of Nsight Systems"
-        raise NotATrace(message, file=path, hint=_EXPORT_HINT)
-    if not export.count(KERNELS) and not export.count(GRAPHS):
-        raise TraceError("the export holds no CUDA kernels", file=path, hint=_PROFILE_HINT)
-
-
-def _check_number(identities: I64, path: str) -> None:
-    if len(identities) > _MOST_PROCESSES:
-        message = f"the export claims {show_count(len(identities))} processes or devices"
-        raise TraceError(message, file=path, hint=f"{_EXPORT_HINT} again")
-
-
 def _find_processes(
     tables: Tables, devices: dict[tuple[int, int], Device], path: str
 ) -> tuple[_Process, ...]:
     """Cut the device work by process; where an old export does not name it, by device."""
     work = tables.work
     for identities in (work.process, work.device, process_of(tables.calls.thread)):
-        _check_number(np.unique(identities), path)
+        number = len(np.unique(identities))
+        if number > _MOST_PROCESSES:
+            message = f"the export claims {show_count(number)} processes or devices"
+            raise TraceError(message, file=path, hint=f"{_EXPORT_HINT} again")
     found = []
     known = bool(np.any(work.process[work.is_kernel] != UNKNOWN))
     labels = process_of(work.process) if known else work.device
@@ -199,13 +195,6 @@ def _read_base(export: Export) -> int | None:
     return base if 0 < base < _LAST_BASE else None
 
 
-def _no_clock(base: int | None, path: str) -> tuple[Gap, ...]:
-    if base is not None:
-        return ()
-    message = "the export does not say when the capture began: its times start at zero"
-    return (Gap(code=Code.NO_CLOCK, message=message, file=path, hint="export with a newer nsys"),)
-
-
 def _describe(devices: dict[tuple[int, int], Device], pid: int, index: int) -> Device:
     found = devices.get((pid, index)) or devices.get((UNKNOWN, index))
     return found or Device(index=index, name="")
@@ -233,10 +222,6 @@ def _read_devices(export: Export) -> dict[tuple[int, int], Device]:
             strict=True,
         )
     }
-    return _by_process(export, described)
-
-
-def _by_process(export: Export, described: dict[int, Device]) -> dict[tuple[int, int], Device]:
     if not export.has("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"):
         return {(UNKNOWN, index): device for index, device in described.items()}
     gpus, cudas, pids = export.integers("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid")
@@ -254,15 +239,9 @@ def _read_thread_names(export: Export) -> dict[int, str]:
     return {int(thread[row]): texts.get(int(ids[row]), "") for row in order.tolist()}
 
 
-def _read_host(export: Export) -> str:
-    if not export.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
-        return ""
-    rows = export.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'Hostname' LIMIT 1")
-    return str(rows[0][0]) if rows else ""
-
-
-def _read_versions(export: Export) -> tuple[tuple[str, str], ...]:
-    if not export.has("META_DATA_EXPORT", "name", "value"):
-        return ()
-    rows = export.rows("SELECT value FROM META_DATA_EXPORT WHERE name = 'EXPORT_PRODUCT_VERSION'")
-    return tuple(("nsight", str(value)) for (value,) in rows[:1])
+def _read_value(export: Export, table: str, name: str) -> str | None:
+    """Read the value of that name out of a table of names and values."""
+    if not export.has(table, "name", "value"):
+        return None
+    rows = export.rows(f"SELECT value FROM {table} WHERE name = ? LIMIT 1", name)  # noqa: S608  # our own names
+    return str(rows[0][0]) if rows else None

@@ -1,30 +1,47 @@
 """An Nsight Systems SQLite export in → its tables as columns.
 
-Only strings that are asked for are read: those of an export also hold the job's output.
-
-Times are nanoseconds after the capture's start, ids are Nsight's own; `process.py` makes
-ranks of them.
+Times are nanoseconds after the capture's start, ids are Nsight's own; `process.py` makes ranks of
+them. Only strings that are asked for are read: those of an export also hold the job's output.
 """
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.errors import TraceError
 from debubble.trace.columns import I32, I64, U8, UNKNOWN, KernelKind
 from debubble.trace.communication import classify_kernel_name
 
-if TYPE_CHECKING:
-    import sqlite3
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
 STRINGS: Final = "StringIds"
+KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
+COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMSETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
+GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
+RANGES: Final = "NVTX_EVENTS"
+
+# 126 years either way: beyond it a stamp is rubbish and its differences would overflow.
+_LAST_TIME: Final = 4 * 10**18
+
+_PUSH_POP_RANGE, _START_END_RANGE = 59, 60
+_PEER_TO_PEER: Final = 10
+GRAPH_NAME: Final = "CUDA graph"
+_COPY_LABELS: Final = {
+    1: "Host-to-Device",
+    2: "Device-to-Host",
+    8: "Device-to-Device",
+    9: "Host-to-Host",
+    _PEER_TO_PEER: "Peer-to-Peer",
+}
+# The upper half of a graph node's id is the id of its graph.
+_NODE_BITS: Final = 32
 
 # What SQLite gives for NULL times: no real time, and the sum of two never looks like one.
 MISSING_TIME: Final = -(2**63)
@@ -39,10 +56,11 @@ class Export:
         self._connection = connection
         self._file = file
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        self._columns = {
-            str(table): frozenset(str(row[1]) for row in self._table_info(str(table)))
-            for (table,) in tables.fetchall()
-        }
+        self._columns: dict[str, frozenset[str]] = {}
+        for (table,) in tables.fetchall():
+            quoted = str(table).replace('"', '""')
+            columns = connection.execute(f'PRAGMA table_info("{quoted}")').fetchall()
+            self._columns[str(table)] = frozenset(str(column[1]) for column in columns)
 
     def has(self, table: str, *columns: str) -> bool:
         """Tell whether the export has the table, with all these columns."""
@@ -103,10 +121,6 @@ class Export:
             return missing
         return f'CAST(COALESCE("{column}", {missing}) AS INTEGER)'
 
-    def _table_info(self, table: str) -> list[tuple[object, ...]]:
-        quoted = table.replace('"', '""')
-        return self._connection.execute(f'PRAGMA table_info("{quoted}")').fetchall()
-
 
 class Names:
     """Names, each kept once; rows refer to them by index."""
@@ -130,32 +144,8 @@ class Names:
         return tuple(self._index)
 
 
-KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
-COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
-MEMSETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
-GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
-RANGES: Final = "NVTX_EVENTS"
-
-# 126 years either way: beyond it a stamp is rubbish and its differences would overflow.
-_LAST_TIME: Final = 4 * 10**18
-
-_PUSH_POP_RANGE, _START_END_RANGE = 59, 60
-_PEER_TO_PEER: Final = 10
-GRAPH_NAME: Final = "CUDA graph"
-_COPY_LABELS: Final = {
-    1: "Host-to-Device",
-    2: "Device-to-Host",
-    8: "Device-to-Device",
-    9: "Host-to-Host",
-    _PEER_TO_PEER: "Peer-to-Peer",
-}
-# The upper half of a graph node's id is the id of its graph.
-_NODE_BITS: Final = 32
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class TimedTable:
     """Rows with a start and an end."""
 
     start: I64
@@ -165,11 +155,11 @@ class Timed:
         return len(self.start)
 
 
-TimedType = TypeVar("TimedType", bound=Timed)
+TimedType = TypeVar("TimedType", bound=TimedTable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceWork(Timed):
+class DeviceWork(TimedTable):
     """Kernels, copies, memsets and whole graphs of all processes."""
 
     is_kernel: NDArray[np.bool_]
@@ -184,7 +174,7 @@ class DeviceWork(Timed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostSpans(Timed):
+class HostSpans(TimedTable):
     """CUDA calls or NVTX ranges of all threads."""
 
     thread: I64
@@ -219,7 +209,7 @@ def take(table: TimedType, rows: NDArray[np.bool_] | NDArray[np.intp]) -> TimedT
     return type(table)(**{f.name: getattr(table, f.name)[rows] for f in fields(table)})
 
 
-def plausible(table: Timed) -> NDArray[np.bool_]:
+def plausible(table: TimedTable) -> NDArray[np.bool_]:
     """Tell which rows end at or after their start, at times that can be."""
     inside = (np.abs(table.start // 2) < _LAST_TIME // 2) & (
         np.abs(table.end // 2) < _LAST_TIME // 2
@@ -229,13 +219,15 @@ def plausible(table: Timed) -> NDArray[np.bool_]:
 
 def _read_device_work(export: Export, names: Names) -> DeviceWork:
     """Read everything that ran on a device."""
-    readers = {
-        KERNELS: _read_kernels,
-        GRAPHS: _read_graphs,
-        COPIES: _read_copies,
-        MEMSETS: _read_memsets,
-    }
-    parts = [read(export, names) for table, read in readers.items() if export.has(table)]
+    parts = []
+    if export.has(KERNELS):
+        parts.append(_read_kernels(export, names))
+    if export.has(GRAPHS):
+        parts.append(_read_alike(export, GRAPHS, names.add(GRAPH_NAME), KernelKind.COMPUTE))
+    if export.has(COPIES):
+        parts.append(_read_copies(export, names))
+    if export.has(MEMSETS):
+        parts.append(_read_alike(export, MEMSETS, names.add("Memset"), KernelKind.MEMSET))
     joined = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(parts[0])}
     return DeviceWork(**joined)
 
@@ -307,16 +299,11 @@ def _read_copies(export: Export, names: Names) -> DeviceWork:
     return _device_work(export, COPIES, name[inverse.reshape(-1)], kind)
 
 
-def _read_memsets(export: Export, names: Names) -> DeviceWork:
-    rows = export.count(MEMSETS)
-    name = np.full(rows, names.add("Memset"), dtype=np.int32)
-    return _device_work(export, MEMSETS, name, np.full(rows, KernelKind.MEMSET, dtype=np.uint8))
-
-
-def _read_graphs(export: Export, names: Names) -> DeviceWork:
-    rows = export.count(GRAPHS)
-    name = np.full(rows, names.add(GRAPH_NAME), dtype=np.int32)
-    return _device_work(export, GRAPHS, name, np.full(rows, KernelKind.COMPUTE, dtype=np.uint8))
+def _read_alike(export: Export, table: str, name: int, kind: KernelKind) -> DeviceWork:
+    """Read a table whose rows all have one name and one kind."""
+    rows = export.count(table)
+    names, kinds = np.full(rows, name, dtype=np.int32), np.full(rows, kind, dtype=np.uint8)
+    return _device_work(export, table, names, kinds)
 
 
 def _device_work(export: Export, table: str, name: I32, kind: U8) -> DeviceWork:

@@ -1,4 +1,8 @@
-"""Rows in CSV, JSON lines or Parquet in → columns of numbers and words."""
+"""Rows in CSV, JSON lines or Parquet in → columns of numbers and words.
+
+Three questions, in this order: which column is which (`find_columns`, `classify_op`), what form the
+file has (`sniff_op_table`, `read_raw`), and what its cells say (`read_integers`, `read_times`).
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,23 @@ import csv
 import io
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.errors import MissingExtra, TraceError, TraceTooLarge
+from debubble.trace.columns import I64
 from debubble.units import NS_PER_S, NS_PER_US
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from debubble.trace.columns import I64
+Values = Sequence[object] | NDArray[Any]
 
 
 class Op(IntEnum):
@@ -84,6 +87,26 @@ _RULES: Final = tuple(
     )
 )
 
+_PARQUET_MAGIC: Final = b"PAR1"
+_BOM: Final = b"\xef\xbb\xbf"
+_DELIMITERS: Final = ",;\t"
+# Of the fields below; fewer, or none that speaks of a pipeline, is some other table.
+_FIELDS_OF_AN_OP_TABLE: Final = 3
+_TELLING_FIELDS: Final = frozenset(
+    {"step", "stage", "microbatch", "op", "start", "duration", "end"}
+)
+# A Parquet file of a few kilobytes may claim any number of equal rows. 50 million take about 4 GB.
+_MAX_ROWS: Final = 50_000_000
+
+# Half of int64, 146 years in ns: a start and a duration added stay inside.
+LAST_NS: Final = 2**62
+_INT64: Final = np.iinfo(np.int64)
+# Whole numbers up to here are exact in float64.
+_EXACT_FLOAT: Final = 2**53
+# No number is longer; a longer cell is cut in messages.
+_LONGEST_NUMBER: Final = 40
+_EMPTY_WORDS: Final = frozenset({"", "nan", "null", "none", "na", "n/a"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -95,15 +118,27 @@ class Layout:
     """Columns that we would use but that the table has twice."""
 
 
-def classify_op(name: str) -> Op:
-    """Say what an operation's name means; OTHER where it means nothing to us."""
-    spelled = _SPLIT.sub("-", name.strip().lower()).strip("-")
-    for rule, op in _RULES:
-        if rule.fullmatch(spelled):
-            return op
-    if _OPTIMIZER.match(spelled):
-        return Op.OPTIMIZER
-    return Op.COLLECTIVE if _COLLECTIVE.search(spelled) else Op.OTHER
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawTable:
+    """A table before its words and numbers are understood."""
+
+    file: str
+    format: str
+    names: tuple[str, ...]
+    rows: int
+    column: Callable[[str], Values]
+    lines: Sequence[int] | None
+    """The line of each row as an editor counts them; None where the format has no lines."""
+    file_bytes: int
+
+    def error(self, message: str, *, row: int, column: str = "", hint: str = "") -> TraceError:
+        """Say what is wrong with one row."""
+        at = self.where(row) + (f", column {column}" if column else "")
+        return TraceError(f"{at}: {message}", file=self.file, hint=hint)
+
+    def where(self, row: int) -> str:
+        """Name a row for a person: `line 7`, or `row 6` of a Parquet file, counted from 1."""
+        return f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
 
 
 def find_columns(names: Iterable[str]) -> Layout:
@@ -140,46 +175,15 @@ def spellings(field: str) -> str:
     return ", ".join((f"{TIME_ALIASES[field][0]}_us (or _s, _ms, _ns)", *TIME_ALIASES[field]))
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    Values = Sequence[object] | NDArray[Any]
-
-_PARQUET_MAGIC: Final = b"PAR1"
-_BOM: Final = b"\xef\xbb\xbf"
-_DELIMITERS: Final = ",;\t"
-# Of the fields below; fewer, or none that speaks of a pipeline, is some other table.
-_FIELDS_OF_AN_OP_TABLE: Final = 3
-_TELLING_FIELDS: Final = frozenset(
-    {"step", "stage", "microbatch", "op", "start", "duration", "end"}
-)
-# A Parquet file of a few kilobytes may claim any number of equal rows. 50 million take about 4 GB.
-_MAX_ROWS: Final = 50_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawTable:
-    """A table before its words and numbers are understood."""
-
-    file: str
-    format: str
-    names: tuple[str, ...]
-    rows: int
-    column: Callable[[str], Values]
-    lines: Sequence[int] | None
-    """The line of each row as an editor counts them; None where the format has no lines."""
-    file_bytes: int
-
-    def error(self, message: str, *, row: int, column: str = "", hint: str = "") -> TraceError:
-        """Say what is wrong with one row."""
-        where = self.place(row) + (f", column {column}" if column else "")
-        return TraceError(f"{where}: {message}", file=self.file, hint=hint)
-
-    def place(self, row: int) -> str:
-        """Name a row for a person: `line 7`, or `row 6` of a Parquet file, counted from 1."""
-        return f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
+def classify_op(name: str) -> Op:
+    """Say what an operation's name means; OTHER where it means nothing to us."""
+    spelled = _SPLIT.sub("-", name.strip().lower()).strip("-")
+    for rule, op in _RULES:
+        if rule.fullmatch(spelled):
+            return op
+    if _OPTIMIZER.match(spelled):
+        return Op.OPTIMIZER
+    return Op.COLLECTIVE if _COLLECTIVE.search(spelled) else Op.OTHER
 
 
 def sniff_op_table(prefix: bytes) -> str:
@@ -250,7 +254,9 @@ def _read_csv(path: str, text: str, file_bytes: int) -> RawTable:
                 for column, cell in zip(columns, row, strict=True):
                     column.append(cell)
             elif row:
-                raise _uneven(path, reader.line_num, len(row), len(names))
+                message = f"line {reader.line_num} has {len(row)} fields"
+                message += f", the line of names has {len(names)}"
+                raise TraceError(message, file=path, hint="is a field with a comma not quoted?")
     except csv.Error as error:
         raise TraceError(f"line {reader.line_num}: {error}", file=path) from error
     return RawTable(
@@ -262,11 +268,6 @@ def _read_csv(path: str, text: str, file_bytes: int) -> RawTable:
         lines=lines,
         file_bytes=file_bytes,
     )
-
-
-def _uneven(path: str, line: int, fields: int, names: int) -> TraceError:
-    message = f"line {line} has {fields} fields, the line of names has {names}"
-    return TraceError(message, file=path, hint="is a field with a comma not quoted?")
 
 
 def _read_json_lines(path: str, content: bytes) -> RawTable:
@@ -303,7 +304,10 @@ def _read_parquet(path: str, content: bytes) -> RawTable:
 
     def read(name: str) -> Values:
         try:
-            values = _to_values(table.read(columns=[name], use_threads=False).column(0))
+            column = table.read(columns=[name], use_threads=False).column(0)
+            numeric = str(column.type).startswith(("int", "uint", "float", "double"))
+            is_array = numeric and column.null_count == 0  # other words, or holes: a list
+            values = np.asarray(column.to_numpy()) if is_array else list(column.to_pylist())
         except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
             raise _broken(path, error) from error
         if len(values) != rows:
@@ -331,24 +335,6 @@ def _read_parquet(path: str, content: bytes) -> RawTable:
 
 def _broken(path: str, error: Exception | str) -> TraceError:
     return TraceError(f"the Parquet file cannot be read: {error}", file=path)
-
-
-def _to_values(column: Any) -> Values:  # a pyarrow.ChunkedArray; pyarrow has no types
-    """Return whole numbers and fractions as arrays, anything else or with holes as a list."""
-    kind = str(column.type)
-    if column.null_count == 0 and kind.startswith(("int", "uint", "float", "double")):
-        return np.asarray(column.to_numpy())
-    return list(column.to_pylist())
-
-
-# Half of int64, 146 years in ns: a start and a duration added stay inside.
-LAST_NS: Final = 2**62
-_INT64: Final = np.iinfo(np.int64)
-# Whole numbers up to here are exact in float64.
-_EXACT_FLOAT: Final = 2**53
-# No number is longer; a longer cell is cut in messages.
-_LONGEST_NUMBER: Final = 40
-_EMPTY_WORDS: Final = frozenset({"", "nan", "null", "none", "na", "n/a"})
 
 
 def read_integers(
@@ -411,7 +397,7 @@ def _numbers(table: RawTable, column: str, missing: int | None) -> NDArray[Any]:
     quick = _all_at_once(cells)
     if quick is not None:
         return quick
-    parsed = [_one(table, column, row, cell, missing) for row, cell in enumerate(cells)]
+    parsed = [_read_cell(table, column, row, cell, missing) for row, cell in enumerate(cells)]
     whole = all(isinstance(number, int) for number in parsed)
     return np.array(parsed, dtype=np.int64 if whole else np.float64)
 
@@ -433,30 +419,26 @@ def _all_at_once(cells: Sequence[object]) -> NDArray[Any] | None:
     return None
 
 
-def _one(table: RawTable, column: str, row: int, cell: object, missing: int | None) -> int | float:
+def _read_cell(
+    table: RawTable, column: str, row: int, cell: object, missing: int | None
+) -> int | float:
     if cell is None or (isinstance(cell, str) and cell.strip().lower() in _EMPTY_WORDS):
         if missing is None:
             raise table.error("is empty", row=row, column=column)
         return missing
-    number = _parse(cell)
-    if number is None:
-        raise table.error(f"{str(cell)[:_LONGEST_NUMBER]!r} is no number", row=row, column=column)
-    if isinstance(number, int) and not _INT64.min <= number <= _INT64.max:
-        raise table.error(f"{str(cell)[:_LONGEST_NUMBER]} is out of range", row=row, column=column)
-    return number
-
-
-def _parse(cell: object) -> int | float | None:
+    text = str(cell)
+    number: int | float | None = None
     if isinstance(cell, int | float) and not isinstance(cell, bool):
-        return cell
-    if not isinstance(cell, str | Decimal) or len(str(cell)) > _LONGEST_NUMBER:
-        return None
-    for kind in (int, float):
-        try:
-            return kind(str(cell))
-        except (ValueError, OverflowError):
-            continue
-    return None
+        number = cell
+    elif isinstance(cell, str | Decimal) and len(text) <= _LONGEST_NUMBER:
+        for kind in (float, int):  # a whole number stays one
+            with suppress(ValueError, OverflowError):
+                number = kind(text)
+    if number is None:
+        raise table.error(f"{text[:_LONGEST_NUMBER]!r} is no number", row=row, column=column)
+    if isinstance(number, int) and not _INT64.min <= number <= _INT64.max:
+        raise table.error(f"{text[:_LONGEST_NUMBER]} is out of range", row=row, column=column)
+    return number
 
 
 def _first(wrong: NDArray[np.bool_]) -> int:

@@ -1,7 +1,7 @@
 """Op tables: one row an operation, from shops that time their jobs themselves.
 
 Columns `step, pipeline, stage, microbatch, op, start_us, duration_us` and, where known, `rank,
-bytes, peer, layer`, by these or their other usual names (`words.py`), as CSV, JSON lines or
+bytes, peer, layer`, by these or their other usual names (`files.py`), as CSV, JSON lines or
 Parquet. A time's unit is the end of its column's name: `_s`, `_ms`, `_us`, `_ns`. A time that
 names none has the unit given by the caller, else that of the table's other times, else seconds.
 """
@@ -106,34 +106,21 @@ def read_op_table(path: str, *, data: bytes | None = None, unit: str | None = No
     columns["op"], split = _name_split_backwards(table, columns)
     _check_passes(table, columns)
     order = np.lexsort((start, columns["step"]))
-    return _make(
-        table, names, {key: values[order] for key, values in columns.items()}, gaps + split
-    )
-
-
-def _make(
-    table: RawTable, names: tuple[str, ...], columns: dict[str, I64], gaps: tuple[Gap, ...]
-) -> OpTable:
+    columns = {key: values[order] for key, values in columns.items()}
     small = {key: values.astype(np.int32) for key, values in columns.items() if key in _SMALL}
     return OpTable(
         file=table.file,
         format=table.format,
         names=names,
         step=columns["step"],
-        pipeline=small["pipeline"],
-        stage=small["stage"],
-        microbatch=small["microbatch"],
         op=columns["op"].astype(np.uint8),
-        name=small["name"],
         start_ns=columns["start"],
         duration_ns=columns["duration"],
-        rank=small["rank"],
         message_bytes=columns["bytes"],
-        peer=small["peer"],
-        layer=small["layer"],
         events=table.rows,
         inflated_bytes=table.file_bytes,
-        gaps=gaps,
+        gaps=gaps + split,
+        **small,
     )
 
 
@@ -183,18 +170,16 @@ def _read_both_times(
         row = int(np.argmax(duration < 0))
         message = f"a duration of {show_duration(int(duration[row]))} is negative"
         raise table.error(message, row=row, column=layout.fields[used[1]])
-    assumed = () if unit or told else (_unit_assumed(table, layout, used),)
-    return start, duration, assumed
-
-
-def _unit_assumed(table: RawTable, layout: Layout, used: tuple[str, str]) -> Gap:
+    if unit or told:
+        return start, duration, ()
     columns = " and ".join(layout.fields[time] for time in used)
-    return Gap(
+    assumed = Gap(
         code=Code.UNIT_ASSUMED,
         message=f"the columns {columns} name no unit; read as seconds",
         hint="end their names in _s, _ms, _us or _ns",
         file=table.file,
     )
+    return start, duration, (assumed,)
 
 
 def _read_names(table: RawTable, column: str) -> tuple[I64, tuple[str, ...]]:
@@ -211,13 +196,13 @@ def _read_names(table: RawTable, column: str) -> tuple[I64, tuple[str, ...]]:
 def _name_split_backwards(table: RawTable, columns: dict[str, I64]) -> tuple[I64, tuple[Gap, ...]]:
     """Read B as the input gradient where the same pass has a W: the papers' F, B, W."""
     op = columns["op"]
-    places = np.stack([columns[key] for key in ("step", "pipeline", "rank", "stage", "microbatch")])
-    _, place = np.unique(places, axis=1, return_inverse=True)
-    place = place.reshape(-1)
-    has_weight_gradient = np.zeros(place.max() + 1, dtype=bool)
-    has_weight_gradient[place[op == Op.WEIGHT_GRAD]] = True
-    has_weight_gradient[place[op == Op.INPUT_GRAD]] = False
-    split = (op == Op.BACKWARD) & has_weight_gradient[place]
+    keys = np.stack([columns[key] for key in ("step", "pipeline", "rank", "stage", "microbatch")])
+    _, unit = np.unique(keys, axis=1, return_inverse=True)
+    unit = unit.reshape(-1)
+    has_weight_gradient = np.zeros(unit.max() + 1, dtype=bool)
+    has_weight_gradient[unit[op == Op.WEIGHT_GRAD]] = True
+    has_weight_gradient[unit[op == Op.INPUT_GRAD]] = False
+    split = (op == Op.BACKWARD) & has_weight_gradient[unit]
     if not split.any():
         return op, ()
     gap = Gap(
@@ -239,12 +224,12 @@ def _check_passes(table: RawTable, columns: dict[str, I64]) -> None:
     if not len(twice):
         return
     # The sort is stable: of two equal rows the earlier comes first.
-    place = twice[np.argmin(rows[order[twice + 1]])]
-    first, second = (int(rows[order[place + step]]) for step in (0, 1))
+    earliest = twice[np.argmin(rows[order[twice + 1]])]
+    first, second = (int(rows[order[earliest + step]]) for step in (0, 1))
     said = ", ".join(
         f"{key} {columns[key][second]}" for key in ("step", "pipeline", "stage", "microbatch")
     )
     message = f"the {Op(int(columns['op'][second])).name.lower()} pass of {said}"
-    message += f" is there twice, first on {table.place(first)}"
+    message += f" is there twice, first on {table.where(first)}"
     hint = "is a column missing that tells them apart: rank, pipeline or layer?"
     raise table.error(message, row=second, hint=hint)
