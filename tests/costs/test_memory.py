@@ -177,8 +177,11 @@ def test_layers_weigh_what_they_do_on_ranks_that_hold_nothing_else():
 
 
 def test_what_the_last_stage_holds_more_for_each_microbatch_goes_with_it():
-    ranks = [a_rank_of(1000.0, per_microbatch_bytes=held) for held in (20.0, 20.0, 20.0, 26.0)]
+    held = (24.0, 2), (24.0, 2), (44.0, 4), (30.0, 2)
+    ranks = [a_rank_of(0.0, per_microbatch_bytes=size, layers=(n,)) for size, n in held]
     costs = fit_memory([a_run_of(*ranks)])
+    # A layer of the two in the middle holds 11.5; ranks hold 1 beyond theirs, the last one 7.
+    assert costs.layer_activation_bytes == 11.5
     assert costs.loss_activation_bytes == 6.0
     # In a V the first rank holds the last stage as well, and so its loss.
     order = order_of("zbv", 4, 8)
@@ -210,6 +213,14 @@ def test_a_weight_gradient_alone_needs_more_work_space_than_a_backward_pass():
         predict_peaks(costs, order_of(name, 2, 4))[1].peak_bytes for name in ("1f1b", "zb-h1")
     )
     assert split - whole == pytest.approx(0.37 * 40)
+
+
+def test_input_gradients_that_were_sent_are_kept_until_the_step_ends():
+    run = a_run_of(*[a_rank_of(100.0, gradient_bytes=1.0)] * 2, message_bytes=5.0)
+    whole, split = (
+        predict_peaks(fit_memory([run]), order_of(name, 2, 4))[1] for name in ("1f1b", "zb-h1")
+    )
+    assert split.peak_bytes - whole.peak_bytes == pytest.approx(4 * 5.0)
 
 
 def test_recomputing_keeps_of_a_layer_what_it_is_given_and_never_more_than_before():
@@ -245,9 +256,9 @@ class TestMemoryOfATimeline:
     )  # fmt: skip
     HOPS = [(0, 1, n, n, n + 1) for n in range(2)] + [(1, 0, n, n, n + 1) for n in range(2)]
 
-    def run(self, memory, transfers=HOPS):
-        order = order_of("1f1b", 2, 2)
-        timeline = a_timeline([(n, n, "F", 0, 0, 0, 1) for n in range(2)], transfers)
+    def run(self, memory, transfers=HOPS, order=None, stages=((0,), (1,))):
+        order = order or order_of("1f1b", 2, 2)
+        timeline = a_timeline([(n, n, "F", 0, 0, 0, 1) for n in range(2)], transfers, stages)
         sizes = np.full(len(timeline.transfers), 6, dtype=np.int64)
         ranks = tuple(replace(rank, memory=memory) for rank in timeline.ranks)
         transfers = replace(timeline.transfers, message_bytes=sizes)
@@ -266,6 +277,15 @@ class TestMemoryOfATimeline:
         assert run.message_bytes == 6.0
         assert [rank.received_bytes for rank in run.ranks] == [6.0, 6.0]
         assert self.run(self.FIGURES, self.HOPS * 2).message_bytes == 12.0
+        # In a V each of two ranks has two inputs from the other.
+        v = self.run(self.FIGURES, self.HOPS * 4, order_of("zbv", 2, 4), ((0, 3), (1, 2)))
+        assert v.message_bytes == 6.0
+        assert [rank.received_bytes for rank in v.ranks] == [12.0, 12.0]
+
+    def test_forward_only_nothing_comes_to_the_first_rank(self):
+        run = self.run(self.FIGURES, self.HOPS[:2], order_of("forward-only", 2, 2))
+        assert run.message_bytes == 6.0
+        assert [rank.received_bytes for rank in run.ranks] == [0.0, 6.0]
 
     @pytest.mark.parametrize("missing", ["static_bytes", "per_microbatch_bytes"])
     def test_a_rank_that_does_not_tell_how_it_grows_is_refused(self, missing):

@@ -131,16 +131,14 @@ def test_only_the_largest_messages_are_pooled():
 
 def test_messages_in_one_kernel_with_a_third_rank_count_from_when_all_were_there():
     """Rank 1 sends to 2 and receives from 0 in one kernel from 0 to 9; rank 0 comes at 6."""
-    pools = pools_of(
-        sent(1, 2, (0, 9), (1, 8), queues=(5, 7)), sent(0, 1, (6, 9), (0, 9), queues=(4, 5))
-    )
+    ahead = sent(1, 2, (0, 9), (0, 8), queues=(5, 7))
+    pools = pools_of(ahead, sent(0, 1, (6, 9), (0, 9), queues=(4, 5)))
     assert pools.batched
-    # To rank 2: the earlier end, 8, from 6 on; from rank 0: 9 from 6 on, and rank 1 waited for it.
-    assert in_ms(pools.seen["one_way"]) == [3]
-    apart = pools_of(
-        sent(1, 2, (0, 9), (1, 8), queues=(5, 7)), sent(0, 1, (6, 9), (0, 9), queues=(4, 6))
-    )
+    # From 6 on both: to rank 2 until the earlier of its ends, 8; from rank 0 until 9.
+    assert in_ms(pools.seen["one_way"]) == [2, 3]
+    apart = pools_of(ahead, sent(0, 1, (6, 9), (0, 9), queues=(4, 6)))
     assert not apart.batched
+    assert in_ms(apart.seen["one_way"]) == [3, 8]
 
 
 class TestSlowHops:
