@@ -6,15 +6,25 @@ import json
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
+from hand_drawn import a_timeline
 from making import H200, SHARED
 from played_memory import ACTIVATION, BATCH, MESSAGE, PARAMS, WORK, played_run
 
-from debubble.costs.memory import fit_memory, memory_run, predict_peaks
+from debubble.costs.memory import (
+    MemoryRun,
+    RankMemory,
+    fit_memory,
+    memory_run,
+    predict_peaks,
+    recomputed,
+)
 from debubble.errors import UsageError
 from debubble.schedules import order_of
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.model import MemoryFigures
 from debubble.trace.run import find_run, read_run
 
 MIB = 1024**2
@@ -127,6 +137,161 @@ def test_what_does_not_go_together_is_refused():
         predict_peaks(fit_memory([four]), two.order)
     with pytest.raises(UsageError, match="3 numbers of layers do not fit 4 stages"):
         predict_peaks(fit_memory([four]), four.order, layers=[4, 4, 8])
+
+
+def a_rank_of(peak, **more):
+    """One stage of two layers, of which everything but the peak is nothing."""
+    known = dict.fromkeys(
+        ("static_bytes", "gradient_bytes", "per_microbatch_bytes", "halfway_bytes",
+         "transient_bytes", "received_bytes"), 0.0,
+    )  # fmt: skip
+    return RankMemory(**({"peak_bytes": peak, "layers": (2,)} | known | more))
+
+
+def a_run_of(*ranks, name="1f1b", microbatches=4, message_bytes=0.0):
+    order = order_of(name, len(ranks), microbatches)
+    return MemoryRun(order=order, ranks=ranks, message_bytes=message_bytes)
+
+
+def test_what_an_optimizer_holds_between_steps_is_the_peak_where_it_is_more():
+    run = a_run_of(*[a_rank_of(100.0, between_peak_bytes=300.0)] * 2)
+    peaks = predict_peaks(fit_memory([run]), run.order)
+    assert [rank.peak_bytes for rank in peaks] == [300.0, 300.0]
+    # 150 a layer: it goes where layers go.
+    moved = predict_peaks(fit_memory([run]), run.order, layers=[1, 3])
+    assert [rank.peak_bytes for rank in moved] == [150.0, 450.0]
+    low = a_run_of(*[a_rank_of(100.0, between_peak_bytes=50.0)] * 2)
+    assert predict_peaks(fit_memory([low]), low.order)[0].peak_bytes == 100.0
+
+
+def test_layers_weigh_what_they_do_on_ranks_that_hold_nothing_else():
+    """The first of three has an embedding, the last a head; only the middle one tells."""
+    ends, middle = (
+        a_rank_of(0.0, gradient_bytes=gradient, per_microbatch_bytes=held)
+        for gradient, held in ((90.0, 70.0), (10.0, 20.0))
+    )
+    costs = fit_memory([a_run_of(ends, middle, ends)])
+    assert costs.layer_gradient_bytes == 5.0
+    assert costs.layer_activation_bytes == 10.0
+    assert fit_memory([a_run_of(ends, ends)]).layer_gradient_bytes == 45.0
+
+
+def test_what_the_last_stage_holds_more_for_each_microbatch_goes_with_it():
+    held = (24.0, 2), (24.0, 2), (44.0, 4), (30.0, 2)
+    ranks = [a_rank_of(0.0, per_microbatch_bytes=size, layers=(n,)) for size, n in held]
+    costs = fit_memory([a_run_of(*ranks)])
+    # A layer of the two in the middle holds 11.5; ranks hold 1 beyond theirs, the last one 7.
+    assert costs.layer_activation_bytes == 11.5
+    assert costs.loss_activation_bytes == 6.0
+    # In a V the first rank holds the last stage as well, and so its loss.
+    order = order_of("zbv", 4, 8)
+    without = predict_peaks(replace(costs, loss_activation_bytes=0.0), order)
+    more = [
+        peak.peak_bytes - bare.peak_bytes
+        for peak, bare in zip(predict_peaks(costs, order), without, strict=True)
+    ]
+    assert more[0] >= 6.0
+    assert more[1:] == [0.0, 0.0, 0.0]
+
+
+def test_a_last_stage_that_holds_less_than_others_is_no_negative_loss():
+    ranks = [a_rank_of(0.0, per_microbatch_bytes=held) for held in (20.0, 20.0, 20.0, 11.0)]
+    assert fit_memory([a_run_of(*ranks)]).loss_activation_bytes == 0.0
+
+
+def test_what_waits_for_its_weight_gradient_holds_what_was_measured_or_half_as_much_again():
+    seen = a_rank_of(0.0, per_microbatch_bytes=20.0, halfway_bytes=3.0)
+    assert fit_memory([a_run_of(seen, seen)]).halfway_share == pytest.approx(0.15)
+    unseen = a_rank_of(0.0, per_microbatch_bytes=20.0)
+    assert fit_memory([a_run_of(unseen, unseen)]).halfway_share == 0.5
+
+
+def test_a_weight_gradient_alone_needs_more_work_space_than_a_backward_pass():
+    run = a_run_of(*[a_rank_of(100.0, transient_bytes=40.0, gradient_bytes=1.0)] * 2)
+    costs = fit_memory([run])
+    whole, split = (
+        predict_peaks(costs, order_of(name, 2, 4))[1].peak_bytes for name in ("1f1b", "zb-h1")
+    )
+    assert split - whole == pytest.approx(0.37 * 40)
+
+
+def test_input_gradients_that_were_sent_are_kept_until_the_step_ends():
+    run = a_run_of(*[a_rank_of(100.0, gradient_bytes=1.0)] * 2, message_bytes=5.0)
+    whole, split = (
+        predict_peaks(fit_memory([run]), order_of(name, 2, 4))[1] for name in ("1f1b", "zb-h1")
+    )
+    assert split.peak_bytes - whole.peak_bytes == pytest.approx(4 * 5.0)
+
+
+def test_recomputing_keeps_of_a_layer_what_it_is_given_and_never_more_than_before():
+    rank = a_rank_of(0.0, per_microbatch_bytes=20.0)
+    heavy, light = (fit_memory([a_run_of(rank, rank, message_bytes=size)]) for size in (4.0, 400.0))
+    assert recomputed(heavy).layer_activation_bytes == 4.0
+    assert recomputed(light).layer_activation_bytes == heavy.layer_activation_bytes == 10.0
+
+
+def test_gradients_that_are_always_there_tell_no_multiple_and_layers_are_taken_to_be_equal():
+    """As Megatron keeps them: the step of the curve is a sliver of what is held."""
+    run = a_run_of(*[a_rank_of(0.0, static_bytes=1000.0, gradient_bytes=10.0)] * 2)
+    costs = fit_memory([run])
+    assert costs.layer_static_bytes == 500.0
+    assert "in equal layers" in " ".join(costs.assumptions)
+    told = a_run_of(*[a_rank_of(0.0, static_bytes=1000.0, gradient_bytes=240.0)] * 2)
+    assert fit_memory([told]).layer_static_bytes == 3 * 120.0
+
+
+def test_layers_that_cannot_be_counted_move_nothing_and_it_is_said():
+    rank = a_rank_of(100.0, static_bytes=80.0, gradient_bytes=10.0, layers=None)
+    costs = fit_memory([a_run_of(rank, rank)])
+    assert costs.layer_static_bytes == costs.layer_gradient_bytes == 0.0
+    assert "layers could not be counted" in " ".join(costs.assumptions)
+    peaks = predict_peaks(costs, order_of("1f1b", 2, 4))
+    assert [peak.peak_bytes for peak in peaks] == pytest.approx([100.0, 100.0])
+
+
+class TestMemoryOfATimeline:
+    FIGURES = MemoryFigures(
+        peak_bytes=500, peak_reserved_bytes=600, static_bytes=100, per_microbatch_bytes=20,
+        transient_bytes=None, most_in_flight=2, limit_bytes=1000, passes_peak_bytes=400,
+    )  # fmt: skip
+    HOPS = [(0, 1, n, n, n + 1) for n in range(2)] + [(1, 0, n, n, n + 1) for n in range(2)]
+
+    def run(self, memory, transfers=HOPS, order=None, stages=((0,), (1,))):
+        order = order or order_of("1f1b", 2, 2)
+        timeline = a_timeline([(n, n, "F", 0, 0, 0, 1) for n in range(2)], transfers, stages)
+        sizes = np.full(len(timeline.transfers), 6, dtype=np.int64)
+        ranks = tuple(replace(rank, memory=memory) for rank in timeline.ranks)
+        transfers = replace(timeline.transfers, message_bytes=sizes)
+        return memory_run(replace(timeline, ranks=ranks, transfers=transfers), 0, order)
+
+    def test_the_peak_is_that_of_passes_and_what_is_not_known_is_nothing(self):
+        run = self.run(self.FIGURES)
+        assert [rank.peak_bytes for rank in run.ranks] == [400, 400]
+        assert [rank.transient_bytes for rank in run.ranks] == [0, 0]
+        assert [rank.layers for rank in run.ranks] == [None, None]
+        whole = replace(self.FIGURES, passes_peak_bytes=None)
+        assert self.run(whole).ranks[0].peak_bytes == 500
+
+    def test_a_message_is_what_comes_to_a_rank_for_each_microbatch_and_input(self):
+        run = self.run(self.FIGURES)
+        assert run.message_bytes == 6.0
+        assert [rank.received_bytes for rank in run.ranks] == [6.0, 6.0]
+        assert self.run(self.FIGURES, self.HOPS * 2).message_bytes == 12.0
+        # In a V each of two ranks has two inputs from the other.
+        v = self.run(self.FIGURES, self.HOPS * 4, order_of("zbv", 2, 4), ((0, 3), (1, 2)))
+        assert v.message_bytes == 6.0
+        assert [rank.received_bytes for rank in v.ranks] == [12.0, 12.0]
+
+    def test_forward_only_nothing_comes_to_the_first_rank(self):
+        run = self.run(self.FIGURES, self.HOPS[:2], order_of("forward-only", 2, 2))
+        assert run.message_bytes == 6.0
+        assert [rank.received_bytes for rank in run.ranks] == [0.0, 6.0]
+
+    @pytest.mark.parametrize("missing", ["static_bytes", "per_microbatch_bytes"])
+    def test_a_rank_that_does_not_tell_how_it_grows_is_refused(self, missing):
+        for memory in (None, replace(self.FIGURES, **{missing: None})):
+            with pytest.raises(UsageError, match="rank 0 does not tell how its memory grows"):
+                self.run(memory)
 
 
 @cache

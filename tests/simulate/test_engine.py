@@ -24,7 +24,7 @@ def plainly(program, lengths):  # noqa: C901, PLR0912 (one rule after the other)
     posted, done = lengths.batch_floor.copy(), np.full(len(batches), NEVER_NS)
     calls, over = program.syncs, lengths.sync_floor.copy()
     for _ in range(2 * (len(passes) + len(batches))):
-        before = [one.copy() for one in (start, end, posted, done)]
+        before = [moments.copy() for moments in (start, end, posted, done)]
         for row in range(len(passes)):
             end[row] = max(end[row], start[row] + lengths.passes[row])
             if passes.before[row] >= 0:
@@ -105,10 +105,10 @@ def test_every_moment_is_that_of_the_plain_definition(name, communication, held)
     lengths = drawn(program, 0, held=held)
     times = Engine(program).run(lengths)
     found = (times.pass_start, times.pass_end, times.batch_start, times.batch_end)
-    for one, other in zip(found, plainly(program, lengths), strict=True):
-        came = other > NEVER_NS // 2
-        assert one[came].tolist() == other[came].tolist()
-        assert (one[~came] < NEVER_NS // 2).all()
+    for moments, expected in zip(found, plainly(program, lengths), strict=True):
+        came = expected > NEVER_NS // 2
+        assert moments[came].tolist() == expected[came].tolist()
+        assert (moments[~came] < NEVER_NS // 2).all()
 
 
 def with_calls(program, draw):
@@ -157,8 +157,8 @@ def test_hosts_that_their_devices_keep_follow_them_as_the_plain_definition_says(
     )
     times = Engine(program).run(lengths)
     found = (times.pass_start, times.pass_end, times.batch_start, times.batch_end)
-    for one, other in zip(found, plainly(program, lengths), strict=True):
-        assert one.tolist() == other.tolist()
+    for moments, expected in zip(found, plainly(program, lengths), strict=True):
+        assert moments.tolist() == expected.tolist()
     # Longer passes move everything that a host issues after them.
     later = Engine(program).run(replace(lengths, passes=lengths.passes + 100))
     assert later.window_ns > times.window_ns + 100

@@ -1,4 +1,4 @@
-"""Recorded GPU runs, foretold from each other: the bars of `benchmarks/predict.py` that hold."""
+"""Recorded GPU runs, predicted from each other: the bars of `benchmarks/predict.py` that hold."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ def results():
     return [predict.foretell(predict.RUNS, pair) for pair in predict.PAIRS]
 
 
-def test_half_of_the_runs_are_foretold_within_three_and_a_half_percent_and_all_within_eight(
+def test_half_of_the_runs_are_predicted_within_three_and_a_half_percent_and_all_within_eight(
     results,
 ):
-    assert median(abs(one.error) for one in results) < 0.035
-    assert all(abs(one.error) < max(0.08, 2 * one.noise) for one in results)
-    assert all(abs(one.error) < 0.05 for one in results if one.trains)
+    assert median(abs(result.error) for result in results) < 0.035
+    assert all(abs(result.error) < max(0.08, 2 * result.noise) for result in results)
+    assert all(abs(result.error) < 0.05 for result in results if result.trains)
 
 
 def test_intervals_are_honest_and_narrow(results):
-    assert sum(one.covered for one in results) >= 0.8 * len(results)
-    assert median(one.width for one in results) < 0.15
+    assert sum(result.covered for result in results) >= 0.8 * len(results)
+    assert median(result.width for result in results) < 0.15
 
 
-def test_peak_memory_is_foretold(results):
-    for one in results:
+def test_peak_memory_is_predicted(results):
+    for result in results:
         allowed = (
-            0.06 if one.pair.change.microbatches or one.pair.change.schedule == "zbv" else 0.03
+            0.06
+            if result.pair.change.microbatches or result.pair.change.schedule == "zbv"
+            else 0.03
         )
-        assert abs(one.memory_error) < allowed
+        assert abs(result.memory_error) < allowed
 
 
-def test_the_same_source_foretells_the_same(results):
+def test_the_same_source_predicts_the_same(results):
     again = predict.foretell(predict.RUNS, predict.PAIRS[0])
     assert again.predicted_s == results[0].predicted_s

@@ -1,13 +1,18 @@
 """Steps of a timeline in → what passes take: by rank, by layer, beside others' work, by tokens.
 
-Of one run: passes grow as tokens do, but adding to gradients that are there does not. Of two runs
-with different numbers of tokens: a line through both, with a constant; where passes grow faster
-than tokens, as attention does, a square without one.
+Two answers. `measure_passes` gives medians by stage and kind, for what a run was. `fit_passes`
+gives a model, for what a changed run would be:
 
-time = (layers + extra) x exp(base(kind, rank) + slope x ranks at work). An embedding on the first
-stage and a head on the last are extra, in layers, forward and backward each its own. The slope is 0
-unless ranks share a device and the run shows that they slow each other. The base of a step's first
-backward passes is its own: they have no gradients to add theirs to.
+    time = (layers + extra) x exp(base(kind, rank) + slope x ranks at work)
+
+An embedding on the first stage and a head on the last are extra, in layers, forward and backward
+each its own. The slope is 0 unless ranks share a device and the run shows that they slow each
+other. The base of a step's first backward passes is its own: they have no gradients to add theirs
+to.
+
+With more or fewer tokens, of one run: passes grow as tokens do, but adding to gradients that are
+there does not. Of two runs with different numbers of tokens: a line through both, with a constant;
+where passes grow faster than tokens, as attention does, a square without one.
 """
 
 from __future__ import annotations
@@ -43,66 +48,30 @@ _MULTIPROCESSORS = {
     "B300": 148,
     "L40S": 142,
 }
-
-
-def may_share(ranks: Sequence[RankTimeline]) -> bool:
-    """Tell whether all ranks may be on one device: same host as far as known, same number."""
-    places = {rank.device for rank in ranks}
-    return len(ranks) > 1 and len(places) == 1 and all(number >= 0 for _, number in places)
-
-
-def surely_share(ranks: Sequence[RankTimeline]) -> bool:
-    """Tell whether each rank was given a part of a device, and all may be of the same one."""
-    return may_share(ranks) and all(_is_part(rank) for rank in ranks)
-
-
-def ranks_a_device(ranks: Sequence[RankTimeline]) -> int:
-    """Return how many of these ranks divide the memory of one device: 1 unless it is sure."""
-    return len(ranks) if surely_share(ranks) else 1
-
-
-def _is_part(rank: RankTimeline) -> bool:
-    whole = next(
-        (count for name, count in _MULTIPROCESSORS.items() if name in rank.device_name), None
-    )
-    seen = rank.multiprocessors
-    return whole is not None and seen is not None and seen < whole
-
-
 # A device's clock follows its load with this delay or so; measured on an H200.
 TRAILING_NS = 40_000_000
-
-
-def trailing_activity(start_ns: I64, end_ns: I64) -> F64:
-    """Return the mean number of passes under way in the 40 ms before each pass's end.
-
-    A second dimension holds many runs, each by itself.
-    """
-    if start_ns.ndim == 1:
-        return _of_one_run(start_ns, end_ns)
-    runs = range(start_ns.shape[1])
-    return np.stack([_of_one_run(start_ns[:, run], end_ns[:, run]) for run in runs], axis=1)
-
-
-def _of_one_run(start_ns: I64, end_ns: I64) -> F64:
-    start, end = np.sort(start_ns).astype(np.float64), np.sort(end_ns).astype(np.float64)
-    begun, over = _running_sum(start), _running_sum(end)
-
-    def worked_until(moment: F64) -> F64:
-        first = np.searchsorted(start, moment, side="right")
-        last = np.searchsorted(end, moment, side="right")
-        return (first * moment - begun[first]) - (last * moment - over[last])
-
-    until = end_ns.astype(np.float64)
-    return (worked_until(until) - worked_until(until - TRAILING_NS)) / TRAILING_NS
-
-
-def _running_sum(values: F64) -> F64:
-    return np.concatenate(([0.0], np.cumsum(values)))
-
+# Within a run about half of it is seen, for a device's clock follows its mean load as well: between
+# runs of one program on one H200 cut into four, times grew by 0.1 a rank at most.
+_SEEN_WITHIN, _STEEPEST = 0.5, 0.1
+# How sure the run itself must be that ranks slow each other, where devices do not tell.
+_SURE = 2.5
+# Less than this of a layer is what lies between layers, not an embedding or a head.
+_LEAST_EXTRA = 0.1
+# One run predicted half and twice its tokens 20 and 27 % wrong: one pair of recorded runs.
+ONE_RUN_SPREAD = 0.2
+# Whole backward passes of a first stage that is written as a weight gradient alone.
+WHOLE = 4
+# These do not add to gradients.
+_NO_GRADIENTS = frozenset({int(PassKind.F), int(PassKind.I)})
 
 Key = tuple[int, int]
 """Stage and kind of a pass."""
+Kind = tuple[int, bool]
+"""Kind of pass, and whether of the first microbatch."""
+Class = tuple[int, bool, int]
+"""Kind of pass (or `WHOLE`), whether of the first microbatch, place of the rank."""
+Bases = Mapping[Class, float]
+"""Logarithms of times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +87,85 @@ class PassCosts:
     def typical(self, key: Key, microbatch: int) -> int:
         """Return what such a pass takes."""
         return self.first.get(key, self.median[key]) if microbatch == 0 else self.median[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Shares of a measured pass: what stays, and what grows with the square; the rest is linear."""
+
+    constant: float = 0.0
+    square: float = 0.0
+
+    def times(self, scale: float) -> float:
+        """Return how many times as long a pass takes with so many times as many tokens."""
+        linear = 1 - self.constant - self.square
+        return self.constant + linear * scale + self.square * scale * scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassModel:
+    """Logarithms of nanoseconds per layer."""
+
+    base: dict[Class, float]
+    residuals: F64
+    slope: float
+    """What one more rank at work adds; 0 where ranks have devices of their own."""
+    slope_spread: float
+    seen_slope: float
+    """What the run itself shows, and how surely."""
+    seen_spread: float
+    layers: tuple[float, ...]
+    """Of each stage; 1 each where they could not be told."""
+    extras: dict[int, tuple[float, float]]
+    """By kind, what first and last stage have besides their layers, in layers."""
+    activity: dict[Class, float]
+    """Ranks at work, on the mean, during passes of each class."""
+    growth: dict[Kind, Growth]
+    """How passes of each kind grow with tokens."""
+    growth_spread: float = ONE_RUN_SPREAD
+    """How unsure that is: of the logarithm of a time, for each e-fold of tokens."""
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether input and weight gradients were measured apart."""
+        return any(kind == PassKind.I for kind, _, _ in self.base)
+
+    def besides_layers(self, kind: int) -> tuple[float, float]:
+        """Return what first and last stage have besides layers, by the kind nearest to this."""
+        for known in (kind, PassKind.B, PassKind.F):
+            if known in self.extras:
+                return self.extras[known]
+        return 0.0, 0.0
+
+    def log_ns(self, kind: int, *, first: bool, place: int) -> float | None:
+        """Return a rank's base, else the mean of the other ranks; None where no such pass ran.
+
+        A run of one microbatch has none but the first.
+        """
+        for is_first in (first, False) if first else (False,):
+            if (kind, is_first, place) in self.base:
+                return self.base[kind, is_first, place]
+        alike = [
+            (is_first, base) for (other, is_first, _), base in self.base.items() if other == kind
+        ]
+        others = [base for is_first, base in alike if is_first == first]
+        others = others or [base for _, base in alike]
+        return float(np.mean(others)) if others else None
+
+    def with_tokens(self, scale: float) -> PassModel:
+        """Return what passes take with so many times as many tokens a microbatch."""
+        if scale == 1.0:
+            return self
+        base = {
+            (kind, first, place): log + float(np.log(self.growth[kind, first].times(scale)))
+            for (kind, first, place), log in self.base.items()
+        }
+        return replace(self, base=base)
+
+    def with_slope(self, slope: float) -> PassModel:
+        """Explain the same times by another slope: the steeper, the lower the bases."""
+        base = {of: log + (self.slope - slope) * self.activity[of] for of, log in self.base.items()}
+        return replace(self, base=base, slope=slope)
 
 
 def measure_passes(passes: Passes, ranks: tuple[RankTimeline, ...]) -> PassCosts:
@@ -188,26 +236,120 @@ def data_parallel_of(rank: RankTimeline) -> Intervals:
     return rank.data_parallel
 
 
-Kind = tuple[int, bool]
-"""Kind of pass, and whether of the first microbatch."""
-Bases = Mapping[tuple[int, bool, int], float]
-"""Logarithms of times, by kind and by the rank's place."""
+def fit_passes(
+    timeline: Timeline, pipeline: int, layers: Sequence[float] | None = None
+) -> PassModel:
+    """Fit a run's passes, given how many layers each stage holds where that is known."""
+    ranks = timeline.ranks_of(pipeline)
+    stages = 1 + max(stage for rank in ranks for stage in rank.stages)
+    extras = {} if layers is None else _extras(ranks, layers)
+    layers = (1.0,) * stages if layers is None else tuple(float(count) for count in layers)
+    passes = timeline.passes.where(np.isin(timeline.passes.rank, [rank.rank for rank in ranks]))
+    passes = passes.where(passes.end_ns > passes.start_ns)
+    weights = np.array(layers)[passes.stage]
+    more = [extras.get(kind, extras.get(int(PassKind.F), (0.0, 0.0))) for kind in PassKind]
+    for end, of_kinds in zip((0, stages - 1), np.array(more).T, strict=True):
+        mine = passes.stage == end
+        weights[mine] += of_kinds[passes.kind[mine]]
+    # What is gathered or reduced beside passes is none of their work.
+    own_ns = passes.end_ns - passes.start_ns - inside_passes(passes, ranks, data_parallel_of)
+    logs = np.log(np.maximum(own_ns, 1) / np.maximum(weights, _LEAST_EXTRA))
+    activity = np.zeros(len(passes))
+    for step in np.unique(passes.step).tolist():
+        here = passes.step == step
+        activity[here] = trailing_activity(passes.start_ns[here], passes.end_ns[here])
+    rows_of = _rows_of_classes(passes, ranks)
+    seen, spread = _slope_within(rows_of, logs, activity)
+    slopes = surely_share(ranks) or (may_share(ranks) and seen > _SURE * spread)
+    slope = min(max(seen / _SEEN_WITHIN, 0.0), _STEEPEST) if slopes else 0.0
+    rest = logs - slope * activity
+    base = {of: float(rest[rows].mean()) for of, rows in rows_of.items()}
+    residuals = rest.copy()
+    for of, rows in rows_of.items():
+        residuals[rows] -= base[of]
+    return PassModel(
+        base=base,
+        residuals=residuals,
+        slope=slope,
+        slope_spread=spread if slope and np.isfinite(spread) else 0.0,
+        seen_slope=seen,
+        seen_spread=spread,
+        layers=layers,
+        extras=extras,
+        activity={of: float(activity[rows].mean()) for of, rows in rows_of.items()},
+        growth=grow_by_one_run(base),
+    )
 
-# These do not add to gradients.
-_NO_GRADIENTS = frozenset({int(PassKind.F), int(PassKind.I)})
+
+def _extras(
+    ranks: Sequence[RankTimeline], layers: Sequence[float]
+) -> dict[int, tuple[float, float]]:
+    """Return by kind, in layers, what the ends have that is not of layers.
+
+    What stages between them have besides layers as well, such as sums of gradients, grows with the
+    layers and is part of them. A stage's own layers tell how long one takes there; of a stage that
+    has none, the others tell.
+    """
+    found = {stage.stage: stage for rank in ranks for stage in rank.layers}
+    if any(stage not in found or found[stage].layers != n for stage, n in enumerate(layers)):
+        return {}  # what was stated wins, and its layers are not those that kernels show
+    extras = {}
+    ends = (0, len(layers) - 1)
+    for kind in (PassKind.F, PassKind.B):
+        columns = {
+            number: (stage.layer_ns, stage.rest_ns)
+            if kind is PassKind.F
+            else (stage.backward_layer_ns or 0, stage.backward_rest_ns or 0)
+            for number, stage in found.items()
+        }
+        usual = [each for each, _ in columns.values() if each]
+        if not usual:
+            continue
+        shares = [
+            rest / (each * layers[stage])
+            for stage, (each, rest) in columns.items()
+            if stage not in ends and each and layers[stage]
+        ]
+        common = float(np.median(shares)) if shares else 0.0
+        both = []
+        for stage in ends:
+            each, rest = columns[stage]
+            more = rest / (each or float(np.median(usual))) - common * layers[stage]
+            both.append(more / (1 + common) if more >= _LEAST_EXTRA else 0.0)
+        extras[int(kind)] = (both[0], both[1])
+    return extras
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """Shares of a measured pass: what stays, and what grows with the square; the rest is linear."""
+def _rows_of_classes(passes: Passes, ranks: Sequence[RankTimeline]) -> dict[Class, list[int]]:
+    """Return the passes that are alike: of a kind and rank, first backward passes apart."""
+    place = {rank.rank: number for number, rank in enumerate(ranks)}
+    kinds = passes.kind.astype(int)
+    inputs = kinds == PassKind.I
+    if inputs.any() and not (inputs & (passes.stage == 0)).any():
+        kinds[(passes.stage == 0) & (kinds == PassKind.W)] = WHOLE
+    rows: dict[Class, list[int]] = {}
+    columns = (kinds.tolist(), passes.microbatch.tolist(), passes.rank.tolist())
+    for row, (kind, number, rank) in enumerate(zip(*columns, strict=True)):
+        first = number == 0 and kind not in _NO_GRADIENTS
+        rows.setdefault((kind, first, place[rank]), []).append(row)
+    return rows
 
-    constant: float = 0.0
-    square: float = 0.0
 
-    def times(self, scale: float) -> float:
-        """Return how many times as long a pass takes with so many times as many tokens."""
-        linear = 1 - self.constant - self.square
-        return self.constant + linear * scale + self.square * scale * scale
+def _slope_within(
+    rows_of: Mapping[Class, list[int]], logs: F64, activity: F64
+) -> tuple[float, float]:
+    """Return how times follow activity within their classes, and the standard error of that."""
+    y, x = logs.copy(), activity.copy()
+    for rows in rows_of.values():
+        y[rows] -= y[rows].mean()
+        x[rows] -= x[rows].mean()
+    spread = float(x @ x)
+    free = len(y) - len(rows_of) - 1
+    if spread < 1e-9 or free < 1:
+        return 0.0, np.inf
+    slope = float(x @ y) / spread
+    rest = y - slope * x
+    return slope, float(np.sqrt(rest @ rest / free / spread))
 
 
 def grow_by_one_run(base: Bases) -> dict[Kind, Growth]:
@@ -235,218 +377,67 @@ def grow_by_two_runs(base: Bases, other: Bases, ratio: float) -> dict[Kind, Grow
         if (kind, first, place) in other:
             apart.setdefault((kind, first), []).append(other[kind, first, place] - own)
     for kind_and_first, logs in apart.items():
-        growth[kind_and_first] = _line(float(np.exp(np.mean(logs))), ratio)
+        took = float(np.exp(np.mean(logs)))
+        constant = (took - ratio) / (1 - ratio)
+        if constant >= 0:
+            growth[kind_and_first] = Growth(constant=min(constant, 1.0))
+        else:
+            square = (took - ratio) / (ratio * ratio - ratio)
+            growth[kind_and_first] = Growth(square=min(square, 1.0))
     return growth
 
 
-def _line(took: float, ratio: float) -> Growth:
-    """Fit what takes `took` times as long with `ratio` times as many tokens."""
-    constant = (took - ratio) / (1 - ratio)
-    if constant >= 0:
-        return Growth(constant=min(constant, 1.0))
-    return Growth(square=min((took - ratio) / (ratio * ratio - ratio), 1.0))
+def may_share(ranks: Sequence[RankTimeline]) -> bool:
+    """Tell whether all ranks may be on one device: same host as far as known, same number."""
+    places = {rank.device for rank in ranks}
+    return len(ranks) > 1 and len(places) == 1 and all(number >= 0 for _, number in places)
 
 
-# Whole backward passes of a first stage that is written as a weight gradient alone.
-WHOLE = 4
-# Within a run about half of it is seen, for a device's clock follows its mean load as well: between
-# runs of one program on one H200 cut into four, times grew by 0.1 a rank at most.
-_SEEN_WITHIN, _STEEPEST = 0.5, 0.1
-# Less than this of a layer is what lies between layers, not an embedding or a head.
-_LEAST_EXTRA = 0.1
-# How sure the run itself must be that ranks slow each other, where devices do not tell.
-_SURE = 2.5
-
-# One run foretold half and twice its tokens 20 and 27 % wrong: one pair of recorded runs.
-ONE_RUN_SPREAD = 0.2
-
-Class = tuple[int, bool, int]
-"""Kind of pass (or `WHOLE`), whether of the first microbatch, place of the rank."""
+def surely_share(ranks: Sequence[RankTimeline]) -> bool:
+    """Tell whether each rank was given a part of a device, and all may be of the same one."""
+    return may_share(ranks) and all(_is_part(rank) for rank in ranks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassModel:
-    """Logarithms of nanoseconds per layer."""
-
-    base: dict[Class, float]
-    residuals: F64
-    slope: float
-    """What one more rank at work adds; 0 where ranks have devices of their own."""
-    slope_spread: float
-    seen_slope: float
-    """What the run itself shows, and how surely."""
-    seen_spread: float
-    layers: tuple[float, ...]
-    """Of each stage; 1 each where they could not be told."""
-    extras: dict[int, tuple[float, float]]
-    """By kind, what first and last stage have besides their layers, in layers."""
-    activity: dict[Class, float]
-    """Ranks at work, on the mean, during passes of each class."""
-    growth: dict[Kind, Growth]
-    """How passes of each kind grow with tokens."""
-    growth_spread: float = ONE_RUN_SPREAD
-    """How unsure that is: of the logarithm of a time, for each e-fold of tokens."""
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether input and weight gradients were measured apart."""
-        return any(kind == PassKind.I for kind, _, _ in self.base)
-
-    def besides_layers(self, kind: int) -> tuple[float, float]:
-        """Return what first and last stage have besides layers, by the kind nearest to this."""
-        for known in (kind, PassKind.B, PassKind.F):
-            if known in self.extras:
-                return self.extras[known]
-        return 0.0, 0.0
-
-    def log_ns(self, kind: int, *, first: bool, place: int) -> float | None:
-        """Return a rank's base, else the mean of the other ranks; None where no such pass ran.
-
-        A run of one microbatch has none but the first.
-        """
-        for is_first in (first, False) if first else (False,):
-            if (kind, is_first, place) in self.base:
-                return self.base[kind, is_first, place]
-        others = [
-            base
-            for (other, is_first, _), base in self.base.items()
-            if other == kind and is_first == first
-        ]
-        others = others or [base for (other, _, _), base in self.base.items() if other == kind]
-        return float(np.mean(others)) if others else None
-
-    def with_tokens(self, scale: float) -> PassModel:
-        """Return what passes take with so many times as many tokens a microbatch."""
-        if scale == 1.0:
-            return self
-        base = {
-            (kind, first, place): log + float(np.log(self.growth[kind, first].times(scale)))
-            for (kind, first, place), log in self.base.items()
-        }
-        return replace(self, base=base)
-
-    def with_slope(self, slope: float) -> PassModel:
-        """Explain the same times by another slope: the steeper, the lower the bases."""
-        base = {
-            one: log + (self.slope - slope) * self.activity[one] for one, log in self.base.items()
-        }
-        return replace(self, base=base, slope=slope)
+def ranks_a_device(ranks: Sequence[RankTimeline]) -> int:
+    """Return how many of these ranks divide the memory of one device: 1 unless it is sure."""
+    return len(ranks) if surely_share(ranks) else 1
 
 
-def fit_passes(
-    timeline: Timeline, pipeline: int, layers: Sequence[float] | None = None
-) -> PassModel:
-    """Fit a run's passes, given how many layers each stage holds where that is known."""
-    ranks = timeline.ranks_of(pipeline)
-    stages = 1 + max(stage for rank in ranks for stage in rank.stages)
-    extras = {} if layers is None else _extras(ranks, layers)
-    layers = (1.0,) * stages if layers is None else tuple(float(count) for count in layers)
-    passes = timeline.passes.where(np.isin(timeline.passes.rank, [rank.rank for rank in ranks]))
-    passes = passes.where(passes.end_ns > passes.start_ns)
-    classes = _classes(passes, ranks)
-    weights = np.array(layers)[passes.stage]
-    for end, at in enumerate((0, stages - 1)):
-        mine = passes.stage == at
-        more = [extras.get(kind, extras.get(int(PassKind.F), (0.0, 0.0))) for kind in PassKind]
-        weights[mine] += np.array([one[end] for one in more])[passes.kind[mine]]
-    # What is gathered or reduced beside passes is none of their work.
-    own_ns = passes.end_ns - passes.start_ns - inside_passes(passes, ranks, data_parallel_of)
-    logs = np.log(np.maximum(own_ns, 1) / np.maximum(weights, _LEAST_EXTRA))
-    activity = np.zeros(len(passes))
-    for step in np.unique(passes.step).tolist():
-        here = passes.step == step
-        activity[here] = trailing_activity(passes.start_ns[here], passes.end_ns[here])
-    seen, spread = _slope_within(classes, logs, activity)
-    slopes = surely_share(ranks) or (may_share(ranks) and seen > _SURE * spread)
-    slope = min(max(seen / _SEEN_WITHIN, 0.0), _STEEPEST) if slopes else 0.0
-    rest = logs - slope * activity
-    rows_of = _rows_of(classes)
-    base = {one: float(rest[rows].mean()) for one, rows in rows_of.items()}
-    return PassModel(
-        base=base,
-        residuals=rest - np.array([base[one] for one in classes]),
-        slope=slope,
-        slope_spread=spread if slope and np.isfinite(spread) else 0.0,
-        seen_slope=seen,
-        seen_spread=spread,
-        layers=layers,
-        extras=extras,
-        activity={one: float(activity[rows].mean()) for one, rows in rows_of.items()},
-        growth=grow_by_one_run(base),
+def _is_part(rank: RankTimeline) -> bool:
+    whole = next(
+        (count for name, count in _MULTIPROCESSORS.items() if name in rank.device_name), None
     )
+    seen = rank.multiprocessors
+    return whole is not None and seen is not None and seen < whole
 
 
-def _extras(
-    ranks: Sequence[RankTimeline], layers: Sequence[float]
-) -> dict[int, tuple[float, float]]:
-    """Return by kind, in layers, what the ends have that is not of layers.
+def trailing_activity(start_ns: I64, end_ns: I64) -> F64:
+    """Return the mean number of passes under way in the 40 ms before each pass's end.
 
-    What stages between them have besides layers as well, such as sums of gradients, grows with the
-    layers and is part of them. A stage's own layers tell how long one takes there; of a stage that
-    has none, the others tell.
+    A second dimension holds many runs, each by itself.
     """
-    found = {one.stage: one for rank in ranks for one in rank.layers}
-    if any(stage not in found or found[stage].layers != n for stage, n in enumerate(layers)):
-        return {}  # what was stated wins, and its layers are not those that kernels show
-    extras = {}
-    ends = (0, len(layers) - 1)
-    for kind in (PassKind.F, PassKind.B):
-        columns = {
-            stage: (one.layer_ns, one.rest_ns)
-            if kind is PassKind.F
-            else (one.backward_layer_ns or 0, one.backward_rest_ns or 0)
-            for stage, one in found.items()
-        }
-        usual = [each for each, _ in columns.values() if each]
-        if not usual:
-            continue
-        shares = [
-            rest / (each * layers[stage])
-            for stage, (each, rest) in columns.items()
-            if stage not in ends and each and layers[stage]
+    until = end_ns.astype(np.float64)
+    return time_under(until - TRAILING_NS, until, start_ns, end_ns) / TRAILING_NS
+
+
+def time_under(start_ns: I64 | F64, end_ns: I64 | F64, begun_ns: I64, over_ns: I64) -> F64:
+    """Return how long others lasted inside each stretch, each of them counted.
+
+    A second dimension holds many runs, each by itself.
+    """
+    if start_ns.ndim > 1:
+        runs = [
+            time_under(start_ns[:, run], end_ns[:, run], begun_ns[:, run], over_ns[:, run])
+            for run in range(start_ns.shape[1])
         ]
-        common = float(np.median(shares)) if shares else 0.0
-        both = []
-        for stage in ends:
-            each, rest = columns[stage]
-            more = rest / (each or float(np.median(usual))) - common * layers[stage]
-            both.append(more / (1 + common) if more >= _LEAST_EXTRA else 0.0)
-        extras[int(kind)] = (both[0], both[1])
-    return extras
+        return np.stack(runs, axis=1)
+    begun, over = np.sort(begun_ns).astype(np.float64), np.sort(over_ns).astype(np.float64)
+    sums = [np.concatenate(([0.0], np.cumsum(moments))) for moments in (begun, over)]
 
+    def lasted_until(moment: I64 | F64) -> F64:
+        first = np.searchsorted(begun, moment, side="right")
+        last = np.searchsorted(over, moment, side="right")
+        lasted: F64 = (first * moment - sums[0][first]) - (last * moment - sums[1][last])
+        return lasted
 
-def _classes(passes: Passes, ranks: Sequence[RankTimeline]) -> list[Class]:
-    place = {rank.rank: number for number, rank in enumerate(ranks)}
-    kinds = passes.kind.astype(int)
-    splits = bool((kinds == PassKind.I).any())
-    first_has_none = splits and not ((kinds == PassKind.I) & (passes.stage == 0)).any()
-    if first_has_none:
-        kinds[(passes.stage == 0) & (kinds == PassKind.W)] = WHOLE
-    return [
-        (kind, number == 0 and kind not in {PassKind.F, PassKind.I}, place[rank])
-        for kind, number, rank in zip(
-            kinds.tolist(), passes.microbatch.tolist(), passes.rank.tolist(), strict=True
-        )
-    ]
-
-
-def _rows_of(classes: Sequence[Class]) -> dict[Class, list[int]]:
-    rows: dict[Class, list[int]] = {}
-    for row, one in enumerate(classes):
-        rows.setdefault(one, []).append(row)
-    return rows
-
-
-def _slope_within(classes: Sequence[Class], logs: F64, activity: F64) -> tuple[float, float]:
-    """Return how times follow activity within their classes, and the standard error of that."""
-    y, x = logs.copy(), activity.copy()
-    for rows in _rows_of(classes).values():
-        y[rows] -= y[rows].mean()
-        x[rows] -= x[rows].mean()
-    spread = float(x @ x)
-    free = len(y) - len(_rows_of(classes)) - 1
-    if spread < 1e-9 or free < 1:
-        return 0.0, np.inf
-    slope = float(x @ y) / spread
-    rest = y - slope * x
-    return slope, float(np.sqrt(rest @ rest / free / spread))
+    return lasted_until(end_ns) - lasted_until(start_ns)

@@ -1,12 +1,20 @@
 """Matched transfers in → what messages took, kept as they were seen: their tail is the point.
 
-Medians miss real runs by a tenth. So messages are drawn from those measured, by what they met: an
-exchange, a receiver that waited, or one that came later.
+Medians miss real runs by a tenth. So messages are drawn from those measured, by what they met:
+
+    send         [send]          the receiver waited: from the send's start on it is `one_way`
+    receive   [recv···]
+    send      [send]             it was there already: what the receive lasts is its `drain`
+    receive          [recv]      (and what the send lasted, `sending`)
+    0 to 1    [exchange]         an exchange, from when both were there: `both_ways`
+    1 to 0       [exch.]
+
+What is drawn, and why: docs/explanation/how-predictions-are-made.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,11 +31,12 @@ _FEWEST = 4
 _SLOW = 2.0
 # From this share of a hop's messages on, counted from the quickest.
 _NEARLY_ALL = 0.25
-
 # Of a message to a slow hop's end, so much is underway before it is received: measured.
 BUFFERED_BYTES = 2.5 * 1024**2
 # Small messages are buffered whole; some of their time is seen all the same.
 _LEAST_SEEN = 0.25
+# Steps from the quickest to the slowest message, where two samples are laid over each other.
+_STEPS = 101
 
 Hop = tuple[int, int]
 """Places of the rank that sends and of the rank that receives."""
@@ -67,34 +76,21 @@ class WirePools:
         """
         if scale == 1.0:
             return self
-        if self.other is None:
-            return self._change(lambda _, pool: pool * scale)
-        size, pools = self.other
-        way = min(max((scale - 1) / (size - 1), 0.0), 1.0)
-        nearest = 1 + way * (size - 1)
-        return self._change(
-            lambda name, pool: _between(pool, getattr(pools, name), way) * (scale / nearest)
-        )
-
-    def _change(self, change: Callable[[str, F64], F64]) -> WirePools:
-        return replace(
-            self,
-            both_ways=change("both_ways", self.both_ways),
-            one_way=change("one_way", self.one_way),
-            drain=change("drain", self.drain),
-            sending=change("sending", self.sending),
-        )
+        pools = {name: getattr(self, name) for name in _POOLS}
+        if self.other is not None:
+            size, larger = self.other
+            way = min(max((scale - 1) / (size - 1), 0.0), 1.0)
+            scale /= 1 + way * (size - 1)
+            at = np.linspace(0.0, 1.0, _STEPS)
+            pools = {
+                name: (1 - way) * np.quantile(pool, at)
+                + way * np.quantile(getattr(larger, name), at)
+                for name, pool in pools.items()
+            }
+        return replace(self, **{name: pool * scale for name, pool in pools.items()})
 
 
 _POOLS = ("both_ways", "one_way", "drain", "sending")
-# Steps from the quickest to the slowest message, where two samples are laid over each other.
-_STEPS = 101
-
-
-def _between(one: F64, other: F64, way: float) -> F64:
-    at = np.linspace(0.0, 1.0, _STEPS)
-    mixed: F64 = (1 - way) * np.quantile(one, at) + way * np.quantile(other, at)
-    return mixed
 
 
 def pool_wires(timeline: Timeline, pipeline: int) -> WirePools:
@@ -105,93 +101,48 @@ def pool_wires(timeline: Timeline, pipeline: int) -> WirePools:
     largest = int(transfers.message_bytes[mine].max(initial=-1))
     chosen = transfers.where(mine & (transfers.message_bytes == largest))
     batched = _with_others(chosen)[0].any() or chosen.fused.any()
-    slow = dict(_slow_hops(chosen))
+    slow = _slow_hops(chosen)
     for sender, receiver in slow:
         chosen = chosen.where((chosen.source != sender) | (chosen.destination != receiver))
     by_place = {(places[here], places[there]): times for (here, there), times in slow.items()}
     return replace(_pool(chosen, largest), slow=by_place, batched=bool(batched))
 
 
-def _with_others(transfers: Transfers) -> tuple[Flags, I64]:
-    """Tell messages whose kernel, on either side, waits for a third rank; and when all were there.
+def join_pools(pools: WirePools, other: WirePools) -> WirePools:
+    """Put the messages of two runs, all of one size, together."""
+    joined = _complete(
+        {name: np.concatenate((pools.seen[name], other.seen[name])) for name in _POOLS},
+        pools.message_bytes,
+        buffers=pools.buffers or other.buffers,
+    )
+    return replace(joined, slow=pools.slow)
 
-    Megatron puts all that goes and comes into one batch, which ends with the last of it.
+
+def _slow_hops(transfers: Transfers) -> dict[Hop, float]:
+    """Return hops, by ranks, nearly all of whose messages take much longer than those of others.
+
+    With each, how many times as long as others its whole messages take. Of one that was there
+    before it was asked for, what had been buffered is not seen.
     """
-    sides = [
-        list(zip(*(one.tolist() for one in columns), strict=True))
-        for columns in (
-            (transfers.source, transfers.send_queue, transfers.send_start_ns),
-            (transfers.destination, transfers.receive_queue, transfers.receive_start_ns),
-        )
-    ]
-    peers = (transfers.destination.tolist(), transfers.source.tolist())
-    met = np.maximum(transfers.send_start_ns, transfers.receive_start_ns).tolist()
-    partners: dict[tuple[int, int, int], set[int]] = {}
-    ready: dict[tuple[int, int, int], int] = {}
-    for side, others in zip(sides, peers, strict=True):
-        for kernel, other, moment in zip(side, others, met, strict=True):
-            partners.setdefault(kernel, set()).add(other)
-            ready[kernel] = max(moment, ready.get(kernel, moment))
-    pairs = list(zip(*sides, strict=True))
-    several = [len(partners[sent]) > 1 or len(partners[taken]) > 1 for sent, taken in pairs]
-    there = [max(ready[sent], ready[taken]) for sent, taken in pairs]
-    return np.array(several, dtype=bool), np.array(there, dtype=np.int64)
-
-
-def _slow_hops(transfers: Transfers) -> Iterator[tuple[Hop, float]]:
-    """Yield hops, by ranks, nearly all of whose messages take much longer than those of others."""
-    hops = sorted(set(zip(transfers.source.tolist(), transfers.destination.tolist(), strict=True)))
     wire, early = _wire(transfers), _early(transfers)
+    size = max(int(transfers.message_bytes.max(initial=1)), 1)
+    whole = np.where(early, wire / max(1 - BUFFERED_BYTES / size, _LEAST_SEEN), wire)
+    slow = {}
+    hops = sorted(set(zip(transfers.source.tolist(), transfers.destination.tolist(), strict=True)))
     for sender, receiver in hops:
         mine = (transfers.source == sender) & (transfers.destination == receiver)
-        found = []
+        slower = []
         # What was there before it was asked for, what was waited for, and exchanges: each apart.
         for alike in (early, ~early & ~transfers.fused, transfers.fused):
             own, others = wire[mine & alike], wire[~mine & alike]
             if min(len(own), len(others)) >= _FEWEST:
                 usual = max(float(np.median(others)), 1.0)
-                found.append((len(own), np.quantile(own, _NEARLY_ALL), np.median(own), usual))
-        if found and all(quick > _SLOW * usual for _, quick, _, usual in found):
-            yield (sender, receiver), _times_as_long(transfers, mine)
-
-
-def _times_as_long(transfers: Transfers, mine: Flags) -> float:
-    """Return how many times as long as others a hop's whole messages take.
-
-    Of one that was there before it was asked for, what had been buffered is not seen.
-    """
-    wire, early = _wire(transfers), _early(transfers)
-    size = max(int(transfers.message_bytes.max(initial=1)), 1)
-    whole = np.where(early, wire / max(1 - BUFFERED_BYTES / size, _LEAST_SEEN), wire)
-    others = wire[~mine & ~early] if (~mine & ~early).any() else wire[~mine]
-    return float(np.median(whole[mine]) / max(float(np.median(others)), 1.0))
-
-
-def _early(transfers: Transfers) -> Flags:
-    """Tell messages that had been sent before their receive began."""
-    early: Flags = ~transfers.fused & (transfers.send_end_ns <= transfers.receive_start_ns)
-    return early
-
-
-def _wire(transfers: Transfers) -> F64:
-    both_there = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
-    several, all_there = _with_others(transfers)
-    ends = np.where(
-        several,
-        np.minimum(transfers.send_end_ns, transfers.receive_end_ns) - all_there,
-        transfers.receive_end_ns - both_there,
-    )
-    return np.maximum(ends, 0).astype(np.float64)
-
-
-def join_pools(one: WirePools, other: WirePools) -> WirePools:
-    """Put the messages of two runs, all of one size, together."""
-    joined = _complete(
-        {name: np.concatenate((one.seen[name], other.seen[name])) for name in _POOLS},
-        one.message_bytes,
-        buffers=one.buffers or other.buffers,
-    )
-    return replace(joined, slow=one.slow)
+                slower.append(np.quantile(own, _NEARLY_ALL) > _SLOW * usual)
+        if slower and all(slower):
+            others = wire[~mine & ~early] if (~mine & ~early).any() else wire[~mine]
+            times = np.median(whole[mine]) / max(float(np.median(others)), 1.0)
+            slow[sender, receiver] = float(times)
+    return slow
 
 
 def _pool(transfers: Transfers, message_bytes: int) -> WirePools:
@@ -215,27 +166,71 @@ def _pool(transfers: Transfers, message_bytes: int) -> WirePools:
 
 def _complete(seen: Mapping[str, F64], message_bytes: int, *, buffers: bool) -> WirePools:
     """Put something in place of what was not seen, and say so."""
-    both, one, drain = seen["both_ways"], seen["one_way"], seen["drain"]
+    both, one_way, drain = seen["both_ways"], seen["one_way"], seen["drain"]
     said = []
-    if len(one) < _FEWEST:
+    if len(one_way) < _FEWEST:
         said.append("one way takes what both ways at once take, over 1.15")
-        one = both / _BOTH_OVER_ONE if len(both) else one
-    if len(one) == 0:
+        one_way = both / _BOTH_OVER_ONE if len(both) else one_way
+    if len(one_way) == 0:
         said = ["transfers take no time: none was seen"]
-        one = np.zeros(1)
+        one_way = np.zeros(1)
     if len(both) == 0:
         said.append("both ways at once take 1.15 times one way")
-        both = one * _BOTH_OVER_ONE
+        both = one_way * _BOTH_OVER_ONE
     if len(drain) == 0:
-        drain = one * DRAIN_OVER_WIRE
+        drain = one_way * DRAIN_OVER_WIRE
     return WirePools(
         both_ways=both,
-        one_way=one,
+        one_way=one_way,
         drain=drain,
-        sending=seen["sending"] if len(seen["sending"]) else one,
+        sending=seen["sending"] if len(seen["sending"]) else one_way,
         message_bytes=message_bytes,
         buffers=buffers,
         assumed=tuple(said),
         seen=seen,
         slow={},
     )
+
+
+def _early(transfers: Transfers) -> Flags:
+    """Tell messages that had been sent before their receive began."""
+    early: Flags = ~transfers.fused & (transfers.send_end_ns <= transfers.receive_start_ns)
+    return early
+
+
+def _wire(transfers: Transfers) -> F64:
+    """Return from when both sides were there, and all that their kernels wait for, to the end."""
+    both_there = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
+    several, all_there = _with_others(transfers)
+    ends = np.where(
+        several,
+        np.minimum(transfers.send_end_ns, transfers.receive_end_ns) - all_there,
+        transfers.receive_end_ns - both_there,
+    )
+    return np.maximum(ends, 0).astype(np.float64)
+
+
+def _with_others(transfers: Transfers) -> tuple[Flags, I64]:
+    """Tell messages whose kernel, on either side, waits for a third rank; and when all were there.
+
+    Megatron puts all that goes and comes into one batch, which ends with the last of it.
+    """
+    sides = [
+        list(zip(*(column.tolist() for column in columns), strict=True))
+        for columns in (
+            (transfers.source, transfers.send_queue, transfers.send_start_ns),
+            (transfers.destination, transfers.receive_queue, transfers.receive_start_ns),
+        )
+    ]
+    peers = (transfers.destination.tolist(), transfers.source.tolist())
+    met = np.maximum(transfers.send_start_ns, transfers.receive_start_ns).tolist()
+    partners: dict[tuple[int, int, int], set[int]] = {}
+    ready: dict[tuple[int, int, int], int] = {}
+    for side, others in zip(sides, peers, strict=True):
+        for kernel, other, moment in zip(side, others, met, strict=True):
+            partners.setdefault(kernel, set()).add(other)
+            ready[kernel] = max(moment, ready.get(kernel, moment))
+    pairs = list(zip(*sides, strict=True))
+    several = [len(partners[sent]) > 1 or len(partners[taken]) > 1 for sent, taken in pairs]
+    there = [max(ready[sent], ready[taken]) for sent, taken in pairs]
+    return np.array(several, dtype=bool), np.array(there, dtype=np.int64)

@@ -1,15 +1,20 @@
 """A program and lengths in → when each thing happens: one pass of max and add, for many runs.
 
-It happens a fixed while after that one, so edges can go past it, as long as the sum of the edges
-they stand for.
-
 A rank runs its passes one after the other. A batch of messages starts after the batch before it on
 its queue and after all passes issued before it. A pass waits for the batches that bring its inputs,
 and for those that its host waited for. Where a host synchronises with its device, what it issues
 afterwards follows what the call waited for.
 
-What a rank gains by waiting less, the others lose in part: it is at work while they are. A measured
-pass holds the slowdown of the run that it was measured in, and no other.
+    rank 0   [ F 0 ][ F 1 ]          a pass ends its length after its start,
+                  └send┐             a batch starts a gap after the pass before it,
+    rank 1         [recv][ F 0 ]     a receive ends a wire after the send's start
+
+Most events wait for one other alone: they happen a fixed while after it, so edges go past them, as
+long as the sum of the edges they stand for. A third to two thirds of all events are left to be run.
+
+Ranks that share a device (`run_shared`): what a rank gains by waiting less, the others lose in
+part, for it is at work while they are. A measured pass holds the slowdown of the run that it was
+measured in, and no other.
 """
 
 from __future__ import annotations
@@ -20,76 +25,16 @@ from functools import cached_property
 
 import numpy as np
 
-from debubble.costs.passes import trailing_activity
+from debubble.costs.passes import time_under, trailing_activity
 from debubble.simulate.events import NEVER_NS, Delays, EventGraph
 from debubble.simulate.program import Lengths, Program, Times
 from debubble.timeline.model import F64, I64, Flags
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
-    """Which old edges each new one is the sum of, a pair a part."""
-
-    new: I64
-    old: I64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortened:
-    """A graph with fewer events, numbered anew."""
-
-    kept: I64
-    """The old number of each event."""
-    target: I64
-    source: I64
-    sums: Sums
-    skipped: I64
-    """The old numbers of the other events."""
-    anchor: I64
-    """The event, by its new number, that each of them follows."""
-    skipped_sums: Sums
-
-
-def shorten(events: int, target: I64, source: I64, may_skip: Flags) -> Shortened:
-    """Skip events that wait for one other alone, where they may be skipped."""
-    skipped = may_skip & (np.bincount(target, minlength=events) == 1)
-    into = np.zeros(events, dtype=np.int64)
-    """The edge into each event that is skipped."""
-    only = np.flatnonzero(skipped[target])
-    into[target[only]] = only
-    number = np.cumsum(~skipped) - 1
-    edges = np.flatnonzero(~skipped[target])
-    anchors, sums = _walk_back(source[edges], skipped, into, source)
-    away = np.flatnonzero(skipped)
-    away_anchors, away_sums = _walk_back(away, skipped, into, source)
-    return Shortened(
-        kept=np.flatnonzero(~skipped),
-        target=number[target[edges]],
-        source=number[anchors],
-        sums=Sums(
-            new=np.concatenate((np.arange(len(edges)), sums.new)),
-            old=np.concatenate((edges, sums.old)),
-        ),
-        skipped=away,
-        anchor=number[away_anchors],
-        skipped_sums=away_sums,
-    )
-
-
-def _walk_back(start: I64, skipped: Flags, into: I64, source: I64) -> tuple[I64, Sums]:
-    """Go back from events to the first that is not skipped; return it, and the edges passed."""
-    at = start.copy()
-    rows, edges = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    while len(going := np.flatnonzero(skipped[at])):
-        passed = into[at[going]]
-        rows.append(going)
-        edges.append(passed)
-        at[going] = source[passed]
-    return at, Sums(new=np.concatenate(rows), old=np.concatenate(edges))
-
-
-Columns = Mapping[str, I64]
-"""Lengths by name; a second dimension holds many runs."""
+# Many runs go through in blocks that a processor's cache can hold.
+_RUNS_AT_ONCE = 256
+# When passes are at work follows from how long they take: from here on windows move by less than
+# a thousandth, on the recorded runs.
+_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,110 +45,6 @@ class Edges:
     source: I64
     length: str
     rows: I64
-
-
-class Network:
-    """Runs one set of events with any lengths."""
-
-    def __init__(
-        self, events: int, edges: tuple[Edges, ...], *, floored: Flags, used: Flags | None = None
-    ) -> None:
-        """Only `floored` events, and such without sources, may have floors; unused edges go."""
-        self._events = events
-        target = np.concatenate([one.target for one in edges])
-        source = np.concatenate([one.source for one in edges])
-        number = np.concatenate([np.full(len(one.rows), n) for n, one in enumerate(edges)])
-        rows = np.concatenate([one.rows for one in edges])
-        if used is not None:
-            target, source, number, rows = (one[used] for one in (target, source, number, rows))
-        short = shorten(events, target, source, ~floored)
-        self._kept, self._skipped, self._anchor = short.kept, short.skipped, short.anchor
-        self._graph = EventGraph(len(short.kept), short.target, short.source, floored[short.kept])
-        stands = np.argsort(self._graph.edge_order)
-        names = [one.length for one in edges]
-        sums = Sums(new=stands[short.sums.new], old=short.sums.old)
-        self._after = _Totals(len(short.target), sums, names, number, rows)
-        self._of_later = len(short.skipped), short.skipped_sums, names, number, rows
-        self._number = np.full(events, -1)
-        self._number[short.kept] = np.arange(len(short.kept))
-
-    @cached_property
-    def _later(self) -> _Totals:
-        """When what was skipped happens; many runs never ask."""
-        return _Totals(*self._of_later)
-
-    def run(self, columns: Columns, floor_ns: I64) -> I64:
-        """Return when every event happens."""
-        kept = self._graph.run_delays(self._after.of(columns), floor_ns[self._kept])
-        later = self._later.of(columns)
-        moments = np.empty((self._events, *kept.shape[1:]), dtype=np.int64)
-        moments[self._kept] = kept
-        steady = later.steady[:, None] if kept.ndim > 1 else later.steady
-        moments[self._skipped] = kept[self._anchor] + steady
-        if len(later.rows):
-            moments[self._skipped[later.rows]] += later.varied
-        return moments
-
-    def run_for(self, wanted: I64, columns: Columns, floor_ns: I64) -> I64:
-        """Return when some events happen that may have floors, and no others."""
-        after, floor = self._after.of(columns), floor_ns[self._kept]
-        return self._graph.run_delays(after, floor, self._number[wanted])
-
-
-class _Totals:
-    """Adds up lengths by name."""
-
-    def __init__(self, count: int, sums: Sums, names: list[str], number: I64, rows: I64) -> None:
-        self._count = count
-        self._parts: dict[str, list[tuple[I64, I64]]] = {}
-        """What to add to which total, and from which rows; totals in ascending order."""
-        for name in dict.fromkeys(names):
-            numbers = [one for one, other in enumerate(names) if other == name]
-            mine = np.flatnonzero(np.isin(number[sums.old], numbers))
-            chosen = [mine[part] for part in _without_repeats(sums.new[mine])]
-            self._parts[name] = [(sums.new[one], rows[sums.old[one]]) for one in chosen]
-
-    def of(self, columns: Columns) -> Delays:
-        """Return the totals; those alone in two dimensions of which a part is."""
-        total = np.zeros(self._count, dtype=np.int64)
-        varies = np.zeros(self._count, dtype=bool)
-        wide = []
-        for name, parts in self._parts.items():
-            for new, rows in parts:
-                if columns[name].ndim > 1:
-                    varies[new] = True
-                    wide.append((new, rows, columns[name]))
-                else:
-                    total[new] += columns[name][rows]
-        chosen = np.flatnonzero(varies)
-        if not wide:
-            return Delays(steady=total, rows=chosen, varied=total[:0])
-        return Delays(steady=total, rows=chosen, varied=_add_up(chosen, wide))
-
-
-def _add_up(chosen: I64, parts: list[tuple[I64, I64, I64]]) -> I64:
-    """Return what is added to the chosen totals in each run."""
-    new, rows, column = parts[0]
-    if len(new) == len(chosen):
-        total, parts = column[rows], parts[1:]
-    else:
-        total = np.zeros((len(chosen), column.shape[1]), dtype=np.int64)
-    for new, rows, column in parts:
-        total[np.searchsorted(chosen, new)] += column[rows]
-    return total
-
-
-def _without_repeats(numbers: I64) -> Iterator[I64]:
-    """Yield rows of numbers, in as many parts as a number is there, none twice in a part."""
-    order = np.argsort(numbers, kind="stable")
-    ordered = numbers[order]
-    place = np.arange(len(order)) - np.searchsorted(ordered, ordered)
-    for part in range(int(place.max(initial=-1)) + 1):
-        yield order[place == part]
-
-
-# Many runs go through in blocks that a processor's cache can hold.
-_RUNS_AT_ONCE = 256
 
 
 class Engine:
@@ -226,6 +67,36 @@ class Engine:
         )
         self._first = np.flatnonzero(program.passes.before < 0)
         self._last = np.setdiff1d(np.arange(p), program.passes.before)
+
+    def run(self, lengths: Lengths) -> Times:
+        """Return when everything happens; a column for each of many runs."""
+        moments = self._network(lengths).run(lengths.columns(), self._floor(lengths))
+        return Times(
+            pass_start=moments[self._pass_start],
+            pass_end=moments[self._pass_end],
+            batch_start=moments[self._batch_start],
+            batch_end=moments[self._batch_end],
+        )
+
+    def windows(self, lengths: Lengths) -> I64:
+        """Return the window of each of many runs, and keep nothing else."""
+        columns = lengths.columns()
+        runs = max((column.shape[1] for column in columns.values() if column.ndim > 1), default=1)
+        network, floor = self._network(lengths), self._floor(lengths)
+        ends = self._pass_start[np.concatenate((self._first, self._last))]
+        found = []
+        for first in range(0, runs, _RUNS_AT_ONCE):
+            block = slice(first, first + _RUNS_AT_ONCE)
+            chosen = {
+                name: column[:, block] if column.ndim > 1 else column
+                for name, column in columns.items()
+            }
+            starts = network.run_for(ends, chosen, floor[:, block] if floor.ndim > 1 else floor)
+            begun, last = starts[: len(self._first)], starts[len(self._first) :]
+            lasted = chosen["passes"][self._last]
+            last = last + (lasted[:, None] if lasted.ndim < last.ndim else lasted)
+            found.append(np.atleast_1d(last.max(axis=0) - begun.min(axis=0)))
+        return np.concatenate(found)
 
     def _of_passes(self) -> tuple[Edges, ...]:
         """Let a pass start after the pass before it and its inputs, and end after its start."""
@@ -280,6 +151,11 @@ class Engine:
             Edges(self._batch_start[batches], end[syncs.batch_call[batches]], "batch_lag", batches),
         )
 
+    def _network(self, lengths: Lengths) -> Network:
+        held = (lengths.pass_floor > NEVER_NS)[self.program.passes.before >= 0].any()
+        held |= bool(len(self._call_end)) or (lengths.batch_floor > NEVER_NS).any()
+        return self._held if held else self._free
+
     @cached_property
     def _held(self) -> Network:
         """Events with hosts that may hold up any start."""
@@ -292,49 +168,11 @@ class Engine:
         """Events with nothing to hold up but first passes: a batch that waits for none is there."""
         passes = np.zeros(self._events, dtype=bool)
         passes[self._pass_start] = True
-        waits = np.zeros(self._events, dtype=bool)
-        for one in self._edges:
-            waits[one.target] = True
-        there = ~waits
-        there[self._pass_start] = False
-        used = np.concatenate([~there[one.source] for one in self._edges])
+        there = ~passes
+        for edges in self._edges:
+            there[edges.target] = False
+        used = np.concatenate([~there[edges.source] for edges in self._edges])
         return Network(self._events, self._edges, floored=passes, used=used)
-
-    def run(self, lengths: Lengths) -> Times:
-        """Return when everything happens; a column for each of many runs."""
-        floor = self._floor(lengths)
-        moments = self._network(lengths).run(lengths.columns(), floor)
-        return Times(
-            pass_start=moments[self._pass_start],
-            pass_end=moments[self._pass_end],
-            batch_start=moments[self._batch_start],
-            batch_end=moments[self._batch_end],
-        )
-
-    def windows(self, lengths: Lengths) -> I64:
-        """Return the window of each of many runs, and keep nothing else."""
-        columns = lengths.columns()
-        runs = max((one.shape[1] for one in columns.values() if one.ndim > 1), default=1)
-        network, floor = self._network(lengths), self._floor(lengths)
-        ends = np.concatenate((self._first, self._last))
-        found = []
-        for first in range(0, runs, _RUNS_AT_ONCE):
-            block = slice(first, first + _RUNS_AT_ONCE)
-            chosen: Columns = {
-                name: one[:, block] if one.ndim > 1 else one for name, one in columns.items()
-            }
-            here = floor[:, block] if floor.ndim > 1 else floor
-            starts = network.run_for(self._pass_start[ends], chosen, here)
-            begun, last = starts[: len(self._first)], starts[len(self._first) :]
-            lasted = chosen["passes"][self._last]
-            last = last + (lasted[:, None] if lasted.ndim < last.ndim else lasted)
-            found.append(np.atleast_1d(last.max(axis=0) - begun.min(axis=0)))
-        return np.concatenate(found)
-
-    def _network(self, lengths: Lengths) -> Network:
-        held = (lengths.pass_floor > NEVER_NS)[self.program.passes.before >= 0].any()
-        held |= bool(len(self._call_end)) or (lengths.batch_floor > NEVER_NS).any()
-        return self._held if held else self._free
 
     def _floor(self, lengths: Lengths) -> I64:
         """Return the floors of all events."""
@@ -347,11 +185,6 @@ class Engine:
         ):
             floor[rows] = given[:, None] if given.ndim < floor.ndim else given
         return floor
-
-
-# When passes are at work follows from how long they take: from here on windows move by less than
-# a thousandth, on the recorded runs.
-_ROUNDS = 4
 
 
 def run_shared(engine: Engine, lengths: Lengths, *, measured_activity: F64, slope: float) -> Times:
@@ -369,7 +202,10 @@ def run_shared(engine: Engine, lengths: Lengths, *, measured_activity: F64, slop
 
 
 def covered_ns(program: Program, times: Times) -> F64:
-    """Return it for each pass, and each of many runs; waiting for the other side is no message."""
+    """Return how long each pass runs beside messages of its rank, in each of many runs.
+
+    Waiting for the other side is no message.
+    """
     messages, place = program.messages, program.batches.place
     begun = np.maximum(times.batch_start[messages.sent], times.batch_start[messages.received])
     over = times.batch_end[messages.received]
@@ -385,23 +221,132 @@ def covered_ns(program: Program, times: Times) -> F64:
 
 def under(start_ns: I64, end_ns: I64, begun_ns: I64, over_ns: I64) -> F64:
     """Return how much of each stretch lies under some others; a second dimension holds runs."""
-    if start_ns.ndim == 1:
-        return _of_one_run(start_ns, end_ns, begun_ns, over_ns)
-    runs = range(start_ns.shape[1])
-    columns = (start_ns, end_ns, begun_ns, over_ns)
-    return np.stack([_of_one_run(*(one[:, run] for one in columns)) for run in runs], axis=1)
-
-
-def _of_one_run(start_ns: I64, end_ns: I64, begun_ns: I64, over_ns: I64) -> F64:
-    begun, over = np.sort(begun_ns).astype(np.float64), np.sort(over_ns).astype(np.float64)
-    sums = [np.concatenate(([0.0], np.cumsum(one))) for one in (begun, over)]
-
-    def passed(moment: I64) -> F64:
-        first = np.searchsorted(begun, moment, side="right")
-        last = np.searchsorted(over, moment, side="right")
-        here: F64 = (first * moment - sums[0][first]) - (last * moment - sums[1][last])
-        return here
-
     length = (end_ns - start_ns).astype(np.float64)
     # Two messages at once cover no more than one does.
-    return np.clip(passed(end_ns) - passed(start_ns), 0.0, length)
+    return np.clip(time_under(start_ns, end_ns, begun_ns, over_ns), 0.0, length)
+
+
+class Network:
+    """Runs one set of events with any lengths; events that follow one other alone are skipped."""
+
+    def __init__(
+        self, events: int, edges: tuple[Edges, ...], *, floored: Flags, used: Flags | None = None
+    ) -> None:
+        """Only `floored` events, and such without sources, may have floors; unused edges go."""
+        self._events = events
+        names = list(dict.fromkeys(part.length for part in edges))
+        target = np.concatenate([part.target for part in edges])
+        source = np.concatenate([part.source for part in edges])
+        name = np.concatenate([np.full(len(part.rows), names.index(part.length)) for part in edges])
+        rows = np.concatenate([part.rows for part in edges])
+        if used is not None:
+            target, source, name, rows = target[used], source[used], name[used], rows[used]
+        skips = ~floored & (np.bincount(target, minlength=events) == 1)
+        # The edge into each event that is skipped.
+        into = np.zeros(events, dtype=np.int64)
+        only = np.flatnonzero(skips[target])
+        into[target[only]] = only
+        self._kept, self._skipped = np.flatnonzero(~skips), np.flatnonzero(skips)
+        self._number = np.where(skips, -1, np.cumsum(~skips) - 1)
+        """Of each event among those that are kept; -1 where it is skipped."""
+        edge = np.flatnonzero(~skips[target])
+        anchor, starts, passed = _walk_back(source[edge], skips, into, source)
+        self._graph = EventGraph(
+            len(self._kept),
+            self._number[target[edge]],
+            self._number[anchor],
+            floored[self._kept],
+        )
+        # A new edge is as long as the old one that it ends with, and those that it goes past.
+        stands = np.argsort(self._graph.edge_order)
+        new = stands[np.concatenate((np.arange(len(edge)), starts))]
+        old = np.concatenate((edge, passed))
+        self._after = _Totals(len(edge), new, names, name[old], rows[old])
+        anchor, starts, passed = _walk_back(self._skipped, skips, into, source)
+        self._anchor = self._number[anchor]
+        """The event, by its new number, that each skipped one follows."""
+        self._of_later = len(self._skipped), starts, names, name[passed], rows[passed]
+
+    @cached_property
+    def _later(self) -> _Totals:
+        """When what was skipped happens, after its anchor; many runs never ask."""
+        return _Totals(*self._of_later)
+
+    def run(self, columns: Mapping[str, I64], floor_ns: I64) -> I64:
+        """Return when every event happens; a second dimension of lengths holds many runs."""
+        kept = self._graph.run_delays(self._after.of(columns), floor_ns[self._kept])
+        later = self._later.of(columns)
+        moments = np.empty((self._events, *kept.shape[1:]), dtype=np.int64)
+        moments[self._kept] = kept
+        steady = later.steady[:, None] if kept.ndim > 1 else later.steady
+        moments[self._skipped] = kept[self._anchor] + steady
+        if len(later.rows):
+            moments[self._skipped[later.rows]] += later.varied
+        return moments
+
+    def run_for(self, wanted: I64, columns: Mapping[str, I64], floor_ns: I64) -> I64:
+        """Return when some events happen that may have floors, and no others."""
+        after, floor = self._after.of(columns), floor_ns[self._kept]
+        return self._graph.run_delays(after, floor, self._number[wanted])
+
+
+def _walk_back(start: I64, skips: Flags, into: I64, source: I64) -> tuple[I64, I64, I64]:
+    """Go back from events to the first that is kept.
+
+    Return it for each, and the edges passed: by which of the starts, and which edge.
+    """
+    at = start.copy()
+    rows, edges = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    while len(going := np.flatnonzero(skips[at])):
+        passed = into[at[going]]
+        rows.append(going)
+        edges.append(passed)
+        at[going] = source[passed]
+    return at, np.concatenate(rows), np.concatenate(edges)
+
+
+class _Totals:
+    """Adds up lengths by name."""
+
+    def __init__(self, count: int, new: I64, names: list[str], name: I64, rows: I64) -> None:
+        """Add to each of `new` totals the length of a name, by its number, in a row."""
+        self._count = count
+        self._parts: dict[str, list[tuple[I64, I64]]] = {}
+        """What to add to which total, and from which rows; totals in ascending order."""
+        for number, text in enumerate(names):
+            mine = np.flatnonzero(name == number)
+            chosen = [mine[part] for part in _without_repeats(new[mine])]
+            self._parts[text] = [(new[part], rows[part]) for part in chosen]
+
+    def of(self, columns: Mapping[str, I64]) -> Delays:
+        """Return the totals; those alone in two dimensions of which a part is."""
+        total = np.zeros(self._count, dtype=np.int64)
+        varies = np.zeros(self._count, dtype=bool)
+        wide = []
+        for name, parts in self._parts.items():
+            for new, rows in parts:
+                if columns[name].ndim > 1:
+                    varies[new] = True
+                    wide.append((new, rows, columns[name]))
+                else:
+                    total[new] += columns[name][rows]
+        chosen = np.flatnonzero(varies)
+        if not wide:
+            return Delays(steady=total, rows=chosen, varied=total[:0])
+        new, rows, column = wide[0]
+        if len(new) == len(chosen):
+            varied, wide = column[rows], wide[1:]
+        else:
+            varied = np.zeros((len(chosen), column.shape[1]), dtype=np.int64)
+        for new, rows, column in wide:
+            varied[np.searchsorted(chosen, new)] += column[rows]
+        return Delays(steady=total, rows=chosen, varied=varied)
+
+
+def _without_repeats(numbers: I64) -> Iterator[I64]:
+    """Yield rows of numbers, in as many parts as a number is there, none twice in a part."""
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    time = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    for part in range(int(time.max(initial=-1)) + 1):
+        yield order[time == part]

@@ -2,6 +2,18 @@
 
 All semantics of a pipeline come down to it: an event happens at the latest of its sources, each a
 while after. Many sets of durations are run at once, a column each.
+
+    a ──3──► c ──1──► e      a and b wait for nothing: they happen at their floors, here 0
+    b ──2──► c        ▲      c at max(0 + 3, 0 + 2) = 3, d at 5, e at max(3 + 1, 5 + 4) = 9
+    b ──5──► d ──4────┘
+
+    level 1   c d            events whose sources all lie in levels before; most sources first
+    turns     a→c b→d | b→c  an edge into each from its first source, then from its second, ...
+    cuts      0         2    where turns begin among all edges; level 2 goes on: 3 (c→e), 4 (d→e)
+
+So a turn is one addition over rows that follow each other, and one maximum with the first rows of
+its level: a thousand splits of a step take numpy calls by the turn, not by the event. Why a run can
+be rebuilt so: docs/explanation/where-the-time-goes.md, "What it would buy".
 """
 
 from __future__ import annotations
@@ -34,31 +46,6 @@ class Delays:
     """What they add: a row each, a column for each run."""
 
 
-class _Added:
-    """What varies from run to run, cut into the turns in which it is added."""
-
-    def __init__(self, delays: Delays, cuts: I64) -> None:
-        self._varied = delays.varied
-        parts = np.searchsorted(delays.rows, cuts)
-        self._within = delays.rows - np.repeat(cuts[:-1], np.diff(parts))
-        begin, end = parts[:-1], parts[1:]
-        padded = np.append(self._within, 0)
-        first, last = padded[begin], padded[end - 1]
-        unbroken = last - first == end - begin - 1
-        columns = (one.tolist() for one in (begin, end, first, unbroken))
-        self._turns = list(zip(*columns, strict=True))
-
-    def add(self, latest: I64, number: int) -> None:
-        """Add it to the arrivals of a turn."""
-        begin, end, first, unbroken = self._turns[number]
-        if begin == end:
-            return
-        if unbroken:  # all that lie between, as is usual
-            latest[first : first + end - begin] += self._varied[begin:end]
-        else:
-            latest[self._within[begin:end]] += self._varied[begin:end]
-
-
 @dataclass(frozen=True, slots=True)
 class _Level:
     """Events whose sources all lie in levels before it: rows that follow each other."""
@@ -66,8 +53,7 @@ class _Level:
     first: int
     end: int
     turns: list[tuple[int, int, int]]
-    """Edges, from and to, with the turn's number: to each event from its first source, then from
-    its second, and so on. Events with more sources stand first: a turn is about the first rows."""
+    """Edges, from and to, with the turn's number among the turns of all levels."""
     floored: bool
 
 
@@ -79,21 +65,34 @@ class EventGraph:
         self.events = events
         level = _levels(events, target, source)
         sources = np.bincount(target, minlength=events)
-        rows = np.lexsort((-sources, level))
+        self._events = np.lexsort((-sources, level))
         self._row = np.empty(events, dtype=np.int64)
-        self._row[rows] = np.arange(events)
-        turn = _turns(target, events)
+        self._row[self._events] = np.arange(events)
+        # The number of each edge among those into its target.
+        by_target = np.argsort(target, kind="stable")
+        begin = np.searchsorted(target[by_target], np.arange(events))
+        turn = np.empty(len(target), dtype=np.int64)
+        turn[by_target] = np.arange(len(target)) - begin[target[by_target]]
         self.edge_order = np.lexsort((self._row[target], turn, level[target]))
         """Which edge stands where in the order in which they are followed."""
         self._source = self._row[source[self.edge_order]]
-        self._events = rows
         self._roots = int((sources == 0).sum())
-        held = np.ones(events, dtype=bool) if floored is None else floored
-        ordered = self.edge_order
-        self._cuts = _cuts(level[target[ordered]], turn[ordered])
+        edge_level, turn = level[target[self.edge_order]], turn[self.edge_order]
+        changes = (np.diff(edge_level, prepend=-1) != 0) | (np.diff(turn, prepend=-1) != 0)
+        self._cuts = np.append(np.flatnonzero(changes), len(turn))
         """Where each turn begins among the edges, and where the last ends."""
-        self._levels = _group(level[rows], held[rows], level[target[ordered]], self._cuts)
-        self._widest = max((one.end - one.first for one in self._levels), default=0)
+        count = int(level.max(initial=0)) + 1
+        turns: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
+        for number, (first, end) in enumerate(pairwise(self._cuts.tolist())):
+            turns[int(edge_level[first])].append((first, end, number))
+        firsts = np.searchsorted(level[self._events], np.arange(count + 1)).tolist()
+        held = (np.ones(events, dtype=bool) if floored is None else floored)[self._events]
+        held = np.logical_or.reduceat(held, firsts[:-1]) if events else held
+        self._levels = [
+            _Level(firsts[number], firsts[number + 1], turns[number], bool(held[number]))
+            for number in range(1, count)
+        ]
+        self._widest = max((level.end - level.first for level in self._levels), default=0)
 
     def run(self, after_ns: I64, floor_ns: I64) -> I64:
         """Return when each event happens: `after_ns` of each edge, no event before its floor.
@@ -135,6 +134,31 @@ class EventGraph:
         return moments[self._row if wanted is None else self._row[wanted]]
 
 
+class _Added:
+    """What varies from run to run, cut into the turns in which it is added."""
+
+    def __init__(self, delays: Delays, cuts: I64) -> None:
+        self._varied = delays.varied
+        parts = np.searchsorted(delays.rows, cuts)
+        self._within = delays.rows - np.repeat(cuts[:-1], np.diff(parts))
+        begin, end = parts[:-1], parts[1:]
+        padded = np.append(self._within, 0)
+        first, last = padded[begin], padded[end - 1]
+        unbroken = last - first == end - begin - 1
+        columns = (column.tolist() for column in (begin, end, first, unbroken))
+        self._turns = list(zip(*columns, strict=True))
+
+    def add(self, latest: I64, number: int) -> None:
+        """Add it to the arrivals of a turn."""
+        begin, end, first, unbroken = self._turns[number]
+        if begin == end:
+            return
+        if unbroken:  # all that lie between, as is usual
+            latest[first : first + end - begin] += self._varied[begin:end]
+        else:
+            latest[self._within[begin:end]] += self._varied[begin:end]
+
+
 def _levels(events: int, target: I64, source: I64) -> I64:
     """Return how many edges the longest way to each event has."""
     order = np.argsort(source, kind="stable")
@@ -148,44 +172,15 @@ def _levels(events: int, target: I64, source: I64) -> I64:
         event = ready.pop()
         done += 1
         after = level[event] + 1
-        for one in reached[begin[event] : begin[event + 1]]:
-            if level[one] < after:  # noqa: PLR1730 (`max` takes three times as long here)
-                level[one] = after
-            missing[one] -= 1
-            if not missing[one]:
-                ready.append(one)
+        for later in reached[begin[event] : begin[event + 1]]:
+            if level[later] < after:  # noqa: PLR1730 (`max` takes three times as long here)
+                level[later] = after
+            missing[later] -= 1
+            if not missing[later]:
+                ready.append(later)
     if done < events:
         raise OrderCycle(
             "passes and messages wait for each other in a circle",
             hint="the traces are of different runs or steps, or their order was not understood",
         )
     return np.array(level, dtype=np.int64)
-
-
-def _turns(target: I64, events: int) -> I64:
-    """Count the edges into each event; return the number of each."""
-    order = np.argsort(target, kind="stable")
-    begin = np.searchsorted(target[order], np.arange(events))
-    turn = np.empty(len(target), dtype=np.int64)
-    turn[order] = np.arange(len(target)) - begin[target[order]]
-    return turn
-
-
-def _cuts(edge_level: I64, turn: I64) -> I64:
-    """Return where a new turn begins among edges in the order in which they are followed."""
-    changes = (np.diff(edge_level, prepend=-1) != 0) | (np.diff(turn, prepend=-1) != 0)
-    return np.append(np.flatnonzero(changes), len(turn))
-
-
-def _group(level: I64, held: Flags, edge_level: I64, cuts: I64) -> list[_Level]:
-    """Put events in the order of their rows, and the turns of their edges, into levels."""
-    count = int(level.max(initial=0)) + 1
-    firsts = np.searchsorted(level, np.arange(count + 1)).tolist()
-    turns: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
-    for number, (begin, end) in enumerate(pairwise(cuts.tolist())):
-        turns[int(edge_level[begin])].append((begin, end, number))
-    floored = np.logical_or.reduceat(held, firsts[:-1]) if len(held) else held
-    return [
-        _Level(firsts[number], firsts[number + 1], turns[number], bool(floored[number]))
-        for number in range(1, count)
-    ]

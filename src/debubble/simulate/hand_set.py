@@ -19,8 +19,12 @@ from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.planned import plan_program
 from debubble.simulate.program import Lengths, Program, in_exchange
-from debubble.timeline.model import I64, PassKind, Timeline
+from debubble.timeline.model import I32, I64, Flags, PassKind, Timeline
 from debubble.units import NS_PER_S, counted
+
+UNIT_NS = 1_000_000
+# Of one pass or message: the most of them that are simulated still end within 64 bits.
+MOST_NS = 1e13
 
 PerHop = I64 | int
 """Of the hop from each stage to the next, or one number for all."""
@@ -46,78 +50,6 @@ class GivenCosts:
     batch_gap: I64 | int = 0
     pair_share: float = 1.0
     """What a pair that overlaps takes, as a share of its two passes one after the other."""
-
-
-def give_lengths(program: Program, costs: GivenCosts) -> Lengths:
-    """Give each pass and message of a program what its stage or hop takes."""
-    passes, batches, messages = program.passes, program.batches, program.messages
-    exchanged = in_exchange(messages.sent, messages.received)
-    hop = _hops(program)
-    one_way = _of_hops(costs.one_way, hop)
-    both = one_way if costs.both_ways is None else _of_hops(costs.both_ways, hop)
-    wire = _where(exchanged, both, one_way)
-    sending = wire if costs.sending is None else _of_hops(costs.sending, hop)
-    return Lengths(
-        passes=_of_passes(program, costs),
-        pass_gaps=_of_ranks(costs.pass_gap, passes.place),
-        batch_gaps=_of_ranks(costs.batch_gap, batches.place),
-        sending=_where(messages.rendezvous, wire, sending),
-        wire=wire,
-        drain=_where(messages.rendezvous, wire, _of_hops(costs.drain, hop)),
-        pass_floor=np.where(passes.before < 0, 0, NEVER_NS),
-        batch_floor=np.full(len(batches), NEVER_NS),
-    )
-
-
-def _of_passes(program: Program, costs: GivenCosts) -> I64:
-    passes = program.passes
-    unknown = sorted(set(passes.kind.tolist()) - set(costs.passes))
-    if unknown:
-        raise ValueError(f"no length for {', '.join(PassKind(kind).name for kind in unknown)}")
-    tables = [costs.passes, {**costs.passes, **costs.first}]
-    given = [(first, kind, table[kind]) for first, table in enumerate(tables) for kind in table]
-    stages = max(len(of_stage) for _, _, of_stage in given)
-    wide = max(of_stage.shape[1:] for _, _, of_stage in given)
-    table = np.zeros((len(tables), len(PassKind), stages, *wide), dtype=np.int64)
-    for first, kind, of_stage in given:
-        rows = of_stage[:, None] if of_stage.ndim <= len(wide) else of_stage
-        table[first, kind, : len(rows)] = rows
-    # One look-up of rows: with many candidates it is what takes the time.
-    row = (passes.microbatch == 0).astype(np.int64) * len(PassKind) + passes.kind
-    lengths: I64 = table.reshape(-1, *wide)[row * stages + passes.stage]
-    if len(program.pairs) and costs.pair_share != 1:
-        forward, backward = lengths[program.pairs], lengths[program.pairs + 1]
-        lengths[program.pairs] = np.rint(forward * costs.pair_share)
-        both = np.rint((forward + backward) * costs.pair_share)
-        lengths[program.pairs + 1] = both - lengths[program.pairs]
-    return lengths
-
-
-def _hops(program: Program) -> I64:
-    """Return the hop of each message: from which stage to the next, one way or back."""
-    maker = program.messages.producer
-    stage = program.passes.stage[maker].astype(np.int64)
-    return np.where(program.passes.kind[maker] == PassKind.F, stage, stage - 1)
-
-
-def _of_hops(given: PerHop, hop: I64) -> I64:
-    return np.full(len(hop), given) if isinstance(given, int) else given[hop]
-
-
-def _of_ranks(given: I64 | int, place: np.ndarray[tuple[int], np.dtype[np.int32]]) -> I64:
-    return np.full(len(place), given) if isinstance(given, int) else given[place]
-
-
-def _where(rows: np.ndarray[tuple[int], np.dtype[np.bool_]], some: I64, others: I64) -> I64:
-    """Choose row by row, whichever of the two has candidates."""
-    wide = max(some.ndim, others.ndim)
-    deep = [one[:, None] if one.ndim < wide else one for one in (some, others)]
-    return np.where(rows[:, None] if wide > 1 else rows, *deep)
-
-
-UNIT_NS = 1_000_000
-# Of one pass or message: the most of them that are simulated still end within 64 bits.
-MOST_NS = 1e13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +109,28 @@ def mean_lengths(passes: Mapping[PassKind, I64]) -> dict[str, float]:
     return {kind.name: float(of_stage.mean()) for kind, of_stage in passes.items()}
 
 
+def give_lengths(program: Program, costs: GivenCosts) -> Lengths:
+    """Give each pass and message of a program what its stage or hop takes."""
+    passes, batches, messages = program.passes, program.batches, program.messages
+    # From which stage to the next, one way or back.
+    stage = passes.stage[messages.producer].astype(np.int64)
+    hop = np.where(passes.kind[messages.producer] == PassKind.F, stage, stage - 1)
+    one_way = _rows_of(costs.one_way, hop)
+    both = one_way if costs.both_ways is None else _rows_of(costs.both_ways, hop)
+    wire = _where(in_exchange(messages.sent, messages.received), both, one_way)
+    sending = wire if costs.sending is None else _rows_of(costs.sending, hop)
+    return Lengths(
+        passes=_of_passes(program, costs),
+        pass_gaps=_rows_of(costs.pass_gap, passes.place),
+        batch_gaps=_rows_of(costs.batch_gap, batches.place),
+        sending=_where(messages.rendezvous, wire, sending),
+        wire=wire,
+        drain=_where(messages.rendezvous, wire, _rows_of(costs.drain, hop)),
+        pass_floor=np.where(passes.before < 0, 0, NEVER_NS),
+        batch_floor=np.full(len(batches), NEVER_NS),
+    )
+
+
 def _spread(flag: str, values: Sequence[float], count: int, what: str) -> I64:
     if len(values) not in {1, count}:
         raise UsageError(
@@ -190,3 +144,38 @@ def _spread(flag: str, values: Sequence[float], count: int, what: str) -> I64:
         )
     given = np.rint(np.array(values, dtype=np.float64)).astype(np.int64)
     return np.broadcast_to(given, count).copy()
+
+
+def _of_passes(program: Program, costs: GivenCosts) -> I64:
+    passes = program.passes
+    unknown = sorted(set(passes.kind.tolist()) - set(costs.passes))
+    if unknown:
+        raise ValueError(f"no length for {', '.join(PassKind(kind).name for kind in unknown)}")
+    tables = [costs.passes, {**costs.passes, **costs.first}]
+    given = [(first, kind, table[kind]) for first, table in enumerate(tables) for kind in table]
+    stages = max(len(of_stage) for _, _, of_stage in given)
+    wide = max(of_stage.shape[1:] for _, _, of_stage in given)
+    table = np.zeros((len(tables), len(PassKind), stages, *wide), dtype=np.int64)
+    for first, kind, of_stage in given:
+        rows = of_stage[:, None] if of_stage.ndim <= len(wide) else of_stage
+        table[first, kind, : len(rows)] = rows
+    # One look-up of rows: with many candidates it is what takes the time.
+    row = (passes.microbatch == 0).astype(np.int64) * len(PassKind) + passes.kind
+    lengths: I64 = table.reshape(-1, *wide)[row * stages + passes.stage]
+    if len(program.pairs) and costs.pair_share != 1:
+        forward, backward = lengths[program.pairs], lengths[program.pairs + 1]
+        lengths[program.pairs] = np.rint(forward * costs.pair_share)
+        both = np.rint((forward + backward) * costs.pair_share)
+        lengths[program.pairs + 1] = both - lengths[program.pairs]
+    return lengths
+
+
+def _rows_of(given: I64 | int, rows: I64 | I32) -> I64:
+    return np.full(len(rows), given) if isinstance(given, int) else given[rows]
+
+
+def _where(rows: Flags, some: I64, others: I64) -> I64:
+    """Choose row by row, whichever of the two has candidates."""
+    wide = max(some.ndim, others.ndim)
+    deep = [column[:, None] if column.ndim < wide else column for column in (some, others)]
+    return np.where(rows[:, None] if wide > 1 else rows, *deep)

@@ -7,6 +7,11 @@ after every exchange (`batch_p2p_sync`), in milliseconds:
     38.3  send and receive issued     on the device from 40.5 to 92.1
     38.6  cudaDeviceSynchronize       returns at 92.1
     93.1  first kernel of B issued    1.0 after the call, whenever that returns
+
+What is concluded: the call waits for that batch (it is over when the call returns), so in a replay
+it ends when the batch does; B is issued 1.0 after it, not at 93.1. Had the batch ended at 60, B
+would have been issued at 61. Times copied from the trace would hold the device to what was
+measured: docs/explanation/where-the-time-goes.md, "Hosts take part".
 """
 
 from __future__ import annotations
@@ -37,24 +42,6 @@ class Hosts:
     pass_end_ns: I64
 
 
-def find_waits(hosts: Hosts) -> I64:
-    """Return the first pass issued after each wait for a batch, and that batch."""
-    pairs = []
-    for place in np.unique(hosts.table.place).tolist():
-        rows = np.flatnonzero(hosts.table.place == place)
-        rows = rows[np.argsort(hosts.passes.issued_ns[rows], kind="stable")]
-        mine = np.flatnonzero(
-            (hosts.batches.place == place) & (hosts.batch_waited_ns < NEVER_WAITED_NS // 2)
-        )
-        after = np.searchsorted(hosts.passes.issued_ns[rows], hosts.batch_waited_ns[mine])
-        pairs += [
-            (int(rows[number]), batch)
-            for number, batch in zip(after.tolist(), mine.tolist(), strict=True)
-            if number < len(rows) and hosts.batch_end_ns[batch] <= hosts.pass_start_ns[rows[number]]
-        ]
-    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
     """A call that kept a host: what it waited for, and how long things took around it."""
@@ -67,6 +54,23 @@ class _Call:
     tail_ns: int
     start_ns: int
     end_ns: int
+
+
+def find_waits(hosts: Hosts) -> I64:
+    """Return the first pass issued after each wait for a batch, and that batch."""
+    pairs = []
+    for place in np.unique(hosts.table.place).tolist():
+        rows = _in_order(hosts.table.place == place, hosts.passes.issued_ns)
+        mine = np.flatnonzero(
+            (hosts.batches.place == place) & (hosts.batch_waited_ns < NEVER_WAITED_NS // 2)
+        )
+        after = np.searchsorted(hosts.passes.issued_ns[rows], hosts.batch_waited_ns[mine])
+        pairs += [
+            (int(rows[number]), batch)
+            for number, batch in zip(after.tolist(), mine.tolist(), strict=True)
+            if number < len(rows) and hosts.batch_end_ns[batch] <= hosts.pass_start_ns[rows[number]]
+        ]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
 def find_syncs(
@@ -88,7 +92,7 @@ def find_syncs(
         found = _calls_of(hosts, rank, rows, mine)
         if not found:
             continue
-        begun = np.array([one.start_ns for one in found])
+        begun = np.array([call.start_ns for call in found])
         numbers = len(calls) + np.arange(len(found))
         for targets, called, issued in (
             (rows, pass_call, hosts.passes.issued_ns[rows]),
@@ -101,20 +105,18 @@ def find_syncs(
         calls += found
     if not calls:
         return none, {}
+    waits = [(number, batch) for number, call in enumerate(calls) for batch in call.batches]
     table = SyncTable(
         place=np.array(place, dtype=np.int32),
         before=np.array(before, dtype=np.int64),
-        after=np.array([one.after for one in calls], dtype=np.int64),
-        inside=np.array([one.inside for one in calls], dtype=bool),
-        batches=np.array(
-            [(number, batch) for number, one in enumerate(calls) for batch in one.batches],
-            dtype=np.int64,
-        ).reshape(-1, 2),
+        after=np.array([call.after for call in calls], dtype=np.int64),
+        inside=np.array([call.inside for call in calls], dtype=bool),
+        batches=np.array(waits, dtype=np.int64).reshape(-1, 2),
         pass_call=pass_call,
         batch_call=batch_call,
     )
     start, end, host, tail = np.array(
-        [(one.start_ns, one.end_ns, one.host_ns, one.tail_ns) for one in calls], dtype=np.int64
+        [(call.start_ns, call.end_ns, call.host_ns, call.tail_ns) for call in calls], dtype=np.int64
     ).T
     return table, {
         "pass_lag": np.where(pass_call >= 0, hosts.passes.issued_ns - end[pass_call], NEVER_NS),

@@ -1,16 +1,26 @@
-"""A program and its measured times in → how long everything took of itself, waits left out."""
+"""A program and its measured times in → how long everything took of itself, waits left out.
+
+    send      [send]             early: it ended before the receive began. What the receive
+    receive            [recv]    lasts is the drain; the wire is not seen
+    send             [send]      the receiver waited: from the send's start to the receive's
+    receive   [recv········]     end is the wire; the drain is not seen
+    send      [send·········]    rendezvous: from when both were there to the end is the wire;
+    receive         [recv···]    what the send lasted before that is a wait
+
+Which messages are buffered and which meet: `measured.py`. More in
+docs/explanation/where-the-time-goes.md, "Wire or wait".
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from debubble.costs.wire_pools import DRAIN_OVER_WIRE
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.program import Lengths, MessageTable, Program, Times
-from debubble.timeline.model import F64, I64, Flags, Intervals
+from debubble.timeline.model import I32, I64, U8, Flags, Intervals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,44 +45,31 @@ def measure_lengths(  # noqa: PLR0913 (what hosts and collectives did besides)
     Return also what passes waited, before they began, for what ran `beside` them: that stays with
     each.
     """
-    passes, batches = program.passes, program.batches
+    passes, batches, calls = program.passes, program.batches, program.syncs
     pass_floor, batch_floor = floors[0].copy(), floors[1].copy()
-    first = passes.before < 0
+    first, begins = passes.before < 0, batches.after < 0
     pass_floor[first] = np.maximum(pass_floor[first], free_ns[passes.place[first]])
-    begins = batches.after < 0
     batch_floor[begins] = np.maximum(batch_floor[begins], free_ns[batches.place[begins]])
     gaps = pass_gaps(program, times, pass_floor)
-    waited = _waited_beside(program, times, gaps, beside, begin_ns)
-    of_messages, seen = _message_lengths(program, times, _hidden(program, times))
-    calls = program.syncs
-    free = ~_tied(calls.pass_call, len(passes)), ~_tied(calls.batch_call, len(batches))
+    waited = np.zeros(len(gaps), dtype=np.int64)
+    for place, exposed in enumerate(beside):
+        if len(exposed.start_ns):
+            for row in np.flatnonzero((passes.place == place) & (gaps > 0)).tolist():
+                start = begin_ns + int(times.pass_start[row])
+                ready = start - int(gaps[row]) if gaps[row] < -NEVER_NS // 2 else start
+                waited[row] = exposed.inside(ready, start)
+    of_messages, seen = _message_lengths(program, times)
+    # What follows a call that keeps the host is issued when that lets it go.
+    tied = calls.pass_call >= 0, calls.batch_call >= 0
     lengths = Lengths(
         passes=times.pass_end - times.pass_start,
         pass_gaps=_typical(gaps - waited, passes.place, passes.kind) + waited,
         batch_gaps=_typical(batch_gaps(program, times, batch_floor), batches.place, batches.place),
         **of_messages,
-        # What follows a call that keeps the host is issued when that lets it go.
-        pass_floor=np.where(free[0] | first, pass_floor, NEVER_NS),
-        batch_floor=np.where(free[1], batch_floor, NEVER_NS),
+        pass_floor=np.where(tied[0] & ~first, NEVER_NS, pass_floor),
+        batch_floor=np.where(tied[1], NEVER_NS, batch_floor),
     )
     return lengths, seen, waited
-
-
-def _waited_beside(
-    program: Program, times: Times, gaps: I64, beside: tuple[Intervals, ...], begin_ns: int
-) -> I64:
-    before = np.zeros(len(gaps), dtype=np.int64)
-    for place, exposed in enumerate(beside):
-        for row in np.flatnonzero((program.passes.place == place) & (gaps > 0)).tolist():
-            start = begin_ns + int(times.pass_start[row])
-            ready = start - int(gaps[row]) if gaps[row] < -NEVER_NS // 2 else start
-            before[row] = exposed.inside(ready, start) if len(exposed.start_ns) else 0
-    return before
-
-
-def _tied(call: I64, count: int) -> Flags:
-    tied: Flags = call >= 0 if len(call) else np.zeros(count, dtype=bool)
-    return tied
 
 
 def pass_gaps(program: Program, times: Times, floor: I64) -> I64:
@@ -101,10 +98,19 @@ def batch_gaps(program: Program, times: Times, floor: I64) -> I64:
     return times.batch_start - ready
 
 
-def _typical(gaps: I64, *classes: np.ndarray[tuple[int], np.dtype[np.integer]]) -> I64:
-    """Return the median of each class, for all of its members: gaps are modelled, not copied."""
+def hop_of(program: Program) -> I64:
+    """Return a number for the hop of each message: of its sender's place and its receiver's."""
+    places = program.batches.place.astype(np.int64)
+    numbers: I64 = (
+        places[program.messages.sent] * len(program.ranks) + places[program.messages.received]
+    )
+    return numbers
+
+
+def _typical(gaps: I64, *classes: I32 | U8) -> I64:
+    """Return the mean of each class, for all of its members: gaps are modelled, not copied."""
     typical = np.zeros(len(gaps), dtype=np.int64)
-    keys = np.stack([one.astype(np.int64) for one in classes])
+    keys = np.stack([column.astype(np.int64) for column in classes])
     _, group = np.unique(keys, axis=1, return_inverse=True)
     group = group.reshape(-1)
     known = gaps < -NEVER_NS // 2
@@ -115,22 +121,7 @@ def _typical(gaps: I64, *classes: np.ndarray[tuple[int], np.dtype[np.integer]]) 
     return typical
 
 
-def _hidden(program: Program, times: Times) -> Flags:
-    """Tell messages that may have come long before anybody asked: a pass ran while they did.
-
-    A kernel ends when its message is there. Without one, only a host that waits sees it come.
-    """
-    messages, batches = program.messages, program.batches
-    queued = batches.before[messages.received] >= 0
-    begun = np.maximum(times.batch_start[messages.sent], times.batch_start[messages.received])
-    hidden = np.zeros(len(messages), dtype=bool)
-    for row in np.flatnonzero((messages.consumer >= 0) & ~queued).tolist():
-        before = program.passes.before[messages.consumer[row]]
-        hidden[row] = before >= 0 and times.pass_end[before] > begun[row]
-    return hidden
-
-
-def _message_lengths(program: Program, times: Times, hidden: Flags) -> tuple[dict[str, I64], Seen]:
+def _message_lengths(program: Program, times: Times) -> tuple[dict[str, I64], Seen]:
     """Return what sending, wire and drain took of each message, and which of these were seen.
 
     A receive ends when its message has travelled and has been taken in. Of a buffered message only
@@ -141,49 +132,19 @@ def _message_lengths(program: Program, times: Times, hidden: Flags) -> tuple[dic
     start, end = times.batch_start[messages.received], times.batch_end[messages.received]
     both = np.maximum(send_start, start)
     # In a batch with several partners, a message ends at the earlier of its two ends.
-    shared = _several_partners(messages)
-    ends = np.where(shared, np.minimum(send_end, end), end)
+    ends = np.where(_several_partners(messages), np.minimum(send_end, end), end)
     met = np.maximum(ends - both, 0)
     # In an exchange the sender's kernel may go on for the message that it receives.
     met_sender = np.maximum(np.minimum(send_end, end) - both, 0)
     buffered = ~messages.rendezvous
     whole, rest = np.maximum(end - send_start, 0), np.maximum(end - start, 0)
-    known, early = buffered & ~hidden, send_end <= start
+    known, early = buffered & ~_hidden(program, both, times), send_end <= start
     waited = ~early & (start <= send_start)
-    usual_wire, usual_drain = _usual(
-        hop_of(program), _Receives(whole, rest, known & waited, known & early, known)
-    )
-    # Neither can have taken longer: the one that is nearer to what is usual was the later.
-    wire_last = waited | (~early & (whole * usual_drain <= rest * usual_wire))
-    wire = np.where(known & wire_last, whole, np.minimum(whole, np.rint(usual_wire)))
-    drain = np.where(known & ~wire_last, rest, np.minimum(rest, np.rint(usual_drain)))
-    lengths = {
-        "sending": np.where(buffered, send_end - send_start, met_sender),
-        "wire": np.where(buffered, wire, met).astype(np.int64),
-        "drain": np.where(buffered, drain, met).astype(np.int64),
-    }
-    return lengths, Seen(wire=~buffered | (known & wire_last), drain=known & ~wire_last)
-
-
-class _Receives(NamedTuple):
-    """What is seen of buffered messages."""
-
-    whole: I64
-    """From the send's start."""
-    rest: I64
-    """From the receive's start."""
-    waited: Flags
-    early: Flags
-    known: Flags
-
-
-def _usual(hop: I64, seen: _Receives) -> tuple[F64, F64]:
-    """Return what wire and drain usually take on the hop of each buffered message.
-
-    Where a hop shows but one of them, the other is in proportion, as on hops that show both.
-    """
+    # What wire and drain usually take on the hop of each buffered message. Where a hop shows but
+    # one of them, the other is in proportion, as on hops that show both.
+    hop = hop_of(program)
     found = {
-        number: (_median(seen.whole[mine & seen.waited]), _median(seen.rest[mine & seen.early]))
+        number: (_median(whole[mine & known & waited]), _median(rest[mine & known & early]))
         for number in np.unique(hop).tolist()
         for mine in [hop == number]
     }
@@ -192,23 +153,36 @@ def _usual(hop: I64, seen: _Receives) -> tuple[F64, F64]:
     usual_wire, usual_drain = np.zeros(len(hop)), np.zeros(len(hop))
     for number, (wire, drain) in found.items():
         mine = hop == number
-        of_others = drain / share if drain else _median(seen.whole[mine & seen.known])
-        usual_wire[mine] = wire or of_others
-        usual_drain[mine] = drain or (wire or of_others) * share
-    return usual_wire, usual_drain
+        either = wire or (drain / share if drain else _median(whole[mine & known]))
+        usual_wire[mine], usual_drain[mine] = either, drain or either * share
+    # Neither can have taken longer: the one that is nearer to what is usual was the later.
+    wire_last = waited | (~early & (whole * usual_drain <= rest * usual_wire))
+    wires = np.where(known & wire_last, whole, np.minimum(whole, np.rint(usual_wire)))
+    drains = np.where(known & ~wire_last, rest, np.minimum(rest, np.rint(usual_drain)))
+    lengths = {
+        "sending": np.where(buffered, send_end - send_start, met_sender),
+        "wire": np.where(buffered, wires, met).astype(np.int64),
+        "drain": np.where(buffered, drains, met).astype(np.int64),
+    }
+    return lengths, Seen(wire=~buffered | (known & wire_last), drain=known & ~wire_last)
+
+
+def _hidden(program: Program, begun: I64, times: Times) -> Flags:
+    """Tell messages that may have come long before anybody asked: a pass ran while they did.
+
+    A kernel ends when its message is there. Without one, only a host that waits sees it come.
+    """
+    messages, batches = program.messages, program.batches
+    queued = batches.before[messages.received] >= 0
+    hidden = np.zeros(len(messages), dtype=bool)
+    for row in np.flatnonzero((messages.consumer >= 0) & ~queued).tolist():
+        before = program.passes.before[messages.consumer[row]]
+        hidden[row] = before >= 0 and times.pass_end[before] > begun[row]
+    return hidden
 
 
 def _median(lengths: I64) -> float:
     return float(np.median(lengths)) if len(lengths) else 0.0
-
-
-def hop_of(program: Program) -> I64:
-    """Return a number for the hop of each message: of its sender's place and its receiver's."""
-    places = program.batches.place.astype(np.int64)
-    numbers: I64 = (
-        places[program.messages.sent] * len(program.ranks) + places[program.messages.received]
-    )
-    return numbers
 
 
 def _several_partners(messages: MessageTable) -> Flags:

@@ -1,4 +1,20 @@
-"""A step as it was measured in → the program that it ran."""
+"""A step as it was measured in → the program that it ran, with lengths of which waits are no part.
+
+    rank 0   compute  [ F 0 ][ F 1 ]               [ B 0 ]
+             queue           [send] [recv·········]
+    rank 1   queue    [recv·······]          [send]
+             compute               [F 0][B 0]
+
+Rank 0's host issued F 0, send, F 1, recv, B 0. What is concluded: one kernel on a queue is one
+batch, whatever it carries, and follows the batch before it there; the send was issued after F 0 and
+waits for it, the receive for F 1; the first message from rank 0 to rank 1 is the first result that
+rank 1 needs, so F 0 there waits for it; its receive had begun and spun, so what it lasted is a wait
+until the send starts, and wire from then on. A send that ends before its receive begins would tell
+that its hop buffers: then its sender waits for nobody.
+
+Why a step is rebuilt, and how each rule was found: docs/explanation/where-the-time-goes.md ("What
+it would buy"); what a changed run takes from it: docs/explanation/how-predictions-are-made.md.
+"""
 
 from __future__ import annotations
 
@@ -24,91 +40,13 @@ from debubble.timeline.model import (
     I32,
     I64,
     NEVER_WAITED_NS,
+    Flags,
     Passes,
     PassKind,
     RankTimeline,
     Timeline,
     Transfers,
 )
-
-Need = tuple[int, int, int]
-"""Stage, direction (0 forward, 1 backward) and microbatch of a result."""
-
-
-def link_messages(
-    passes: PassTable, messages: MessageTable, batches: BatchTable
-) -> tuple[I64, I64, int]:
-    """Return the pass that made each message, the pass that needs it, and how many are left over.
-
-    From one rank to another results go in the order in which they were made. Where a result goes in
-    several messages, each pass has as many.
-    """
-    producer = np.full(len(messages), NONE)
-    consumer = np.full(len(messages), NONE)
-    takers = consumers_of(passes)
-    made: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for row, result in enumerate(results_of(passes)):
-        taker = takers.get(result) if result else None
-        if taker is not None and passes.place[taker] != passes.place[row]:
-            made[int(passes.place[row]), int(passes.place[taker])].append((row, taker))
-    unlinked = 0
-    source, destination = batches.place[messages.sent], batches.place[messages.received]
-    for (here, there), pairs in made.items():
-        rows = np.flatnonzero((source == here) & (destination == there))
-        rows = rows[np.argsort(messages.sent[rows], kind="stable")]  # batches stand in their order
-        if len(rows) % len(pairs):
-            unlinked += len(rows)
-        elif len(rows):
-            each = len(rows) // len(pairs)
-            producer[rows] = np.repeat([made_by for made_by, _ in pairs], each)
-            consumer[rows] = np.repeat([taker for _, taker in pairs], each)
-    return producer, consumer, unlinked
-
-
-def results_of(passes: PassTable) -> list[Need | None]:
-    """Return what each pass hands on to a neighbouring stage; a weight gradient nothing."""
-    found: list[Need | None] = []
-    for stage, kind, microbatch in _rows(passes):
-        if kind == PassKind.W:
-            found.append(None)
-        elif kind == PassKind.F:
-            found.append((stage + 1, 0, microbatch))
-        else:
-            found.append((stage - 1, 1, microbatch))
-    return found
-
-
-def consumers_of(passes: PassTable) -> dict[Need, int]:
-    """Return the pass that each result is needed by.
-
-    Where the input gradient of the first stage has no kernels, its weight gradient is all there is.
-    """
-    found: dict[Need, int] = {}
-    for row, (stage, kind, microbatch) in enumerate(_rows(passes)):
-        if kind == PassKind.W:
-            found.setdefault((stage, 1, microbatch), row)
-        else:
-            found[stage, int(kind != PassKind.F), microbatch] = row
-    return found
-
-
-def inputs_of(passes: PassTable, messages: MessageTable) -> I64:
-    """Return pairs of a pass and the pass whose result it needs, where no message tells of it."""
-    told = set(zip(messages.consumer.tolist(), messages.producer.tolist(), strict=True))
-    takers = consumers_of(passes)
-    pairs = [
-        (takers[result], row)
-        for row, result in enumerate(results_of(passes))
-        if result in takers and (takers[result], row) not in told
-    ]
-    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
-
-
-def _rows(passes: PassTable) -> list[tuple[int, int, int]]:
-    return list(
-        zip(passes.stage.tolist(), passes.kind.tolist(), passes.microbatch.tolist(), strict=True)
-    )
-
 
 # A send whose receive begins so many sends later, and that lasts until then, was kept waiting:
 # other sends of the recorded runs seldom last as long.
@@ -131,7 +69,7 @@ class MeasuredStep:
     """Of messages."""
     transfer_bytes: I64
     """Of each message of the program."""
-    fused: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    fused: Flags
     """Whether each message of the program shared its batch with one the other way."""
     data_gaps_ns: I64
     """Of what lies before each pass, a gather or reduction that it waited for."""
@@ -147,25 +85,23 @@ def measure_step(timeline: Timeline, pipeline: int, step: int) -> MeasuredStep:
     names = tuple(rank.rank for rank in ranks)
     passes, table = _passes_in_order(timeline.passes, names, step)
     begin = int(passes.start_ns.min())
-    transfers = _transfers_among(timeline.transfers, names, step)
-    messages, batches, batch_times = _gather(transfers, passes, table, ranks)
-    producer, consumer, unlinked = link_messages(table, messages, batches)
-    tied = MessageTable(
-        sent=messages.sent,
-        received=messages.received,
-        producer=producer,
-        consumer=consumer,
-        rendezvous=messages.rendezvous,
+    transfers = timeline.transfers
+    transfers = transfers.where(
+        (transfers.step == step)
+        & np.isin(transfers.source, names)
+        & np.isin(transfers.destination, names)
     )
-    issued = _issued(transfers, messages, len(batches))
+    messages, batches, kernels = _gather(transfers, passes, table, ranks)
+    batch_start, batch_end, batch_issued, batch_waited = kernels
+    messages, needs, unlinked = _link(table, messages, batches)
     start, end = _one_after_the_other(passes, table)
     hosts = Hosts(
         passes=passes,
         table=table,
         batches=batches,
-        batch_issued_ns=issued[0],
-        batch_waited_ns=issued[1],
-        batch_end_ns=batch_times[1],
+        batch_issued_ns=batch_issued,
+        batch_waited_ns=batch_waited,
+        batch_end_ns=batch_end,
         pass_start_ns=start,
         pass_end_ns=end,
     )
@@ -174,36 +110,37 @@ def measure_step(timeline: Timeline, pipeline: int, step: int) -> MeasuredStep:
         ranks=names,
         passes=table,
         batches=batches,
-        messages=tied,
-        needs=inputs_of(table, tied),
+        messages=messages,
+        needs=needs,
         waits=find_waits(hosts),
         syncs=syncs,
     )
     times = Times(
         pass_start=start - begin,
         pass_end=end - begin,
-        batch_start=batch_times[0] - begin,
-        batch_end=batch_times[1] - begin,
+        batch_start=batch_start - begin,
+        batch_end=batch_end - begin,
     )
     on_host = bool((passes.issued_ns == passes.start_ns).all())
     never = (np.full(len(table), NEVER_NS), np.full(len(batches), NEVER_NS))
-    floors = never if on_host else _floors(ranks, (passes, table), (batches, issued[0]), begin)
-    free = np.array([_free_from(rank, passes, begin) for rank in ranks], dtype=np.int64)
-    exposed = tuple(data_parallel_of(rank) for rank in ranks)
-    lengths, seen, beside = measure_lengths(
-        program, times, floors=floors, free_ns=free, beside=exposed, begin_ns=begin
+    lengths, seen, data_gaps = measure_lengths(
+        program,
+        times,
+        floors=never if on_host else _floors(hosts, ranks, begin),
+        free_ns=np.array([_free_from(rank, passes, begin) for rank in ranks], dtype=np.int64),
+        beside=tuple(data_parallel_of(rank) for rank in ranks),
+        begin_ns=begin,
     )
-    lengths = replace(lengths, **sync_lengths)
     return MeasuredStep(
         number=step,
         begin_ns=begin,
         program=program,
         times=times,
-        lengths=lengths,
+        lengths=replace(lengths, **sync_lengths),
         seen=seen,
         transfer_bytes=transfers.message_bytes,
         fused=transfers.fused,
-        data_gaps_ns=beside,
+        data_gaps_ns=data_gaps,
         on_host=on_host,
         unlinked=unlinked,
     )
@@ -231,39 +168,38 @@ def _places(rank: I32, names: tuple[int, ...]) -> I32:
     return sorted_names[found].astype(np.int32)
 
 
-def _transfers_among(transfers: Transfers, names: tuple[int, ...], step: int) -> Transfers:
-    return transfers.where(
-        (transfers.step == step)
-        & np.isin(transfers.source, names)
-        & np.isin(transfers.destination, names)
-    )
-
-
 def _gather(
     transfers: Transfers, passes: Passes, table: PassTable, ranks: tuple[RankTimeline, ...]
-) -> tuple[MessageTable, BatchTable, tuple[I64, I64]]:
-    """Put messages that one kernel carried on a rank into one batch."""
+) -> tuple[MessageTable, BatchTable, tuple[I64, I64, I64, I64]]:
+    """Put messages that one kernel carried on a rank into one batch.
+
+    Return with the tables when each batch started and ended, when its host issued it, and from when
+    on it let its work wait for it. Which passes a message belongs to is not known yet.
+    """
     count, names = len(transfers), tuple(rank.rank for rank in ranks)
-    place = np.concatenate(
-        (_places(transfers.source, names), _places(transfers.destination, names))
-    )
+    sides = (_places(transfers.source, names), _places(transfers.destination, names))
     queue = np.concatenate((transfers.send_queue, transfers.receive_queue))
     start = np.concatenate((transfers.send_start_ns, transfers.receive_start_ns))
     end = np.concatenate((transfers.send_end_ns, transfers.receive_end_ns))
     issued = np.concatenate((transfers.send_issued_ns, transfers.receive_issued_ns))
+    waited = np.concatenate((transfers.send_waited_ns, transfers.receive_waited_ns))
     # What has no queue stands alone, unless it is one exchange by its times.
     alone = (queue < 0) & ~np.concatenate((transfers.fused, transfers.fused))
     identity = np.where(alone, np.arange(2 * count), NONE)
-    keys = np.stack((place, queue, start, end, identity))
+    keys = np.stack((np.concatenate(sides), queue, start, end, identity))
     unique, row = np.unique(keys, axis=1, return_inverse=True)
     row = row.reshape(-1)
-    batches = unique.shape[1]
-    issue = np.full(batches, np.iinfo(np.int64).max, dtype=np.int64)
-    np.minimum.at(issue, row, issued)
+    place, queue, start, end, _ = unique
+    batches = len(place)
+    first_issued = np.full(batches, np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(first_issued, row, issued)
+    last_issued, first_waited = np.full(batches, NEVER_NS), np.full(batches, NEVER_WAITED_NS)
+    np.maximum.at(last_issued, row, issued)
+    np.minimum.at(first_waited, row, waited)
     # Rows are sorted by place, queue and start: a queue's batches follow each other.
     before = np.arange(batches) - 1
-    changes = (np.diff(unique[0], prepend=-1) != 0) | (np.diff(unique[1], prepend=-2) != 0)
-    before[changes | (unique[1] < 0)] = NONE
+    changes = (np.diff(place, prepend=-1) != 0) | (np.diff(queue, prepend=-2) != 0)
+    before[changes | (queue < 0)] = NONE
     messages = MessageTable(
         sent=row[:count],
         received=row[count:],
@@ -272,17 +208,15 @@ def _gather(
         rendezvous=_meet(transfers, ranks),
     )
     table_of_batches = BatchTable(
-        place=unique[0].astype(np.int32),
+        place=place.astype(np.int32),
         before=before,
-        after=_passes_before(unique[0], issue, passes, table),
-        launched_after=_launched_after(unique[0], unique[1], unique[2], issue),
+        after=_passes_before(place, first_issued, passes, table),
+        launched_after=_launched_after(place, queue, start, first_issued),
     )
-    return messages, table_of_batches, (unique[2], unique[3])
+    return messages, table_of_batches, (start, end, last_issued, first_waited)
 
 
-def _meet(
-    transfers: Transfers, ranks: tuple[RankTimeline, ...]
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _meet(transfers: Transfers, ranks: tuple[RankTimeline, ...]) -> Flags:
     """Tell messages whose sender waits: in an exchange, or on a hop that keeps its senders.
 
     Over a network a send ends in a buffer. One such send tells how its hop works, one that was kept
@@ -297,18 +231,23 @@ def _meet(
     usual_ns = float(np.median(sending_ns)) if len(sending_ns) else 0.0
     kept = alone & ~early & (late_ns > _KEPT_WAITING * usual_ns)
     hosts = {rank.rank: rank.device[0] for rank in ranks}
-    between = np.array(
-        [
-            hosts[here] != hosts[there]
-            for here, there in zip(
-                transfers.source.tolist(), transfers.destination.tolist(), strict=True
-            )
-        ],
-        dtype=bool,
-    )
+    ends = zip(transfers.source.tolist(), transfers.destination.tolist(), strict=True)
+    between = np.array([hosts[here] != hosts[there] for here, there in ends], dtype=bool)
     buffers = np.isin(hop, hop[early])
     buffers |= np.isin(between, between[early]) & ~np.isin(hop, hop[kept])
     return transfers.fused | ~buffers
+
+
+def _passes_before(place: I64, issued: I64, passes: Passes, table: PassTable) -> I64:
+    """Return the last pass of the same rank that was issued before each batch."""
+    after = np.full(len(place), NONE)
+    for here in np.unique(place).tolist():
+        rows, mine = np.flatnonzero(table.place == here), place == here
+        if len(rows):
+            order = np.maximum.accumulate(passes.issued_ns[rows])
+            found = np.searchsorted(order, issued[mine], side="left") - 1
+            after[mine] = np.where(found >= 0, rows[np.maximum(found, 0)], NONE)
+    return after
 
 
 def _launched_after(place: I64, queue: I64, start: I64, issued: I64) -> I64:
@@ -329,16 +268,47 @@ def _launched_after(place: I64, queue: I64, start: I64, issued: I64) -> I64:
     return after
 
 
-def _passes_before(place: I64, issued: I64, passes: Passes, table: PassTable) -> I64:
-    """Return the last pass of the same rank that was issued before each batch."""
-    after = np.full(len(place), NONE)
-    for here in np.unique(place).tolist():
-        rows = np.flatnonzero(table.place == here)
-        mine = place == here
-        order = np.maximum.accumulate(passes.issued_ns[rows]) if len(rows) else rows
-        found = np.searchsorted(order, issued[mine], side="left") - 1
-        after[mine] = np.where(found >= 0, rows[np.maximum(found, 0)], NONE) if len(rows) else NONE
-    return after
+def _link(
+    passes: PassTable, messages: MessageTable, batches: BatchTable
+) -> tuple[MessageTable, I64, int]:
+    """Tell the pass that made each message and the pass that needs it, and count what is left over.
+
+    From one rank to another results go in the order in which they were made. Where a result goes in
+    several messages, each pass has as many. Return also pairs of a pass and the pass whose result
+    it needs, where no message tells of it.
+    """
+    made_by: list[tuple[int, tuple[int, bool, int]]] = []
+    taker: dict[tuple[int, bool, int], int] = {}
+    columns = (passes.stage.tolist(), passes.kind.tolist(), passes.microbatch.tolist())
+    for row, (stage, kind, microbatch) in enumerate(zip(*columns, strict=True)):
+        if kind == PassKind.W:
+            # Hands nothing on. Where the input gradient of the first stage has no kernels, its
+            # weight gradient is all there is.
+            taker.setdefault((stage, True, microbatch), row)
+        else:
+            backward = kind != PassKind.F
+            taker[stage, backward, microbatch] = row
+            made_by.append((row, (stage + (-1 if backward else 1), backward, microbatch)))
+    pairs = [(row, taker[result]) for row, result in made_by if result in taker]
+    between: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for row, needing in pairs:
+        here, there = int(passes.place[row]), int(passes.place[needing])
+        if here != there:
+            between[here, there].append((row, needing))
+    producer, consumer = messages.producer.copy(), messages.consumer.copy()
+    unlinked = 0
+    source, destination = batches.place[messages.sent], batches.place[messages.received]
+    for (here, there), made in between.items():
+        rows = np.flatnonzero((source == here) & (destination == there))
+        rows = rows[np.argsort(messages.sent[rows], kind="stable")]  # batches stand in their order
+        if len(rows) % len(made):
+            unlinked += len(rows)
+        elif len(rows):
+            producer[rows], consumer[rows] = np.repeat(made, len(rows) // len(made), axis=0).T
+    told = set(zip(producer.tolist(), consumer.tolist(), strict=True))
+    needs = [(needing, row) for row, needing in pairs if (row, needing) not in told]
+    tied = replace(messages, producer=producer, consumer=consumer)
+    return tied, np.array(needs, dtype=np.int64).reshape(-1, 2), unlinked
 
 
 def _one_after_the_other(passes: Passes, table: PassTable) -> tuple[I64, I64]:
@@ -352,41 +322,22 @@ def _one_after_the_other(passes: Passes, table: PassTable) -> tuple[I64, I64]:
     return start, end
 
 
-def _floors(
-    ranks: tuple[RankTimeline, ...],
-    passes: tuple[Passes, PassTable],
-    batches: tuple[BatchTable, I64],
-    begin: int,
-) -> tuple[I64, I64]:
+def _floors(hosts: Hosts, ranks: tuple[RankTimeline, ...], begin: int) -> tuple[I64, I64]:
     """Return when hosts would have issued each pass and batch, had their queues never been full.
 
     A host that is far ahead waits for room in its device's queue: how late it issues then follows
     from the device, and holds nothing up.
     """
-    moments = (passes[0].issued_ns.copy(), batches[1].copy())
+    passes, batches = hosts.passes.issued_ns.copy(), hosts.batch_issued_ns.copy()
     for place, rank in enumerate(ranks):
-        held = rank.held_up
-        if not len(held.start_ns):
+        if not len(rank.held_up.start_ns):
             continue
-        mine = (passes[1].place == place, batches[0].place == place)
-        first = min(
-            int(one[rows].min(initial=begin)) for one, rows in zip(moments, mine, strict=True)
-        )
-        for one, rows in zip(moments, mine, strict=True):
-            for row in np.flatnonzero(rows).tolist():
-                one[row] -= held.inside(first, int(one[row]))
-    return moments[0] - begin, moments[1] - begin
-
-
-def _issued(transfers: Transfers, messages: MessageTable, batches: int) -> tuple[I64, I64]:
-    """Return when the host issued each batch, and from when on it let its work wait for it."""
-    issued = np.full(batches, NEVER_NS)
-    np.maximum.at(issued, messages.sent, transfers.send_issued_ns)
-    np.maximum.at(issued, messages.received, transfers.receive_issued_ns)
-    waited = np.full(batches, NEVER_WAITED_NS)
-    np.minimum.at(waited, messages.sent, transfers.send_waited_ns)
-    np.minimum.at(waited, messages.received, transfers.receive_waited_ns)
-    return issued, waited
+        of_rank = (passes, hosts.table.place == place), (batches, hosts.batches.place == place)
+        first = min(int(issued[mine].min(initial=begin)) for issued, mine in of_rank)
+        for issued, mine in of_rank:
+            for row in np.flatnonzero(mine).tolist():
+                issued[row] -= rank.held_up.inside(first, int(issued[row]))
+    return passes - begin, batches - begin
 
 
 def _free_from(rank: RankTimeline, passes: Passes, begin: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from debubble.simulate.communication import (
     HostProgram,
     Post,
     Result,
-    Wiring,
     wire_up,
     write_hosts,
 )
@@ -39,31 +38,56 @@ def plan_program(
     are buffered on their way, as over a network. An exchange always waits for both sides.
     """
     wiring = wire_up(order)
-    built = _Tables(wiring, one_by_one=communication in ONE_BY_ONE)
+    built = _Tables(one_by_one=communication in ONE_BY_ONE)
     for place, program in enumerate(write_hosts(wiring, communication)):
         built.add_rank(place, program)
-    messages = built.messages(rendezvous=rendezvous)
+    passes = np.array(built.pass_rows, dtype=np.int64).reshape(-1, 5).T
+    sent = _rows(built.sent.values())
+    received = _rows(built.received[result] for result in built.sent)
+    meets = in_exchange(sent, received)
+    # Of the stage before or after on the same rank no message tells.
+    on_one_rank = [
+        (row, built.made[result])
+        for result, row in built.taken.items()
+        if result in built.made
+        and wiring.home[result[0] + (1 if result[1] else -1)] == wiring.home[result[0]]
+    ]
     return Program(
         ranks=tuple(range(len(order))),
-        passes=built.passes(),
+        passes=PassTable(
+            place=passes[0].astype(np.int32),
+            stage=passes[1].astype(np.int32),
+            kind=passes[2].astype(np.uint8),
+            microbatch=passes[3].astype(np.int32),
+            before=passes[4],
+        ),
         batches=BatchTable(
             place=np.array(built.batch_place, dtype=np.int32),
             before=_rows(built.batch_before),
             launched_after=_rows(built.batch_launched),
             after=_rows(built.batch_after),
         ),
-        messages=messages,
-        needs=np.array(list(_on_one_rank(wiring, built)), dtype=np.int64).reshape(-1, 2),
+        messages=MessageTable(
+            sent=sent,
+            received=received,
+            producer=_rows(built.maker[result] for result in built.sent),
+            consumer=_rows(built.taken[result] for result in built.sent),
+            rendezvous=np.ones_like(meets) if rendezvous else meets,
+        ),
+        needs=np.array(on_one_rank, dtype=np.int64).reshape(-1, 2),
         pairs=_rows(built.pairs),
         waits=np.array(built.waits, dtype=np.int64).reshape(-1, 2),
     )
 
 
+def _rows(numbers: Iterable[int]) -> I64:
+    return np.fromiter(numbers, dtype=np.int64)
+
+
 class _Tables:
     """Rows of a program, as they are found."""
 
-    def __init__(self, wiring: Wiring, *, one_by_one: bool) -> None:
-        self.wiring = wiring
+    def __init__(self, *, one_by_one: bool) -> None:
         self.one_by_one = one_by_one
         self.pass_rows: list[tuple[int, int, int, int, int]] = []
         self.pairs: list[int] = []
@@ -117,37 +141,3 @@ class _Tables:
                     self.maker[made], self.made[made] = last_pass, first + len(step) - 1
                     needing = last_pass if self.one_by_one else first
                     self.taken[stage, backward, microbatch] = needing
-
-    def passes(self) -> PassTable:
-        columns = np.array(self.pass_rows, dtype=np.int64).reshape(-1, 5).T
-        return PassTable(
-            place=columns[0].astype(np.int32),
-            stage=columns[1].astype(np.int32),
-            kind=columns[2].astype(np.uint8),
-            microbatch=columns[3].astype(np.int32),
-            before=columns[4],
-        )
-
-    def messages(self, *, rendezvous: bool) -> MessageTable:
-        sent, received = _rows(self.sent.values()), _rows(self.received[one] for one in self.sent)
-        meets = in_exchange(sent, received)
-        return MessageTable(
-            sent=sent,
-            received=received,
-            producer=_rows(self.maker[one] for one in self.sent),
-            consumer=_rows(self.taken[one] for one in self.sent),
-            rendezvous=np.ones_like(meets) if rendezvous else meets,
-        )
-
-
-def _on_one_rank(wiring: Wiring, built: _Tables) -> Iterator[tuple[int, int]]:
-    """Yield needs that no message tells of: of the stage before or after on the same rank."""
-    for (stage, backward, microbatch), row in built.taken.items():
-        made = built.made.get((stage, backward, microbatch))
-        source = stage + (1 if backward else -1)
-        if made is not None and wiring.home[source] == wiring.home[stage]:
-            yield row, made
-
-
-def _rows(numbers: Iterable[int]) -> I64:
-    return np.fromiter(numbers, dtype=np.int64)

@@ -34,7 +34,7 @@ _LOW, _HIGH = 10, 90
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """A run to be foretold."""
+    """A run to be predicted."""
 
     order: Order
     communication: Communication
@@ -101,15 +101,11 @@ def predict(
             beside = besides * covered_ns(program, times)
     unsure = source.passes.growth_spread * float(np.log(what_if.token_scale))
     spread = random.normal(0.0, np.hypot(_LAUNCH_SPREAD, unsure), draws)
-    return _summarise(program, times, source, spread)
-
-
-def _summarise(program: Program, times: Times, source: Source, spread: F64) -> Prediction:
     windows = times.window_ns.astype(np.float64)
-    inside, before = (float(one.sum()) for one in _data_ns(program, source))
     # What is gathered among passes occupies a rank, as in a measured run.
-    own = (times.pass_end - times.pass_start).sum(axis=0) - inside - before
-    worked = own * source.busy_share + inside * source.data_occupies
+    gathered = float(inside.sum())
+    own = (times.pass_end - times.pass_start).sum(axis=0) - gathered - float(before.sum())
+    worked = own * source.busy_share + gathered * source.data_occupies
     bubbles = 1 - worked / (len(program.ranks) * windows)
     low, high = np.percentile(windows * np.exp(spread), (_LOW, _HIGH))
     return Prediction(
@@ -122,6 +118,36 @@ def _summarise(program: Program, times: Times, source: Source, spread: F64) -> P
     )
 
 
+def mean_lengths(program: Program, source: Source, what_if: WhatIf) -> Lengths:
+    """Return every pass and message at its mean: one run, to compare candidates by."""
+    logs = _log_lengths(program, source.passes, what_if)
+    worked = np.exp(logs) * usual_factor(source) + sum(_data_ns(program, source))
+    fixed = _other_lengths(program, source, what_if, _mean_of, 1)
+    return Lengths(
+        passes=np.rint(worked).astype(np.int64),
+        **{name: column[:, 0] if column.ndim > 1 else column for name, column in fixed.items()},
+    )
+
+
+def _mean_of(pool: F64, size: tuple[int, int]) -> F64:
+    return np.full(size, pool.mean())
+
+
+def usual_factor(source: Source) -> float:
+    """Return what passes take on average, against their base: alone, in the middle."""
+    spread = float(np.exp(source.passes.residuals).mean())
+    return float(np.exp(source.passes.slope * _mean_activity(source))) * spread
+
+
+def extra_layers(program: Program, model: PassModel) -> F64:
+    """Return what each pass has besides its layers, in layers: an embedding, a head."""
+    passes = program.passes
+    first, last = np.array([model.besides_layers(kind) for kind in PassKind]).T
+    stage = passes.stage
+    more: F64 = np.where(stage == 0, first[passes.kind], 0.0)
+    return more + np.where(stage == stage.max(initial=0), last[passes.kind], 0.0)
+
+
 def _mean_activity(source: Source) -> float:
     """Return how many ranks were at work in the measured run, as passes see it."""
     return max(1.0, len(source.ranks) * (1 - source.bubble_fraction) / max(source.busy_share, 0.1))
@@ -132,19 +158,20 @@ def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
     weights = np.array(what_if.layers)[passes.stage] + extra_layers(program, model)
     splits = bool((passes.kind == PassKind.I).any())
     columns = (passes.kind, passes.microbatch == 0, passes.place, splits & (passes.stage == 0))
-    known: dict[tuple[int, bool, int, bool], float] = {}
     classes = list(zip(*(column.tolist() for column in columns), strict=True))
-    for kind, first, place, ends in set(classes):
-        length = _log_length(model, kind, first=first, place=place, ends=ends)
-        known[kind, first, place, ends] = length
-    logs = np.array([known[one] for one in classes])
+    known = {
+        (kind, first, place, ends): _log_length(model, kind, first=first, place=place, ends=ends)
+        for kind, first, place, ends in set(classes)
+    }
+    logs = np.array([known[of] for of in classes])
     scaled: F64 = logs + np.log(np.maximum(weights, 1e-9) * what_if.pass_scale)
     if what_if.recomputed:
-        first_half = PassKind.I if splits else PassKind.B
-        again = passes.kind == first_half
-        places = range(len(program.ranks))
+        again = passes.kind == (PassKind.I if splits else PassKind.B)
         forward = np.array(
-            [_log_length(model, PassKind.F, first=False, place=p, ends=False) for p in places]
+            [
+                _log_length(model, PassKind.F, first=False, place=place, ends=False)
+                for place in range(len(program.ranks))
+            ]
         )
         layers = np.array(what_if.layers)[passes.stage[again]]
         once = np.exp(forward[passes.place[again]]) * layers * what_if.pass_scale
@@ -159,22 +186,11 @@ def _data_ns(program: Program, source: Source) -> tuple[F64, F64]:
     inside, before = np.zeros(len(passes)), np.zeros(len(passes))
     if source.data_ns:
         last = int(passes.microbatch.max(initial=0))
-        rows = zip(
-            *(one.tolist() for one in (passes.stage, passes.kind, passes.microbatch)), strict=True
-        )
-        for row, (stage, kind, number) in enumerate(rows):
+        columns = (passes.stage.tolist(), passes.kind.tolist(), passes.microbatch.tolist())
+        for row, (stage, kind, number) in enumerate(zip(*columns, strict=True)):
             key = stage, kind, moment_of(number, last)
             inside[row], before[row] = source.data_ns.get(key, (0, 0))
     return inside, before
-
-
-def extra_layers(program: Program, model: PassModel) -> F64:
-    """Return what each pass has besides its layers, in layers: an embedding, a head."""
-    passes = program.passes
-    first, last = np.array([model.besides_layers(kind) for kind in PassKind]).T
-    stage = passes.stage
-    more: F64 = np.where(stage == 0, first[passes.kind], 0.0)
-    return more + np.where(stage == stage.max(initial=0), last[passes.kind], 0.0)
 
 
 def _log_length(model: PassModel, kind: int, *, first: bool, place: int, ends: bool) -> float:
@@ -210,29 +226,6 @@ def _whole_backward(model: PassModel, *, first: bool, place: int) -> float:
             hint="a run of forward passes is planned as forward-only",
         )
     return float(np.log(sum(np.exp(half) for half in halves if half is not None) / _SPLIT_COSTS))
-
-
-def usual_factor(source: Source) -> float:
-    """Return what passes take on average, against their base: alone, in the middle."""
-    spread = float(np.exp(source.passes.residuals).mean())
-    return float(np.exp(source.passes.slope * _mean_activity(source))) * spread
-
-
-def mean_lengths(program: Program, source: Source, what_if: WhatIf) -> Lengths:
-    """Return every pass and message at its mean: one run, to compare candidates by."""
-    logs = _log_lengths(program, source.passes, what_if)
-    worked = np.exp(logs) * usual_factor(source) + sum(_data_ns(program, source))
-    passes = np.rint(worked).astype(np.int64)
-    fixed = _other_lengths(program, source, what_if, _mean_of, 1)
-    return Lengths(passes=passes, **{name: _flat(column) for name, column in fixed.items()})
-
-
-def _mean_of(pool: F64, size: tuple[int, int]) -> F64:
-    return np.full(size, pool.mean())
-
-
-def _flat(column: I64) -> I64:
-    return column[:, 0] if column.ndim > 1 else column
 
 
 def _other_lengths(

@@ -11,6 +11,10 @@ from debubble.timeline.model import I32, I64, U8, Flags
 NONE = -1
 
 
+def _nothing() -> I64:
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTable:
     """The passes of all ranks, by rank and then in the order that each rank runs them."""
@@ -84,13 +88,12 @@ class SyncTable:
 
 def no_syncs(passes: int, batches: int) -> SyncTable:
     """Return no call at all: hosts run ahead of their devices."""
-    none = np.zeros(0, dtype=np.int64)
     return SyncTable(
-        place=none.astype(np.int32),
-        before=none,
-        after=none,
-        inside=none.astype(bool),
-        batches=none.reshape(-1, 2),
+        place=_nothing().astype(np.int32),
+        before=_nothing(),
+        after=_nothing(),
+        inside=_nothing().astype(bool),
+        batches=_nothing().reshape(-1, 2),
         pass_call=np.full(passes, NONE),
         batch_call=np.full(batches, NONE),
     )
@@ -113,16 +116,12 @@ class Program:
     messages: MessageTable
     needs: I64
     """Two columns, one row a need: a pass, and the pass whose result it needs."""
-    pairs: I64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    pairs: I64 = field(default_factory=_nothing)
     """Rows of forward passes that run as one with the pass after them, where a plan says so: what
     either needs is needed by the first, what either makes leaves after the second."""
-    waits: I64 = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
+    waits: I64 = field(default_factory=lambda: _nothing().reshape(-1, 2))
     """Two columns: a pass, and a batch that its host lets it wait for, needed or not."""
     syncs: SyncTable = field(default_factory=lambda: no_syncs(0, 0))
-
-
-def _nothing() -> I64:
-    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

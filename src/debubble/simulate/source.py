@@ -28,8 +28,13 @@ from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import pass_gaps
 from debubble.simulate.measured import MeasuredStep, measure_step
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import Intervals, PassKind, RankTimeline, Timeline, without
+from debubble.timeline.model import I64, Intervals, PassKind, RankTimeline, Timeline, without
 from debubble.timeline.steps import only_steps
+
+# Closer than this, two runs have the same number of tokens.
+_SAME = 0.01
+# Two runs tell how passes grow; the tails of their messages stay a sample of few.
+_TWO_RUNS_SPREAD = 0.05
 
 Moment = tuple[int, int, str]
 """Stage, kind, and whether of the first, the last or any other microbatch."""
@@ -64,130 +69,6 @@ class Source:
     """Of a pass's stretch, what is compute."""
 
 
-def measure_source(
-    timeline: Timeline, figures: PipelineFigures, split: Sequence[int] | None = None
-) -> Source:
-    """Fit a run's costs; the user may state the layers of each stage."""
-    if not figures.windows or figures.microbatches is None or figures.batch_latency_ns is None:
-        raise UsageError(
-            "no step that can be planned with: no window, or no count of microbatches",
-            hint="`debubble find` says why; capture whole steps of all ranks",
-        )
-    ranks, steps = figures.ranks, [window.step for window in figures.windows]
-    kept = only_steps(timeline, steps)
-    stages = sum(len(rank.stages) for rank in ranks)
-    known = tuple(split) if split else _layers_found(ranks)
-    if known is not None and len(known) != stages:
-        raise UsageError(
-            f"{len(known)} stages have layers, and the run has {stages} stages",
-            hint="give the layers of each stage, such as 4,4,4,4",
-        )
-    measured = [measure_step(kept, figures.pipeline, step) for step in steps]
-    passes = kept.passes.where(np.isin(kept.passes.rank, [rank.rank for rank in ranks]))
-    gathers = inside_passes(passes, ranks, data_parallel_of)
-    stretch = (passes.end_ns - passes.start_ns - gathers).sum()
-    return Source(
-        ranks=ranks,
-        passes=fit_passes(kept, figures.pipeline, known),
-        wires=pool_wires(kept, figures.pipeline),
-        split=known,
-        steps=tuple(steps),
-        microbatches=figures.microbatches,
-        schedule=figures.schedule,
-        chunks=max(len(rank.stages) for rank in ranks),
-        data_ns=_waited_for_data(kept, ranks, measured),
-        data_occupies=float(
-            inside_passes(passes, ranks, _occupying_data).sum() / max(gathers.sum(), 1)
-        ),
-        pass_gap_ns=_pass_gap(measured),
-        batch_gap_ns=_batch_gap([step.lengths.batch_gaps for step in measured]),
-        outside_ns=_between(figures),
-        window_ns=figures.batch_latency_ns,
-        bubble_fraction=figures.bubble_fraction or 0.0,
-        busy_share=float(passes.busy_ns.sum() / max(stretch, 1)),
-    )
-
-
-def _pass_gap(measured: Sequence[MeasuredStep]) -> int:
-    """Return the mean gap before a pass, as its device sees it: a planned run has no host."""
-    gaps = []
-    for step in measured:
-        never = np.full(len(step.program.passes), NEVER_NS)
-        found = pass_gaps(step.program, step.times, never) - step.data_gaps_ns
-        gaps.append(np.maximum(found[found < -NEVER_NS // 2], 0))
-    every = np.concatenate(gaps)
-    return round(float(every.mean())) if len(every) else 0
-
-
-def _occupying_data(rank: RankTimeline) -> Intervals:
-    """Return gathers and reductions that count as occupied: those issued among passes."""
-    return without(rank.data_parallel, without(rank.data_parallel, rank.occupied))
-
-
-def _waited_for_data(
-    timeline: Timeline, ranks: Sequence[RankTimeline], measured: Sequence[MeasuredStep]
-) -> dict[Moment, tuple[int, int]]:
-    """Return the means of each stage and kind, of first, last and other microbatches."""
-    inside_ns: dict[Moment, int] = {}
-    before_ns: dict[Moment, int] = {}
-    count: Counter[Moment] = Counter()
-    for step in measured:
-        passes = timeline.passes.where(
-            (timeline.passes.step == step.number)
-            & np.isin(timeline.passes.rank, [rank.rank for rank in ranks])
-        )
-        inside = inside_passes(passes, tuple(ranks), data_parallel_of)
-        table, last = step.program.passes, int(passes.microbatch.max(initial=0))
-        for columns, total in (
-            ((passes.stage, passes.kind, passes.microbatch, inside), inside_ns),
-            ((table.stage, table.kind, table.microbatch, step.data_gaps_ns), before_ns),
-        ):
-            for stage, kind, number, length in zip(*(c.tolist() for c in columns), strict=True):
-                key = stage, kind, moment_of(number, last)
-                total[key] = total.get(key, 0) + length
-                count[key] += total is inside_ns
-    means = {
-        key: (round(inside_ns.get(key, 0) / of), round(before_ns.get(key, 0) / of))
-        for key, of in count.items()
-        if of
-    }
-    return {key: both for key, both in means.items() if any(both)}
-
-
-def moment_of(microbatch: int, last: int) -> str:
-    """Say which of a step's microbatches gathers or reduces: its first, its last, or any other."""
-    if microbatch == 0:
-        return "first"
-    return "last" if microbatch == last else "other"
-
-
-def _between(figures: PipelineFigures) -> int:
-    """Return what lies between two windows, in the middle; steps left out are no neighbours."""
-    gaps = [
-        after.start_ns - before.end_ns
-        for before, after in pairwise(figures.windows)
-        if after.step == before.step + 1
-    ]
-    return max(0, round(float(np.median(gaps)))) if gaps else 0
-
-
-def _batch_gap(gaps: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> int:
-    every = np.concatenate(gaps)
-    return round(float(every.mean())) if len(every) else 0
-
-
-def _layers_found(ranks: Sequence[RankTimeline]) -> tuple[int, ...] | None:
-    found = {layers.stage: layers.layers for rank in ranks for layers in rank.layers}
-    stages = sorted(stage for rank in ranks for stage in rank.stages)
-    return tuple(found[stage] for stage in stages) if set(stages) <= set(found) else None
-
-
-# Closer than this, two runs have the same number of tokens.
-_SAME = 0.01
-# Two runs tell how passes grow; the tails of their messages stay a sample of few.
-_TWO_RUNS_SPREAD = 0.05
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooled:
     """What two runs tell together."""
@@ -203,51 +84,163 @@ class Pooled:
         return same_tokens(self.token_ratio)
 
 
+def measure_source(
+    timeline: Timeline, figures: PipelineFigures, split: Sequence[int] | None = None
+) -> Source:
+    """Fit a run's costs; the user may state the layers of each stage."""
+    if not figures.windows or figures.microbatches is None or figures.batch_latency_ns is None:
+        raise UsageError(
+            "no step that can be planned with: no window, or no count of microbatches",
+            hint="`debubble find` says why; capture whole steps of all ranks",
+        )
+    ranks, steps = figures.ranks, [window.step for window in figures.windows]
+    kept = only_steps(timeline, steps)
+    stages = sorted(stage for rank in ranks for stage in rank.stages)
+    known = tuple(split) if split else None
+    found = {layers.stage: layers.layers for rank in ranks for layers in rank.layers}
+    if known is None and set(stages) <= set(found):
+        known = tuple(found[stage] for stage in stages)
+    if known is not None and len(known) != len(stages):
+        raise UsageError(
+            f"{len(known)} stages have layers, and the run has {len(stages)} stages",
+            hint="give the layers of each stage, such as 4,4,4,4",
+        )
+    measured = [measure_step(kept, figures.pipeline, step) for step in steps]
+    passes = kept.passes.where(np.isin(kept.passes.rank, [rank.rank for rank in ranks]))
+    gathers = inside_passes(passes, ranks, data_parallel_of)
+    stretch = (passes.end_ns - passes.start_ns - gathers).sum()
+    # Steps left out are no neighbours.
+    between = [
+        after.start_ns - before.end_ns
+        for before, after in pairwise(figures.windows)
+        if after.step == before.step + 1
+    ]
+    return Source(
+        ranks=ranks,
+        passes=fit_passes(kept, figures.pipeline, known),
+        wires=pool_wires(kept, figures.pipeline),
+        split=known,
+        steps=tuple(steps),
+        microbatches=figures.microbatches,
+        schedule=figures.schedule,
+        chunks=max(len(rank.stages) for rank in ranks),
+        data_ns=_waited_for_data(kept, ranks, measured),
+        data_occupies=float(
+            inside_passes(passes, ranks, _occupying_data).sum() / max(gathers.sum(), 1)
+        ),
+        pass_gap_ns=_rounded_mean([_gaps_of_devices(step) for step in measured]),
+        batch_gap_ns=_rounded_mean([step.lengths.batch_gaps for step in measured]),
+        outside_ns=max(0, round(float(np.median(between)))) if between else 0,
+        window_ns=figures.batch_latency_ns,
+        bubble_fraction=figures.bubble_fraction or 0.0,
+        busy_share=float(passes.busy_ns.sum() / max(stretch, 1)),
+    )
+
+
+def _gaps_of_devices(step: MeasuredStep) -> I64:
+    """Return the gaps before passes as devices see them: a planned run has no host."""
+    never = np.full(len(step.program.passes), NEVER_NS)
+    found = pass_gaps(step.program, step.times, never) - step.data_gaps_ns
+    gaps: I64 = np.maximum(found[found < -NEVER_NS // 2], 0)
+    return gaps
+
+
+def _rounded_mean(parts: Sequence[I64]) -> int:
+    every = np.concatenate(parts)
+    return round(float(every.mean())) if len(every) else 0
+
+
+def _occupying_data(rank: RankTimeline) -> Intervals:
+    """Return gathers and reductions that count as occupied: those issued among passes."""
+    return without(rank.data_parallel, without(rank.data_parallel, rank.occupied))
+
+
+def _waited_for_data(
+    timeline: Timeline, ranks: Sequence[RankTimeline], measured: Sequence[MeasuredStep]
+) -> dict[Moment, tuple[int, int]]:
+    """Return the means of each stage and kind, of first, last and other microbatches."""
+    inside_ns: Counter[Moment] = Counter()
+    before_ns: Counter[Moment] = Counter()
+    count: Counter[Moment] = Counter()
+    for step in measured:
+        passes = timeline.passes.where(
+            (timeline.passes.step == step.number)
+            & np.isin(timeline.passes.rank, [rank.rank for rank in ranks])
+        )
+        inside = inside_passes(passes, tuple(ranks), data_parallel_of)
+        last = int(passes.microbatch.max(initial=0))
+        for table, lengths, total in (
+            (passes, inside, inside_ns),
+            (step.program.passes, step.data_gaps_ns, before_ns),
+        ):
+            columns = (table.stage, table.kind, table.microbatch, lengths)
+            for stage, kind, number, length in zip(*(c.tolist() for c in columns), strict=True):
+                key = stage, kind, moment_of(number, last)
+                total[key] += length
+                count[key] += total is inside_ns
+    means = {
+        key: (round(inside_ns[key] / of), round(before_ns[key] / of))
+        for key, of in count.items()
+        if of
+    }
+    return {key: both for key, both in means.items() if any(both)}
+
+
+def moment_of(microbatch: int, last: int) -> str:
+    """Say which of a step's microbatches gathers or reduces: its first, its last, or any other."""
+    if microbatch == 0:
+        return "first"
+    return "last" if microbatch == last else "other"
+
+
 def same_tokens(ratio: float) -> bool:
     """Tell whether this is no difference."""
     return abs(ratio - 1) < _SAME
 
 
-def pool_sources(one: Source, other: Source, stated_ratio: float | None = None) -> Pooled:
+def pool_sources(source: Source, other: Source, stated_ratio: float | None = None) -> Pooled:
     """Add what another run tells; its tokens against the first one's may be stated."""
-    _refuse_strangers(one, other)
-    ratio = _token_ratio(one, other, stated_ratio)
-    first, second = _with_one_slope(one.passes, other.passes)
+    _refuse_strangers(source, other)
+    ratio = _token_ratio(source, other, stated_ratio)
+    first, second = _with_one_slope(source.passes, other.passes)
     if same_tokens(ratio):
-        joined = replace(one, passes=_join(first, second), wires=join_pools(one.wires, other.wires))
+        joined = replace(
+            source, passes=_join(first, second), wires=join_pools(source.wires, other.wires)
+        )
         return Pooled(source=joined, token_ratio=1.0, gaps=tuple(_contradictions(first, second)))
     grown = replace(
-        one,
+        source,
         passes=replace(
             first,
             growth=grow_by_two_runs(first.base, second.base, ratio),
             growth_spread=_TWO_RUNS_SPREAD,
         ),
-        wires=replace(one.wires, other=(ratio, other.wires)),
+        wires=replace(source.wires, other=(ratio, other.wires)),
     )
     return Pooled(source=grown, token_ratio=ratio, gaps=())
 
 
-def _refuse_strangers(one: Source, other: Source) -> None:
+def _refuse_strangers(source: Source, other: Source) -> None:
     hint = "--also takes another run of the same model on as many ranks"
-    if len(one.ranks) != len(other.ranks):
+    if len(source.ranks) != len(other.ranks):
         raise UsageError(
-            f"the runs have {len(one.ranks)} and {len(other.ranks)} ranks in a pipeline", hint=hint
+            f"the runs have {len(source.ranks)} and {len(other.ranks)} ranks in a pipeline",
+            hint=hint,
         )
-    layers = [None if run.split is None else sum(run.split) for run in (one, other)]
+    layers = [None if run.split is None else sum(run.split) for run in (source, other)]
     if layers[0] != layers[1]:
         said = ["unknown" if count is None else str(count) for count in layers]
         raise UsageError(f"layers of the two runs: {said[0]} and {said[1]}", hint=hint)
-    if one.split is None and len(one.passes.layers) != len(other.passes.layers):
+    if source.split is None and len(source.passes.layers) != len(other.passes.layers):
         raise UsageError(
             "the runs have different stages, and layers could not be told",
             hint="say them with --layers, such as 4,4,4,4",
         )
 
 
-def _token_ratio(one: Source, other: Source, stated: float | None) -> float:
+def _token_ratio(source: Source, other: Source, stated: float | None) -> float:
     """Return how many times as many tokens the other run has: messages are proportional to them."""
-    sizes = one.wires.message_bytes, other.wires.message_bytes
+    sizes = source.wires.message_bytes, other.wires.message_bytes
     if min(sizes) <= 0:
         if stated is None:
             raise UsageError(
@@ -265,37 +258,35 @@ def _token_ratio(one: Source, other: Source, stated: float | None) -> float:
     return seen
 
 
-def _with_one_slope(one: PassModel, other: PassModel) -> tuple[PassModel, PassModel]:
+def _with_one_slope(model: PassModel, other: PassModel) -> tuple[PassModel, PassModel]:
     """Let ranks slow each other alike in both runs, as in that which shows it more."""
-    steeper = one if one.slope >= other.slope else other
+    steeper = model if model.slope >= other.slope else other
     first, second = (
         replace(run.with_slope(steeper.slope), slope_spread=steeper.slope_spread)
-        for run in (one, other)
+        for run in (model, other)
     )
     return first, second
 
 
-def _join(one: PassModel, other: PassModel) -> PassModel:
-    base = {**other.base, **one.base}
-    base |= {
-        both: (one.base[both] + other.base[both]) / 2 for both in set(one.base) & set(other.base)
-    }
+def _join(model: PassModel, other: PassModel) -> PassModel:
+    base = {**other.base, **model.base}
+    base |= {of: (model.base[of] + other.base[of]) / 2 for of in set(model.base) & set(other.base)}
     return replace(
-        one,
+        model,
         base=base,
-        residuals=np.concatenate((one.residuals, other.residuals)),
-        activity={**other.activity, **one.activity},
+        residuals=np.concatenate((model.residuals, other.residuals)),
+        activity={**other.activity, **model.activity},
         growth=grow_by_one_run(base),
     )
 
 
-def _contradictions(one: PassModel, other: PassModel) -> Iterator[Gap]:
+def _contradictions(model: PassModel, other: PassModel) -> Iterator[Gap]:
     """Name the kinds of pass whose times differ by more than passes of one run do."""
     apart: dict[Kind, list[float]] = {}
-    for kind, first, place in set(one.base) & set(other.base):
-        by = other.base[kind, first, place] - one.base[kind, first, place]
+    for kind, first, place in set(model.base) & set(other.base):
+        by = other.base[kind, first, place] - model.base[kind, first, place]
         apart.setdefault((kind, first), []).append(by)
-    spread = float(np.hypot(one.residuals.std(), other.residuals.std()))
+    spread = float(np.hypot(model.residuals.std(), other.residuals.std()))
     for (kind, first), logs in sorted(apart.items()):
         factor = float(np.exp(np.mean(logs)))
         if abs(np.mean(logs)) > spread:

@@ -1,0 +1,352 @@
+"""What passes take, on a few passes set by hand: medians, layers, ends, and ranks on one device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, log
+
+import numpy as np
+import pytest
+from hand_drawn import MS, a_rank, a_timeline
+
+from debubble.costs.passes import (
+    WHOLE,
+    Growth,
+    PassCosts,
+    PassModel,
+    collectives_of,
+    equal_stages,
+    fit_passes,
+    may_share,
+    measure_passes,
+    ranks_a_device,
+    surely_share,
+    time_under,
+    trailing_activity,
+)
+from debubble.timeline.model import Intervals, PassKind, StageLayers
+
+F, B, I, W = (int(kind) for kind in PassKind)  # noqa: E741 (the papers' letter)
+
+
+def ns(*milliseconds):
+    return np.array(milliseconds, dtype=np.int64) * MS
+
+
+def between(*stretches):
+    start, end = zip(*stretches, strict=True)
+    return Intervals(start_ns=ns(*start), end_ns=ns(*end))
+
+
+class TestActivity:
+    def test_a_pass_alone_counts_for_its_share_of_the_last_40_ms(self):
+        assert trailing_activity(ns(100), ns(110)).tolist() == [0.25]
+        assert trailing_activity(ns(100), ns(180)).tolist() == [1.0]
+
+    def test_passes_at_once_count_each_and_those_long_over_do_not(self):
+        found = trailing_activity(ns(0, 100, 100), ns(40, 140, 120))
+        assert found.tolist() == [1.0, 1.5, 1.0]
+
+    def test_many_runs_are_each_by_themselves(self):
+        start, end = np.stack((ns(0, 0), ns(0, 60)), axis=1), np.stack((ns(40, 40), ns(40, 100)), 1)
+        assert trailing_activity(start, end).tolist() == [[2.0, 1.0], [2.0, 1.0]]
+
+    def test_time_under_others_counts_each_of_them_inside_the_stretch_alone(self):
+        found = time_under(ns(10, 30), ns(20, 40), ns(0, 15), ns(18, 100))
+        assert found.tolist() == [8 * MS + 5 * MS, 10 * MS]
+
+
+class TestMedians:
+    """One rank; microbatch 0 is the first of a step."""
+
+    def costs(self, *passes, **changes):
+        timeline = a_timeline(passes, stages=((0,),))
+        return measure_passes(timeline.passes, (replace(timeline.ranks[0], **changes),))
+
+    def test_a_first_microbatch_does_not_count_among_the_others(self):
+        found = self.costs(
+            (0, 0, "B", 0, 0, 0, 1), (0, 0, "B", 1, 0, 1, 4), (0, 0, "B", 2, 0, 4, 9)
+        )
+        assert found.median == {(0, B): 4 * MS}
+
+    def test_it_has_a_median_of_its_own_where_several_steps_show_it_and_gradients_are_added_to(
+        self,
+    ):
+        steps = [
+            one
+            for step, begin in ((0, 0), (1, 100))
+            for one in (
+                (0, 0, "F", 0, step, begin, begin + 1),
+                (0, 0, "F", 1, step, begin + 1, begin + 3),
+                (0, 0, "B", 0, step, begin + 3, begin + 6),
+                (0, 0, "B", 1, step, begin + 6, begin + 11),
+            )
+        ]
+        found = self.costs(*steps)
+        assert found.first == {(0, B): 3 * MS}
+        assert self.costs(*steps[:4]).first == {}
+        assert found.typical((0, B), 0) == 3 * MS
+        assert found.typical((0, B), 1) == 5 * MS
+        assert found.typical((0, F), 0) == 2 * MS
+
+    def test_collectives_and_gathers_inside_a_pass_are_none_of_its_work(self):
+        found = self.costs(
+            (0, 0, "F", 1, 0, 0, 10),
+            busy=between((0, 6)),
+            occupied=between((0, 9)),
+            data_parallel=between((8, 9)),
+        )
+        assert found.median == {(0, F): (10 - 2 - 1) * MS}
+
+    def test_a_kind_that_stages_share_has_their_mean(self):
+        assert equal_stages({(0, F): 2, (1, F): 4, (0, B): 6, (1, B): 7}) == {
+            (0, F): 3,
+            (1, F): 3,
+            (0, B): 6,
+            (1, B): 6,
+        }
+
+    def test_a_first_stage_without_input_gradient_is_held_against_both_halves(self):
+        found = equal_stages({(0, W): 50, (1, I): 10, (1, W): 20, (2, I): 14, (2, W): 30})
+        assert found == {(0, W): 12 + 25, (1, I): 12, (1, W): 25, (2, I): 12, (2, W): 25}
+
+    def test_where_nothing_is_split_a_weight_gradient_is_one_as_any_other(self):
+        assert equal_stages({(0, W): 10, (1, W): 20}) == {(0, W): 15, (1, W): 15}
+
+
+def test_a_collective_is_what_occupies_a_rank_beyond_compute_and_data_parallelism():
+    rank = replace(
+        a_rank(0, (0,)),
+        busy=between((0, 4)),
+        occupied=between((0, 9)),
+        data_parallel=between((6, 7)),
+    )
+    found = collectives_of(rank)
+    assert (found.start_ns // MS).tolist() == [4, 7]
+    assert (found.end_ns // MS).tolist() == [6, 9]
+    assert len(collectives_of(replace(rank, occupied=rank.busy)).start_ns) == 0
+
+
+class TestDevices:
+    def ranks(self, *devices, name="NVIDIA H200", seen=33):
+        return [
+            replace(a_rank(n, (n,)), device=device, device_name=name, multiprocessors=seen)
+            for n, device in enumerate(devices)
+        ]
+
+    def test_ranks_with_one_number_on_one_host_may_share_a_device(self):
+        assert may_share(self.ranks(("a", 0), ("a", 0)))
+        assert not may_share(self.ranks(("a", 0), ("b", 0)))
+        assert not may_share(self.ranks(("a", 0), ("a", 1)))
+        assert not may_share(self.ranks(("a", 0)))
+        assert not may_share(self.ranks(("a", -1), ("a", -1)))
+
+    def test_they_surely_do_where_each_sees_a_part_of_a_known_device(self):
+        both = ("a", 0), ("a", 0)
+        assert surely_share(self.ranks(*both))
+        assert ranks_a_device(self.ranks(*both)) == 2
+        for whole in (self.ranks(*both, seen=132), self.ranks(*both, seen=None)):
+            assert not surely_share(whole)
+            assert ranks_a_device(whole) == 1
+        assert not surely_share(self.ranks(*both, name="NVIDIA Unheard-of"))
+
+    def test_a_whole_h100_on_pcie_is_no_part_of_a_larger_one(self):
+        both = ("a", 0), ("a", 0)
+        assert not surely_share(self.ranks(*both, name="NVIDIA H100 PCIe", seen=114))
+        assert surely_share(self.ranks(*both, name="NVIDIA H100 80GB HBM3", seen=114))
+
+
+class TestFit:
+    """Two ranks, one stage each; passes in milliseconds."""
+
+    def test_a_layer_takes_what_passes_take_over_their_layers(self):
+        passes = [(0, 0, "F", m, 0, 20 * m, 20 * m + 6) for m in (0, 1)]
+        passes += [(1, 1, "F", m, 0, 20 * m + 6, 20 * m + 18) for m in (0, 1)]
+        found = fit_passes(a_timeline(passes), 0, [2, 4])
+        assert found.base[F, False, 0] == pytest.approx(log(3 * MS))
+        assert found.base[F, False, 1] == pytest.approx(log(3 * MS))
+        assert found.residuals == pytest.approx([0] * 4)
+        assert found.layers == (2.0, 4.0)
+        assert fit_passes(a_timeline(passes), 0).base[F, False, 1] == pytest.approx(log(12 * MS))
+
+    def test_a_base_lies_in_the_middle_of_its_passes_and_residuals_say_how_far_they_are(self):
+        passes = [(0, 0, "F", 0, 0, 0, 2), (0, 0, "F", 1, 0, 10, 18)]
+        found = fit_passes(a_timeline(passes, stages=((0,),)), 0)
+        assert found.base == {(F, False, 0): pytest.approx(log(4 * MS))}
+        assert found.residuals == pytest.approx([-log(2), log(2)])
+
+    def test_first_backward_passes_are_a_class_of_their_own_and_first_forward_passes_are_not(self):
+        passes = [(0, 0, "F", 0, 0, 0, 2), (0, 0, "F", 1, 0, 2, 4)]
+        passes += [(0, 0, "B", 0, 0, 4, 7), (0, 0, "B", 1, 0, 7, 11)]
+        found = fit_passes(a_timeline(passes, stages=((0,),)), 0)
+        assert {of: exp(base) / MS for of, base in found.base.items()} == pytest.approx(
+            {(F, False, 0): 2, (B, True, 0): 3, (B, False, 0): 4}
+        )
+        assert found.growth[B, False].constant == pytest.approx(1 - 3 / 4)
+        assert not found.splits_backward
+
+    def test_a_first_stage_that_has_weight_gradients_alone_has_its_whole_backward_pass_in_them(
+        self,
+    ):
+        passes = [(0, 0, "W", 1, 0, 20, 26), (1, 1, "I", 1, 0, 10, 13), (1, 1, "W", 1, 0, 13, 16)]
+        found = fit_passes(a_timeline(passes), 0)
+        assert set(found.base) == {(WHOLE, False, 0), (I, False, 1), (W, False, 1)}
+        assert found.splits_backward
+
+    def test_gathers_in_the_midst_of_a_pass_are_none_of_its_work(self):
+        timeline = a_timeline([(0, 0, "F", 0, 0, 0, 10)], stages=((0,),))
+        rank = replace(timeline.ranks[0], data_parallel=between((4, 7)))
+        found = fit_passes(replace(timeline, ranks=(rank,)), 0)
+        assert found.base[F, False, 0] == pytest.approx(log(7 * MS))
+
+
+class TestEnds:
+    """Three stages of two layers; the first has an embedding, the last a head."""
+
+    PASSES = tuple(
+        (n, n, "F", 0, 0, 50 * n, 50 * n + length) for n, length in enumerate((9, 6, 15))
+    )
+
+    def fitted(self, *rest, layers=(2, 2, 2), each=(3 * MS, 3 * MS, 3 * MS)):
+        timeline = a_timeline(self.PASSES, stages=((0,), (1,), (2,)))
+        ranks = tuple(
+            replace(
+                rank,
+                layers=(
+                    StageLayers(stage=n, layers=2, layer_ns=took, before_ns=0, after_ns=more * MS),
+                ),
+            )
+            for n, (rank, took, more) in enumerate(zip(timeline.ranks, each, rest, strict=True))
+        )
+        return fit_passes(replace(timeline, ranks=ranks), 0, layers)
+
+    def test_what_the_ends_have_besides_layers_is_counted_in_layers(self):
+        found = self.fitted(3, 0, 9)
+        assert found.extras == {F: pytest.approx((1.0, 3.0))}
+        for place in range(3):
+            assert found.base[F, False, place] == pytest.approx(log(3 * MS))
+
+    def test_what_stages_between_have_too_is_part_of_every_layer(self):
+        # 1.5 ms of 6: a quarter of each layer. The first has 1.5 + 3, the last 1.5 + 6.
+        found = self.fitted(4.5, 1.5, 7.5)
+        assert found.extras[F] == pytest.approx((1.0 / 1.25, 2.0 / 1.25))
+
+    def test_less_than_a_tenth_of_a_layer_is_no_embedding(self):
+        assert self.fitted(0.2, 0, 0.4).extras[F] == pytest.approx((0.0, 0.4 / 3))
+
+    def test_of_an_end_without_layers_the_other_stages_tell_what_one_takes(self):
+        found = self.fitted(3, 0, 9, each=(3 * MS, 3 * MS, 0))
+        assert found.extras[F] == pytest.approx((1.0, 3.0))
+
+    def test_layers_that_were_stated_otherwise_win_and_nothing_is_extra(self):
+        assert self.fitted(3, 0, 9, layers=(2, 3, 1)).extras == {}
+
+
+class TestSlope:
+    """Two ranks; every other pass of rank 0 runs beside one of rank 1, and takes its own time."""
+
+    ONE_NUMBER = {"device": ("a", 0)}  # noqa: RUF012 (never changed)
+    PARTS = {**ONE_NUMBER, "device_name": "NVIDIA H200", "multiprocessors": 33}  # noqa: RUF012
+
+    def fitted(self, beside, alone=(40, 40), **device):
+        passes = []
+        for number in range(8):
+            begin, together = 1000 * number, number % 2
+            length = beside if together else alone[number % 4 // 2]
+            passes.append((0, 0, "F", number, 0, begin, begin + length))
+            other = begin + (0 if together else 500)
+            passes.append((1, 1, "F", number, 0, other, other + 200))
+        timeline = a_timeline(passes)
+        ranks = tuple(replace(rank, **device) for rank in timeline.ranks)
+        return fit_passes(replace(timeline, ranks=ranks), 0)
+
+    def test_ranks_with_devices_of_their_own_have_none_whatever_was_seen(self):
+        found = self.fitted(41)
+        assert found.seen_slope == pytest.approx(log(41 / 40))
+        assert (found.slope, found.slope_spread) == (0.0, 0.0)
+
+    def test_parts_of_a_device_have_twice_what_is_seen_within_the_run(self):
+        assert self.fitted(41, **self.PARTS).slope == pytest.approx(2 * log(41 / 40))
+
+    def test_it_is_never_steeper_than_was_ever_measured(self):
+        assert self.fitted(66, **self.PARTS).slope == 0.1
+
+    def test_passes_that_get_quicker_beside_others_have_none(self):
+        found = self.fitted(40, alone=(50, 50), **self.PARTS)
+        assert found.seen_slope < 0
+        assert found.slope == 0.0
+
+    def test_where_devices_do_not_tell_the_run_itself_must_be_sure(self):
+        assert self.fitted(41, **self.ONE_NUMBER).slope == pytest.approx(2 * log(41 / 40))
+        unsure = self.fitted(44, alone=(40, 46), **self.ONE_NUMBER)
+        assert 0 < unsure.seen_slope < 2.5 * unsure.seen_spread
+        assert unsure.slope == 0.0
+        assert self.fitted(44, alone=(40, 46), **self.PARTS).slope > 0
+
+    def test_a_base_is_what_a_pass_takes_with_nobody_at_work(self):
+        found = self.fitted(66, **self.PARTS)
+        assert found.activity[F, False, 0] == pytest.approx(1.5)
+        expected = (log(40 * MS) + log(66 * MS)) / 2 - 0.1 * 1.5
+        assert found.base[F, False, 0] == pytest.approx(expected)
+
+
+def a_model(base, **more):
+    known = {
+        "residuals": np.zeros(1),
+        "slope": 0.0,
+        "slope_spread": 0.0,
+        "seen_slope": 0.0,
+        "seen_spread": 0.0,
+        "layers": (1.0, 1.0),
+        "extras": {},
+        "activity": dict.fromkeys(base, 2.0),
+        "growth": {(kind, first): Growth() for kind, first, _ in base},
+    }
+    return PassModel(base=base, **(known | more))
+
+
+class TestModel:
+    def test_a_rank_without_such_a_pass_has_the_mean_of_the_others(self):
+        model = a_model({(B, True, 0): 1.0, (B, False, 0): 2.0, (B, False, 1): 4.0})
+        assert model.log_ns(B, first=True, place=0) == 1.0
+        assert model.log_ns(B, first=True, place=1) == 4.0
+        assert model.log_ns(B, first=False, place=7) == 3.0
+        assert model.log_ns(B, first=True, place=7) == 1.0
+        assert model.log_ns(W, first=False, place=0) is None
+
+    def test_a_run_of_one_microbatch_tells_of_the_others_too(self):
+        assert a_model({(B, True, 0): 1.0}).log_ns(B, first=False, place=0) == 1.0
+
+    def test_ends_of_an_unknown_kind_are_those_of_the_nearest(self):
+        assert a_model({}, extras={F: (1.0, 2.0)}).besides_layers(W) == (1.0, 2.0)
+        both = a_model({}, extras={F: (1.0, 2.0), B: (3.0, 4.0)})
+        assert both.besides_layers(W) == (3.0, 4.0)
+        assert both.besides_layers(F) == (1.0, 2.0)
+        assert a_model({}).besides_layers(F) == (0.0, 0.0)
+
+    def test_with_more_tokens_each_kind_grows_as_it_does(self):
+        model = a_model(
+            {(F, False, 0): 0.0, (B, False, 0): 1.0},
+            growth={(F, False): Growth(), (B, False): Growth(constant=0.5)},
+        )
+        grown = model.with_tokens(3.0).base
+        assert grown[F, False, 0] == pytest.approx(log(3))
+        assert grown[B, False, 0] == pytest.approx(1 + log(0.5 + 0.5 * 3))
+        assert model.with_tokens(1.0) is model
+
+    def test_another_slope_explains_the_same_times(self):
+        model = a_model({(F, False, 0): 5.0}, slope=0.1)
+        steeper = model.with_slope(0.3)
+        assert steeper.slope == 0.3
+        assert steeper.base[F, False, 0] + 0.3 * 2 == pytest.approx(5.0 + 0.1 * 2)
+
+
+def test_growth_adds_up_to_the_measured_pass():
+    growth = Growth(constant=0.2, square=0.3)
+    assert growth.times(1) == 1
+    assert growth.times(2) == pytest.approx(0.2 + 0.5 * 2 + 0.3 * 4)
+
+
+def test_a_typical_pass_is_the_median_where_no_first_one_was_told():
+    costs = PassCosts(median={(0, F): 7}, equal={(0, F): 7}, first={})
+    assert costs.typical((0, F), 0) == costs.typical((0, F), 3) == 7
