@@ -102,7 +102,7 @@ class Analysis:
     @cached_property
     def measurement(self) -> Measurement:
         """The numbers that are compared, and kept: a sample a step."""
-        return measure_run(self.run, self.timeline, self.pipeline)
+        return measure_run(self.run, self.timeline, self.pipeline, self.job)
 
     @cached_property
     def warnings(self) -> tuple[Gap, ...]:
@@ -197,7 +197,7 @@ def analyse_found(
     wires: Wires | None = None,
 ) -> Analysis:
     """Read a run that was found, and measure what is asked about."""
-    question = question or Question(believes_job=True)
+    question = question or Question()
     return Analysis(survey_run(found, question, means), wires, question.step)
 
 

@@ -69,7 +69,6 @@ def analyse(  # noqa: PLR0913 (one argument a question)
         pipeline=pipeline,
         step=step,
         statement=None if schedule is None else state_schedule(schedule, chunks),
-        believes_job=True,
     )
     wires = Wires(classes=classes, topologies=topologies, history=read_history(history))
     return analyse_found(found, question, means, wires)

@@ -46,7 +46,7 @@ def data(request):
 
 def answer_of(name, **asked):
     found = find_run([str(H200 / name)])
-    return answer_find(analyse_found(found, Question(believes_job=True, **asked)))
+    return answer_find(analyse_found(found, Question(**asked)))
 
 
 def test_every_field_of_the_design_is_there(data):

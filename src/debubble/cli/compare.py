@@ -165,7 +165,7 @@ def _measure(
         kept = recall(word, store)
         measurements += kept
         if not kept:
-            question = Question(pipeline=pipeline, believes_job=True)
+            question = Question(pipeline=pipeline)
             one = reader.analyse([word], question, quiet=quiet)
             captures.append(one)
             measurements.append(one.measurement)

@@ -56,7 +56,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if schedule is None and chunks is not None:
         raise UsageError("--chunks says something of --schedule only", hint="add --schedule NAME")
     statement = None if schedule is None else state_schedule(schedule, chunks)
-    question = Question(pipeline=pipeline, step=step, statement=statement, believes_job=True)
+    question = Question(pipeline=pipeline, step=step, statement=statement)
     words = shlex.join(traces)
     try:
         analysis = reader.analyse(traces, question, quiet=manners.quiet)

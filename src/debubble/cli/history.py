@@ -50,7 +50,7 @@ def add(  # noqa: PLR0913 (one argument a flag)
     if not name.strip() or "," in name:
         raise UsageError("a name is a word without commas", hint="commas join names in compare")
     pairs = parse_tags(tags)
-    question = Question(pipeline=pipeline, believes_job=True)
+    question = Question(pipeline=pipeline)
     measured = reader.analyse(traces, question, quiet=manners.quiet)
     gaps = measured.measured_warnings
     kept = with_tokens(measured.measurement, tokens)

@@ -130,7 +130,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
     elif kind == "measured":
         answer = _of_measured(files, known, limits)
     else:
-        question = Question(pipeline=pipeline, believes_job=True)
+        question = Question(pipeline=pipeline)
         wires = Wires(classes=classes, topologies=topology_files, history=known.history)
         analysis = reader.analyse(places, question, quiet=manners.quiet, wires=wires)
         answer = _of_traces(analysis, words)

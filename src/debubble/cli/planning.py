@@ -29,13 +29,11 @@ def analyse_both(
     files: Traces, schedule: str | None, *, quiet: bool
 ) -> tuple[Analysis, Analysis | None]:
     """Read the run, whose schedule may be stated, and the other one of its model, if any."""
-    question = Question(
-        pipeline=files.pipeline, statement=state_by_name(schedule), believes_job=True
-    )
+    question = Question(pipeline=files.pipeline, statement=state_by_name(schedule))
     run = files.reader.analyse(files.words, question, quiet=quiet)
     if files.also is None:
         return run, None
-    question = Question(pipeline=files.pipeline, believes_job=True)
+    question = Question(pipeline=files.pipeline)
     return run, files.reader.analyse((files.also,), question, quiet=quiet)
 
 

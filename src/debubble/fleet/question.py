@@ -23,20 +23,19 @@ class Question:
     pipeline: int | None = None
     step: int | None = None
     statement: Statement | None = None
-    believes_job: bool = False
-    """An order that no known schedule has is held against the job's word."""
 
 
 def measure_asked(
     timeline: Timeline, pipelines: Sequence[int], sidecars: Sequence[Sidecar], question: Question
 ) -> tuple[PipelineFigures, ...]:
-    """Measure pipelines one by one."""
+    """Measure pipelines one by one; the job's word tells an order that no known schedule has."""
     measured = []
     for pipeline in pipelines:
         figures = measure_pipeline(timeline, pipeline, question.step, question.statement)
-        if question.statement is None and question.believes_job:
-            said = ask_job(sidecars, figures).schedule_for(figures)
-            if said is not None and said in SCHEDULES and figures.kind != "stream":
+        unknown = figures.schedule is None and figures.kind != "stream"
+        if unknown and question.statement is None:
+            said = ask_job(sidecars, figures).schedule
+            if said is not None and said in SCHEDULES:
                 stated = state_schedule(said)
                 figures = measure_pipeline(timeline, pipeline, question.step, stated)
         measured.append(figures)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from debubble.costs.passes import ranks_a_device
 from debubble.errors import UsageError
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.job import ask_job
+from debubble.timeline.job import JobFacts, ask_job
 from debubble.timeline.model import RankTimeline, Timeline
 from debubble.trace.run import Run
 from debubble.units import NS_PER_S
@@ -127,10 +127,12 @@ class Measurement:
         return tuple(self.microbatches / length for length in taken)
 
 
-def measure_run(run: Run, timeline: Timeline, figures: PipelineFigures) -> Measurement:
+def measure_run(
+    run: Run, timeline: Timeline, figures: PipelineFigures, job: JobFacts | None = None
+) -> Measurement:
     """Take the samples of one capture, with what its job said of itself."""
     ranks = figures.ranks
-    job = ask_job(run.sidecars, figures)
+    job = job or ask_job(run.sidecars, figures)
     context = context_bucket(job.context_lengths)
     return Measurement(
         kind=figures.kind,
