@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 # Stable: see docs/reference/python.md.
 __all__ = ["Analysis", "analyse", "capture", "compare", "find", "links", "plan", "simulate", "step"]
 _INSIDE_A_JOB = {"capture", "step"}
+_VERBS_WITH_A_ROOM = {"links", "plan", "simulate"}
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +19,8 @@ def __getattr__(name: str) -> Any:
         package = importlib.import_module("debubble.capture")
         globals()["step"] = package.step  # asked for each step: the next time without coming here
         return package if name == "capture" else package.step
+    if name in _VERBS_WITH_A_ROOM:  # the room is the verb: it can be called
+        return importlib.import_module(f"debubble.{name}")
     if name in __all__:
         globals()[name] = found = getattr(importlib.import_module("debubble.api"), name)
         return found
