@@ -20,7 +20,7 @@ from debubble.trace.engine import Engine, GivenEngine, engine_at
 from debubble.trace.run import Found, find_run, read_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from clusters import started_cluster
+from support.services.dask_cluster import started_cluster
 
 DATA = Path(__file__).parent / ".data" / "ranks64"
 RANKS = 64

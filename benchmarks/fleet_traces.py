@@ -18,10 +18,10 @@ from isal import igzip
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from host_programs import AUTOGRAD, Kernel, Setup
-from making import Event, document, kernel, launch
-from simulated import Play
-from simulated_traces import RankWriter, Writing
+from support.simulator.devices import Play
+from support.simulator.host_programs import AUTOGRAD, Kernel, Setup
+from support.simulator.written_traces import RankWriter, Writing
+from support.traces.kineto_events import Event, document, kernel, launch
 
 from debubble.trace.columns import KernelKind
 from debubble.trace.kineto import read_kineto

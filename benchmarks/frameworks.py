@@ -19,7 +19,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from framework_count import count  # noqa: E402 (the tests' own, which shares nothing with us)
+from support.traces.framework_count import count  # noqa: E402 (the tests' own, which shares nothing with us)
 
 from debubble.ledger.ledger import build_ledger  # noqa: E402
 from debubble.ledger.model import Cause  # noqa: E402

@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from browser import CHROMIUM, Page, open_browser
+from support.services.browser import CHROMIUM, Page, open_browser
 
 from debubble.ledger.ledger import build_ledger
 from debubble.report.html.find import find_report

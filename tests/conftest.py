@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import settings
-from making import PUBLIC, SHARED
-from stores import postgres, postgres_url, url  # noqa: F401 (fixtures)
+from support.services.history_stores import postgres, postgres_url, url  # noqa: F401 (fixtures)
+from support.traces.recordings import PUBLIC, SHARED
 
 # The same examples every time, however slow the machine is: what fails, fails for everyone.
 settings.register_profile("alike", deadline=None, derandomize=True)

@@ -6,8 +6,8 @@ import json
 import shutil
 
 import pytest
-from console import type_command
-from making import H200
+from support.services.console import type_command
+from support.traces.recordings import H200
 
 TWO = "tests/data/h200/1f1b_p2_m4 tests/data/h200/1f1b_p3_m7"
 

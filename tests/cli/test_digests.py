@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from making import H200, PUBLIC, SHARED
+from support.traces.recordings import H200, PUBLIC, SHARED
 
 from debubble.errors import DebubbleError
 

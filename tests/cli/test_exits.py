@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from console import type_command
-from making import H200
+from support.services.console import type_command
+from support.traces.recordings import H200
 
 import debubble.cli
 from debubble.errors import UsageError

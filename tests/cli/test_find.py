@@ -6,8 +6,9 @@ import gzip
 import json
 
 import pytest
-from console import type_command
-from making import H200, document, kernel, operator, send, write
+from support.services.console import type_command
+from support.traces.kineto_events import document, kernel, operator, send, write
+from support.traces.recordings import H200
 
 
 def test_traces_without_a_pipeline_are_an_answer_and_not_an_error(tmp_path):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from console import type_command
-from played import setup_of
-from replicated import replicas_of, write_replicas
+from support.services.console import type_command
+from support.simulator.analysis import setup_of
+from support.simulator.replicas import replicas_of, write_replicas
 
 RANKS, REPLICAS, SLOW_STAGE = 20, 4, 13
 BASE = setup_of("1f1b", RANKS, 4, fused=True, steps=4)

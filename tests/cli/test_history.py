@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from console import type_command
 from pyarrow import parquet
+from support.services.console import type_command
 
 STORE = "--store sqlite:///history.db"
 RUN = "tests/data/h200/1f1b_p2_m4"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import yaml
-from console import REPOSITORY
+from support.services.console import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/how-to/read-on-a-cluster.md").read_text("utf-8")
 

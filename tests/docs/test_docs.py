@@ -6,7 +6,7 @@ import importlib
 import re
 
 import pytest
-from console import REPOSITORY, matches, type_command
+from support.services.console import REPOSITORY, matches, type_command
 
 from debubble.cli import VERBS
 from debubble.errors import Code

@@ -9,12 +9,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from host_programs import Setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played import analyse
-from simulated import Play
-from simulated_traces import Writing, write_run
+from support.simulator.analysis import analyse
+from support.simulator.devices import Play
+from support.simulator.host_programs import Setup
+from support.simulator.written_traces import Writing, write_run
 
 from debubble.errors import Code
 from debubble.ledger.ledger import build_ledger

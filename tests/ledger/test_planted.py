@@ -8,10 +8,10 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
-from host_programs import MS, Setup
-from played import analyse
-from simulated import Play, true_windows
-from simulated_traces import Writing, write_run
+from support.simulator.analysis import analyse
+from support.simulator.devices import Play, true_windows
+from support.simulator.host_programs import MS, Setup
+from support.simulator.written_traces import Writing, write_run
 
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.verdict import name_causes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from links_planted import Case, tell
+from support.timelines.noisy_links import Case, tell
 
 from debubble.links.exchanges import of_other_way
 

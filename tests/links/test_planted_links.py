@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from links_planted import Case, tell
+from support.timelines.noisy_links import Case, tell
 
 STEADY = {"noise": 0.03, "unlike": 0.0, "tails": 0.0}
 MEETING = (

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from throttled_network import allowed, network
+from support.services.throttled_network import allowed, network
 
 from debubble.links.live.ladder import pairs_of
 
@@ -36,7 +36,7 @@ def measure_in(spaces, out):
 def measure_paced(hop, folder, out):
     """Start all ranks on this host, with what one of them reads from another paced."""
     library = folder / "paced.so"
-    source = Path(__file__).with_name("paced_socket.c")
+    source = Path(__file__).parents[1] / "support" / "services" / "paced_socket.c"
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)  # noqa: S607
     ports = folder / "ports"
     ports.mkdir()
@@ -121,7 +121,7 @@ def test_a_hop_whose_socket_is_paced_is_named_with_its_rate(hop, tmp_path):
 
 KILLED = """
 import os, signal, sys
-from throttled_network import network
+from support.services.throttled_network import network
 with network(2, (0, 1), 8_000_000) as spaces:
     print(*spaces, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

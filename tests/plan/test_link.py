@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from planned_runs import MS, planned_run
+from support.timelines.engine_runs import MS, planned_run
 
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for, judge_links

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from planned_runs import MS, overlapped_ns, planned_run
+from support.timelines.engine_runs import MS, overlapped_ns, planned_run
 
 from debubble.plan.overlap import consider
 from debubble.plan.plan import make_plan

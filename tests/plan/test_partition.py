@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timed_splits import timer_of
+from support.timelines.timed_splits import timer_of
 
 from debubble.errors import NoSplitFits, UsageError
 from debubble.plan.lower_bound import bound_all, bound_splits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from played_memory import played_run
-from timed_splits import timer_of
+from support.simulator.allocator import allocator_run
+from support.timelines.timed_splits import timer_of
 
 from debubble.costs.memory import fit_memory, predict_peaks
 from debubble.errors import NoSplitFits
@@ -14,7 +14,7 @@ from debubble.plan.room import room_for
 from debubble.plan.split_problem import overflow_by_rank, split_problem
 from debubble.schedules import order_of
 
-RUN = played_run("1f1b", 4, 8, [4, 4, 4, 4])
+RUN = allocator_run("1f1b", 4, 8, [4, 4, 4, 4])
 COSTS = fit_memory([RUN])
 
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from console import REPOSITORY
-from making import H200
+from support.services.console import REPOSITORY
+from support.traces.recordings import H200
 
 from debubble.ledger.ledger import build_ledger
 from debubble.report.find_json import find_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from making import H200
+from support.traces.recordings import H200
 
 from debubble.report.theory import theory_of, theory_of_schedule
 from debubble.schedules import Statement, order_of, state_schedule

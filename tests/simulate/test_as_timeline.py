@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from planning import UNITS, run_order, timeline_of
+from support.timelines.engine_runs import UNITS, run_order, timeline_of
 
 from debubble.ledger.ledger import build_ledger
 from debubble.report.lanes import draw_lanes

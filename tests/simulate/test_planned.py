@@ -7,11 +7,11 @@ from statistics import median
 
 import numpy as np
 import pytest
-from host_programs import LENGTH_NS, Setup
 from hypothesis import given
 from hypothesis import strategies as st
-from planning import UNITS, run_order
-from simulated import Play, true_windows
+from support.simulator.devices import Play, true_windows
+from support.simulator.host_programs import LENGTH_NS, Setup
+from support.timelines.engine_runs import UNITS, run_order
 
 from debubble.schedules import SCHEDULES, Action, order_of
 from debubble.simulate.communication import (

@@ -7,7 +7,7 @@ import sys
 from statistics import median
 
 import pytest
-from console import REPOSITORY
+from support.services.console import REPOSITORY
 
 _spec = importlib.util.spec_from_file_location("predict", REPOSITORY / "benchmarks" / "predict.py")
 predict = importlib.util.module_from_spec(_spec)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from played import BUFFERED, FUSED, analyse, assert_all_named, setup_of
-from simulated import Play, true_bubbles
-from simulated_traces import Writing, write_run
+from support.simulator.analysis import BUFFERED, FUSED, analyse, assert_all_named, setup_of
+from support.simulator.devices import Play, true_bubbles
+from support.simulator.written_traces import Writing, write_run
 
 from debubble.errors import NoPipeline
 from debubble.timeline.figures import measure_pipeline

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from framework_count import count
-from making import DATA, SHARED
+from support.traces.framework_count import count
+from support.traces.recordings import DATA, SHARED
 
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.model import Cause

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import H200, SHARED
+from support.traces.recordings import H200, SHARED
 
 from debubble.timeline.build import build_timeline
 from debubble.timeline.layers import Launched, StagePasses, count_layers, recomputed_share

@@ -7,11 +7,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-from making import H200, SHARED
-from played import setup_of
-from simulated import Play
-from simulated_traces import Clock, Writing, write_run
-from unmarked import TABLES, without_marks
+from support.simulator.analysis import setup_of
+from support.simulator.devices import Play
+from support.simulator.written_traces import Clock, Writing, write_run
+from support.traces.recordings import H200, SHARED
+from support.traces.trimmed import TABLES, without_marks
 
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline

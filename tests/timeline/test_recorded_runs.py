@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from making import H200, SHARED
+from support.traces.recordings import H200, SHARED
 
 from debubble.errors import NoPipeline
 from debubble.timeline.build import build_timeline

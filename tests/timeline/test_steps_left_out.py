@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_programs import MAIN
-from making import annotation, details, send
-from played import analyse, setup_of
-from simulated import Play, true_bubbles, true_windows
-from simulated_traces import RankWriter, Writing, write_run
-from unmarked import captured
+from support.simulator.analysis import analyse, setup_of
+from support.simulator.devices import Play, true_bubbles, true_windows
+from support.simulator.host_programs import MAIN
+from support.simulator.written_traces import RankWriter, Writing, write_run
+from support.traces.kineto_events import annotation, details, send
+from support.traces.trimmed import captured
 
 from debubble.timeline.build import build_run, build_timeline
 from debubble.timeline.figures import measure_pipeline

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from digests import assert_same, sidecars, small_trace, traces
 from hypothesis import given, settings
+from support.traces.rank_traces import assert_same, sidecars, small_trace, traces
 
 from debubble.errors import TraceError, TraceTooLarge
 from debubble.trace.columns import Header, Kernels, Operators, RankTrace, build

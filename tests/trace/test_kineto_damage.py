@@ -8,7 +8,7 @@ import math
 import time
 
 import pytest
-from making import document, kernel, launch, memory, operator, write
+from support.traces.kineto_events import document, kernel, launch, memory, operator, write
 
 from debubble.errors import NotATrace, TraceError, TraceTooLarge
 from debubble.trace.kineto import read_kineto

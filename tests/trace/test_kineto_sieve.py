@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import (
-    H200,
+from support.traces.kineto_events import (
     annotation,
     details,
     document,
@@ -19,6 +18,7 @@ from making import (
     send,
     write,
 )
+from support.traces.recordings import H200
 
 from debubble.trace.kineto import document as document_module
 from debubble.trace.kineto import read_kineto

@@ -10,7 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from making import H200, document, kernel
+from support.traces.kineto_events import document, kernel
+from support.traces.recordings import H200
 
 from debubble.errors import RunNotFound, TraceError
 from debubble.trace import remote
@@ -20,7 +21,7 @@ from debubble.trace.source import Source
 
 s3fs = pytest.importorskip("s3fs")
 pytest.importorskip("moto")
-from object_store import started_store  # noqa: E402 (what it needs is asked for above)
+from support.services.object_store import started_store  # noqa: E402 (what it needs is asked for above)
 
 pytestmark = [
     pytest.mark.slow,

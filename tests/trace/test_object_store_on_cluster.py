@@ -8,13 +8,13 @@ import subprocess
 import sys
 
 import pytest
-from making import H200
+from support.traces.recordings import H200
 
 pytest.importorskip("distributed")
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
-from clusters import started_cluster
-from object_store import started_store
+from support.services.dask_cluster import started_cluster
+from support.services.object_store import started_store
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,7 +11,8 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from making import H200, PUBLIC, document, kernel, send, write
+from support.traces.kineto_events import document, kernel, send, write
+from support.traces.recordings import H200, PUBLIC
 
 from debubble.errors import RunNotFound
 from debubble.trace.kineto import read_kineto

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tune.tuning import JOB, NOW, PLACEHOLDERS, bench_of, runs_of, tune
+from support.tuning import JOB, NOW, PLACEHOLDERS, bench_of, runs_of, tune
 
 from debubble.tune.process import MARK, end_marked, run_guarded
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tune.tuning import bench_of
+from support.tuning import bench_of
 
 from debubble.tune import process
 from debubble.tune.template import Template

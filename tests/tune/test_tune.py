@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tune.tuning import PLACEHOLDERS, bench_of, play_here, runs_of, tune
+from support.tuning import PLACEHOLDERS, bench_of, play_here, runs_of, tune
 
 from debubble.errors import TuneError, UsageError
 from debubble.tune.trial import Kind

@@ -7,10 +7,10 @@ import signal
 import time
 
 import pytest
-from played import setup_of
-from simulated import Play
-from simulated_traces import Writing, write_run
-from watching import RECORDED
+from support.simulator.analysis import setup_of
+from support.simulator.devices import Play
+from support.simulator.written_traces import Writing, write_run
+from support.traces.recordings import H200
 
 from debubble.links.judge import SLOW
 from debubble.trace.source import DEFAULT_LIMITS
@@ -24,7 +24,7 @@ def told(files, **given):
 
 
 def recorded(name):
-    return sorted((RECORDED / name).glob("rank*.json.gz"))
+    return sorted((H200 / name).glob("rank*.json.gz"))
 
 
 def test_a_capture_gives_its_numbers_causes_stages_hops_and_plan():

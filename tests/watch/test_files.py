@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 import yaml
-from console import REPOSITORY
+from support.services.console import REPOSITORY
 
 from debubble.watch.files import read_file
 from debubble.watch.judge import KINDS

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from watching import finding
+from support.services.watch_service import finding
 
 from debubble.watch.analyse import Hop
 from debubble.watch.journal import CaptureRow

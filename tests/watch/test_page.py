@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from watching import finding
+from support.services.watch_service import finding
 
 from debubble.report.watch_page import capture_page, status_page
 from debubble.watch.journal import CaptureRow
@@ -84,7 +84,7 @@ def test_the_page_works_in_a_browser(tmp_path):
     browser = shutil.which("chromium")
     if browser is None:
         pytest.skip("chromium is not installed: apt-get install chromium")
-    from watching import Watching, place_capture, write_config  # noqa: PLC0415
+    from support.services.watch_service import Watching, place_capture, write_config  # noqa: PLC0415
 
     config = write_config(tmp_path)
     place_capture(tmp_path, "first")

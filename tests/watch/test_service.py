@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import sqlalchemy as sa
-from watching import PATIENCE_S, Watching, place_capture, write_config
+from support.services.watch_service import PATIENCE_S, Watching, place_capture, write_config
 
 from debubble.measure import store_schema as schema
 from debubble.measure.store import Store

@@ -7,8 +7,9 @@ import shutil
 import threading
 from contextlib import contextmanager
 
-from serving import serving
-from watching import RECORDED, Watching
+from support.services.engine_routes import serving
+from support.services.watch_service import Watching
+from support.traces.recordings import H200
 
 STEPS = 6
 
@@ -40,7 +41,7 @@ class Engine:
         for rank in range(4):
             name = f"{self.ended}-PP-{rank}-rank{rank}.trace.json.gz"
             shutil.copy(
-                RECORDED / "fwd_closed_m4" / f"rank{rank}.json.gz", f"{order['output_dir']}/{name}"
+                H200 / "fwd_closed_m4" / f"rank{rank}.json.gz", f"{order['output_dir']}/{name}"
             )
         return True
 

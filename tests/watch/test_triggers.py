@@ -8,8 +8,9 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from serving import serving
-from watching import PATIENCE_S, RECORDED, Watching
+from support.services.engine_routes import serving
+from support.services.watch_service import PATIENCE_S, Watching
+from support.traces.recordings import H200
 
 
 class Engine:
@@ -42,7 +43,7 @@ class Engine:
         self.captures += 1
         for rank in range(4):
             name = f"{self.captures}-rank{rank}.json.gz"
-            shutil.copy(RECORDED / "fwd_closed_m4" / f"rank{rank}.json.gz", self.folder / name)
+            shutil.copy(H200 / "fwd_closed_m4" / f"rank{rank}.json.gz", self.folder / name)
 
 
 @pytest.fixture(autouse=True)

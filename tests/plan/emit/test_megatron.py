@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pasted import code_of, flags_of, paste_flags, setting_for, splits
+from support.emitted_text import code_of, flags_of, paste_flags, setting_for, splits
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting

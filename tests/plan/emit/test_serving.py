@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 import yaml
 from hypothesis import given
-from pasted import code_of, comments_of, flags_of, paste_exports, paste_flags, setting_for, splits
+from support.emitted_text import (
+    code_of,
+    comments_of,
+    flags_of,
+    paste_exports,
+    paste_flags,
+    setting_for,
+    splits,
+)
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from pasted import comments_of, setting_for, splits
+from support.emitted_text import comments_of, setting_for, splits
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting

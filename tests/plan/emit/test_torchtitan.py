@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pasted import comments_of, flags_of, paste_flags, setting_for, splits
+from support.emitted_text import comments_of, flags_of, paste_flags, setting_for, splits
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting

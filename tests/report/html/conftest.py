@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from browser import CHROMIUM, open_browser
-from making import H200
+from support.services.browser import CHROMIUM, open_browser
+from support.traces.recordings import H200
 
 from debubble.ledger.hop_health import account_for
 from debubble.report.html.find import find_report

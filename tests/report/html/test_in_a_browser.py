@@ -9,8 +9,8 @@ import re
 
 import numpy as np
 import pytest
-from console import type_command
-from making import H200
+from support.services.console import type_command
+from support.traces.recordings import H200
 
 from debubble.ledger.waits import list_waits
 from debubble.report.html.palette import DARK, KINDS, LIGHT

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from host_programs import MS
-from played import setup_of
-from reduced import judge_plays
-from replicated import Replicas, members_of, replicas_of, true_cost, write_replicas
-from simulated_traces import Writing, write_run
+from support.simulator.analysis import setup_of
+from support.simulator.host_programs import MS
+from support.simulator.replicas import (
+    Replicas,
+    judge_plays,
+    members_of,
+    replicas_of,
+    true_cost,
+    write_replicas,
+)
+from support.simulator.written_traces import Writing, write_run
 
 from debubble.errors import Code
 from debubble.timeline.build import build_timeline
