@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from pyarrow import parquet
 from support.services.console import type_command
 
@@ -11,6 +12,7 @@ STORE = "--store sqlite:///history.db"
 RUN = "tests/data/h200/1f1b_p2_m4"
 
 
+@pytest.mark.slow
 def test_a_run_is_kept_listed_tagged_exported_compared_and_dropped(tmp_path):
     def answer(words, code=0):
         found = type_command(f"debubble {words}", tmp_path)

@@ -24,6 +24,7 @@ def told(verb, folder, tmp_path):
     return json.loads(answer.text) if answer.code == 0 else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "folder",
     [pytest.param(one, id=one.name) for one in FOLDERS if any(one.glob("rank*"))],

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 from support.simulator.allocator import ACTIVATION, BATCH, MESSAGE, PARAMS, WORK, allocator_run
-from support.traces.recordings import H200, SHARED
+from support.traces.recordings import recorded_run
 
 from debubble.costs.memory import fit_memory, predict_peaks
 from debubble.costs.memory_run import memory_run
@@ -132,9 +132,7 @@ def test_what_does_not_go_together_is_refused():
 
 @cache
 def recorded(name):
-    folder = H200 / name if (H200 / name).is_dir() else SHARED / "h200" / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    folder = recorded_run(name)
     timeline = build_timeline(read_run(find_run([str(folder)])).ranks)
     figures = measure_pipeline(timeline, 0)
     chunks = len(timeline.ranks[0].stages)

@@ -38,22 +38,26 @@ def test_recorded_runs(name):
     assert answer(H200 / name, IN_PARTS) == answer(H200 / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", list(BEHAVIOUR))
 def test_replicas(tmp_path, schedule):
     write_side_by_side(tmp_path, schedule=schedule)
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+@pytest.mark.slow
 def test_replicas_on_wrong_clocks(tmp_path):
     write_side_by_side(tmp_path, skews=(0, 50_000_000, -7_000_000_000))
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+@pytest.mark.slow
 def test_replicas_without_marks(tmp_path):
     write_side_by_side(tmp_path, marks=False)
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+@pytest.mark.slow
 def test_one_replica_that_shows_no_rhythm_is_told_alike(tmp_path):
     write_side_by_side(tmp_path, marks=False)
     (tmp_path / "rank1.json").unlink()
@@ -61,6 +65,7 @@ def test_one_replica_that_shows_no_rhythm_is_told_alike(tmp_path):
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [(1,), (4, 5), (0, 9)])
 def test_missing_ranks(tmp_path, missing):
     write_side_by_side(tmp_path)
@@ -69,6 +74,7 @@ def test_missing_ranks(tmp_path, missing):
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_be_read(tmp_path):
     write_side_by_side(tmp_path)
     (tmp_path / "rank5.json").write_bytes(b'{"traceEvents": [}')
@@ -84,12 +90,14 @@ def test_a_file_that_ends_before_its_kernels(tmp_path):
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+@pytest.mark.slow
 def test_one_pipeline_or_step_alone(tmp_path):
     write_side_by_side(tmp_path)
     for question in (Question(pipeline=2), Question(step=1), Question(pipeline=7)):
         assert answer(tmp_path, IN_PARTS, question) == answer(tmp_path, None, question)
 
 
+@pytest.mark.slow
 def test_no_pipeline_at_all(tmp_path):
     for rank in range(2):
         write(tmp_path / f"rank{rank}.json", document([kernel()], rank=rank, world=2))
@@ -101,6 +109,7 @@ def test_no_pipeline_at_all(tmp_path):
     assert [rank.kernels for rank in why.value.run.summarised()] == [1, 1]
 
 
+@pytest.mark.slow
 def test_only_the_pipeline_that_is_shown_is_held(tmp_path):
     write_side_by_side(tmp_path)
     found = survey_run(find_run([str(tmp_path)]), means=IN_PARTS)
@@ -116,6 +125,7 @@ def test_what_files_hold_is_told_alike(tmp_path):
     assert inspect_json(inspect_run(found, IN_PARTS)) == inspect_json(inspect_run(found))
 
 
+@pytest.mark.slow
 def test_a_part_that_nobody_can_build_is_named_and_the_others_go_on(tmp_path, monkeypatch):
     write_side_by_side(tmp_path / "traces")
     traces = find_run([str(tmp_path / "traces")])

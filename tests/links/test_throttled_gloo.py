@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.requirements import lack_program
 from support.services.throttled_network import allowed, network
 
 from debubble.links.live.ladder import pairs_of
@@ -108,12 +109,12 @@ def test_the_throttled_hop_is_named_with_its_rate(number, tmp_path):
     elif shutil.which("cc"):
         answer = measure_paced(hop, tmp_path, tmp_path / "links.json")
     else:
-        pytest.skip("needs network namespaces (root, ip and tc), or a compiler")
+        lack_program("cc")
     check(answer, hop)
 
 
 @pytest.mark.accuracy
-@pytest.mark.skipif(not shutil.which("cc"), reason="needs a compiler")
+@pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed: apt-get install gcc")
 @pytest.mark.parametrize("hop", [(1, 2), (3, 2)])
 def test_a_hop_whose_socket_is_paced_is_named_with_its_rate(hop, tmp_path):
     check(measure_paced(hop, tmp_path, tmp_path / "links.json"), hop)
@@ -129,7 +130,10 @@ with network(2, (0, 1), 8_000_000) as spaces:
 
 
 @pytest.mark.accuracy
-@pytest.mark.skipif(not allowed(), reason="needs network namespaces (root, ip and tc)")
+@pytest.mark.skipif(
+    not allowed(),
+    reason="network namespaces need root, ip and tc",
+)
 def test_a_test_that_is_killed_leaves_no_namespace_behind():
     # What it prints ends when the guard has ended, which holds the same output.
     killed = subprocess.run(

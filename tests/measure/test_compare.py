@@ -199,6 +199,7 @@ def quick_intervals(monkeypatch):
 NOISES = json.loads((DATA / "step_times.json").read_text("utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize("count", [2, 5, 20])
 @pytest.mark.usefixtures("quick_intervals")
@@ -217,6 +218,7 @@ def best_power(spread, count, change, level):
     return normal.cdf(distance - normal.inv_cdf(1 - level / 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.usefixtures("quick_intervals")
 def test_a_planted_tenth_is_found_in_the_noise_of_a_real_run_wherever_it_can_be(name):

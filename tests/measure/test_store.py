@@ -130,6 +130,7 @@ def test_a_store_that_cannot_be_written_is_read_and_says_so(database):
     assert "cannot be written" in caught.value.hint
 
 
+@pytest.mark.service
 def test_a_database_that_may_only_be_read_says_so(postgres_url):
     Store(postgres_url).close()
     run_by_hand(postgres_url, "CREATE ROLE visitor LOGIN")
@@ -178,6 +179,7 @@ def test_the_default_lies_in_the_users_data_folder():
     assert default_url({"XDG_DATA_HOME": "/d"}, home) == "sqlite:////d/debubble/history.db"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("writers", "count"), [(3, 15), pytest.param(8, 500, marks=pytest.mark.accuracy, id="all")]
 )

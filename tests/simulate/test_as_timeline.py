@@ -53,6 +53,7 @@ def test_message_kernels_seem_busy_and_are_not(communication):
     assert figures.apparent_fraction < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "dualpipe-v"])
 @pytest.mark.parametrize("communication", ALL)
 def test_its_ledger_adds_up_and_its_replay_lands_on_it(name, communication):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.requirements import need_package
 from support.simulator.devices import Play, true_windows
 from support.simulator.host_programs import LENGTH_NS, Setup
 from support.timelines.engine_runs import UNITS, run_order
@@ -120,6 +121,7 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("setting", "bubbles"), PUBLISHED)
 def test_the_zero_bubble_papers_figures_come_out_to_four_digits(setting, bubbles):
     ranks, microbatches, forward, inputs, weights, comm = setting
@@ -236,7 +238,7 @@ class TestCommunication:
 
     @pytest.mark.parametrize("torchs", ["Interleaved1F1B", "LoopedBFS"])
     def test_runtime(self, torchs):
-        visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+        visualizer = need_package("torch.distributed.pipelining._schedule_visualizer")
         name = {"Interleaved1F1B": "interleaved-1f1b", "LoopedBFS": "looped-bfs"}[torchs]
         ops = visualizer.get_schedule_ops(torchs, 4, 8, 2, with_comms=True)
         lowered = tuple(

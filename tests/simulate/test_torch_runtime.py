@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from support.requirements import need_package
 
 from debubble.schedules import Action, order_of
 from debubble.simulate.host import Post, wire_up
 from debubble.simulate.torch_runtime import lower_for_runtime
 
-pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+need_package("torch.distributed.pipelining._schedule_visualizer")
 
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 

@@ -25,6 +25,7 @@ RUNS = [
 EACH_RUN = pytest.mark.parametrize(("name", "ranks", "context", "behaviour", "labels"), RUNS)
 
 
+@pytest.mark.slow
 @EACH_RUN
 @pytest.mark.parametrize("group", ["pp", "0"], ids=["group-each", "one-group"])
 def test_blocks_passed_around_a_ring_are_no_hops(

@@ -53,6 +53,7 @@ def without(folder, play, missing, **writing):
     return analyse(folder, play)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "missing"), MISSING, ids=str)
 @pytest.mark.parametrize(
     ("name", "behaviour"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.timelines.by_hand import timeline_of_order
-from support.traces.recordings import SHARED
+from support.traces.recordings import recorded_run
 
 from debubble.errors import UsageError
 from debubble.schedules import SCHEDULES, order_of
@@ -114,8 +114,6 @@ def test_ranks_with_different_numbers_of_chunks_are_no_known_schedule():
 
 
 def test_the_recorded_zbv_run_is_called_zbv():
-    folder = SHARED / "h200" / "zbv_m8"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    folder = recorded_run("zbv_m8")
     timeline = build_timeline(read_run(find_run([str(folder)])).ranks)
     assert recognise_schedule(timeline, 0, 8) == "zbv"

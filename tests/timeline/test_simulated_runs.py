@@ -51,6 +51,7 @@ EACH_RUN = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @EACH_RUN
 def test_every_pass_and_transfer_is_found_and_the_bubble_is_true(
     name, ranks, microbatches, even, behaviour, labels, tmp_path
@@ -64,6 +65,7 @@ def test_every_pass_and_transfer_is_found_and_the_bubble_is_true(
     assert found.figures.kind == ("forward" if name == "forward-only" else "training")
 
 
+@pytest.mark.slow
 @EACH_RUN
 def test_clocks_that_are_off_change_the_bubble_by_less_than_one_percent(
     name, ranks, microbatches, even, behaviour, labels, tmp_path
@@ -97,6 +99,7 @@ LOW_BUBBLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [0, 1])
 @pytest.mark.parametrize("skew_ns", [50 * MS, -50 * MS])
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks", "microbatches", "chunks", "behaviour"), RUNS)
 def test_stage_kind_and_microbatch_are_all_right(
     name, ranks, microbatches, chunks, behaviour, tmp_path

@@ -8,7 +8,7 @@ import pytest
 from support.simulator.analysis import EARLY, FUSED, names_of, setup_of, simulated, true_names
 from support.simulator.devices import Play, true_bubbles
 from support.simulator.written_traces import Clock, Writing, write_run
-from support.traces.recordings import H200, SHARED
+from support.traces.recordings import recorded_run
 from support.traces.trimmed import captured, in_step_with_device, without_marks
 
 from debubble.timeline.build import build_timeline
@@ -63,9 +63,7 @@ EACH_SIMULATED = pytest.mark.parametrize(
 
 @cache
 def traces_of(name):
-    folder = H200 / name if (H200 / name).is_dir() else SHARED / "h200" / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    folder = recorded_run(name)
     return read_run(find_run([str(folder)])).ranks
 
 
@@ -91,6 +89,7 @@ def test_recorded_runs_measure_the_same_without_their_marks(name):
     assert codes == ["steps_inferred"]
 
 
+@pytest.mark.slow
 @EACH_SIMULATED
 def test_simulated_runs_measure_the_same_without_their_marks(
     name, ranks, microbatches, behaviour, labels, tmp_path
@@ -105,6 +104,7 @@ def test_simulated_runs_measure_the_same_without_their_marks(
     assert [gap.code for gap in found.gaps] == ["steps_inferred"]
 
 
+@pytest.mark.slow
 @EACH_SIMULATED
 def test_clocks_that_are_off_do_not_hide_the_rhythm(
     name, ranks, microbatches, behaviour, labels, tmp_path

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.jobs import worker_tasks
 from support.jobs.worker_tasks import notes_of, wait_until, write_orders
+from support.requirements import need_package
 from support.services.dask_cluster import count_tasks, count_workers, started_cluster
 from support.traces.recordings import H200
 
@@ -22,9 +23,10 @@ from debubble.trace.engine import engine_at
 from debubble.trace.mapping import map_files
 from debubble.trace.source import DEFAULT_LIMITS
 
-pytest.importorskip("distributed")
+need_package("distributed")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.service,
     # Dask's own: clients leave sockets and coroutines to the collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

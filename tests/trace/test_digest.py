@@ -29,6 +29,7 @@ from debubble.trace.sidecar import Sidecar, StepTimes
 from debubble.trace.source import Limits
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(traces(), sidecars)
 def test_a_trace_and_its_sidecar_come_back_as_they_were(

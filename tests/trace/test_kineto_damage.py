@@ -310,6 +310,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_text_takes_no_longer_than_other_text(tmp_path, body):
     began = time.monotonic()

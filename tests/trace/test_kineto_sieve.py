@@ -121,6 +121,7 @@ events = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(events=events, piece=st.integers(min_value=150, max_value=3000))
 def test_any_mixture_reads_the_same_either_way(tmp_path_factory, events, piece):

@@ -18,6 +18,8 @@ from debubble.trace.engine import GivenEngine, LocalEngine, engine_at
 from debubble.trace.mapping import map_files
 from debubble.trace.source import DEFAULT_LIMITS
 
+pytestmark = pytest.mark.slow
+
 POOL = LocalEngine(workers=2, worth_bytes=0)
 HERE = LocalEngine(workers=2)
 
@@ -131,6 +133,7 @@ from support.jobs.worker_tasks import hold, orders
 from debubble.trace.engine import LocalEngine
 from debubble.trace.mapping import map_files
 from debubble.trace.source import DEFAULT_LIMITS
+
 if __name__ == "__main__":
     files = orders(Path(sys.argv[1]), [f"held{n}" for n in range(6)])
     try:

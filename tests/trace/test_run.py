@@ -68,6 +68,7 @@ def test_any_executor_will_do_and_gives_the_same():
     ]
 
 
+@pytest.mark.slow
 def test_a_process_pool_of_our_own_gives_the_same(monkeypatch):
     alone = read(H200 / "1f1b_p2_m4")
     monkeypatch.setattr("debubble.trace.engine._WORTH_A_POOL_BYTES", 0)
@@ -79,6 +80,7 @@ def test_a_process_pool_of_our_own_gives_the_same(monkeypatch):
         assert np.array_equal(left.operators.kernel, right.operators.kernel)
 
 
+@pytest.mark.slow
 def test_errors_come_back_from_worker_processes_with_file_rank_and_cure(tmp_path, monkeypatch):
     monkeypatch.setattr("debubble.trace.engine._WORTH_A_POOL_BYTES", 0)
     write(tmp_path / "rank0.json", document([kernel()], rank=0, world=2))
@@ -186,6 +188,7 @@ def test_a_cpu_only_rank_among_gpu_ranks_is_named(tmp_path):
     assert gap.rank == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("public_data")
 @pytest.mark.parametrize(
     ("files", "rank", "missing", "expected"),
@@ -218,6 +221,7 @@ def test_public_files_without_a_rank_say_so(name):
         read(PUBLIC / "hta" / f"*{name}*")
 
 
+@pytest.mark.slow
 def test_every_recorded_run_reads_whole(recorded_data):
     folders = [folder for folder in sorted(recorded_data.iterdir()) if list(folder.glob("rank*"))]
     assert len(folders) >= 11

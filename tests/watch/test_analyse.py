@@ -37,6 +37,7 @@ def test_a_capture_gives_its_numbers_causes_stages_hops_and_plan():
     assert finding.report.startswith("The bubble") or "%" in finding.report
 
 
+@pytest.mark.slow
 def test_the_context_length_is_the_labels_then_the_servers_then_unknown(tmp_path):
     for file in recorded("1f1b_p2_m4"):
         (tmp_path / file.name).symlink_to(file)

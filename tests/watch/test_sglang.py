@@ -7,6 +7,7 @@ import shutil
 import threading
 from contextlib import contextmanager
 
+import pytest
 from support.services.engine_routes import serving
 from support.services.watch_service import Watching
 from support.traces.recordings import H200
@@ -80,6 +81,7 @@ def configure(folder, url):
     return config
 
 
+@pytest.mark.slow
 def test_sglang_is_told_its_steps_and_its_prompts_say_the_context_length(tmp_path):
     """Four ranks tell the same queue of three: that is no pressure, though twelve would be."""
     with sglang() as (engine, url), Watching(configure(tmp_path, url)) as watch:
@@ -94,6 +96,7 @@ def test_sglang_is_told_its_steps_and_its_prompts_say_the_context_length(tmp_pat
     assert not engine.profiling
 
 
+@pytest.mark.slow
 def test_a_stop_does_not_wait_for_steps_that_never_come(tmp_path):
     with sglang() as (engine, url):
         engine.has_requests = False

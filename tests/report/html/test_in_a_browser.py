@@ -16,6 +16,8 @@ from debubble.ledger.waits import list_waits
 from debubble.report.html.palette import DARK, KINDS, LIGHT
 from debubble.timeline.model import PassKind
 
+pytestmark = pytest.mark.service
+
 # As board.js has them.
 LEFT, RIGHT = 88, 34
 LANES = "document.querySelector('canvas.lanes')"

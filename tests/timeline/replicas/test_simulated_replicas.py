@@ -38,6 +38,7 @@ def judged(folder, replicas, **writing):
     return read(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bucketed", [False, True], ids=["at the end", "in buckets"])
 @pytest.mark.parametrize("planted", [SLOW_STAGE, SLOW_HOP], ids=["stage", "hop"])
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -86,6 +87,7 @@ def test_of_200_runs_of_equal_replicas_two_name_one_at_most(count, steps, noise)
     assert [judge_plays(plays).verdict for plays in runs].count("drags") <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_of_equal_replicas_none_is_named(count, tmp_path):
     for seed in range(3):
@@ -137,6 +139,7 @@ def test_groups_called_after_tensor_parallelism_join_no_replicas(tmp_path):
     assert judged(tmp_path, replicas_of(BASE, 2), data_name="mesh_tp") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("", ""), ("mesh_tp", "mesh_dp")], ids=["unnamed", "named"])
 def test_ranks_that_share_a_stage_are_no_replicas_of_each_other(names, tmp_path):
     """Lanes 0 and 1 are one replica, 2 and 3 the other: each pair reduces inside its passes."""
