@@ -13,14 +13,13 @@ import time
 
 import numpy as np
 
-from debubble.plan.baseline import Baseline, measure_baseline
+from debubble.plan.baseline import Baseline, engine_for, measure_baseline, order_for
 from debubble.plan.plan import Plan, make_plan
-from debubble.plan.prepared import engine_for, order_for
 from debubble.schedules import order_of
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine
-from debubble.simulate.given_lengths import GivenCosts, give_lengths
+from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind, Timeline

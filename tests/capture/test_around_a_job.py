@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from debubble.capture.order import INJECTED, VARIABLE, environment_for, read_order
-from debubble.capture.settings import Settings
+from debubble.capture.settings import INJECTED, VARIABLE, Settings, environment_for, read_order
 from debubble.errors import UsageError
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline

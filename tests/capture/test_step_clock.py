@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from debubble.capture.step_clock import StepClock
+from debubble.capture.session import StepClock
 
 
 class Event:

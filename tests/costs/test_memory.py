@@ -10,8 +10,7 @@ import pytest
 from support.simulator.allocator import ACTIVATION, BATCH, MESSAGE, PARAMS, WORK, allocator_run
 from support.traces.recordings import recorded_run
 
-from debubble.costs.memory import fit_memory, predict_peaks
-from debubble.costs.memory_run import memory_run
+from debubble.costs.memory import fit_memory, memory_run, predict_peaks
 from debubble.errors import UsageError
 from debubble.schedules import order_of
 from debubble.timeline.build import build_timeline

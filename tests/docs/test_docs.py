@@ -63,8 +63,8 @@ def test_the_python_in_the_reference_runs(tmp_path, monkeypatch, capsys):
     assert "turnaround 0.09" in capsys.readouterr().out
 
 
-def headings(page):
-    return " ".join(HEADING.findall((REPOSITORY / "docs" / "reference" / page).read_text("utf-8")))
+def headings(page, folder="reference"):
+    return " ".join(HEADING.findall((REPOSITORY / "docs" / folder / page).read_text("utf-8")))
 
 
 # Explained once: what reads traces takes these, or every verb does.
@@ -100,14 +100,48 @@ def test_every_cause_has_a_heading_and_no_other_is_claimed():
     assert set(re.findall(r"`(\w+)`", headings("causes.md"))) == set(Cause)
 
 
-def test_every_framework_that_can_be_written_for_has_its_page():
-    pages = {page.stem for page in (REPOSITORY / "docs/how-to/frameworks").glob("*.md")}
+def test_every_framework_that_can_be_written_for_has_a_heading():
+    titles = headings("frameworks.md", folder="how-to")
     names = {name.partition("@")[0] for name in EMITTERS} - {"csv"}
-    assert pages == names
+    assert set(re.findall(r"`([^`]+)`", titles)) == names
+
+
+def glossary_words():
+    page = (REPOSITORY / "docs" / "reference" / "glossary.md").read_text("utf-8")
+    return re.findall(r"^- \*\*(.*?)\*\*( \(cause\))?:", page, re.MULTILINE)
+
+
+def test_the_glossary_explains_every_cause_and_no_other():
+    causes = {word.strip("`") for word, marked in glossary_words() if marked}
+    assert causes == set(Cause)
+
+
+def test_the_glossary_is_in_order_and_explains_each_word_once():
+    plain = [word.strip("`").replace("_", " ").lower() for word, _ in glossary_words()]
+    assert plain == sorted(plain)
+    assert len(set(glossary_words())) == len(plain) > 90
+
+
+def anchors_of(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = HEADING.findall(page.read_text("utf-8"))
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_heading_that_a_page_points_to_is_there_on_github_too():
+    lost = []
+    for page in PAGES:
+        links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text("utf-8"))
+        for target, anchor in links:
+            there = (page.parent / target).resolve() if target else page
+            if not there.is_file() or anchor not in anchors_of(there):
+                lost.append(f"{page.name}: {target}#{anchor}")
+    assert lost == []
 
 
 def test_every_file_that_the_readme_points_to_is_there():
-    targets = re.findall(r"\]\(([^)#:]+)\)", (REPOSITORY / "README.md").read_text("utf-8"))
+    readme = (REPOSITORY / "README.md").read_text("utf-8")
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", readme)
     assert len(targets) > 10
     assert [one for one in targets if not (REPOSITORY / one).is_file()] == []
 

@@ -10,7 +10,7 @@ from fuzz import mutate
 from support.traces.recordings import H200
 
 from debubble.trace.digest import archive, pack_digest
-from debubble.trace.digest.table import pack_table
+from debubble.trace.digest.content import pack_table
 from debubble.trace.kineto import read_kineto
 from debubble.trace.optable import read_op_table
 from debubble.trace.sidecar import Sidecar, StepTimes

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from debubble.links.fit import fit_line
-from debubble.links.live.ladder import sizes_of
+from debubble.links.hop_times import fit_line
+from debubble.links.live.measured import sizes_of
 
 SIZES = sizes_of(256 * 1024**2)
 

@@ -10,17 +10,19 @@ from dataclasses import replace
 import pytest
 
 from debubble.errors import LogError, UsageError
-from debubble.links.live.ladder import pairs_of, sizes_of
 from debubble.links.live.measured import (
     Measured,
     Place,
     Rung,
+    judge_measured,
+    pairs_of,
     read_measured,
+    second_pass,
+    sizes_of,
     times_of,
     write_measured,
 )
-from debubble.links.live.probe import Sent, as_rungs
-from debubble.links.live.verdicts import judge_measured, second_pass
+from debubble.links.live.rank import Sent, as_rungs
 from debubble.report.link_matrix import draw_matrix
 
 SIZES = sizes_of(4 * 1024**2)

@@ -11,7 +11,7 @@ import pytest
 from debubble.ledger.hop_health import account_for, judge_links
 from debubble.ledger.verdict import name_causes
 from debubble.links.classes import find_class
-from debubble.links.fit import Fit
+from debubble.links.hop_times import Fit
 from debubble.links.judge import Past
 from debubble.links.wiring import Wiring
 from debubble.report.links import links_answer, links_json

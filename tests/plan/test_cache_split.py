@@ -10,8 +10,8 @@ from support.timelines.engine_runs import planned_run
 
 from debubble.costs.memory import fit_memory
 from debubble.errors import UsageError
-from debubble.plan.cache_split import Cache, plan_cache
 from debubble.plan.change import Change
+from debubble.plan.kv_cache import Cache, plan_cache
 from debubble.plan.partition import all_splits
 from debubble.plan.plan import make_plan
 from debubble.report.plan import Planned, plan_json, plan_page

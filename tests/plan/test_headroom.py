@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from debubble.plan.headroom import headroom
+from debubble.plan.option import headroom
 
 GIB = 1024**3
 

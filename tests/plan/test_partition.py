@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 from support.timelines.timed_splits import timer_of
 
 from debubble.errors import NoSplitFits, UsageError
-from debubble.plan.lower_bound import bound_all, bound_splits
-from debubble.plan.min_max import find_misfit, min_max
-from debubble.plan.partition import all_splits, find_partition, neighbours
+from debubble.plan.partition import (
+    all_splits,
+    bound_all,
+    bound_splits,
+    find_misfit,
+    find_partition,
+    min_max,
+    neighbours,
+)
 from debubble.plan.split_problem import (
     Room,
     Work,
@@ -19,8 +25,8 @@ from debubble.plan.split_problem import (
     overflow_of,
     seconds_of_blocks,
     split_problem,
+    turns_of,
 )
-from debubble.plan.turns import turns_of
 from debubble.schedules import order_of
 
 # name, chunks a rank

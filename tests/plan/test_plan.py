@@ -10,8 +10,8 @@ import pytest
 from support.emitted_text import flags_of
 from support.services.console import type_command
 
-from debubble.plan.collector import collect_later
 from debubble.plan.emit import EMITTERS
+from debubble.plan.option import collect_later
 
 RECORDED = "tests/data/h200/1f1b_p2_m4"
 

@@ -10,8 +10,7 @@ from support.timelines.timed_splits import timer_of
 from debubble.costs.memory import fit_memory, predict_peaks
 from debubble.errors import NoSplitFits
 from debubble.plan.partition import all_splits, find_partition
-from debubble.plan.room import room_for
-from debubble.plan.split_problem import overflow_by_rank, split_problem
+from debubble.plan.split_problem import overflow_by_rank, room_for, split_problem
 from debubble.schedules import order_of
 
 RUN = allocator_run("1f1b", 4, 8, [4, 4, 4, 4])

@@ -9,7 +9,7 @@ from support.traces.recordings import H200
 
 from debubble.report.theory import theory_of, theory_of_schedule
 from debubble.schedules import Statement, order_of, state_schedule
-from debubble.simulate.ideal import ideal_bubble
+from debubble.simulate.theory import ideal_bubble
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run

@@ -15,10 +15,10 @@ from debubble.schedules import (
     SCHEDULES,
     Action,
     format_order,
-    order_csv,
     order_of,
     parse_order,
     read_order,
+    stated,
 )
 
 sizes = (
@@ -128,7 +128,7 @@ def test_a_file_is_read_packed_or_not_and_with_a_byte_order_mark(tmp_path):
     ],
 )
 def test_a_file_that_cannot_be_an_order_is_refused(content, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(order_csv, "MOST_BYTES", 64)
+    monkeypatch.setattr(stated, "MOST_BYTES", 64)
     path = tmp_path / "order.csv"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=message) as caught:

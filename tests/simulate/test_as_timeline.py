@@ -11,8 +11,7 @@ from debubble.report.lanes import draw_lanes
 from debubble.schedules import SCHEDULES, order_of, placement_of
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import OF_ONE_SCHEDULE, Communication
-from debubble.simulate.ideal import ideal_bubble
-from debubble.simulate.theory import bubble_fraction
+from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.figures import measure_pipeline
 
 MS = 1_000_000

@@ -23,10 +23,9 @@ from debubble.simulate.communication import (
 )
 from debubble.simulate.engine import Engine
 from debubble.simulate.events import OrderCycle
-from debubble.simulate.given_lengths import GivenCosts, give_lengths
-from debubble.simulate.ideal import ideal_bubble
+from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
-from debubble.simulate.theory import bubble_fraction
+from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.model import PassKind
 
 MS = 1_000_000

@@ -9,8 +9,7 @@ import pytest
 from support.traces.recordings import H200
 
 from debubble.errors import Code, UsageError
-from debubble.simulate.pooled import pool_sources
-from debubble.simulate.source import measure_source
+from debubble.simulate.source import measure_source, pool_sources
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run

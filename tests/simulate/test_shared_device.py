@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from debubble.costs.activity import trailing_activity
+from debubble.costs.passes import trailing_activity
 from debubble.schedules import order_of
 from debubble.simulate.communication import Communication
-from debubble.simulate.engine import Engine
-from debubble.simulate.given_lengths import GivenCosts, give_lengths
+from debubble.simulate.engine import Engine, run_shared
+from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
-from debubble.simulate.shared_device import run_shared
 from debubble.timeline.model import PassKind
 
 MS = 1_000_000

@@ -6,8 +6,7 @@ import pytest
 from support.requirements import need_package
 
 from debubble.schedules import Action, order_of
-from debubble.simulate.host import Post, wire_up
-from debubble.simulate.torch_runtime import lower_for_runtime
+from debubble.simulate.communication import Post, lower_for_runtime, wire_up
 
 need_package("torch.distributed.pipelining._schedule_visualizer")
 

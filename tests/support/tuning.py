@@ -11,14 +11,12 @@ from pathlib import Path
 from support.jobs import simulated_job
 
 from debubble.cli.tune import heading_of
-from debubble.tune.budget import Budget
+from debubble.tune.decide import Budget
 from debubble.tune.journal import Journal
 from debubble.tune.loop import Loop
-from debubble.tune.process import Ended, run_guarded
 from debubble.tune.prospects import Scope
-from debubble.tune.setting import read_setting
-from debubble.tune.template import read_template
-from debubble.tune.trial import Bench
+from debubble.tune.setting import read_setting, read_template
+from debubble.tune.trial import Bench, Ended, run_guarded
 
 JOB = (sys.executable, str(Path(simulated_job.__file__)))
 NOW = ("split=3,3,3,7", "microbatches=4")

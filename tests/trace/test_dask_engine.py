@@ -19,8 +19,7 @@ from support.traces.recordings import H200
 
 from debubble.errors import EngineError, MissingExtra, TraceError
 from debubble.trace.dask_engine import DaskEngine
-from debubble.trace.engine import engine_at
-from debubble.trace.mapping import map_files
+from debubble.trace.engine import engine_at, map_files
 from debubble.trace.source import DEFAULT_LIMITS
 
 need_package("distributed")
@@ -149,7 +148,7 @@ import sys
 from pathlib import Path
 from support.jobs.worker_tasks import hold, orders
 from debubble.trace.engine import engine_at
-from debubble.trace.mapping import map_files
+from debubble.trace.engine import map_files
 from debubble.trace.source import DEFAULT_LIMITS
 files = orders(Path(sys.argv[1]), [f"held{n}" for n in range(8)])
 try:

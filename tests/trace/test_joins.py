@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from debubble.trace.joins import find_enclosing, find_next
+from debubble.trace.communication import find_enclosing, find_next
 
 SMALL = st.integers(0, 6)
 MOMENTS = st.lists(st.tuples(SMALL, st.integers(-1, 2)), max_size=8)

@@ -22,7 +22,7 @@ from support.traces.recordings import H200
 
 from debubble.trace.kineto import document as document_module
 from debubble.trace.kineto import read_kineto
-from debubble.trace.kineto.sieve import sift
+from debubble.trace.kineto.walk import sift
 
 ARROW = {"ph": "s", "id": 3, "pid": 1, "tid": 100, "ts": 5.0, "cat": "ac2g", "name": "ac2g"}
 QUERY = {**launch(ts=3.0), "name": "cudaEventQuery"}

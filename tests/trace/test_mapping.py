@@ -14,8 +14,7 @@ from support.jobs import worker_tasks
 from support.jobs.worker_tasks import notes_of, orders, wait_until, write_orders
 
 from debubble.errors import TraceError, TraceTooLarge, UsageError
-from debubble.trace.engine import GivenEngine, LocalEngine, engine_at
-from debubble.trace.mapping import map_files
+from debubble.trace.engine import GivenEngine, LocalEngine, engine_at, map_files
 from debubble.trace.source import DEFAULT_LIMITS
 
 pytestmark = pytest.mark.slow
@@ -131,7 +130,7 @@ import sys
 from pathlib import Path
 from support.jobs.worker_tasks import hold, orders
 from debubble.trace.engine import LocalEngine
-from debubble.trace.mapping import map_files
+from debubble.trace.engine import map_files
 from debubble.trace.source import DEFAULT_LIMITS
 
 if __name__ == "__main__":

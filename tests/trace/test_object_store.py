@@ -15,7 +15,7 @@ from support.traces.kineto_events import document, kernel
 from support.traces.recordings import H200
 
 from debubble.errors import RunNotFound, TraceError
-from debubble.trace import remote
+from debubble.trace import source
 from debubble.trace.formats import recognise
 from debubble.trace.run import find_run, read_run
 from debubble.trace.source import Source
@@ -46,7 +46,7 @@ def store(server, monkeypatch):
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
-    monkeypatch.setattr(remote, "_PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(source, "_PAUSES_S", (0.0, 0.0, 0.0))
     s3fs.S3FileSystem.clear_instance_cache()
     server.proxy.forget()
     yield server

@@ -18,7 +18,7 @@ from support.traces.recordings import PUBLIC, existing
 
 from debubble.errors import MissingExtra, TraceError, UsageError
 from debubble.trace.optable import Op, read_op_table, sniff_op_table
-from debubble.trace.optable.words import classify_op
+from debubble.trace.optable.files import classify_op
 
 STRAGGLER = PUBLIC / "bytedance-straggler-ST" / "trace-ST.parquet"
 

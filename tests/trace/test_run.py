@@ -16,8 +16,7 @@ from support.traces.recordings import H200, PUBLIC
 
 from debubble.errors import RunNotFound
 from debubble.trace.kineto import read_kineto
-from debubble.trace.run import find_run, missing_ranks, read_run
-from debubble.trace.run_gaps import show_ranks
+from debubble.trace.run import find_run, missing_ranks, read_run, show_ranks
 
 PIPELINE = {"pg_name": "9", "pg_desc": "pp", "ranks": [1, 3]}
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from support.tuning import JOB, NOW, PLACEHOLDERS, bench_of, runs_of, tune
 
-from debubble.tune.process import MARK, end_marked, run_guarded
+from debubble.tune.trial import MARK, end_marked, run_guarded
 
 RUNS, KILLS = 4, 10
 LATE, LEFT, NONE = "late", "left", "none"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from support.tuning import bench_of, play_here, runs_of
 
-from debubble.tune.once import improve_once
-from debubble.tune.steady import excess
+from debubble.tune.once import excess, improve_once
 
 BEFORE, AFTER = "3,3,3,7 4", "4,4,4,4 8"
 AGES = 3600.0

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from support.measurements import sampled
 
-from debubble.tune.budget import Budget
-from debubble.tune.decide import Next, Stop, decide
+from debubble.tune.decide import Budget, Next, Stop, decide
 from debubble.tune.journal import Run
 from debubble.tune.prospects import Prospects
 from debubble.tune.setting import Setting

@@ -6,8 +6,7 @@ import pytest
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change
-from debubble.tune.setting import Setting
-from debubble.tune.template import read_template
+from debubble.tune.setting import Setting, read_template
 
 NOW = Setting(split=(2, 3, 2, 1), microbatches=8, schedule="interleaved-1f1b")
 

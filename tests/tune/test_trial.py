@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.tuning import bench_of
 
-from debubble.tune import process
-from debubble.tune.template import Template
+from debubble.tune import trial
+from debubble.tune.setting import Template
 from debubble.tune.trial import Kind, run_trial
 
 NOBODY = "nobody"
@@ -44,7 +44,7 @@ def test_a_failure_is_called_what_it_is_known_to_be(tmp_path, script, kind, said
 @pytest.mark.slow
 def test_a_kill_that_the_kernel_counted_as_one_for_memory_is_out_of_memory(tmp_path, monkeypatch):
     counts = iter((4, 5))
-    monkeypatch.setattr(process, "_killed_for_memory", lambda: next(counts))
+    monkeypatch.setattr(trial, "_killed_for_memory", lambda: next(counts))
     outcome = fail_with(tmp_path, "kill -9 $$")
     assert outcome.kind is Kind.OUT_OF_MEMORY
     assert outcome.message.startswith("the kernel ended a process for memory; killed (signal 9)")

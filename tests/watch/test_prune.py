@@ -13,7 +13,7 @@ from debubble.measure.store import Store
 from debubble.trace.source import DEFAULT_LIMITS
 from debubble.watch.config import Source
 from debubble.watch.journal import Journal
-from debubble.watch.prune import prune
+from debubble.watch.sources import prune
 
 
 @pytest.fixture

@@ -7,8 +7,13 @@ from datetime import datetime, time
 import pytest
 
 from debubble.watch.config import Trigger
-from debubble.watch.schedule import back_off, next_capture
-from debubble.watch.traffic import ServerMetrics, parse_metrics, requests_between
+from debubble.watch.traffic import (
+    ServerMetrics,
+    back_off,
+    next_capture,
+    parse_metrics,
+    requests_between,
+)
 
 
 def trigger(*quiet):

@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from debubble.capture.loop import capture, step
+from debubble.capture.session import capture, step
 
 if TYPE_CHECKING:
     from debubble.capture.session import Session
@@ -21,7 +21,7 @@ class _CallablePackage(ModuleType):
     """`debubble.capture` names the package as soon as it is imported: calling it must work too."""
 
     def __call__(self, *given: Any, **settings: Any) -> Session:
-        """Begin a capture; see `debubble.capture.loop.capture`."""
+        """Begin a capture; see `debubble.capture.session.capture`."""
         return capture(*given, **settings)
 
 

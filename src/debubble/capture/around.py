@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from debubble.capture.files import leave_no_empty, list_captures, prepare_out
-from debubble.capture.order import environment_for
-from debubble.capture.settings import Settings
+from debubble.capture.settings import Settings, environment_for
 from debubble.errors import CaptureError, UsageError
 
 

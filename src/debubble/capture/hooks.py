@@ -16,9 +16,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from debubble.capture.loop import begin, step
-from debubble.capture.order import read_order
-from debubble.capture.settings import Settings
+from debubble.capture.session import begin, step
+from debubble.capture.settings import Settings, read_order
 from debubble.errors import DebubbleError
 
 if TYPE_CHECKING:

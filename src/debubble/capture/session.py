@@ -1,4 +1,7 @@
-"""One job's captures: sleep, time a few steps, profile a few, time a few again.
+"""Steps of a job in → traces of some of them.
+
+A host runs ahead of its device by many steps, so that what it times between two calls is what it
+took to issue them. On CUDA each mark is an event in the device's own queue; it costs microseconds.
 
 The plan is a generator that says how many steps to sleep; between captures a step costs one
 comparison. Nothing that goes wrong in here may stop the job: it is logged, and the capture skipped.
@@ -7,11 +10,13 @@ comparison. Nothing that goes wrong in here may stop the job: it is logged, and 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,16 +24,70 @@ import torch
 from torch import profiler as torch_profiler
 
 from debubble.capture.files import CaptureFiles, capture_name, keep_newest, prepare_out
-from debubble.capture.labels import label_passes
-from debubble.capture.pipeline import find_pipeline
-from debubble.capture.settings import PROFILER_WARMUP_STEPS, SETTLING_STEPS, Settings
-from debubble.capture.sidecar import Facts, Latencies, write_sidecar
-from debubble.capture.step_clock import StepClock, wait_for_device
-from debubble.capture.world import find_place
-from debubble.errors import CaptureError, DebubbleError
+from debubble.capture.labels import find_pipeline, label_passes
+from debubble.capture.settings import (
+    DEFAULT_OUT,
+    PROFILED_STEPS,
+    PROFILER_WARMUP_STEPS,
+    SETTLING_STEPS,
+    WAIT_STEPS,
+    Settings,
+)
+from debubble.capture.sidecar import Facts, Latencies, find_place, write_sidecar
+from debubble.errors import CaptureError, DebubbleError, MissingExtra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_MS_PER_S = 1000.0
+
+
+class StepClock:
+    """Times steps: each begins at one mark and ends at another."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._on_device = _has_device()
+        self._begun: list[Any] = []
+        self._ended: list[Any] = []
+        wait_for_device()
+
+    def begin(self) -> None:
+        """Note that a step begins here."""
+        self._begun.append(self._mark())
+
+    def end(self) -> None:
+        """Note that it ends here."""
+        self._ended.append(self._mark())
+
+    def lengths(self) -> list[float]:
+        """Return the seconds of each step; waits for the device to come to the last."""
+        wait_for_device()
+        return [self._between(*ends) for ends in zip(self._begun, self._ended, strict=True)]
+
+    def _mark(self) -> Any:
+        if not self._on_device:
+            return self._clock()
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _between(self, begun: Any, ended: Any) -> float:
+        if self._on_device:
+            return float(begun.elapsed_time(ended)) / _MS_PER_S
+        return float(ended - begun)
+
+
+def wait_for_device() -> None:
+    """Let the device come up to the host."""
+    if _has_device():
+        torch.cuda.synchronize()
+
+
+def _has_device() -> bool:
+    """Tell whether this process uses CUDA; asking must not make it do so."""
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
 
 _log = logging.getLogger("debubble")
 
@@ -216,3 +275,72 @@ def _make_profiler(steps: int) -> torch_profiler.profile:
             wait=0, warmup=PROFILER_WARMUP_STEPS, active=steps, repeat=1
         ),
     )
+
+
+_running: Session | None = None
+
+
+def capture(  # noqa: PLR0913 (one argument a setting)
+    pipeline: Any = None,
+    *,
+    every: int | None = None,
+    steps: int = PROFILED_STEPS,
+    wait: int = WAIT_STEPS,
+    out: str | os.PathLike[str] = DEFAULT_OUT,
+    keep: int | None = None,
+    tags: Mapping[str, str] | None = None,
+    tokens: int | None = None,
+    context_lengths: Sequence[int] | None = None,
+    split: Sequence[int] | None = None,
+) -> Session:
+    """Capture a few steps of the loop inside; call `debubble.step()` after each of them.
+
+    `pipeline` is a schedule or a stage of torch.distributed.pipelining, or several stages: its
+    passes are then named in the trace. After `wait` steps, `steps` are timed, `steps` profiled and
+    `steps` timed again; that every `every` steps, or once. All ranks must call it alike.
+    """
+    settings = Settings(
+        steps=steps,
+        every=every,
+        wait=wait,
+        out=Path(out),
+        keep=keep,
+        tags={str(key): str(value) for key, value in (tags or {}).items()},
+        tokens=tokens,
+        context_lengths=None if context_lengths is None else tuple(context_lengths),
+        split=None if split is None else tuple(split),
+    )
+    return begin(settings, pipeline)
+
+
+def begin(settings: Settings, pipeline: Any) -> Session:
+    """Return a capture that is to be entered; here torch is needed for the first time."""
+    try:
+        from debubble.capture.session import Session  # noqa: PLC0415 (imports torch)
+    except ImportError as error:
+        raise MissingExtra(
+            f"a capture needs torch with its profiler: {error}",
+            hint="pip install 'debubble[torch]'",
+        ) from error
+    return Session(settings, pipeline, on_enter=_begin, on_exit=_end)
+
+
+def step() -> None:
+    """Say that a step of the loop has ended. Outside a capture it does nothing."""
+    if _running is not None:
+        _running.step()
+
+
+def _begin(session: Session) -> None:
+    global _running  # noqa: PLW0603 (the profiler is one a process, so is this)
+    if _running is not None:
+        raise CaptureError(
+            "this process is inside a capture already",
+            hint="a process has one profiler: leave the first `with` before the second",
+        )
+    _running = session
+
+
+def _end() -> None:
+    global _running  # noqa: PLW0603
+    _running = None

@@ -1,18 +1,142 @@
-"""What the profiler cannot see, written beside each trace: `rankN.debubble.json`."""
+"""What the job says of itself, written beside its trace."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import re
+import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from debubble import __version__
-from debubble.capture.environment import describe_environment, describe_memory
 from debubble.capture.files import CaptureFiles
-from debubble.capture.pipeline import Pipeline
+from debubble.capture.labels import Pipeline
 from debubble.capture.settings import Settings
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+_DRIVER_VERSION = re.compile(r"\b(\d{3}\.\d[\d.]*)\b")
+_COMMIT = re.compile(r"^[0-9a-f]{40,64}$")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return what decides whether two captures may be compared."""
+    cuda = torch.cuda.is_available()
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "nccl": _nccl_version() if cuda else None,
+        "driver": _driver_version(),
+        "device": torch.cuda.get_device_name() if cuda else None,
+        "backend": dist.get_backend() if dist.is_initialized() else None,
+        "host": platform.node(),
+        "git_commit": git_commit(Path(sys.argv[0]).resolve().parent) or git_commit(Path.cwd()),
+    }
+
+
+def describe_memory() -> dict[str, int | None]:
+    """Return the device's memory: the most since the job began, and what is left now."""
+    if not torch.cuda.is_available():
+        return dict.fromkeys(
+            (
+                "max_allocated_bytes",
+                "max_reserved_bytes",
+                "reserved_bytes",
+                "free_bytes",
+                "total_bytes",
+            )
+        )
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "max_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "max_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "reserved_bytes": torch.cuda.memory_reserved(),
+        "free_bytes": free,
+        "total_bytes": total,
+    }
+
+
+def git_commit(folder: Path) -> str | None:
+    """Return the commit checked out there, read from git's files: no process is started."""
+    for place in (folder, *folder.parents):
+        git = place / ".git"
+        try:
+            if git.is_file():  # a worktree or a submodule points to its own folder
+                git = place / git.read_text("utf-8").removeprefix("gitdir:").strip()
+            if git.is_dir():
+                return _head(git)
+        except (OSError, UnicodeDecodeError):
+            return None
+    return None
+
+
+def _head(git: Path) -> str | None:
+    head = (git / "HEAD").read_text("utf-8").strip()
+    if not head.startswith("ref:"):
+        return head if _COMMIT.match(head) else None
+    name = head.removeprefix("ref:").strip()
+    shared = git / "commondir"
+    root = git / shared.read_text("utf-8").strip() if shared.is_file() else git
+    if (root / name).is_file():
+        return (root / name).read_text("utf-8").strip()
+    packed = root / "packed-refs"
+    lines = packed.read_text("utf-8").splitlines() if packed.is_file() else []
+    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), None)
+
+
+def _nccl_version() -> str | None:
+    try:
+        return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
+def _driver_version() -> str | None:
+    try:
+        found = _DRIVER_VERSION.search(_DRIVER.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found[1] if found else None
+
+
+_STARTED_KEY = "debubble/capture/started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A process among the others of its job."""
+
+    rank: int
+    world_size: int
+    started: str
+    """UTC, such as 20260131-235959; one for all ranks."""
+
+
+def find_place() -> Place:
+    """Ask torch.distributed, else the launcher's variables; alone, a job is rank 0 of 1."""
+    now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    if dist.is_available() and dist.is_initialized():
+        return Place(rank=dist.get_rank(), world_size=dist.get_world_size(), started=_agree_on(now))
+    rank = int(os.environ.get("RANK", "0"))
+    return Place(rank=rank, world_size=int(os.environ.get("WORLD_SIZE", "1")), started=now)
+
+
+def _agree_on(now: str) -> str:
+    """Let whoever comes first say when the job began; no rank waits for another."""
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 (no public way to it)
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    said: bytes = store.compare_set(f"{_STARTED_KEY}/{restarts}", "", now)
+    return said.decode()
+
 
 SCHEMA = "debubble.sidecar/1"
 

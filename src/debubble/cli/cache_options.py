@@ -8,7 +8,7 @@ import click
 
 from debubble.cli.flags import gathered
 from debubble.errors import UsageError
-from debubble.plan.cache_split import Cache
+from debubble.plan.kv_cache import Cache
 from debubble.units import parse_bytes, parse_share
 
 

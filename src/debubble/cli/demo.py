@@ -12,13 +12,19 @@ from pathlib import Path
 import click
 
 from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
-from debubble.demo.before import BEFORE, MOST_MICROBATCHES, STEPS, WAIT, job_words
-from debubble.demo.workload import SCHEDULES, Workload
+from debubble.demo.workload import (
+    BEFORE,
+    MOST_MICROBATCHES,
+    SCHEDULES,
+    STEPS,
+    WAIT,
+    Workload,
+    job_words,
+)
 from debubble.errors import MissingExtra, UsageError
 from debubble.report.demo import demo_json, demo_page
 from debubble.tune.once import Improved, improve_once
-from debubble.tune.setting import Setting
-from debubble.tune.template import Template
+from debubble.tune.setting import Setting, Template
 from debubble.tune.trial import Bench
 
 # Nobody looks on for longer.

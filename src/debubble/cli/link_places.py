@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from debubble.errors import DebubbleError, UsageError
 from debubble.links.live.measured import is_measured
 from debubble.links.logs.read import load_json, looks_like_log
-from debubble.trace.files import expand
 from debubble.trace.formats import recognise
-from debubble.trace.source import Limits, Source
+from debubble.trace.source import Limits, Source, expand
 
 _PREFIX_BYTES = 64 * 1024
 

@@ -33,10 +33,8 @@ from debubble.links.classes import LinkClass
 from debubble.links.expectation import Hop
 from debubble.links.history import read_history
 from debubble.links.judge import Past, Verdict
-from debubble.links.live.ladder import FEWEST_SAMPLES
 from debubble.links.live.launch import run_here
-from debubble.links.live.measured import read_measured
-from debubble.links.live.verdicts import judge_measured
+from debubble.links.live.measured import FEWEST_SAMPLES, judge_measured, read_measured
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import read_log, read_text
 from debubble.links.wiring import parse_classes, read_topologies, read_wiring

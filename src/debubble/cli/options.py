@@ -17,7 +17,7 @@ import click
 
 from debubble.cli.flags import gathered
 from debubble.errors import Gap, UsageError
-from debubble.trace.mapping import Progress
+from debubble.trace.engine import Progress
 from debubble.trace.source import is_url
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.verdict import find_bottleneck
-from debubble.plan.allowed import runnable_by
-from debubble.plan.cache_split import Cache
 from debubble.plan.context_length import at_length
 from debubble.plan.emit import EMITTERS, can_emit
+from debubble.plan.kv_cache import Cache
 from debubble.plan.plan import make_plan
+from debubble.plan.schedule import runnable_by
 from debubble.report.html.plan import plan_report
 from debubble.report.html.views import Shown
 from debubble.report.job import latency_note

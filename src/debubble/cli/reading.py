@@ -17,11 +17,9 @@ from debubble.errors import Code, UsageError
 from debubble.fleet.question import Question
 from debubble.fleet.survey import Means, Survey, inspect_run, survey_run
 from debubble.trace.digest.place import DigestPlace, place_digests
-from debubble.trace.engine import LOCAL, Engine, engine_at
-from debubble.trace.mapping import Progress
-from debubble.trace.run import Found, Run, find_run
+from debubble.trace.engine import LOCAL, Engine, Progress, engine_at
+from debubble.trace.run import Found, Run, find_run, warn_of_unread
 from debubble.trace.source import DEFAULT_LIMITS, Limits
-from debubble.trace.unread import warn_of_unread
 from debubble.units import parse_bytes
 
 

@@ -25,16 +25,13 @@ from debubble.report.tune import (
     tune_json,
     tune_page,
 )
-from debubble.tune.budget import Budget
-from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run
+from debubble.tune.decide import Budget
+from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run, remember
 from debubble.tune.loop import Loop, Tuned
 from debubble.tune.prospects import Prospects, Scope, look_ahead
-from debubble.tune.reading import read_capture
-from debubble.tune.remember import remember
-from debubble.tune.setting import Setting, read_setting
+from debubble.tune.setting import Setting, Template, read_setting, read_template
 from debubble.tune.standing import Standing
-from debubble.tune.template import Template, read_template
-from debubble.tune.trial import Bench, Kind, Outcome
+from debubble.tune.trial import Bench, Kind, Outcome, read_capture
 
 DEFAULT_OUT = Path("debubble-tune")
 

@@ -11,7 +11,7 @@ from debubble.errors import UsageError
 from debubble.measure.compare import DEFAULT_THRESHOLD
 from debubble.plan.change import Hold
 from debubble.schedules import SCHEDULES
-from debubble.tune.budget import Budget
+from debubble.tune.decide import Budget
 from debubble.tune.prospects import Scope
 from debubble.units import parse_bytes, parse_duration, parse_share
 

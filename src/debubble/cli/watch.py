@@ -12,8 +12,8 @@ from debubble.cli.measuring import store_url
 from debubble.errors import MissingExtra, UsageError
 from debubble.measure.store import Store
 from debubble.watch.config import read_config
-from debubble.watch.describe import describe_config, missing_folders, say_config
 from debubble.watch.files import FILES, read_file
+from debubble.watch.views import describe_config, missing_folders, say_config
 
 
 @click.command("watch")

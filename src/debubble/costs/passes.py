@@ -1,21 +1,105 @@
-"""A `Timeline` in → what a pass of each stage and kind takes, and what it would on equal stages."""
+"""Steps of a timeline in → what passes take: by rank, by layer, beside others' work, by tokens.
+
+Of one run: passes grow as tokens do, but adding to gradients that are there does not. Of two runs
+with different numbers of tokens: a line through both, with a constant; where passes grow faster
+than tokens, as attention does, a square without one.
+
+time = (layers + extra) x exp(base(kind, rank) + slope x ranks at work). An embedding on the first
+stage and a head on the last are extra, in layers, forward and backward each its own. The slope is 0
+unless ranks share a device and the run shows that they slow each other. The base of a step's first
+backward passes is its own: they have no gradients to add theirs to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from debubble.timeline.model import (
+    F64,
     I64,
     Intervals,
     Passes,
     PassKind,
     RankTimeline,
+    Timeline,
     no_intervals,
     without,
 )
+
+# Multiprocessors of whole devices. A process that was given a part of one (MPS, MIG) sees fewer.
+_MULTIPROCESSORS = {
+    "V100": 80,
+    "A100": 108,
+    "A800": 108,
+    "H100 PCIe": 114,
+    "H100": 132,
+    "H800": 132,
+    "H200": 132,
+    "GH200": 132,
+    "B200": 148,
+    "B300": 148,
+    "L40S": 142,
+}
+
+
+def may_share(ranks: Sequence[RankTimeline]) -> bool:
+    """Tell whether all ranks may be on one device: same host as far as known, same number."""
+    places = {rank.device for rank in ranks}
+    return len(ranks) > 1 and len(places) == 1 and all(number >= 0 for _, number in places)
+
+
+def surely_share(ranks: Sequence[RankTimeline]) -> bool:
+    """Tell whether each rank was given a part of a device, and all may be of the same one."""
+    return may_share(ranks) and all(_is_part(rank) for rank in ranks)
+
+
+def ranks_a_device(ranks: Sequence[RankTimeline]) -> int:
+    """Return how many of these ranks divide the memory of one device: 1 unless it is sure."""
+    return len(ranks) if surely_share(ranks) else 1
+
+
+def _is_part(rank: RankTimeline) -> bool:
+    whole = next(
+        (count for name, count in _MULTIPROCESSORS.items() if name in rank.device_name), None
+    )
+    seen = rank.multiprocessors
+    return whole is not None and seen is not None and seen < whole
+
+
+# A device's clock follows its load with this delay or so; measured on an H200.
+TRAILING_NS = 40_000_000
+
+
+def trailing_activity(start_ns: I64, end_ns: I64) -> F64:
+    """Return the mean number of passes under way in the 40 ms before each pass's end.
+
+    A second dimension holds many runs, each by itself.
+    """
+    if start_ns.ndim == 1:
+        return _of_one_run(start_ns, end_ns)
+    runs = range(start_ns.shape[1])
+    return np.stack([_of_one_run(start_ns[:, run], end_ns[:, run]) for run in runs], axis=1)
+
+
+def _of_one_run(start_ns: I64, end_ns: I64) -> F64:
+    start, end = np.sort(start_ns).astype(np.float64), np.sort(end_ns).astype(np.float64)
+    begun, over = _running_sum(start), _running_sum(end)
+
+    def worked_until(moment: F64) -> F64:
+        first = np.searchsorted(start, moment, side="right")
+        last = np.searchsorted(end, moment, side="right")
+        return (first * moment - begun[first]) - (last * moment - over[last])
+
+    until = end_ns.astype(np.float64)
+    return (worked_until(until) - worked_until(until - TRAILING_NS)) / TRAILING_NS
+
+
+def _running_sum(values: F64) -> F64:
+    return np.concatenate(([0.0], np.cumsum(values)))
+
 
 Key = tuple[int, int]
 """Stage and kind of a pass."""
@@ -102,3 +186,267 @@ def collectives_of(rank: RankTimeline) -> Intervals:
 def data_parallel_of(rank: RankTimeline) -> Intervals:
     """Return when a rank was in a gather or reduction beside its passes that nothing covered."""
     return rank.data_parallel
+
+
+Kind = tuple[int, bool]
+"""Kind of pass, and whether of the first microbatch."""
+Bases = Mapping[tuple[int, bool, int], float]
+"""Logarithms of times, by kind and by the rank's place."""
+
+# These do not add to gradients.
+_NO_GRADIENTS = frozenset({int(PassKind.F), int(PassKind.I)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Shares of a measured pass: what stays, and what grows with the square; the rest is linear."""
+
+    constant: float = 0.0
+    square: float = 0.0
+
+    def times(self, scale: float) -> float:
+        """Return how many times as long a pass takes with so many times as many tokens."""
+        linear = 1 - self.constant - self.square
+        return self.constant + linear * scale + self.square * scale * scale
+
+
+def grow_by_one_run(base: Bases) -> dict[Kind, Growth]:
+    """Let what a first microbatch does without, the accumulation of gradients, stay as it is."""
+    shares: dict[Kind, list[float]] = {}
+    for (kind, first, place), own in base.items():
+        shares.setdefault((kind, first), [])
+        alone = base.get((kind, True, place))
+        if not first and alone is not None and kind not in _NO_GRADIENTS:
+            shares[kind, first].append(1 - float(np.exp(alone - own)))
+    return {
+        kind: Growth(constant=max(0.0, float(np.mean(seen)))) if seen else Growth()
+        for kind, seen in shares.items()
+    }
+
+
+def grow_by_two_runs(base: Bases, other: Bases, ratio: float) -> dict[Kind, Growth]:
+    """Lay a line through two runs, the other with `ratio` times as many tokens.
+
+    What only one of them has grows as by one run.
+    """
+    growth = grow_by_one_run(base)
+    apart: dict[Kind, list[float]] = {}
+    for (kind, first, place), own in base.items():
+        if (kind, first, place) in other:
+            apart.setdefault((kind, first), []).append(other[kind, first, place] - own)
+    for kind_and_first, logs in apart.items():
+        growth[kind_and_first] = _line(float(np.exp(np.mean(logs))), ratio)
+    return growth
+
+
+def _line(took: float, ratio: float) -> Growth:
+    """Fit what takes `took` times as long with `ratio` times as many tokens."""
+    constant = (took - ratio) / (1 - ratio)
+    if constant >= 0:
+        return Growth(constant=min(constant, 1.0))
+    return Growth(square=min((took - ratio) / (ratio * ratio - ratio), 1.0))
+
+
+# Whole backward passes of a first stage that is written as a weight gradient alone.
+WHOLE = 4
+# Within a run about half of it is seen, for a device's clock follows its mean load as well: between
+# runs of one program on one H200 cut into four, times grew by 0.1 a rank at most.
+_SEEN_WITHIN, _STEEPEST = 0.5, 0.1
+# Less than this of a layer is what lies between layers, not an embedding or a head.
+_LEAST_EXTRA = 0.1
+# How sure the run itself must be that ranks slow each other, where devices do not tell.
+_SURE = 2.5
+
+# One run foretold half and twice its tokens 20 and 27 % wrong: one pair of recorded runs.
+ONE_RUN_SPREAD = 0.2
+
+Class = tuple[int, bool, int]
+"""Kind of pass (or `WHOLE`), whether of the first microbatch, place of the rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassModel:
+    """Logarithms of nanoseconds per layer."""
+
+    base: dict[Class, float]
+    residuals: F64
+    slope: float
+    """What one more rank at work adds; 0 where ranks have devices of their own."""
+    slope_spread: float
+    seen_slope: float
+    """What the run itself shows, and how surely."""
+    seen_spread: float
+    layers: tuple[float, ...]
+    """Of each stage; 1 each where they could not be told."""
+    extras: dict[int, tuple[float, float]]
+    """By kind, what first and last stage have besides their layers, in layers."""
+    activity: dict[Class, float]
+    """Ranks at work, on the mean, during passes of each class."""
+    growth: dict[Kind, Growth]
+    """How passes of each kind grow with tokens."""
+    growth_spread: float = ONE_RUN_SPREAD
+    """How unsure that is: of the logarithm of a time, for each e-fold of tokens."""
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether input and weight gradients were measured apart."""
+        return any(kind == PassKind.I for kind, _, _ in self.base)
+
+    def besides_layers(self, kind: int) -> tuple[float, float]:
+        """Return what first and last stage have besides layers, by the kind nearest to this."""
+        for known in (kind, PassKind.B, PassKind.F):
+            if known in self.extras:
+                return self.extras[known]
+        return 0.0, 0.0
+
+    def log_ns(self, kind: int, *, first: bool, place: int) -> float | None:
+        """Return a rank's base, else the mean of the other ranks; None where no such pass ran.
+
+        A run of one microbatch has none but the first.
+        """
+        for is_first in (first, False) if first else (False,):
+            if (kind, is_first, place) in self.base:
+                return self.base[kind, is_first, place]
+        others = [
+            base
+            for (other, is_first, _), base in self.base.items()
+            if other == kind and is_first == first
+        ]
+        others = others or [base for (other, _, _), base in self.base.items() if other == kind]
+        return float(np.mean(others)) if others else None
+
+    def with_tokens(self, scale: float) -> PassModel:
+        """Return what passes take with so many times as many tokens a microbatch."""
+        if scale == 1.0:
+            return self
+        base = {
+            (kind, first, place): log + float(np.log(self.growth[kind, first].times(scale)))
+            for (kind, first, place), log in self.base.items()
+        }
+        return replace(self, base=base)
+
+    def with_slope(self, slope: float) -> PassModel:
+        """Explain the same times by another slope: the steeper, the lower the bases."""
+        base = {
+            one: log + (self.slope - slope) * self.activity[one] for one, log in self.base.items()
+        }
+        return replace(self, base=base, slope=slope)
+
+
+def fit_passes(
+    timeline: Timeline, pipeline: int, layers: Sequence[float] | None = None
+) -> PassModel:
+    """Fit a run's passes, given how many layers each stage holds where that is known."""
+    ranks = timeline.ranks_of(pipeline)
+    stages = 1 + max(stage for rank in ranks for stage in rank.stages)
+    extras = {} if layers is None else _extras(ranks, layers)
+    layers = (1.0,) * stages if layers is None else tuple(float(count) for count in layers)
+    passes = timeline.passes.where(np.isin(timeline.passes.rank, [rank.rank for rank in ranks]))
+    passes = passes.where(passes.end_ns > passes.start_ns)
+    classes = _classes(passes, ranks)
+    weights = np.array(layers)[passes.stage]
+    for end, at in enumerate((0, stages - 1)):
+        mine = passes.stage == at
+        more = [extras.get(kind, extras.get(int(PassKind.F), (0.0, 0.0))) for kind in PassKind]
+        weights[mine] += np.array([one[end] for one in more])[passes.kind[mine]]
+    # What is gathered or reduced beside passes is none of their work.
+    own_ns = passes.end_ns - passes.start_ns - inside_passes(passes, ranks, data_parallel_of)
+    logs = np.log(np.maximum(own_ns, 1) / np.maximum(weights, _LEAST_EXTRA))
+    activity = np.zeros(len(passes))
+    for step in np.unique(passes.step).tolist():
+        here = passes.step == step
+        activity[here] = trailing_activity(passes.start_ns[here], passes.end_ns[here])
+    seen, spread = _slope_within(classes, logs, activity)
+    slopes = surely_share(ranks) or (may_share(ranks) and seen > _SURE * spread)
+    slope = min(max(seen / _SEEN_WITHIN, 0.0), _STEEPEST) if slopes else 0.0
+    rest = logs - slope * activity
+    rows_of = _rows_of(classes)
+    base = {one: float(rest[rows].mean()) for one, rows in rows_of.items()}
+    return PassModel(
+        base=base,
+        residuals=rest - np.array([base[one] for one in classes]),
+        slope=slope,
+        slope_spread=spread if slope and np.isfinite(spread) else 0.0,
+        seen_slope=seen,
+        seen_spread=spread,
+        layers=layers,
+        extras=extras,
+        activity={one: float(activity[rows].mean()) for one, rows in rows_of.items()},
+        growth=grow_by_one_run(base),
+    )
+
+
+def _extras(
+    ranks: Sequence[RankTimeline], layers: Sequence[float]
+) -> dict[int, tuple[float, float]]:
+    """Return by kind, in layers, what the ends have that is not of layers.
+
+    What stages between them have besides layers as well, such as sums of gradients, grows with the
+    layers and is part of them. A stage's own layers tell how long one takes there; of a stage that
+    has none, the others tell.
+    """
+    found = {one.stage: one for rank in ranks for one in rank.layers}
+    if any(stage not in found or found[stage].layers != n for stage, n in enumerate(layers)):
+        return {}  # what was stated wins, and its layers are not those that kernels show
+    extras = {}
+    ends = (0, len(layers) - 1)
+    for kind in (PassKind.F, PassKind.B):
+        columns = {
+            stage: (one.layer_ns, one.rest_ns)
+            if kind is PassKind.F
+            else (one.backward_layer_ns or 0, one.backward_rest_ns or 0)
+            for stage, one in found.items()
+        }
+        usual = [each for each, _ in columns.values() if each]
+        if not usual:
+            continue
+        shares = [
+            rest / (each * layers[stage])
+            for stage, (each, rest) in columns.items()
+            if stage not in ends and each and layers[stage]
+        ]
+        common = float(np.median(shares)) if shares else 0.0
+        both = []
+        for stage in ends:
+            each, rest = columns[stage]
+            more = rest / (each or float(np.median(usual))) - common * layers[stage]
+            both.append(more / (1 + common) if more >= _LEAST_EXTRA else 0.0)
+        extras[int(kind)] = (both[0], both[1])
+    return extras
+
+
+def _classes(passes: Passes, ranks: Sequence[RankTimeline]) -> list[Class]:
+    place = {rank.rank: number for number, rank in enumerate(ranks)}
+    kinds = passes.kind.astype(int)
+    splits = bool((kinds == PassKind.I).any())
+    first_has_none = splits and not ((kinds == PassKind.I) & (passes.stage == 0)).any()
+    if first_has_none:
+        kinds[(passes.stage == 0) & (kinds == PassKind.W)] = WHOLE
+    return [
+        (kind, number == 0 and kind not in {PassKind.F, PassKind.I}, place[rank])
+        for kind, number, rank in zip(
+            kinds.tolist(), passes.microbatch.tolist(), passes.rank.tolist(), strict=True
+        )
+    ]
+
+
+def _rows_of(classes: Sequence[Class]) -> dict[Class, list[int]]:
+    rows: dict[Class, list[int]] = {}
+    for row, one in enumerate(classes):
+        rows.setdefault(one, []).append(row)
+    return rows
+
+
+def _slope_within(classes: Sequence[Class], logs: F64, activity: F64) -> tuple[float, float]:
+    """Return how times follow activity within their classes, and the standard error of that."""
+    y, x = logs.copy(), activity.copy()
+    for rows in _rows_of(classes).values():
+        y[rows] -= y[rows].mean()
+        x[rows] -= x[rows].mean()
+    spread = float(x @ x)
+    free = len(y) - len(_rows_of(classes)) - 1
+    if spread < 1e-9 or free < 1:
+        return 0.0, np.inf
+    slope = float(x @ y) / spread
+    rest = y - slope * x
+    return slope, float(np.sqrt(rest @ rest / free / spread))

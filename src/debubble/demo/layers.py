@@ -1,4 +1,4 @@
-"""Layers whose time is set: operators that sleep, as a trace shows them, and a model made of them.
+"""The demo's model: timed layers, stages, replicas.
 
 A layer is two operators, `tanh(x)` and a weight, multiplied. The first costs the forward pass and
 the input gradient, the second the weight gradient. They are apart because schedules that split
@@ -8,16 +8,23 @@ the backward pass run a custom operator's whole backward twice, once for I and o
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from debubble.demo.workload import SCHEDULES
+from debubble.errors import DemoError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from debubble.demo.truth import Part
+    from debubble.demo.truth import Kind, Part, Recorder
     from debubble.demo.workload import Workload
 
 # A sleep of 4 ms ends 60 to 90 us late on an idle 2-core machine (median 84 of 200); sleeping
@@ -169,3 +176,118 @@ def make_batch(workload: Workload, step: int) -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(step)
     shape = (workload.microbatches, workload.tokens, workload.width)
     return torch.randn(shape, generator=random), torch.randn(shape, generator=random)
+
+
+_ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The process groups of one process; None is the world."""
+
+    pipeline: Any = None
+    data: Any = None
+
+
+def build_groups(workload: Workload, process: int) -> Groups:
+    """Make the groups of all pipelines and all replicas, as every process must, in one order."""
+    if workload.replicas == 1:
+        return Groups()
+    pipelines = sorted({workload.pipeline_of(other) for other in range(workload.world)})
+    copies = sorted({workload.replicas_of(other) for other in range(workload.world)})
+    made = {
+        ranks: dist.new_group(list(ranks), group_desc=name)
+        for name, groups in (("mesh_pp", pipelines), ("mesh_dp", copies))
+        for ranks in groups
+    }
+    return Groups(
+        pipeline=made[workload.pipeline_of(process)], data=made[workload.replicas_of(process)]
+    )
+
+
+def average_gradients(weights: Iterable[nn.Parameter], groups: Groups, replicas: int) -> None:
+    """Give all replicas the same gradient."""
+    for weight in weights:
+        if weight.grad is not None:
+            dist.all_reduce(weight.grad, group=groups.data)
+            weight.grad /= replicas
+
+
+class Reduction(nn.Module):
+    """An all-reduce between replicas at the end of a stage; it changes no value."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        layer: int,
+        group: Any,
+        listener: Callable[[Part, int, int, int], None],
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.group = group
+        self.listener = listener
+        self.payload = torch.zeros(workload.reduce_kib * 1024 // _ELEMENT_BYTES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reduce, and pass the input on."""
+        start_ns = time.time_ns()
+        dist.all_reduce(self.payload, group=self.group)
+        self.listener("reduce", self.layer, start_ns, time.time_ns())
+        return x
+
+
+class RecordedStage(PipelineStage):
+    """A stage that writes down when each of its passes began and ended."""
+
+    def __init__(self, workload: Workload, stage: int, recorder: Recorder, groups: Groups) -> None:
+        model = build_stage(workload, stage)
+        if workload.reduce_kib:
+            layer = workload.layers_of(stage)[-1]
+            model.append(Reduction(workload, layer, groups.data, recorder.record_call))
+        super().__init__(model, stage, workload.stages, torch.device("cpu"), group=groups.pipeline)
+        self.recorder = recorder
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run F."""
+        with self.recorder.record_pass("F", self.stage_index, fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> Any:
+        """Run B, or I where the schedule splits the backward pass."""
+        kind: Kind = "B" if full_backward else "I"
+        with self.recorder.record_pass(kind, self.stage_index, bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
+        """Run W."""
+        with self.recorder.record_pass("W", self.stage_index, bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+
+def build_stages(
+    workload: Workload, rank: int, recorder: Recorder, groups: Groups
+) -> list[RecordedStage]:
+    """Return the stages that a rank of a pipeline holds."""
+    return [RecordedStage(workload, stage, recorder, groups) for stage in workload.stages_of(rank)]
+
+
+def build_schedule(workload: Workload, stages: list[RecordedStage]) -> Any:
+    """Return torch's schedule object over this rank's stages."""
+    known = SCHEDULES[workload.schedule]
+    schedule_class = getattr(schedules, known.torch_class, None)
+    if schedule_class is None:
+        raise DemoError(
+            f"torch {torch.__version__} has no {known.torch_class}",
+            hint="take another schedule, or a newer torch",
+        )
+    loss = torch.nn.functional.mse_loss if workload.trains else None
+    return schedule_class(
+        stages[0] if known.layout == "single" else stages, workload.microbatches, loss_fn=loss
+    )

@@ -11,16 +11,14 @@ from debubble.fleet.part import PartOrder
 from debubble.fleet.question import Question
 from debubble.fleet.scout import Interning, Scout, scout_file
 from debubble.fleet.spool import Place, Spool
-from debubble.timeline.parts import find_parts
-from debubble.timeline.peers import choose_groups, rank_of, translate_peers
+from debubble.timeline.build import find_parts
+from debubble.timeline.chain import choose_groups, rank_of, translate_peers
 from debubble.trace.columns import UNKNOWN
 from debubble.trace.digest.place import DigestPlace
-from debubble.trace.engine import Engine
+from debubble.trace.engine import Engine, Progress, map_files
 from debubble.trace.formats import Format, Recognised
-from debubble.trace.mapping import Progress, map_files
 from debubble.trace.reading import Reading
-from debubble.trace.run import Found, Run, settle_run
-from debubble.trace.run_gaps import show_ranks
+from debubble.trace.run import Found, Run, settle_run, show_ranks
 from debubble.trace.source import Limits
 from debubble.trace.summary import RankSummary
 

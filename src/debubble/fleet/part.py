@@ -9,11 +9,11 @@ import numpy as np
 
 from debubble.fleet.question import Question, measure_asked
 from debubble.fleet.spool import Place
+from debubble.timeline.build import NoChain, build_part
+from debubble.timeline.chain import translate_peers
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import tell_memory
 from debubble.timeline.model import RankTimeline, Timeline, no_intervals
-from debubble.timeline.part import NoChain, build_part
-from debubble.timeline.peers import translate_peers
 from debubble.trace.columns import Group, RankTrace
 from debubble.trace.formats import Recognised
 from debubble.trace.sidecar import Sidecar

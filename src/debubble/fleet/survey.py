@@ -16,18 +16,15 @@ from debubble.fleet.fleet import Fleet, order_parts, read_fleet
 from debubble.fleet.part import PartFigures, PartOrder, load_part, measure_part, settle_figures
 from debubble.fleet.question import Question, measure_asked, pipelines_asked
 from debubble.fleet.spool import Spool, spooling
-from debubble.timeline.build import build_run
+from debubble.timeline.build import all_inferred_alike, build_run, join_parts, renumber
+from debubble.timeline.chain import rank_of
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline
-from debubble.timeline.parts import all_inferred_alike, join_parts, renumber
-from debubble.timeline.peers import rank_of
 from debubble.timeline.replicas import ReplicaFigures, judge_run, shown_of
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest.place import DigestPlace
-from debubble.trace.engine import LOCAL, Engine, LocalEngine
-from debubble.trace.mapping import Progress, map_files
-from debubble.trace.run import Found, Run, read_run
-from debubble.trace.run_gaps import unreadable
+from debubble.trace.engine import LOCAL, Engine, LocalEngine, Progress, map_files
+from debubble.trace.run import Found, Run, read_run, unreadable
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 
 # Up to here a run is held whole: the largest pipelines have about as many ranks.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from debubble.costs.devices import surely_share
+from debubble.costs.passes import surely_share
 from debubble.ledger.ledger import Ledger, build_ledger
 from debubble.ledger.repair import saved_by_repair, saved_by_repairs, times_expected
 from debubble.links.classes import LinkClass, wires_between
@@ -15,8 +15,8 @@ from debubble.links.judge import Judgement, Past, Verdict, judge_hops, judge_rat
 from debubble.links.nccl_command import nccl_command
 from debubble.links.wiring import Wiring
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.keep import only_steps
 from debubble.timeline.model import Timeline
+from debubble.timeline.steps import only_steps
 
 _NO_WIRING = Wiring(stated={}, guessed={})
 

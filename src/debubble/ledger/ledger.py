@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from debubble.costs.pass_model import fit_passes
 from debubble.costs.passes import (
     collectives_of,
     data_parallel_of,
+    fit_passes,
     inside_passes,
     measure_passes,
 )
@@ -25,8 +25,8 @@ from debubble.links.classes import wires_between
 from debubble.links.expectation import Hop, expect_wire
 from debubble.simulate.events import OrderCycle
 from debubble.simulate.measured import MeasuredStep, measure_step
-from debubble.timeline.keep import only_steps
 from debubble.timeline.model import I64, Intervals, RankTimeline, Timeline
+from debubble.timeline.steps import only_steps
 from debubble.units import counted
 
 if TYPE_CHECKING:

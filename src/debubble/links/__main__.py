@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from debubble.errors import DebubbleError, UsageError
-from debubble.links.live.ladder import FEWEST_SAMPLES, sizes_of
-from debubble.links.live.measured import write_measured
+from debubble.links.live.measured import FEWEST_SAMPLES, sizes_of, write_measured
 from debubble.links.live.rank import Asked, run_rank
 from debubble.units import parse_bytes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from debubble.costs.devices import may_share
+from debubble.costs.passes import may_share
 from debubble.errors import UsageError
 from debubble.links.expectation import Hop
 from debubble.timeline.model import RankTimeline

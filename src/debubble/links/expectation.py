@@ -1,7 +1,8 @@
-"""Messages of a run in → how long each should have taken, judged by its peers."""
+"""Messages of all hops in → what each should have taken, by its peers."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,11 +10,56 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.links.exchanges import end_together, of_other_way
-from debubble.links.peers import middle_of_others
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import F64, I64, Flags
+
+
+def middle_of_others(in_order: Sequence[float], own: float | None) -> float | None:
+    """Return the middle of some medians, in ascending order, without one's own if it is among them.
+
+    Of two others the faster says what is possible. None where there are no others.
+    """
+    others = len(in_order) - (own is not None)
+    if others < 1:
+        return None
+    middle = (others - 1) // 2
+    stands_before = own is not None and bisect_left(in_order, own) <= middle
+    return in_order[middle + stands_before]
+
+
+# Both ranks see an exchange end at once where each waits for both its messages; the recorded ones,
+# whose sends are buffered, do not.
+_AT_ONCE = 0.02
+# Messages so many times as long, or as short, count as alike.
+_ALIKE = 1.2
+
+
+def end_together(step: MeasuredStep) -> Flags:
+    """Tell the messages of exchanges that ended for both ranks at once, with the later message."""
+    ends, messages = step.times.batch_end, step.program.messages
+    apart = np.abs(ends[messages.received] - ends[messages.sent])
+    together: Flags = step.fused & (apart <= _AT_ONCE * step.lengths.wire)
+    return together
+
+
+def of_other_way(against_usual: F64, times: float, healthy: F64) -> Flags:
+    """Tell exchanges of a slow hop that lasted as long because of their other message.
+
+    `against_usual` is how long each lasted, `healthy` the same of hops that are well, both against
+    what is usual there. An exchange of a hop that takes some `times` as long may be one that would
+    have been as many times shorter, or one that was late the other way: the commoner of the two.
+    """
+    in_order = np.sort(healthy)
+
+    def alike(lengths: F64) -> I64:
+        below = np.searchsorted(in_order, lengths / _ALIKE, side="left")
+        above = np.searchsorted(in_order, lengths * _ALIKE, side="right")
+        return (above - below).astype(np.int64)
+
+    found: Flags = alike(against_usual) > alike(against_usual / times)
+    return found
+
 
 Hop = tuple[int, int]
 """The rank that sends and the rank that receives."""

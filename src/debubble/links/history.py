@@ -10,7 +10,7 @@ from typing import Any
 
 from debubble.errors import LogError
 from debubble.links.expectation import Hop
-from debubble.links.fit import Fit
+from debubble.links.hop_times import Fit
 from debubble.links.judge import Past
 from debubble.links.logs.read import read_text
 from debubble.units import NS_PER_S

@@ -9,10 +9,8 @@ from enum import StrEnum
 import numpy as np
 
 from debubble.links.classes import LinkClass
-from debubble.links.expectation import Hop
-from debubble.links.fit import Fit
-from debubble.links.hop_times import FEWEST, HopTimes
-from debubble.links.peers import middle_of_others
+from debubble.links.expectation import Hop, middle_of_others
+from debubble.links.hop_times import FEWEST, Fit, HopTimes
 from debubble.timeline.model import F64
 
 # A hop is slow from so many times what it should take. Healthy hops of the recorded runs differ by

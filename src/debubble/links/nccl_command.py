@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from debubble.costs.devices import may_share
+from debubble.costs.passes import may_share
 from debubble.timeline.model import RankTimeline
 
 _PROGRAM = "./build/sendrecv_perf"

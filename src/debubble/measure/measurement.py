@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TypeVar
 
-from debubble.costs.devices import ranks_a_device
+from debubble.costs.passes import ranks_a_device
 from debubble.errors import UsageError
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import ask_job

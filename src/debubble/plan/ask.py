@@ -6,18 +6,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.plan.baseline import Baseline
+from debubble.plan.baseline import Baseline, stages_of
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, foretell, weigh
-from debubble.plan.prepared import stages_of
 from debubble.schedules import Order
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
 from debubble.simulate.events import NEVER_NS
-from debubble.simulate.ideal import ideal_bubble
 from debubble.simulate.predict import Prediction
 from debubble.simulate.program import Times
-from debubble.simulate.theory import bubble_fraction
+from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.model import F64, I64, PassKind, Timeline
 
 

@@ -1,24 +1,27 @@
-"""A measured run in → what every lever starts from."""
+"""A measured run in → what every change starts from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from math import log
+from operator import attrgetter
 
-from debubble.costs.devices import ranks_a_device, surely_share
 from debubble.costs.memory import (
     MemoryCosts,
+    MemoryRun,
     PeakMemory,
     fit_memory,
+    memory_run,
     predict_peaks,
     recomputed,
 )
-from debubble.costs.memory_run import MemoryRun, memory_run
+from debubble.costs.passes import ranks_a_device, surely_share
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.plan.prepared import engine_for, order_for, stages_for, stages_of
-from debubble.schedules import Order
+from debubble.schedules import Order, order_of
 from debubble.simulate.communication import (
     TOGETHER,
     Communication,
@@ -28,11 +31,40 @@ from debubble.simulate.communication import (
 from debubble.simulate.engine import Engine
 from debubble.simulate.events import OrderCycle
 from debubble.simulate.planned import plan_program
-from debubble.simulate.pooled import Pooled, pool_sources
 from debubble.simulate.predict import WhatIf, predict
-from debubble.simulate.source import Source, measure_source
+from debubble.simulate.source import Pooled, Source, measure_source, pool_sources
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import PassKind, RankTimeline, Timeline
+
+# More than a plan asks for; an engine of 4,000 passes takes a few megabytes.
+_KEPT = 32
+
+
+@lru_cache(maxsize=_KEPT)
+def order_for(schedule: str, ranks: int, microbatches: int, chunks: int | None) -> Order:
+    """Return the order of a schedule; it is shared, so leave it as it is."""
+    return order_of(schedule, ranks, microbatches, chunks)
+
+
+@lru_cache(maxsize=_KEPT)
+def stages_for(schedule: str, ranks: int, microbatches: int, chunks: int | None) -> int:
+    """Return how many stages that order has."""
+    return stages_of(order_for(schedule, ranks, microbatches, chunks))
+
+
+def stages_of(order: Order) -> int:
+    """Return how many stages an order has."""
+    last: int = max(map(attrgetter("stage"), chain.from_iterable(order)))
+    return 1 + last
+
+
+@lru_cache(maxsize=_KEPT)
+def engine_for(
+    sizes: tuple[str, int, int, int | None], communication: Communication, *, rendezvous: bool
+) -> Engine:
+    """Return what runs the order of these sizes."""
+    return Engine(plan_program(order_for(*sizes), communication, rendezvous=rendezvous))
+
 
 # Ties the middle of the draws to the measured run; enough for half a percent.
 _DRAWS = 64

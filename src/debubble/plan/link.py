@@ -18,8 +18,8 @@ from debubble.links.expectation import Hop
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, weigh
-from debubble.timeline.keep import only_steps
 from debubble.timeline.model import Timeline
+from debubble.timeline.steps import only_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

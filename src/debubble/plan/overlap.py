@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.costs.activity import trailing_activity
+from debubble.costs.passes import trailing_activity
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, weigh
-from debubble.plan.quick import quick_latency_s, slowed_latencies_s
+from debubble.plan.split import quick_latency_s, slowed_latencies_s
 from debubble.simulate.communication import WAITED
-from debubble.simulate.covered import under
+from debubble.simulate.engine import under
 from debubble.timeline.model import F64, Flags, Timeline
 
 # Fewer passes with and without are no comparison.

@@ -8,19 +8,23 @@ from dataclasses import dataclass, replace
 from debubble.errors import NoSplitFits, UsageError
 from debubble.ledger.hop_health import LinkHealth
 from debubble.plan import link, microbatches, overlap, schedule
-from debubble.plan.allowed import ALL, Allowed
 from debubble.plan.baseline import Baseline
-from debubble.plan.cache_split import Cache, CachePlan, plan_cache
 from debubble.plan.change import Change, Hold
-from debubble.plan.collector import collect_later
-from debubble.plan.headroom import Headroom
+from debubble.plan.kv_cache import Cache, CachePlan, plan_cache
 from debubble.plan.link import Repair
-from debubble.plan.option import Idea, Option, all_fit, headroom_after, weigh
+from debubble.plan.option import (
+    Headroom,
+    Idea,
+    Option,
+    all_fit,
+    collect_later,
+    headroom_after,
+    weigh,
+)
 from debubble.plan.overlap import Overlap
 from debubble.plan.partition import Partition
-from debubble.plan.quick import quick_latency_s
-from debubble.plan.schedule import Refused
-from debubble.plan.split import best_split
+from debubble.plan.schedule import ALL, Allowed, Refused
+from debubble.plan.split import best_split, quick_latency_s
 from debubble.timeline.model import Timeline
 from debubble.units import show_bytes
 

@@ -1,22 +1,73 @@
-"""The lever of the split: which stage holds how many layers."""
+"""The lever of layers: who holds which."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 
-from debubble.costs.pass_model import PassModel
+from debubble.costs.passes import PassModel
 from debubble.errors import UsageError
-from debubble.plan.baseline import Baseline
+from debubble.plan.baseline import Baseline, stages_of
 from debubble.plan.change import Change
 from debubble.plan.partition import Partition, find_partition
-from debubble.plan.prepared import stages_of
-from debubble.plan.quick import time_splits
-from debubble.plan.room import room_for
-from debubble.plan.split_problem import Room, SplitProblem, Work, split_problem
-from debubble.plan.turns import turns_of
-from debubble.simulate.predict import usual_factor
-from debubble.timeline.model import F64, PassKind
+from debubble.plan.split_problem import Room, SplitProblem, Work, room_for, split_problem, turns_of
+from debubble.simulate.engine import covered_ns
+from debubble.simulate.predict import extra_layers, mean_lengths, usual_factor
+from debubble.timeline.model import F64, I64, PassKind
 from debubble.units import NS_PER_S
+
+# Splits at a time: more columns than these fit no cache.
+_AT_ONCE = 100
+# Until slowed passes and the messages beside them agree.
+_ROUNDS = 4
+
+
+def quick_latency_s(baseline: Baseline, change: Change) -> float:
+    """Return the batch latency of a change, every pass and message at its mean."""
+    engine = baseline.engine(change)
+    lengths = mean_lengths(engine.program, baseline.source, baseline.what_if(change))
+    return float(engine.windows(lengths)[0]) * baseline.correction / NS_PER_S
+
+
+def slowed_latencies_s(
+    baseline: Baseline, change: Change, slowdowns: F64, free_share: float = 1.0
+) -> F64:
+    """Return the same for several slowdowns of compute beside messages.
+
+    `free_share` is what passes would take, against now, if no message had been beside them.
+    """
+    engine = baseline.engine(change)
+    lengths = mean_lengths(engine.program, baseline.source, baseline.what_if(change))
+    alone = lengths.passes[:, None] * np.full(len(slowdowns), free_share)
+    beside = np.zeros_like(alone)
+    for _ in range(_ROUNDS):
+        times = engine.run(replace(lengths, passes=np.rint(alone + beside).astype(np.int64)))
+        beside = (1 - 1 / slowdowns) * covered_ns(engine.program, times)
+    latencies: F64 = times.window_ns * baseline.correction / NS_PER_S
+    return latencies
+
+
+def time_splits(baseline: Baseline, change: Change) -> Callable[[I64], F64]:
+    """Return a function from splits, a row each, to their latencies in seconds."""
+    what_if = baseline.what_if(change)
+    engine = baseline.engine(change)
+    program, stages = engine.program, len(what_if.layers)
+    extra = extra_layers(program, baseline.source.passes)[:, None]
+    unit = mean_lengths(program, baseline.source, replace(what_if, layers=(1.0,) * stages))
+    one_layer = unit.passes[:, None] / (1 + extra)
+
+    def latencies(splits: I64) -> F64:
+        found = []
+        for begin in range(0, len(splits), _AT_ONCE):
+            held = splits[begin : begin + _AT_ONCE].T[program.passes.stage] + extra
+            passes = np.rint(one_layer * held).astype(np.int64)
+            found.append(engine.windows(replace(unit, passes=passes)))
+        return np.concatenate(found) * baseline.correction / NS_PER_S
+
+    return latencies
+
 
 # Ranks of one kind differ by a tenth or two; a layer counted wrongly, by a layer or more.
 _MOST_APART = 2.5

@@ -1,15 +1,65 @@
-"""What a split is judged by: the layers, the stages that are to hold them, and what fits."""
+"""Costs and caps in → the problem of dividing layers among stages.
+
+A stage's first backward pass waits for a microbatch that goes to the end and comes back. Until then
+the stage has only so many forward passes to do. It is the same at the end, the other way round.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.costs.memory import MemoryCosts, predict_peaks
 from debubble.errors import UsageError
-from debubble.plan.turns import Turns
+from debubble.schedules import Order, hold
 from debubble.timeline.model import F64, I64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """By stage, where each is alone on its rank."""
+
+    ahead: I64
+    """Forward passes before the first backward one."""
+    behind: I64
+    """Backward passes after the last forward one; W does not count."""
+
+
+def turns_of(order: Order) -> Turns | None:
+    """Count; None where a rank has several stages, or nothing goes backward."""
+    ahead, behind = [], []
+    for rank, actions in enumerate(order):
+        kinds = "".join(action.kind for action in actions).replace("I", "B").replace("W", "")
+        if "B" not in kinds or {action.stage for action in actions} != {rank}:
+            return None
+        ahead.append(kinds.index("B"))
+        behind.append(len(kinds) - 1 - kinds.rindex("F"))
+    return Turns(ahead=np.array(ahead), behind=np.array(behind))
+
+
+def span_at_least(turns: Turns, microbatches: int, forward: F64, backward: F64, after: F64) -> F64:
+    """Return the least from a stage's first pass to its last: the stage first among the axes.
+
+    `after` is what one microbatch takes from the stage to the end and back to it.
+    """
+    shape = (-1, *(1,) * (forward.ndim - 1))
+    ahead, behind = turns.ahead.reshape(shape), turns.behind.reshape(shape)
+    work = microbatches * (forward + backward)
+    if turns.ahead[-1] == microbatches:
+        # The last stage turns when it has done all: forward and backward are two pipelines.
+        return work + after
+    mixed = (
+        np.maximum(forward + after, ahead * forward)
+        + (microbatches - ahead) * forward
+        + (microbatches - behind) * backward
+        + np.maximum(after + backward, behind * backward)
+    )
+    apart = after + np.maximum(forward + microbatches * backward, microbatches * forward + backward)
+    span: F64 = np.maximum(work, np.where(ahead < microbatches, mixed, apart))
+    return span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,3 +236,38 @@ def _slack(room: Room) -> F64:
 
 def _sums(values: F64) -> F64:
     return np.concatenate((np.zeros(1), np.cumsum(values)))
+
+
+def room_for(
+    costs: MemoryCosts,
+    order: Order,
+    *,
+    layers: int,
+    limit_bytes: Sequence[float],
+    token_scale: float = 1.0,
+) -> Room:
+    """Take each rank at the moment of its peak, with layers in equal parts.
+
+    Another split may move that moment where a rank has several stages: ask `predict_peaks` about
+    the split that is chosen.
+    """
+    stages = 1 + max(action.stage for actions in order for action in actions)
+    each, fixed = np.zeros(stages), np.zeros(stages)
+    equal = [layers / stages] * stages
+    peaks = predict_peaks(costs, order, layers=equal, token_scale=token_scale)
+    for actions, peak in zip(order, peaks, strict=True):
+        held = hold(actions)
+        activation = token_scale * costs.layer_activation_bytes
+        level = (
+            activation * (held.in_flight + costs.halfway_share * held.halfway)
+            + costs.layer_gradient_bytes * held.reduced
+        )
+        row = int(level.sum(axis=1).argmax())
+        mine = list(held.stages)
+        each[mine] = costs.layer_static_bytes + level[row]
+        fixed[mine] = (peak.peak_bytes - float(each[mine].sum()) * layers / stages) / len(mine)
+    return Room(
+        layer_bytes=np.repeat(each[:, None], layers, axis=1),
+        stage_bytes=fixed,
+        cap_bytes=np.array(limit_bytes, dtype=np.float64),
+    )

@@ -22,7 +22,7 @@ from debubble.ledger.waits import Wait
 from debubble.report.tracks import assign_tracks
 from debubble.report.writing import write_file
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
-from debubble.trace.busy import merge
+from debubble.trace.summary import merge
 from debubble.units import NS_PER_US, show_bytes
 
 Event = dict[str, Any]

@@ -19,10 +19,10 @@ from debubble.report.stream import stream_json
 from debubble.report.theory import theory_of, theory_of_schedule
 from debubble.report.unknown import reasons_for_null
 from debubble.timeline.figures import PipelineFigures, RankShares
-from debubble.timeline.hops import HopFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline, Timeline
 from debubble.timeline.replicas import ReplicaFigures, shown_of
+from debubble.timeline.transfers import HopFigures
 from debubble.trace.run import Run
 from debubble.units import NS_PER_S
 

@@ -8,9 +8,9 @@ from typing import TypeVar
 from debubble.report.fold import FEW, STANDING_OUT, farthest, show_members, show_range
 from debubble.report.text import Table
 from debubble.timeline.figures import PipelineFigures, StageFigures
-from debubble.timeline.hops import HopFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, StageLayers
+from debubble.timeline.transfers import HopFigures
 from debubble.units import show_bytes, show_duration, show_share
 
 _Value = TypeVar("_Value")

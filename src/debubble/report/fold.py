@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from debubble.trace.run_gaps import show_ranks
+from debubble.trace.run import show_ranks
 
 # So many of anything are listed one by one.
 FEW = 16

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.plan.headroom import Headroom
-from debubble.plan.option import Option
+from debubble.plan.option import Headroom, Option
 from debubble.units import show_bytes
 
 

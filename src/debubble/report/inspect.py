@@ -8,8 +8,7 @@ from debubble.errors import Code
 from debubble.report.fold import FEW, farthest, show_range
 from debubble.report.text import Page, Table
 from debubble.trace.optable import Op
-from debubble.trace.run import Run
-from debubble.trace.run_gaps import show_ranks
+from debubble.trace.run import Run, show_ranks
 from debubble.trace.summary import RankSummary
 from debubble.units import (
     NS_PER_S,

@@ -8,8 +8,7 @@ from typing import Any
 from debubble.errors import Gap
 from debubble.links.history import SCHEMA
 from debubble.links.judge import Verdict
-from debubble.links.live.measured import Measured, Rung, Times
-from debubble.links.live.verdicts import LiveHop
+from debubble.links.live.measured import LiveHop, Measured, Rung, Times
 from debubble.report.inspect import gap_json
 from debubble.report.text import Page, Table
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_rate

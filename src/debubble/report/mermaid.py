@@ -18,8 +18,8 @@ from debubble.ledger.verdict import MATTERS, Named, name_causes
 from debubble.report.names import printable
 from debubble.report.palette import CAUSES, Look
 from debubble.timeline.figures import PipelineFigures, StageFigures
-from debubble.timeline.hops import HopFigures
 from debubble.timeline.model import PassKind, RankTimeline
+from debubble.timeline.transfers import HopFigures
 from debubble.units import show_bytes, show_duration, show_share
 
 # What Mermaid draws by default, as GitHub has it; beyond, it shows an error instead.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from debubble.plan.cache_split import CacheOption, CachePlan
-from debubble.plan.kv_cache import CacheCapacity
+from debubble.plan.kv_cache import CacheCapacity, CacheOption, CachePlan
 from debubble.plan.plan import Plan
 from debubble.report.change import describe
 from debubble.report.text import Table

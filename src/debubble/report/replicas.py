@@ -7,7 +7,7 @@ from typing import Any
 from debubble.report.fold import show_members
 from debubble.report.text import Table
 from debubble.timeline.replicas import UNDECIDED, Difference, Replica, ReplicaFigures
-from debubble.trace.run_gaps import show_ranks
+from debubble.trace.run import show_ranks
 from debubble.units import NS_PER_S, counted, show_duration, show_share
 
 # Beyond so many only those that come last are listed.

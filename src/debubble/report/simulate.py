@@ -8,10 +8,8 @@ from typing import Any
 from debubble.report.text import Page, Table
 from debubble.schedules import SCHEDULES, Order
 from debubble.simulate.communication import Communication
-from debubble.simulate.given_lengths import GivenCosts
-from debubble.simulate.hand_set import UNIT_NS, mean_lengths
-from debubble.simulate.ideal import ideal_bubble
-from debubble.simulate.theory import bubble_fraction
+from debubble.simulate.hand_set import UNIT_NS, GivenCosts, mean_lengths
+from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.figures import PipelineFigures, RankShares
 from debubble.units import NS_PER_S, counted, show_duration, show_share
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from debubble.simulate.theory import bubble_fraction_of_stream
+from debubble.timeline.bubble import StreamFigures
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.stream import StreamFigures
 from debubble.units import NS_PER_S, counted, show_duration
 
 

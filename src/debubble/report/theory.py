@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from debubble.schedules import Order, order_of
-from debubble.simulate.ideal import ideal_bubble
-from debubble.simulate.theory import bubble_fraction
+from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import PassKind
 

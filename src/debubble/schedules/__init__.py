@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from debubble.schedules.finish import can_finish, check_order
-from debubble.schedules.in_flight import Held, hold, most_in_flight, most_with_gradients
-from debubble.schedules.model import Action, Order
-from debubble.schedules.order_csv import format_order, parse_order, read_order
-from debubble.schedules.placement import Placement, Shape, place_stages
-from debubble.schedules.registry import SCHEDULES, candidate_orders, order_of, placement_of
-from debubble.schedules.statement import Statement, state_schedule
+from debubble.schedules.finish import (
+    Held,
+    can_finish,
+    check_order,
+    hold,
+    most_in_flight,
+    most_with_gradients,
+)
+from debubble.schedules.model import Action, Order, Placement, Shape, place_stages
+from debubble.schedules.named import SCHEDULES, candidate_orders, order_of, placement_of
+from debubble.schedules.stated import (
+    Statement,
+    format_order,
+    parse_order,
+    read_order,
+    state_schedule,
+)
 
 __all__ = [
     "SCHEDULES",

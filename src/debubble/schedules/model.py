@@ -1,7 +1,8 @@
-"""What a schedule is: for each rank, its passes in order."""
+"""The types of a schedule: order and nothing else; and which rank holds which stages."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W"]
@@ -24,3 +25,28 @@ class Action(NamedTuple):
 
 
 Order = list[list[Action]]
+
+Placement = tuple[tuple[int, ...], ...]
+"""The stages of each rank, lowest first."""
+
+
+class Shape(StrEnum):
+    """How the stages of a model run along the ranks."""
+
+    LOOP = "loop"
+    """From the last rank back to the first. With one chunk a rank: stage and rank are one."""
+    V = "v"
+    """Every second time backwards, so that the first rank holds the first stage and the last."""
+
+
+def place_stages(shape: Shape, ranks: int, chunks: int) -> Placement:
+    """Return the stages of each rank."""
+    return tuple(
+        tuple(_stage_of(shape, rank, ranks, chunk) for chunk in range(chunks))
+        for rank in range(ranks)
+    )
+
+
+def _stage_of(shape: Shape, rank: int, ranks: int, chunk: int) -> int:
+    mirrored = shape is Shape.V and chunk % 2 == 1
+    return chunk * ranks + (ranks - 1 - rank if mirrored else rank)

@@ -17,7 +17,7 @@ from debubble.timeline.model import (
     Timeline,
     Transfers,
 )
-from debubble.trace.busy import merge
+from debubble.trace.summary import merge
 
 
 def as_timeline(

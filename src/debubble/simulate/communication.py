@@ -1,13 +1,209 @@
-"""How a framework communicates, and an order in → what the host of each rank does."""
+"""An order in → when its host posts each message, as the framework does.
+
+A host runs cells, a pass or a pair that overlaps, and between them posts messages.
+
+Ranks take turns. A pass is written down when its input is on its way; with it go its send, here,
+and the receive, at whatever point the receiver's own list has come to: ahead of its pass, and maybe
+in front of sends that are ready before it.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
 
-from debubble.simulate.host import Cell, HostProgram, Post, Result, Wiring
-from debubble.simulate.torch_runtime import lower_for_runtime
+from debubble.schedules import Action, Order
+
+Cell = tuple[Action, ...]
+"""A pass, or two that run as one: both inputs are needed, both results come at the end."""
+
+
+class Result(NamedTuple):
+    """What a pass hands on to a neighbouring stage."""
+
+    stage: int
+    """That needs it."""
+    backward: bool
+    """A gradient; else activations."""
+    microbatch: int
+
+
+@dataclass(slots=True, kw_only=True)  # not frozen: thousands are made, each in a third of the time
+class Post:
+    """Messages that a host posts as one batch."""
+
+    sends: tuple[Result, ...] = ()
+    receives: tuple[Result, ...] = ()
+    queue: int | None = 0
+    """What is on one queue of a rank keeps its order; None: it overtakes and is overtaken."""
+    ahead: bool = False
+    """It waits for no pass that was issued before it."""
+    in_order: bool = False
+    """The device starts it no sooner than the batch launched before it, on whatever queue."""
+    waited: bool = False
+    """The next pass waits for it, whether it needs it or not."""
+
+
+HostProgram = list[Cell | Post]
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Which results cross from rank to rank."""
+
+    cells: list[list[Cell]]
+    home: dict[int, int]
+    """The rank of each stage."""
+    ahead: frozenset[int]
+    """Stages whose next stage is on another rank."""
+    back: frozenset[int]
+    """Stages whose stage before is on another rank."""
+
+    def sends(self, cell: Cell) -> tuple[Result, ...]:
+        """Return what a cell hands on to another rank."""
+        if len(cell) == 1:
+            return self._sent(cell[0])
+        return tuple(result for action in cell for result in self._sent(action))
+
+    def needs(self, cell: Cell) -> tuple[Result, ...]:
+        """Return what a cell needs from another rank."""
+        if len(cell) == 1:
+            return self._needed(cell[0])
+        return tuple(result for action in cell for result in self._needed(action))
+
+    def _sent(self, action: Action) -> tuple[Result, ...]:
+        stage, kind, microbatch, _ = action
+        if kind == "F":
+            return (Result(stage + 1, False, microbatch),) if stage in self.ahead else ()
+        if kind == "W" or stage not in self.back:
+            return ()
+        return (Result(stage - 1, True, microbatch),)
+
+    def _needed(self, action: Action) -> tuple[Result, ...]:
+        stage, kind, microbatch, _ = action
+        if kind == "F":
+            return (Result(stage, False, microbatch),) if stage in self.back else ()
+        if kind == "W" or stage not in self.ahead:
+            return ()
+        return (Result(stage, True, microbatch),)
+
+    def source(self, result: Result) -> int:
+        """Return the rank that sends a result."""
+        return self.home[result.stage + (1 if result.backward else -1)]
+
+    def destination(self, result: Result) -> int:
+        """Return the rank that needs a result."""
+        return self.home[result.stage]
+
+
+def wire_up(order: Order) -> Wiring:
+    """Find out what an order sends from rank to rank."""
+    home = {action.stage: rank for rank, actions in enumerate(order) for action in actions}
+    return Wiring(
+        cells=[list(cells_of(actions)) for actions in order],
+        home=home,
+        ahead=frozenset(one for one, rank in home.items() if home.get(one + 1, rank) != rank),
+        back=frozenset(one for one, rank in home.items() if home.get(one - 1, rank) != rank),
+    )
+
+
+def cells_of(actions: Iterable[Action]) -> Iterator[Cell]:
+    """Yield passes, those that run as one together."""
+    rest = iter(actions)
+    for action in rest:
+        yield (action, next(rest)) if action.overlap else (action,)
+
+
+# How many stages of a rank torch keeps gathered at a time.
+_MOST_GATHERED = 3
+
+
+def lower_for_runtime(wiring: Wiring, *, defer: bool = False) -> list[HostProgram]:
+    """Write each rank's program as torch does; `defer` as with `defer_pp_recv`."""
+    programs: list[HostProgram] = [[] for _ in wiring.cells]
+    underway: set[Result] = set()
+    turns = [[(cell, wiring.needs(cell)) for cell in _turns(cells)][::-1] for cells in wiring.cells]
+    while any(turns):
+        moved = False
+        for rank, rest in enumerate(turns):
+            if not rest or not underway.issuperset(rest[-1][1]):
+                continue
+            moved = True
+            cell, _ = rest.pop()
+            if not cell:
+                continue
+            programs[rank].append(cell)
+            for result in wiring.sends(cell):
+                underway.add(result)
+                programs[rank].append(Post(sends=(result,)))
+                programs[wiring.destination(result)].append(Post(receives=(result,)))
+        if not moved:
+            raise ValueError("this order cannot finish")
+    if defer:
+        return [list(_defer(wiring, rank, program)) for rank, program in enumerate(programs)]
+    return programs
+
+
+def _turns(cells: list[Cell]) -> Iterator[Cell]:
+    """Yield cells, and an empty one for each turn that torch spends on sharded parameters.
+
+    It gathers the stages that come next, frees the others, and reduces the gradients of a stage
+    after its last backward pass. Nothing is sent in such a turn, but the others get ahead.
+    """
+    backward = {a.stage: n for n, cell in enumerate(cells) for a in cell if a.kind in "BW"}
+    reduced = Counter(backward.values())
+    gathered: frozenset[int] = frozenset()
+    for number, (cell, upcoming) in enumerate(zip(cells, _upcoming(cells), strict=True)):
+        if upcoming is not gathered:
+            yield from [()] * len(gathered ^ upcoming)
+            gathered = upcoming
+        yield cell
+        if number in reduced:
+            yield from [()] * reduced[number]
+    yield from [()] * len(gathered)
+
+
+def _upcoming(cells: list[Cell]) -> list[frozenset[int]]:
+    """Return the stages that come next, from each cell on."""
+    found: list[frozenset[int]] = []
+    following: tuple[int, ...] = ()
+    for cell in reversed(cells):
+        own = (cell[0].stage,) if len(cell) == 1 else tuple(action.stage for action in cell)
+        following, soon = _put_first(own, following)
+        found.append(soon)
+    return found[::-1]
+
+
+@lru_cache(maxsize=1024)
+def _put_first(
+    own: tuple[int, ...], following: tuple[int, ...]
+) -> tuple[tuple[int, ...], frozenset[int]]:
+    """Return stages in the order in which they come, and those of them that are gathered."""
+    ordered = tuple(dict.fromkeys((*own, *following)))
+    return ordered, frozenset(ordered[:_MOST_GATHERED])
+
+
+def _defer(wiring: Wiring, rank: int, program: HostProgram) -> Iterator[Cell | Post]:
+    """Put off each receive until its pass; before a send upwards, what that rank sends comes first.
+
+    So the lower of two ranks always receives before it sends, and none waits in a circle.
+    """
+    waiting: dict[Result, Post] = {}
+    for step in program:
+        if isinstance(step, tuple):
+            yield from (waiting.pop(need) for need in wiring.needs(step) if need in waiting)
+        elif step.receives:
+            waiting[step.receives[0]] = step
+            continue
+        else:
+            peer = wiring.destination(step.sends[0])
+            first = [one for one in waiting if wiring.source(one) == peer and rank < peer]
+            yield from (waiting.pop(one) for one in first)
+        yield step
 
 
 class Communication(StrEnum):

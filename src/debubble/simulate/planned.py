@@ -7,8 +7,16 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from debubble.schedules import Order
-from debubble.simulate.communication import ONE_BY_ONE, Communication, write_hosts
-from debubble.simulate.host import HostProgram, Post, Result, Wiring, wire_up
+from debubble.simulate.communication import (
+    ONE_BY_ONE,
+    Communication,
+    HostProgram,
+    Post,
+    Result,
+    Wiring,
+    wire_up,
+    write_hosts,
+)
 from debubble.simulate.program import (
     NONE,
     BatchTable,

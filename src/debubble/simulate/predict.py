@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from debubble.costs.activity import trailing_activity
-from debubble.costs.pass_model import WHOLE, PassModel
+from debubble.costs.passes import WHOLE, PassModel, trailing_activity
 from debubble.costs.wire_pools import BUFFERED_BYTES
 from debubble.errors import UsageError
 from debubble.schedules import Order
 from debubble.simulate.communication import Communication
-from debubble.simulate.covered import covered_ns
-from debubble.simulate.engine import Engine
+from debubble.simulate.engine import Engine, covered_ns
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.planned import plan_program
 from debubble.simulate.program import Lengths, Program, Times, in_exchange

@@ -11,15 +11,25 @@ import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.schedules import Statement
-from debubble.timeline.bubble import Window, measure_windows
-from debubble.timeline.hops import HopFigures, measure_hops
-from debubble.timeline.keep import LeftOut, choose_steps, only_steps
+from debubble.timeline.bubble import (
+    Shape,
+    StreamFigures,
+    Window,
+    is_stream,
+    measure_outside,
+    measure_shape,
+    measure_stream,
+    measure_windows,
+)
 from debubble.timeline.model import Intervals, PassKind, RankTimeline, Timeline
-from debubble.timeline.outside import measure_outside
-from debubble.timeline.recognise import count_microbatches, recognise_schedule
-from debubble.timeline.shape import Shape, measure_shape
-from debubble.timeline.stated import StatedSchedule, hold_against
-from debubble.timeline.stream import StreamFigures, is_stream, measure_stream
+from debubble.timeline.recognise import (
+    StatedSchedule,
+    count_microbatches,
+    hold_against,
+    recognise_schedule,
+)
+from debubble.timeline.steps import LeftOut, choose_steps, only_steps
+from debubble.timeline.transfers import HopFigures, measure_hops
 from debubble.units import counted
 
 

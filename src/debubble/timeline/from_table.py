@@ -21,8 +21,8 @@ from debubble.timeline.model import (
 )
 from debubble.timeline.transfers import Posted, match_transfers
 from debubble.timeline.work import Messages
-from debubble.trace.busy import merge
 from debubble.trace.optable import Op, OpTable
+from debubble.trace.summary import merge
 
 _KINDS = {
     Op.FORWARD: PassKind.F,

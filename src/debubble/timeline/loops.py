@@ -15,9 +15,8 @@ from itertools import takewhile
 import numpy as np
 
 from debubble.schedules import Action, Order, Shape, candidate_orders, place_stages
-from debubble.timeline.labels import Assignment
 from debubble.timeline.model import I32, I64, UNKNOWN, Flags, PassKind
-from debubble.timeline.structure import Posts
+from debubble.timeline.passes import Assignment, Posts
 from debubble.timeline.work import Work
 
 # More than anyone gives a rank.

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.timeline.grouping import number_passes
-from debubble.timeline.labels import Assignment
 from debubble.timeline.model import F64, I32, I64, Flags, MemoryFigures, PassKind
-from debubble.timeline.work import Work
+from debubble.timeline.passes import Assignment
+from debubble.timeline.work import Work, number_passes
 from debubble.trace.columns import MemoryDevice, RankTrace
 
 # What a pass does to the microbatches whose activations a stage must keep. With a split backward

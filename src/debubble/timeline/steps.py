@@ -1,14 +1,30 @@
-"""One rank's trace in → its steps, as the host marked them."""
+"""Marks of a rank in → its steps, what a trace tells of each, and which of them are measured.
+
+Set-up is what only a job's first steps do. A step that is slow, and nothing else, shows none.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.timeline.model import I32, I64, UNKNOWN
-from debubble.trace.columns import RankTrace
+from debubble.errors import Code, Gap
+from debubble.timeline.model import (
+    I32,
+    I64,
+    UNKNOWN,
+    Flags,
+    Passes,
+    PassKind,
+    RankTimeline,
+    Timeline,
+)
+from debubble.timeline.work import Messages, Work, find_messages, find_waits, tell_waits
+from debubble.trace.columns import MemoryDevice, RankTrace
+from debubble.trace.run import show_ranks
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 
@@ -59,3 +75,273 @@ def find_steps(trace: RankTrace) -> Steps:
 def marks_steps(trace: RankTrace) -> bool:
     """Tell whether the profiler marked any step on this rank."""
     return bool(len(find_steps(trace).number))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A rank whose passes are still to be told."""
+
+    trace: RankTrace
+    rank: int
+    work: Work
+    messages: Messages
+    work_step: I32
+    message_step: I32
+    steps: Steps
+
+    def in_steps(self, steps: Steps) -> Prepared:
+        """Return the same rank with other steps."""
+        return replace(
+            self,
+            steps=steps,
+            work_step=steps.at(self.work.issued_ns),
+            message_step=steps.at(self.messages.issued_ns),
+        )
+
+
+def prepare(trace: RankTrace, work: Work, steps: Steps) -> Prepared:
+    """List what a rank did, and in which step."""
+    messages = tell_waits(find_messages(trace), work, find_waits(trace))
+    return Prepared(
+        trace=trace,
+        rank=trace.rank if trace.rank is not None else UNKNOWN,
+        work=work,
+        messages=messages,
+        work_step=steps.at(work.issued_ns),
+        message_step=steps.at(messages.issued_ns),
+        steps=steps,
+    )
+
+
+# NCCL's own ranges, torch's calls, RCCL's: a communicator is made at its first use.
+_COMMUNICATORS = re.compile(
+    r"(?:n|r)cclComm(?:Init|Split)|initNCCLComm|init_process_group|new_group|eager_connect"
+)
+# torch's pipelines send shapes along at the first step; `_shape_inference` needs `with_stack`.
+_SHAPES = re.compile(r"_shape_inference|_prepare_forward_infra")
+_QUEUES = re.compile(r"Launch|Memcpy.*Async|Memset.*Async")
+# A cache that grows by less has found its size; allocations are rounded to 2 MiB.
+_GROWTH = 0.02
+# Shapes are some hundred bytes, activations megabytes.
+_SMALL = 0.01
+
+COMMUNICATORS, SHAPES = "communicators were made", "shapes were sent along"
+ALLOCATOR, MESSAGES = "the allocator took its memory", "small messages went ahead"
+
+
+def find_set_up(one: Prepared, steps: Steps) -> tuple[tuple[int, str], ...]:
+    """Return the steps in which a rank was still setting up, each with what was seen."""
+    if not len(steps.number):
+        return ()
+    seen = [
+        *((step, COMMUNICATORS) for step in _steps_with(one, steps, _COMMUNICATORS)),
+        *((step, SHAPES) for step in _steps_with(one, steps, _SHAPES)),
+        *((step, MESSAGES) for step in _leading(steps, _talkative(one, steps))),
+        *((step, ALLOCATOR) for step in _leading(steps, _growing(one, steps))),
+    ]
+    first: dict[int, str] = {}
+    for step, what in seen:
+        first.setdefault(step, what)
+    return tuple(sorted(first.items()))
+
+
+def find_unfinished(one: Prepared, steps: Steps) -> tuple[int, ...]:
+    """Return the last step, where kernels of it were launched and not recorded, unlike before."""
+    trace = one.trace
+    if not len(trace.kernels) or not len(trace.launches) or not len(steps.number):
+        return ()
+    queues = _names_like(trace.names, _QUEUES)[trace.launches.name]
+    queues[trace.kernels.launch[trace.kernels.launch >= 0]] = False
+    lost = steps.at(trace.launches.start_ns[queues])
+    last = int(steps.at(trace.launches.start_ns)[-1])
+    return (last,) if last >= 0 and set(lost.tolist()) == {last} else ()
+
+
+def _steps_with(one: Prepared, steps: Steps, pattern: re.Pattern[str]) -> list[int]:
+    named = _names_like(one.trace.names, pattern)
+    if not named.any():
+        return []
+    moments = [
+        table.start_ns[named[table.name]]
+        for table in (one.trace.annotations, one.trace.operators, one.trace.cpu_operators)
+    ]
+    found = steps.at(np.concatenate(moments))
+    return sorted(set(found[found >= 0].tolist()))
+
+
+def _talkative(one: Prepared, steps: Steps) -> Flags:
+    """Tell which steps hold more small messages than most: shapes travel ahead of activations."""
+    size, at = one.messages.message_bytes, one.message_step
+    small = (size >= 0) & (size < _SMALL * size.max(initial=0))
+    counts = np.array([int(small[at == step].sum()) for step in steps.number.tolist()])
+    more: Flags = counts > np.median(counts)
+    return more
+
+
+def _growing(one: Prepared, steps: Steps) -> Flags:
+    """Tell in which steps the allocator asked the device for more memory."""
+    memory = one.trace.memory
+    on_device = memory.device_type == MemoryDevice.DEVICE
+    reserved, at = memory.reserved_bytes[on_device], steps.at(memory.start_ns[on_device])
+    grown = np.zeros(len(steps.number), dtype=bool)
+    for place, step in enumerate(steps.number.tolist()):
+        mine = reserved[at == step]
+        if len(mine):
+            grown[place] = mine.max() > mine[0] * (1 + _GROWTH)
+    return grown
+
+
+def _leading(steps: Steps, flags: Flags) -> list[int]:
+    """Return the steps flagged from the first one on: what comes later is no set-up."""
+    count = len(flags) if flags.all() else int(flags.argmin())
+    return [] if count == len(flags) else steps.number[:count].tolist()
+
+
+def _names_like(names: tuple[str, ...], pattern: re.Pattern[str]) -> Flags:
+    return np.array([bool(pattern.search(name)) for name in names] or [False], dtype=bool)
+
+
+# Of so few steps none is left out for being cold: what is left would be too little to measure.
+_ALWAYS_KEPT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A step that no figure is made of."""
+
+    step: int
+    why: Code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The steps of one pipeline."""
+
+    kept: tuple[int, ...]
+    left_out: tuple[LeftOut, ...]
+    partial: bool
+    """No step is whole: the figures are of parts."""
+    gaps: tuple[Gap, ...]
+
+
+def choose_steps(timeline: Timeline, pipeline: int, asked: int | None = None) -> Chosen:
+    """Keep the steps that all ranks hold whole, without those in which set-up was seen.
+
+    A step that was asked for is kept anyway, if all ranks hold some of it.
+    """
+    ranks = timeline.ranks_of(pipeline)
+    names = [rank.rank for rank in ranks]
+    passes = timeline.passes.where(np.isin(timeline.passes.rank, names))
+    holders = {step: set(passes.rank[passes.step == step].tolist()) for step in timeline.steps}
+    absent = {step: set(names) - held for step, held in holders.items() if held}
+    common = [step for step, without in absent.items() if not without]
+    cold = _cold(ranks, common)
+    cut = {step: found for step in common if (found := _cut_on(passes, ranks, step))}
+    if sum(step not in cut or step in cold for step in common) <= _ALWAYS_KEPT:
+        cold = {}
+    cut = {step: found for step, found in cut.items() if step not in cold}
+    whole = [step for step in common if step not in cut]
+    warm = [step for step in whole if step not in cold]
+    kept = warm or whole or common
+    if asked in common:
+        kept = sorted({*kept, asked})
+    uneven = {step: without for step, without in absent.items() if without}
+    reasons = ((uneven, Code.UNEVEN_STEPS), (cut, Code.CUT_STEPS), (cold, Code.COLD_STEPS))
+    left_out = [
+        LeftOut(step=step, why=code)
+        for steps, code in reasons
+        for step in steps
+        if step not in kept
+    ]
+    return Chosen(
+        kept=tuple(kept),
+        left_out=tuple(sorted(left_out, key=lambda one: one.step)),
+        partial=asked in cut or (bool(kept) and not whole),
+        gaps=tuple(_gaps(uneven, cut, cold, kept)),
+    )
+
+
+def only_steps(timeline: Timeline, steps: Iterable[int]) -> Timeline:
+    """Return a timeline that knows no other passes and transfers; its ranks stay as busy."""
+    kept = tuple(steps)
+    passes, transfers = timeline.passes, timeline.transfers
+    return replace(
+        timeline,
+        steps=kept,
+        passes=passes.where(np.isin(passes.step, kept)),
+        transfers=transfers.where(np.isin(transfers.step, kept)),
+    )
+
+
+def _cold(ranks: Sequence[RankTimeline], steps: Sequence[int]) -> dict[int, str]:
+    seen: dict[int, str] = {}
+    for rank in ranks:
+        for step, what in rank.set_up:
+            if step in steps:
+                seen.setdefault(step, f"{what} (rank {rank.rank})")
+    return seen if len(seen) < len(steps) else {}
+
+
+def _cut_on(passes: Passes, ranks: Sequence[RankTimeline], step: int) -> set[int]:
+    """Return the ranks that hold only a part of a step.
+
+    Every stage runs all microbatches forward, and each of them backward if it does so at all: the
+    first stages of a model may be frozen.
+    """
+    here = passes.where(passes.step == step)
+    counts = {
+        stage: np.bincount(here.kind[here.stage == stage], minlength=len(PassKind))
+        for stage in np.unique(here.stage).tolist()
+    }
+    most = max(int(count.max()) for count in counts.values())
+    backward = {stage: _backward(count) for stage, count in counts.items()}
+    unfinished = {stage for stage, count in backward.items() if 0 < count < most}
+    if unfinished:
+        unfinished |= {stage for stage, count in backward.items() if count == 0}
+    cut = {stage for stage, count in counts.items() if count[PassKind.F] < most} | unfinished
+    return {rank.rank for rank in ranks if cut & set(rank.stages) or step in rank.unfinished}
+
+
+def _backward(count: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+    """Return for how many microbatches all gradients were computed."""
+    return int(count[PassKind.B] + count[PassKind.W])
+
+
+def _gaps(
+    uneven: Mapping[int, set[int]],
+    cut: Mapping[int, set[int]],
+    cold: Mapping[int, str],
+    kept: Sequence[int],
+) -> Iterable[Gap]:
+    if uneven:
+        yield Gap(
+            code=Code.UNEVEN_STEPS,
+            message=f"{_named(uneven)} left out: {_ranks(uneven)} did not capture "
+            + ("it" if len(uneven) == 1 else "all of them"),
+            hint="capture the same steps on all ranks",
+        )
+    if cut:
+        parts = [step for step in cut if step in kept]
+        yield Gap(
+            code=Code.CUT_STEPS,
+            message=f"{_named(cut)} captured in part by {_ranks(cut)}; "
+            + ("there is no whole one, so figures are of the part" if parts else "left out"),
+            hint="let the capture begin and end between two steps",
+        )
+    if cold:
+        step, what = next(iter(cold.items()))
+        yield Gap(
+            code=Code.COLD_STEPS,
+            message=f"{_named(cold)} left out: set-up was seen in step {step}, {what}",
+            hint="let the job run a few steps before the capture",
+        )
+
+
+def _named(steps: Iterable[int]) -> str:
+    numbers = sorted(steps)
+    return f"{'step' if len(numbers) == 1 else 'steps'} {show_ranks(numbers)}"
+
+
+def _ranks(steps: Mapping[int, set[int]]) -> str:
+    ranks = sorted(set().union(*steps.values()))
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {show_ranks(ranks)}"

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from debubble.errors import Code, Gap, RunNotFound
-from debubble.trace.files import strip_extensions
 from debubble.trace.formats import Format, Recognised
+from debubble.trace.source import strip_extensions
 
 # Seconds, milliseconds or nanoseconds since 1970, as TensorBoard, vLLM and SGLang write them.
 _STAMP = re.compile(r"\d{10,19}(?:\.\d+)?")

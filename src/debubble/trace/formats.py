@@ -9,8 +9,7 @@ from enum import StrEnum
 
 from debubble.errors import TraceError
 from debubble.trace.digest.archive import Head, looks_like_digest, peek_head
-from debubble.trace.kineto.document import Opening, not_a_trace, scan_opening
-from debubble.trace.kineto.header import parse_header
+from debubble.trace.kineto.document import Opening, not_a_trace, parse_header, scan_opening
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 
 # Kineto's header is at most 40 KB in the traces we have seen; the rank is in it.

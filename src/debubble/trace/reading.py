@@ -12,10 +12,9 @@ from debubble.errors import Gap, TraceError
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest import read_digest
 from debubble.trace.digest.place import DigestPlace
-from debubble.trace.engine import Engine
+from debubble.trace.engine import Engine, Progress, map_files, too_large
 from debubble.trace.formats import Format, Recognised, recognise
 from debubble.trace.kineto import read_kineto
-from debubble.trace.mapping import Progress, map_files, too_large
 from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import Limits, Source, local_copy
 
@@ -70,7 +69,7 @@ def _read(known: Recognised, limits: Limits) -> Reading:
 
 def _read_digest(known: Recognised, limits: Limits) -> Reading:
     if known.head is not None and known.head.table:
-        from debubble.trace.digest.table import read_table  # noqa: PLC0415 (rare, and 20 ms)
+        from debubble.trace.digest.content import read_table  # noqa: PLC0415 (rare, and 20 ms)
 
         return Reading(table=read_table(known.file, limits))
     trace, sidecar = read_digest(known.file, limits)
@@ -89,14 +88,14 @@ def _read_instead(known: Recognised, limits: Limits, digests: DigestPlace | None
 
 
 def _keep(known: Recognised, reading: Reading, place: DigestPlace, limits: Limits) -> Reading:
-    from debubble.trace.digest import keep  # noqa: PLC0415 (only where digests are kept)
+    from debubble.trace.digest import content  # noqa: PLC0415 (only where digests are kept)
 
     if known.format is Format.DIGEST:
-        gaps = keep.copy_digest(known.file, known.rank, place, limits)
+        gaps = content.copy_digest(known.file, known.rank, place, limits)
     elif reading.table is not None:
-        gaps = keep.keep_table(known.file, reading.table, place)
+        gaps = content.keep_table(known.file, reading.table, place)
     else:
-        gaps = keep.keep_traces(known.file, reading.traces, place)
+        gaps = content.keep_traces(known.file, reading.traces, place)
     return replace(reading, gaps=gaps)
 
 

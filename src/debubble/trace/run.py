@@ -1,42 +1,182 @@
-"""What the user pointed at in → all its ranks read, through an engine, with every gap named."""
+"""A capture in → all its ranks, what is missing of them, and what was left unread."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from debubble.errors import Code, Gap, TraceError
+from debubble.errors import Code, Gap, RunNotFound, TraceError, as_gap
 from debubble.trace.captures import Capture, choose_capture, group_captures
 from debubble.trace.columns import Operation, RankTrace
 from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
-from debubble.trace.digest.place import DigestPlace
-from debubble.trace.engine import LOCAL, Engine, GivenEngine
-from debubble.trace.files import expand
+from debubble.trace.digest.place import DigestPlace, stamp_of
+from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress
 from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
-from debubble.trace.mapping import Progress
-from debubble.trace.pairs import pair_digests
 from debubble.trace.reading import Reading, read_all
-from debubble.trace.remote import each
-from debubble.trace.run_gaps import (
-    duplicate,
-    no_kernels,
-    no_rank,
-    no_trace_of,
-    nothing_found,
-    of_another_rank,
-    of_fragment,
-    unreadable,
-)
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
-from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
+from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
 from debubble.trace.summary import RankSummary, summarise
+from debubble.units import counted
 
 if TYPE_CHECKING:
     from debubble.trace.optable import OpTable
+
+# Thousands of names make no message clearer.
+_FILES_SHOWN = 20
+
+
+def of_another_rank(said: Sidecar, trace: RankTrace) -> Gap:
+    """Name a sidecar that another rank wrote."""
+    return Gap(
+        code=Code.SIDECAR_DIFFERS,
+        message=f"was written by rank {said.rank}, beside the trace of another: it is not used",
+        hint="put each sidecar beside its own trace",
+        file=said.file,
+        rank=trace.rank,
+    )
+
+
+def unreadable(error: TraceError) -> Gap:
+    """Name a file that could not be read."""
+    gap = as_gap(error, code=Code.UNREADABLE)
+    return gap if gap.rank is not None else replace(gap, rank=rank_from_name(gap.file))
+
+
+def nothing_found(
+    places: Sequence[str], gaps: Sequence[Gap], left_alone: Sequence[str]
+) -> RunNotFound:
+    """Say that nothing could be read at all."""
+    if gaps:
+        more = f" (and {counted(len(gaps) - 1, 'more problem')})" if len(gaps) > 1 else ""
+        return RunNotFound(f"{gaps[0]}{more}", hint=gaps[0].hint)
+    seen = f"; {counted(len(left_alone), 'JSON file')} there, none of them a trace"
+    return RunNotFound(
+        f"no traces in {', '.join(places)}{seen if left_alone else ''}",
+        hint="give torch.profiler's Chrome traces, `nsys export --type sqlite` files, or op tables",
+    )
+
+
+def duplicate(rank: int, files: Sequence[str]) -> Gap:
+    """Name a rank with several files."""
+    return Gap(
+        code=Code.DUPLICATE_RANK,
+        message=f"{counted(len(files), 'file')} of the same rank, none of them read: "
+        + ", ".join(files[:_FILES_SHOWN])
+        + (", …" if len(files) > _FILES_SHOWN else ""),
+        hint="keep one of them, or give the files one by one",
+        file=files[0],
+        rank=rank,
+    )
+
+
+def no_rank(trace: RankTrace) -> Gap:
+    """Name a trace that nothing gives a rank."""
+    return Gap(
+        code=Code.NO_RANK,
+        message="no rank: neither distributedInfo nor the file name tells it",
+        hint="rename it to rank<N>.json.gz, or give it alone with --rank N",
+        file=trace.file,
+    )
+
+
+def no_kernels(trace: RankTrace) -> Gap:
+    """Name a rank without device work beside others that have some."""
+    return Gap(
+        code=Code.NO_KERNELS,
+        message="no device kernels in it, though other ranks have some",
+        hint="record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] on every rank",
+        file=trace.file,
+        rank=trace.rank,
+    )
+
+
+def of_fragment(trace: RankTrace) -> list[Gap]:
+    """Say what is wrong with a file that ends before its kernels: its rank counts as missing."""
+    said = []
+    for gap in trace.gaps:
+        if gap.code is Code.TRUNCATED:
+            lost = f"{gap.message}, none of them of its device: the rank counts as missing"
+            said.append(replace(gap, message=lost, rank=trace.rank))
+        elif gap.code is not Code.NO_KERNELS:
+            said.append(gap)
+    return said
+
+
+def no_trace_of(missing: Sequence[int], ranks: Sequence[RankTrace]) -> Gap:
+    """Name ranks that belong to the run and have no trace."""
+    names = f"{'rank' if len(missing) == 1 else 'ranks'} {show_ranks(missing)}"
+    talk = any(trace.operators.addressed.any() for trace in ranks)
+    why = "which these ranks exchange data with" if talk else "which the same job ran"
+    return Gap(
+        code=Code.MISSING_RANKS,
+        message=f"no trace of {names}, {why}",
+        hint="capture all ranks of at least one pipeline",
+    )
+
+
+def show_ranks(ranks: Sequence[int]) -> str:
+    """Write ranks briefly: `0-3, 7`."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """The digests to read, and the traces that need not be read for them."""
+
+    digests: tuple[Recognised, ...]
+    spared: frozenset[str]
+    gaps: tuple[Gap, ...]
+
+
+def pair_digests(digests: Iterable[Recognised], files: Collection[str]) -> Paired:
+    """Take the digest where it is of the very trace beside it, and otherwise the trace."""
+    by_trace: defaultdict[str, list[Recognised]] = defaultdict(list)
+    known = frozenset(files)
+    read: list[Recognised] = []
+    for digest in digests:
+        if digest.named in known and digest.named != digest.file:
+            by_trace[digest.named].append(digest)
+        else:
+            read.append(digest)
+    spared: set[str] = set()
+    gaps: list[Gap] = []
+    for trace, of_it in by_trace.items():
+        differs = _difference(trace, of_it)
+        if differs is None:
+            read += [replace(one, instead=trace) for one in of_it]
+            spared.add(trace)
+        else:
+            gaps.append(differs)
+    return Paired(digests=tuple(read), spared=frozenset(spared), gaps=tuple(gaps))
+
+
+def _difference(trace: str, digests: Sequence[Recognised]) -> Gap | None:
+    stamp = stamp_of(trace)
+    heads = [one.head for one in digests if one.head is not None]
+    if stamp is None or any(head.stamp != stamp for head in heads):
+        why = "is of another recording than the trace beside it"
+    elif len({head.part for head in heads}) != heads[0].parts:
+        why = f"is one of {heads[0].parts}, and not all lie beside the trace"
+    else:
+        return None
+    return Gap(
+        code=Code.DIGEST_DIFFERS,
+        message=f"{why}: the trace is read",
+        hint="make it again with --digest beside, or remove it",
+        file=digests[0].file,
+        rank=digests[0].rank if len(digests) == 1 else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,3 +431,42 @@ def named_like_a_trace(file: str) -> bool:
 def _is_garbage_trace(known: Recognised) -> bool:
     """Tell a file that is not JSON at all, though its name says so."""
     return known.format is Format.OTHER and named_like_a_trace(known.file)
+
+
+# Many names make no message clearer.
+_PLACES_SHOWN = 4
+
+
+def warn_of_unread(places: Sequence[str], found: Found) -> Found:
+    """Add a warning where nothing of a place is read that the user named: it is of another run.
+
+    One place may hold many captures over time: the newest is meant, and nothing is warned of.
+    """
+    if len(places) < 2 or len(found.captures) < 2:
+        return found
+    read = _files_of(found.capture)
+    others = {file for one in found.captures if one is not found.capture for file in _files_of(one)}
+    below = {place: set(expand([place])[0]) for place in dict.fromkeys(places)}
+    unread = [place for place, files in below.items() if files & others and not files & read]
+    if not unread:
+        return found
+    # It says the same of captures that were named.
+    kept = [gap for gap in found.gaps if gap.code is not Code.NEWER_INCOMPLETE]
+    return replace(found, gaps=(*kept, _several_runs(unread, found.capture)))
+
+
+def _files_of(capture: Capture) -> set[str]:
+    """Return its files, and the traces that digests are read for."""
+    found = {name for file in capture.files for name in (file.file, file.instead)}
+    return found.union(*(files for _, files in capture.duplicates))
+
+
+def _several_runs(unread: Sequence[str], read: Capture) -> Gap:
+    more = ", …" if len(unread) > _PLACES_SHOWN else ""
+    return Gap(
+        code=Code.SEVERAL_RUNS,
+        message=f"several captures were named, and one is read: {read.name}; "
+        f"not read: {', '.join(unread[:_PLACES_SHOWN])}{more}",
+        hint="give the traces of one run, or choose with --capture NAME; "
+        "`debubble compare` holds two runs against each other",
+    )

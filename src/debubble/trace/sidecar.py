@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from debubble.errors import Code, Gap
-from debubble.trace.remote import read_whole
-from debubble.trace.source import is_url
+from debubble.trace.source import is_url, read_whole
 
 SUFFIX = ".debubble.json"
 SCHEMA = "debubble.sidecar/1"

@@ -1,4 +1,4 @@
-"""The runs so far in → the next one out, or why there is none.
+"""A journal in → the next run, within the budget.
 
 First the setting as it is. Then, as long as something is foretold to gain beyond the noise, the
 most promising one, each time with costs fitted anew; after every third the first setting again.
@@ -9,14 +9,65 @@ same decision: whoever is killed goes on as if nothing had been.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from debubble.tune.budget import Budget
-from debubble.tune.journal import Expected
+from debubble.errors import UsageError
+from debubble.tune.journal import Expected, Run
 from debubble.tune.prospects import Prospects
 from debubble.tune.setting import Setting
 from debubble.tune.standing import Standing
+from debubble.tune.trial import Kind
+
+# A run that takes this many times as long as the longest good one, and a minute, hangs: starting
+# up on a busy machine may take long, but not so long.
+_HANGS_AFTER, _GRACE_S = 3.0, 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What the user allows; time counts while runs run, over all resumptions."""
+
+    runs: int
+    seconds: float | None
+    timeout_s: float | None
+
+    def __post_init__(self) -> None:
+        if self.runs < 1:
+            raise UsageError("the budget is too small for one run", hint="give --runs 1 or more")
+        for name, value in (("--minutes", self.seconds), ("--timeout", self.timeout_s)):
+            if value is not None and not value > 0:
+                raise UsageError("the budget is too small for one run", hint=f"give {name} more")
+
+    def runs_left(self, runs: Sequence[Run]) -> int:
+        """Return how many runs may still be made."""
+        return max(0, self.runs - len(runs))
+
+    def seconds_left(self, runs: Sequence[Run]) -> float | None:
+        """Return how long runs may still take; None where that is not limited."""
+        if self.seconds is None:
+            return None
+        return max(0.0, self.seconds - sum(run.outcome.seconds for run in runs))
+
+    def has_room(self, runs: Sequence[Run]) -> bool:
+        """Tell whether another run can be made to its end."""
+        left = self.seconds_left(runs)
+        longest = _longest(runs)
+        in_time = left is None or (left > 0 and left >= (longest or 0.0))
+        return self.runs_left(runs) > 0 and in_time
+
+    def timeout_for(self, runs: Sequence[Run]) -> float | None:
+        """Return when a run hangs."""
+        longest = _longest(runs)
+        if self.timeout_s is not None or longest is None:
+            return self.timeout_s
+        return _HANGS_AFTER * longest + _GRACE_S
+
+
+def _longest(runs: Sequence[Run]) -> float | None:
+    good = [run.outcome.seconds for run in runs if run.outcome.kind is Kind.MEASURED]
+    return max(good, default=None)
+
 
 # Runs of the winner and of the first setting: two each show what differs from run to run; a third,
 # where two leave it open.

@@ -1,4 +1,4 @@
-"""What was run, line by line on the disk: whoever is killed goes on where the last line ends.
+"""What was run, written down and found again.
 
 The first line says whose it is. A run is two lines: that it began, before it does, and what came of
 it. A line is there whole or not at all.
@@ -16,6 +16,7 @@ from typing import IO, Self, TypeVar
 import msgspec
 
 from debubble.errors import TuneError
+from debubble.measure.store import Store
 from debubble.tune.setting import Setting
 from debubble.tune.trial import Outcome
 
@@ -205,3 +206,23 @@ def _decode(line: bytes, kind: type[_Value], path: Path) -> _Value:
             file=str(path),
             hint="give another --out, or --force to begin anew",
         ) from error
+
+
+_TAG = "tune"
+
+
+def remember(store: Store, name: str, run: Run) -> None:
+    """Keep the measurement of a run under the tuning's name and its setting."""
+    if run.outcome.measurement is None:
+        return
+    called = record_name(name, run.setting)
+    if any(record.tags.get(_TAG) == run.token for record in store.records(called)):
+        return
+    tags = {_TAG: run.token, "outcome": run.outcome.kind.value, "run": str(run.number)}
+    store.add(called, run.outcome.measurement, now_s=run.began_s, tags=tags)
+
+
+def record_name(name: str, setting: Setting) -> str:
+    """Name the records of a setting; commas would join names in `compare`."""
+    parts = [f"{knob}={setting.written(knob).replace(',', '.')}" for knob in setting.knobs()]
+    return "/".join([name, *parts])

@@ -8,9 +8,8 @@ import numpy as np
 
 from debubble.measure.compare import compare
 from debubble.measure.measurement import Measurement
-from debubble.tune.reading import Reading
 from debubble.tune.setting import Setting
-from debubble.tune.trial import Kind, Outcome
+from debubble.tune.trial import Kind, Outcome, Reading
 from debubble.units import show_bytes
 
 # Of the shift in time that another split should bring, less than this is none at all.

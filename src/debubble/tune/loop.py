@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 
 from debubble.errors import TuneError, UsageError
 from debubble.measure.comparison import Verdict
-from debubble.tune.budget import Budget
-from debubble.tune.decide import Next, Stop, decide
+from debubble.tune.decide import Budget, Next, Stop, decide
 from debubble.tune.journal import Began, Journal, Run
 from debubble.tune.judge import First, contradicts, judge
-from debubble.tune.process import end_marked
 from debubble.tune.prospects import Prospects, Scope, look_ahead
-from debubble.tune.reading import Reading, read_capture
 from debubble.tune.setting import Setting
 from debubble.tune.standing import Standing
-from debubble.tune.trial import LOG, Bench, Kind, run_trial
+from debubble.tune.trial import LOG, Bench, Kind, Reading, end_marked, read_capture, run_trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

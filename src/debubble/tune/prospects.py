@@ -6,19 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from debubble.errors import UsageError
-from debubble.plan.allowed import Allowed
-from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
+from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline, stages_of
 from debubble.plan.change import Hold
 from debubble.plan.microbatches import MOST_A_RANK
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
-from debubble.plan.prepared import stages_of
-from debubble.plan.schedule import Refused
+from debubble.plan.schedule import Allowed, Refused
 from debubble.tune.journal import Expected, Run
-from debubble.tune.reading import Reading
 from debubble.tune.setting import Setting
 from debubble.tune.standing import Standing
-from debubble.tune.trial import Kind
+from debubble.tune.trial import Kind, Reading
 from debubble.units import NS_PER_S
 
 

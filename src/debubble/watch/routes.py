@@ -16,13 +16,12 @@ from urllib.parse import urlsplit
 from debubble.errors import StoreError
 from debubble.report.watch_page import STYLE_POLICY, capture_page, status_page
 from debubble.watch.config import Config, is_loopback
-from debubble.watch.describe import SCHEMA
 from debubble.watch.http import Answer, Request
 from debubble.watch.journal import Alert, Journal
 from debubble.watch.judge import Judge
 from debubble.watch.log import log
 from debubble.watch.metrics import LATENCY_BOUNDS_S, Counts, write_metrics
-from debubble.watch.views import capture_view, whole_view
+from debubble.watch.views import SCHEMA, capture_view, whole_view
 
 _HTML = "text/html; charset=utf-8"
 _JSON = "application/json"

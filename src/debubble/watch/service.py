@@ -32,11 +32,16 @@ from debubble.watch.journal import Claim, Journal
 from debubble.watch.judge import Judge
 from debubble.watch.log import log
 from debubble.watch.metrics import Counts
-from debubble.watch.prune import prune
 from debubble.watch.routes import Routes
-from debubble.watch.schedule import after_quiet_hours, back_off, next_capture
-from debubble.watch.sources import Ready, Scanner, digest_place
-from debubble.watch.traffic import ServerMetrics, ask_server, requests_between
+from debubble.watch.sources import Ready, Scanner, digest_place, prune
+from debubble.watch.traffic import (
+    ServerMetrics,
+    after_quiet_hours,
+    ask_server,
+    back_off,
+    next_capture,
+    requests_between,
+)
 from debubble.watch.webhooks import Webhooks
 
 _T = TypeVar("_T")

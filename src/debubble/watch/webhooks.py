@@ -12,10 +12,9 @@ import urllib.request
 from urllib.parse import urlsplit
 
 from debubble.errors import StoreError
-from debubble.watch.describe import SCHEMA
 from debubble.watch.journal import Delivery, Journal
 from debubble.watch.log import log
-from debubble.watch.views import alert_view
+from debubble.watch.views import SCHEMA, alert_view
 
 PATIENCE_S = 5.0
 _POLL_S = 2.0

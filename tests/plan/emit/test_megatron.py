@@ -13,7 +13,7 @@ from support.emitted_text import code_of, flags_of, paste_flags, setting_for, sp
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import emit
-from debubble.plan.emit.layer_layout import write_layout
+from debubble.plan.emit.megatron import write_layout
 from debubble.schedules import order_of
 
 RUN = Setting(ranks=4, layers=32, microbatches=8, schedule="1f1b")

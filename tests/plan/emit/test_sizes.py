@@ -10,7 +10,7 @@ from support.emitted_text import comments_of, paste_flags
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import emit
-from debubble.plan.emit.sizes import python_product, python_shrunk, shell_shrunk, shrunk_size
+from debubble.plan.emit.aim import python_product, python_shrunk, shell_shrunk, shrunk_size
 
 HELD = Change(microbatches=16, hold="batch")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.costs.memory_run import MemoryRun, RankMemory
+from debubble.costs.memory import MemoryRun, RankMemory
 from debubble.schedules import order_of
 
 PARAMS, STATES, ACTIVATION, MESSAGE, WORK = 64.0, 3, 20.0, 4.0, 37.0

@@ -15,7 +15,7 @@ from debubble.schedules import order_of
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication, usual_communication
 from debubble.simulate.engine import Engine
-from debubble.simulate.given_lengths import GivenCosts, give_lengths
+from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind

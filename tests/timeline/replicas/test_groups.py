@@ -7,7 +7,7 @@ import pytest
 from support.simulator.replicas import STEP_NS, collectives, figures
 
 from debubble.timeline.replicas import judge_replicas
-from debubble.timeline.replicas.groups import join_groups
+from debubble.timeline.replicas.cells import join_groups
 from debubble.trace.columns import Group
 
 MS = 1_000_000

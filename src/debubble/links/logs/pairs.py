@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from debubble.errors import Code, Gap
 from debubble.links.classes import LinkClass
 from debubble.links.expectation import Hop
-from debubble.links.fit import Fit, fit_line
+from debubble.links.hop_times import Fit, fit_line
 from debubble.links.judge import SLOW_FOR_ITS_CLASS, Judgement, Past, judge_time, unknown
 from debubble.links.logs.model import CopyLog, Log, MatrixLog, NcclLog, NcclRow, NvlinkStatus
 from debubble.links.wiring import inactive_links

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 from debubble.errors import LogError
-from debubble.links.logs.gpu_copy import is_gpu_copy, read_gpu_copy
 from debubble.links.logs.model import Log
-from debubble.links.logs.nccl_json import is_nccl_json, read_nccl_json
-from debubble.links.logs.nccl_text import is_nccl_text, read_nccl_text
+from debubble.links.logs.nccl import is_nccl_json, is_nccl_text, read_nccl_json, read_nccl_text
 from debubble.links.logs.nvbandwidth import (
+    is_gpu_copy,
     is_nvbandwidth_json,
     is_nvbandwidth_text,
+    read_gpu_copy,
     read_nvbandwidth_json,
     read_nvbandwidth_text,
 )

@@ -7,8 +7,7 @@ import re
 from debubble.errors import LogError
 from debubble.links.classes import CLASSES, LinkClass, nvlink_of
 from debubble.links.expectation import Hop
-from debubble.links.logs.model import NvlinkStatus, Topology
-from debubble.links.logs.numbers import RERUN, number
+from debubble.links.logs.model import RERUN, NvlinkStatus, Topology, number
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _GPU = re.compile(r"^GPU(\d+)$")

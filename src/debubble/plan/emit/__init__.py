@@ -17,14 +17,13 @@ from debubble.plan.emit import (
     nemo,
     nemo_automodel,
     order_file,
-    recompute,
     sglang,
     tensorrt_llm,
     torch,
     torchtitan,
     vllm,
 )
-from debubble.plan.emit.refuse import cannot
+from debubble.plan.emit.aim import cannot, emit_recompute
 
 __all__ = ["EMITTERS", "can_emit", "emit"]
 
@@ -64,7 +63,7 @@ def emit(framework: str, change: Change, setting: Setting) -> str:
     if change.recompute is None:
         return EMITTERS[framework](change, setting)
     rest = replace(change, recompute=None)
-    told = recompute.emit(framework, on=change.recompute)
+    told = emit_recompute(framework, on=change.recompute)
     if rest == Change(hold=change.hold):
         return told
     written = EMITTERS[framework](rest, setting)

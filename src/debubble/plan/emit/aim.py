@@ -1,14 +1,30 @@
-"""A change and the run it changes in → what will run afterwards, checked against itself."""
+"""A change in → what a framework is to be told: sizes, refusals, text.
+
+Traces seldom tell how many samples a microbatch has. Where it is not known, sizes are written as
+arithmetic over a name that the user sets, and that fails loudly where it is not set.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd, prod
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.schedules import SCHEDULES, Order, Placement, placement_of, state_schedule
-from debubble.schedules.registry import can_have_chunks
+from debubble.schedules.named import can_have_chunks
 from debubble.units import counted
+
+
+def comment(*lines: str) -> str:
+    """Write each line as a comment, for shell, YAML and Python alike."""
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def flags(words: Sequence[str]) -> str:
+    """Write the flags of a launch line, one a line, to stand at its end."""
+    return " \\\n".join(words) + "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,3 +161,152 @@ def _layers_of(setting: Setting) -> int:
     if setting.layers is None:
         raise UsageError("how many layers the model has is not known", hint="say it with --layers")
     return setting.layers
+
+
+def cannot(framework: str, what: str, hint: str) -> UsageError:
+    """Return the refusal of something that a framework cannot be told."""
+    return UsageError(f"{framework} cannot be told {what}", hint=hint)
+
+
+def refuse_training(framework: str, setting: Setting) -> None:
+    """Refuse a run that trains, for an engine that serves."""
+    known = SCHEDULES.get(setting.schedule or "")
+    if known is not None and known.kinds != {"F"}:
+        raise cannot(
+            framework,
+            f"to train: it serves, and the run has backward passes ({setting.schedule})",
+            "name what trains it: torch, torchtitan, megatron, deepspeed, nemo",
+        )
+
+
+def refuse_schedule(framework: str, change: Change, aim: Aim, hint: str) -> None:
+    """Refuse any change of schedule or chunks, for an engine that has its own."""
+    if change.schedule is not None or change.chunks is not None or aim.chunks != 1:
+        raise cannot(framework, "a schedule or stages a rank", hint)
+
+
+def refuse_overlap(framework: str, change: Change, hint: str) -> None:
+    """Refuse any change of overlap."""
+    if change.overlap is not None:
+        raise cannot(framework, "to overlap transfers, or not to", hint)
+
+
+def microbatches_of(aim: Aim) -> int:
+    """Return the microbatches of the run after the change, which must be known."""
+    if aim.microbatches is None:
+        raise UsageError(
+            "how many microbatches the run has is not known", hint="say it with --microbatches"
+        )
+    return aim.microbatches
+
+
+def schedule_of(aim: Aim) -> str:
+    """Return the schedule of the run after the change, which must be known."""
+    if aim.schedule is None:
+        raise UsageError("which schedule the run has is not known", hint="say it with --schedule")
+    return aim.schedule
+
+
+MICROBATCH_SIZE = "MICROBATCH_SIZE"
+DATA_PARALLEL = "DATA_PARALLEL"
+_MEANING = {
+    MICROBATCH_SIZE: "the samples of one microbatch as the run is now",
+    DATA_PARALLEL: "the replicas of the model, each with a share of the batch",
+}
+
+
+def shrunk_size(change: Change, setting: Setting) -> tuple[int, int] | int:
+    """Return the size of a microbatch if the batch is held; where unknown, the ratio to now."""
+    now, then = setting.microbatches, change.microbatches
+    if now is None or then is None:
+        raise UsageError(
+            "how many microbatches the run has is not known",
+            hint="hold the microbatch instead of the batch",
+        )
+    if setting.microbatch_size is None:
+        common = gcd(now, then)
+        return now // common, then // common
+    batch = now * setting.microbatch_size
+    if batch % then:
+        raise UsageError(
+            f"a batch of {batch} samples does not cut into {then} equal microbatches",
+            hint="hold the microbatch instead, or take a number that divides the batch",
+        )
+    return batch // then
+
+
+def shell_shrunk(change: Change, setting: Setting, name: str = MICROBATCH_SIZE) -> str:
+    """Write the size of a microbatch, if the batch is held, for a shell."""
+    size = shrunk_size(change, setting)
+    if isinstance(size, int):
+        return str(size)
+    return f"$(({_scaled(f'${{{name}:?}}', size, '/')}))"
+
+
+def python_shrunk(change: Change, setting: Setting, now: str) -> str:
+    """Write the size of a microbatch, if the batch is held, for Python; `now` is what it is."""
+    size = shrunk_size(change, setting)
+    return str(size) if isinstance(size, int) else _scaled(now, size, "//")
+
+
+def divides_note(change: Change, setting: Setting) -> list[str]:
+    """Return what an unknown size must divide by, as a line, if the batch is held."""
+    size = shrunk_size(change, setting)
+    if isinstance(size, int) or size[1] == 1:
+        return []
+    return [f"The size of a microbatch as it is now must divide by {size[1]}."]
+
+
+def shell_product(microbatches: int, factors: dict[str, int | None]) -> str:
+    """Write microbatches times further factors, each known or a name, for a shell."""
+    known, names = _parts(microbatches, factors)
+    if not names:
+        return str(known)
+    return f"$(({' * '.join([str(known), *(f'${{{name}:?}}' for name in names)])}))"
+
+
+def python_product(microbatches: int, factors: dict[str, int | None]) -> str:
+    """Write microbatches times further factors, each known or a name, for Python."""
+    known, names = _parts(microbatches, factors)
+    return " * ".join([str(known), *names])
+
+
+def explain_names(text: str) -> list[str]:
+    """Return a line for each name in a text that the user has to set."""
+    return [f"Set {name} first: {meaning}." for name, meaning in _MEANING.items() if name in text]
+
+
+def _scaled(now: str, ratio: tuple[int, int], divided_by: str) -> str:
+    times = "" if ratio[0] == 1 else f" * {ratio[0]}"
+    return f"{now}{times}" + ("" if ratio[1] == 1 else f" {divided_by} {ratio[1]}")
+
+
+def _parts(microbatches: int, factors: dict[str, int | None]) -> tuple[int, list[str]]:
+    known = prod((size for size in factors.values() if size is not None), start=microbatches)
+    return known, [name for name, size in factors.items() if size is None]
+
+
+_FLAGS = {
+    "megatron": (
+        ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
+        "Take --recompute-granularity, --recompute-method and --recompute-num-layers out.",
+    ),
+    "torchtitan": (
+        ["--activation_checkpoint.mode full"],
+        "Set --activation_checkpoint.mode none.",
+    ),
+}
+_DEEPSPEED = "module = PipelineModule(..., activation_checkpoint_interval={interval})\n"
+
+
+def emit_recompute(framework: str, *, on: bool) -> str:
+    """Write what lets backward passes recompute, or keep, activations."""
+    name = framework.partition("@")[0]
+    if name == "deepspeed":
+        return comment("DeepSpeed: layers between checkpoints; 0 keeps everything.") + (
+            _DEEPSPEED.format(interval=int(on))
+        )
+    if name not in _FLAGS:
+        raise cannot(framework, "to recompute activations", "wrap layers in torch's checkpoint()")
+    words, off = _FLAGS[name]
+    return flags(words) if on else comment(off)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit.aim import Aim, aim_of
-from debubble.plan.emit.refuse import cannot, refuse_overlap
-from debubble.plan.emit.sizes import divides_note, python_shrunk
-from debubble.plan.emit.text import comment
+from debubble.plan.emit.aim import (
+    Aim,
+    aim_of,
+    cannot,
+    comment,
+    divides_note,
+    python_shrunk,
+    refuse_overlap,
+)
 
 _NAME = "DeepSpeed"
 

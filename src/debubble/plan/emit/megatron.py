@@ -1,20 +1,101 @@
-"""Megatron-LM: flags of the launch line; the split as a layout."""
+"""A change in → Megatron's flags.
+
+E is the embedding, t a layer, L the loss, `|` ends a stage; `x*n` and `(...)*n` repeat. Stages
+stand in the order in which the model runs through them, with virtual stages as well: stage i is
+virtual stage i // ranks of rank i % ranks.
+"""
 
 from __future__ import annotations
 
+from itertools import groupby
+
+from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit.aim import aim_of
-from debubble.plan.emit.layer_layout import write_layout
-from debubble.plan.emit.megatron_rules import check_schedule, group_size
-from debubble.plan.emit.sizes import (
+from debubble.plan.emit.aim import (
     DATA_PARALLEL,
     MICROBATCH_SIZE,
+    Aim,
+    aim_of,
+    cannot,
+    comment,
     divides_note,
     explain_names,
+    flags,
+    microbatches_of,
     shell_product,
     shell_shrunk,
 )
-from debubble.plan.emit.text import comment, flags
+from debubble.schedules.named import count_rounds, round_size
+
+
+def write_layout(split: tuple[int, ...]) -> str:
+    """Write a split as a layout, equal neighbours folded."""
+    if len(split) == 1:
+        return f"E{_layers(split[0])}L"
+    first, *middle, last = split
+    parts = [f"E{_layers(first)}|"]
+    for layers, group in groupby(middle):
+        count = len(list(group))
+        stage = f"{_layers(layers)}|"
+        parts.append(stage if count == 1 else f"({stage})*{count},")
+    return "".join([*parts, f"{_layers(last)}L"])
+
+
+def _layers(count: int) -> str:
+    return "t" if count == 1 else f"t*{count}"
+
+
+# Without overlap Megatron's interleaved schedule exchanges in pairs, which needs a third rank.
+_LEAST_RANKS_WITHOUT_OVERLAP = 3
+
+
+def check_schedule(framework: str, change: Change, aim: Aim) -> None:
+    """Refuse a schedule that Megatron does not have, or sizes that its own cannot have."""
+    if change.schedule is not None and change.schedule not in {"1f1b", "interleaved-1f1b"}:
+        raise cannot(
+            framework,
+            f"to run {change.schedule}",
+            "it has 1f1b, and interleaved-1f1b where --chunks is 2 or more",
+        )
+    if aim.chunks > 1:
+        _check_rounds(framework, aim)
+    _check_overlap(framework, change, aim)
+
+
+def group_size(aim: Aim) -> int | None:
+    """Return how many microbatches a virtual stage takes at a time, where it is not its default."""
+    if aim.chunks == 1 or aim.microbatches is None:
+        return None
+    size = round_size(aim.ranks, aim.microbatches)
+    return None if size == aim.ranks else size
+
+
+def _check_rounds(framework: str, aim: Aim) -> None:
+    microbatches = microbatches_of(aim)
+    if aim.ranks == 1:
+        raise UsageError(f"{framework} has no virtual stages on one rank", hint="use --chunks 1")
+    if microbatches < aim.ranks or microbatches % count_rounds(aim.ranks, microbatches):
+        raise UsageError(
+            f"{framework} cannot cut {microbatches} microbatches into equal groups of "
+            f"{aim.ranks} or more",
+            hint=f"give a multiple of {aim.ranks} microbatches",
+        )
+
+
+def _check_overlap(framework: str, change: Change, aim: Aim) -> None:
+    if change.overlap is None:
+        return
+    if aim.chunks == 1:
+        raise UsageError(
+            f"{framework} never overlaps transfers without virtual stages",
+            hint="give --schedule interleaved-1f1b --chunks 2 as well",
+        )
+    if not change.overlap and aim.ranks < _LEAST_RANKS_WITHOUT_OVERLAP:
+        raise UsageError(
+            f"{framework} needs 3 ranks or more for virtual stages without overlap",
+            hint="leave the overlap on",
+        )
+
 
 _LAYOUT_REPLACES = (
     "The layout replaces --num-layers-per-virtual-pipeline-stage,",

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit.aim import aim_of
-from debubble.plan.emit.layer_layout import write_layout
-from debubble.plan.emit.megatron_rules import check_schedule, group_size
-from debubble.plan.emit.sizes import (
+from debubble.plan.emit.aim import (
     DATA_PARALLEL,
     MICROBATCH_SIZE,
+    aim_of,
+    comment,
     divides_note,
     explain_names,
     python_product,
     python_shrunk,
 )
-from debubble.plan.emit.text import comment
+from debubble.plan.emit.megatron import check_schedule, group_size, write_layout
 
 
 def emit(change: Change, setting: Setting) -> str:

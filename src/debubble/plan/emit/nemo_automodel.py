@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit.aim import Aim, aim_of
-from debubble.plan.emit.module_names import Names, describe, modules_of_stages
-from debubble.plan.emit.refuse import cannot, microbatches_of, refuse_overlap
-from debubble.plan.emit.sizes import shrunk_size
-from debubble.plan.emit.text import comment
-from debubble.plan.emit.torch_rules import splits_backward, torch_schedule
+from debubble.plan.emit.aim import (
+    Aim,
+    aim_of,
+    cannot,
+    comment,
+    microbatches_of,
+    refuse_overlap,
+    shrunk_size,
+)
+from debubble.plan.emit.torch import splits_backward, torch_schedule
+from debubble.plan.emit.torchtitan import Names, describe, modules_of_stages
 
 _NAME = "NeMo Automodel"
 _NAMES = Names(

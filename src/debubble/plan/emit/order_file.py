@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit.aim import aim_of
-from debubble.plan.emit.refuse import microbatches_of, schedule_of
+from debubble.plan.emit.aim import aim_of, microbatches_of, schedule_of
 from debubble.schedules import SCHEDULES, format_order, order_of, read_order
 
 FILE = "order.csv"

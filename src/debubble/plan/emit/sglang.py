@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit.aim import Aim, aim_of
-from debubble.plan.emit.refuse import cannot, refuse_overlap, refuse_schedule, refuse_training
-from debubble.plan.emit.sizes import divides_note, explain_names, shell_shrunk
-from debubble.plan.emit.text import comment, flags
+from debubble.plan.emit.aim import (
+    Aim,
+    aim_of,
+    cannot,
+    comment,
+    divides_note,
+    explain_names,
+    flags,
+    refuse_overlap,
+    refuse_schedule,
+    refuse_training,
+    shell_shrunk,
+)
 
 _NAME = "SGLang"
 

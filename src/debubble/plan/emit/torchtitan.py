@@ -1,26 +1,60 @@
-"""torchtitan: flags of the launch line, in the words of three versions."""
+"""A change in → torchtitan's flags."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit.aim import Aim, aim_of
-from debubble.plan.emit.module_names import Names, describe, modules_of_stages
-from debubble.plan.emit.order_file import FILE
-from debubble.plan.emit.refuse import cannot
-from debubble.plan.emit.sizes import (
+from debubble.plan.emit.aim import (
     MICROBATCH_SIZE,
+    Aim,
+    aim_of,
+    cannot,
+    comment,
     divides_note,
     explain_names,
+    flags,
     shell_product,
     shell_shrunk,
 )
-from debubble.plan.emit.text import comment, flags
-from debubble.plan.emit.torch_rules import splits_backward, torch_schedule
+from debubble.plan.emit.order_file import FILE
+from debubble.plan.emit.torch import splits_backward, torch_schedule
 from debubble.schedules import SCHEDULES, Shape, place_stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What a kind of model calls its parts."""
+
+    before: tuple[str, ...]
+    """On the first stage, ahead of the layers."""
+    layer: str
+    """Each layer's name up to its number."""
+    after: tuple[str, ...]
+    """On the last stage, behind the layers."""
+    everywhere: tuple[str, ...] = ()
+
+
+def modules_of_stages(split: tuple[int, ...], names: Names) -> list[list[str]]:
+    """Return the modules of each stage, in order."""
+    stages = [
+        [f"{names.layer}{number}" for number in range(first, end)]
+        for first, end in pairwise(accumulate(split, initial=0))
+    ]
+    stages[0] = [*names.before, *stages[0]]
+    stages[-1] = [*stages[-1], *names.after]
+    return [[*stage, *names.everywhere] for stage in stages]
+
+
+def describe(names: Names, layers: int) -> str:
+    """Return what is assumed of the model, for a comment."""
+    numbered = f"{names.layer}0 to {names.layer}{layers - 1}" if layers > 1 else f"{names.layer}0"
+    parts = [*names.before, numbered, *names.after, *names.everywhere]
+    return f"Assumes modules called {', '.join(parts)}: put in the names of your model."
+
 
 _NAME = "torchtitan"
 _TOKENS = "TOKENS_PER_MICROBATCH"

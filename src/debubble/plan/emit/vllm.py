@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit.aim import aim_of
-from debubble.plan.emit.refuse import cannot, refuse_overlap, refuse_schedule, refuse_training
-from debubble.plan.emit.text import comment
+from debubble.plan.emit.aim import (
+    aim_of,
+    cannot,
+    comment,
+    refuse_overlap,
+    refuse_schedule,
+    refuse_training,
+)
 
 _NAME = "vLLM"
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from debubble.plan.change import Change
-from debubble.plan.headroom import Headroom
-from debubble.plan.option import headroom_after
+from debubble.plan.option import Headroom, headroom_after
 from debubble.plan.plan import Plan
 from debubble.report.change import describe
 from debubble.report.html.markup import safe

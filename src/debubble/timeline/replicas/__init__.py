@@ -7,13 +7,13 @@ one, and what the others' lasts longer is their wait. No clock is shared for tha
 from debubble.timeline.replicas.judge import (
     DRAGS,
     UNDECIDED,
+    Difference,
     Replica,
     ReplicaFigures,
     judge_replicas,
     judge_run,
     shown_of,
 )
-from debubble.timeline.replicas.why import Difference
 
 __all__ = [
     "DRAGS",

@@ -1,7 +1,10 @@
-"""Three byte strings in → one `.npz` that says whose it is in its first bytes → the strings out.
+"""Tables in → one archive of columns, packed by bit planes, and back.
 
 The head comes first and is not deflated, so that a look at the beginning tells rank and trace. All
 that numpy reads of it are arrays of bytes; nothing is ever unpickled.
+
+Times grow by little from row to row, so differences are often smaller than the values themselves;
+bytes of one significance lie together, because they resemble each other.
 """
 
 from __future__ import annotations
@@ -14,13 +17,15 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
+from isal import isal_zlib
+from numpy.typing import NDArray
 
 from debubble.errors import TraceError, TraceTooLarge
-from debubble.trace.columns import MOST_RANKS
+from debubble.trace.columns import I64, MOST_RANKS
 from debubble.trace.source import Limits
 from debubble.units import show_bytes
 
@@ -226,3 +231,146 @@ def _strip_npy(data: memoryview) -> memoryview:
         raise ValueError("a part of it is no array")
     length = int.from_bytes(data[_NPY_LENGTH], "little")
     return data[_NPY_LENGTH.stop + length :]
+
+
+_WRAP = 2**64
+_WIDEST = 8
+# The quickest level is enough to tell which of two codings is the smaller.
+_TRIAL_LEVEL = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plane:
+    """How one column lies in the bytes: each value is `low` more than what is stored of it."""
+
+    how: Literal["plain", "steps"]
+    """The values themselves, or how far each is from the one before; the first counts from base."""
+    width: int
+    """Bytes a value, 1 to 8; never 0, so that no few bytes stand for many rows."""
+    low: int = 0
+    base: int = 0
+
+
+def pack_column(values: NDArray[np.integer]) -> tuple[Plane, bytes]:
+    """Return how a column is coded, and its bytes: whichever coding deflates better."""
+    wide = values.astype(np.int64)
+    if not len(wide):
+        return Plane(how="plain", width=1), b""
+    plain = _pack("plain", wide, 0)
+    if int(wide.min()) == int(wide.max()):
+        return plain
+    steps = np.diff(wide, prepend=wide[:1])
+    return min(plain, _pack("steps", steps, int(wide[0])), key=_deflated)
+
+
+def _deflated(packed: tuple[Plane, bytes]) -> int:
+    return len(isal_zlib.compress(packed[1], _TRIAL_LEVEL))
+
+
+def _pack(how: Literal["plain", "steps"], wide: I64, base: int) -> tuple[Plane, bytes]:
+    low = int(wide.min())
+    width = max(1, ((int(wide.max()) - low).bit_length() + 7) // 8)
+    above = wide.view(np.uint64) - np.uint64(low % _WRAP)
+    planes = above.astype("<u8").view(np.uint8).reshape(-1, _WIDEST)[:, :width]
+    return Plane(how=how, width=width, low=low, base=base), planes.T.tobytes()
+
+
+def unpack_column(plane: Plane, data: memoryview, rows: int) -> I64:
+    """Return the column; `data` has `width` bytes a row."""
+    planes = np.frombuffer(data, np.uint8).reshape(plane.width, rows)
+    whole = 1 << (plane.width - 1).bit_length()
+    values = planes[0]
+    if whole > 1:
+        padded = np.zeros((rows, whole), np.uint8)
+        padded[:, : plane.width] = planes.T
+        values = padded.view(f"<u{whole}").reshape(rows)
+    above = values.astype(np.uint64)
+    above += np.uint64(plane.low % _WRAP)
+    if plane.how == "steps":
+        np.cumsum(above, out=above)
+        above += np.uint64(plane.base % _WRAP)
+    column: I64 = above.view(np.int64)
+    return column
+
+
+Columns = dict[str, NDArray[Any]]
+# By table and column, the type of its values.
+Wanted = Mapping[str, Mapping[str, type[np.integer[Any]]]]
+_Kind = TypeVar("_Kind")
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """A table in the bytes: its columns lie one after the other, in this order."""
+
+    rows: int
+    columns: dict[str, Plane]
+
+
+def pack_tables(tables: Mapping[str, object], wanted: Wanted) -> tuple[dict[str, Layout], bytes]:
+    """Return where the wanted columns of everything lie, and the bytes."""
+    layouts, parts = {}, []
+    for name, columns in wanted.items():
+        planes, rows = {}, 0
+        for column in columns:
+            values = getattr(tables[name], column)
+            planes[column], data = pack_column(values)
+            rows = len(values)
+            parts.append(data)
+        layouts[name] = Layout(rows=rows, columns=planes)
+    return layouts, b"".join(parts)
+
+
+def unpack_tables(
+    layouts: Mapping[str, Layout],
+    data: memoryview,
+    wanted: Wanted,
+    file: str,
+) -> dict[str, Columns]:
+    """Return the wanted columns in their types; what a digest lacks is left out, and so not known.
+
+    Columns that a later debubble added are passed over.
+    """
+    tables: dict[str, Columns] = {name: {} for name in wanted}
+    at = 0
+    for name, layout in layouts.items():
+        for column, plane in layout.columns.items():
+            size = plane.width * layout.rows
+            if layout.rows < 0 or not 1 <= plane.width <= _WIDEST or at + size > len(data):
+                raise damaged(file, f"no room for {name}.{column}")
+            kind = wanted.get(name, {}).get(column)
+            if kind is not None:
+                values = unpack_column(plane, data[at : at + size], layout.rows)
+                tables[name][column] = _narrow(values, kind, file, f"{name}.{column}")
+            at += size
+    if at != len(data):
+        raise damaged(file, "more columns than it names")
+    return tables
+
+
+def _narrow(
+    values: NDArray[np.int64], kind: type[np.integer[Any]], file: str, what: str
+) -> NDArray[Any]:
+    if kind is np.int64 or not len(values):
+        return values.astype(kind, copy=False)
+    bounds = np.iinfo(kind)
+    check_range(values, bounds.min, bounds.max, file, what)
+    return values.astype(kind)
+
+
+def check_range(values: NDArray[Any], low: int, high: int, file: str, what: str) -> None:
+    """Refuse a column that points outside of what it points into."""
+    if len(values) and (int(values.min()) < low or int(values.max()) > high):
+        raise damaged(file, f"{what} is out of range")
+
+
+def as_json(said: object) -> bytes:
+    """Write what is no column; numbers of any size and text of any kind come back as they were."""
+    return json.dumps(msgspec.to_builtins(said), separators=(",", ":")).encode()
+
+
+def from_json(content: Content, kind: type[_Kind], file: str) -> _Kind:
+    """Read it again, every field of the type it should have."""
+    try:
+        return msgspec.convert(json.loads(content.description), kind)
+    except (ValueError, RecursionError) as error:
+        raise damaged(file, str(error)) from error

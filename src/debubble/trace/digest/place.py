@@ -12,9 +12,14 @@ from uuid import uuid4
 
 from debubble.errors import TraceError
 from debubble.trace.digest.archive import Head, Stamp, looks_like_digest, peek_head
-from debubble.trace.files import strip_extensions
-from debubble.trace.remote import locate, plain_errors, read_tail
-from debubble.trace.source import is_url, open_binary
+from debubble.trace.source import (
+    is_url,
+    locate,
+    open_binary,
+    plain_errors,
+    read_tail,
+    strip_extensions,
+)
 
 SUFFIX = ".debubble.npz"
 BESIDE = "beside"

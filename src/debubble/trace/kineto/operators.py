@@ -1,4 +1,4 @@
-"""Raw communication events in → one row for each send, receive or collective out.
+"""CPU operators in → what communicates, with whom and how much.
 
 torch writes one communication up to three times: `c10d::send` (peer, shape), inside it
 `record_param_comms` (group, elements, type), and an annotation `nccl:…` or `gloo:…` that begins
@@ -9,16 +9,30 @@ the launch of a whole batch issued just before it, is kept apart.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from debubble.trace.columns import I32, I64, UNKNOWN, Group, Header, Operation, Operators, build
 from debubble.trace.communication import classify_operation, element_bytes
-from debubble.trace.interning import Interner
 from debubble.trace.kineto.events import OperatorArgs
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Interner(dict[Name, int]):
+    """`interner[name]` is the name's number; new names get the next one."""
+
+    def __missing__(self, name: Name) -> int:
+        number = self[name] = len(self)
+        return number
+
+    def all(self) -> tuple[Name, ...]:
+        """Return all names, by number."""
+        return tuple(self)
+
 
 _DETAIL = "record_param_comms"
 _BRACKET = "nccl:coalesced"

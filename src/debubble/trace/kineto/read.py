@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from debubble.errors import Code, Gap, NotATrace, TraceError
 from debubble.trace.columns import Header, RankTrace, Thread
-from debubble.trace.kineto.document import Document, not_a_trace
-from debubble.trace.kineto.header import parse_header
+from debubble.trace.kineto.document import Document, not_a_trace, parse_header
 from debubble.trace.kineto.reduce import FOREIGN_DEVICE, Reducer
 from debubble.trace.kineto.tables import BadTimes, Tables, make_tables
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.trace.interning import Interner
 from debubble.trace.kineto.events import (
     AnyKind,
     ArgsDecoder,
@@ -26,6 +25,7 @@ from debubble.trace.kineto.events import (
     MetadataArgs,
     OperatorArgs,
 )
+from debubble.trace.kineto.operators import Interner
 
 Call = TypeVar("Call", bound=AnyKind | LaunchEvent)
 

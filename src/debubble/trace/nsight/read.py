@@ -17,9 +17,16 @@ import numpy as np
 
 from debubble.errors import Code, Gap, NotATrace, TraceError
 from debubble.trace.columns import I64, UNKNOWN, Device, Header, RankTrace
-from debubble.trace.nsight.export import STRINGS, Export
 from debubble.trace.nsight.process import Part, process_of, read_process
-from debubble.trace.nsight.tables import GRAPHS, KERNELS, HostSpans, Tables, read_tables
+from debubble.trace.nsight.tables import (
+    GRAPHS,
+    KERNELS,
+    STRINGS,
+    Export,
+    HostSpans,
+    Tables,
+    read_tables,
+)
 from debubble.units import show_count
 
 if TYPE_CHECKING:

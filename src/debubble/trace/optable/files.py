@@ -1,10 +1,14 @@
-"""The three forms of op tables as raw columns: CSV, JSON lines, Parquet."""
+"""Rows in CSV, JSON lines or Parquet in → columns of numbers and words."""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
+from collections import Counter
 from dataclasses import dataclass
+from decimal import Decimal
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +16,129 @@ import msgspec
 import numpy as np
 
 from debubble.errors import MissingExtra, TraceError, TraceTooLarge
-from debubble.trace.optable.words import find_columns
+from debubble.units import NS_PER_S, NS_PER_US
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from debubble.trace.columns import I64
+
+
+class Op(IntEnum):
+    """What a row of an op table did."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    INPUT_GRAD = 3
+    WEIGHT_GRAD = 4
+    FORWARD_SEND = 5
+    FORWARD_RECEIVE = 6
+    BACKWARD_SEND = 7
+    BACKWARD_RECEIVE = 8
+    COLLECTIVE = 9
+    OPTIMIZER = 10
+
+
+NS_PER: Final[Mapping[str, int]] = {"s": NS_PER_S, "ms": 1_000_000, "us": NS_PER_US, "ns": 1}
+# ByteDance's published tables, whose `start_ts` and `duration` name no unit, are in seconds.
+DEFAULT_UNIT: Final = "s"
+
+# Each field of ours, and the columns it may be called by; where a table has several, the first.
+ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "step": ("step", "step_id", "global_step", "train_step", "iteration", "iter"),
+    "pipeline": ("pipeline", "pipeline_id", "dp_rank", "data_parallel_rank", "replica"),
+    "stage": ("stage", "stage_id", "pp_stage", "pp_rank", "pipeline_stage", "pipeline_rank"),
+    "microbatch": ("microbatch", "micro_batch", "microbatch_id", "micro_batch_id", "mb_id", "mb"),
+    "op": ("op", "optype", "op_type", "operation", "op_name", "type", "name"),
+    "rank": ("rank", "global_rank", "world_rank"),
+    "bytes": ("bytes", "message_bytes", "size_bytes", "nbytes"),
+    "peer": ("peer", "peer_rank"),
+    "layer": ("layer", "layer_id", "layer_index"),
+}
+# The same for times, without the unit that follows: `start_us`, `dur_ms`.
+TIME_ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "start": ("start", "start_ts", "start_time", "begin", "begin_ts", "ts", "timestamp"),
+    "duration": ("duration", "dur", "elapsed"),
+    "end": ("end", "end_ts", "end_time", "stop"),
+}
+
+_SPLIT: Final = re.compile(r"[^a-z0-9]+")
+_COLLECTIVE: Final = re.compile(r"all-?reduce|reduce-?scatter|all-?gather|all-?to-?all|broadcast")
+_OPTIMIZER: Final = re.compile(r"optimi[sz]er|optim(?:-|$)")
+_FORWARD, _BACKWARD = r"(?:f|fw|fwd|forward)", r"(?:b|bw|bwd|backward)"
+_SEND, _RECEIVE = r"i?send", r"i?(?:recv|receive)"
+_RULES: Final = tuple(
+    (re.compile(f"(?:{pattern})"), op)
+    for pattern, op in (
+        (f"{_FORWARD}(?:-(?:compute|pass|step))?", Op.FORWARD),
+        (f"(?:full-)?{_BACKWARD}(?:-(?:compute|pass|step))?", Op.BACKWARD),
+        (rf"i|input-grad(?:ient)?s?|dgrad|{_BACKWARD}-(?:input|dgrad)", Op.INPUT_GRAD),
+        (rf"w|weight-grad(?:ient)?s?|wgrad|{_BACKWARD}-(?:weight|wgrad)", Op.WEIGHT_GRAD),
+        (f"{_FORWARD}-{_SEND}|{_SEND}-{_FORWARD}", Op.FORWARD_SEND),
+        (f"{_FORWARD}-{_RECEIVE}|{_RECEIVE}-{_FORWARD}", Op.FORWARD_RECEIVE),
+        (f"{_BACKWARD}-{_SEND}|{_SEND}-{_BACKWARD}", Op.BACKWARD_SEND),
+        (f"{_BACKWARD}-{_RECEIVE}|{_RECEIVE}-{_BACKWARD}", Op.BACKWARD_RECEIVE),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Which column holds which field; times with the unit that their name tells, or none."""
+
+    fields: Mapping[str, str]
+    units: Mapping[str, str]
+    repeated: tuple[str, ...]
+    """Columns that we would use but that the table has twice."""
+
+
+def classify_op(name: str) -> Op:
+    """Say what an operation's name means; OTHER where it means nothing to us."""
+    spelled = _SPLIT.sub("-", name.strip().lower()).strip("-")
+    for rule, op in _RULES:
+        if rule.fullmatch(spelled):
+            return op
+    if _OPTIMIZER.match(spelled):
+        return Op.OPTIMIZER
+    return Op.COLLECTIVE if _COLLECTIVE.search(spelled) else Op.OTHER
+
+
+def find_columns(names: Iterable[str]) -> Layout:
+    """Recognise a table's columns by their names."""
+    spelled: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for name in names:
+        plain = _SPLIT.sub("_", name.strip().lower()).strip("_")
+        spelled.setdefault(plain, name)
+        counts[plain] += 1
+    fields: dict[str, str] = {}
+    units: dict[str, str] = {}
+    for field, aliases in ALIASES.items():
+        found = next((alias for alias in aliases if alias in spelled), None)
+        if found is not None:
+            fields[field] = found
+    for field, aliases in TIME_ALIASES.items():
+        wanted = [(f"{a}_{unit}", unit) for a in aliases for unit in NS_PER]
+        wanted += [(alias, "") for alias in aliases]
+        time = next((pair for pair in wanted if pair[0] in spelled), None)
+        if time is not None:
+            fields[field], units[field] = time
+    return Layout(
+        fields={field: spelled[plain] for field, plain in fields.items()},
+        units=units,
+        repeated=tuple(spelled[plain] for plain in fields.values() if counts[plain] > 1),
+    )
+
+
+def spellings(field: str) -> str:
+    """List the names that a field is looked for under, for error messages."""
+    if field in ALIASES:
+        return ", ".join(ALIASES[field])
+    return ", ".join((f"{TIME_ALIASES[field][0]}_us (or _s, _ms, _ns)", *TIME_ALIASES[field]))
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -213,3 +339,125 @@ def _to_values(column: Any) -> Values:  # a pyarrow.ChunkedArray; pyarrow has no
     if column.null_count == 0 and kind.startswith(("int", "uint", "float", "double")):
         return np.asarray(column.to_numpy())
     return list(column.to_pylist())
+
+
+# Half of int64, 146 years in ns: a start and a duration added stay inside.
+LAST_NS: Final = 2**62
+_INT64: Final = np.iinfo(np.int64)
+# Whole numbers up to here are exact in float64.
+_EXACT_FLOAT: Final = 2**53
+# No number is longer; a longer cell is cut in messages.
+_LONGEST_NUMBER: Final = 40
+_EMPTY_WORDS: Final = frozenset({"", "nan", "null", "none", "na", "n/a"})
+
+
+def read_integers(
+    table: RawTable, column: str, *, lowest: int, highest: int, missing: int | None
+) -> I64:
+    """Read whole numbers; empty cells become `missing`, or are an error where that is None."""
+    numbers = _numbers(table, column, missing)
+    if numbers.dtype.kind == "f":
+        holes = np.isnan(numbers)
+        if missing is not None:
+            numbers = np.where(holes, missing, numbers)
+        elif holes.any():
+            raise table.error("is empty", row=_first(holes), column=column)
+        broken = numbers != np.rint(numbers)
+        if broken.any():
+            row = _first(broken)
+            message = f"{numbers[row]} is not a whole number"
+            raise table.error(message, row=row, column=column)
+    outside = (numbers < lowest) | (numbers > highest)
+    if numbers.dtype.kind == "f":
+        outside |= np.abs(numbers) > _EXACT_FLOAT
+    if outside.any():
+        row = _first(outside)
+        message = f"{numbers[row]} is out of range, {lowest} to {highest}"
+        raise table.error(message, row=row, column=column)
+    return numbers.astype(np.int64)
+
+
+def read_times(table: RawTable, column: str, ns_per_unit: int) -> I64:
+    """Read times in any unit as nanoseconds, exact where the table is."""
+    numbers = _numbers(table, column, None)
+    if numbers.dtype.kind == "f":
+        numbers = numbers.astype(np.float64)
+        wrong = ~np.isfinite(numbers)
+        if wrong.any():
+            row = _first(wrong)
+            raise table.error(f"{numbers[row]} is no time", row=row, column=column)
+    absurd = np.abs(numbers.astype(np.float64)) * ns_per_unit >= LAST_NS
+    if absurd.any():
+        row = _first(absurd)
+        hint = "is the unit right? A column's name may end in _s, _ms, _us or _ns"
+        message = f"{numbers[row]} is a time beyond 146 years"
+        raise table.error(message, row=row, column=column, hint=hint)
+    if numbers.dtype.kind != "f":
+        return numbers.astype(np.int64) * ns_per_unit
+    nanoseconds = numbers * ns_per_unit
+    if table.lines is not None and np.any(np.abs(nanoseconds) >= _EXACT_FLOAT):
+        cells = table.column(column)
+        exact = [int((Decimal(str(cell)) * ns_per_unit).to_integral_value()) for cell in cells]
+        return np.array(exact, dtype=np.int64)
+    rounded: I64 = np.rint(nanoseconds).astype(np.int64)
+    return rounded
+
+
+def _numbers(table: RawTable, column: str, missing: int | None) -> NDArray[Any]:
+    """Return an integer or float64 array of a column's cells; holes as `missing`."""
+    cells = table.column(column)
+    if isinstance(cells, np.ndarray):
+        return cells if cells.dtype.kind in "iu" else cells.astype(np.float64)
+    quick = _all_at_once(cells)
+    if quick is not None:
+        return quick
+    parsed = [_one(table, column, row, cell, missing) for row, cell in enumerate(cells)]
+    whole = all(isinstance(number, int) for number in parsed)
+    return np.array(parsed, dtype=np.int64 if whole else np.float64)
+
+
+def _all_at_once(cells: Sequence[object]) -> NDArray[Any] | None:
+    """Convert a clean column fast; None where it has to be looked at cell by cell."""
+    kinds = set(map(type, cells))
+    if kinds == {str}:
+        choices: tuple[type[int | float], ...] = (int, float)
+    elif kinds <= {int, float}:
+        choices = (float,) if float in kinds else (int,)
+    else:
+        return None
+    for kind in choices:
+        try:
+            return np.fromiter(map(kind, cells), dtype=kind, count=len(cells))
+        except (ValueError, OverflowError):
+            continue
+    return None
+
+
+def _one(table: RawTable, column: str, row: int, cell: object, missing: int | None) -> int | float:
+    if cell is None or (isinstance(cell, str) and cell.strip().lower() in _EMPTY_WORDS):
+        if missing is None:
+            raise table.error("is empty", row=row, column=column)
+        return missing
+    number = _parse(cell)
+    if number is None:
+        raise table.error(f"{str(cell)[:_LONGEST_NUMBER]!r} is no number", row=row, column=column)
+    if isinstance(number, int) and not _INT64.min <= number <= _INT64.max:
+        raise table.error(f"{str(cell)[:_LONGEST_NUMBER]} is out of range", row=row, column=column)
+    return number
+
+
+def _parse(cell: object) -> int | float | None:
+    if isinstance(cell, int | float) and not isinstance(cell, bool):
+        return cell
+    if not isinstance(cell, str | Decimal) or len(str(cell)) > _LONGEST_NUMBER:
+        return None
+    for kind in (int, float):
+        try:
+            return kind(str(cell))
+        except (ValueError, OverflowError):
+            continue
+    return None
+
+
+def _first(wrong: NDArray[np.bool_]) -> int:
+    return int(np.argmax(wrong))

@@ -15,15 +15,19 @@ import numpy as np
 
 from debubble.errors import Code, Gap, TraceError, UsageError
 from debubble.trace.columns import I32, I64, U8, UNKNOWN
-from debubble.trace.optable.files import RawTable, empty, read_raw, sniff_op_table
-from debubble.trace.optable.numbers import read_integers, read_times
-from debubble.trace.optable.words import (
+from debubble.trace.optable.files import (
     DEFAULT_UNIT,
     NS_PER,
     Layout,
     Op,
+    RawTable,
     classify_op,
+    empty,
     find_columns,
+    read_integers,
+    read_raw,
+    read_times,
+    sniff_op_table,
     spellings,
 )
 from debubble.units import show_duration

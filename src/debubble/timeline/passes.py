@@ -1,0 +1,350 @@
+"""Work in → which span is which pass of which microbatch: by labels, or by structure.
+
+Labels name passes, they never time them: `Forward 3` includes the wait for its input.
+
+The host issues a schedule in order: a pass is what it launches between two messages. Forward passes
+come from its own thread, backward passes from autograd's. A forward pass needs an input that was
+received, and on the first rank an output that is sent before anything else is launched; a backward
+pass needs a gradient. What the host launches itself around a backward pass belongs to it. Recorded
+of DeepSpeed's first rank, in the order of the host:
+
+    main      36 kernels   forward pass 4, its tokens copied first
+    receive, send          the gradient of 1, then the output of 4
+    main      26 kernels   gradients made ready          ┐
+    autograd 107 kernels                                 │ backward pass 1
+    main      18 kernels   gradients added to a sum      ┘
+    main      36 kernels   forward pass 5: launched alike in every microbatch
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from debubble.timeline.model import I32, I64, UNKNOWN, Flags, PassKind
+from debubble.timeline.work import Messages, Work
+from debubble.trace.columns import RankTrace
+
+_SIMPLE = re.compile(r"^(Forward|Backward) (\d{1,6})$")
+_ACTION = re.compile(r"^(\d{1,5})([FBIW])(\d{1,6})$")
+_OVERLAP = re.compile(r"^PP:\((.+);(.+)\)OVERLAP_F_B$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """One or two passes: torch may run a forward and a backward pass under one name."""
+
+    forward: tuple[PassKind, int, int] | None = None
+    """Kind, stage (-1 where the name tells none) and microbatch."""
+    backward: tuple[PassKind, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The pass of each piece of work; -1 where it belongs to none."""
+
+    kind: I32
+    stage: I32
+    microbatch: I32
+
+
+def parse_label(name: str) -> Label | None:
+    """Read `Forward 3`, `PP:1F0`, `PP:(1F6;6B2)OVERLAP_F_B`; None for any other name."""
+    simple = _SIMPLE.match(name)
+    if simple:
+        number = int(simple[2])
+        if simple[1] == "Forward":
+            return Label(forward=(PassKind.F, UNKNOWN, number))
+        return Label(backward=(PassKind.B, UNKNOWN, number))
+    both = _OVERLAP.match(name)
+    parts = both.groups() if both else (name.removeprefix("PP:"),) if name.startswith("PP:") else ()
+    actions = [_parse_action(part) for part in parts]
+    if not actions or None in actions:
+        return None
+    forward = next((action for action in actions if action and action[0] is PassKind.F), None)
+    backward = next((action for action in actions if action and action[0] is not PassKind.F), None)
+    return Label(forward=forward, backward=backward)
+
+
+def _parse_action(text: str) -> tuple[PassKind, int, int] | None:
+    found = _ACTION.match(text)
+    return (PassKind[found[2]], int(found[1]), int(found[3])) if found else None
+
+
+def has_labels(trace: RankTrace) -> bool:
+    """Tell whether the schedule names any pass."""
+    return any(parse_label(name) for name in trace.names)
+
+
+def assign_by_labels(trace: RankTrace, work: Work) -> Assignment | None:
+    """Give work to the label whose window holds its launch; None where there are no labels.
+
+    Work of all threads counts: a backward pass is launched by autograd's thread while the label
+    stands on the schedule's own.
+    """
+    labels = [parse_label(name) for name in trace.names]
+    named = np.array([label is not None for label in labels] or [False])
+    annotations = trace.annotations
+    rows = np.flatnonzero(named[annotations.name] & (annotations.stream < 0))
+    if not len(rows):
+        return None
+    table = _tabulate(labels)[annotations.name[rows]]
+    starts = annotations.start_ns[rows]
+    row = np.searchsorted(starts, work.issued_ns, side="right") - 1
+    inside = (row >= 0) & (work.issued_ns < (starts + annotations.duration_ns[rows])[row])
+    passes = table[np.maximum(row, 0)]
+    has_forward, has_backward = passes[:, 0] >= 0, passes[:, 3] >= 0
+    backward = np.where(has_forward & has_backward, work.backward, has_backward)
+    chosen = np.where(backward[:, None], passes[:, 3:], passes[:, :3])
+    chosen = np.where(inside[:, None], chosen, UNKNOWN).astype(np.int32)
+    return Assignment(kind=chosen[:, 0], stage=chosen[:, 1], microbatch=chosen[:, 2])
+
+
+def _tabulate(labels: list[Label | None]) -> I64:
+    """Return six numbers a name: the forward pass and the backward pass, -1 where there is none."""
+    nothing = (UNKNOWN, UNKNOWN, UNKNOWN)
+    return np.array(
+        [
+            (*(label.forward or nothing), *(label.backward or nothing)) if label else nothing * 2
+            for label in labels
+        ],
+        dtype=np.int64,
+    )
+
+
+# What follows a backward pass and is not the end of a step follows nearly all of them; an optimizer
+# follows one in as many as a step has microbatches.
+_OFTEN = 0.6
+# So many kernels show how a forward pass begins, among at most so many times as many.
+_BEGINNING, _WITHIN = 32, 3
+# A forward pass that begins less alike is taken as it is.
+_ALIKE = 0.8
+_NO_ROWS: I64 = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbours:
+    """The ranks before and after one in its pipeline; None at its ends."""
+
+    previous: int | None
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posts:
+    """What parts the passes of a rank: its messages, and the waits for them."""
+
+    messages: Messages
+    step: I32
+    """Of each message."""
+    waits_ns: I64
+    inputs_each: int = 1
+    """Messages that make one input: hidden states and residual may come apart."""
+    gradients_each: int = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class _Piece:
+    """What one thread launched between two messages or waits, rows `first` to `end` of the work."""
+
+    first: int
+    end: int
+    posted: int
+    """Messages posted before it."""
+    backward: bool
+    step: int
+    kind: int = UNKNOWN
+    microbatch: int = UNKNOWN
+
+    def goes_on(self, other: _Piece) -> bool:
+        """Tell whether only a wait parts two pieces."""
+        return (self.posted, self.backward, self.step) == (other.posted, other.backward, other.step)
+
+
+@dataclass(slots=True)
+class _Count:
+    """What a step has seen so far."""
+
+    forwards: int = 0
+    backwards: int = 0
+
+
+def messages_a_pass(messages: Messages, work: Work, peer: int) -> int:
+    """Return how many messages a rank sends to another at a time: no work lies between them."""
+    sends = messages.issued_ns[messages.is_send & (messages.peer == peer)]
+    _, runs = np.unique(np.searchsorted(work.issued_ns, sends), return_counts=True)
+    return int(np.bincount(runs).argmax()) if len(runs) else 1
+
+
+def assign_by_structure(work: Work, work_step: I32, posts: Posts, beside: Neighbours) -> Assignment:
+    """Give each piece of work its pass, counting microbatches in order."""
+    pieces = _cut(work, work_step, posts)
+    _tell_passes(pieces, posts, beside)
+    pieces = _part_forwards(pieces, work)
+    _join_neighbours(pieces, work)
+    kind = np.full(len(work), UNKNOWN, dtype=np.int32)
+    microbatch = np.full(len(work), UNKNOWN, dtype=np.int32)
+    for piece in pieces:
+        kind[piece.first : piece.end] = piece.kind
+        microbatch[piece.first : piece.end] = piece.microbatch
+    stage = np.full(len(work), UNKNOWN, dtype=np.int32)
+    return Assignment(kind=kind, stage=stage, microbatch=microbatch)
+
+
+def _cut(work: Work, work_step: I32, posts: Posts) -> list[_Piece]:
+    """Cut the work of a rank where a message, a wait, another thread or another step comes."""
+    posted = np.searchsorted(posts.messages.issued_ns, work.issued_ns)
+    changes = (
+        (np.diff(posted, prepend=-1) != 0)
+        | (np.diff(np.searchsorted(posts.waits_ns, work.issued_ns), prepend=-1) != 0)
+        | (np.diff(work.backward.astype(np.int8), prepend=-1) != 0)
+        | (np.diff(work_step, prepend=-2) != 0)
+    )
+    first = np.flatnonzero(changes)
+    columns = (first, np.append(first[1:], len(work)), posted[first])
+    return [
+        _Piece(first=begin, end=end, posted=before, backward=backward, step=step)
+        for begin, end, before, backward, step in zip(
+            *(column.tolist() for column in columns),
+            work.backward[first].tolist(),
+            work_step[first].tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _tell_passes(pieces: list[_Piece], posts: Posts, beside: Neighbours) -> None:
+    """Go through the pieces of a rank in the order of the host, and say which begin a pass."""
+    messages = posts.messages
+    arrives = ~messages.is_send
+    inputs = _running(arrives & (messages.peer == _rank(beside.previous)))
+    gradients = _running(arrives & (messages.peer == _rank(beside.next)))
+    outputs = _running(messages.is_send & (messages.peer == _rank(beside.next)))
+    counts: dict[int, _Count] = {}
+    began: dict[int, int] = {}
+    before: _Piece | None = None
+    for number, piece in enumerate(pieces):
+        if piece.step < 0:
+            continue
+        count = counts.setdefault(piece.step, _Count())
+        first = began.setdefault(piece.step, int(np.searchsorted(posts.step, piece.step)))
+        goes_on = before is not None and piece.goes_on(before)
+        if piece.backward:
+            if beside.next is not None:
+                arrived = int(gradients[piece.posted] - gradients[first])
+                begins = arrived // posts.gradients_each > count.backwards
+            else:
+                begins = not goes_on and count.forwards > count.backwards
+            count.backwards += begins
+            if count.backwards:
+                piece.kind, piece.microbatch = PassKind.B, count.backwards - 1
+        else:
+            if beside.previous is not None:
+                arrived = int(inputs[piece.posted] - inputs[first])
+                begins = arrived // posts.inputs_each > count.forwards
+            else:
+                following = _posted_after(pieces, number, posts)
+                begins = not goes_on and bool(outputs[following] > outputs[piece.posted])
+            if begins:
+                piece.kind, piece.microbatch = PassKind.F, count.forwards
+                count.forwards += 1
+            elif goes_on and before is not None:
+                piece.kind, piece.microbatch = before.kind, before.microbatch
+        before = piece
+
+
+def _posted_after(pieces: list[_Piece], number: int, posts: Posts) -> int:
+    """Return how many messages of a piece's step were posted before anything else was launched."""
+    piece = pieces[number]
+    ended = int(np.searchsorted(posts.step, piece.step, side="right"))
+    for other in pieces[number + 1 :]:
+        if not other.goes_on(piece):
+            return other.posted if other.step == piece.step else max(ended, piece.posted)
+    return max(ended, piece.posted)
+
+
+def _rank(neighbour: int | None) -> int:
+    return -2 if neighbour is None else neighbour
+
+
+def _running(flags: Flags) -> I64:
+    """Return how many came before each position, and after the last one."""
+    return np.concatenate(([0], np.cumsum(flags)))
+
+
+def _part_forwards(pieces: list[_Piece], work: Work) -> list[_Piece]:
+    """Cut off what a host launches before a forward pass and no message parts from it.
+
+    An optimizer, the gather of a first layer's parameters, sums of gradients: forward passes begin
+    alike, so that each is taken to begin where it goes on most like the others.
+    """
+    forwards = [piece for piece in pieces if piece.kind == PassKind.F]
+    launched = {piece.first: _computes(work, piece) for piece in forwards}
+    names = Counter(tuple(work.name[rows].tolist()) for rows in launched.values())
+    several = [(-count, len(one), one) for one, count in names.items() if count > 1]
+    usual = min(several, default=(0, 0, ()))[2][:_BEGINNING]
+    if not usual:
+        return pieces
+    parted: list[_Piece] = []
+    for piece in pieces:
+        rows = launched[piece.first] if piece.kind == PassKind.F else _NO_ROWS
+        begin = _begins_like(work.name[rows].tolist(), usual)
+        if begin:
+            lead = replace(piece, end=int(rows[begin]), kind=UNKNOWN, microbatch=UNKNOWN)
+            parted.append(lead)
+            piece.first = lead.end
+        parted.append(piece)
+    return parted
+
+
+def _computes(work: Work, piece: _Piece) -> I64:
+    rows = np.arange(piece.first, piece.end)
+    return rows[~(work.collective | work.upload)[piece.first : piece.end]]
+
+
+def _begins_like(names: list[int], usual: tuple[int, ...]) -> int:
+    """Return from where some names go on most like the usual ones, others may lie between them."""
+    if tuple(names[: len(usual)]) == usual:
+        return 0
+    likeness = []
+    for begin in (place for place, name in enumerate(names) if name == usual[0]):
+        alike, reach = 0, begin
+        for place, name in enumerate(names[begin : begin + _WITHIN * len(usual)], start=begin):
+            if alike < len(usual) and name == usual[alike]:
+                alike, reach = alike + 1, place
+        likeness.append((-alike, reach - begin, begin))
+    most, _, begin = min(likeness, default=(0, 0, 0))
+    return begin if -most > _ALIKE * len(usual) else 0
+
+
+def _join_neighbours(pieces: list[_Piece], work: Work) -> None:
+    """Give what the host launches itself around a backward pass to that pass.
+
+    Before it, a loss; after it, sums of gradients. After the last one of a step come norms and an
+    optimizer, too: of that, only what comes after the others as well is the pass's.
+    """
+    for number in range(len(pieces) - 2, -1, -1):
+        piece, following = pieces[number], pieces[number + 1]
+        same = (piece.posted, piece.step) == (following.posted, following.step)
+        if piece.kind == UNKNOWN and following.kind == PassKind.B and same:
+            piece.kind, piece.microbatch = PassKind.B, following.microbatch
+    after = [
+        (piece, before)
+        for before, piece in pairwise(pieces)
+        if before.kind == PassKind.B and piece.kind == UNKNOWN and not piece.backward
+        if (piece.posted, piece.step) == (before.posted, before.step)
+    ]
+    names = Counter(tuple(work.name[piece.first : piece.end].tolist()) for piece, _ in after)
+    usual, count = max(names.items(), key=lambda one: one[1], default=((), 0))
+    backwards = {(one.step, one.microbatch) for one in pieces if one.kind == PassKind.B}
+    steps = {step for step, _ in backwards}
+    if count <= _OFTEN * len(backwards) or count <= len(steps):
+        return
+    for piece, before in after:
+        if tuple(work.name[piece.first : piece.first + len(usual)].tolist()) == usual:
+            piece.end = piece.first + len(usual)  # what follows it is in no pass
+            piece.kind, piece.microbatch = PassKind.B, before.microbatch

@@ -1,0 +1,332 @@
+"""A rank or an op table in → its digest, and back; what is read is checked first.
+
+The checksum tells damage. This is for digests that were made to mislead: whatever comes after the
+readers follows indices, adds times and counts ranks without looking again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from enum import IntEnum
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from debubble.errors import Code, Gap, TraceError, as_gap
+from debubble.trace.columns import (
+    MOST_RANKS,
+    UNKNOWN,
+    Annotations,
+    CpuOperators,
+    Group,
+    Header,
+    KernelKind,
+    Kernels,
+    Launches,
+    Memory,
+    MemoryDevice,
+    Operation,
+    Operators,
+    RankTrace,
+    Table,
+    Thread,
+    build,
+    column_types,
+)
+from debubble.trace.digest.archive import (
+    Columns,
+    Head,
+    Layout,
+    Stamp,
+    as_json,
+    check_range,
+    damaged,
+    from_json,
+    pack,
+    pack_tables,
+    unpack,
+    unpack_tables,
+)
+from debubble.trace.digest.place import BESIDE, DigestPlace, stamp_of, write_digest
+from debubble.trace.optable import Op, OpTable
+from debubble.trace.sidecar import Sidecar, read_sidecar
+from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
+
+TABLES = ("kernels", "launches", "operators", "annotations", "memory", "cpu_operators")
+_KINDS: dict[str, type[IntEnum]] = {
+    "kind": KernelKind,
+    "operation": Operation,
+    "device_type": MemoryDevice,
+}
+
+
+def check_trace(trace: RankTrace, file: str) -> None:
+    """Refuse what no reader returns."""
+    counts = (trace.header.rank, trace.header.world_size)
+    if any(count is not None and not 0 <= count < MOST_RANKS for count in counts):
+        raise damaged(file, "it has an absurd number of ranks")
+    if trace.events < 0 or trace.inflated_bytes < 0:
+        raise damaged(file, "it has a negative size")
+    _check_texts(trace, file)
+    sizes = {
+        "name": len(trace.names),
+        "dtype": len(trace.names),
+        "shape": len(trace.names),
+        "thread": len(trace.threads),
+        "group": len(trace.groups),
+        "launch": len(trace.launches),
+        "kernel": len(trace.kernels),
+    }
+    for name in TABLES:
+        table: Table = getattr(trace, name)
+        if len(table):
+            _check_table(table, name, sizes, file)
+
+
+def check_sidecar(sidecar: Sidecar, file: str) -> None:
+    """Refuse numbers that the reader of sidecars passes over: they are divided by."""
+    times = [*sidecar.steps.before_s, *sidecar.steps.profiled_s, *sidecar.steps.after_s]
+    medians = (sidecar.steps.unprofiled_median_s, sidecar.steps.profiled_median_s)
+    times += [time for time in medians if time is not None]
+    values = [getattr(sidecar, one.name) for one in fields(sidecar)]
+    counts = [value for value in values if isinstance(value, int)]
+    counts += [*sidecar.held_stages, *sidecar.split, *sidecar.context_lengths]
+    overhead = sidecar.steps.overhead_fraction
+    is_sound = all(time > 0 and math.isfinite(time) for time in times)
+    is_sound &= all(count >= 0 for count in counts)
+    if not is_sound or (overhead is not None and not math.isfinite(overhead)):
+        raise damaged(file, "its sidecar has absurd numbers")
+
+
+def _check_table(table: Table, name: str, sizes: dict[str, int], file: str) -> None:
+    for column, size in sizes.items():
+        values = getattr(table, column, None)
+        if values is not None:
+            check_range(values, UNKNOWN, size - 1, file, f"{name}.{column}")
+    for column, kind in _KINDS.items():
+        values = getattr(table, column, None)
+        if values is not None:
+            check_range(values, 0, max(kind), file, f"{name}.{column}")
+    starts = table.start_ns
+    durations = getattr(table, "duration_ns", None)
+    is_sound = bool((starts[1:] >= starts[:-1]).all())
+    if durations is not None:
+        is_sound &= int(durations.min()) >= 0 and bool((starts + durations >= starts).all())
+    if not is_sound:
+        raise damaged(file, f"the times of its {name} contradict each other")
+
+
+def _check_texts(trace: RankTrace, file: str) -> None:
+    """Refuse halves of characters, which nobody can print; file names alone may hold them."""
+    header = trace.header
+    texts = [*trace.names, trace.format, header.host, header.backend]
+    texts += [part for thread in trace.threads for part in (thread.identity, thread.name)]
+    texts += [part for group in trace.groups for part in (group.name, group.description)]
+    texts += [part for group in header.groups for part in (group.name, group.description)]
+    texts += [device.name for device in header.devices]
+    texts += [part for pair in header.versions for part in pair]
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise damaged(file, "a name in it is no text") from error
+
+
+_TABLES: dict[str, type[Table]] = {
+    "kernels": Kernels,
+    "launches": Launches,
+    "operators": Operators,
+    "annotations": Annotations,
+    "memory": Memory,
+    "cpu_operators": CpuOperators,
+}
+_WANTED = {name: column_types(kind) for name, kind in _TABLES.items()}
+_TableType = TypeVar("_TableType", bound=Table)
+
+
+class _Description(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a `RankTrace` that is not a column, and the sidecar."""
+
+    format: str
+    header: Header
+    names: tuple[str, ...]
+    threads: tuple[Thread, ...]
+    groups: tuple[Group, ...]
+    events: int
+    inflated_bytes: int
+    gaps: tuple[Gap, ...]
+    sidecar: Sidecar | None
+    tables: dict[str, Layout]
+
+
+def pack_digest(
+    trace: RankTrace,
+    sidecar: Sidecar | None,
+    *,
+    stamp: Stamp | None = None,
+    part: int = 0,
+    parts: int = 1,
+) -> bytes:
+    """Return a rank's digest; `stamp` says of which recording, `part` which of a file's ranks."""
+    layouts, columns = pack_tables({name: getattr(trace, name) for name in _TABLES}, _WANTED)
+    description = _Description(
+        format=trace.format,
+        header=trace.header,
+        names=trace.names,
+        threads=trace.threads,
+        groups=trace.groups,
+        events=trace.events,
+        inflated_bytes=trace.inflated_bytes,
+        gaps=trace.gaps,
+        sidecar=sidecar,
+        tables=layouts,
+    )
+    head = Head(
+        file=trace.file,
+        rank=trace.rank,
+        world_size=trace.header.world_size,
+        stamp=stamp,
+        part=part,
+        parts=parts,
+    )
+    return pack(head, as_json(description), columns)
+
+
+def read_digest(file: str, limits: Limits = DEFAULT_LIMITS) -> tuple[RankTrace, Sidecar | None]:
+    """Read a digest from a path or URL: the trace as it was read, and what lay beside it."""
+    return unpack_digest(b"".join(Source(file, limits).pieces()), file, limits)
+
+
+def unpack_digest(
+    data: bytes, file: str = "", limits: Limits = DEFAULT_LIMITS
+) -> tuple[RankTrace, Sidecar | None]:
+    """Return what was packed; `file` is the digest's own name, for errors."""
+    content = unpack(data, file, limits)
+    if content.head.table:
+        raise damaged(file, "it is that of an op table")
+    said = from_json(content, _Description, file)
+    tables = unpack_tables(said.tables, content.columns, _WANTED, file)
+    made = {name: _build(kind, tables[name], file) for name, kind in _TABLES.items()}
+    trace = RankTrace(
+        file=content.head.file,
+        format=said.format,
+        header=said.header,
+        names=said.names,
+        threads=said.threads,
+        groups=said.groups,
+        events=said.events,
+        inflated_bytes=said.inflated_bytes,
+        rank=content.head.rank,
+        gaps=said.gaps,
+        **made,  # type: ignore[arg-type]
+    )
+    check_trace(trace, file)
+    if said.sidecar is not None:
+        check_sidecar(said.sidecar, file)
+    return trace, said.sidecar
+
+
+def _build(kind: type[_TableType], columns: Columns, file: str) -> _TableType:
+    starts = columns.get("start_ns")
+    if starts is None:
+        raise damaged(file, f"{kind.__name__} has no starts")
+    return build(kind, len(starts), **columns)
+
+
+# Half of what fits: an end is a start and a duration.
+_LONGEST = 2**62
+_TABLE_WANTED = {"operations": column_types(OpTable)}
+
+
+class _TableDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """All of an `OpTable` that is not a column."""
+
+    format: str
+    names: tuple[str, ...]
+    events: int
+    inflated_bytes: int
+    gaps: tuple[Gap, ...]
+    tables: dict[str, Layout]
+
+
+def pack_table(table: OpTable, *, stamp: Stamp | None = None) -> bytes:
+    """Return the digest of a table; `stamp` says of which file."""
+    layouts, columns = pack_tables({"operations": table}, _TABLE_WANTED)
+    description = _TableDescription(
+        format=table.format,
+        names=table.names,
+        events=table.events,
+        inflated_bytes=table.inflated_bytes,
+        gaps=table.gaps,
+        tables=layouts,
+    )
+    return pack(Head(file=table.file, stamp=stamp, table=True), as_json(description), columns)
+
+
+def read_table(file: str, limits: Limits = DEFAULT_LIMITS) -> OpTable:
+    """Read the digest of a table from a path or URL."""
+    content = unpack(b"".join(Source(file, limits).pieces()), file, limits)
+    if not content.head.table:
+        raise damaged(file, "it is that of a rank")
+    said = from_json(content, _TableDescription, file)
+    columns = unpack_tables(said.tables, content.columns, _TABLE_WANTED, file)["operations"]
+    missing = sorted(_TABLE_WANTED["operations"].keys() - columns.keys())
+    if missing:
+        raise damaged(file, f"it has no {', '.join(missing)}")
+    if not len(columns["step"]) or said.events < len(columns["step"]):
+        raise damaged(file, "it has no rows, or too many")
+    check_range(columns["name"], 0, len(said.names) - 1, file, "name")
+    check_range(columns["op"], 0, max(Op), file, "op")
+    check_range(columns["duration_ns"], 0, _LONGEST, file, "duration_ns")
+    check_range(columns["start_ns"], -_LONGEST, _LONGEST, file, "start_ns")
+    order = np.lexsort((columns["start_ns"], columns["step"]))
+    if not np.array_equal(columns["step"][order], columns["step"]) or not np.array_equal(
+        columns["start_ns"][order], columns["start_ns"]
+    ):
+        raise damaged(file, "its rows are out of order")
+    return OpTable(
+        file=content.head.file,
+        format=said.format,
+        names=said.names,
+        events=said.events,
+        inflated_bytes=said.inflated_bytes,
+        gaps=said.gaps,
+        **columns,
+    )
+
+
+def keep_traces(file: str, traces: Sequence[RankTrace], place: DigestPlace) -> tuple[Gap, ...]:
+    """Write a digest a rank; what cannot be written is a gap, and the answer goes on."""
+    stamp = stamp_of(file)
+    said, wrong = read_sidecar(file)
+    gaps: list[Gap] = []
+    for part, trace in enumerate(traces):
+        whole = replace(trace, gaps=(*trace.gaps, wrong)) if wrong else trace
+        data = pack_digest(whole, said, stamp=stamp, part=part, parts=len(traces))
+        target = place.target(file, trace.rank if len(traces) > 1 else None)
+        gaps += _write(target, data, trace.rank)
+    return tuple(gaps)
+
+
+def keep_table(file: str, table: OpTable, place: DigestPlace) -> tuple[Gap, ...]:
+    """Write the digest of an op table."""
+    from debubble.trace.digest.content import pack_table  # noqa: PLC0415 (rare, and 20 ms)
+
+    return tuple(_write(place.target(file), pack_table(table, stamp=stamp_of(file)), None))
+
+
+def copy_digest(file: str, rank: int | None, place: DigestPlace, limits: Limits) -> tuple[Gap, ...]:
+    """Copy a digest to another place; beside its trace it lies already."""
+    if place.place == BESIDE or place.target(file) == file:
+        return ()
+    return tuple(_write(place.target(file), b"".join(Source(file, limits).pieces()), rank))
+
+
+def _write(target: str, data: bytes, rank: int | None) -> list[Gap]:
+    try:
+        write_digest(target, data)
+    except TraceError as error:
+        return [replace(as_gap(error, code=Code.DIGEST_NOT_WRITTEN), rank=rank)]
+    return []
