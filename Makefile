@@ -38,7 +38,7 @@ soak: $(VENV)/.dev ## 5,000 captures in bursts, 50 times kill -9: none lost, non
 	$(BIN)/python benchmarks/soak_watch.py
 
 quick: $(VENV)/.dev ## the tests to run while working: a minute and a half, no service, no process started
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not slow and not service and not accuracy'
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not slow and not service and not accuracy'
 
 test: $(VENV)/.dev ## run all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
