@@ -10,6 +10,8 @@ import pytest
 from support.services.console import REPOSITORY
 from support.traces.recordings import existing
 
+pytestmark = pytest.mark.slow
+
 _spec = importlib.util.spec_from_file_location("predict", REPOSITORY / "benchmarks" / "predict.py")
 predict = importlib.util.module_from_spec(_spec)
 

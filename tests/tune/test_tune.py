@@ -37,6 +37,7 @@ def test_it_ends_with_the_best_of_all_settings_in_few_runs(usual):
     assert usual.standing.gain_of(usual.winner) > 0.7
 
 
+@pytest.mark.slow
 def test_the_winner_and_the_first_setting_run_in_turn(usual):
     last = [run.setting for run in usual.standing.runs][-2:]
     assert last == [usual.winner, usual.standing.now]
@@ -136,6 +137,7 @@ def test_no_budget_at_all_is_refused(tmp_path, wrong):
         tune(bench_of(tmp_path), **wrong)
 
 
+@pytest.mark.slow
 def test_a_budget_of_runs_is_kept_to_and_more_of_it_goes_on_from_there(tmp_path):
     bench = bench_of(tmp_path)
     first = tune(bench, runs=1)
