@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-watch soak test check format lint types imports docs bench bench-peers accuracy fuzz clean
+.PHONY: help demo demo-watch soak quick test check format lint types imports docs bench bench-peers accuracy fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ demo-watch: $(VENV)/.dev ## a real server whose traffic shifts from 512 to 2048 
 
 soak: $(VENV)/.dev ## 5,000 captures in bursts, 50 times kill -9: none lost, none twice, memory flat
 	$(BIN)/python benchmarks/soak_watch.py
+
+quick: $(VENV)/.dev ## the tests to run while working: a minute and a half, no service, no process started
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not slow and not service and not accuracy'
 
 test: $(VENV)/.dev ## run all tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile

@@ -7,6 +7,7 @@ the medians and its 95 % interval; the bar is 0.5 %.
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import tempfile
@@ -22,6 +23,7 @@ Step = Callable[[], None]
 
 STEPS = 10_000
 SETTLING = 200
+CALLS = 200_000
 WIDTH = 512
 BAR = 0.005
 NEVER = 10**9
@@ -41,10 +43,10 @@ def make_step() -> Step:
     return step
 
 
-def overhead(step: Step) -> dict[str, float]:
+def overhead(step: Step, steps: int = STEPS, settling: int = SETTLING) -> dict[str, float]:
     """Time steps that are told and steps that are not, mixed."""
     rng = np.random.default_rng(0)
-    told = rng.random(SETTLING + STEPS) < 0.5
+    told = rng.random(settling + steps) < 0.5
     times = np.zeros(len(told))
     clock = time.process_time_ns
     with tempfile.TemporaryDirectory() as folder, debubble.capture(out=folder, wait=NEVER):
@@ -54,7 +56,7 @@ def overhead(step: Step) -> dict[str, float]:
             if tells:
                 debubble.step()
             times[number] = clock() - began
-    with_it, without = (times[SETTLING:][told[SETTLING:] == way] for way in (True, False))
+    with_it, without = (times[settling:][told[settling:] == way] for way in (True, False))
     medians = [np.median(rng.choice(one, (500, len(one))), axis=1) for one in (with_it, without)]
     low, high = np.percentile(medians[0] / medians[1] - 1, [2.5, 97.5])
     ratio = float(np.median(with_it) / np.median(without) - 1)
@@ -66,9 +68,8 @@ def overhead(step: Step) -> dict[str, float]:
     }
 
 
-def alone() -> float:
+def alone(count: int = CALLS) -> float:
     """Return the nanoseconds of one `debubble.step()` between captures."""
-    count = 200_000
     with tempfile.TemporaryDirectory() as folder, debubble.capture(out=folder, wait=NEVER):
         began = time.process_time_ns()
         for _ in range(count):
@@ -77,10 +78,13 @@ def alone() -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
+    tiny = parser.parse_args().tiny
     torch.set_num_threads(1)
     step = make_step()
-    found = overhead(step)
-    found |= {"step_call_ns": alone(), "bar": BAR}
+    found = overhead(step, steps=40, settling=2) if tiny else overhead(step)
+    found |= {"step_call_ns": alone(count=100) if tiny else alone(), "bar": BAR}
     found["share_of_step"] = found["step_call_ns"] / (1e6 * found["step_ms"])
     print(json.dumps({"machine": platform.processor() or platform.machine(), **found}, indent=2))
     if found["high"] <= BAR:

@@ -6,6 +6,7 @@ waiting capture, and under the profiler with and without shapes; in turns. Print
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
@@ -31,16 +32,14 @@ NEVER = 10**9
 WIDTH, LAYERS = 2048, 12
 LOADS = {"decode": 8, "prefill": 16384}
 """Rows of a batch."""
+HAS_CUDA = torch.cuda.is_available()
 
 
-def make_step(rows: int) -> Step:
+def make_step(rows: int, width: int) -> Step:
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(WIDTH, WIDTH, device="cuda", dtype=torch.bfloat16)]
-    layers += [
-        torch.nn.Linear(WIDTH, WIDTH, device="cuda", dtype=torch.bfloat16)
-        for _ in range(LAYERS - 1)
-    ]
-    batch = torch.randn(rows, WIDTH, device="cuda", dtype=torch.bfloat16)
+    how = {"device": "cuda" if HAS_CUDA else "cpu", "dtype": torch.bfloat16}
+    layers = [torch.nn.Linear(width, width, **how) for _ in range(LAYERS)]
+    batch = torch.randn(rows, width, **how)
 
     @torch.inference_mode()
     def step() -> None:
@@ -51,13 +50,18 @@ def make_step(rows: int) -> Step:
     return step
 
 
+def synchronize() -> None:
+    if HAS_CUDA:
+        torch.cuda.synchronize()
+
+
 def timed(step: Step, after: Step = lambda: None) -> float:
-    torch.cuda.synchronize()
+    synchronize()
     began = time.perf_counter()
     for _ in range(STEPS):
         step()
         after()
-    torch.cuda.synchronize()
+    synchronize()
     return (time.perf_counter() - began) / STEPS
 
 
@@ -67,7 +71,7 @@ def waiting(step: Step) -> float:
 
 
 def profiled(step: Step, *, shapes: bool) -> float:
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if HAS_CUDA else [])]
     with profile(activities=activities, record_shapes=shapes, profile_memory=True):
         step()
         return timed(step)
@@ -93,14 +97,22 @@ def captured(step: Step) -> dict[str, float | None]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--tiny", action="store_true", help="a moment's work, without CUDA: does it still run?"
+    )
+    tiny = parser.parse_args().tiny
+    if not (HAS_CUDA or tiny):
+        raise SystemExit("there is no CUDA here")
     order = random.Random(0)  # noqa: S311 (an order, no secret)
-    answer = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    for name, rows in LOADS.items():
-        step = make_step(rows)
+    device = torch.cuda.get_device_name() if HAS_CUDA else "no CUDA: these figures mean nothing"
+    answer = {"device": device, "torch": torch.__version__}
+    for name, rows in {"tiny": 2}.items() if tiny else LOADS.items():
+        step = make_step(rows, width=16 if tiny else WIDTH)
         for way in WAYS.values():  # the first start of the profiler takes seconds
             way(step)
         times: dict[str, list[float]] = {way: [] for way in WAYS}
-        for _ in range(TURNS):
+        for _ in range(1 if tiny else TURNS):
             # Whoever comes after a rest finds a cooler device, so all rest, and none comes always
             # after the same.
             for way in order.sample(list(WAYS), len(WAYS)):

@@ -38,10 +38,10 @@ MOST_FLEET_S = 40.0
 FLEET = 8192
 
 
-def timed(call: Callable[[], object]) -> float:
+def timed(call: Callable[[], object], repeats: int) -> float:
     """Return the median time of a few calls, as this process used the processor."""
     times = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         began = time.process_time()
         call()
         times.append(time.process_time() - began)
@@ -54,7 +54,7 @@ def read_one(path: str) -> int:
     return trace.events
 
 
-def bench_recorded(folder: Path) -> None:
+def bench_recorded(folder: Path, repeats: int) -> None:
     shares, ours, theirs = [], [], []
     with tempfile.TemporaryDirectory() as place:
         for file in sorted(folder.glob("*/rank*.json.gz")):
@@ -62,8 +62,8 @@ def bench_recorded(folder: Path) -> None:
             digest = Path(place) / "rank0.debubble.npz"
             digest.write_bytes(pack_digest(trace, None))
             shares.append(digest.stat().st_size / trace.inflated_bytes)
-            ours.append(timed(lambda digest=digest: read_one(str(digest))))
-            theirs.append(timed(lambda file=file: read_kineto(str(file))))
+            ours.append(timed(lambda digest=digest: read_one(str(digest)), repeats))
+            theirs.append(timed(lambda file=file: read_kineto(str(file)), repeats))
     print(f"{len(ours)} recorded ranks, {min(shares):.2%} to {max(shares):.2%} of their traces")
     worst = max(ours)
     gain = statistics.median(there / here for here, there in zip(ours, theirs, strict=True))
@@ -72,16 +72,16 @@ def bench_recorded(folder: Path) -> None:
     print(f"{'the trace, against its digest':<44} {gain:>24.0f} x")
 
 
-def bench_large(path: Path) -> None:
+def bench_large(path: Path, repeats: int) -> None:
     began = time.process_time()
     trace = read_kineto(str(path))
     reading = time.process_time() - began
-    packing = timed(lambda: pack_digest(trace, None))
+    packing = timed(lambda: pack_digest(trace, None), repeats)
     data = pack_digest(trace, None)
     with tempfile.TemporaryDirectory() as place:
         digest = Path(place) / "rank0.debubble.npz"
         digest.write_bytes(data)
-        again = timed(lambda: read_one(str(digest)))
+        again = timed(lambda: read_one(str(digest)), repeats)
     share = len(data) / trace.inflated_bytes
     print(f"{trace.inflated_bytes / 1e6:.0f} MB inflated: {len(data) / 1e6:.2f} MB, {again:.3f} s")
     show("a digest of a long trace", f"{share:.2%}", "<= 2 %", holds=share <= MOST_SHARE)
@@ -106,7 +106,7 @@ def write_fleet(place: Path, trace: RankTrace, ranks: int) -> list[str]:
     return files
 
 
-def bench_fleet(ranks: int) -> None:
+def bench_fleet(ranks: int, repeats: int) -> None:
     trace = read_kineto(str(SHIPPED / "1f1b_p2_m4" / "rank0.json.gz"))
     with tempfile.TemporaryDirectory() as place:
         files = write_fleet(Path(place), trace, ranks)
@@ -115,7 +115,7 @@ def bench_fleet(ranks: int) -> None:
             sum(pool.map(read_one, files, chunksize=16))
         seconds, used = time.perf_counter() - began, of_children() - before
         few = files[: min(ranks, 256)]
-        joined = timed(lambda: read_run(find_run(few))) / len(few)
+        joined = timed(lambda: read_run(find_run(few)), repeats) / len(few)
     fleet = used / WORKERS / ranks * FLEET
     print(
         f"{ranks:,} ranks, {WORKERS} workers: {seconds:.1f} s, {used:.1f} s of processors, ", end=""
@@ -132,10 +132,17 @@ def bench_fleet(ranks: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=512, help="how many digests are read at once")
+    parser.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
     words = parser.parse_args()
-    bench_recorded(ALL_RECORDED if ALL_RECORDED.is_dir() else SHIPPED)
-    bench_large(large(0, COPIES))
-    bench_fleet(words.ranks)
+    if words.tiny:
+        with tempfile.TemporaryDirectory() as folder:
+            bench_recorded(SHIPPED, repeats=1)
+            bench_large(large(0, 1, Path(folder)), repeats=1)
+            bench_fleet(4, repeats=1)
+        return
+    bench_recorded(ALL_RECORDED if ALL_RECORDED.is_dir() else SHIPPED, REPEATS)
+    bench_large(large(0, COPIES), REPEATS)
+    bench_fleet(words.ranks, REPEATS)
 
 
 if __name__ == "__main__":

@@ -91,10 +91,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", type=int, default=4000)
     parser.add_argument("--traffic-series", type=int, default=300)
+    parser.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
     given = parser.parse_args()
     rng = np.random.default_rng(10)
-    print_drift(given.series, rng)
-    print_mix(given.traffic_series, rng)
+    print_drift(2 if given.tiny else given.series, rng)
+    print_mix(1 if given.tiny else given.traffic_series, rng)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from isal import igzip
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from host_programs import AUTOGRAD, Kernel, Setup
-from making import Event, document, kernel, launch
-from simulated import Play
-from simulated_traces import RankWriter, Writing
+from support.simulator.devices import Play
+from support.simulator.host_programs import AUTOGRAD, Kernel, Setup
+from support.simulator.written_traces import RankWriter, Writing
+from support.traces.kineto_events import Event, document, kernel, launch
 
 from debubble.trace.columns import KernelKind
 from debubble.trace.kineto import read_kineto
@@ -71,32 +71,33 @@ class _RecordedWriter(RankWriter):
             at = ends
 
 
-def write_pipeline(replica: int, *, folder: Path, replicas: int) -> None:
+def write_pipeline(replica: int, *, folder: Path, replicas: int, stages: int) -> None:
     """Write one replica's ranks: those of a stage, over all replicas, stand side by side."""
     play = Play(
         Setup(
-            schedule="1f1b", ranks=STAGES, microbatches=_MICROBATCHES, steps=_STEPS, fused=True,
+            schedule="1f1b", ranks=stages, microbatches=_MICROBATCHES, steps=_STEPS, fused=True,
             seed=replica,
         )
     )  # fmt: skip
-    members = tuple(range(replica, STAGES * replicas, replicas))
-    writing = Writing(members=members, world=STAGES * replicas, groups={"pp": members})
-    for stage in range(STAGES):
+    members = tuple(range(replica, stages * replicas, replicas))
+    writing = Writing(members=members, world=stages * replicas, groups={"pp": members})
+    for stage in range(stages):
         writer = _RecordedWriter(play, stage, writing)
         events = list(writer.events([step[stage] for step in play.steps]))
-        content = document(events, rank=members[stage], world=STAGES * replicas)
+        content = document(events, rank=members[stage], world=stages * replicas)
         content["distributedInfo"]["pg_config"] = [{"pg_name": "pp", "ranks": list(members)}]
         with igzip.open(folder / f"rank{members[stage]}.json.gz", "wb", compresslevel=1) as out:
             out.write(json.dumps(content).encode())
 
 
-def write_fleet(folder: Path, replicas: int) -> None:
+def write_fleet(folder: Path, replicas: int, stages: int = STAGES) -> None:
     """Write all ranks, unless they are there."""
-    if folder.is_dir() and len(list(folder.iterdir())) == STAGES * replicas:
+    if folder.is_dir() and len(list(folder.iterdir())) == stages * replicas:
         return
     folder.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(2) as pool:
-        list(pool.map(partial(write_pipeline, folder=folder, replicas=replicas), range(replicas)))
+        write = partial(write_pipeline, folder=folder, replicas=replicas, stages=stages)
+        list(pool.map(write, range(replicas)))
 
 
 if __name__ == "__main__":

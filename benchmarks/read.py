@@ -14,6 +14,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,53 +25,7 @@ DATA = HERE / ".data"
 COPIES = 78  # about 360 MB and 1.3 million events
 REPEATS = 5
 
-READ_ONE = """
-import resource, sys, time
-from debubble.trace.kineto import read_kineto
-began = time.perf_counter()
-trace = read_kineto(sys.argv[1])
-seconds = time.perf_counter() - began
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(seconds, trace.events, trace.inflated_bytes, peak, trace.kept_bytes())
-"""
-READ_TWO = """
-import sys
-from debubble.trace.run import find_run, read_run
-run = read_run(find_run(sys.argv[1:]))
-"""
-FIND = """
-import sys, time
-from debubble.ledger.ledger import build_ledger
-from debubble.report.find import find_json, find_page, worst_of
-from debubble.timeline.build import build_run
-from debubble.timeline.figures import measure_pipeline
-from debubble.trace.run import find_run, read_run
-began = time.perf_counter()
-run = read_run(find_run(sys.argv[1:]))
-read = time.perf_counter() - began
-began = time.perf_counter()
-timeline = build_run(run)
-figures = [measure_pipeline(timeline, pipeline) for pipeline in timeline.pipelines]
-worst = worst_of(figures)
-ledger = build_ledger(timeline, worst.pipeline, [window.step for window in worst.windows])
-find_page(figures, ledger, (), "")
-find_json(run, timeline, figures, ledger, ())
-print(read, time.perf_counter() - began)
-"""
-# What its users call before they can ask anything, and its parser alone.
-READ_PEER = """
-import resource, sys, time
-from hta.common.trace_parser import parse_trace_dataframe
-from hta.configs.parser_config import ParserConfig
-from hta.trace_analysis import TraceAnalysis
-began = time.perf_counter()
-parse_trace_dataframe(sys.argv[1], ParserConfig.get_default_cfg())
-parsed = time.perf_counter() - began
-began = time.perf_counter()
-TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="/")
-seconds = time.perf_counter() - began
-print(seconds, parsed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-"""
+PARTS = HERE / "read_parts.py"
 
 
 def run(*words: str | Path) -> list[float]:
@@ -93,8 +48,8 @@ def together(*commands: list[str | Path]) -> float:
     return time.perf_counter() - began
 
 
-def large(rank: int, copies: int) -> Path:
-    path = DATA / f"rank{rank}_x{copies}.json.gz"
+def large(rank: int, copies: int, folder: Path = DATA) -> Path:
+    path = folder / f"rank{rank}_x{copies}.json.gz"
     if not path.exists():
         write_large_trace(path, rank, copies)
     return path
@@ -108,11 +63,11 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
-def bench_one(path: Path) -> None:
+def bench_one(path: Path, repeats: int) -> None:
     floors, ours = [], []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         floors.append(run(sys.executable, HERE / "floor.py", path)[0])
-        seconds, events, inflated, peak, kept = run(sys.executable, "-c", READ_ONE, path)
+        seconds, events, inflated, peak, kept = run(sys.executable, PARTS, "read_one", path)
         ours.append(seconds)
     print(f"{events:,.0f} events, {inflated / 1e6:.0f} MB inflated, {kept / inflated:.1%} kept")
     print(f"floor {spread(floors)} s, debubble {spread(ours)} s")
@@ -122,7 +77,7 @@ def bench_one(path: Path) -> None:
 
 
 def bench_long(path: Path) -> None:
-    seconds, _, inflated, peak, _ = run(sys.executable, "-c", READ_ONE, path)
+    seconds, _, inflated, peak, _ = run(sys.executable, PARTS, "read_one", path)
     show_memory(f"peak memory, four times as long ({seconds:.1f} s)", peak, inflated)
 
 
@@ -131,12 +86,12 @@ def show_memory(what: str, peak: float, inflated: float) -> None:
     show(what, f"{peak / 1e6:.0f} MB", f"<= {allowed / 1e6:.0f} MB", holds=peak <= allowed)
 
 
-def bench_two(first: Path, second: Path) -> None:
+def bench_two(first: Path, second: Path, repeats: int) -> None:
     floors, ours = [], []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         floor = [sys.executable, HERE / "floor.py"]
         floors.append(together([*floor, first], [*floor, second]))
-        ours.append(together([sys.executable, "-c", READ_TWO, first, second]))
+        ours.append(together([sys.executable, PARTS, "read_all", first, second]))
     print(f"two floor processes {spread(floors)} s, debubble {spread(ours)} s, start to end")
     ratio = statistics.median(floors) / statistics.median(ours)
     show(
@@ -144,10 +99,10 @@ def bench_two(first: Path, second: Path) -> None:
     )
 
 
-def bench_find(*ranks: Path) -> None:
+def bench_find(*ranks: Path, repeats: int) -> None:
     reads, finds = [], []
-    for _ in range(REPEATS):
-        read, found = run(sys.executable, "-c", FIND, *ranks)
+    for _ in range(repeats):
+        read, found = run(sys.executable, PARTS, "find", *ranks)
         reads.append(read)
         finds.append(found)
     print(f"{len(ranks)} ranks: read {spread(reads)} s, find {spread(finds)} s beyond it")
@@ -157,15 +112,17 @@ def bench_find(*ranks: Path) -> None:
     show(what, f"{spread(shares)} x", "<= 0.25 x", holds=middle <= 0.25)
 
 
-def bench_help() -> None:
-    times = [together([Path(sys.executable).parent / "debubble", "--help"]) for _ in range(REPEATS)]
+def bench_help(repeats: int) -> None:
+    times = [together([sys.executable, "-m", "debubble", "--help"]) for _ in range(repeats)]
     middle = statistics.median(times)
     show("debubble --help", f"{spread(times)} s", "<= 0.3 s", holds=middle <= 0.3)
 
 
-def bench_peer(peer: str, path: Path) -> None:
-    theirs, parsed, peak = run(peer, "-c", READ_PEER, path)
-    ours = statistics.median(run(sys.executable, "-c", READ_ONE, path)[0] for _ in range(REPEATS))
+def bench_peer(peer: str, path: Path, repeats: int) -> None:
+    theirs, parsed, peak = run(peer, PARTS, "read_as_peer", path)
+    ours = statistics.median(
+        run(sys.executable, PARTS, "read_one", path)[0] for _ in range(repeats)
+    )
     print(
         f"HolisticTraceAnalysis {theirs:.0f} s (its parser alone {parsed:.0f} s) "
         f"and {peak / 1e6:,.0f} MB, debubble {ours:.2f} s"
@@ -177,18 +134,26 @@ def bench_peer(peer: str, path: Path) -> None:
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--peer", help="a Python that has traceinsight 0.6.1")
-    peer = words.parse_args().peer
+    words.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
+    given = words.parse_args()
     print(f"{platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores")
-    first = large(0, COPIES)
-    if peer:
-        bench_peer(peer, first)
-        return
-    second = large(1, COPIES)
-    bench_one(first)
-    bench_two(first, second)
-    bench_find(first, second, *(large(rank, COPIES) for rank in (2, 3)))
-    bench_long(large(0, 4 * COPIES))
-    bench_help()
+    if given.tiny:
+        with tempfile.TemporaryDirectory() as folder:
+            bench(Path(folder), copies=1, repeats=1)
+    elif given.peer:
+        bench_peer(given.peer, large(0, COPIES), REPEATS)
+    else:
+        bench(DATA, COPIES, REPEATS)
+
+
+def bench(folder: Path, copies: int, repeats: int) -> None:
+    """Measure all but the peer."""
+    ranks = [large(rank, copies, folder) for rank in range(4)]
+    bench_one(ranks[0], repeats)
+    bench_two(ranks[0], ranks[1], repeats)
+    bench_find(*ranks, repeats=repeats)
+    bench_long(large(0, 4 * copies, folder))
+    bench_help(repeats)
 
 
 if __name__ == "__main__":

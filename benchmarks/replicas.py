@@ -5,6 +5,7 @@ Bar: at most 16 times as long for 8 times the ranks; a loop over pairs of ranks 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from types import SimpleNamespace
@@ -45,7 +46,7 @@ def reduce_of(late_ns: int, group: Group) -> RankCollectives:
     )
 
 
-def judge(ranks: int) -> tuple[float, ReplicaFigures | None]:
+def judge(ranks: int, repeats: int) -> tuple[float, ReplicaFigures | None]:
     """Return the median seconds of judging so many ranks, and what came of it."""
     replicas = ranks // STAGES
     pipelines = {one: tuple(range(one, ranks, replicas)) for one in range(replicas)}
@@ -72,7 +73,7 @@ def judge(ranks: int) -> tuple[float, ReplicaFigures | None]:
         for number, members in pipelines.items()
     ]
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         began = time.perf_counter()
         result = judge_replicas(found, pipelines, figures)
         seconds.append(time.perf_counter() - began)
@@ -80,11 +81,20 @@ def judge(ranks: int) -> tuple[float, ReplicaFigures | None]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
+    if parser.parse_args().tiny:
+        compare_sizes(64, 128, repeats=1)
+    else:
+        compare_sizes(1_024, 8_192, REPEATS)
+
+
+def compare_sizes(less: int, more: int, repeats: int) -> None:
     """Print the ratio and its bar."""
-    few, _ = judge(1_024)
-    many, found = judge(8_192)
+    few, _ = judge(less, repeats)
+    many, found = judge(more, repeats)
     slowest = found.slowest if found else None
-    print(f"1,024 ranks {few:.2f} s; 8,192 ranks {many:.2f} s, replica {slowest} drags")
+    print(f"{less:,} ranks {few:.2f} s; {more:,} ranks {many:.2f} s, replica {slowest} drags")
     print(f"ratio {many / few:.1f} (bar {BAR:.0f}): {'ok' if many / few <= BAR else 'OVER'}")
 
 

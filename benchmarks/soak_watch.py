@@ -26,9 +26,11 @@ def main() -> None:
     parser.add_argument("--captures", type=int, default=5000)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
     given = parser.parse_args()
+    captures, kills = (6, 1) if given.tiny else (given.captures, given.kills)
     with tempfile.TemporaryDirectory(prefix="debubble-soak-") as place:
-        soak(Path(place), given.captures, given.kills, given.workers)
+        soak(Path(place), captures, kills, given.workers)
 
 
 def soak(folder: Path, captures: int, kills: int, workers: int) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import settings
-from making import PUBLIC, SHARED
-from stores import postgres, postgres_url, url  # noqa: F401 (fixtures)
+from support import requirements, started_processes
+from support.services.history_stores import postgres, postgres_url, url  # noqa: F401 (fixtures)
+from support.traces.recordings import PUBLIC, SHARED, existing
 
 # The same examples every time, however slow the machine is: what fails, fails for everyone.
 settings.register_profile("alike", deadline=None, derandomize=True)
@@ -15,17 +16,18 @@ settings.load_profile("alike")
 @pytest.fixture(scope="session")
 def public_data():
     """Other people's recordings, which lie beside a checkout and are never copied into it."""
-    if not PUBLIC.is_dir():
-        pytest.skip(f"{PUBLIC} is not there: these recordings belong to others and are not shipped")
-    return PUBLIC
+    return existing(PUBLIC)
 
 
 @pytest.fixture(scope="session")
 def recorded_data():
     """All of our own H200 recordings; the repository itself holds two of them."""
-    if not (SHARED / "h200").is_dir():
-        pytest.skip(f"{SHARED / 'h200'} is not there: only a part of our recordings is shipped")
-    return SHARED / "h200"
+    return existing(SHARED / "h200")
+
+
+def pytest_configure(config):
+    for plugin in (requirements, started_processes):
+        config.pluginmanager.register(plugin)
 
 
 def pytest_addoption(parser):

@@ -8,7 +8,7 @@ from collections import Counter
 from functools import wraps
 
 import pytest
-from making import H200
+from support.traces.recordings import H200
 
 import debubble
 from debubble.analysis import analyse_found

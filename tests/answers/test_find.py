@@ -6,8 +6,8 @@ import re
 
 import msgspec
 import pytest
-from console import REPOSITORY
-from making import H200
+from support.services.console import REPOSITORY
+from support.traces.recordings import H200
 
 from debubble.analysis import analyse_found
 from debubble.answers.find import FindAnswer, answer_find

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
-from making import H200
+from support.traces.recordings import H200
 
 from debubble.answers.ledger import say_cause, say_remedy
 from debubble.ledger.ledger import build_ledger

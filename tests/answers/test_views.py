@@ -7,8 +7,8 @@ import io
 import re
 
 import pytest
-from making import DATA, SHARED
 from rich.console import Console
+from support.traces.recordings import DATA, SHARED
 
 from debubble.analysis import analyse_found
 from debubble.answers.find import answer_find

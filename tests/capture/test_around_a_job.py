@@ -19,7 +19,7 @@ from debubble.trace.sidecar import read_sidecar
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = str(Path(__file__).parent / "plain_job.py")
+SCRIPT = str(Path(__file__).parents[1] / "support" / "jobs" / "plain_job.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 FEW = ["--steps", "1", "--wait", "1"]
 ENOUGH = "8"

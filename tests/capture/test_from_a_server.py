@@ -16,7 +16,7 @@ from debubble.errors import CaptureError, UsageError
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).parent / "small_server.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "jobs" / "profiled_server.py"
 
 
 @contextmanager

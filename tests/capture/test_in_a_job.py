@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from capture.jobs import run_job
-from unmarked import rows
+from support.jobs.launch_gloo_job import run_job
+from support.traces.trimmed import rows
 
 import debubble
 from debubble.errors import CaptureError, MissingExtra, UsageError

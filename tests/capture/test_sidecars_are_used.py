@@ -7,9 +7,9 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from capture.jobs import run_job
-from console import type_command
-from making import H200
+from support.jobs.launch_gloo_job import run_job
+from support.services.console import type_command
+from support.traces.recordings import H200
 
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline

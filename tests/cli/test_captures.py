@@ -6,12 +6,13 @@ import json
 import shutil
 
 import pytest
-from console import type_command
-from making import H200
+from support.services.console import type_command
+from support.traces.recordings import H200
 
 TWO = "tests/data/h200/1f1b_p2_m4 tests/data/h200/1f1b_p3_m7"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["find", "plan", "links", "inspect", "simulate"])
 def test_a_run_that_was_named_and_not_read_is_a_warning(tmp_path, verb):
     answer = type_command(f"debubble {verb} {TWO}", tmp_path)

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from making import H200, PUBLIC, SHARED
+from support.traces.recordings import H200, PUBLIC, SHARED
 
 from debubble.errors import DebubbleError
 
@@ -42,6 +42,7 @@ def assert_equal_answers(traces, kept, verbs):
         assert ask(verb, kept) == ask(verb, traces), verb
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_digests_answer_as_traces_do(name, tmp_path):
     assert_equal_answers(H200 / name, tmp_path / "kept", ("find", "inspect", "links", "plan"))

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from console import type_command
-from making import H200
+from support.services.console import type_command
+from support.traces.recordings import H200
 
 import debubble.cli
 from debubble.errors import UsageError
@@ -30,6 +30,7 @@ def shell(line, **environment):
     )
 
 
+@pytest.mark.slow
 def test_a_reader_who_has_gone_is_no_closed_gate():
     for words in ("find $RUN", "find $RUN --json", "--help"):
         # The far end is closed before anything is written.
@@ -38,7 +39,8 @@ def test_a_reader_who_has_gone_is_no_closed_gate():
         assert ended.stderr.decode().split() == ["130"], words
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this kernel has no /dev/full")
 def test_a_full_disk_is_said_in_a_line():
     for words in ("find $RUN", "find $RUN --json"):
         ended = shell(f"$debubble {words} > /dev/full")
@@ -46,6 +48,7 @@ def test_a_full_disk_is_said_in_a_line():
         assert ended.returncode == 2
 
 
+@pytest.mark.slow
 def test_a_closed_stdout_leaves_the_exit_code():
     ended = shell("$debubble find $RUN --fail-over 1% >&-")
     assert (ended.returncode, ended.stderr) == (1, b"")
@@ -53,6 +56,7 @@ def test_a_closed_stdout_leaves_the_exit_code():
     assert ended.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_terminal_without_the_letters_gets_others():
     ended = shell("$debubble find $RUN", PYTHONIOENCODING="ascii")
     assert (ended.returncode, ended.stderr) == (0, b"")

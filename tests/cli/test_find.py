@@ -6,8 +6,9 @@ import gzip
 import json
 
 import pytest
-from console import type_command
-from making import H200, document, kernel, operator, send, write
+from support.services.console import type_command
+from support.traces.kineto_events import document, kernel, operator, send, write
+from support.traces.recordings import H200
 
 
 def test_traces_without_a_pipeline_are_an_answer_and_not_an_error(tmp_path):
@@ -107,6 +108,7 @@ def codes_of(folder):
     return data, [gap["code"] for gap in data["warnings"]]
 
 
+@pytest.mark.slow
 def test_steps_that_were_never_marked_are_told_and_it_is_said(tmp_path):
     rewritten(tmp_path, "1f1b_p2_m4", without_marks)
     marked = type_command("debubble find tests/data/h200/1f1b_p2_m4", tmp_path).text
@@ -119,6 +121,7 @@ def test_steps_that_were_never_marked_are_told_and_it_is_said(tmp_path):
     assert type_command("debubble find . --strict", tmp_path).code == 2
 
 
+@pytest.mark.slow
 def test_ranks_of_two_runs_are_told_apart_and_no_bubble_is_invented(tmp_path):
     rewritten(tmp_path, "1f1b_p3_m7", keep="12")
     rewritten(tmp_path, "1f1b_p2_m4", keep="0")
@@ -150,6 +153,7 @@ def only_first_step(events):
     return [one for one in events if one.get("ts", 0) < end and one.get("ph") != "M"]
 
 
+@pytest.mark.slow
 def test_a_step_that_the_capture_cuts_is_left_out_and_named(tmp_path):
     rewritten(tmp_path, "1f1b_p2_m4", cut_short)
     data, codes = codes_of(tmp_path)
@@ -162,6 +166,7 @@ def test_a_step_that_the_capture_cuts_is_left_out_and_named(tmp_path):
     assert type_command("debubble find . --strict", tmp_path).code == 2
 
 
+@pytest.mark.slow
 def test_where_no_step_is_whole_the_answer_is_partial(tmp_path):
     rewritten(tmp_path, "1f1b_p2_m4", lambda events: cut_short(only_first_step(events)))
     data, codes = codes_of(tmp_path)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from console import type_command
-from played import setup_of
-from replicated import replicas_of, write_replicas
+from support.services.console import type_command
+from support.simulator.analysis import setup_of
+from support.simulator.replicas import replicas_of, write_replicas
 
 RANKS, REPLICAS, SLOW_STAGE = 20, 4, 13
 BASE = setup_of("1f1b", RANKS, 4, fused=True, steps=4)
@@ -22,6 +22,7 @@ def many(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_answer_is_one_screen_and_names_what_stands_out(many):
     text = type_command("debubble find . --quiet", many).text
     assert len(text.splitlines()) <= SCREEN
@@ -33,6 +34,7 @@ def test_the_answer_is_one_screen_and_names_what_stands_out(many):
     assert "16 others" in text or "17 others" in text
 
 
+@pytest.mark.slow
 def test_all_of_it_is_in_the_data(many):
     data = json.loads(type_command("debubble find . --json", many).text)
     assert [len(ranks) for ranks in data["run"]["pipelines"]] == [RANKS] * REPLICAS
@@ -40,6 +42,7 @@ def test_all_of_it_is_in_the_data(many):
     assert len(data["stages"]) == RANKS
 
 
+@pytest.mark.slow
 def test_other_verbs_take_the_pipeline_that_waits_most(many):
     simulated = type_command("debubble simulate . --microbatches 8 --json", many)
     assert simulated.code == 0, simulated.text
@@ -47,6 +50,7 @@ def test_other_verbs_take_the_pipeline_that_waits_most(many):
     assert {hop["from_rank"] % REPLICAS for hop in linked["hops"]} == {3}
 
 
+@pytest.mark.slow
 def test_pictures_hold_the_pipeline_that_is_shown(many, tmp_path):
     written = type_command(f"debubble find . --html {tmp_path}/a.html --svg {tmp_path}/a.svg", many)
     assert written.code == 0, written.text

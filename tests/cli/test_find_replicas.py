@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from console import type_command
-from played import setup_of
-from replicated import members_of, replicas_of, write_replicas
+from support.services.console import type_command
+from support.simulator.analysis import setup_of
+from support.simulator.replicas import members_of, replicas_of, write_replicas
 
 BASE = setup_of("1f1b", 2, 4, fused=True, steps=4)
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import click
 import pytest
-from console import type_command
-from making import H200, document, kernel, write
+from support.services.console import type_command
+from support.traces.kineto_events import document, kernel, write
+from support.traces.recordings import H200
 
 from debubble.cli.gates import judge_bubbles
 from debubble.cli.reading import Reader

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from console import Answer, matches, type_command
+from support.services.console import Answer, matches, type_command
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.txt"))
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 
-from console import type_command
+import pytest
 from pyarrow import parquet
+from support.services.console import type_command
 
 STORE = "--store sqlite:///history.db"
 RUN = "tests/data/h200/1f1b_p2_m4"
 
 
+@pytest.mark.slow
 def test_a_run_is_kept_listed_tagged_exported_compared_and_dropped(tmp_path):
     def answer(words, code=0):
         found = type_command(f"debubble {words}", tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from console import type_command
+from support.services.console import type_command
 
 H200 = "tests/data/h200"
 LOG = "tests/data/links/sendrecv_2ranks.json"

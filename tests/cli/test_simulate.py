@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from console import type_command
+from support.services.console import type_command
 
 from debubble.schedules import format_order, order_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from console import type_command
+from support.services.console import type_command
 
 from debubble.schedules import format_order, order_of
 
@@ -32,6 +32,7 @@ def inside(seconds, data):
     return low < seconds < high
 
 
+@pytest.mark.slow
 def test_a_run_as_it_is_is_simulated_and_held_against_itself(tmp_path):
     data = data_of(TRAINING, tmp_path)
     assert data["schema"] == "debubble.simulate/1"
@@ -115,6 +116,7 @@ def test_a_drawing_is_as_long_as_the_answer(tmp_path):
     assert "next: " not in answer.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -164,6 +166,7 @@ def window(folder, name, tmp_path):
     return data_of(folder / name, tmp_path)["measured"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "words", "after"),
     [
@@ -201,6 +204,7 @@ def test_a_slow_hop_put_right_gives_back_most_of_what_it_cost(recorded_data, tmp
 LONG, SHORT = "fwd_closed_m8", "fwd_closed_m8_t512"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "tokens", "other", "other_tokens"), [(LONG, 1024, SHORT, 512), (SHORT, 512, LONG, 1024)]
 )

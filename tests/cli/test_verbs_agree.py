@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from console import type_command
-from making import DATA, SHARED
+from support.services.console import type_command
+from support.traces.recordings import DATA, SHARED
 
 SAME = ("times_expected", "verdict", "times", "cost_per_batch_s")
 FOLDERS = [
@@ -24,6 +24,7 @@ def told(verb, folder, tmp_path):
     return json.loads(answer.text) if answer.code == 0 else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "folder",
     [pytest.param(one, id=one.name) for one in FOLDERS if any(one.glob("rank*"))],

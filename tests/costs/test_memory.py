@@ -8,9 +8,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hand_drawn import a_timeline
-from making import H200, SHARED
-from played_memory import ACTIVATION, BATCH, MESSAGE, PARAMS, WORK, played_run
+from support.simulator.allocator import ACTIVATION, BATCH, MESSAGE, PARAMS, WORK, allocator_run
+from support.timelines.by_hand import a_timeline
+from support.traces.recordings import recorded_run
 
 from debubble.costs.memory import (
     MemoryRun,
@@ -45,22 +45,22 @@ def errors_of(runs, target, **changes):
 @pytest.mark.parametrize("name", ["forward-only", "gpipe", "1f1b"])
 @pytest.mark.parametrize("target", [1, 2, 3, 6, 16, 64])
 def test_two_runs_tell_what_any_number_of_microbatches_takes(name, target):
-    runs = [played_run(name, 4, m, [3, 3, 3, 7]) for m in (4, 8)]
-    errors = errors_of(runs, played_run(name, 4, target, [3, 3, 3, 7]))
+    runs = [allocator_run(name, 4, m, [3, 3, 3, 7]) for m in (4, 8)]
+    errors = errors_of(runs, allocator_run(name, 4, target, [3, 3, 3, 7]))
     assert errors == pytest.approx([0] * 4, abs=1e-9)
 
 
 @pytest.mark.parametrize("target", [4, 12, 64])
 def test_one_training_run_tells_what_the_batch_itself_takes(target):
-    runs = [played_run("1f1b", 4, 8, [4, 4, 4, 4])]
-    errors = errors_of(runs, played_run("1f1b", 4, target, [4, 4, 4, 4]))
+    runs = [allocator_run("1f1b", 4, 8, [4, 4, 4, 4])]
+    errors = errors_of(runs, allocator_run("1f1b", 4, target, [4, 4, 4, 4]))
     assert errors == pytest.approx([0] * 4, abs=1e-9)
     assert "its share of a batch" in " ".join(fit_memory(runs).assumptions)
 
 
 def test_one_forward_run_misses_the_targets_of_a_batch_alone():
-    runs = [played_run("forward-only", 4, 8, [4, 4, 4, 4])]
-    target = played_run("forward-only", 4, 12, [4, 4, 4, 4])
+    runs = [allocator_run("forward-only", 4, 8, [4, 4, 4, 4])]
+    target = allocator_run("forward-only", 4, 12, [4, 4, 4, 4])
     missed = [
         e * rank.peak_bytes for e, rank in zip(errors_of(runs, target), target.ranks, strict=True)
     ]
@@ -68,7 +68,7 @@ def test_one_forward_run_misses_the_targets_of_a_batch_alone():
 
 
 def test_a_large_embedding_is_no_batch():
-    run = played_run("1f1b", 4, 8, [4, 4, 4, 4])
+    run = allocator_run("1f1b", 4, 8, [4, 4, 4, 4])
     first = replace(run.ranks[0], static_bytes=run.ranks[0].static_bytes + 1000 * MESSAGE)
     peaks = [
         predict_peaks(fit_memory([replace(run, ranks=(first, *run.ranks[1:]))]), order)[0]
@@ -81,19 +81,19 @@ def test_a_large_embedding_is_no_batch():
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("layers", [[4, 4, 4, 4], [3, 3, 3, 7], [7, 2, 2, 5]])
 def test_splits_and_schedules_are_told_from_one_run(name, layers):
-    runs = [played_run("1f1b", 4, 8, [4, 4, 4, 4])]
-    errors = errors_of(runs, played_run(name, 4, 8, layers))
+    runs = [allocator_run("1f1b", 4, 8, [4, 4, 4, 4])]
+    errors = errors_of(runs, allocator_run(name, 4, 8, layers))
     assert errors == pytest.approx([0] * 4, abs=1e-9)
 
 
 def test_chunks_are_told_from_a_run_without():
-    runs = [played_run("1f1b", 4, 8, [4, 4, 4, 4])]
-    errors = errors_of(runs, played_run("interleaved-1f1b", 4, 8, [2] * 8, 2))
+    runs = [allocator_run("1f1b", 4, 8, [4, 4, 4, 4])]
+    errors = errors_of(runs, allocator_run("interleaved-1f1b", 4, 8, [2] * 8, 2))
     assert errors == pytest.approx([0] * 4, abs=1e-9)
 
 
 def test_a_rank_keeps_its_layers_where_none_are_given():
-    run = played_run("1f1b", 4, 8, [3, 3, 3, 7])
+    run = allocator_run("1f1b", 4, 8, [3, 3, 3, 7])
     kept = predict_peaks(fit_memory([run]), order_of("gpipe", 4, 8))
     given = predict_peaks(fit_memory([run]), order_of("gpipe", 4, 8), layers=[3, 3, 3, 7])
     assert kept == given
@@ -104,16 +104,16 @@ def test_a_rank_keeps_its_layers_where_none_are_given():
 
 
 def test_layers_that_were_given_by_bytes_are_believed():
-    run = played_run("forward-only", 4, 8, [4, 4, 4, 4])
+    run = allocator_run("forward-only", 4, 8, [4, 4, 4, 4])
     order = order_of("forward-only", 4, 8)
     costs = fit_memory([run], layer_static_bytes=PARAMS)
     peaks = predict_peaks(costs, order, layers=[3, 3, 3, 7])
-    target = played_run("forward-only", 4, 8, [3, 3, 3, 7])
+    target = allocator_run("forward-only", 4, 8, [3, 3, 3, 7])
     assert [p.peak_bytes for p in peaks] == pytest.approx([r.peak_bytes for r in target.ranks])
 
 
 def test_microbatches_between_their_backward_passes_hold_more():
-    costs = fit_memory([played_run("1f1b", 4, 8, [4, 4, 4, 4])])
+    costs = fit_memory([allocator_run("1f1b", 4, 8, [4, 4, 4, 4])])
     peaks = [p.activation_bytes for p in predict_peaks(costs, order_of("zbv", 4, 8))]
     chunk = 2 * ACTIVATION
     assert peaks[0] >= 8 * chunk
@@ -122,7 +122,7 @@ def test_microbatches_between_their_backward_passes_hold_more():
 
 
 def test_smaller_microbatches_hold_less():
-    run = played_run("1f1b", 4, 8, [4, 4, 4, 4])
+    run = allocator_run("1f1b", 4, 8, [4, 4, 4, 4])
     costs = fit_memory([run])
     whole, half = (predict_peaks(costs, run.order, token_scale=scale)[1] for scale in (1.0, 0.5))
     saved = 3 * 4 * ACTIVATION / 2 + 8 * (2 * MESSAGE + BATCH) / 2 + WORK / 2
@@ -130,7 +130,7 @@ def test_smaller_microbatches_hold_less():
 
 
 def test_what_does_not_go_together_is_refused():
-    four, two = played_run("1f1b", 4, 8, [4] * 4), played_run("1f1b", 2, 8, [4] * 2)
+    four, two = allocator_run("1f1b", 4, 8, [4] * 4), allocator_run("1f1b", 2, 8, [4] * 2)
     with pytest.raises(UsageError, match="same number of ranks"):
         fit_memory([four, two])
     with pytest.raises(UsageError, match="4 ranks were measured, not 2"):
@@ -296,9 +296,7 @@ class TestMemoryOfATimeline:
 
 @cache
 def recorded(name):
-    folder = H200 / name if (H200 / name).is_dir() else SHARED / "h200" / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    folder = recorded_run(name)
     timeline = build_timeline(read_run(find_run([str(folder)])).ranks)
     figures = measure_pipeline(timeline, 0)
     chunks = len(timeline.ranks[0].stages)

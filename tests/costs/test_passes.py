@@ -7,7 +7,7 @@ from math import exp, log
 
 import numpy as np
 import pytest
-from hand_drawn import MS, a_rank, a_timeline
+from support.timelines.by_hand import MS, a_rank, a_timeline
 
 from debubble.costs.passes import (
     WHOLE,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hand_drawn import MS, a_timeline
+from support.timelines.by_hand import MS, a_timeline
 
 from debubble.costs.wire_pools import BUFFERED_BYTES, join_pools, pool_wires
 from debubble.timeline.model import Transfers, join_columns

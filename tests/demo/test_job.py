@@ -28,7 +28,10 @@ rank.run_unprofiled = run
 sys.exit(job.main([]))
 """
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_rank_that_ends_leaves_the_others_where_they_meet(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", EARLY_END],

@@ -3,11 +3,12 @@ from __future__ import annotations
 import time
 
 import pytest
+from support.requirements import need_package
 
-torch = pytest.importorskip("torch")
+torch = need_package("torch")
 
-from debubble.demo.layers import TimedLayer, build_stage, listening, make_batch  # noqa: E402
-from debubble.demo.workload import Workload  # noqa: E402
+from debubble.demo.layers import TimedLayer, build_stage, listening, make_batch
+from debubble.demo.workload import Workload
 
 MS = 1_000_000
 

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 import yaml
-from console import REPOSITORY
+from support.requirements import need_package
+from support.services.console import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/how-to/read-on-a-cluster.md").read_text("utf-8")
 
@@ -18,6 +19,7 @@ def block(language):
     return found
 
 
+@pytest.mark.slow
 def test_the_batch_script_is_one():
     subprocess.run(["/bin/bash", "-n"], input=block("bash"), text=True, check=True)
 
@@ -39,7 +41,7 @@ def test_the_manifest_is_one_and_its_parts_find_each_other():
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["scheduler", "worker"])
 def test_every_flag_of_dask_on_the_page_is_one(role):
-    pytest.importorskip("distributed")
+    need_package("distributed")
     said = subprocess.run(
         [sys.executable, "-m", "dask", role, "--help"], capture_output=True, text=True, check=True
     ).stdout

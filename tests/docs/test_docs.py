@@ -6,7 +6,7 @@ import importlib
 import re
 
 import pytest
-from console import REPOSITORY, matches, type_command
+from support.services.console import REPOSITORY, matches, type_command
 
 from debubble.cli import VERBS
 from debubble.errors import Code
@@ -40,6 +40,7 @@ def folder_of(tmp_path_factory):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "command", "shown"), list(sessions()))
 def test_every_command_in_the_docs_prints_what_the_docs_show(page, command, shown, folder_of):
     answer = type_command(command, folder_of(page))

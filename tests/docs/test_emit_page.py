@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from console import REPOSITORY
+from support.services.console import REPOSITORY
 
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import EMITTERS, emit

@@ -10,7 +10,7 @@ import urllib.request
 from contextlib import contextmanager
 
 import pytest
-from console import REPOSITORY, type_command
+from support.services.console import REPOSITORY, type_command
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from console import type_command
-from fleets import IN_PARTS, replicas
+from support.services.console import type_command
+from support.simulator.replicas import IN_PARTS, write_side_by_side
 
 from debubble.errors import EngineError, UsageError
 from debubble.fleet.large import Spool
@@ -54,7 +54,7 @@ def is_alive(process):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_find_that_is_ended_takes_its_workers_along(tmp_path, number):
     traces, temporary = tmp_path / "traces", tmp_path / "temporary"
-    replicas(traces, 4, ranks=17, microbatches=2)
+    write_side_by_side(traces, 4, ranks=17, microbatches=2)
     temporary.mkdir()
     with subprocess.Popen(
         [sys.executable, "-c", HELD, str(traces), str(tmp_path)],
@@ -86,7 +86,7 @@ def end(job, begun, number):
 
 
 def test_a_temporary_folder_that_is_full_is_named(tmp_path, monkeypatch):
-    replicas(tmp_path, 2)
+    write_side_by_side(tmp_path, 2)
 
     class Full:
         def write(self, _data):
@@ -103,7 +103,7 @@ def test_a_temporary_folder_that_is_full_is_named(tmp_path, monkeypatch):
 
 
 def test_no_place_for_digests_is_refused(tmp_path):
-    replicas(tmp_path, 1)
+    write_side_by_side(tmp_path, 1)
     answer = type_command("debubble inspect . --digest ''", tmp_path)
     assert answer.code == 2
     assert "--digest needs a place" in answer.text

@@ -8,8 +8,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fleets import BEHAVIOUR, IN_PARTS, replicas
-from making import H200, document, kernel, write
+from support.simulator.replicas import BEHAVIOUR, IN_PARTS, write_side_by_side
+from support.traces.kineto_events import document, kernel, write
+from support.traces.recordings import H200
 
 from debubble.analysis import analyse_found
 from debubble.answers.find import answer_find
@@ -37,39 +38,45 @@ def test_recorded_runs(name):
     assert answer(H200 / name, IN_PARTS) == answer(H200 / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", list(BEHAVIOUR))
 def test_replicas(tmp_path, schedule):
-    replicas(tmp_path, schedule=schedule)
+    write_side_by_side(tmp_path, schedule=schedule)
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+@pytest.mark.slow
 def test_replicas_on_wrong_clocks(tmp_path):
-    replicas(tmp_path, skews=(0, 50_000_000, -7_000_000_000))
+    write_side_by_side(tmp_path, skews=(0, 50_000_000, -7_000_000_000))
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+@pytest.mark.slow
 def test_replicas_without_marks(tmp_path):
-    replicas(tmp_path, marks=False)
+    write_side_by_side(tmp_path, marks=False)
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+@pytest.mark.slow
 def test_one_replica_that_shows_no_rhythm_is_told_alike(tmp_path):
-    replicas(tmp_path, marks=False)
+    write_side_by_side(tmp_path, marks=False)
     (tmp_path / "rank1.json").unlink()
     (tmp_path / "rank7.json").unlink()
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [(1,), (4, 5), (0, 9)])
 def test_missing_ranks(tmp_path, missing):
-    replicas(tmp_path)
+    write_side_by_side(tmp_path)
     for rank in missing:
         (tmp_path / f"rank{rank}.json").unlink()
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_be_read(tmp_path):
-    replicas(tmp_path)
+    write_side_by_side(tmp_path)
     (tmp_path / "rank5.json").write_bytes(b'{"traceEvents": [}')
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
@@ -83,12 +90,14 @@ def test_a_file_that_ends_before_its_kernels(tmp_path):
     assert answer(tmp_path, IN_PARTS) == answer(tmp_path)
 
 
+@pytest.mark.slow
 def test_one_pipeline_or_step_alone(tmp_path):
-    replicas(tmp_path)
+    write_side_by_side(tmp_path)
     for question in (Question(pipeline=2), Question(step=1), Question(pipeline=7)):
         assert answer(tmp_path, IN_PARTS, question) == answer(tmp_path, None, question)
 
 
+@pytest.mark.slow
 def test_no_pipeline_at_all(tmp_path):
     for rank in range(2):
         write(tmp_path / f"rank{rank}.json", document([kernel()], rank=rank, world=2))
@@ -100,6 +109,7 @@ def test_no_pipeline_at_all(tmp_path):
     assert [rank.kernels for rank in why.value.run.summarised()] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_run_of_a_few_ranks_never_meets_the_code_for_many():
     program = (
         "import sys; from debubble.cli import main\n"
@@ -116,8 +126,9 @@ def test_a_run_of_a_few_ranks_never_meets_the_code_for_many():
     assert done.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.slow
 def test_only_the_pipeline_that_is_shown_is_held(tmp_path):
-    replicas(tmp_path)
+    write_side_by_side(tmp_path)
     found = survey_run(find_run([str(tmp_path)]), means=IN_PARTS)
     assert len(found.figures) == 3
     assert found.timeline.pipelines == (found.shown.pipeline,)
@@ -126,13 +137,14 @@ def test_only_the_pipeline_that_is_shown_is_held(tmp_path):
 
 
 def test_what_files_hold_is_told_alike(tmp_path):
-    replicas(tmp_path)
+    write_side_by_side(tmp_path)
     found = find_run([str(tmp_path)])
     assert answer_inspect(inspect_run(found, IN_PARTS)) == answer_inspect(inspect_run(found))
 
 
+@pytest.mark.slow
 def test_a_part_that_nobody_can_build_is_named_and_the_others_go_on(tmp_path, monkeypatch):
-    replicas(tmp_path / "traces")
+    write_side_by_side(tmp_path / "traces")
     traces = find_run([str(tmp_path / "traces")])
     files = [one.file for one in traces.capture.files]
     place = place_digests(str(tmp_path / "digests"), [str(tmp_path / "traces")], files)

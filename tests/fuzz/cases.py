@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from fuzz import mutate
-from fuzz.digests import damaged_digest
+from fuzz.damaged_digests import damaged_digest
 from fuzz.seeds import lay_out, nsight_export, pick_document, pick_op_table
 
 _SIZES = ((1_500_000, 16 * 1024**2), (50_000, 500_000), (7_000, 100_000), (900, 30_000))

@@ -32,13 +32,13 @@ TESTS = Path(__file__).resolve().parents[1]
 if str(TESTS) not in sys.path:
     sys.path.insert(0, str(TESTS))
 
-from fuzz.cases import Case, make_case  # noqa: E402 (found by the line above)
-from fuzz.check import check_message, check_run  # noqa: E402
+from fuzz.cases import Case, make_case
+from fuzz.check import check_message, check_run
 
-from debubble.errors import DebubbleError  # noqa: E402
-from debubble.trace import source  # noqa: E402
-from debubble.trace.kineto import document, reduce  # noqa: E402
-from debubble.trace.run import find_run, read_run  # noqa: E402
+from debubble.errors import DebubbleError
+from debubble.trace import source
+from debubble.trace.kineto import document, reduce
+from debubble.trace.run import find_run, read_run
 
 DEFAULT_SEED = 20260101
 HANG_S = 20

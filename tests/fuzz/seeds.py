@@ -14,8 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from making import (
-    H200,
+from support.traces.kineto_events import (
     annotation,
     details,
     document,
@@ -26,6 +25,7 @@ from making import (
     operator,
     send,
 )
+from support.traces.recordings import H200
 
 # So many events of each kind and name are kept of a recorded file.
 _KEPT_OF_A_NAME = 3

@@ -22,6 +22,7 @@ def run(tmp_path, *arguments):
     return code, sorted(path.name for path in keep.iterdir()) if keep.exists() else []
 
 
+@pytest.mark.slow
 def test_three_hundred_damaged_traces_are_read_or_refused(tmp_path, capsys):
     assert run(tmp_path, "--cases", "300") == (0, [])
     assert capsys.readouterr().out.startswith("300 cases, seed 20260101: 0 findings")
@@ -56,6 +57,7 @@ def stumble(_places):
     raise KeyError("no such thing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug", "seen"), [(crash, "died"), (hang, "hung"), (speak, "printed"), (stumble, "KeyError")]
 )

@@ -9,12 +9,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from host_programs import Setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played import analyse
-from simulated import Play
-from simulated_traces import Writing, write_run
+from support.simulator.analysis import analyse
+from support.simulator.devices import Play
+from support.simulator.host_programs import Setup
+from support.simulator.written_traces import Writing, write_run
+from support.traces.recordings import H200
 
 from debubble.errors import Code
 from debubble.ledger.ledger import build_ledger
@@ -25,7 +26,6 @@ from debubble.timeline.build import build_run
 from debubble.timeline.model import Intervals
 from debubble.trace.run import find_run, read_run
 
-RECORDED = Path(__file__).parents[1] / "data" / "h200"
 SCHEDULES = ("forward-only", "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe-v")
 
 
@@ -62,6 +62,7 @@ def assert_exact(timeline):
     return ledger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(data=st.data())
 @settings(max_examples=6, deadline=None)
@@ -98,9 +99,10 @@ def test_the_account_of_any_simulated_run_is_exact(schedule, data):
 
 @cache
 def recorded(name):
-    return build_run(read_run(find_run([str(RECORDED / name)])))
+    return build_run(read_run(find_run([str(H200 / name)])))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_the_account_of_a_timeline_that_contradicts_itself_is_exact(data):

@@ -8,10 +8,11 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
-from host_programs import MS, Setup
-from played import analyse
-from simulated import Play, true_windows
-from simulated_traces import Writing, write_run
+from support.requirements import need_package
+from support.simulator.analysis import analyse
+from support.simulator.devices import Play, true_windows
+from support.simulator.host_programs import MS, Setup
+from support.simulator.written_traces import Writing, write_run
 
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.verdict import name_causes
@@ -71,6 +72,7 @@ def window_of(**what):
     return median(end - begin for begin, end in true_windows(Play(Setup(**{**RUN, **what}))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cause", PLANTS)
 def test_a_planted_cause_is_named_first_with_its_culprit_and_its_price(tmp_path, kind, cause):
@@ -91,6 +93,7 @@ def test_too_few_microbatches_are_named_where_nothing_else_is_wrong(tmp_path, ki
     assert named[0].saving.saved_ns == pytest.approx(true_saving, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_two_planted_causes_are_both_named_in_the_order_of_what_they_cost(tmp_path, pair):
     kind = {**KINDS["1f1b"], "run_ahead": False}
@@ -116,7 +119,7 @@ def test_too_few_microbatches_are_named_beside_another_cause(tmp_path, cause):
 
 def torchs_words(name):
     """Return what torch's hosts do, receives and sends among the passes."""
-    visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+    visualizer = need_package("torch.distributed.pipelining._schedule_visualizer")
     orders = visualizer.get_schedule_ops(
         name, RUN["ranks"], RUN["microbatches"], 2, with_comms=True
     )
@@ -127,6 +130,7 @@ def torchs_words(name):
     )
 
 
+@pytest.mark.slow
 def test_receives_in_front_of_ready_sends_are_told_as_head_of_line_blocking(tmp_path):
     run = {"schedule": "interleaved-1f1b", "buffered": True, "wire_ns": 300_000}
     torchs = {**run, "lowered": torchs_words("Interleaved1F1B")}

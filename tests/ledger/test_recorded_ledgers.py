@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.traces.recordings import H200, SHARED
 
 from debubble.ledger.hop_health import account_for
 from debubble.ledger.model import Cause
@@ -15,8 +15,6 @@ from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-RECORDED = Path(__file__).parents[1] / "data" / "h200"
 ISSUED_IN_ORDER = (
     "1f1b_m8",
     "1f1b_m8_split3337",
@@ -28,7 +26,8 @@ ISSUED_IN_ORDER = (
     "fwd_closed_m8_slow12",
     "fwd_closed_m8_t512",
 )
-here = pytest.mark.skipif(not SHARED.is_dir(), reason="the recorded runs are not here")
+MISSING = f"{SHARED} is not there: not all recordings are shipped"
+here = pytest.mark.skipif(not SHARED.is_dir(), reason=MISSING)
 
 
 @cache
@@ -66,12 +65,13 @@ def assert_every_nanosecond_is_accounted_for(folder):
             assert computed - others == occupied
 
 
-@pytest.mark.parametrize("folder", sorted(RECORDED.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", sorted(H200.iterdir()), ids=lambda path: path.name)
 def test_own_recordings_are_accounted_for(folder):
     if folder.is_dir():
         assert_every_nanosecond_is_accounted_for(folder)
 
 
+@pytest.mark.slow
 @here
 @pytest.mark.parametrize("name", [*ISSUED_IN_ORDER, "zbv_m8"])
 def test_shared_recordings_are_accounted_for(name):
@@ -95,7 +95,7 @@ def test_a_replay_of_a_runtime_schedule_lands_on_it():
 
 def test_gaps_are_modelled_and_not_copied():
     """As many different gaps as classes, not as passes: no residue is carried over."""
-    ledger, _ = ledger_of(RECORDED / "1f1b_p3_m7")
+    ledger, _ = ledger_of(H200 / "1f1b_p3_m7")
     for step in ledger.steps:
         classes = len(ledger.ranks) * len(np.unique(step.program.passes.kind))
         assert len(np.unique(step.lengths.pass_gaps)) <= classes < len(step.program.passes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from links_planted import Case, tell
+from support.timelines.noisy_links import Case, tell
 
 from debubble.links.expectation import of_other_way
 
@@ -28,6 +28,7 @@ def test_without_healthy_exchanges_nothing_is_said_of_the_other_way():
     assert not of_other_way(np.array([1.0, 2.0, 9.0]), 2.0, np.zeros(0)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_late_messages_the_other_way_are_no_price_of_a_hop_at_half_speed(ranks):
     """With tails as recorded. Counted as the hop's own they doubled the error."""

@@ -304,6 +304,7 @@ def mutated(text, random):
     return "".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
 def test_altered_copies_give_the_figures_or_a_clear_error(name):
     """Never a traceback, and never other figures than the log had."""

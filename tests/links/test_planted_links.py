@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from links_planted import Case, tell
+from support.timelines.noisy_links import Case, tell
 
 STEADY = {"noise": 0.03, "unlike": 0.0, "tails": 0.0}
 MEETING = (
@@ -35,6 +35,7 @@ def name_of(case):
     return f"{case.schedule}-{case.ranks}-{'meet' if case.rendezvous else 'buffered'}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("case", [*MEETING, *BUFFERED], ids=name_of)
 def test_a_slow_hop_is_named_with_its_direction_and_its_price(case, share):
@@ -56,6 +57,7 @@ def false_alarms(seeds):
     return [seed for seed in seeds if tell(NOISY[seed % len(NOISY)], seed).slow]
 
 
+@pytest.mark.slow
 def test_healthy_runs_raise_no_alarm():
     assert len(false_alarms(range(50))) <= 1
 

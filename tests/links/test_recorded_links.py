@@ -58,6 +58,7 @@ def truth_of(folder):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_message_takes_what_it_took_with_nothing_else_running(name, recorded_data):
     truth = truth_of(recorded_data / name)

@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from throttled_network import allowed, network
+from support.requirements import lack_program
+from support.services.throttled_network import allowed, network
 
 from debubble.links.live.measured import pairs_of
 
@@ -36,7 +37,7 @@ def measure_in(spaces, out):
 def measure_paced(hop, folder, out):
     """Start all ranks on this host, with what one of them reads from another paced."""
     library = folder / "paced.so"
-    source = Path(__file__).with_name("paced_socket.c")
+    source = Path(__file__).parents[1] / "support" / "services" / "paced_socket.c"
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)  # noqa: S607
     ports = folder / "ports"
     ports.mkdir()
@@ -108,12 +109,12 @@ def test_the_throttled_hop_is_named_with_its_rate(number, tmp_path):
     elif shutil.which("cc"):
         answer = measure_paced(hop, tmp_path, tmp_path / "links.json")
     else:
-        pytest.skip("needs network namespaces (root, ip and tc), or a compiler")
+        lack_program("cc")
     check(answer, hop)
 
 
 @pytest.mark.accuracy
-@pytest.mark.skipif(not shutil.which("cc"), reason="needs a compiler")
+@pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed: apt-get install gcc")
 @pytest.mark.parametrize("hop", [(1, 2), (3, 2)])
 def test_a_hop_whose_socket_is_paced_is_named_with_its_rate(hop, tmp_path):
     check(measure_paced(hop, tmp_path, tmp_path / "links.json"), hop)
@@ -121,7 +122,7 @@ def test_a_hop_whose_socket_is_paced_is_named_with_its_rate(hop, tmp_path):
 
 KILLED = """
 import os, signal, sys
-from throttled_network import network
+from support.services.throttled_network import network
 with network(2, (0, 1), 8_000_000) as spaces:
     print(*spaces, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -129,7 +130,10 @@ with network(2, (0, 1), 8_000_000) as spaces:
 
 
 @pytest.mark.accuracy
-@pytest.mark.skipif(not allowed(), reason="needs network namespaces (root, ip and tc)")
+@pytest.mark.skipif(
+    not allowed(),
+    reason="network namespaces need root, ip and tc",
+)
 def test_a_test_that_is_killed_leaves_no_namespace_behind():
     # What it prints ends when the guard has ended, which holds the same output.
     killed = subprocess.run(

@@ -8,7 +8,8 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from measuring import RECORDED, measured, sampled
+from support.measurements import measured, sampled
+from support.traces.recordings import DATA, H200
 
 from debubble.measure import statistics
 from debubble.measure.compare import compare
@@ -175,7 +176,7 @@ def test_no_steps_cannot_be_compared():
 
 
 def test_a_recorded_run_against_itself_shows_no_change():
-    run = measured(RECORDED / "1f1b_p3_m7")
+    run = measured(H200 / "1f1b_p3_m7")
     assert compare(run, run).verdict is Verdict.NO_CLEAR_CHANGE
 
 
@@ -195,9 +196,10 @@ def quick_intervals(monkeypatch):
 
 
 # What eleven recorded runs, and one of our own, logged of their steps without the profiler.
-NOISES = json.loads((RECORDED.parent / "step_times.json").read_text("utf-8"))
+NOISES = json.loads((DATA / "step_times.json").read_text("utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize("count", [2, 5, 20])
 @pytest.mark.usefixtures("quick_intervals")
@@ -216,6 +218,7 @@ def best_power(spread, count, change, level):
     return normal.cdf(distance - normal.inv_cdf(1 - level / 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.usefixtures("quick_intervals")
 def test_a_planted_tenth_is_found_in_the_noise_of_a_real_run_wherever_it_can_be(name):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from measuring import RECORDED, measured, sampled
+from support.measurements import measured, sampled
+from support.traces.recordings import H200
 
 from debubble.errors import UsageError
 from debubble.measure.measurement import join_measurements
 
 
 def test_a_recorded_run_gives_a_sample_a_step():
-    found = measured(RECORDED / "1f1b_p3_m7")
+    found = measured(H200 / "1f1b_p3_m7")
     assert [sample.step for sample in found.samples] == [2, 3, 4, 5]
     assert len(found.step_times_s) == 3
     assert found.samples[-1].step_time_s is None
@@ -22,7 +23,7 @@ def test_a_recorded_run_gives_a_sample_a_step():
 
 
 def test_memory_and_environment_come_from_the_traces():
-    found = measured(RECORDED / "1f1b_p2_m4")
+    found = measured(H200 / "1f1b_p2_m4")
     assert [one.peak_bytes for one in found.memory] == [5973083136, 5343874560]
     assert {one.limit_bytes for one in found.memory} == {150109880320 // 2}
     assert found.environment.devices == ("NVIDIA H200",)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from measuring import sampled
+from support.measurements import sampled
 
 from debubble.errors import MissingExtra, RunNotFound, StoreError
 from debubble.measure import store_schema
@@ -130,6 +130,7 @@ def test_a_store_that_cannot_be_written_is_read_and_says_so(database):
     assert "cannot be written" in caught.value.hint
 
 
+@pytest.mark.service
 def test_a_database_that_may_only_be_read_says_so(postgres_url):
     Store(postgres_url).close()
     run_by_hand(postgres_url, "CREATE ROLE visitor LOGIN")
@@ -178,11 +179,12 @@ def test_the_default_lies_in_the_users_data_folder():
     assert default_url({"XDG_DATA_HOME": "/d"}, home) == "sqlite:////d/debubble/history.db"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("writers", "count"), [(3, 15), pytest.param(8, 500, marks=pytest.mark.accuracy, id="all")]
 )
 def test_what_was_acknowledged_is_there_whoever_is_killed(writers, count, url):
-    script = Path(__file__).with_name("store_writer.py")
+    script = Path(__file__).parents[1] / "support" / "jobs" / "store_writer.py"
     rng = random.Random(4)  # noqa: S311 (no secret)
     processes = [
         subprocess.Popen(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planned_runs import planned_run
-from played_memory import ACTIVATION, PARAMS, played_run
+from support.simulator.allocator import ACTIVATION, PARAMS, allocator_run
+from support.timelines.engine_runs import planned_run
 
 from debubble.costs.memory import fit_memory
 from debubble.errors import UsageError
@@ -23,7 +23,7 @@ CACHE = Cache(token_layer_bytes=0.5, utilisation=0.9)
 def run_with_head(head=800.0, limit=4000.0, first=0.0):
     """Four ranks, of which the last holds a head and the first an embedding."""
     baseline, timeline = planned_run("forward-only", 4, 8, split=LAYERS)
-    memory = fit_memory([played_run("forward-only", 4, 8, LAYERS)])
+    memory = fit_memory([allocator_run("forward-only", 4, 8, LAYERS)])
     more = (first, 0.0, 0.0, head)
     ranks = tuple(
         replace(rank, fixed_bytes=rank.fixed_bytes + extra)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planned_runs import planned_run
-from played_memory import played_run
+from support.simulator.allocator import allocator_run
+from support.timelines.engine_runs import planned_run
 
 from debubble.costs.memory import fit_memory
 from debubble.plan.change import Change
@@ -22,7 +22,7 @@ LAYERS = (4, 4, 4, 4)
 def plan_of(name="1f1b", limit=None, **how):
     baseline, timeline = planned_run(name, 4, 8, split=LAYERS, **how)
     if limit is not None:
-        memory = fit_memory([played_run(name, 4, 8, LAYERS)])
+        memory = fit_memory([allocator_run(name, 4, 8, LAYERS)])
         baseline = replace(baseline, memory=memory)
         baseline = replace(baseline, limits=(limit(baseline),) * 4)
     return make_plan(baseline, timeline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
-from demo.several import run_several
+from support.jobs.demo_workloads import run_several
 
 from debubble.demo import Workload
 from debubble.plan.baseline import measure_baseline

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planned_runs import MS, planned_run
-from played_memory import ACTIVATION, BATCH, MESSAGE, played_run
+from support.simulator.allocator import ACTIVATION, BATCH, MESSAGE, allocator_run
+from support.timelines.engine_runs import MS, planned_run
 
 from debubble.costs.memory import fit_memory
 from debubble.errors import UsageError
@@ -23,7 +23,7 @@ LAYERS = (4, 4, 4, 4)
 def with_memory(name, microbatches, limit):
     """A run of four ranks whose memory was played block by block."""
     baseline, timeline = planned_run(name, 4, microbatches, split=LAYERS)
-    memory = fit_memory([played_run(name, 4, microbatches, LAYERS)])
+    memory = fit_memory([allocator_run(name, 4, microbatches, LAYERS)])
     return replace(baseline, memory=memory, limits=(float(limit),) * 4), timeline
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from planned_runs import MS, planned_run
+from support.timelines.engine_runs import MS, planned_run
 
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for, judge_links
@@ -67,6 +67,7 @@ def test_other_levers_are_weighed_on_the_repaired_run_too():
     assert not any(stays in one.assumptions for one in (alone, *both))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", sorted(EMITTERS))
 def test_no_framework_can_be_told_to_repair_a_link(framework):
     baseline, _, _ = run_with("forward-only", 1)
@@ -101,6 +102,7 @@ def test_a_slow_hop_that_holds_up_a_forward_run_is_worth_its_repair(recorded):
     assert option["link"]["replay_saved_s"] == repair.replayed_ns / 1e9
 
 
+@pytest.mark.slow
 def test_a_slow_hop_that_others_hide_buys_nearly_nothing_and_is_said_to(recorded):
     plan, _ = recorded("1f1b_m8_slow23")
     (repair,) = plan.repairs

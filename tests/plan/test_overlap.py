@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from planned_runs import MS, overlapped_ns, planned_run
+from support.timelines.engine_runs import MS, overlapped_ns, planned_run
 
 from debubble.plan.overlap import consider
 from debubble.plan.plan import make_plan
@@ -14,12 +14,14 @@ RUN = ("1f1b", 8, 16)
 APART = ("forward-only", 4, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slowdown", [1.0, 1.2, 2.0])
 def test_what_messages_do_to_compute_is_told_from_passes_with_and_without(slowdown):
     found = consider(*planned_run(*RUN, wire_ns=4 * MS, slowdown=slowdown, noise=0.01))
     assert found.slowdown == pytest.approx(slowdown, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slowdown", [1.0, 1.2, 2.0])
 def test_the_run_with_overlap_is_foretold(slowdown):
     how = {"wire_ns": 4 * MS, "slowdown": slowdown, "noise": 0.01}
@@ -27,6 +29,7 @@ def test_the_run_with_overlap_is_foretold(slowdown):
     assert found.option.window_ns == pytest.approx(overlapped_ns(*RUN, **how), rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slowdown", "gains"), [(1.0, True), (1.2, True), (2.0, False)])
 def test_it_is_said_to_gain_exactly_where_it_does(slowdown, gains):
     how = {"wire_ns": 4 * MS, "slowdown": slowdown}

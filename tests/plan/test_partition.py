@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timed_splits import timer_of
+from support.timelines.timed_splits import timer_of
 
 from debubble.errors import NoSplitFits, UsageError
 from debubble.plan.partition import (
@@ -90,6 +90,7 @@ def best_of_all(problem, evaluate):
     return float(latencies.min())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caps", [False, True], ids=["free", "caps"])
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULES)
 def test_both_searches_find_what_trying_every_split_finds(name, chunks, caps):
@@ -107,6 +108,7 @@ def test_both_searches_find_what_trying_every_split_finds(name, chunks, caps):
             assert found.lower_bound_s <= expected * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caps", [False, True], ids=["free", "caps"])
 @pytest.mark.parametrize(("name", "chunks"), SCHEDULES)
 def test_no_split_is_quicker_than_its_bound_and_none_than_the_bound_of_all(name, chunks, caps):

@@ -7,8 +7,8 @@ import gc
 import json
 
 import pytest
-from console import type_command
-from pasted import flags_of
+from support.emitted_text import flags_of
+from support.services.console import type_command
 
 from debubble.plan.emit import EMITTERS
 from debubble.plan.option import collect_later

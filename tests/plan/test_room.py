@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from played_memory import played_run
-from timed_splits import timer_of
+from support.simulator.allocator import allocator_run
+from support.timelines.timed_splits import timer_of
 
 from debubble.costs.memory import fit_memory, predict_peaks
 from debubble.errors import NoSplitFits
@@ -13,7 +13,7 @@ from debubble.plan.partition import all_splits, find_partition
 from debubble.plan.split_problem import overflow_by_rank, room_for, split_problem
 from debubble.schedules import order_of
 
-RUN = played_run("1f1b", 4, 8, [4, 4, 4, 4])
+RUN = allocator_run("1f1b", 4, 8, [4, 4, 4, 4])
 COSTS = fit_memory([RUN])
 
 

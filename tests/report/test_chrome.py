@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from console import type_command
-from host_programs import Setup
-from making import H200
-from simulated import Play
-from simulated_traces import Writing, write_run
+from support.services.console import type_command
+from support.simulator.devices import Play
+from support.simulator.host_programs import Setup
+from support.simulator.written_traces import Writing, write_run
+from support.traces.recordings import H200
 
 from debubble.errors import UsageError
 from debubble.report.chrome import chrome_trace, write_chrome

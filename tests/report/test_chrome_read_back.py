@@ -7,8 +7,8 @@ import statistics
 from collections import Counter
 
 import pytest
-from making import H200
-from planning import timeline_of
+from support.timelines.engine_runs import timeline_of
+from support.traces.recordings import H200
 
 from debubble.report.chrome import write_chrome
 from debubble.timeline.build import build_run

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from console import type_command
-from hand_drawn import a_timeline
-from making import H200
+from support.services.console import type_command
+from support.timelines.by_hand import a_timeline
+from support.traces.recordings import H200
 
 from debubble.errors import UsageError
 from debubble.report.lanes import draw_lanes

@@ -6,9 +6,9 @@ import json
 import re
 
 import pytest
-from console import type_command
-from making import H200
-from planning import timeline_of
+from support.services.console import type_command
+from support.timelines.engine_runs import timeline_of
+from support.traces.recordings import H200
 
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for

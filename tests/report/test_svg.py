@@ -9,10 +9,10 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from console import REPOSITORY, type_command
-from hand_drawn import a_timeline
-from making import H200
-from planning import timeline_of
+from support.services.console import REPOSITORY, type_command
+from support.timelines.by_hand import a_timeline
+from support.timelines.engine_runs import timeline_of
+from support.traces.recordings import H200
 
 from debubble.ledger.hop_health import account_for
 from debubble.ledger.model import Cause

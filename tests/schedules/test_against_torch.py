@@ -7,11 +7,12 @@ import io
 from unittest import mock
 
 import pytest
+from support.requirements import need_package
 
 from debubble.errors import UsageError
 from debubble.schedules import Action, format_order, order_of, parse_order, placement_of
 
-pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+need_package("torch.distributed.pipelining._schedule_visualizer")
 
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 from torch.distributed.pipelining._utils import generate_rank_to_stage_mapping
@@ -55,6 +56,7 @@ def our_order(name, ranks, microbatches, chunks):
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("chunks", [2, 3])
 @pytest.mark.parametrize("name", LOOPED)
@@ -64,6 +66,7 @@ def test_looped_orders_are_torchs_and_refuse_what_torch_refuses(name, ranks, chu
     assert [our_order(name, ranks, m, chunks) for m in MICROBATCHES] == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", V_SHAPED)
 def test_v_shaped_orders_are_torchs_and_refuse_what_torch_refuses(name, ranks):
@@ -72,6 +75,7 @@ def test_v_shaped_orders_are_torchs_and_refuse_what_torch_refuses(name, ranks):
     assert [our_order(name, ranks, m, 2) for m in MICROBATCHES] == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("microbatches", MICROBATCHES)
 def test_gpipe_is_torchs(ranks, microbatches):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+from support.requirements import need_package
 
 from debubble.schedules import hold, most_in_flight, most_with_gradients, order_of
 
@@ -43,7 +44,7 @@ def test_split_backward_passes_hold_two_chunks_for_each_rank(p):
 
 
 def test_torchs_own_orders_hold_what_ours_do():
-    visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+    visualizer = need_package("torch.distributed.pipelining._schedule_visualizer")
     change = {"F": 1, "B": -1, "W": -1}
     for ours, theirs, chunks in (
         ("gpipe", "GPipe", 1),

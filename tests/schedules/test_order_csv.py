@@ -42,6 +42,7 @@ def test_every_schedule_comes_back_as_it_was_written(name, ranks, microbatches, 
     assert parse_order(format_order(order)) == order
 
 
+@pytest.mark.slow
 @given(*sizes, st.randoms(use_true_random=False))
 def test_idle_slots_and_communication_change_no_order(name, ranks, microbatches, chunks, random):
     order = order_or_nothing(name, ranks, microbatches, chunks)

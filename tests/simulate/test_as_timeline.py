@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from planning import UNITS, run_order, timeline_of
+from support.timelines.engine_runs import UNITS, run_order, timeline_of
 
 from debubble.ledger.ledger import build_ledger
 from debubble.report.lanes import draw_lanes
@@ -52,6 +52,7 @@ def test_message_kernels_seem_busy_and_are_not(communication):
     assert figures.apparent_fraction < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "dualpipe-v"])
 @pytest.mark.parametrize("communication", ALL)
 def test_its_ledger_adds_up_and_its_replay_lands_on_it(name, communication):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from links_planted import MS, SIZE, Case, lengths_of, program_of, slowed
+from support.timelines.noisy_links import MS, SIZE, Case, lengths_of, program_of, slowed
 
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.engine import Engine

@@ -7,11 +7,12 @@ from statistics import median
 
 import numpy as np
 import pytest
-from host_programs import LENGTH_NS, Setup
 from hypothesis import given
 from hypothesis import strategies as st
-from planning import UNITS, run_order
-from simulated import Play, true_windows
+from support.requirements import need_package
+from support.simulator.devices import Play, true_windows
+from support.simulator.host_programs import LENGTH_NS, Setup
+from support.timelines.engine_runs import UNITS, run_order
 
 from debubble.schedules import SCHEDULES, Action, order_of
 from debubble.simulate.communication import (
@@ -119,6 +120,7 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("setting", "bubbles"), PUBLISHED)
 def test_the_zero_bubble_papers_figures_come_out_to_four_digits(setting, bubbles):
     ranks, microbatches, forward, inputs, weights, comm = setting
@@ -235,7 +237,7 @@ class TestCommunication:
 
     @pytest.mark.parametrize("torchs", ["Interleaved1F1B", "LoopedBFS"])
     def test_runtime(self, torchs):
-        visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+        visualizer = need_package("torch.distributed.pipelining._schedule_visualizer")
         name = {"Interleaved1F1B": "interleaved-1f1b", "LoopedBFS": "looped-bfs"}[torchs]
         ops = visualizer.get_schedule_ops(torchs, 4, 8, 2, with_comms=True)
         lowered = tuple(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from making import H200
+from support.traces.recordings import H200
 
 from debubble.errors import Code, UsageError
 from debubble.simulate.source import measure_source, pool_sources

@@ -7,7 +7,10 @@ import sys
 from statistics import median
 
 import pytest
-from console import REPOSITORY
+from support.services.console import REPOSITORY
+from support.traces.recordings import existing
+
+pytestmark = pytest.mark.slow
 
 _spec = importlib.util.spec_from_file_location("predict", REPOSITORY / "benchmarks" / "predict.py")
 predict = importlib.util.module_from_spec(_spec)
@@ -17,11 +20,11 @@ predict = importlib.util.module_from_spec(_spec)
 def results():
     sys.modules["predict"] = predict
     _spec.loader.exec_module(predict)
-    if not predict.RUNS.is_dir():
-        pytest.skip("the recorded runs are not here")
+    existing(predict.RUNS)
     return [predict.foretell(predict.RUNS, pair) for pair in predict.PAIRS]
 
 
+@pytest.mark.slow
 def test_half_of_the_runs_are_predicted_within_three_and_a_half_percent_and_all_within_eight(
     results,
 ):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from support.requirements import need_package
 
 from debubble.schedules import Action, order_of
 from debubble.simulate.communication import Post, lower_for_runtime, wire_up
 
-pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+need_package("torch.distributed.pipelining._schedule_visualizer")
 
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 

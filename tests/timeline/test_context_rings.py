@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from played import BUFFERED, FUSED, analyse, assert_all_named, setup_of
-from simulated import Play, true_bubbles
-from simulated_traces import Writing, write_run
+from support.simulator.analysis import BUFFERED, FUSED, analyse, assert_all_named, setup_of
+from support.simulator.devices import Play, true_bubbles
+from support.simulator.written_traces import Writing, write_run
 
 from debubble.errors import NoPipeline
 from debubble.timeline.figures import measure_pipeline
@@ -25,6 +25,7 @@ RUNS = [
 EACH_RUN = pytest.mark.parametrize(("name", "ranks", "context", "behaviour", "labels"), RUNS)
 
 
+@pytest.mark.slow
 @EACH_RUN
 @pytest.mark.parametrize("group", ["pp", "0"], ids=["group-each", "one-group"])
 def test_blocks_passed_around_a_ring_are_no_hops(

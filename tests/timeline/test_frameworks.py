@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from framework_count import count
-from making import DATA, SHARED
+from support.traces.framework_count import count
+from support.traces.recordings import DATA, SHARED, existing
 
 from debubble.answers.ledger import say_cause
 from debubble.ledger.ledger import build_ledger
@@ -38,9 +38,7 @@ def folders():
 
 
 def beside(name) -> Path:
-    if not (BESIDE / name).is_dir():
-        pytest.skip(f"{BESIDE / name} is not there: only a part of our recordings is shipped")
-    return BESIDE / name
+    return existing(BESIDE / name)
 
 
 @cache
@@ -55,6 +53,7 @@ def truths(folder):
     return [json.loads(path.read_text()) for path in sorted(folder.glob("truth*.json"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", folders())
 def test_what_ran_is_told_as_its_own_job_has_it(folder):
     timeline, figures, _ = analysed(folder)
@@ -78,6 +77,7 @@ def test_what_ran_is_told_as_its_own_job_has_it(folder):
                 assert known.data == first["world"] // ranks_a_pipeline // first["tp"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", folders())
 def test_bubble_and_window_are_those_of_an_independent_count(folder):
     _, figures, _ = analysed(folder)
@@ -136,9 +136,7 @@ def baseline_of(folder):
     ids=lambda one: getattr(one, "name", one),
 )
 def test_how_messages_travel_is_told_and_the_run_is_simulated_as_it_is(folder, way):
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there")
-    baseline = baseline_of(folder)
+    baseline = baseline_of(existing(folder))
     assert baseline.communication == way
     assert baseline.correction == pytest.approx(1, abs=0.05)
 
@@ -154,6 +152,7 @@ def test_a_split_that_was_run_is_foretold():
     assert foretold(folder, split=(2, 2, 2, 2)).window_ns / MS == pytest.approx(272, rel=0.05)
 
 
+@pytest.mark.slow
 def test_no_split_is_offered_that_is_not_of_the_models_layers():
     for folder in (beside("tt_1f1b_m8"), SHIPPED / "tt_1115", SHIPPED / "ds_m8"):
         timeline, _, _ = analysed(folder)

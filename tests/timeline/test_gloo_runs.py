@@ -10,8 +10,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-from demo.several import hasty, measured_in, run_several
-from unmarked import without_marks
+from support.jobs.demo_workloads import hasty, measured_in, run_several
+from support.traces.trimmed import without_marks
 
 from debubble.demo import Workload
 from debubble.demo.truth import read_truth

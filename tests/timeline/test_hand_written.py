@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hand_written
 import numpy as np
 import pytest
+from support.jobs import hand_written_pipelines as hand_written
 
 from debubble.errors import NoPipeline
 from debubble.timeline.build import build_timeline

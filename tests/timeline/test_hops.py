@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_programs import MS
-from played import BUFFERED, EARLY, FUSED, played, setup_of
+from support.simulator.analysis import BUFFERED, EARLY, FUSED, setup_of, simulated
+from support.simulator.host_programs import MS
 
 
 def ways(found):
@@ -13,7 +13,7 @@ def ways(found):
 
 
 def test_wire_and_wait_of_every_message_are_the_simulated_ones(tmp_path):
-    found = played(tmp_path, setup_of("gpipe", 3, 4, wire_ns=2 * MS), labels="simple")
+    found = simulated(tmp_path, setup_of("gpipe", 3, 4, wire_ns=2 * MS), labels="simple")
     for hop in found.figures.hops:
         assert hop.wire_ns == hop.wire_p95_ns == 2 * MS
         assert hop.wires == hop.count == 8
@@ -29,14 +29,14 @@ def test_wire_and_wait_of_every_message_are_the_simulated_ones(tmp_path):
 
 
 def test_buffered_messages_show_no_wire(tmp_path):
-    found = played(tmp_path, setup_of("1f1b", 4, 8, **FUSED, **BUFFERED))
+    found = simulated(tmp_path, setup_of("1f1b", 4, 8, **FUSED, **BUFFERED))
     for hop in found.figures.hops:
         assert hop.wires == round((1 - hop.buffered_fraction) * hop.count)
     assert any(hop.wires < hop.count for hop in found.figures.hops)
 
 
 def test_one_stage_a_rank_makes_one_pair_a_direction(tmp_path):
-    found = played(tmp_path, setup_of("1f1b", 3, 4, **FUSED))
+    found = simulated(tmp_path, setup_of("1f1b", 3, 4, **FUSED))
     assert ways(found) == {
         (0, 1): ((0, 1),),
         (1, 0): ((1, 0),),
@@ -46,7 +46,7 @@ def test_one_stage_a_rank_makes_one_pair_a_direction(tmp_path):
 
 
 def test_around_a_loop_the_last_rank_passes_on_to_the_first(tmp_path):
-    found = played(tmp_path, setup_of("interleaved-1f1b", 3, 6, **EARLY), labels="runtime")
+    found = simulated(tmp_path, setup_of("interleaved-1f1b", 3, 6, **EARLY), labels="runtime")
     assert ways(found)[2, 0] == ((2, 3),)
     assert ways(found)[0, 2] == ((3, 2),)
     assert ways(found)[0, 1] == ((0, 1), (3, 4))
@@ -54,5 +54,5 @@ def test_around_a_loop_the_last_rank_passes_on_to_the_first(tmp_path):
 
 
 def test_an_answer_to_the_first_of_two_ranks_is_no_hop(tmp_path):
-    found = played(tmp_path, setup_of("forward-only", 2, 4), labels="simple")
+    found = simulated(tmp_path, setup_of("forward-only", 2, 4), labels="simple")
     assert ways(found) == {(0, 1): ((0, 1),)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from making import document, kernel, launch, write
+from support.traces.kineto_events import document, kernel, launch, write
 
 from debubble.timeline.model import NEVER_WAITED_NS
 from debubble.timeline.work import (

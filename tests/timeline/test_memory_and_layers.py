@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import H200, SHARED
+from support.traces.recordings import recorded_run
 
 from debubble.timeline.build import build_timeline
 from debubble.timeline.layers import Launched, StagePasses, count_layers, recomputed_share
@@ -21,9 +21,7 @@ BLOCK_BYTES = MESSAGE_BYTES * (1 + 1 + 4 + 4)
 
 
 def timeline_of(name):
-    folder = H200 / name if (H200 / name).is_dir() else SHARED / "h200" / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    folder = recorded_run(name)
     return build_timeline(read_run(find_run([str(folder)])).ranks), folder
 
 

@@ -7,11 +7,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-from making import H200, SHARED
-from played import setup_of
-from simulated import Play
-from simulated_traces import Clock, Writing, write_run
-from unmarked import TABLES, without_marks
+from support.simulator.analysis import setup_of
+from support.simulator.devices import Play
+from support.simulator.written_traces import Clock, Writing, write_run
+from support.traces.recordings import recorded_run
+from support.traces.trimmed import TABLES, without_marks
 
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
@@ -22,9 +22,7 @@ HOUR = 3_600_000_000_000
 
 @cache
 def traces_of(name):
-    folder = H200 / name if (H200 / name).is_dir() else SHARED / "h200" / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    folder = recorded_run(name)
     return read_run(find_run([str(folder)])).ranks
 
 
@@ -53,6 +51,7 @@ def assert_mixed(traces, groups=""):
     return message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marks", [True, False])
 @pytest.mark.parametrize(
     ("name", "other"),
@@ -78,6 +77,7 @@ def test_the_ranks_that_belong_together_are_named():
     assert "no clock" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1f1b_p2_m4", "1f1b_p3_m7", "fwd_closed_m4"])
 @pytest.mark.parametrize("by_ns", [-5 * HOUR, HOUR // 1000, 3 * HOUR])
 def test_a_clock_that_is_off_by_hours_is_no_other_run(name, by_ns):

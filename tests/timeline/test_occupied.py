@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from host_programs import MS
-from played import EARLY, FUSED, assert_all_named, assert_measured, played, setup_of
+from support.simulator.analysis import (
+    EARLY,
+    FUSED,
+    assert_all_named,
+    assert_measured,
+    setup_of,
+    simulated,
+)
+from support.simulator.host_programs import MS
 
 from debubble.timeline.bubble import measure_windows
 
@@ -19,7 +26,7 @@ def test_an_optimizer_that_runs_while_others_drain_does_not_shrink_the_bubble(
     name, labels, behaviour, tmp_path
 ):
     setup = setup_of(name, 4, 8, optimizer_ns=OPTIMIZER_NS, **behaviour)
-    found = played(tmp_path / "with", setup, labels=labels)
+    found = simulated(tmp_path / "with", setup, labels=labels)
     assert_all_named(found)
     assert_measured(found)
     # It does run inside of the window: some rank is done before the others.
@@ -31,7 +38,7 @@ def test_an_optimizer_that_runs_while_others_drain_does_not_shrink_the_bubble(
         # Gradients are scaled first, and that is none of the passes' work either.
         scaled = dict(rank.outside)["clipping"].inside(*span)
         assert rank.occupied.inside(*span) == rank.busy.inside(*span) - inside - scaled
-    bare = played(tmp_path / "without", setup_of(name, 4, 8, **behaviour), labels=labels)
+    bare = simulated(tmp_path / "without", setup_of(name, 4, 8, **behaviour), labels=labels)
     (first, *_), (expected, *_) = found.figures.windows, measure_windows(bare.timeline, 0)
     assert first.length_ns == expected.length_ns
     assert first.bubble_fraction == pytest.approx(expected.bubble_fraction, abs=1e-3)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from played import analyse, names_of, played, setup_of, true_names
-from simulated import Play, true_passes
-from simulated_traces import Writing, write_run
+from support.simulator.analysis import analyse, names_of, setup_of, simulated, true_names
+from support.simulator.devices import Play, true_passes
+from support.simulator.written_traces import Writing, write_run
 
 from debubble.errors import Code
 from debubble.report.find import answer
 
 
 def test_a_last_rank_that_answers_nobody_leads_to_no_rank(tmp_path):
-    found = played(tmp_path, setup_of("forward-only", 4, 6, answers=False))
+    found = simulated(tmp_path, setup_of("forward-only", 4, 6, answers=False))
     assert {rank.members for rank in found.timeline.ranks} == {(0, 1, 2, 3)}
     assert found.figures.absent == ()
 
 
 def test_batches_in_flight_are_those_begun_on_the_first_rank_and_not_ended_on_the_last(tmp_path):
-    found = played(tmp_path, setup_of("forward-only", 4, 6, answers=False, steps=6, buffered=True))
+    found = simulated(
+        tmp_path, setup_of("forward-only", 4, 6, answers=False, steps=6, buffered=True)
+    )
     stream, passes = found.figures.stream, true_passes(found.play)
     assert found.figures.kind == "stream"
     entered = sorted(one.start_ns for one in passes if one.rank == 0)
@@ -51,6 +53,7 @@ def without(folder, play, missing, **writing):
     return analyse(folder, play)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "missing"), MISSING, ids=str)
 @pytest.mark.parametrize(
     ("name", "behaviour"),

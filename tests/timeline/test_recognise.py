@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from making import SHARED
-from ordered import timeline_of
+from support.timelines.by_hand import timeline_of_order
+from support.traces.recordings import recorded_run
 
 from debubble.errors import UsageError
 from debubble.schedules import SCHEDULES, order_of
@@ -19,7 +19,7 @@ from debubble.trace.run import find_run, read_run
 
 
 def name_of(order, **more):
-    timeline = timeline_of(order, **more)
+    timeline = timeline_of_order(order, **more)
     return recognise_schedule(timeline, 0, count_microbatches(timeline, 0))
 
 
@@ -59,7 +59,7 @@ def test_no_other_pass_may_be_missing():
 
 def test_one_pass_out_of_order_in_one_step_is_no_known_schedule():
     order = order_of("interleaved-1f1b", 4, 8)
-    timeline = timeline_of(order)
+    timeline = timeline_of_order(order)
     row = int(np.flatnonzero((timeline.passes.rank == 2) & (timeline.passes.step == 4))[3])
     timeline.passes.start_ns[[row, row + 1]] = timeline.passes.start_ns[[row + 1, row]]
     assert recognise_schedule(timeline, 0, 8) is None
@@ -68,7 +68,7 @@ def test_one_pass_out_of_order_in_one_step_is_no_known_schedule():
 
 
 def test_no_pipeline_has_no_schedule():
-    assert recognise_schedule(timeline_of(order_of("gpipe", 2, 2)), 1, 2) is None
+    assert recognise_schedule(timeline_of_order(order_of("gpipe", 2, 2)), 1, 2) is None
 
 
 def test_of_a_pair_that_overlaps_either_may_begin_first():
@@ -96,14 +96,14 @@ def test_the_numbers_of_the_ranks_and_where_messages_put_them_change_nothing():
 
 
 def test_a_rank_that_was_not_recorded_in_a_step_does_not_hide_the_name():
-    timeline = timeline_of(order_of("1f1b", 3, 6))
+    timeline = timeline_of_order(order_of("1f1b", 3, 6))
     passes = timeline.passes
     partly = replace(timeline, passes=passes.where((passes.rank != 2) | (passes.step != 4)))
     assert recognise_schedule(partly, 0, 6) == "1f1b"
 
 
 def test_a_rank_that_was_never_recorded_leaves_the_schedule_unknown():
-    timeline = timeline_of(order_of("1f1b", 3, 6))
+    timeline = timeline_of_order(order_of("1f1b", 3, 6))
     partly = replace(timeline, passes=timeline.passes.where(timeline.passes.rank != 2))
     assert recognise_schedule(partly, 0, 6) is None
 
@@ -114,8 +114,6 @@ def test_ranks_with_different_numbers_of_chunks_are_no_known_schedule():
 
 
 def test_the_recorded_zbv_run_is_called_zbv():
-    folder = SHARED / "h200" / "zbv_m8"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    folder = recorded_run("zbv_m8")
     timeline = build_timeline(read_run(find_run([str(folder)])).ranks)
     assert recognise_schedule(timeline, 0, 8) == "zbv"

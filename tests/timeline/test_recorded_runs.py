@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from making import H200, SHARED
+from support.traces.recordings import H200, SHARED, recorded_run
 
 from debubble.errors import NoPipeline
 from debubble.timeline.build import build_timeline
@@ -35,9 +35,7 @@ RUNS = [
 
 @cache
 def traces_of(name):
-    folder = H200 / name if (H200 / name).is_dir() else ALL / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    folder = recorded_run(name)
     return read_run(find_run([str(folder)])).ranks
 
 
@@ -89,6 +87,7 @@ def test_recorded_pipelines_are_recognised(name, ranks, stages, microbatches, sc
                 assert numbers == (list(range(microbatches)) if kind in kinds else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [run[0] for run in RUNS] + ["zbv_m8"])
 def test_the_bubble_is_what_its_definition_says(name):
     figures = measure_pipeline(build_timeline(traces_of(name)), 0)
@@ -162,6 +161,7 @@ def shifted(trace, offset_ns, ppm=20.0):
     return replace(trace, **{name: move(getattr(trace, name)) for name in tables})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [run[0] for run in RUNS] + ["zbv_m8"])
 @pytest.mark.parametrize("offset_ns", [50_000_000, -50_000_000, 7_200_000_000_000])
 def test_no_clock_error_changes_the_answer_by_one_percent(name, offset_ns):

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from host_programs import MS, US
-from played import BUFFERED, EARLY, FUSED, assert_all_named, assert_measured, played, setup_of
-from simulated import true_bubbles, true_windows
-from simulated_traces import Clock
+from support.simulator.analysis import (
+    BUFFERED,
+    EARLY,
+    FUSED,
+    assert_all_named,
+    assert_measured,
+    setup_of,
+    simulated,
+)
+from support.simulator.devices import true_bubbles, true_windows
+from support.simulator.host_programs import MS, US
+from support.simulator.written_traces import Clock
 
 SKEWS_NS = (0, 50 * MS, -50 * MS, 37 * MS, -21 * MS, 13 * MS)
 
@@ -43,12 +51,13 @@ EACH_RUN = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @EACH_RUN
 def test_every_pass_and_transfer_is_found_and_the_bubble_is_true(
     name, ranks, microbatches, even, behaviour, labels, tmp_path
 ):
     setup = setup_of(name, ranks, microbatches, even=even, **behaviour)
-    found = played(tmp_path, setup, labels=labels)
+    found = simulated(tmp_path, setup, labels=labels)
     assert_all_named(found)
     assert_measured(found)
     assert found.figures.schedule == name
@@ -56,13 +65,14 @@ def test_every_pass_and_transfer_is_found_and_the_bubble_is_true(
     assert found.figures.kind == ("forward" if name == "forward-only" else "training")
 
 
+@pytest.mark.slow
 @EACH_RUN
 def test_clocks_that_are_off_change_the_bubble_by_less_than_one_percent(
     name, ranks, microbatches, even, behaviour, labels, tmp_path
 ):
     setup = setup_of(name, ranks, microbatches, even=even, **behaviour)
     clocks = [Clock(skew_ns=skew, drift_ppm=20 * (-1) ** n) for n, skew in enumerate(SKEWS_NS)]
-    found = played(tmp_path, setup, labels=labels, clocks=clocks[:ranks])
+    found = simulated(tmp_path, setup, labels=labels, clocks=clocks[:ranks])
     assert_all_named(found)
     assert found.figures.schedule == name
     for window, (begin, end), bubble in zip(
@@ -89,6 +99,7 @@ LOW_BUBBLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [0, 1])
 @pytest.mark.parametrize("skew_ns", [50 * MS, -50 * MS])
 @pytest.mark.parametrize(
@@ -102,7 +113,7 @@ def test_one_clock_that_is_off_changes_no_small_bubble_by_one_percent_of_it(
     clocks = [Clock() for _ in range(ranks)]
     clocks[wrong] = Clock(skew_ns=skew_ns, drift_ppm=20)
     setup = setup_of(name, ranks, microbatches, **behaviour)
-    found = played(tmp_path, setup, labels="runtime", clocks=clocks)
+    found = simulated(tmp_path, setup, labels="runtime", clocks=clocks)
     for window, (begin, end), bubble in zip(
         found.figures.windows, true_windows(found.play), true_bubbles(found.play), strict=True
     ):
@@ -115,7 +126,7 @@ def test_one_clock_that_is_off_changes_no_small_bubble_by_one_percent_of_it(
 def test_clocks_are_laid_together_where_no_receive_waits_visibly(skews_ns, tmp_path):
     setup = setup_of("zb-h2", 2, 6, even=False, early=True, wire_ns=4 * MS, noise=0.0)
     clocks = [Clock(skew_ns=skew) for skew in skews_ns]
-    found = played(tmp_path, setup, labels="runtime", clocks=clocks)
+    found = simulated(tmp_path, setup, labels="runtime", clocks=clocks)
     assert found.figures.kind == "training"
     assert found.figures.bubble_fraction == pytest.approx(true_bubbles(found.play)[0], rel=0.01)
     # No more is known than what the quickest messages there and back leave open.
@@ -125,7 +136,7 @@ def test_clocks_are_laid_together_where_no_receive_waits_visibly(skews_ns, tmp_p
 def test_a_clock_that_contradicts_nothing_is_off_by_no_more_than_is_said(tmp_path):
     skew = MS
     setup = setup_of("zbv", 2, 8, early=True, wire_ns=4 * MS)
-    found = played(tmp_path, setup, labels="runtime", clocks=[Clock(), Clock(skew_ns=skew)])
+    found = simulated(tmp_path, setup, labels="runtime", clocks=[Clock(), Clock(skew_ns=skew)])
     assert [rank.clock_offset_ns for rank in found.timeline.ranks] == [0, 0]
     assert found.timeline.clock_uncertainty_ns > skew
 
@@ -143,20 +154,20 @@ def test_clocks_are_laid_together_where_a_quick_wire_lets_either_side_wait(
 ):
     setup = setup_of(name, ranks, microbatches, wire_ns=100 * US, **behaviour)
     clocks = [Clock(skew_ns=skew) for skew in (-36 * MS, -30 * MS, MS)]
-    found = played(tmp_path, setup, labels=labels, clocks=clocks[:ranks])
+    found = simulated(tmp_path, setup, labels=labels, clocks=clocks[:ranks])
     for window, bubble in zip(found.figures.windows, true_bubbles(found.play), strict=True):
         assert window.bubble_fraction == pytest.approx(bubble, abs=0.005)
 
 
 @pytest.mark.parametrize("wire_ns", [20 * US, 4 * MS])
 def test_neither_a_quick_nor_a_slow_wire_confuses_passes(wire_ns, tmp_path):
-    found = played(tmp_path, setup_of("1f1b", 4, 6, fused=True, wire_ns=wire_ns))
+    found = simulated(tmp_path, setup_of("1f1b", 4, 6, fused=True, wire_ns=wire_ns))
     assert_all_named(found)
     assert_measured(found)
 
 
 def test_peak_memory_is_that_of_the_allocator(tmp_path):
-    found = played(tmp_path, setup_of("1f1b", 4, 8, fused=True))
+    found = simulated(tmp_path, setup_of("1f1b", 4, 8, fused=True))
     peaks = [rank.peak_memory_bytes for rank in found.figures.ranks]
     per_microbatch = 300 * 1024**2
     assert [(peaks[0] - peak) / per_microbatch for peak in peaks] == [0, 1, 2, 3]

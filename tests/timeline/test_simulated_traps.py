@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from played import (
+from support.simulator.analysis import (
     EARLY,
     FUSED,
     analyse,
@@ -11,12 +11,12 @@ from played import (
     assert_measured,
     assert_measured_shares,
     names_of,
-    played,
     setup_of,
+    simulated,
     true_names,
 )
-from simulated import Play, true_bubbles
-from simulated_traces import Writing, write_run
+from support.simulator.devices import Play, true_bubbles
+from support.simulator.written_traces import Writing, write_run
 
 from debubble.errors import Code
 from debubble.timeline.figures import measure_pipeline
@@ -35,7 +35,7 @@ from debubble.timeline.figures import measure_pipeline
 )
 def test_hidden_states_and_residual_are_one_hop(name, behaviour, tmp_path):
     setup = setup_of(name, 4, 5, messages=2, even=False, **behaviour)
-    found = played(tmp_path, setup)
+    found = simulated(tmp_path, setup)
     assert_all_named(found)
     assert_measured(found)
     assert found.figures.schedule == name
@@ -55,26 +55,26 @@ def test_hidden_states_and_residual_are_one_hop(name, behaviour, tmp_path):
     ],
 )
 def test_a_wait_in_the_middle_of_a_pass_does_not_part_it(name, group, behaviour, tmp_path):
-    found = played(tmp_path, setup_of(name, 3, 5, **behaviour), waits_inside=group)
+    found = simulated(tmp_path, setup_of(name, 3, 5, **behaviour), waits_inside=group)
     assert sorted(names_of(found)) == sorted(true_names(found))
     assert_measured(found)
 
 
 def test_a_recomputed_forward_pass_belongs_to_its_backward_pass(tmp_path):
-    found = played(tmp_path, setup_of("1f1b", 3, 6, fused=True, recompute=True))
+    found = simulated(tmp_path, setup_of("1f1b", 3, 6, fused=True, recompute=True))
     assert_all_named(found)
     assert_measured(found)
 
 
 @pytest.mark.parametrize(("name", "labels"), [("forward-only", "none"), ("gpipe", "simple")])
 def test_all_kernels_of_a_graph_belong_to_the_pass_that_launched_it(name, labels, tmp_path):
-    found = played(tmp_path, setup_of(name, 3, 4, graphs=True), labels=labels)
+    found = simulated(tmp_path, setup_of(name, 3, 4, graphs=True), labels=labels)
     assert_all_named(found)
     assert_measured(found)
 
 
 def test_work_belongs_to_the_step_of_its_launch_though_it_runs_in_the_next(tmp_path):
-    found = played(tmp_path, setup_of("1f1b", 3, 4, fused=True, run_ahead=True))
+    found = simulated(tmp_path, setup_of("1f1b", 3, 4, fused=True, run_ahead=True))
     first, second = (step[1] for step in found.play.steps)
     late = [k for k in first.kernels if k.start_ns > second.start_ns and k.action]
     assert len(late) > len(first.kernels) // 2
@@ -82,20 +82,20 @@ def test_work_belongs_to_the_step_of_its_launch_though_it_runs_in_the_next(tmp_p
 
 
 def test_a_host_that_waits_for_its_device_changes_nothing(tmp_path):
-    found = played(tmp_path, setup_of("1f1b", 3, 4, fused=True, run_ahead=False))
+    found = simulated(tmp_path, setup_of("1f1b", 3, 4, fused=True, run_ahead=False))
     assert_all_named(found)
     assert_measured(found)
 
 
 def test_the_last_ranks_token_to_the_first_is_no_hop(tmp_path):
-    found = played(tmp_path, setup_of("forward-only", 3, 4))
+    found = simulated(tmp_path, setup_of("forward-only", 3, 4))
     assert any(m.what[0] == "token" for k in found.play.steps[0][0].kernels for m in k.messages)
     assert [(hop.source, hop.destination) for hop in found.figures.hops] == [(0, 1), (1, 2)]
 
 
 def test_peers_counted_inside_their_group_are_translated(tmp_path):
     setup = setup_of("1f1b", 4, 6, fused=True)
-    found = played(tmp_path, setup, members=(1, 3, 5, 7), world=8)
+    found = simulated(tmp_path, setup, members=(1, 3, 5, 7), world=8)
     assert [rank.rank for rank in found.figures.ranks] == [1, 3, 5, 7]
     assert [rank.stages for rank in found.figures.ranks] == [(0,), (1,), (2,), (3,)]
     assert found.figures.schedule == "1f1b"

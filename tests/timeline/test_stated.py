@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from ordered import timeline_of
+from support.timelines.by_hand import timeline_of_order
 
 from debubble.errors import Code, UsageError
 from debubble.schedules import SCHEDULES, Statement, order_of, state_schedule
@@ -26,9 +26,9 @@ def test_a_run_agrees_with_what_it_ran(name, ranks, microbatches, chunks):
         order = order_of(name, ranks, microbatches, chunks)
     except UsageError:
         assume(False)
-    stated = held(timeline_of(order), state_schedule(name))
+    stated = held(timeline_of_order(order), state_schedule(name))
     assert (stated.agrees, stated.gaps, stated.order) == (True, (), order)
-    assert held(timeline_of(order), Statement(text="own.csv", order=order)).agrees
+    assert held(timeline_of_order(order), Statement(text="own.csv", order=order)).agrees
 
 
 @given(st.sampled_from(sorted(SCHEDULES)), st.randoms(use_true_random=False))
@@ -41,7 +41,7 @@ def test_the_first_pass_out_of_order_is_named(name, random):
     assume(not both[0].overlap and not (place and mixed[rank][place - 1].overlap))
     assume(not any((action.stage, action.kind) == (0, "I") for action in both))
     mixed[rank][place : place + 2] = both[::-1]
-    stated = held(timeline_of(mixed, names=[5, 7, 9]), state_schedule(name))
+    stated = held(timeline_of_order(mixed, names=[5, 7, 9]), state_schedule(name))
     off = stated.deviation
     compared = [a for a in order[rank][:place] if (a.stage, a.kind) != (0, "I")]
     assert (off.rank, off.step, off.place) == (5 + 2 * rank, 3, len(compared))
@@ -52,7 +52,7 @@ def test_the_first_pass_out_of_order_is_named(name, random):
 
 
 def test_a_later_step_is_held_against_it_too():
-    timeline = timeline_of(order_of("1f1b", 3, 6))
+    timeline = timeline_of_order(order_of("1f1b", 3, 6))
     row = int(np.flatnonzero((timeline.passes.rank == 1) & (timeline.passes.step == 4))[4])
     timeline.passes.start_ns[[row, row + 1]] = timeline.passes.start_ns[[row + 1, row]]
     off = held(timeline, state_schedule("1f1b")).deviation
@@ -62,9 +62,9 @@ def test_a_later_step_is_held_against_it_too():
 def test_passes_too_few_or_too_many_are_named():
     order = order_of("1f1b", 2, 3)
     shorter = [order[0], order[1][:-1]]
-    off = held(timeline_of(shorter), Statement(text="own.csv", order=order)).deviation
+    off = held(timeline_of_order(shorter), Statement(text="own.csv", order=order)).deviation
     assert (off.rank, off.place, off.found, off.expected) == (1, 5, None, "1B2")
-    off = held(timeline_of(order), Statement(text="own.csv", order=shorter)).deviation
+    off = held(timeline_of_order(order), Statement(text="own.csv", order=shorter)).deviation
     assert (off.rank, off.place, off.found, off.expected) == (1, 5, "1B2", None)
 
 
@@ -76,7 +76,7 @@ def test_passes_too_few_or_too_many_are_named():
     ],
 )
 def test_sizes_that_a_schedule_cannot_have_contradict_it(name, why):
-    stated = held(timeline_of(order_of("1f1b", 4, 6)), state_schedule(name))
+    stated = held(timeline_of_order(order_of("1f1b", 4, 6)), state_schedule(name))
     (gap,) = stated.gaps
     assert gap.code is Code.SCHEDULE_DIFFERS
     assert why is None or gap.message == f"this cannot be {name}: {why}"
@@ -84,7 +84,7 @@ def test_sizes_that_a_schedule_cannot_have_contradict_it(name, why):
 
 
 def test_a_stream_a_part_and_uneven_steps_are_not_checked():
-    whole = timeline_of(order_of("1f1b", 3, 6))
+    whole = timeline_of_order(order_of("1f1b", 3, 6))
     part = replace(whole, ranks=tuple(replace(r, members=(0, 1, 2, 3)) for r in whole.ranks))
     uneven = replace(whole, passes=whole.passes.where(np.arange(len(whole.passes)) > 0))
     for stated in (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from host_programs import MAIN
-from making import annotation, details, send
-from played import analyse, setup_of
-from simulated import Play, true_bubbles, true_windows
-from simulated_traces import RankWriter, Writing, write_run
-from unmarked import captured
+from support.simulator.analysis import analyse, setup_of
+from support.simulator.devices import Play, true_bubbles, true_windows
+from support.simulator.host_programs import MAIN
+from support.simulator.written_traces import RankWriter, Writing, write_run
+from support.traces.kineto_events import annotation, details, send
+from support.traces.trimmed import captured
 
 from debubble.timeline.build import build_run, build_timeline
 from debubble.timeline.figures import measure_pipeline
@@ -60,6 +60,7 @@ def assert_true(figures, play, steps):
     assert figures.schedule == play.setup.schedule
 
 
+@pytest.mark.slow
 @EACH_KIND
 @pytest.mark.parametrize("cut", [(0,), (2,), (3,), (0, 1, 2, 3)])
 def test_a_step_whose_end_was_not_captured_is_left_out_and_named(
@@ -124,6 +125,7 @@ def test_the_last_kernels_may_be_missing_though_every_pass_was_begun(
     assert codes == ["cut_steps"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("less", "more"), [(0, 3), (3, 0), (1, 2)])
 def test_only_steps_that_all_ranks_hold_are_measured(less, more, tmp_path):
     play, traces = run_of(tmp_path, "1f1b", "none", {"fused": True, "run_ahead": False}, 4)
@@ -175,7 +177,7 @@ class SendsShapes(RankWriter):
 
 
 def written_by(writer, folder, monkeypatch, *, steps):
-    monkeypatch.setattr("simulated_traces.RankWriter", writer)
+    monkeypatch.setattr("support.simulator.written_traces.RankWriter", writer)
     play = Play(setup_of("gpipe", 3, 6, steps=steps))
     write_run(play, folder, Writing(labels="simple"))
     return analyse(folder, play)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from played import (
+from support.simulator.analysis import (
     BUFFERED,
     EARLY,
     FUSED,
     assert_all_named,
     assert_measured,
     assert_measured_shares,
-    played,
     setup_of,
+    simulated,
 )
 
 from debubble.errors import Code
@@ -34,11 +34,12 @@ RUNS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks", "microbatches", "chunks", "behaviour"), RUNS)
 def test_stage_kind_and_microbatch_are_all_right(
     name, ranks, microbatches, chunks, behaviour, tmp_path
 ):
-    found = played(
+    found = simulated(
         tmp_path,
         setup_of(name, ranks, microbatches, chunks=chunks, **behaviour),
         labels="none",
@@ -51,7 +52,7 @@ def test_stage_kind_and_microbatch_are_all_right(
 @pytest.mark.parametrize("labels", ["none", "runtime"])
 def test_the_way_from_the_last_rank_back_to_the_first_is_a_hop(labels, tmp_path):
     setup = setup_of("interleaved-1f1b", 4, 8, buffered=True)
-    found = played(tmp_path, setup, labels=labels)
+    found = simulated(tmp_path, setup, labels=labels)
     ways = [(hop.source, hop.destination, hop.count) for hop in found.figures.hops]
     inner = [(a, b, 32) for low in range(3) for a, b in ((low, low + 1), (low + 1, low))]
     assert sorted(ways) == sorted([*inner, (0, 3, 16), (3, 0, 16)])
@@ -60,7 +61,7 @@ def test_the_way_from_the_last_rank_back_to_the_first_is_a_hop(labels, tmp_path)
 @pytest.mark.parametrize("behaviour", [{"messages": 2}, {"messages": 2, "separate": True}])
 def test_hidden_states_and_residual_go_around_as_one(behaviour, tmp_path):
     setup = setup_of("interleaved-1f1b", 4, 8, buffered=True, **behaviour)
-    found = played(tmp_path, setup, labels="none")
+    found = simulated(tmp_path, setup, labels="none")
     assert_all_named(found)
     assert found.figures.schedule == "interleaved-1f1b"
 
@@ -68,7 +69,7 @@ def test_hidden_states_and_residual_go_around_as_one(behaviour, tmp_path):
 @pytest.mark.parametrize("name", ["interleaved-zb", "zbv"])
 def test_an_order_that_cannot_be_told_is_said_to_be_unknown(name, tmp_path):
     """Weight gradients send nothing, so nothing parts one from the next."""
-    found = played(tmp_path, setup_of(name, 4, 8, buffered=True), labels="none")
+    found = simulated(tmp_path, setup_of(name, 4, 8, buffered=True), labels="none")
     assert Code.STAGES_UNKNOWN in [gap.code for gap in found.gaps]
     assert found.figures.schedule is None
     assert_measured_shares(found)
@@ -77,5 +78,5 @@ def test_an_order_that_cannot_be_told_is_said_to_be_unknown(name, tmp_path):
 @pytest.mark.parametrize(("name", "behaviour"), [("1f1b", FUSED), ("gpipe", {}), ("gpipe", EARLY)])
 def test_one_stage_a_rank_is_not_taken_for_several(name, behaviour, tmp_path):
     for ranks in (2, 3, 4):
-        found = played(tmp_path / str(ranks), setup_of(name, ranks, 6, **behaviour))
+        found = simulated(tmp_path / str(ranks), setup_of(name, ranks, 6, **behaviour))
         assert_all_named(found)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from making import H200, SHARED
-from played import EARLY, FUSED, names_of, played, setup_of, true_names
-from simulated import Play, true_bubbles
-from simulated_traces import Clock, Writing, write_run
-from unmarked import captured, in_step_with_device, without_marks
+from support.simulator.analysis import EARLY, FUSED, names_of, setup_of, simulated, true_names
+from support.simulator.devices import Play, true_bubbles
+from support.simulator.written_traces import Clock, Writing, write_run
+from support.traces.recordings import recorded_run
+from support.traces.trimmed import captured, in_step_with_device, without_marks
 
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
@@ -63,9 +63,7 @@ EACH_SIMULATED = pytest.mark.parametrize(
 
 @cache
 def traces_of(name):
-    folder = H200 / name if (H200 / name).is_dir() else SHARED / "h200" / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there: only a part of our recordings is shipped")
+    folder = recorded_run(name)
     return read_run(find_run([str(folder)])).ranks
 
 
@@ -91,12 +89,13 @@ def test_recorded_runs_measure_the_same_without_their_marks(name):
     assert codes == ["steps_inferred"]
 
 
+@pytest.mark.slow
 @EACH_SIMULATED
 def test_simulated_runs_measure_the_same_without_their_marks(
     name, ranks, microbatches, behaviour, labels, tmp_path
 ):
     setup = setup_of(name, ranks, microbatches, even=False, steps=3, **behaviour)
-    found = played(tmp_path, setup, labels=labels, marks=False)
+    found = simulated(tmp_path, setup, labels=labels, marks=False)
     assert sorted(names_of(found)) == sorted(true_names(found))
     assert found.figures.microbatches == microbatches
     assert found.figures.schedule == (name if microbatches > 1 else found.figures.schedule)
@@ -105,6 +104,7 @@ def test_simulated_runs_measure_the_same_without_their_marks(
     assert [gap.code for gap in found.gaps] == ["steps_inferred"]
 
 
+@pytest.mark.slow
 @EACH_SIMULATED
 def test_clocks_that_are_off_do_not_hide_the_rhythm(
     name, ranks, microbatches, behaviour, labels, tmp_path
@@ -112,14 +112,14 @@ def test_clocks_that_are_off_do_not_hide_the_rhythm(
     setup = setup_of(name, ranks, microbatches, even=False, steps=3, **behaviour)
     skews = (0, 50 * MS, -50 * MS, 37 * MS, -21 * MS)
     clocks = [Clock(skew_ns=skew) for skew in skews[:ranks]]
-    found = played(tmp_path, setup, labels=labels, clocks=clocks, marks=False)
+    found = simulated(tmp_path, setup, labels=labels, clocks=clocks, marks=False)
     assert sorted(names_of(found)) == sorted(true_names(found))
     bubbles = [window.bubble_fraction for window in found.figures.windows]
     assert bubbles == pytest.approx(true_bubbles(found.play), abs=0.01)
 
 
 def test_a_single_step_is_found(tmp_path):
-    found = played(tmp_path, setup_of("1f1b", 4, 8, fused=True, steps=1), marks=False)
+    found = simulated(tmp_path, setup_of("1f1b", 4, 8, fused=True, steps=1), marks=False)
     assert sorted(names_of(found)) == sorted(true_names(found))
     assert found.figures.schedule == "1f1b"
 
@@ -134,7 +134,7 @@ def test_free_running_forward_passes_stay_a_stream():
 @pytest.mark.parametrize("labels", ["none", "simple"])
 def test_one_microbatch_after_the_other_is_a_server_and_stays_a_stream(labels, tmp_path):
     setup = setup_of("forward-only", 3, 1, steps=6)
-    found = played(tmp_path, setup, labels=labels, marks=False)
+    found = simulated(tmp_path, setup, labels=labels, marks=False)
     assert found.figures.kind == "stream"
     assert found.figures.microbatches is None
     assert "steps_inferred" not in [gap.code for gap in found.gaps]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import H200, annotation, document, kernel, operator, write
+from support.traces.kineto_events import annotation, document, kernel, operator, write
+from support.traces.recordings import H200
 
 from debubble.trace.kineto import read_kineto
 from debubble.trace.summary import busy_intervals, merge, summarise

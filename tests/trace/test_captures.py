@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from making import document, kernel, write
+from support.traces.kineto_events import document, kernel, write
 
 from debubble.errors import RunNotFound
 from debubble.trace.captures import group_captures

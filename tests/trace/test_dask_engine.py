@@ -10,20 +10,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-import engine_tasks
 import pytest
-from clusters import count_tasks, count_workers, started_cluster
-from engine_tasks import notes_of, wait_until, write_orders
-from making import H200
+from support.jobs import worker_tasks
+from support.jobs.worker_tasks import notes_of, wait_until, write_orders
+from support.requirements import need_package
+from support.services.dask_cluster import count_tasks, count_workers, started_cluster
+from support.traces.recordings import H200
 
 from debubble.errors import EngineError, MissingExtra, TraceError
 from debubble.trace.dask_engine import DaskEngine
 from debubble.trace.engine import engine_at, map_files
 from debubble.trace.source import DEFAULT_LIMITS
 
-pytest.importorskip("distributed")
+need_package("distributed")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.service,
     # Dask's own: clients leave sockets and coroutines to the collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -82,7 +84,7 @@ def test_every_recorded_run_is_the_same_on_a_cluster(cluster, recorded_data):
 def test_a_worker_killed_in_the_middle_costs_its_own_work_only(cluster, tmp_path):
     files = write_orders(tmp_path, ["held", *(str(number) for number in range(1, 12))])
     found = map_files(
-        engine_tasks.hold_the_first_time, files, engine_at(cluster.address), DEFAULT_LIMITS
+        worker_tasks.hold_the_first_time, files, engine_at(cluster.address), DEFAULT_LIMITS
     )
     names = [next(found)[1] for _ in range(3)]
     wait_until(lambda: notes_of(files[0]))
@@ -98,7 +100,7 @@ def test_a_worker_killed_in_the_middle_costs_its_own_work_only(cluster, tmp_path
 
 def test_the_file_that_every_worker_dies_of_is_named_and_the_others_go_on(cluster, tmp_path):
     files = write_orders(tmp_path, ["0", "1", "bad", "3", "4", "5"])
-    found = outcomes(engine_tasks.die_of_bad, files, cluster)
+    found = outcomes(worker_tasks.die_of_bad, files, cluster)
     killer = found.pop("bad")
     assert isinstance(killer, TraceError)
     assert killer.file == files[2].file
@@ -108,7 +110,7 @@ def test_the_file_that_every_worker_dies_of_is_named_and_the_others_go_on(cluste
 
 def test_what_fails_three_times_on_a_cluster_is_named(cluster, tmp_path):
     files = write_orders(tmp_path, ["0", "bad"])
-    found = outcomes(engine_tasks.fail_on_bad, files, cluster)
+    found = outcomes(worker_tasks.fail_on_bad, files, cluster)
     assert found["0"] == "0"
     assert "failed 3 times, the last time with: the disk stutters" in found["bad"].message
 
@@ -116,7 +118,7 @@ def test_what_fails_three_times_on_a_cluster_is_named(cluster, tmp_path):
 def test_left_early_nothing_stays_queued_on_the_cluster(cluster, tmp_path):
     names = ["0", *(f"held{number}" for number in range(1, 9))]
     files = write_orders(tmp_path, names)
-    found = map_files(engine_tasks.hold, files, engine_at(cluster.address), DEFAULT_LIMITS)
+    found = map_files(worker_tasks.hold, files, engine_at(cluster.address), DEFAULT_LIMITS)
     assert next(found)[1] == "0"
     found.close()
     wait_until(lambda: count_tasks(cluster.address) == 0)
@@ -144,7 +146,7 @@ def test_ctrl_c_leaves_nothing_on_the_cluster_and_says_so_in_one_line(cluster, t
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from engine_tasks import hold, orders
+from support.jobs.worker_tasks import hold, orders
 from debubble.trace.engine import engine_at
 from debubble.trace.engine import map_files
 from debubble.trace.source import DEFAULT_LIMITS
@@ -157,9 +159,9 @@ except KeyboardInterrupt:
 
 
 def test_files_that_the_workers_do_not_see_are_refused_before_work_is_sent(cluster, tmp_path):
-    files = engine_tasks.orders(tmp_path, ["nowhere"])
+    files = worker_tasks.orders(tmp_path, ["nowhere"])
     with pytest.raises(EngineError, match=r"nowhere is not there for 2 workers \(tcp://"):
-        outcomes(engine_tasks.name_of, files, cluster)
+        outcomes(worker_tasks.name_of, files, cluster)
 
 
 def test_an_address_where_nobody_answers_is_an_error_within_seconds():
@@ -178,25 +180,25 @@ def test_workers_with_another_version_or_none_are_refused(tmp_path):
     files = write_orders(tmp_path, ["0"])
     with started_cluster(0) as empty:
         with pytest.raises(EngineError, match="the scheduler has no workers"):
-            outcomes(engine_tasks.name_of, files, empty)
+            outcomes(worker_tasks.name_of, files, empty)
         (other / "__init__.py").write_text('__version__ = "0.0.1"')
         empty.start_worker("--no-nanny", PYTHONPATH=str(tmp_path))
         wait_for_workers(empty, 1)
         with pytest.raises(EngineError, match=r"debubble is 0\.0\.1 on 1 worker .* here") as caught:
-            outcomes(engine_tasks.name_of, files, empty)
+            outcomes(worker_tasks.name_of, files, empty)
         assert "pip install debubble==" in caught.value.hint
         (other / "__init__.py").write_text("raise ImportError('broken')")
         empty.start_worker("--no-nanny", PYTHONPATH=str(tmp_path))
         wait_for_workers(empty, 2)
         with pytest.raises(EngineError, match="debubble is not installed on 1 worker"):
-            outcomes(engine_tasks.name_of, files, empty)
+            outcomes(worker_tasks.name_of, files, empty)
 
 
 def test_a_cluster_whose_workers_are_all_gone_is_given_up(tmp_path):
     files = write_orders(tmp_path, ["held0", "held1"])
     with started_cluster(1, nannies=False) as small:
         engine = DaskEngine(address=small.address, without_workers_s=0.1)
-        found = map_files(engine_tasks.hold_the_first_time, files, engine, DEFAULT_LIMITS)
+        found = map_files(worker_tasks.hold_the_first_time, files, engine, DEFAULT_LIMITS)
         small.processes[1].kill()
         with pytest.raises(EngineError, match=r"no worker is left|has no workers"):
             list(found)
@@ -205,7 +207,7 @@ def test_a_cluster_whose_workers_are_all_gone_is_given_up(tmp_path):
 def test_a_scheduler_that_goes_away_is_named(tmp_path):
     files = write_orders(tmp_path, ["0", "held1", "held2"])
     with started_cluster(1, nannies=False) as small:
-        found = map_files(engine_tasks.hold, files, engine_at(small.address), DEFAULT_LIMITS)
+        found = map_files(worker_tasks.hold, files, engine_at(small.address), DEFAULT_LIMITS)
         next(found)
         small.processes[0].kill()
         with pytest.raises(EngineError, match="the scheduler was lost"):
@@ -218,7 +220,7 @@ def test_without_dask_the_extra_is_named(monkeypatch, tmp_path):
     with pytest.raises(MissingExtra, match="a cluster needs Dask") as caught:
         list(
             map_files(
-                engine_tasks.name_of,
+                worker_tasks.name_of,
                 write_orders(tmp_path, ["0"]),
                 engine_at("tcp://127.0.0.1:1"),
                 DEFAULT_LIMITS,

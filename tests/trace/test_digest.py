@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from digests import assert_same, sidecars, small_trace, traces
 from hypothesis import given, settings
+from support.traces.rank_traces import assert_same, sidecars, small_trace, traces
 
 from debubble.errors import TraceError, TraceTooLarge
 from debubble.trace.columns import Header, Kernels, Operators, RankTrace, build
@@ -29,6 +29,7 @@ from debubble.trace.sidecar import Sidecar, StepTimes
 from debubble.trace.source import Limits
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(traces(), sidecars)
 def test_a_trace_and_its_sidecar_come_back_as_they_were(

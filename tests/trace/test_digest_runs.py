@@ -9,8 +9,9 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from digests import assert_same
-from making import H200, document, kernel, launch, write
+from support.traces.kineto_events import document, kernel, launch, write
+from support.traces.rank_traces import assert_same
+from support.traces.recordings import H200
 
 from debubble.errors import Code, RunNotFound
 from debubble.trace.digest import read_digest

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from making import H200, PUBLIC, document, kernel, write
+from support.traces.kineto_events import document, kernel, write
+from support.traces.recordings import H200, PUBLIC
 
 from debubble.errors import TraceError
 from debubble.trace.formats import Format, rank_from_name, recognise

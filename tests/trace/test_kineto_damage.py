@@ -8,7 +8,7 @@ import math
 import time
 
 import pytest
-from making import document, kernel, launch, memory, operator, write
+from support.traces.kineto_events import document, kernel, launch, memory, operator, write
 
 from debubble.errors import NotATrace, TraceError, TraceTooLarge
 from debubble.trace.kineto import read_kineto
@@ -310,6 +310,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_text_takes_no_longer_than_other_text(tmp_path, body):
     began = time.monotonic()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import BASE_NS, annotation, document, kernel, launch, write
+from support.traces.kineto_events import BASE_NS, annotation, document, kernel, launch, write
 
 from debubble.errors import TraceError
 from debubble.trace.kineto import document as document_module

@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
-from making import H200, annotation, details, document, kernel, launch, operator, send, write
+from support.traces.kineto_events import (
+    annotation,
+    details,
+    document,
+    kernel,
+    launch,
+    operator,
+    send,
+    write,
+)
+from support.traces.recordings import H200
 
 from debubble.trace.columns import KernelKind, Operation
 from debubble.trace.kineto import read_kineto

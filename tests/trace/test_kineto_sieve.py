@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import (
-    H200,
+from support.traces.kineto_events import (
     annotation,
     details,
     document,
@@ -19,6 +18,7 @@ from making import (
     send,
     write,
 )
+from support.traces.recordings import H200
 
 from debubble.trace.kineto import document as document_module
 from debubble.trace.kineto import read_kineto
@@ -121,6 +121,7 @@ events = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(events=events, piece=st.integers(min_value=150, max_value=3000))
 def test_any_mixture_reads_the_same_either_way(tmp_path_factory, events, piece):

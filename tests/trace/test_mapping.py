@@ -9,13 +9,15 @@ import sys
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
-import engine_tasks
 import pytest
-from engine_tasks import notes_of, orders, wait_until, write_orders
+from support.jobs import worker_tasks
+from support.jobs.worker_tasks import notes_of, orders, wait_until, write_orders
 
 from debubble.errors import TraceError, TraceTooLarge, UsageError
 from debubble.trace.engine import GivenEngine, LocalEngine, engine_at, map_files
 from debubble.trace.source import DEFAULT_LIMITS
+
+pytestmark = pytest.mark.slow
 
 POOL = LocalEngine(workers=2, worth_bytes=0)
 HERE = LocalEngine(workers=2)
@@ -31,7 +33,7 @@ def test_every_file_has_its_outcome_in_the_files_order_where_that_is_asked_for(t
     names = [str(number) for number in range(20)]
     seen = []
     found = outcomes(
-        engine_tasks.name_of,
+        worker_tasks.name_of,
         orders(tmp_path, names),
         engine,
         on_progress=lambda done, total: seen.append((done, total)),
@@ -43,26 +45,26 @@ def test_every_file_has_its_outcome_in_the_files_order_where_that_is_asked_for(t
 
 @pytest.mark.parametrize("engine", [POOL, HERE])
 def test_a_file_that_is_no_good_is_an_outcome_and_the_others_go_on(tmp_path, engine):
-    found = dict(outcomes(engine_tasks.refuse_bad, orders(tmp_path, ["0", "bad", "2"]), engine))
+    found = dict(outcomes(worker_tasks.refuse_bad, orders(tmp_path, ["0", "bad", "2"]), engine))
     assert (found["0"], found["2"]) == ("0", "2")
     assert str(found["bad"]).endswith("bad: is no good")
 
 
 @pytest.mark.parametrize("engine", [POOL, HERE])
 def test_want_of_memory_is_an_outcome_too(tmp_path, engine):
-    found = outcomes(engine_tasks.run_out_of_memory, orders(tmp_path, ["0", "1"]), engine)
+    found = outcomes(worker_tasks.run_out_of_memory, orders(tmp_path, ["0", "1"]), engine)
     assert [type(outcome) for _, outcome in found] == [TraceTooLarge, TraceTooLarge]
 
 
 @pytest.mark.parametrize("engine", [POOL, HERE])
 def test_a_bug_is_not_swallowed(tmp_path, engine):
     with pytest.raises(KeyError, match="a bug"):
-        outcomes(engine_tasks.be_wrong, orders(tmp_path, ["0", "1"]), engine)
+        outcomes(worker_tasks.be_wrong, orders(tmp_path, ["0", "1"]), engine)
 
 
 def test_what_fails_three_times_is_named_with_its_reason(tmp_path):
     files = write_orders(tmp_path, ["0", "bad", "2"])
-    found = dict(outcomes(engine_tasks.fail_on_bad, files))
+    found = dict(outcomes(worker_tasks.fail_on_bad, files))
     assert (found["0"], found["2"]) == ("0", "2")
     assert "failed 3 times, the last time with: the disk stutters" in found["bad"].message
     assert found["bad"].file == files[1].file
@@ -71,7 +73,7 @@ def test_what_fails_three_times_is_named_with_its_reason(tmp_path):
 
 def test_the_file_that_kills_its_worker_is_found_and_the_others_go_on(tmp_path):
     files = write_orders(tmp_path, ["0", "1", "bad", "3", "4", "5", "6"])
-    found = dict(outcomes(engine_tasks.die_of_bad, files))
+    found = dict(outcomes(worker_tasks.die_of_bad, files))
     killer = found.pop("bad")
     assert isinstance(killer, TraceError)
     assert "a worker process died" in killer.message
@@ -84,8 +86,8 @@ def test_a_file_that_lost_its_worker_once_is_read_after_all(tmp_path):
     files = write_orders(tmp_path, ["0"])
     files += orders(tmp_path, ["1", "2"])
     for known in files[1:]:
-        engine_tasks.note(known.file, "tried")
-    assert dict(outcomes(engine_tasks.die_once, files)) == {name: name for name in "012"}
+        worker_tasks.note(known.file, "tried")
+    assert dict(outcomes(worker_tasks.die_once, files)) == {name: name for name in "012"}
 
 
 class Counting(Executor):
@@ -106,7 +108,7 @@ def test_no_more_than_a_few_files_a_worker_are_on_their_way(tmp_path):
     files = orders(tmp_path, [str(number) for number in range(200)])
     engine = GivenEngine(executor=executor)
     most = 0
-    for used, _ in enumerate(map_files(engine_tasks.name_of, files, engine, DEFAULT_LIMITS)):
+    for used, _ in enumerate(map_files(worker_tasks.name_of, files, engine, DEFAULT_LIMITS)):
         most = max(most, executor.handed_out - used)
     executor.threads.shutdown()
     assert executor.handed_out == 200
@@ -116,7 +118,7 @@ def test_no_more_than_a_few_files_a_worker_are_on_their_way(tmp_path):
 def test_left_early_it_hands_out_no_more(tmp_path):
     executor = Counting()
     files = orders(tmp_path, [str(number) for number in range(200)])
-    found = map_files(engine_tasks.name_of, files, GivenEngine(executor=executor), DEFAULT_LIMITS)
+    found = map_files(worker_tasks.name_of, files, GivenEngine(executor=executor), DEFAULT_LIMITS)
     next(found)
     found.close()
     executor.threads.shutdown()
@@ -126,10 +128,11 @@ def test_left_early_it_hands_out_no_more(tmp_path):
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from engine_tasks import hold, orders
+from support.jobs.worker_tasks import hold, orders
 from debubble.trace.engine import LocalEngine
 from debubble.trace.engine import map_files
 from debubble.trace.source import DEFAULT_LIMITS
+
 if __name__ == "__main__":
     files = orders(Path(sys.argv[1]), [f"held{n}" for n in range(6)])
     try:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.traces.recordings import PUBLIC, existing
 
 from debubble.errors import NotATrace, TraceError
 from debubble.trace.columns import KernelKind, Operation
 from debubble.trace.formats import Format, recognise
 from debubble.trace.nsight import read_nsight
 
-PUBLIC = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "public"
 MFU = PUBLIC / "nsys-ai" / "mfu_2gpu_before.sqlite"
 
 BASE = 1_700_000_000_000_000_000
@@ -491,8 +491,8 @@ def test_a_database_is_known_by_its_first_bytes(export):
     assert recognise(str(export.path)).format is Format.NSIGHT
 
 
-@pytest.mark.skipif(not MFU.exists(), reason="the public traces are not on this machine")
 def test_the_public_two_gpu_export_reads_with_its_all_to_alls_as_collectives():
+    existing(MFU)
     zero, one = read_nsight(str(MFU))
     assert [t.rank for t in (zero, one)] == [0, 1]
     assert [len(t.kernels) for t in (zero, one)] == [1993 + 510 + 133, 2017 + 510 + 136]

@@ -10,7 +10,9 @@ import subprocess
 import sys
 
 import pytest
-from making import H200, document, kernel
+from support.requirements import need_package
+from support.traces.kineto_events import document, kernel
+from support.traces.recordings import H200
 
 from debubble.errors import RunNotFound, TraceError
 from debubble.trace import source
@@ -18,12 +20,13 @@ from debubble.trace.formats import recognise
 from debubble.trace.run import find_run, read_run
 from debubble.trace.source import Source
 
-s3fs = pytest.importorskip("s3fs")
-pytest.importorskip("moto")
-from object_store import started_store  # noqa: E402 (what it needs is asked for above)
+s3fs = need_package("s3fs")
+need_package("moto")
+from support.services.object_store import started_store
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.service,
     # aiobotocore's own: sessions are left to the collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

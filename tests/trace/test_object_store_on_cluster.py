@@ -8,16 +8,18 @@ import subprocess
 import sys
 
 import pytest
-from making import H200
+from support.requirements import need_package
+from support.traces.recordings import H200
 
-pytest.importorskip("distributed")
-pytest.importorskip("moto")
-pytest.importorskip("s3fs")
-from clusters import started_cluster
-from object_store import started_store
+need_package("distributed")
+need_package("moto")
+need_package("s3fs")
+from support.services.dask_cluster import started_cluster
+from support.services.object_store import started_store
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.service,
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

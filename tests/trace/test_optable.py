@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.traces.recordings import PUBLIC, existing
 
 from debubble.errors import MissingExtra, TraceError, UsageError
 from debubble.trace.optable import Op, read_op_table, sniff_op_table
 from debubble.trace.optable.files import classify_op
 
-PUBLIC = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "public"
 STRAGGLER = PUBLIC / "bytedance-straggler-ST" / "trace-ST.parquet"
 
 HEADER = "step,pipeline,stage,microbatch,op,start_us,duration_us"
@@ -415,8 +414,8 @@ def test_fractions_of_any_unit_are_right_to_the_nanosecond(start_ns, duration_ns
     assert table.duration_ns.tolist() == [duration_ns]
 
 
-@pytest.mark.skipif(not STRAGGLER.exists(), reason="the public traces are not on this machine")
 def test_bytedances_table_reads_as_it_is():
+    existing(STRAGGLER)
     table = read_op_table(str(STRAGGLER))
     assert (len(table), table.format) == (6784, "parquet")
     assert len(set(table.step.tolist())) == 32

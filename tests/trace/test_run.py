@@ -11,7 +11,8 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from making import H200, PUBLIC, document, kernel, send, write
+from support.traces.kineto_events import document, kernel, send, write
+from support.traces.recordings import H200, PUBLIC
 
 from debubble.errors import RunNotFound
 from debubble.trace.kineto import read_kineto
@@ -67,6 +68,7 @@ def test_any_executor_will_do_and_gives_the_same():
     ]
 
 
+@pytest.mark.slow
 def test_a_process_pool_of_our_own_gives_the_same(monkeypatch):
     alone = read(H200 / "1f1b_p2_m4")
     monkeypatch.setattr("debubble.trace.engine._WORTH_A_POOL_BYTES", 0)
@@ -78,6 +80,7 @@ def test_a_process_pool_of_our_own_gives_the_same(monkeypatch):
         assert np.array_equal(left.operators.kernel, right.operators.kernel)
 
 
+@pytest.mark.slow
 def test_errors_come_back_from_worker_processes_with_file_rank_and_cure(tmp_path, monkeypatch):
     monkeypatch.setattr("debubble.trace.engine._WORTH_A_POOL_BYTES", 0)
     write(tmp_path / "rank0.json", document([kernel()], rank=0, world=2))
@@ -185,6 +188,7 @@ def test_a_cpu_only_rank_among_gpu_ranks_is_named(tmp_path):
     assert gap.rank == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("public_data")
 @pytest.mark.parametrize(
     ("files", "rank", "missing", "expected"),
@@ -217,6 +221,7 @@ def test_public_files_without_a_rank_say_so(name):
         read(PUBLIC / "hta" / f"*{name}*")
 
 
+@pytest.mark.slow
 def test_every_recorded_run_reads_whole(recorded_data):
     folders = [folder for folder in sorted(recorded_data.iterdir()) if list(folder.glob("rank*"))]
     assert len(folders) >= 11

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from making import H200
+from support.traces.recordings import H200
 
 from debubble.errors import Code, DebubbleError
 from debubble.trace.run import find_run

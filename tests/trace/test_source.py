@@ -7,7 +7,7 @@ import os
 import random
 
 import pytest
-from making import write
+from support.traces.kineto_events import write
 
 from debubble.errors import TraceError
 from debubble.trace import source

@@ -9,8 +9,8 @@ from itertools import product
 
 import msgspec
 import pytest
-from console import type_command
-from tune.tuning import scope_of
+from support.services.console import type_command
+from support.tuning import scope_of
 
 from debubble.cli.tune import heading_of
 from debubble.tune.decide import Budget

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tune.tuning import JOB, NOW, PLACEHOLDERS, bench_of, runs_of, tune
+from support.tuning import JOB, NOW, PLACEHOLDERS, bench_of, runs_of, tune
 
 from debubble.tune.trial import MARK, end_marked, run_guarded
 
@@ -40,12 +40,14 @@ def gone(token, within_s=10.0):
     return not marked(token)
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_ended_with_all_it_started(tmp_path):
     ended = run_guarded(WAITS, os.environ, token=LATE, log=tmp_path / "log", timeout_s=1.0)
     assert ended.code is None
     assert not marked(LATE)
 
 
+@pytest.mark.slow
 def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path):
     words = ("sh", "-c", "setsid sleep 600 & exit 3")
     ended = run_guarded(words, os.environ, token=LEFT, log=tmp_path / "log", timeout_s=30.0)
@@ -53,6 +55,7 @@ def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path):
     assert not marked(LEFT)
 
 
+@pytest.mark.slow
 def test_a_command_that_cannot_be_started_says_so(tmp_path):
     ended = run_guarded(
         ("no-such-command",), os.environ, token=NONE, log=tmp_path / "log", timeout_s=30.0
@@ -61,6 +64,7 @@ def test_a_command_that_cannot_be_started_says_so(tmp_path):
     assert "no-such-command cannot be started" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_what_outlives_even_its_guard_is_found_by_its_mark():
     orphan = subprocess.Popen(["/bin/sleep", "600"], env=os.environ | {MARK: "orphan"})
     assert end_marked("orphan") == 1
@@ -140,6 +144,7 @@ def check_played(folder, moments, seconds):
     return killed
 
 
+@pytest.mark.slow
 def test_a_tuning_that_is_killed_goes_on_and_ends_with_the_same_answer(tmp_path):
     assert check_played(tmp_path, (2.5,), "0.5") == 1
 
@@ -178,6 +183,7 @@ def test_ten_random_moments_of_kill_9_change_nothing_of_a_real_pipeline(tmp_path
     sys.__stdout__.write(f"\n{KILLS} kills, tunings: {tunings}; no orphan, {best} each time\n")
 
 
+@pytest.mark.slow
 def test_half_a_line_at_the_end_of_the_journal_is_forgotten(tmp_path):
     bench = bench_of(tmp_path)
     tune(bench, runs=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tune.tuning import bench_of, play_here, runs_of
+from support.tuning import bench_of, play_here, runs_of
 
 from debubble.tune.once import excess, improve_once
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from measuring import sampled
+from support.measurements import sampled
 
 from debubble.tune.decide import Budget, Next, Stop, decide
 from debubble.tune.journal import Run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tune.tuning import bench_of
+from support.tuning import bench_of
 
 from debubble.tune import trial
 from debubble.tune.setting import Template
@@ -26,6 +26,7 @@ def fail_with(tmp_path, script):
     return outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "kind", "said"),
     [
@@ -40,6 +41,7 @@ def test_a_failure_is_called_what_it_is_known_to_be(tmp_path, script, kind, said
     assert (outcome.kind, outcome.message) == (kind, said)
 
 
+@pytest.mark.slow
 def test_a_kill_that_the_kernel_counted_as_one_for_memory_is_out_of_memory(tmp_path, monkeypatch):
     counts = iter((4, 5))
     monkeypatch.setattr(trial, "_killed_for_memory", lambda: next(counts))

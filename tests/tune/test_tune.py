@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tune.tuning import PLACEHOLDERS, bench_of, play_here, runs_of, tune
+from support.tuning import PLACEHOLDERS, bench_of, play_here, runs_of, tune
 
 from debubble.errors import TuneError, UsageError
 from debubble.tune.trial import Kind
@@ -28,6 +28,7 @@ def usual(tmp_path_factory):
     return tune(bench_of(tmp_path_factory.mktemp("usual")))
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_best_of_all_settings_in_few_runs(usual):
     assert (usual.winner.split, usual.winner.microbatches) == ((4, 4, 4, 4), 16)
     assert len(runs_of(usual.bench)) == len(usual.standing.runs) == 4
@@ -36,12 +37,14 @@ def test_it_ends_with_the_best_of_all_settings_in_few_runs(usual):
     assert usual.standing.gain_of(usual.winner) > 0.7
 
 
+@pytest.mark.slow
 def test_the_winner_and_the_first_setting_run_in_turn(usual):
     last = [run.setting for run in usual.standing.runs][-2:]
     assert last == [usual.winner, usual.standing.now]
     assert len(usual.standing.of(usual.standing.now)) == 2
 
 
+@pytest.mark.slow
 def test_a_machine_that_gets_slower_is_not_taken_for_a_bad_setting(tmp_path, usual):
     slowing = tune(bench_of(tmp_path, "--drift", "0.03"))
     assert slowing.winner == usual.winner
@@ -56,6 +59,7 @@ def test_where_nothing_can_be_gained_it_says_so_after_one_run(tmp_path):
     assert not tuned.stop.spent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "kind"), [("crash", Kind.CRASHED), ("memory", Kind.OUT_OF_MEMORY)]
 )
@@ -65,11 +69,13 @@ def test_a_run_that_fails_is_a_result_and_not_tried_again(tmp_path, does, kind):
     assert tuned.standing.best.microbatches == 8
 
 
+@pytest.mark.slow
 def test_a_run_that_hangs_is_stopped_with_all_it_started(tmp_path):
     tuned = tune(bench_of(tmp_path, "--do", "hang", "--at", "16"), runs=2, timeout_s=5.0)
     assert kinds(tuned) == [Kind.MEASURED, Kind.HUNG]
 
 
+@pytest.mark.slow
 def test_a_command_that_ignores_its_split_is_told_so_and_tuned_by_the_rest(tmp_path):
     tuned = tune(bench_of(tmp_path, "--do", "ignore-split"), runs=4)
     assert tuned.standing.ignored_knobs == {"split"}
@@ -78,6 +84,7 @@ def test_a_command_that_ignores_its_split_is_told_so_and_tuned_by_the_rest(tmp_p
     assert (tuned.winner.split, tuned.winner.microbatches) == ((3, 3, 3, 7), 16)
 
 
+@pytest.mark.slow
 def test_a_command_that_runs_other_microbatches_than_it_was_told_is_not_taken_at_its_word(tmp_path):
     tuned = tune(bench_of(tmp_path, "--do", "cap-microbatches", "--at", "9"), runs=2)
     assert kinds(tuned) == [Kind.MEASURED, Kind.IGNORED]
@@ -102,6 +109,7 @@ def test_a_command_that_cannot_be_measured_as_it_is_is_refused(tmp_path, does, m
     assert "output.log" in refusal.value.hint
 
 
+@pytest.mark.slow
 def test_a_command_that_was_mended_goes_on(tmp_path):
     flag = tmp_path / "broken"
     flag.touch()
@@ -117,6 +125,7 @@ def test_a_command_that_was_mended_goes_on(tmp_path):
     assert kinds(tune(bench, runs=2)) == [Kind.CRASHED, Kind.MEASURED]
 
 
+@pytest.mark.slow
 def test_a_budget_of_time_that_ends_before_the_first_run_is_refused(tmp_path):
     with pytest.raises(TuneError, match="too small for one run"):
         tune(bench_of(tmp_path, "--seconds", "60"), seconds=0.5)
@@ -128,6 +137,7 @@ def test_no_budget_at_all_is_refused(tmp_path, wrong):
         tune(bench_of(tmp_path), **wrong)
 
 
+@pytest.mark.slow
 def test_a_budget_of_runs_is_kept_to_and_more_of_it_goes_on_from_there(tmp_path):
     bench = bench_of(tmp_path)
     first = tune(bench, runs=1)
@@ -144,6 +154,7 @@ def test_a_tuning_that_is_over_only_says_its_answer_again(usual):
     assert len(runs_of(usual.bench)) == len(usual.standing.runs)
 
 
+@pytest.mark.slow
 def test_a_memory_limit_is_never_exceeded_by_the_winner(tmp_path):
     now = ("schedule=gpipe", "split=3,3,3,7", "microbatches=4")
     bench = bench_of(tmp_path, now=now, words=(*PLACEHOLDERS, "--schedule", "{schedule}"))
@@ -156,6 +167,7 @@ def test_a_memory_limit_is_never_exceeded_by_the_winner(tmp_path):
     assert "more memory than it has" in refused[16]
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_more_memory_than_was_foretold_never_wins(tmp_path):
     limit = int(4.5 * GIB)
     tuned = tune(bench_of(tmp_path, "--do", "bloat", "--at", "16"), runs=4, limit_bytes=limit)
@@ -169,6 +181,7 @@ def peak(tuned):
     return max(rank.peak_bytes for rank in run.outcome.measurement.memory)
 
 
+@pytest.mark.slow
 def test_overlap_is_tried_where_the_command_can_be_told_it(tmp_path):
     now = ("split=4,4,4,4", "microbatches=16", "overlap=0")
     words = (*PLACEHOLDERS, "--overlap", "{overlap}")
@@ -185,6 +198,7 @@ def test_what_the_command_cannot_be_told_is_mentioned_and_not_tried(tmp_path):
     assert len(runs_of(tuned.bench)) == 1
 
 
+@pytest.mark.slow
 def test_a_command_may_read_its_setting_from_the_environment(tmp_path):
     bench = bench_of(tmp_path, words=())
     tune(bench, runs=2)

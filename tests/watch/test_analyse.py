@@ -7,10 +7,10 @@ import signal
 import time
 
 import pytest
-from played import setup_of
-from simulated import Play
-from simulated_traces import Writing, write_run
-from watching import RECORDED
+from support.simulator.analysis import setup_of
+from support.simulator.devices import Play
+from support.simulator.written_traces import Writing, write_run
+from support.traces.recordings import H200
 
 from debubble.links.judge import SLOW
 from debubble.trace.source import DEFAULT_LIMITS
@@ -24,7 +24,7 @@ def told(files, **given):
 
 
 def recorded(name):
-    return sorted((RECORDED / name).glob("rank*.json.gz"))
+    return sorted((H200 / name).glob("rank*.json.gz"))
 
 
 def test_a_capture_gives_its_numbers_causes_stages_hops_and_plan():
@@ -37,6 +37,7 @@ def test_a_capture_gives_its_numbers_causes_stages_hops_and_plan():
     assert finding.report.startswith("The bubble") or "%" in finding.report
 
 
+@pytest.mark.slow
 def test_the_context_length_is_the_labels_then_the_servers_then_unknown(tmp_path):
     for file in recorded("1f1b_p2_m4"):
         (tmp_path / file.name).symlink_to(file)

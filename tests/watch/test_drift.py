@@ -27,6 +27,7 @@ def first_alarm(series, chart):
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sides", ["up", "down", "both"])
 def test_quiet_series_raise_alarms_at_the_stated_rate(sides):
     chart = Chart(sides=sides)

@@ -11,8 +11,8 @@ import urllib.request
 from contextlib import contextmanager
 
 import pytest
-from console import REPOSITORY
-from watching import PATIENCE_S, Watching
+from support.services.console import REPOSITORY
+from support.services.watch_service import PATIENCE_S, Watching
 
 from debubble.watch.files import read_file
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 
 import pytest
 import yaml
-from console import REPOSITORY
+from support.requirements import need_program
+from support.services.console import REPOSITORY
 
 from debubble.watch.files import read_file
 from debubble.watch.judge import KINDS
@@ -31,10 +31,9 @@ def test_the_rules_know_the_metrics_and_every_kind_that_gets_worse():
         assert f'kind="{kind}"' in asked
 
 
+@pytest.mark.service
 def test_the_rules_pass_promtool(tmp_path):
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: apt-get install prometheus")
+    promtool = need_program("promtool")
     (tmp_path / "rules.yml").write_text(read_file("rules"))
     subprocess.run([promtool, "check", "rules", tmp_path / "rules.yml"], check=True)
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 import sqlalchemy as sa
-from measuring import sampled
-from watching import analysis
+from support.measurements import sampled
+from support.services.watch_service import analysis
 
 from debubble.measure import store_schema as schema
 from debubble.measure.store import Store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from measuring import sampled
-from watching import analysis
+from support.measurements import sampled
+from support.services.watch_service import analysis
 
 from debubble.measure.store import Store
 from debubble.watch.analyse import Planned

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 
 import pytest
-from watching import finding
+from support.requirements import need_program
+from support.services.watch_service import finding
 
 from debubble.watch.analyse import Hop
 from debubble.watch.journal import CaptureRow
@@ -72,10 +72,9 @@ def test_a_pipeline_of_very_many_hops_shows_none_of_them():
     assert "debubble_link_slow{" not in page(*[SLOW] * (2 * MOST_STAGES + 1))
 
 
+@pytest.mark.service
 def test_links_pass_promtool():
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: apt-get install prometheus")
+    promtool = need_program("promtool")
     checked = subprocess.run(
         [promtool, "check", "metrics"],
         input=page(HEALTHY, SLOW),

@@ -26,6 +26,7 @@ def drawn(rng, share, captures, *, requests=30, wander=None):
         yield {512: int(counts[0]), 2048: int(counts[1]), 8192: int(counts[2])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wander", [None, 30.0])
 def test_quiet_traffic_raises_alarms_at_the_stated_rate(wander):
     rng = np.random.default_rng(5)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 
 import pytest
-from watching import finding
+from support.requirements import need_program
+from support.services.watch_service import finding
 
 from debubble.report.watch_page import capture_page, status_page
 from debubble.watch.journal import CaptureRow
@@ -80,11 +80,10 @@ def test_one_point_can_be_drawn():
     assert "polyline points='6.0,104.0'" in status_page(view(points=((1.0, 0.2),)))
 
 
+@pytest.mark.service
 def test_the_page_works_in_a_browser(tmp_path):
-    browser = shutil.which("chromium")
-    if browser is None:
-        pytest.skip("chromium is not installed: apt-get install chromium")
-    from watching import Watching, place_capture, write_config  # noqa: PLC0415
+    browser = need_program("chromium", "chromium-browser")
+    from support.services.watch_service import Watching, place_capture, write_config  # noqa: PLC0415
 
     config = write_config(tmp_path)
     place_capture(tmp_path, "first")

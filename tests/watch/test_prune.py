@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from measuring import sampled
-from watching import RECORDED, analysis
+from support.measurements import sampled
+from support.services.watch_service import analysis
+from support.traces.recordings import H200
 
 from debubble.measure.store import Store
 from debubble.trace.source import DEFAULT_LIMITS
@@ -24,7 +25,7 @@ def journal(tmp_path):
 
 def stored(journal, folder):
     """Put a capture there that was analysed before anybody kept digests."""
-    shutil.copytree(RECORDED / "1f1b_p2_m4", folder, ignore=shutil.ignore_patterns("truth*"))
+    shutil.copytree(H200 / "1f1b_p2_m4", folder, ignore=shutil.ignore_patterns("truth*"))
     files = tuple(sorted(map(str, folder.iterdir())))
     claim = journal.claim("s", "a", files, now_s=1.0)
     journal.finish(claim, analysis(sampled([0.1])), now_s=2.0, follow=lambda *_: None)

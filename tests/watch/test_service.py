@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,13 +14,16 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import sqlalchemy as sa
-from watching import PATIENCE_S, Watching, place_capture, write_config
+from support.requirements import need_program
+from support.services.watch_service import PATIENCE_S, Watching, place_capture, write_config
 
 from debubble.measure import store_schema as schema
 from debubble.measure.store import Store
 from debubble.watch.analyse import Analysis
 from debubble.watch.journal import Journal
 from debubble.watch.webhooks import Webhooks
+
+pytestmark = pytest.mark.slow
 
 TOKEN = "0123456789abcdef0123"  # noqa: S105 (made up)
 
@@ -55,9 +57,7 @@ def test_a_capture_is_analysed_and_shown_everywhere(service):
 
 
 def test_the_metrics_pass_promtool(service):
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: apt-get install prometheus")
+    promtool = need_program("promtool")
     page = service.ask("/metrics")[2]
     checked = subprocess.run(
         [promtool, "check", "metrics"], input=page, capture_output=True, text=True, check=False

@@ -7,8 +7,10 @@ import shutil
 import threading
 from contextlib import contextmanager
 
-from serving import serving
-from watching import RECORDED, Watching
+import pytest
+from support.services.engine_routes import serving
+from support.services.watch_service import Watching
+from support.traces.recordings import H200
 
 STEPS = 6
 
@@ -40,7 +42,7 @@ class Engine:
         for rank in range(4):
             name = f"{self.ended}-PP-{rank}-rank{rank}.trace.json.gz"
             shutil.copy(
-                RECORDED / "fwd_closed_m4" / f"rank{rank}.json.gz", f"{order['output_dir']}/{name}"
+                H200 / "fwd_closed_m4" / f"rank{rank}.json.gz", f"{order['output_dir']}/{name}"
             )
         return True
 
@@ -79,6 +81,7 @@ def configure(folder, url):
     return config
 
 
+@pytest.mark.slow
 def test_sglang_is_told_its_steps_and_its_prompts_say_the_context_length(tmp_path):
     """Four ranks tell the same queue of three: that is no pressure, though twelve would be."""
     with sglang() as (engine, url), Watching(configure(tmp_path, url)) as watch:
@@ -93,6 +96,7 @@ def test_sglang_is_told_its_steps_and_its_prompts_say_the_context_length(tmp_pat
     assert not engine.profiling
 
 
+@pytest.mark.slow
 def test_a_stop_does_not_wait_for_steps_that_never_come(tmp_path):
     with sglang() as (engine, url):
         engine.has_requests = False

@@ -7,7 +7,7 @@ import shutil
 
 import fsspec
 import pytest
-from watching import RECORDED
+from support.traces.recordings import H200
 
 from debubble.errors import RunNotFound
 from debubble.trace.digest.place import DigestPlace
@@ -16,7 +16,7 @@ from debubble.trace.source import DEFAULT_LIMITS
 from debubble.watch.config import Source
 from debubble.watch.sources import Scanner, remove_capture
 
-RUN = RECORDED / "1f1b_p2_m4"
+RUN = H200 / "1f1b_p2_m4"
 
 
 class Clock:

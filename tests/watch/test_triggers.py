@@ -8,8 +8,9 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from serving import serving
-from watching import PATIENCE_S, RECORDED, Watching
+from support.services.engine_routes import serving
+from support.services.watch_service import PATIENCE_S, Watching
+from support.traces.recordings import H200
 
 
 class Engine:
@@ -42,7 +43,7 @@ class Engine:
         self.captures += 1
         for rank in range(4):
             name = f"{self.captures}-rank{rank}.json.gz"
-            shutil.copy(RECORDED / "fwd_closed_m4" / f"rank{rank}.json.gz", self.folder / name)
+            shutil.copy(H200 / "fwd_closed_m4" / f"rank{rank}.json.gz", self.folder / name)
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +85,7 @@ def wait_until_profiling():
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_two_servers_are_never_captured_at_once(tmp_path):
     with engine(tmp_path / "a") as first, engine(tmp_path / "b") as second:
         with Watching(configure(tmp_path, [first, second])) as watch:
@@ -95,6 +97,7 @@ def test_two_servers_are_never_captured_at_once(tmp_path):
         assert Engine.profiling == 0
 
 
+@pytest.mark.slow
 def test_a_server_under_pressure_is_left_alone_until_it_is_at_ease(tmp_path):
     with engine(tmp_path / "a") as one:
         one.waiting = 99.0
@@ -105,6 +108,7 @@ def test_a_server_under_pressure_is_left_alone_until_it_is_at_ease(tmp_path):
             watch.wait_for("analysed")
 
 
+@pytest.mark.slow
 def test_a_stop_ends_a_profile_early_and_never_leaves_it_on(tmp_path):
     with engine(tmp_path / "a") as one:
         with Watching(configure(tmp_path, [one], seconds="1h")) as watch:
@@ -114,6 +118,7 @@ def test_a_stop_ends_a_profile_early_and_never_leaves_it_on(tmp_path):
         assert (Engine.profiling, one.captures) == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_profile_that_a_killed_service_left_on_is_ended_by_the_next(tmp_path):
     with engine(tmp_path / "a") as one:
         config = configure(tmp_path, [one], seconds="1h", every="1h")
@@ -128,6 +133,7 @@ def test_a_profile_that_a_killed_service_left_on_is_ended_by_the_next(tmp_path):
             watch.wait_for("analysed")
 
 
+@pytest.mark.slow
 def test_quiet_hours_are_kept(tmp_path):
     """Meanwhile another server, that has none, is captured again and again."""
     with engine(tmp_path / "a") as one, engine(tmp_path / "b") as other:
@@ -138,6 +144,7 @@ def test_quiet_hours_are_kept(tmp_path):
         assert one.captures == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_is_captured_is_not_captured_again_at_once_after_a_restart(tmp_path):
     """Meanwhile another server is captured again and again."""
     with engine(tmp_path / "a") as one, engine(tmp_path / "b") as other:

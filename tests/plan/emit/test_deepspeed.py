@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from hypothesis import given
-from pasted import setting_for, splits
+from support.emitted_text import setting_for, splits
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting

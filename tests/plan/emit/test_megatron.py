@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pasted import code_of, flags_of, paste_flags, setting_for, splits
+from support.emitted_text import code_of, flags_of, paste_flags, setting_for, splits
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
@@ -74,6 +74,7 @@ def test_equal_neighbours_are_folded():
     assert write_layout((5,)) == "Et*5L"
 
 
+@pytest.mark.slow
 def test_a_shell_leaves_the_layout_alone():
     text = emit("megatron", Change(split=(7, 9, 9, 7)), RUN)
     assert "Et*7|(t*9|)*2,t*7L" in paste_flags(text)
@@ -94,6 +95,7 @@ def test_flags_that_exclude_a_layout_are_named_and_not_given(flag):
     assert flag not in code_of(text)
 
 
+@pytest.mark.slow
 def test_the_batch_is_microbatches_times_size_times_replicas():
     text = emit("megatron", Change(microbatches=16), RUN)
     assert paste_flags(text, MICROBATCH_SIZE=2, DATA_PARALLEL=8)[-1] == "256"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 from hypothesis import given
-from pasted import setting_for, splits
+from support.emitted_text import setting_for, splits
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 import yaml
 from hypothesis import given
-from pasted import code_of, comments_of, flags_of, paste_exports, paste_flags, setting_for, splits
+from support.emitted_text import (
+    code_of,
+    comments_of,
+    flags_of,
+    paste_exports,
+    paste_flags,
+    setting_for,
+    splits,
+)
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
@@ -31,6 +39,7 @@ def partition_of(framework, text):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ENGINES)
 @given(splits(most_chunks=1))
 def test_each_rank_gets_its_layers(framework, sizes):
@@ -48,6 +57,7 @@ def test_a_run_that_trains_is_nothing_for_an_engine_that_serves(framework, sched
     emit(framework, Change(split=(15, 15, 15, 16)), replace(RUN, schedule="forward-only"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["vllm", "sglang"])
 def test_a_shell_hands_the_split_to_the_server(framework):
     text = emit(framework, Change(split=(15, 15, 15, 16)), RUN)
@@ -97,6 +107,7 @@ def test_sglang_cannot_keep_fewer_microbatches_in_flight_than_ranks():
         emit("sglang", Change(microbatches=3), RUN)
 
 
+@pytest.mark.slow
 def test_sglang_with_the_batch_held_gets_smaller_microbatches():
     text = emit("sglang", Change(microbatches=8, hold="batch"), RUN)
     assert paste_flags(text, MICROBATCH_SIZE=64)[-1] == "32"

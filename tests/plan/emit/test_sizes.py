@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pasted import comments_of, paste_flags
+from support.emitted_text import comments_of, paste_flags
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
@@ -34,12 +34,14 @@ def test_of_unknown_size_it_is_arithmetic_that_comes_out_the_same(now, then, fac
     assert eval(expression, {"size": size}) * then == now * size  # noqa: S307
 
 
+@pytest.mark.slow
 def test_a_shell_calculates_an_unknown_size():
     text = emit("megatron", HELD, Setting(ranks=4, microbatches=12))
     assert "The size of a microbatch as it is now must divide by 4." in comments_of(text)
     assert paste_flags(text, MICROBATCH_SIZE=8)[-2:] == ["--micro-batch-size", "6"]
 
 
+@pytest.mark.slow
 def test_a_shell_refuses_to_start_without_the_size():
     assert paste_flags(emit("megatron", HELD, Setting(ranks=4, microbatches=8))) is None
 

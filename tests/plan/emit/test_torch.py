@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from pasted import comments_of, setting_for, splits
+from support.emitted_text import comments_of, setting_for, splits
+from support.requirements import need_package
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
@@ -42,6 +43,7 @@ def allowed(name, ranks, stages, microbatches):
     return whole or microbatches % max(1, microbatches // ranks) == 0
 
 
+@pytest.mark.slow
 @given(splits(), st.sampled_from(["loop", "v"]))
 def test_cuts_add_up_to_the_split_and_each_stage_has_one_rank(sizes, shape):
     ranks, chunks, split = sizes
@@ -76,7 +78,7 @@ def test_sizes_are_refused_exactly_where_torch_refuses_them(name, ranks, microba
 @pytest.mark.parametrize("overlap", [None, True])
 @pytest.mark.parametrize("name", [*NAMED, "zb-h1", "zb-h2"])
 def test_names_and_arguments_are_torchs_own(name, overlap):
-    pytest.importorskip("torch")
+    need_package("torch")
     text = emit("torch", Change(schedule=name, overlap=overlap), RUN)
     names = {}
     for node in ast.parse(text).body:
@@ -95,7 +97,7 @@ def test_names_and_arguments_are_torchs_own(name, overlap):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch warns of itself
 def test_a_real_model_is_cut_as_the_split_says():
-    torch = pytest.importorskip("torch")
+    torch = need_package("torch")
     pipelining = importlib.import_module("torch.distributed.pipelining")
 
     class Model(torch.nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pasted import comments_of, flags_of, paste_flags, setting_for, splits
+from support.emitted_text import comments_of, flags_of, paste_flags, setting_for, splits
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
@@ -22,6 +22,7 @@ SCHEDULE = "--parallelism.pipeline_parallel_schedule"
 ORDER = "--parallelism.pipeline_parallel_schedule_csv"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", DIALECTS)
 @given(splits())
 def test_stages_hold_all_modules_once_and_as_many_layers_as_the_split_says(framework, sizes):
@@ -48,6 +49,7 @@ def test_batch_over_microbatch_size_is_the_number_of_microbatches(framework, mic
     assert "--parallelism.pipeline_parallel_microbatch_size" not in flags
 
 
+@pytest.mark.slow
 def test_a_held_batch_changes_the_size_of_microbatches_alone():
     text = emit("torchtitan", Change(microbatches=16, hold="batch"), RUN)
     assert "--training.local_batch_size" not in flags_of(text)
@@ -61,6 +63,7 @@ def test_main_takes_the_number_itself():
     assert not any("batch_size" in flag or "tokens" in flag for flag in flags)
 
 
+@pytest.mark.slow
 def test_main_with_the_batch_held_takes_fewer_tokens_a_microbatch():
     text = emit("torchtitan@main", Change(microbatches=16, hold="batch"), RUN)
     given = paste_flags(text, TOKENS_PER_MICROBATCH=4096)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from browser import CHROMIUM, open_browser
-from making import H200
+from support.requirements import need_program
+from support.services.browser import open_browser
+from support.traces.recordings import H200
 
 from debubble.ledger.hop_health import account_for
 from debubble.report.html.find import find_report
@@ -40,8 +41,7 @@ def report_file(recorded, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium: apt-get install chromium")
+    need_program("chromium", "chromium-browser")
     with open_browser(tmp_path_factory.mktemp("browser")) as page:
         yield page
 

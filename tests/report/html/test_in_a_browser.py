@@ -9,12 +9,14 @@ import re
 
 import numpy as np
 import pytest
-from console import type_command
-from making import H200
+from support.services.console import type_command
+from support.traces.recordings import H200
 
 from debubble.ledger.waits import list_waits
 from debubble.report.html.palette import DARK, KINDS, LIGHT
 from debubble.timeline.model import PassKind
+
+pytestmark = pytest.mark.service
 
 # As board.js has them.
 LEFT, RIGHT = 88, 34

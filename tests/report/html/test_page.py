@@ -7,7 +7,7 @@ import hashlib
 import re
 
 import pytest
-from console import type_command
+from support.services.console import type_command
 
 from debubble.cli.options import place_for
 from debubble.errors import Code, Gap, UsageError

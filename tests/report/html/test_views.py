@@ -6,7 +6,7 @@ import base64
 
 import numpy as np
 import pytest
-from planning import timeline_of
+from support.timelines.engine_runs import timeline_of
 
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.model import CAUSES, Cause

@@ -27,6 +27,7 @@ def named(arrivals):
     return slowest if surely_late(late, last.astype(float), slowest) else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("replicas", [2, 4, 16])
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
-from demo.several import hasty, measured_in, run_several
+from support.jobs.demo_workloads import hasty, measured_in, run_several
 
 from debubble.demo import Workload
 from debubble.demo.truth import read_truth

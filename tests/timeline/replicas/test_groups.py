@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reduced import STEP_NS, collectives, figures
+from support.simulator.replicas import STEP_NS, collectives, figures
 
 from debubble.timeline.replicas import judge_replicas
 from debubble.timeline.replicas.cells import join_groups

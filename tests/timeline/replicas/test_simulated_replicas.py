@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from host_programs import MS
-from played import setup_of
-from reduced import judge_plays
-from replicated import Replicas, members_of, replicas_of, true_cost, write_replicas
-from simulated_traces import Writing, write_run
+from support.simulator.analysis import setup_of
+from support.simulator.host_programs import MS
+from support.simulator.replicas import (
+    Replicas,
+    judge_plays,
+    members_of,
+    replicas_of,
+    true_cost,
+    write_replicas,
+)
+from support.simulator.written_traces import Writing, write_run
 
 from debubble.errors import Code
 from debubble.timeline.build import build_timeline
@@ -32,6 +38,7 @@ def judged(folder, replicas, **writing):
     return read(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bucketed", [False, True], ids=["at the end", "in buckets"])
 @pytest.mark.parametrize("planted", [SLOW_STAGE, SLOW_HOP], ids=["stage", "hop"])
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -70,9 +77,10 @@ def test_what_compute_covers_is_no_wait(tmp_path):
     assert whole.replicas[1].waited_ns < 0.01 * late
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "steps", "noise"),
-    [(2, 3, 0.03), (2, 5, 0.03), (4, 5, 0.1), pytest.param(16, 3, 0.03, marks=pytest.mark.slow)],
+    [(2, 3, 0.03), (2, 5, 0.03), (4, 5, 0.1), (16, 3, 0.03)],
 )
 def test_of_200_runs_of_equal_replicas_two_name_one_at_most(count, steps, noise):
     base = setup_of("1f1b", 2, 4, fused=True, steps=steps, noise=noise)
@@ -80,6 +88,7 @@ def test_of_200_runs_of_equal_replicas_two_name_one_at_most(count, steps, noise)
     assert [judge_plays(plays).verdict for plays in runs].count("drags") <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_of_equal_replicas_none_is_named(count, tmp_path):
     for seed in range(3):
@@ -131,6 +140,7 @@ def test_groups_called_after_tensor_parallelism_join_no_replicas(tmp_path):
     assert judged(tmp_path, replicas_of(BASE, 2), data_name="mesh_tp") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("", ""), ("mesh_tp", "mesh_dp")], ids=["unnamed", "named"])
 def test_ranks_that_share_a_stage_are_no_replicas_of_each_other(names, tmp_path):
     """Lanes 0 and 1 are one replica, 2 and 3 the other: each pair reduces inside its passes."""

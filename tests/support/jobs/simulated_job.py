@@ -1,6 +1,6 @@
 """A job that never ran: it leaves the traces that a pipeline with its setting would have left.
 
-`python played_job.py --split 4,4,4,4 --microbatches 8` in an environment of `debubble capture`.
+`python simulated_job.py --split 4,4,4,4 --microbatches 8` in an environment of `debubble capture`.
 What it is not told it takes from DEBUBBLE_SPLIT and so on; `--do` makes it misbehave.
 """
 
@@ -16,12 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import simulated_traces
-from host_programs import Setup
-from simulated import Play
-from simulated_traces import Writing, write_run
+from support.simulator import written_traces
+from support.simulator.devices import Play
+from support.simulator.host_programs import Setup
+from support.simulator.written_traces import Writing, write_run
 
 RANKS = 4
 STEPS = 4
@@ -93,8 +93,8 @@ def misbehave(said):
 
 
 def leave(setup, out, *, bloated):
-    usual = simulated_traces.STATIC_BYTES
-    simulated_traces.STATIC_BYTES = usual * 2 if bloated else usual
+    usual = written_traces.STATIC_BYTES
+    written_traces.STATIC_BYTES = usual * 2 if bloated else usual
     try:
         with tempfile.TemporaryDirectory() as folder:
             write_run(Play(setup), Path(folder), Writing(labels="runtime"))
@@ -102,7 +102,7 @@ def leave(setup, out, *, bloated):
             for trace in Path(folder).iterdir():
                 (out / f"{trace.name}.gz").write_bytes(gzip.compress(trace.read_bytes(), 1))
     finally:
-        simulated_traces.STATIC_BYTES = usual
+        written_traces.STATIC_BYTES = usual
 
 
 if __name__ == "__main__":

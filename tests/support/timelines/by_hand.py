@@ -1,4 +1,4 @@
-"""Timelines set pass by pass, for tests of pictures."""
+"""Timelines by hand: set pass by pass, or holding nothing but an order."""
 
 from __future__ import annotations
 
@@ -69,5 +69,48 @@ def a_timeline(passes, transfers=(), stages=((0,), (1,))):
             receive_waited_ns=np.full(len(source), NEVER_WAITED_NS),
         ),
         steps=tuple(sorted(set(step))),
+        clock_uncertainty_ns=0,
+    )
+
+
+def timeline_of_order(order, *, steps=(3, 4), names=None, positions=None):
+    """A run in which each rank starts one pass a nanosecond, in order."""
+    names = names or list(range(len(order)))
+    positions = positions or list(range(len(order)))
+    rows = [
+        (names[rank], action.stage, PassKind[action.kind], action.microbatch, step, start)
+        for step in steps
+        for rank, actions in enumerate(order)
+        for start, action in enumerate(actions, start=10_000 * step)
+    ]
+    rank, stage, kind, microbatch, step, start = np.array(rows).T
+    lines = [
+        RankTimeline(
+            rank=names[rank],
+            pipeline=0,
+            position=positions[rank],
+            stages=tuple(sorted({action.stage for action in actions})),
+            busy=NOTHING,
+            occupied=NOTHING,
+            apparent=NOTHING,
+            clock_offset_ns=0,
+        )
+        for rank, actions in enumerate(order)
+    ]
+    return Timeline(
+        ranks=tuple(lines),
+        passes=Passes(
+            rank=rank.astype(np.int32),
+            stage=stage.astype(np.int32),
+            kind=kind.astype(np.uint8),
+            microbatch=microbatch.astype(np.int32),
+            step=step.astype(np.int32),
+            issued_ns=start,
+            start_ns=start,
+            end_ns=start + 1,
+            busy_ns=np.ones_like(start),
+        ),
+        transfers=Transfers(**dict.fromkeys(Transfers.__dataclass_fields__, NOTHING.start_ns)),
+        steps=steps,
         clock_uncertainty_ns=0,
     )

@@ -11,9 +11,19 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from host_programs import AUTOGRAD, MAIN, OPTIMIZER, US, Block, Kernel, Message
-from making import Event, annotation, details, document, kernel, launch, memory, send, write
-from simulated import Play, RankStep
+from support.simulator.devices import Play, RankStep
+from support.simulator.host_programs import AUTOGRAD, MAIN, OPTIMIZER, US, Block, Kernel, Message
+from support.traces.kineto_events import (
+    Event,
+    annotation,
+    details,
+    document,
+    kernel,
+    launch,
+    memory,
+    send,
+    write,
+)
 
 # Room for clocks that are behind.
 BEGIN_NS = 10_000_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from host_programs import Block, Kernel, Message
+from support.simulator.host_programs import Block, Kernel, Message
 
 from debubble.schedules import Action
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-SCRIPT = Path(__file__).parent / "small_job.py"
+SCRIPT = Path(__file__).with_name("gloo_job.py")
 RANKS = 2
 # A guard against hanging, far above what a busy machine needs.
 PATIENCE_S = 240

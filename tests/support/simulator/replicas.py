@@ -1,4 +1,4 @@
-"""Pipelines side by side that reduce their gradients together: played, and written as traces.
+"""Pipelines side by side: those that reduce their gradients together, and those that take turns.
 
 A reduction begins on a replica when its gradients are there and the one before it is through, and
 ends on all of them at once. What a replica costs the others is the difference to the same run
@@ -11,13 +11,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
-from host_programs import MS, Block, Kernel, Setup
-from simulated import Play, RankStep
-from simulated_traces import Clock, Writing, write_run
+import numpy as np
+from support.simulator.analysis import setup_of
+from support.simulator.devices import Play, RankStep
+from support.simulator.host_programs import MS, Block, Kernel, Setup
+from support.simulator.written_traces import Clock, Writing, write_run
+
+from debubble.fleet.survey import Means
+from debubble.timeline.model import CollectiveKind, RankCollectives
+from debubble.timeline.replicas import judge_replicas
+from debubble.trace.columns import Group
 
 REDUCTION_STREAM = 20
+STEP_NS = 100_000_000
+IN_PARTS = Means(held_ranks=0)
+BEHAVIOUR = {
+    "1f1b": {"fused": True},
+    "gpipe": {},
+    "forward-only": {},
+    "zb-h1": {"early": True},
+    "interleaved-1f1b": {"early": True},
+}
 
 
 class Bucketed(Play):
@@ -118,3 +135,80 @@ def true_cost(replicas: Replicas, base: Setup) -> float:
         (a - b) - (c - d)
         for a, b, c, d in zip(with_it, [0, *with_it], without, [0, *without], strict=False)
     )
+
+
+def write_side_by_side(
+    folder, count=3, *, schedule="1f1b", ranks=4, microbatches=4, skews=(0,), **writing
+):
+    """Write a job of several pipelines whose ranks take turns."""
+    for replica in range(count):
+        play = Play(setup_of(schedule, ranks, microbatches, seed=replica, **BEHAVIOUR[schedule]))
+        members = tuple(range(replica, ranks * count, count))
+        clock = Clock(skew_ns=skews[replica % len(skews)])
+        write_run(
+            play,
+            folder,
+            Writing(
+                members=members,
+                world=ranks * count,
+                groups={"pp": members},
+                clocks=[Clock(), *[clock] * (ranks - 1)],
+                **writing,
+            ),
+        )
+
+
+# What `judge_replicas` is given, made by hand or of a play, without traces.
+
+
+def collectives(groups, rows):
+    """Make a rank's collectives of (group, step, start, end, in a forward pass)."""
+    group, step, start, end, forward = (np.array(column) for column in zip(*rows, strict=True))
+    return RankCollectives(
+        groups=groups,
+        group=group.astype(np.int32),
+        kind=np.full(len(rows), CollectiveKind.ALL_REDUCE, dtype=np.uint8),
+        step=step.astype(np.int32),
+        ready_ns=start,
+        start_ns=start,
+        end_ns=end,
+        exposed_ns=end - start,
+        blocks=np.ones(len(rows), dtype=bool),
+        in_forward=forward.astype(bool),
+        message_bytes=np.full(len(rows), 1024),
+    )
+
+
+def figures(pipelines, steps=5):
+    return [
+        SimpleNamespace(
+            pipeline=number,
+            ranks=[SimpleNamespace(rank=rank, position=place) for place, rank in enumerate(ranks)],
+            windows=[SimpleNamespace(step=step) for step in range(steps)],
+            step_time_ns=STEP_NS,
+            stages=(),
+            hops=(),
+            outside_ns={},
+            microbatches=4,
+        )
+        for number, ranks in pipelines.items()
+    ]
+
+
+def judge_plays(plays):
+    """Judge replicas by their reductions as they were played."""
+    count, ranks, steps = len(plays), plays[0].setup.ranks, len(plays[0].steps)
+    found = {}
+    for replica, play in enumerate(plays):
+        for place in range(ranks):
+            members = tuple(range(place * count, (place + 1) * count))
+            group = (Group(name="1", description="dp", ranks=members),)
+            rows = [
+                (0, number, kernel.start_ns, kernel.end_ns, False)
+                for number, step in enumerate(play.steps)
+                for kernel in step[place].kernels
+                if kernel.collective
+            ]
+            found[members[replica]] = collectives(group, rows)
+    pipelines = {replica: members_of(replica, count, ranks) for replica in range(count)}
+    return judge_replicas(found, pipelines, figures(pipelines, steps))

@@ -1,4 +1,4 @@
-"""Small traces for tests, written the way a stranger's profiler might write them."""
+"""Kineto documents event by event, written the way a stranger's profiler might write them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
-
-DATA = Path(__file__).parent / "data"
-H200 = DATA / "h200"
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-PUBLIC = SHARED / "public"
 
 BASE_NS = 1_790_857_026_000_000_000
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from context_rings import is_ring, put_in_lane
-from host_programs import TOKEN_NS, US, Block, Kernel, Message, Programs, Setup
-from megatron_programs import MegatronPrograms
+from support.simulator.context_rings import is_ring, put_in_lane
+from support.simulator.host_programs import TOKEN_NS, US, Block, Kernel, Message, Programs, Setup
+from support.simulator.megatron_programs import MegatronPrograms
 
 
 @dataclass(frozen=True, kw_only=True)

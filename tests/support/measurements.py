@@ -16,8 +16,6 @@ from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
 
-RECORDED = Path(__file__).parent / "data" / "h200"
-
 
 def measured(folder: Path) -> Measurement:
     run = read_run(find_run([str(folder)]))

@@ -1,4 +1,4 @@
-"""A real HTTP server with a real model and profiler: `small_server.py KIND FOLDER`."""
+"""A real HTTP server with a real model and profiler: `profiled_server.py KIND FOLDER`."""
 
 from __future__ import annotations
 

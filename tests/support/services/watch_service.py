@@ -11,12 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
+
+from support.traces.recordings import H200
 
 from debubble.measure.measurement import Measurement
 from debubble.watch.analyse import Analysis, Finding, Planned
 
-RECORDED = Path(__file__).parent / "data" / "h200"
 # A guard against hanging, far above what a busy machine needs.
 PATIENCE_S = 120
 
@@ -38,7 +38,7 @@ def write_config(folder, *, sources="", more="", store=None):
 def place_capture(folder, name, recorded="fwd_closed_m4"):
     """Put a recorded run where the service looks."""
     target = folder / "traces" / name
-    shutil.copytree(RECORDED / recorded, target, ignore=shutil.ignore_patterns("truth*"))
+    shutil.copytree(H200 / recorded, target, ignore=shutil.ignore_patterns("truth*"))
     return target
 
 

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from support.requirements import lack_program, need_package
 
 # A guard against hanging, far above what a busy machine needs.
 PATIENCE_S = 60
@@ -38,12 +39,12 @@ def demoted():
 @pytest.fixture(scope="session")
 def postgres():
     """Start a server on a socket in a folder of its own; stop it in the end."""
-    psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
+    psycopg = need_package("psycopg")
     folder = programs()
     if folder is None:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+        lack_program("postgresql")
     if os.geteuid() == 0 and "postgres" not in {one.pw_name for one in pwd.getpwall()}:
-        pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
+        pytest.skip("PostgreSQL refuses to run as root, and there is no user postgres")
     place = Path(tempfile.mkdtemp(prefix="debubble-postgres-"))
     if os.geteuid() == 0:
         shutil.chown(place, "postgres", "postgres")
@@ -95,7 +96,7 @@ def postgres_url(postgres):
     return f"postgresql://debubble@/{name}?host={postgres['host']}"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.service)])
 def url(request, tmp_path):
     """An empty store of either kind."""
     if request.param == "postgresql":

@@ -7,7 +7,7 @@ from functools import cache
 from random import Random
 
 from fuzz import mutate
-from making import H200
+from support.traces.recordings import H200
 
 from debubble.trace.digest import archive, pack_digest
 from debubble.trace.digest.content import pack_table

@@ -1,6 +1,7 @@
-"""Runs of the engine as timelines to plan with: passes that vary, slowed beside messages if asked.
+"""Orders with lengths of one's own, run by the engine, and such runs as timelines to plan with.
 
-What a message does to compute is computed here by looking at every pair of pass and message.
+Passes of a run to plan with vary, and are slowed beside messages if asked; what a message does to
+compute is computed here by looking at every pair of pass and message.
 """
 
 from __future__ import annotations
@@ -8,22 +9,44 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from planning import costs_of
 
 from debubble.plan.baseline import measure_baseline
 from debubble.schedules import order_of
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication, usual_communication
 from debubble.simulate.engine import Engine
-from debubble.simulate.hand_set import give_lengths
+from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
 from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.model import PassKind
 
 MS = 1_000_000
-UNITS = {"F": 5, "B": 10, "I": 5, "W": 5}
+UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}
+MS_OF_A_PASS = {"F": 5, "B": 10, "I": 5, "W": 5}
 
 
-def play(order, communication, *, wire_ns=0, slowdown=1.0, noise=0.0, split=None, units=UNITS):
+def costs_of(order, units=UNITS, unit_ns=1_000_000, **more):
+    """The same for every stage, or a list of one a stage."""
+    stages = 1 + max(action.stage for actions in order for action in actions)
+    passes = {
+        PassKind[kind]: np.rint(np.broadcast_to(length, stages) * np.float64(unit_ns)).astype(int)
+        for kind, length in units.items()
+    }
+    return GivenCosts(passes=passes, **more)
+
+
+def run_order(order, units=UNITS, communication=Communication.LATENCY, *, rendezvous=False, **more):
+    program = plan_program(order, communication, rendezvous=rendezvous)
+    return program, Engine(program).run(give_lengths(program, costs_of(order, units, **more)))
+
+
+def timeline_of(name, ranks, microbatches, chunks=None, **how):
+    return as_timeline(*run_order(order_of(name, ranks, microbatches, chunks), **how))
+
+
+def run_unsteadily(
+    order, communication, *, wire_ns=0, slowdown=1.0, noise=0.0, split=None, units=MS_OF_A_PASS
+):
     """The program and its times; `split` are layers, of which `units` are what one takes."""
     units = {kind: np.array(split or 1) * length for kind, length in units.items()}
     program = plan_program(order, communication)
@@ -57,7 +80,7 @@ def _beside(program, times):
 def planned_run(name, ranks, microbatches, *, chunks=None, layers=None, **how):
     """A baseline, and the timeline it was measured on."""
     order = order_of(name, ranks, microbatches, chunks)
-    timeline = as_timeline(*play(order, usual_communication(name), **how))
+    timeline = as_timeline(*run_unsteadily(order, usual_communication(name), **how))
     layers = layers or how.get("split")
     figures = measure_pipeline(timeline, 0)
     return measure_baseline(timeline, figures, layers=layers, schedule=name), timeline
@@ -66,4 +89,4 @@ def planned_run(name, ranks, microbatches, *, chunks=None, layers=None, **how):
 def overlapped_ns(name, ranks, microbatches, **how):
     """What the same run takes with transfers beside compute."""
     order = order_of(name, ranks, microbatches)
-    return int(play(order, Communication.ASYNCHRONOUS, **how)[1].window_ns)
+    return int(run_unsteadily(order, Communication.ASYNCHRONOUS, **how)[1].window_ns)

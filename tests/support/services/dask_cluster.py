@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_tasks import wait_until
+from support.jobs.worker_tasks import wait_until
 
-_TESTS = Path(__file__).parent
+_TESTS = Path(__file__).resolve().parents[2]
 # Two workers lost to one file instead of four: the same story, told faster.
 _SETTINGS = {
     "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from context_rings import is_ring
-from host_programs import Setup
-from simulated import Play, true_bubbles, true_passes, true_windows
-from simulated_traces import Writing, write_run
+from support.simulator.context_rings import is_ring
+from support.simulator.devices import Play, true_bubbles, true_passes, true_windows
+from support.simulator.host_programs import Setup
+from support.simulator.written_traces import Writing, write_run
 
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import PipelineFigures, measure_pipeline
@@ -43,7 +43,7 @@ def analyse(folder, play):
     )
 
 
-def played(folder, setup, **writing):
+def simulated(folder, setup, **writing):
     play = Play(setup)
     write_run(play, folder, Writing(**writing))
     return analyse(folder, play)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from host_programs import Block, Kernel, Message, Programs
+from support.simulator.host_programs import Block, Kernel, Message, Programs
 
 from debubble.schedules import Action
 

@@ -1,7 +1,7 @@
 """Pipelines as somebody might write them by hand over gloo: all receives posted ahead, no labels.
 
-`python hand_written.py RANK FOLDER` runs a forward pass, a training step, and a ring of context
-parallelism with no pipeline; a trace of each goes into FOLDER.
+`python hand_written_pipelines.py RANK FOLDER` runs a forward pass, a training step, and a ring of
+context parallelism with no pipeline; a trace of each goes into FOLDER.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import time
 import traceback
 from pathlib import Path
 
-from tune import played_job
+from support.jobs import simulated_job
 
 from debubble.cli.tune import heading_of
 from debubble.tune.decide import Budget
@@ -18,7 +18,7 @@ from debubble.tune.prospects import Scope
 from debubble.tune.setting import read_setting, read_template
 from debubble.tune.trial import Bench, Ended, run_guarded
 
-JOB = (sys.executable, str(Path(__file__).with_name("played_job.py")))
+JOB = (sys.executable, str(Path(simulated_job.__file__)))
 NOW = ("split=3,3,3,7", "microbatches=4")
 PLACEHOLDERS = ("--split", "{split}", "--microbatches", "{microbatches}")
 
@@ -34,7 +34,7 @@ def play_here(words, environment, **rest):
     began, code = time.monotonic(), 0
     with rest["log"].open("w") as output, contextlib.redirect_stderr(output):
         try:
-            played_job.main(words[len(JOB) :], environment)
+            simulated_job.main(words[len(JOB) :], environment)
         except SystemExit as end:
             code = end.code or 0
         except Exception:  # noqa: BLE001 (as a process does that ends with it)

@@ -10,7 +10,7 @@ PARAMS, STATES, ACTIVATION, MESSAGE, WORK = 64.0, 3, 20.0, 4.0, 37.0
 BATCH = 2 * MESSAGE
 
 
-def played_peak(actions, layers, microbatches, stages, states=STATES):
+def allocator_peak(actions, layers, microbatches, stages, states=STATES):
     """Play an allocator block by block; gradients come and activations go layer by layer.
 
     The outputs of the last stage are kept, and put together in the end. Forward only, every stage
@@ -39,7 +39,7 @@ def played_peak(actions, layers, microbatches, stages, states=STATES):
     return max(peak + WORK, now + microbatches * MESSAGE * (last in mine))
 
 
-def played_run(name, p, m, layers, chunks=None):
+def allocator_run(name, p, m, layers, chunks=None):
     order = order_of(name, p, m, chunks)
     stages, trains = len(layers), name != "forward-only"
     ranks = []
@@ -52,7 +52,7 @@ def played_run(name, p, m, layers, chunks=None):
         states = STATES * weights * trains
         ranks.append(
             RankMemory(
-                peak_bytes=played_peak(actions, layers, m, stages),
+                peak_bytes=allocator_peak(actions, layers, m, stages),
                 static_bytes=weights + states + gradients + always,
                 gradient_bytes=gradients,
                 per_microbatch_bytes=ACTIVATION * sum(layers[s] for s in mine) / len(mine)
