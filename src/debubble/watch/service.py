@@ -50,6 +50,8 @@ _T = TypeVar("_T")
 _CAPTURES_A_WORKER = 200
 # Before a store that is away is asked again.
 _STORE_PAUSE_S = 5.0
+# However often a source is to be looked into: a scan reads the whole folder.
+_SHORTEST_POLL_S = 0.05
 # How old what is shown may be.
 _REFRESH_S = 1.0
 # The longest sleep between two looks at the clock: it may be set, and the machine may sleep.
@@ -62,12 +64,13 @@ class Service:
     def __init__(self, config: Config, journal: Journal) -> None:
         self.config = config
         self.journal = journal
-        self.judge = Judge(journal=journal, settings=config.drift, targets=config.webhooks)
+        self._targets = tuple(webhook.url for webhook in config.webhooks)
+        self.judge = Judge(journal=journal, settings=config.drift, targets=self._targets)
         self.counts = Counts()
         self.routes = Routes(config, journal, self.judge, self.counts)
         self._stopping = asyncio.Event()
         self._stop_captures = threading.Event()
-        self._slots = asyncio.Semaphore(config.workers)
+        self._slots = asyncio.Semaphore(config.analysis.workers)
         self._storing = asyncio.Lock()
         self._capturing = asyncio.Lock()
         self._under_capture = {source.name: asyncio.Lock() for source in config.sources}
@@ -101,7 +104,7 @@ class Service:
                 tasks.create_task(self._watch(source))
                 if source.trigger is not None:
                     tasks.create_task(self._trigger(source, source.trigger))
-            tasks.create_task(Webhooks(self.journal, self.config.webhooks).run(self._stopping))
+            tasks.create_task(Webhooks(self.journal, self._targets).run(self._stopping))
 
     @asynccontextmanager
     async def _workers(self) -> AsyncIterator[None]:
@@ -151,7 +154,7 @@ class Service:
 
     async def _watch(self, source: Source) -> None:
         """Look for captures until stopped; a folder that is away for a while is said once."""
-        scanner = Scanner(source, self.config.limits, time.monotonic)
+        scanner = Scanner(source, self.config.analysis.limits, time.monotonic)
         troubled = ""
         while not self._stopping.is_set():
             try:
@@ -176,7 +179,7 @@ class Service:
                     tasks.create_task(self._take(source, ready))
             if found:
                 await self._prune(source)
-            await self._sleep(source.poll_s)
+            await self._sleep(max(_SHORTEST_POLL_S, source.poll_s))
 
     async def _take(self, source: Source, ready: Ready) -> None:
         """Claim a capture and see it through; the caller gave it a slot."""
@@ -196,8 +199,8 @@ class Service:
             traffic = await self._in_thread(self.journal.traffic_at, source.name, at_s)
         task = Task(
             files=claim.files,
-            limits=self.config.limits,
-            timeout_s=self.config.timeout_s,
+            limits=self.config.analysis.limits,
+            timeout_s=self.config.analysis.timeout_s,
             traffic=traffic,
             digests=await self._in_thread(digest_place, source),
         )
@@ -231,7 +234,7 @@ class Service:
     async def _compute(self, task: Task) -> Analysis | None:
         """Have a worker analyse; where one dies, once more alone: then it was the capture."""
         loop = asyncio.get_running_loop()
-        pool = self._pool = self._pool or _new_pool(self.config.workers)
+        pool = self._pool = self._pool or _new_pool(self.config.analysis.workers)
         try:
             return await loop.run_in_executor(pool, analyse, task)
         except BrokenProcessPool:
@@ -253,7 +256,7 @@ class Service:
                 return _bug(error)
 
     async def _prune(self, source: Source) -> None:
-        count = await self._in_thread(prune, source, self.journal, self.config.limits)
+        count = await self._in_thread(prune, source, self.journal, self.config.analysis.limits)
         if count:
             log("pruned", source=source.name, captures=count)
 
