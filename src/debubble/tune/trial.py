@@ -41,7 +41,7 @@ _SIGNALLED, _KILL = 128, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ProcessEnd:
     """How a command ended."""
 
     code: int | None
@@ -58,7 +58,7 @@ def run_guarded(
     token: str,
     log: Path,
     timeout_s: float | None,
-) -> Ended:
+) -> ProcessEnd:
     """Run a command under its guard, for so long at most."""
     began, killed = time.monotonic(), _killed_for_memory()
     with log.open("wb") as output:
@@ -80,7 +80,7 @@ def run_guarded(
             guard.stdin.close()  # the guard's word to end whatever still runs
         guard.wait()
         end_marked(token)
-    return Ended(
+    return ProcessEnd(
         code=code,
         seconds=time.monotonic() - began,
         out_of_memory=_killed_for_memory() > killed,
@@ -229,7 +229,7 @@ def run_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
     return Outcome(kind=Kind.MEASURED, seconds=ended.seconds, measurement=measurement), reading
 
 
-def _say_failure(ended: Ended, log: Path) -> tuple[Kind, str]:
+def _say_failure(ended: ProcessEnd, log: Path) -> tuple[Kind, str]:
     """Say by its output, its exit code and the kernel's count why a command failed."""
     with log.open("rb") as output:
         output.seek(max(0, log.stat().st_size - _TAIL_BYTES))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import time
 from functools import partial
 from ipaddress import ip_address
@@ -31,7 +32,7 @@ from debubble.watch import drift
 MOST_SOURCES = 100
 # A name is a label of metrics and a part of addresses.
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}")
-_QUIET = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
+_QUIET = re.compile(r"[0-9]{2}:[0-9]{2}-[0-9]{2}:[0-9]{2}")
 _SHORTEST_TOKEN = 16
 _SEE = "docs/reference/watch-config.md lists every key"
 
@@ -175,7 +176,7 @@ def _read(key: str, value: Any, path: str, readers: Mapping[str, Callable[[str],
     inside = f"{path}." if path else ""
     table = {name: _read(name, part, f"{inside}{name}", readers) for name, part in value.items()}
     # What says how a server is captured becomes a table of its own.
-    asked = [one.encode_name for one in fields(Trigger) if one.encode_name in table]
+    asked = [known.encode_name for known in fields(Trigger) if known.encode_name in table]
     if key != "source" or not asked:
         return table
     if "server" not in table:
@@ -273,13 +274,10 @@ def _read_token(file: Path) -> str:
 
 
 def _read_hours(text: str) -> tuple[time, time]:
-    match = _QUIET.fullmatch(text)
-    try:
-        if match is not None:
-            first, second, third, fourth = (int(part) for part in match.groups())
-            return time(first, second), time(third, fourth)
-    except ValueError:
-        pass
+    if _QUIET.fullmatch(text):
+        with suppress(ValueError):  # of an hour that no clock shows
+            begin, end = map(time.fromisoformat, text.split("-"))
+            return begin, end
     raise UsageError(f"{text!r} are no hours", hint='write them as "22:00-06:00"')
 
 

@@ -33,7 +33,7 @@ from debubble.watch.judge import Judge
 from debubble.watch.log import log
 from debubble.watch.metrics import Counts
 from debubble.watch.routes import Routes
-from debubble.watch.sources import Ready, Scanner, digest_place, prune
+from debubble.watch.sources import ReadyCapture, Scanner, digest_place, prune
 from debubble.watch.traffic import (
     after_quiet_hours,
     ask_server,
@@ -178,7 +178,7 @@ class Service:
                     log("pruned", source=source.name, captures=count)
             await self._sleep(max(_SHORTEST_POLL_S, source.poll_s))
 
-    async def _take(self, source: Source, ready: Ready) -> None:
+    async def _take(self, source: Source, ready: ReadyCapture) -> None:
         """Claim a capture and see it through; the caller gave it a slot."""
         try:
             claim = await self._in_thread(

@@ -34,7 +34,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class ReadyCapture:
     """A capture that nobody writes to any more."""
 
     key: str
@@ -54,7 +54,7 @@ class Scanner:
         self._done: set[Entry] = set()
         self._since: dict[tuple[Entry, ...], float] = {}
 
-    def scan(self, claimed: Collection[str]) -> tuple[Ready, ...]:
+    def scan(self, claimed: Collection[str]) -> tuple[ReadyCapture, ...]:
         """Return what is complete and not claimed, the oldest first."""
         entries = {entry.file: entry for entry in list_files(self.source.folder)}
         self._done &= set(entries.values())
@@ -84,16 +84,16 @@ class Scanner:
             if settled or is_complete(names, entries):
                 times = [entry.modified_s for entry in mine if entry.modified_s is not None]
                 newest_s = max(times, default=None)
-                ready.append(Ready(key=key, files=tuple(names), newest_s=newest_s))
+                ready.append(ReadyCapture(key=key, files=tuple(names), newest_s=newest_s))
         self._since = since
         return tuple(ready)
 
     def _is_own(self, file: str) -> bool:
         """Tell a digest that this service keeps: it is no capture."""
-        place = self.source.digests
-        if place is None or not file.endswith(SUFFIX):
+        digests = self.source.digests
+        if digests is None or not file.endswith(SUFFIX):
             return False
-        return place == BESIDE or file.startswith(f"{place}/")
+        return digests == BESIDE or file.startswith(f"{digests}/")
 
     def _recognise(self, entry: Entry) -> Recognised | None:
         """Say what a file is; a damaged trace stands beside its ranks, to be recorded as such."""
@@ -218,22 +218,22 @@ def prune(source: Source, journal: Journal, limits: Limits) -> int:
 
 def _see_to_digests(source: Source, files: Sequence[str], limits: Limits) -> str:
     """Make the digests that an earlier time did not keep; return what was in the way."""
-    place = digest_place(source)
-    if place is None:
+    digests = digest_place(source)
+    if digests is None:
         return ""
-    missing = [file for file in files if not _has_digest(place, file)]
+    missing = [file for file in files if not _has_digest(digests, file)]
     if not missing:
         return ""
     try:
-        run = read_run(find_run(missing, limits=limits), limits=limits, digests=place)
+        run = read_run(find_run(missing, limits=limits), limits=limits, digests=digests)
     except DebubbleError:
         return ""  # what cannot be read has no digest to keep
     return next((str(gap) for gap in run.gaps if gap.code is Code.DIGEST_NOT_WRITTEN), "")
 
 
-def _has_digest(place: DigestPlace, file: str) -> bool:
+def _has_digest(digests: DigestPlace, file: str) -> bool:
     """Look for a digest of the file, or for those of its ranks."""
-    target = place.target(file)
+    target = digests.target(file)
     if is_url(target):
         import fsspec  # noqa: PLC0415
 
