@@ -16,7 +16,7 @@ from debubble.tune.journal import Journal
 from debubble.tune.loop import Loop
 from debubble.tune.prospects import Scope
 from debubble.tune.setting import read_setting, read_template
-from debubble.tune.trial import Bench, Ended, run_guarded
+from debubble.tune.trial import Bench, ProcessEnd, run_guarded
 
 JOB = (sys.executable, str(Path(simulated_job.__file__)))
 NOW = ("split=3,3,3,7", "microbatches=4")
@@ -40,7 +40,7 @@ def play_here(words, environment, **rest):
         except Exception:  # noqa: BLE001 (as a process does that ends with it)
             traceback.print_exc()
             code = 1
-    return Ended(code=code, seconds=time.monotonic() - began)
+    return ProcessEnd(code=code, seconds=time.monotonic() - began)
 
 
 def bench_of(folder, *more, now=NOW, words=PLACEHOLDERS):

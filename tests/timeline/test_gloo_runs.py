@@ -13,12 +13,12 @@ import pytest
 from support.jobs.demo_workloads import hasty, measured_in, run_several
 from support.traces.trimmed import without_marks
 
+from debubble.api import find
 from debubble.demo import Workload
 from debubble.demo.truth import read_truth
 from debubble.errors import NoPipeline
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.model import Cause
-from debubble.report.find import answer
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
@@ -244,7 +244,7 @@ def test_a_server_without_steps_is_a_stream_with_its_batches_in_flight(runs, in_
     assert (figures.kind, figures.microbatches, figures.schedule) == ("stream", None, None)
     assert figures.stream.in_flight == in_flight
     assert timeline.gaps == figures.gaps == ()
-    assert f"with {figures.stream.in_flight} batch" in answer(figures)
+    assert f"with {figures.stream.in_flight} batch" in find(runs.root / f"serve{in_flight}").verdict
     theory = max(0.0, 1 - in_flight / RANKS)
     if theory:
         assert figures.bubble_fraction == pytest.approx(theory, abs=0.03)

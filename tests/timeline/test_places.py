@@ -7,8 +7,8 @@ from support.simulator.analysis import analyse, names_of, setup_of, simulated, t
 from support.simulator.devices import Play, true_passes
 from support.simulator.written_traces import Writing, write_run
 
+from debubble.api import find
 from debubble.errors import Code
-from debubble.report.find import answer
 
 
 def test_a_last_rank_that_answers_nobody_leads_to_no_rank(tmp_path):
@@ -77,7 +77,7 @@ def test_ranks_missing_side_by_side_leave_one_pipeline_in_part(
     assert found.figures.absent == missing
     assert sorted(names_of(found)) == sorted(n for n in true_names(found) if n[0] not in missing)
     assert Code.MISSING_RANKS in [gap.code for gap in found.gaps]
-    assert answer(found.figures).startswith("In part, with no trace of ranks ")
+    assert find(tmp_path).verdict.startswith("In part, with no trace of ranks ")
 
 
 def test_the_only_group_of_a_job_tells_all_missing_ranks(tmp_path):

@@ -28,7 +28,7 @@ def test_what_is_left_out_has_a_default(tmp_path):
         9464,
         None,
     )
-    assert (config.drift.reference, config.drift.rate, config.workers) == (40, 0.05, 1)
+    assert (config.drift.reference, config.drift.rate, config.analysis.workers) == (40, 0.05, 1)
 
 
 @pytest.mark.parametrize("place", ["beside", "/kept", "s3://bucket/kept"])
@@ -57,7 +57,7 @@ def test_a_server_is_captured_as_it_says(tmp_path):
         (SOURCE + 'settle = "soon"', r"source\[0\].settle: 'soon' is no period"),
         (SOURCE + "settle = 5", r"source\[0\].settle must be text"),
         (SOURCE + 'digests = "kept"', r"source\[0\].digests: 'kept' is no absolute path"),
-        (SOURCE + "keep = -1", "keep must be at least 0"),
+        (SOURCE + "keep = -1", r"source\[0\].keep: Expected `int` >= 0"),
         (SERVER + 'quiet_hours = ["25:00-06:00"]', "are no hours"),
         (SERVER + "steps = 3", "vLLM takes none"),
         (SERVER.replace("vllm", "tgi"), "'tgi'"),

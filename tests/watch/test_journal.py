@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from support.measurements import sampled
 from support.services.watch_service import analysis
 
-from debubble.measure import store_schema as schema
 from debubble.measure.store import Store
+from debubble.watch import tables
 from debubble.watch.analyse import Analysis, Hop
 from debubble.watch.journal import MOST_ATTEMPTS, Journal
 
@@ -137,7 +137,7 @@ def test_a_capture_gets_the_traffic_of_its_own_trigger(journal):
 def test_what_was_stored_before_hops_were_judged_is_still_read(journal):
     hop = Hop(source="0", destination="1", wire_s=0.1, bytes_per_s=1e9)
     finish(journal, claim(journal), analysis(sampled([0.1]), hops=(hop,)))
-    table = schema.watch_captures
+    table = tables.captures
     with journal.store.transaction() as connection:
         data = json.loads(connection.execute(sa.select(table.c.data)).scalar())
         del data["no_plan"]
@@ -145,3 +145,16 @@ def test_what_was_stored_before_hops_were_judged_is_still_read(journal):
             del data["hops"][0][name]
         connection.execute(table.update().values(data=json.dumps(data)))
     assert journal.latest("s").finding.hops == (hop,)
+
+
+def test_a_store_of_the_history_alone_gets_the_tables_of_the_service_and_keeps_its_records(url):
+    store = Store(url)
+    store.add("before", sampled([0.1]), now_s=1, tags={})
+    with store.transaction() as connection:
+        assert not sa.inspect(connection).has_table(tables.captures.name)
+    journal = Journal(store)
+    assert finish(journal, claim(journal))
+    # Once more over tables that are there, as those of every store of version 3 were.
+    assert Journal(store).outcomes("s") == {"stored": 1}
+    assert [record.name for record in store.records()] == ["before", "s"]
+    store.close()

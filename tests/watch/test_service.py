@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from support.requirements import need_program
 from support.services.watch_service import PATIENCE_S, Watching, place_capture, write_config
 
-from debubble.measure import store_schema as schema
 from debubble.measure.store import Store
+from debubble.watch import tables
 from debubble.watch.analyse import Analysis
 from debubble.watch.journal import Journal
 from debubble.watch.webhooks import Webhooks
@@ -236,7 +236,7 @@ def test_killed_again_and_again_it_loses_nothing_and_repeats_nothing(tmp_path):
 
 def is_claimed(engine):
     """Read beside the store, whose transactions wait for SQLite's lock: a frozen one holds it."""
-    table = schema.watch_captures
+    table = tables.captures
     with engine.connect() as connection:
         found = connection.execute(sa.select(table.c.id).where(table.c.state == "claimed"))
         return found.first() is not None

@@ -1,9 +1,14 @@
-"""Measurements before and after in → one verdict."""
+"""Measurements before and after in → one verdict.
+
+Only steps of the same context lengths are held against each other. Then: can the two be compared
+at all, is the memory safe, and which way did the number go that decides? It is batch latency, or
+throughput where the batches differ.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -34,6 +39,229 @@ from debubble.units import counted
 
 _Sample = TypeVar("_Sample")
 
+# Runs of the same job on another day differ by as much; smaller gains are not worth a change.
+DEFAULT_THRESHOLD = 0.02
+# Fragments and other processes take their part: closer to the limit, the next long batch fails.
+SAFE_SHARE = 0.05
+# A step that is a hundredth larger than another is the same batch, rounded.
+_SAME_BATCH = 0.01
+# What is held against each other by its difference, for it may be zero.
+_SHARES = frozenset({"bubble"})
+_LARGER_IS_BETTER = frozenset({"throughput"})
+_RATE_NOTES = {
+    "unprofiled_step_times_s": "throughput is of steps without the profiler, as the jobs timed "
+    "them",
+    "batch_latencies_s": "throughput is of the windows: too few steps follow each other to tell "
+    "what lies between them",
+}
+
+
+def compare(
+    before: Measurement,
+    after: Measurement,
+    *,
+    threshold: float = DEFAULT_THRESHOLD,
+    target_batch: float | None = None,
+    limit_bytes: int | None = None,
+) -> Comparison:
+    """Hold two runs against each other: comparable at all, safe, and then by speed."""
+    wanted, (before, after) = (before, after), match_contexts(before, after)
+    sizes = batches_of(before, after)
+    same_batch = sizes is None or abs(sizes[1] / sizes[0] - 1) <= _SAME_BATCH
+    by_latency = same_batch and before.kind != "stream"
+    decided_by = "batch_latency" if by_latency else "throughput"
+    rates, rate_note = _rates(before, after)
+    unprofiled = (before.unprofiled_step_times_s, after.unprofiled_step_times_s)
+    deltas = (
+        _hold("bubble", before.bubble_fractions, after.bubble_fractions, threshold),
+        _hold("batch_latency", before.batch_latencies_s, after.batch_latencies_s, threshold),
+        _hold("step_time", before.step_times_s, after.step_times_s, threshold),
+        _hold("throughput", *rates, threshold),
+        *([_hold("unprofiled_step_time", *unprofiled, threshold)] if all(unprofiled) else []),
+    )
+    decider = next(delta for delta in deltas if delta.name == decided_by)
+    memory = _memory(before, after, limit_bytes)
+    impossible = (*why_not(*wanted), *_off_target(sizes, target_batch))
+    if decider.change is None:
+        impossible = (*impossible, f"{decided_by.replace('_', ' ')} is not known on both sides")
+    verdict, because = _verdict(deltas, decider)
+    if any(rank.unsafe for rank in memory):
+        verdict = Verdict.UNSAFE_MEMORY
+    if impossible:
+        verdict = Verdict.NOT_COMPARABLE
+    samples = (before.batch_latencies_s, after.batch_latencies_s) if by_latency else rates
+    return Comparison(
+        before=before,
+        after=after,
+        verdict=verdict,
+        confidence=Confidence.TESTED if decider.tested else Confidence.INDICATIVE,
+        decided_by=decided_by,
+        deltas=deltas,
+        memory=memory,
+        setting=setting_changes(before, after),
+        environment=environment_changes(before, after),
+        reasons=impossible or because,
+        notes=tuple(_notes(wanted, (before, after), same_batch=same_batch, rate_note=rate_note)),
+        needed=samples_needed(*samples, max(threshold, abs(decider.change or 0.0))),
+        detectable=detectable_change(*samples),
+        threshold=threshold,
+        throughput_unit="tokens" if before.tokens and after.tokens else "microbatches",
+    )
+
+
+def _verdict(deltas: Sequence[Delta], decider: Delta) -> tuple[Verdict, tuple[str, ...]]:
+    """Take the number that decides; a batch that is quicker while less gets done is no win."""
+    by_name = {delta.name: delta for delta in deltas}
+    bubble, throughput = by_name["bubble"], by_name["throughput"]
+    direction, because = decider.direction, []
+    if direction is Direction.BETTER and throughput.direction is Direction.WORSE:
+        direction = Direction.WORSE
+        because.append("a batch is quicker, yet throughput falls: more time goes between steps")
+    if direction is Direction.WORSE and bubble.direction is Direction.BETTER:
+        because.append("the bubble is smaller, yet less gets done: the passes themselves take more")
+    if direction is Direction.BETTER and bubble.direction is Direction.WORSE:
+        because.append("the bubble is larger, yet more gets done: the passes themselves take less")
+    verdicts = {
+        Direction.BETTER: Verdict.BETTER,
+        Direction.WORSE: Verdict.WORSE,
+        Direction.UNCLEAR: Verdict.NO_CLEAR_CHANGE,
+    }
+    return verdicts[direction], tuple(because)
+
+
+def _rates(
+    before: Measurement, after: Measurement
+) -> tuple[tuple[tuple[float, ...], tuple[float, ...]], str]:
+    """Return work per second, in the same unit of work on both sides.
+
+    By the steps that the jobs timed without the profiler where both sides have two; else by those
+    in the traces, from one to the next; else by the windows.
+    """
+    kinds = ("unprofiled_step_times_s", "step_times_s", "batch_latencies_s")
+    lengths = next(
+        (kind for kind in kinds if min(len(getattr(s, kind)) for s in (before, after)) > 1),
+        kinds[-1],
+    )
+    note = "" if before.kind == "stream" else _RATE_NOTES.get(lengths, "")
+    units = (1.0, 1.0)
+    if before.tokens and after.tokens:
+        units = (float(before.tokens), float(after.tokens))
+    elif before.message_bytes and after.message_bytes:
+        units = (1.0, after.message_bytes / before.message_bytes)
+    first = tuple(units[0] * rate for rate in before.rates_per_s(lengths))
+    second = tuple(units[1] * rate for rate in after.rates_per_s(lengths))
+    return (first, second), note
+
+
+def _hold(name: str, before: Sequence[float], after: Sequence[float], threshold: float) -> Delta:
+    """Hold two sides against each other by the ratio of their medians.
+
+    A share, which may be nothing, by the difference.
+    """
+    first, second = spread_of(before), spread_of(after)
+    change = low = high = None
+    if name in _SHARES:
+        change = second.median - first.median if first and second else None
+        low, high = difference_interval(before, after) or (None, None)
+    elif first and second and first.median:
+        change = second.median / first.median - 1
+        interval = ratio_interval(before, after)
+        low, high = (interval[0] - 1, interval[1] - 1) if interval else (None, None)
+    test = rank_test(before, after)
+    direction = Direction.UNCLEAR
+    if change is not None and abs(change) >= threshold and _is_clear(before, after, change, test):
+        better = (change > 0) is (name in _LARGER_IS_BETTER)
+        direction = Direction.BETTER if better else Direction.WORSE
+    return Delta(
+        name=name,
+        before=first,
+        after=second,
+        change=change,
+        low=low,
+        high=high,
+        p=test.p if test else None,
+        direction=direction,
+        tested=can_be_tested(len(before), len(after)),
+    )
+
+
+def _is_clear(
+    before: Sequence[float], after: Sequence[float], change: float, test: RankTest | None
+) -> bool:
+    """Tell a change from noise: by the rank test, or, of a few samples, by their distance."""
+    if not can_be_tested(len(before), len(after)):
+        return bool(few_differ(before, after))
+    if test is None or test.p > ALPHA:
+        return False
+    falls = test.u > len(before) * len(after) / 2
+    return falls is (change < 0)
+
+
+def _memory(
+    before: Measurement, after: Measurement, limit_bytes: int | None
+) -> tuple[MemoryChange, ...]:
+    """Hold each rank's peak against its device: over the limit, or grown to where little is left.
+
+    Ranks are matched by their place in the pipeline.
+    """
+    changes = []
+    for number, mine in enumerate(after.memory):
+        was = before.memory[number].peak_bytes if number < len(before.memory) else None
+        limit = limit_bytes if limit_bytes is not None else mine.limit_bytes
+        unsafe = False
+        if mine.peak_bytes is not None and limit is not None:
+            left = headroom(mine.peak_bytes, limit_bytes=limit)
+            tight = left.bytes is not None and left.bytes < SAFE_SHARE * limit
+            grew = was is None or mine.peak_bytes > was
+            unsafe = left.fits is False or (tight and grew)
+        changes.append(
+            MemoryChange(
+                rank=mine.rank,
+                before_bytes=was,
+                after_bytes=mine.peak_bytes,
+                limit_bytes=limit,
+                unsafe=unsafe,
+            )
+        )
+    return tuple(changes)
+
+
+def _notes(
+    wanted: tuple[Measurement, Measurement],
+    used: tuple[Measurement, Measurement],
+    *,
+    same_batch: bool,
+    rate_note: str,
+) -> Iterator[str]:
+    """Say what was left out, and what the numbers rest on."""
+    before, after = used
+    counts = {"before": before.repeated, "after": after.repeated}
+    twice = " and ".join(f"{count} {side}" for side, count in counts.items() if count)
+    if twice:
+        yield f"the same capture was given more than once: {twice} left out"
+    first, second = (len(w.samples) - len(u.samples) for w, u in zip(wanted, used, strict=True))
+    if first or second:
+        steps = f"{counted(first, 'step')} before and {counted(second, 'step')} after"
+        yield f"context lengths matched: {steps} without a counterpart left out"
+    if not same_batch:
+        yield "the batches differ: throughput decides, batch latency is shown beside it"
+    if rate_note:
+        yield rate_note
+    if before.message_bytes is None or after.message_bytes is None:
+        yield "the size of a microbatch is not known: taken as the same on both sides"
+    elif before.message_bytes != after.message_bytes and not (before.tokens and after.tokens):
+        yield (
+            "microbatches differ in size: work is counted by the bytes that they send from stage "
+            "to stage, which holds for one model in one precision"
+        )
+    if any(rank.peak_bytes is None for rank in (*before.memory, *after.memory)):
+        yield "memory was not recorded on every rank: nothing says that it is safe"
+    if 1 in (len(before.captures), len(after.captures)):
+        yield (
+            "a side with one capture does not show what differs from run to run: "
+            "join several with commas"
+        )
+
 
 def match_contexts(before: Measurement, after: Measurement) -> tuple[Measurement, Measurement]:
     """Keep what both sides have of each bucket: a longer context is more work, not a worse run.
@@ -45,38 +273,23 @@ def match_contexts(before: Measurement, after: Measurement) -> tuple[Measurement
     if not common or (before.contexts == after.contexts == common and len(common) == 1):
         return before, after
     sides = (before, after)
-    steps = _fewest([Counter(sample.context for sample in side.samples) for side in sides])
-    timed = _fewest([Counter(bucket for bucket, _ in side.unprofiled_s) for side in sides])
+    # An intersection of counters holds the lesser count of each bucket.
+    steps, more = (Counter(sample.context for sample in side.samples) for side in sides)
+    timed, most = (Counter(bucket for bucket, _ in side.unprofiled_s) for side in sides)
     first, second = (
         replace(
             side,
-            samples=_first(side.samples, steps, lambda sample: sample.context),
-            unprofiled_s=_first(side.unprofiled_s, timed, lambda pair: pair[0]),
+            samples=_first(side.samples, steps & more, lambda sample: sample.context),
+            unprofiled_s=_first(side.unprofiled_s, timed & most, lambda pair: pair[0]),
         )
         for side in sides
     )
     return first, second
 
 
-def left_out(wanted: Sequence[Measurement], used: Sequence[Measurement]) -> tuple[str, ...]:
-    """Say how many steps were not used, for want of the same context lengths on the other side."""
-    counts = [len(w.samples) - len(u.samples) for w, u in zip(wanted, used, strict=True)]
-    if not any(counts):
-        return ()
-    steps = " and ".join(
-        f"{counted(count, 'step')} {side}"
-        for count, side in zip(counts, ("before", "after"), strict=True)
-    )
-    return (f"context lengths matched: {steps} without a counterpart left out",)
-
-
-def _fewest(counts: Sequence[Mapping[int | None, int]]) -> dict[int | None, int]:
-    return {bucket: min(count.get(bucket, 0) for count in counts) for bucket in counts[0]}
-
-
 def _first(
     samples: Iterable[_Sample],
-    most: Mapping[int | None, int],
+    most: Counter[int | None],
     bucket_of: Callable[[_Sample], int | None],
 ) -> tuple[_Sample, ...]:
     """Return the first samples of each bucket, up to its number."""
@@ -84,27 +297,19 @@ def _first(
     kept = []
     for sample in samples:
         bucket = bucket_of(sample)
-        if taken[bucket] < most.get(bucket, 0):
+        if taken[bucket] < most[bucket]:
             taken[bucket] += 1
             kept.append(sample)
     return tuple(kept)
 
 
-_ROUNDING = 0.01
-
-
-def why_not(
-    before: Measurement,
-    after: Measurement,
-    sizes: tuple[float, float] | None,
-    target_batch: float | None,
-) -> tuple[str, ...]:
+def why_not(before: Measurement, after: Measurement) -> tuple[str, ...]:
     """Say why a difference between the two would mean nothing; empty where it does."""
     reasons = []
-    for name, one in (("before", before), ("after", after)):
-        if not one.samples:
+    for name, side in (("before", before), ("after", after)):
+        if not side.samples:
             reasons.append(f"{name} has no step that could be measured")
-        elif one.partial:
+        elif side.partial:
             reasons.append(f"{name} is a part of a run: a rank or the whole of a step is missing")
     if before.kind != after.kind:
         reasons.append(f"{before.kind} before, {after.kind} after")
@@ -120,7 +325,19 @@ def why_not(
         reasons.append(
             f"context lengths up to {_numbers(contexts[0])} before, {_numbers(contexts[1])} after"
         )
-    return (*reasons, *_off_target(sizes, target_batch))
+    return tuple(reasons)
+
+
+def _off_target(sizes: tuple[float, float] | None, target_batch: float | None) -> tuple[str, ...]:
+    if target_batch is None:
+        return ()
+    if sizes is None:
+        return ("the batch is not known, and was to be stated",)
+    return tuple(
+        f"the batch {name} is {size:g} microbatches, not {target_batch:g}"
+        for name, size in zip(("before", "after"), sizes, strict=True)
+        if abs(size / target_batch - 1) > _SAME_BATCH
+    )
 
 
 def batches_of(before: Measurement, after: Measurement) -> tuple[float, float] | None:
@@ -159,284 +376,32 @@ def environment_changes(before: Measurement, after: Measurement) -> tuple[Differ
         "profile_memory": (first.profile_memory, second.profile_memory),
         "with_stack": (first.with_stack, second.with_stack),
     }
-    names = sorted({name for name, _ in (*first.versions, *second.versions)})
-    for name in names:
-        pairs[name] = (_version(before, name), _version(after, name))
+    for name in sorted({name for name, _ in (*first.versions, *second.versions)}):
+        was, came = (
+            _listed(v for known, v in side.versions if known == name) for side in (first, second)
+        )
+        pairs[name] = (was, came)
     return _changed(pairs)
 
 
-def _version(one: Measurement, name: str) -> str:
-    return _listed(tuple(v for known, v in one.environment.versions if known == name))
+def _changed(pairs: Mapping[str, tuple[object, object]]) -> tuple[Difference, ...]:
+    def show(value: object) -> str:
+        return "not known" if value is None or not str(value) else str(value)
 
-
-def _off_target(sizes: tuple[float, float] | None, target_batch: float | None) -> tuple[str, ...]:
-    if target_batch is None:
-        return ()
-    if sizes is None:
-        return ("the batch is not known, and was to be stated",)
     return tuple(
-        f"the batch {name} is {size:g} microbatches, not {target_batch:g}"
-        for name, size in zip(("before", "after"), sizes, strict=True)
-        if abs(size / target_batch - 1) > _ROUNDING
-    )
-
-
-def _changed(pairs: dict[str, tuple[object, object]]) -> tuple[Difference, ...]:
-    return tuple(
-        Difference(what=what, before=_shown(first), after=_shown(second))
+        Difference(what=what, before=show(first), after=show(second))
         for what, (first, second) in pairs.items()
         if first != second
     )
 
 
-def _shown(value: object) -> str:
-    return "not known" if value is None or not str(value) else str(value)
-
-
-def _split(one: Measurement) -> str | None:
-    return ",".join(map(str, one.split)) if one.split else None
+def _split(side: Measurement) -> str | None:
+    return ",".join(map(str, side.split)) if side.split else None
 
 
 def _numbers(values: frozenset[int]) -> str:
     return ", ".join(map(str, sorted(values)))
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(names)
-
-
-# Runs of the same job on another day differ by as much; smaller gains are not worth a change.
-DEFAULT_THRESHOLD = 0.02
-# Fragments and other processes take their part: closer to the limit, the next long batch fails.
-SAFE_SHARE = 0.05
-# A step that is a hundredth larger than another is the same batch, rounded.
-_SAME_BATCH = 0.01
-# What is held against each other by its difference, for it may be zero.
-_SHARES = frozenset({"bubble"})
-_LARGER_IS_BETTER = frozenset({"throughput"})
-_RATE_NOTES = {
-    "unprofiled_step_times_s": "throughput is of steps without the profiler, as the jobs timed "
-    "them",
-    "batch_latencies_s": "throughput is of the windows: too few steps follow each other to tell "
-    "what lies between them",
-}
-
-
-def compare(
-    before: Measurement,
-    after: Measurement,
-    *,
-    threshold: float = DEFAULT_THRESHOLD,
-    target_batch: float | None = None,
-    limit_bytes: int | None = None,
-) -> Comparison:
-    """Hold two runs against each other: comparable at all, safe, and then by speed."""
-    wanted, (before, after) = (before, after), match_contexts(before, after)
-    sizes = batches_of(before, after)
-    same_batch = sizes is None or abs(sizes[1] / sizes[0] - 1) <= _SAME_BATCH
-    streams = before.kind == "stream"
-    decided_by = "batch_latency" if same_batch and not streams else "throughput"
-    rates, rate_note = _rates(before, after)
-    unprofiled = (before.unprofiled_step_times_s, after.unprofiled_step_times_s)
-    deltas = (
-        _hold("bubble", before.bubble_fractions, after.bubble_fractions, threshold),
-        _hold("batch_latency", before.batch_latencies_s, after.batch_latencies_s, threshold),
-        _hold("step_time", before.step_times_s, after.step_times_s, threshold),
-        _hold("throughput", *rates, threshold),
-        *([_hold("unprofiled_step_time", *unprofiled, threshold)] if all(unprofiled) else []),
-    )
-    decider = next(one for one in deltas if one.name == decided_by)
-    memory = tuple(_memory(before, after, limit_bytes))
-    impossible = why_not(*wanted, sizes, target_batch)
-    if decider.change is None:
-        impossible = (*impossible, f"{_words(decided_by)} is not known on both sides")
-    verdict, because = _verdict(deltas, decider)
-    if any(one.unsafe for one in memory):
-        verdict = Verdict.UNSAFE_MEMORY
-    if impossible:
-        verdict = Verdict.NOT_COMPARABLE
-    samples = (
-        (before.batch_latencies_s, after.batch_latencies_s)
-        if decided_by == "batch_latency"
-        else rates
-    )
-    return Comparison(
-        before=before,
-        after=after,
-        verdict=verdict,
-        confidence=Confidence.TESTED if decider.tested else Confidence.INDICATIVE,
-        decided_by=decided_by,
-        deltas=deltas,
-        memory=memory,
-        setting=setting_changes(before, after),
-        environment=environment_changes(before, after),
-        reasons=impossible or because,
-        notes=(
-            *_repeated(before, after),
-            *left_out(wanted, (before, after)),
-            *_notes(before, after, same_batch=same_batch, rate_note=rate_note),
-        ),
-        needed=samples_needed(*samples, max(threshold, abs(decider.change or 0.0))),
-        detectable=detectable_change(*samples),
-        threshold=threshold,
-        throughput_unit="tokens" if before.tokens and after.tokens else "microbatches",
-    )
-
-
-def _verdict(deltas: Sequence[Delta], decider: Delta) -> tuple[Verdict, tuple[str, ...]]:
-    """Take the number that decides; a batch that is quicker while less gets done is no win."""
-    by_name = {one.name: one for one in deltas}
-    bubble, throughput = by_name["bubble"], by_name["throughput"]
-    direction, because = decider.direction, []
-    if direction is Direction.BETTER and throughput.direction is Direction.WORSE:
-        direction = Direction.WORSE
-        because.append("a batch is quicker, yet throughput falls: more time goes between steps")
-    if direction is Direction.WORSE and bubble.direction is Direction.BETTER:
-        because.append("the bubble is smaller, yet less gets done: the passes themselves take more")
-    if direction is Direction.BETTER and bubble.direction is Direction.WORSE:
-        because.append("the bubble is larger, yet more gets done: the passes themselves take less")
-    verdicts = {
-        Direction.BETTER: Verdict.BETTER,
-        Direction.WORSE: Verdict.WORSE,
-        Direction.UNCLEAR: Verdict.NO_CLEAR_CHANGE,
-    }
-    return verdicts[direction], tuple(because)
-
-
-def _rates(
-    before: Measurement, after: Measurement
-) -> tuple[tuple[tuple[float, ...], tuple[float, ...]], str]:
-    """Return work per second, in the same unit of work on both sides.
-
-    By the steps that the jobs timed without the profiler where both sides have two; else by those
-    in the traces, from one to the next; else by the windows.
-    """
-    kinds = ("unprofiled_step_times_s", "step_times_s", "batch_latencies_s")
-    lengths = next(
-        (one for one in kinds if min(len(getattr(s, one)) for s in (before, after)) > 1), kinds[-1]
-    )
-    first, second = before.rates_per_s(lengths), after.rates_per_s(lengths)
-    note = "" if before.kind == "stream" else _RATE_NOTES.get(lengths, "")
-    units = (1.0, 1.0)
-    if before.tokens and after.tokens:
-        units = (float(before.tokens), float(after.tokens))
-    elif before.message_bytes and after.message_bytes:
-        units = (1.0, after.message_bytes / before.message_bytes)
-    scaled = (
-        tuple(units[0] * rate for rate in first),
-        tuple(units[1] * rate for rate in second),
-    )
-    return scaled, note
-
-
-def _hold(name: str, before: Sequence[float], after: Sequence[float], threshold: float) -> Delta:
-    """Hold two sides against each other by the ratio of their medians.
-
-    A share, which may be nothing, by the difference.
-    """
-    first, second = spread_of(before), spread_of(after)
-    shares = name in _SHARES
-    change = low = high = None
-    if shares:
-        change = second.median - first.median if first and second else None
-        low, high = difference_interval(before, after) or (None, None)
-    elif first and second and first.median:
-        change = second.median / first.median - 1
-        interval = ratio_interval(before, after)
-        low, high = (interval[0] - 1, interval[1] - 1) if interval else (None, None)
-    test = rank_test(before, after)
-    clear = change is not None and abs(change) >= threshold and _clear(before, after, change, test)
-    return Delta(
-        name=name,
-        before=first,
-        after=second,
-        change=change,
-        low=low,
-        high=high,
-        p=test.p if test else None,
-        direction=_direction(change if clear else None, larger_is_better=name in _LARGER_IS_BETTER),
-        tested=can_be_tested(len(before), len(after)),
-    )
-
-
-def _clear(
-    before: Sequence[float], after: Sequence[float], change: float, test: RankTest | None
-) -> bool:
-    """Tell a change from noise: by the rank test, or, of a few samples, by their distance."""
-    if not can_be_tested(len(before), len(after)):
-        return bool(few_differ(before, after))
-    if test is None or test.p > ALPHA:
-        return False
-    falls = test.u > len(before) * len(after) / 2
-    return falls is (change < 0)
-
-
-def _direction(change: float | None, *, larger_is_better: bool) -> Direction:
-    if change is None:
-        return Direction.UNCLEAR
-    return Direction.BETTER if (change > 0) is larger_is_better else Direction.WORSE
-
-
-def _memory(
-    before: Measurement, after: Measurement, limit_bytes: int | None
-) -> Sequence[MemoryChange]:
-    """Hold each rank's peak against its device: over the limit, or grown to where little is left.
-
-    Ranks are matched by their place in the pipeline.
-    """
-    changes = []
-    for place, mine in enumerate(after.memory):
-        was = before.memory[place].peak_bytes if place < len(before.memory) else None
-        limit = limit_bytes if limit_bytes is not None else mine.limit_bytes
-        unsafe = False
-        if mine.peak_bytes is not None and limit is not None:
-            room = headroom(mine.peak_bytes, limit_bytes=limit)
-            tight = room.bytes is not None and room.bytes < SAFE_SHARE * limit
-            grew = was is None or mine.peak_bytes > was
-            unsafe = room.fits is False or (tight and grew)
-        changes.append(
-            MemoryChange(
-                rank=mine.rank,
-                before_bytes=was,
-                after_bytes=mine.peak_bytes,
-                limit_bytes=limit,
-                unsafe=unsafe,
-            )
-        )
-    return changes
-
-
-def _notes(
-    before: Measurement, after: Measurement, *, same_batch: bool, rate_note: str
-) -> Sequence[str]:
-    notes = []
-    if not same_batch:
-        notes.append("the batches differ: throughput decides, batch latency is shown beside it")
-    if rate_note:
-        notes.append(rate_note)
-    if before.message_bytes is None or after.message_bytes is None:
-        notes.append("the size of a microbatch is not known: taken as the same on both sides")
-    elif before.message_bytes != after.message_bytes and not (before.tokens and after.tokens):
-        notes.append(
-            "microbatches differ in size: work is counted by the bytes that they send from stage "
-            "to stage, which holds for one model in one precision"
-        )
-    if any(one.peak_bytes is None for one in (*before.memory, *after.memory)):
-        notes.append("memory was not recorded on every rank: nothing says that it is safe")
-    if 1 in (len(before.captures), len(after.captures)):
-        notes.append(
-            "a side with one capture does not show what differs from run to run: "
-            "join several with commas"
-        )
-    return notes
-
-
-def _repeated(before: Measurement, after: Measurement) -> Sequence[str]:
-    """Say what was given twice, and counts once."""
-    counts = {"before": before.repeated, "after": after.repeated}
-    said = " and ".join(f"{count} {side}" for side, count in counts.items() if count)
-    return [f"the same capture was given more than once: {said} left out"] if said else []
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

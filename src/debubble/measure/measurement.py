@@ -141,12 +141,11 @@ def measure_run(
         microbatches=figures.microbatches,
         schedule=figures.schedule or job.schedule_for(figures),
         split=_split(ranks) or job.split_for(figures),
-        message_bytes=_largest_message(figures),
-        tokens=job.tokens_of_microbatch(figures.microbatches),
-        samples=tuple(
-            replace(sample, context=context)
-            for sample in _samples(run.found.capture.name, timeline, figures)
+        message_bytes=max(
+            (hop.message_bytes for hop in figures.hops if hop.message_bytes > 0), default=None
         ),
+        tokens=job.tokens_of_microbatch(figures.microbatches),
+        samples=_samples(run.found.capture.name, context, timeline, figures),
         unprofiled_s=tuple((context, length) for length in _unprofiled(run, ranks)),
         memory=tuple(_memory(rank, ranks_a_device(ranks)) for rank in ranks),
         environment=_environment(run),
@@ -159,7 +158,8 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
 
     A capture that is given twice is no more evidence than once.
     """
-    given, parts = len(parts), _distinct(parts)
+    given = len(parts)
+    parts = tuple({_identity(part, number): part for number, part in enumerate(parts)}.values())
     first = replace(parts[0], repeated=parts[0].repeated + given - len(parts))
     if len(parts) == 1:
         return first
@@ -186,16 +186,14 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
     )
 
 
-def _distinct(parts: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """Leave out what is the same capture as one before: no two runs last the same nanoseconds."""
-    return tuple({_identity(part, place): part for place, part in enumerate(parts)}.values())
+def _identity(part: Measurement, number: int) -> tuple[object, ...]:
+    """Return what tells a capture from others, wherever it was read from.
 
-
-def _identity(part: Measurement, place: int) -> tuple[object, ...]:
-    """Return what tells a capture from others, wherever it was read from."""
+    No two runs last the same nanoseconds; one without samples is told by its number.
+    """
     if not part.samples:
-        return (place,)
-    samples = tuple(replace(one, capture="", context=None) for one in part.samples)
+        return (number,)
+    samples = tuple(replace(sample, capture="", context=None) for sample in part.samples)
     lengths = tuple(length for _, length in part.unprofiled_s)
     return (part.ranks, part.microbatches, part.schedule, part.split, samples, lengths)
 
@@ -215,22 +213,26 @@ def _unprofiled(run: Run, ranks: Sequence[RankTimeline]) -> tuple[float, ...]:
     """Return the steps that all ranks timed without the profiler: each by its middle rank."""
     names = {rank.rank for rank in ranks}
     times = [(*s.steps.before_s, *s.steps.after_s) for s in run.sidecars if s.rank in names]
-    if len(times) < len(names) or len({len(one) for one in times}) != 1:
+    if len(times) < len(names) or len({len(steps) for steps in times}) != 1:
         return ()
     return tuple(float(median(step)) for step in zip(*times, strict=True))
 
 
-def _samples(capture: str, timeline: Timeline, figures: PipelineFigures) -> tuple[StepSample, ...]:
+def _samples(
+    capture: str, context: int | None, timeline: Timeline, figures: PipelineFigures
+) -> tuple[StepSample, ...]:
     if figures.stream is not None:
         stream = figures.stream
+        latency_ns = stream.batch_latency_ns
         return (
             StepSample(
                 capture=capture,
                 step=None,
                 bubble_fraction=stream.bubble_fraction,
-                batch_latency_s=_seconds(stream.batch_latency_ns),
+                batch_latency_s=None if latency_ns is None else latency_ns / NS_PER_S,
                 step_time_s=None,
                 stream_per_s=stream.batches_per_s,
+                context=context,
             ),
         )
     follows = dict(pairwise(timeline.steps))
@@ -245,6 +247,7 @@ def _samples(capture: str, timeline: Timeline, figures: PipelineFigures) -> tupl
                 bubble_fraction=window.bubble_fraction,
                 batch_latency_s=window.length_ns / NS_PER_S,
                 step_time_s=None if following is None else (following - window.start_ns) / NS_PER_S,
+                context=context,
             )
         )
     return tuple(samples)
@@ -252,14 +255,9 @@ def _samples(capture: str, timeline: Timeline, figures: PipelineFigures) -> tupl
 
 def _split(ranks: Sequence[RankTimeline]) -> tuple[int, ...] | None:
     """Return the layers of each stage, where all are known."""
-    layers = {one.stage: one.layers for rank in ranks for one in rank.layers}
+    layers = {stage.stage: stage.layers for rank in ranks for stage in rank.layers}
     stages = sorted(stage for rank in ranks for stage in rank.stages)
     return tuple(layers[s] for s in stages) if stages and set(stages) <= set(layers) else None
-
-
-def _largest_message(figures: PipelineFigures) -> int | None:
-    sizes = [hop.message_bytes for hop in figures.hops if hop.message_bytes > 0]
-    return max(sizes, default=None)
 
 
 def _memory(rank: RankTimeline, sharing: int) -> RankMemory:
@@ -277,37 +275,32 @@ def _memory(rank: RankTimeline, sharing: int) -> RankMemory:
 def _largest(group: Sequence[RankMemory]) -> RankMemory:
     return RankMemory(
         rank=group[0].rank,
-        peak_bytes=max(_known(one.peak_bytes for one in group), default=None),
-        reserved_bytes=max(_known(one.reserved_bytes for one in group), default=None),
-        limit_bytes=min(_known(one.limit_bytes for one in group), default=None),
+        peak_bytes=max(_known(rank.peak_bytes for rank in group), default=None),
+        reserved_bytes=max(_known(rank.reserved_bytes for rank in group), default=None),
+        limit_bytes=min(_known(rank.limit_bytes for rank in group), default=None),
     )
 
 
 def _environment(run: Run) -> Environment:
     headers = [trace.header for trace in run.ranks]
-    versions = {pair for one in headers for pair in one.versions}
+    versions = {pair for header in headers for pair in header.versions}
     told = {name for name, _ in versions}
-    versions |= {
-        pair for one in run.sidecars for pair in one.environment.items() if pair[0] not in told
-    }
+    said = {pair for sidecar in run.sidecars for pair in sidecar.environment.items()}
+    versions |= {(name, version) for name, version in said if name not in told}
+
+    def any_rank(flags: Iterable[bool | None]) -> bool | None:
+        """Return True where any rank says so: one slow rank holds up all."""
+        known = _known(flags)
+        return any(known) if known else None
+
     return Environment(
-        devices=tuple(sorted({device.name for one in headers for device in one.devices})),
+        devices=tuple(sorted({device.name for header in headers for device in header.devices})),
         versions=tuple(sorted(versions)),
         world_size=run.world_size,
-        record_shapes=_agreed([one.record_shapes for one in headers]),
-        profile_memory=_agreed([one.profile_memory for one in headers]),
-        with_stack=_agreed([one.with_stack for one in headers]),
+        record_shapes=any_rank(header.record_shapes for header in headers),
+        profile_memory=any_rank(header.profile_memory for header in headers),
+        with_stack=any_rank(header.with_stack for header in headers),
     )
-
-
-def _agreed(flags: Sequence[bool | None]) -> bool | None:
-    """Return True where any rank says so: one slow rank holds up all."""
-    known = [flag for flag in flags if flag is not None]
-    return any(known) if known else None
-
-
-def _seconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / NS_PER_S
 
 
 def _known(values: Iterable[_Value | None]) -> tuple[_Value, ...]:

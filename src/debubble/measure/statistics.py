@@ -57,20 +57,17 @@ def spread_of(samples: Sequence[float]) -> Spread | None:
     """Return the median with its bootstrap interval; None of nothing."""
     if not samples:
         return None
-    values = np.asarray(samples, dtype=np.float64)
     low = high = None
-    if len(values) > 1:
-        low, high = _interval(_resampled_medians(values, np.random.default_rng(_SEED)))
-    return Spread(median=float(np.median(values)), low=low, high=high, count=len(values))
+    if len(samples) > 1:
+        low, high = _interval(*_resampled_medians(samples))
+    return Spread(median=float(np.median(samples)), low=low, high=high, count=len(samples))
 
 
 def ratio_interval(before: Sequence[float], after: Sequence[float]) -> tuple[float, float] | None:
     """Return where the ratio of the medians, after over before, may lie; None of single samples."""
     if min(len(before), len(after)) < 2 or min(before) <= 0:
         return None
-    rng = np.random.default_rng(_SEED)
-    first = _resampled_medians(np.asarray(before, dtype=np.float64), rng)
-    second = _resampled_medians(np.asarray(after, dtype=np.float64), rng)
+    first, second = _resampled_medians(before, after)
     return _interval(second / first)
 
 
@@ -80,9 +77,7 @@ def difference_interval(
     """Return where the difference of the medians may lie: for what may be zero."""
     if min(len(before), len(after)) < 2:
         return None
-    rng = np.random.default_rng(_SEED)
-    first = _resampled_medians(np.asarray(before, dtype=np.float64), rng)
-    second = _resampled_medians(np.asarray(after, dtype=np.float64), rng)
+    first, second = _resampled_medians(before, after)
     return _interval(second - first)
 
 
@@ -152,10 +147,14 @@ def _noise(before: Sequence[float], after: Sequence[float]) -> float | None:
     return max(math.sqrt(squares / free), _LEAST_SPREAD)
 
 
-def _resampled_medians(values: F64, rng: np.random.Generator) -> F64:
-    picks = rng.integers(0, len(values), (_RESAMPLES, len(values)))
-    medians: F64 = np.median(values[picks], axis=1)
-    return medians
+def _resampled_medians(*sides: Sequence[float]) -> list[F64]:
+    """Return the medians of each side drawn again and again from its own samples, seeded."""
+    rng = np.random.default_rng(_SEED)
+    picks = [rng.integers(0, len(side), (_RESAMPLES, len(side))) for side in sides]
+    return [
+        np.median(np.asarray(side, dtype=np.float64)[pick], axis=1)
+        for side, pick in zip(sides, picks, strict=True)
+    ]
 
 
 def _interval(values: F64) -> tuple[float, float]:

@@ -128,14 +128,14 @@ class Store:
     def prune(self, *, keep: int, name: str | None = None) -> int:
         """Drop all but the newest records of each name; return how many went."""
         table, tags = self._schema.measurements, self._schema.tags
-        numbers = table.select().with_only_columns(table.c.id, table.c.name).order_by(table.c.id)
+        rows = table.select().with_only_columns(table.c.id, table.c.name).order_by(table.c.id)
         if name is not None:
-            numbers = numbers.where(table.c.name == name)
+            rows = rows.where(table.c.name == name)
         by_name: dict[str, list[int]] = {}
         with self.transaction() as connection:
-            for row in connection.execute(numbers):
+            for row in connection.execute(rows):
                 by_name.setdefault(row.name, []).append(row.id)
-            gone = [one for mine in by_name.values() for one in mine[: -keep or None]]
+            gone = [number for numbers in by_name.values() for number in numbers[: -keep or None]]
             for number in gone:
                 connection.execute(tags.delete().where(tags.c.measurement_id == number))
                 connection.execute(table.delete().where(table.c.id == number))
@@ -147,7 +147,11 @@ class Store:
             self._schema.wait_for_turn(connection)
             found = self._schema.read_version(connection)
             if found > self._schema.VERSION:
-                raise _newer(self.url, found, self._schema.VERSION)
+                raise StoreError(
+                    f"{self.url} was written by a newer debubble (version {found} of the store, "
+                    f"this one knows {self._schema.VERSION})",
+                    hint="pip install --upgrade debubble, or give another --store",
+                )
             self._schema.bring_up_to_date(connection, found)
 
     def close(self) -> None:
@@ -163,7 +167,15 @@ class Store:
             with self._engine.begin() as connection:
                 yield connection
         except DBAPIError as error:
-            raise _explained(self.url, str(error.orig)) from error
+            why = " ".join(str(error.orig).split())
+            hint = "is the path right, and is it a debubble history? give another --store"
+            if self.url.startswith("postgresql"):
+                hint = (
+                    "is the server up, and may you write to this database? or give another --store"
+                )
+            elif "readonly" in why or "read-only" in why:
+                hint = "the file or its folder cannot be written; give another --store"
+            raise StoreError(f"{self.url}: {why}", hint=hint) from error
 
 
 def _connect(url: str, sleep: Callable[[float], None]) -> Engine:
@@ -192,12 +204,9 @@ def _connect(url: str, sleep: Callable[[float], None]) -> Engine:
     engine = sqlalchemy.create_engine(address, connect_args={"timeout": _BUSY_S})
     sqlalchemy.event.listen(engine, "connect", lambda raw, _: _prepare(raw, sleep))
     # A transaction that reads first and writes later could not wait for its turn.
-    sqlalchemy.event.listen(engine, "begin", lambda one: one.exec_driver_sql(_begin(url)))
+    begin = "BEGIN" if "mode=ro" in url else "BEGIN IMMEDIATE"
+    sqlalchemy.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     return engine
-
-
-def _begin(url: str) -> str:
-    return "BEGIN" if "mode=ro" in url else "BEGIN IMMEDIATE"
 
 
 def _prepare(raw: Any, sleep: Callable[[float], None]) -> None:
@@ -220,23 +229,6 @@ def _prepare(raw: Any, sleep: Callable[[float], None]) -> None:
 def _no_store(url: str) -> StoreError:
     hint = "write it as sqlite:///history.db or postgresql://user@host/name"
     return StoreError(f"{url!r} is no store", hint=hint)
-
-
-def _newer(url: str, found: int, known: int) -> StoreError:
-    return StoreError(
-        f"{url} was written by a newer debubble (version {found} of the store, "
-        f"this one knows {known})",
-        hint="pip install --upgrade debubble, or give another --store",
-    )
-
-
-def _explained(url: str, why: str) -> StoreError:
-    hint = "is the path right, and is it a debubble history? give another --store"
-    if url.startswith("postgresql"):
-        hint = "is the server up, and may you write to this database? or give another --store"
-    elif "readonly" in why or "read-only" in why:
-        hint = "the file or its folder cannot be written; give another --store"
-    return StoreError(f"{url}: {' '.join(why.split())}", hint=hint)
 
 
 def default_url(environment: Mapping[str, str], home: Path) -> str:

@@ -1,11 +1,12 @@
-"""How the history is laid out, and the steps that lead there: old stores take those they lack.
+"""How the history is laid out, and how old stores come to be so too.
 
-The only module that names tables and columns. SQLAlchemy writes the words of each database.
+SQLAlchemy writes the words of each database. Tables of others than the history stand with those
+who use them, in the same `metadata`: watch/tables.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -31,104 +32,12 @@ tags = sa.Table(
     sa.Column("value", sa.Text, nullable=False),
 )
 
-watch_captures = sa.Table(
-    "watch_captures",
-    metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("source", sa.Text, nullable=False),
-    sa.Column("key", sa.Text, nullable=False),
-    sa.Column("state", sa.Text, nullable=False),
-    sa.Column("found_s", sa.Double, nullable=False),
-    sa.Column("finished_s", sa.Double),
-    sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("files", sa.Text, nullable=False),
-    sa.Column("measurement_id", sa.Integer),
-    sa.Column("data", sa.Text),
-    sa.Column("problem", sa.Text),
-    sa.Index("watch_captures_once", "source", "key", unique=True),
-    sa.Index("watch_captures_by_state", "state"),
-)
-watch_points = sa.Table(
-    "watch_points",
-    metadata,
-    sa.Column("capture_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("metric", sa.Text, primary_key=True),
-    sa.Column("source", sa.Text, nullable=False),
-    sa.Column("bucket", sa.Integer, nullable=False),
-    sa.Column("at_s", sa.Double, nullable=False),
-    sa.Column("value", sa.Double, nullable=False),
-    sa.Index("watch_points_by_source", "source", "metric", "capture_id"),
-)
-watch_states = sa.Table(
-    "watch_states",
-    metadata,
-    sa.Column("source", sa.Text, primary_key=True),
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("data", sa.Text, nullable=False),
-)
-watch_triggers = sa.Table(
-    "watch_triggers",
-    metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("source", sa.Text, nullable=False),
-    sa.Column("began_s", sa.Double, nullable=False),
-    sa.Column("ended_s", sa.Double),
-    sa.Column("data", sa.Text),
-    sa.Column("problem", sa.Text),
-    sa.Index("watch_triggers_by_source", "source", "began_s"),
-)
-watch_alerts = sa.Table(
-    "watch_alerts",
-    metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
-    sa.Column("source", sa.Text, nullable=False),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("subject", sa.Text, nullable=False),
-    sa.Column("raised_s", sa.Double, nullable=False),
-    sa.Column("capture_id", sa.Integer, nullable=False),
-    sa.Column("acknowledged_s", sa.Double),
-    sa.Column("data", sa.Text, nullable=False),
-    sa.Index("watch_alerts_by_source", "source", "kind", "subject"),
-)
-watch_deliveries = sa.Table(
-    "watch_deliveries",
-    metadata,
-    sa.Column("alert_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("target", sa.Text, primary_key=True),
-    sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("next_s", sa.Double, nullable=False),
-    sa.Column("delivered_s", sa.Double),
-    sa.Column("problem", sa.Text),
-)
-_WATCH = (
-    watch_captures,
-    watch_points,
-    watch_states,
-    watch_triggers,
-    watch_alerts,
-    watch_deliveries,
-)
-
 # Any number, as long as nobody else on the server takes the same one for a lock of theirs.
 _MIGRATION_LOCK = 0x6465627562
-
-
-def _first(connection: sa.Connection) -> None:
-    store_version.create(connection)
-    measurements.create(connection)
-
-
-def _with_tags(connection: sa.Connection) -> None:
-    tags.create(connection)
-
-
-def _with_watch(connection: sa.Connection) -> None:
-    for table in _WATCH:
-        table.create(connection)
-
-
-MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (_first, _with_tags, _with_watch)
-VERSION = len(MIGRATIONS)
+# What each version of the store brought. Version 3 brought the tables of the service, which now
+# makes its own (`add_tables`); stores still carry the number.
+_MADE: tuple[tuple[sa.Table, ...], ...] = ((store_version, measurements), (tags,), ())
+VERSION = len(_MADE)
 
 
 def read_version(connection: sa.Connection) -> int:
@@ -139,11 +48,11 @@ def read_version(connection: sa.Connection) -> int:
 
 
 def bring_up_to_date(connection: sa.Connection, found: int) -> None:
-    """Take the steps that a store lacks, in the transaction that is open."""
+    """Make the tables that a store lacks, in the transaction that is open."""
     if found >= VERSION:
         return
-    for step in MIGRATIONS[found:]:
-        step(connection)
+    for table in (table for made in _MADE[found:] for table in made):
+        table.create(connection)
     connection.execute(store_version.delete())
     connection.execute(store_version.insert().values(version=VERSION))
 
@@ -154,18 +63,22 @@ def wait_for_turn(connection: sa.Connection) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
 
 
-def write_state(connection: sa.Connection, source: str, name: str, data: str) -> None:
-    """Remember something of a source; what was remembered before is replaced."""
+def add_tables(connection: sa.Connection, tables: Sequence[sa.Table]) -> None:
+    """Make those that a store lacks: whoever keeps more than measurements brings its own tables."""
+    wait_for_turn(connection)
+    metadata.create_all(connection, tables=tables)
+
+
+def write_row(
+    connection: sa.Connection, table: sa.Table, key: Mapping[str, object], **values: object
+) -> None:
+    """Write a row; one of the same key is replaced."""
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    row = insert(watch_states).values(source=source, name=name, data=data)
-    same = [watch_states.c.source, watch_states.c.name]
-    connection.execute(row.on_conflict_do_update(index_elements=same, set_={"data": data}))
+    row = insert(table).values(**key, **values)
+    connection.execute(row.on_conflict_do_update(index_elements=[*key], set_=values))
 
 
 def write_tags(connection: sa.Connection, number: int, pairs: Mapping[str, str]) -> None:
     """Add tags to a measurement; those of the same name are replaced."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     for name, value in pairs.items():
-        row = insert(tags).values(measurement_id=number, name=name, value=value)
-        same = [tags.c.measurement_id, tags.c.name]
-        connection.execute(row.on_conflict_do_update(index_elements=same, set_={"value": value}))
+        write_row(connection, tags, {"measurement_id": number, "name": name}, value=value)

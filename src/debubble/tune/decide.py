@@ -1,6 +1,6 @@
 """A journal in → the next run, within the budget.
 
-First the setting as it is. Then, as long as something is foretold to gain beyond the noise, the
+First the setting as it is. Then, as long as something is predicted to gain beyond the noise, the
 most promising one, each time with costs fitted anew; after every third the first setting again.
 At last the winner and the first setting in turn, the latter at the end: runs of it stand before and
 after all others, so that a machine that gets slower or faster fools nobody. The same runs give the
@@ -22,6 +22,11 @@ from debubble.tune.trial import Kind
 # A run that takes this many times as long as the longest good one, and a minute, hangs: starting
 # up on a busy machine may take long, but not so long.
 _HANGS_AFTER, _GRACE_S = 3.0, 60.0
+# Runs of the winner and of the first setting: two each show what differs from run to run; a third,
+# where two leave it open.
+_CONFIRMED, _AT_MOST = 2, 3
+# So many tries without a run of the first setting between them, and drift goes unseen.
+_TRIES_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +57,7 @@ class Budget:
     def has_room(self, runs: Sequence[Run]) -> bool:
         """Tell whether another run can be made to its end."""
         left = self.seconds_left(runs)
-        longest = _longest(runs)
-        in_time = left is None or (left > 0 and left >= (longest or 0.0))
+        in_time = left is None or (left > 0 and left >= (_longest(runs) or 0.0))
         return self.runs_left(runs) > 0 and in_time
 
     def timeout_for(self, runs: Sequence[Run]) -> float | None:
@@ -67,13 +71,6 @@ class Budget:
 def _longest(runs: Sequence[Run]) -> float | None:
     good = [run.outcome.seconds for run in runs if run.outcome.kind is Kind.MEASURED]
     return max(good, default=None)
-
-
-# Runs of the winner and of the first setting: two each show what differs from run to run; a third,
-# where two leave it open.
-_CONFIRMED, _AT_MOST = 2, 3
-# So many tries without a run of the first setting between them, and drift goes unseen.
-_TRIES_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +100,12 @@ def decide(standing: Standing, budget: Budget, look: Callable[[], Prospects]) ->
     left = budget.runs_left(standing.runs)
     duel = _duel(standing, standing.best)
     if left > len(duel):
-        found = next((one for one in look().tries if one.worth), None)
-        if found is not None:
-            if _unwatched(standing) >= _TRIES_IN_A_ROW and left > 1:
+        prospect = next((prospect for prospect in look().tries if prospect.worth), None)
+        if prospect is not None:
+            last = [run.setting for run in standing.runs[-_TRIES_IN_A_ROW:]]
+            if len(last) == _TRIES_IN_A_ROW and standing.now not in last and left > 1:
                 return Next(setting=standing.now, why="drift")
-            return Next(setting=found.setting, why="try", expected=found.expected)
+            return Next(setting=prospect.setting, why="try", expected=prospect.expected)
     if not duel:
         return Stop(why="nothing more is foretold to gain beyond the noise")
     return Next(setting=duel[-left:][0], why="confirm")
@@ -120,7 +118,7 @@ def _duel(standing: Standing, best: Setting | None) -> list[Setting]:
     """
     if best is None or best == standing.now:
         return []
-    counts = {one: len(standing.of(one)) for one in (standing.now, best)}
+    counts = {setting: len(standing.of(setting)) for setting in (standing.now, best)}
     # A first setting that does not fit memory is no match: nothing is to be confirmed against it.
     if not counts[standing.now]:
         return []
@@ -135,13 +133,3 @@ def _duel(standing: Standing, best: Setting | None) -> list[Setting]:
             counts[mine] += 1
         mine, other = other, mine
     return owed[::-1]
-
-
-def _unwatched(standing: Standing) -> int:
-    """Count the runs since the last one of the first setting."""
-    count = 0
-    for run in reversed(standing.runs):
-        if run.setting == standing.now:
-            break
-        count += 1
-    return count

@@ -1,4 +1,4 @@
-"""What was run, written down and found again.
+"""Runs in → what was run, written down and found again, here and in the history.
 
 The first line says whose it is. A run is two lines: that it began, before it does, and what came of
 it. A line is there whole or not at all.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self, TypeVar
+from typing import IO, Self
 
 import msgspec
 
@@ -22,6 +22,7 @@ from debubble.tune.trial import Outcome
 
 NAME = "journal.jsonl"
 SCHEMA = "debubble.tune-journal/1"
+_TAG = "tune"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What had been foretold of a run, against the best one before it."""
+    """What had been predicted of a run, against the best one before it."""
 
     gain: float
     """Of throughput, against the setting as it was first."""
@@ -48,7 +49,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Began:
+class RunStart:
     """A run that was started."""
 
     number: int
@@ -61,33 +62,21 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Came:
-    """What came of a run."""
+class Run(RunStart):
+    """A run that is over."""
 
+    outcome: Outcome
+
+
+class _RunEnd(msgspec.Struct):
     number: int
     outcome: Outcome
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
     heading: Heading | None = None
-    began: Began | None = None
-    came: Came | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A run that is over."""
-
-    number: int
-    token: str
-    setting: Setting
-    why: str
-    began_s: float
-    expected: Expected | None
-    outcome: Outcome
-
-
-_Value = TypeVar("_Value")
+    began: RunStart | None = None
+    came: _RunEnd | None = None
 
 
 class Journal:
@@ -127,7 +116,7 @@ class Journal:
         return tuple(self._runs)
 
     @property
-    def unfinished(self) -> tuple[Began, ...]:
+    def unfinished(self) -> tuple[RunStart, ...]:
         """Runs that were started and never ended: whoever ran them was killed."""
         return tuple(self._begun.values())
 
@@ -136,15 +125,15 @@ class Journal:
         """The number of the next run."""
         return self._last + 1
 
-    def begin(self, began: Began) -> None:
+    def begin(self, start: RunStart) -> None:
         """Note that a run is about to start."""
-        self._append(_Line(began=began))
-        self._begun[began.number] = began
-        self._last = began.number
+        self._append(_Line(began=start))
+        self._begun[start.number] = start
+        self._last = start.number
 
     def end(self, number: int, outcome: Outcome) -> Run:
         """Note what came of it."""
-        self._append(_Line(came=Came(number=number, outcome=outcome)))
+        self._append(_Line(came=_RunEnd(number=number, outcome=outcome)))
         return self._close(number, outcome)
 
     def drop(self, number: int) -> None:
@@ -153,14 +142,21 @@ class Journal:
 
     def _load(self, folder: Path, heading: Heading) -> None:
         self._runs: list[Run] = []
-        self._begun: dict[int, Began] = {}
+        self._begun: dict[int, RunStart] = {}
         self._last = 0
         self._file.seek(0)
         text = self._file.read()
         whole = text[: text.rfind(b"\n") + 1]
         if len(whole) < len(text):  # half a line: the writer was killed in it
             self._file.truncate(len(whole))
-        lines = [_decode(line, _Line, self.path) for line in whole.splitlines()]
+        try:
+            lines = [msgspec.json.decode(line, type=_Line) for line in whole.splitlines()]
+        except msgspec.MsgspecError as error:
+            raise TuneError(
+                f"this is no journal of debubble tune: {error}",
+                file=str(self.path),
+                hint="give another --out, or --force to begin anew",
+            ) from error
         if not lines:
             self._append(_Line(heading=heading))
             return
@@ -178,16 +174,9 @@ class Journal:
                 self._close(line.came.number, line.came.outcome)
 
     def _close(self, number: int, outcome: Outcome) -> Run:
-        began = self._begun.pop(number)
-        run = Run(
-            number=number,
-            token=began.token,
-            setting=began.setting,
-            why=began.why,
-            began_s=began.began_s,
-            expected=began.expected,
-            outcome=outcome,
-        )
+        start = self._begun.pop(number)
+        known = {field.name: getattr(start, field.name) for field in fields(start)}
+        run = Run(**known, outcome=outcome)
         self._runs.append(run)
         return run
 
@@ -195,20 +184,6 @@ class Journal:
         self._file.write(msgspec.json.encode(line) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-
-
-def _decode(line: bytes, kind: type[_Value], path: Path) -> _Value:
-    try:
-        return msgspec.json.decode(line, type=kind)
-    except msgspec.MsgspecError as error:
-        raise TuneError(
-            f"this is no journal of debubble tune: {error}",
-            file=str(path),
-            hint="give another --out, or --force to begin anew",
-        ) from error
-
-
-_TAG = "tune"
 
 
 def remember(store: Store, name: str, run: Run) -> None:

@@ -104,11 +104,11 @@ def stage_shares(reading: Reading) -> list[float]:
 def over_memory(measured: Measurement, first: Measurement | None, limit_bytes: int | None) -> str:
     """Say which rank took more than is safe, by the rule of `compare`; nothing where all fit."""
     compared = compare(first or measured, measured, limit_bytes=limit_bytes)
-    for one in compared.memory:
-        left = one.headroom_bytes
-        if one.unsafe and left is not None and one.after_bytes is not None:
+    for rank in compared.memory:
+        left = rank.headroom_bytes
+        if rank.unsafe and left is not None and rank.after_bytes is not None:
             how = f"{show_bytes(-left)} more than its limit"
             if left >= 0:
                 how = f"which leaves {show_bytes(left)}: too little to be safe"
-            return f"rank {one.rank} took {show_bytes(one.after_bytes)}, {how}"
+            return f"rank {rank.rank} took {show_bytes(rank.after_bytes)}, {how}"
     return ""

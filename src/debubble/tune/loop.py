@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from debubble.errors import TuneError, UsageError
 from debubble.measure.comparison import Verdict
 from debubble.tune.decide import Budget, Next, Stop, decide
-from debubble.tune.journal import Began, Journal, Run
+from debubble.tune.journal import Journal, Run, RunStart
 from debubble.tune.judge import First, contradicts, judge
 from debubble.tune.prospects import Prospects, Scope, look_ahead
 from debubble.tune.setting import Setting
@@ -61,12 +61,21 @@ class Loop:
 
     def run(self) -> Tuned:
         """Run until nothing more can be gained, or the budget is spent."""
-        self._clear_up()
+        for start in self.journal.unfinished:  # of a tuning that was killed: it may still run
+            end_marked(start.token)
+            self.journal.drop(start.number)
         while True:
             chosen = decide(self.standing, self.budget, self.look)
-            if isinstance(chosen, Stop):
-                return self.tuned(chosen)
-            self._run(chosen)
+            if isinstance(chosen, Next):
+                self._run(chosen)
+                continue
+            return Tuned(
+                bench=self.bench,
+                standing=self.standing,
+                prospects=self.look(),
+                stop=chosen,
+                scope=self.scope,
+            )
 
     @property
     def standing(self) -> Standing:
@@ -84,16 +93,6 @@ class Loop:
             self._looks[done] = self._look()
         return self._looks[done]
 
-    def tuned(self, stop: Stop) -> Tuned:
-        """Say how things stand."""
-        return Tuned(
-            bench=self.bench,
-            standing=self.standing,
-            prospects=self.look(),
-            stop=stop,
-            scope=self.scope,
-        )
-
     def _look(self) -> Prospects:
         standing = self.standing
         first = standing.first
@@ -101,9 +100,10 @@ class Loop:
             return Prospects(tries=(), untellable=(), refused=())
         best = standing.best
         source = standing.of(best)[-1] if best is not None else first
-        other = self._beside(standing, source, first)
+        # A run of another setting beside it tells more: the first, else the last one.
+        others = [run for run in (*standing.measured, first) if run.setting != source.setting]
         try:
-            beside = None if other is None else self._read(other)
+            beside = self._read(others[-1]) if others else None
             return look_ahead(standing, source, self._read(source), beside, self.scope)
         except UsageError as error:
             if source is first:
@@ -113,24 +113,10 @@ class Loop:
                 ) from error
             return look_ahead(standing, first, self._read(first), None, self.scope)
 
-    @staticmethod
-    def _beside(standing: Standing, source: Run, first: Run) -> Run | None:
-        """Return the run that tells most beside another: of another setting, the first if it is."""
-        if source.setting != first.setting:
-            return first
-        others = [run for run in standing.measured if run.setting != source.setting]
-        return others[-1] if others else None
-
     def _read(self, run: Run) -> Reading:
         if run.number not in self._readings:
             self._readings[run.number] = read_capture(self.bench.folder_of(run.number))
         return self._readings[run.number]
-
-    def _clear_up(self) -> None:
-        """End what a killed tuning left running, and forget its unfinished run."""
-        for began in self.journal.unfinished:
-            end_marked(began.token)
-            self.journal.drop(began.number)
 
     def _run(self, chosen: Next) -> None:
         standing, number = self.standing, self.journal.next_number
@@ -138,7 +124,7 @@ class Loop:
         token = secrets.token_hex(8)
         self.on_start(chosen, len(self.journal.runs))
         self.journal.begin(
-            Began(
+            RunStart(
                 number=number,
                 token=token,
                 setting=chosen.setting,
@@ -155,14 +141,11 @@ class Loop:
             timeout_s=self.budget.timeout_for(standing.runs),
             cut_s=self.budget.seconds_left(standing.runs),
         )
+        against = None
+        if first is not None:
+            against = First(setting=first.setting, reading=self._read(first))
         outcome = judge(
-            outcome,
-            chosen.setting,
-            reading,
-            first=None
-            if first is None
-            else First(setting=first.setting, reading=self._read(first)),
-            limit_bytes=self.scope.limit_bytes,
+            outcome, chosen.setting, reading, first=against, limit_bytes=self.scope.limit_bytes
         )
         if reading is not None:
             self._readings[number] = reading
@@ -194,7 +177,7 @@ class Loop:
                     hint=f"let it use {{{knob}}}, or say --now {knob}=… as it is",
                 )
         if self.scope.limit_bytes is not None and any(
-            one.peak_bytes is None for one in outcome.measurement.memory
+            rank.peak_bytes is None for rank in outcome.measurement.memory
         ):
             raise TuneError(
                 "memory was not recorded, so no limit can be held",

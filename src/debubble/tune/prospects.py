@@ -34,7 +34,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """A setting, and what is foretold of it."""
+    """A setting, and what is predicted of it."""
 
     setting: Setting
     lever: str
@@ -65,19 +65,21 @@ def look_ahead(
 ) -> Prospects:
     """Fit costs to a run, and to another beside it, and plan from there."""
     baseline = _fit(source.setting, reading, other, scope)
-    most = scope.most_microbatches or _most_microbatches(standing.now, baseline)
-    hold = standing.hold or scope.hold
+    # The plan's own bound, by the first setting: it must not move with what was tried.
+    count = standing.now.microbatches or baseline.source.microbatches
+    most = scope.most_microbatches or max(MOST_A_RANK * len(baseline.ranks), 2 * count)
     tellable = Allowed(
         link=False,
         split=source.setting.split is not None,
         microbatches=source.setting.microbatches is not None,
         overlap=source.setting.overlap is False,
         schedules=scope.schedules if source.setting.schedule is not None else frozenset(),
-        hold=hold,
+        hold=standing.hold or scope.hold,
     )
     plan = make_plan(baseline, reading.timeline, most_microbatches=most, allowed=tellable)
     tries = sorted(
-        _tries(standing, source, plan, scope), key=lambda one: (-one.worth, -one.expected.gain)
+        _tries(standing, source, plan, scope),
+        key=lambda prospect: (-prospect.worth, -prospect.expected.gain),
     )
     return Prospects(
         tries=tuple(tries),
@@ -110,12 +112,6 @@ def _fit(setting: Setting, reading: Reading, other: Reading | None, scope: Scope
         return fit(None)  # the other run cannot be laid beside this one: it tells nothing more
 
 
-def _most_microbatches(now: Setting, baseline: Baseline) -> int:
-    """Return the plan's own bound, by the first setting: it must not move with what was tried."""
-    count = now.microbatches or baseline.source.microbatches
-    return max(MOST_A_RANK * len(baseline.ranks), 2 * count)
-
-
 def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterator[Prospect]:
     done = {run.setting for run in standing.runs if run.outcome.kind is not Kind.CUT}
     ahead = 1 + standing.gain_of(source.setting)
@@ -126,10 +122,20 @@ def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterato
             continue
         if _is_hopeless(standing, setting):
             continue
+        peaks = None
+        if option.headroom is not None:
+            peaks = tuple(round(rank.peak_bytes) for rank in option.headroom)
+        expected = Expected(
+            gain=ahead * (1 + option.throughput_gain) - 1,
+            low=ahead * (1 + option.throughput_low) - 1,
+            high=ahead * (1 + option.throughput_high) - 1,
+            batch_latency_s=option.window_ns / NS_PER_S,
+            peak_memory_bytes=peaks,
+        )
         yield Prospect(
             setting=setting,
             lever=option.lever,
-            expected=_expected(option, ahead),
+            expected=expected,
             worth=_is_worth(plan, option, scope.threshold),
         )
 
@@ -139,19 +145,6 @@ def _is_worth(plan: Plan, option: Option, threshold: float) -> bool:
         # Only a run tells what messages do to the compute beside them.
         return plan.overlap.break_even is None or plan.overlap.break_even > 1
     return option.throughput_gain > threshold and option.throughput_low > 0
-
-
-def _expected(option: Option, ahead: float) -> Expected:
-    peaks = None
-    if option.headroom is not None:
-        peaks = tuple(round(one.peak_bytes) for one in option.headroom)
-    return Expected(
-        gain=ahead * (1 + option.throughput_gain) - 1,
-        low=ahead * (1 + option.throughput_low) - 1,
-        high=ahead * (1 + option.throughput_high) - 1,
-        batch_latency_s=option.window_ns / NS_PER_S,
-        peak_memory_bytes=peaks,
-    )
 
 
 def _is_hopeless(standing: Standing, setting: Setting) -> bool:
@@ -170,7 +163,7 @@ def _is_hopeless(standing: Standing, setting: Setting) -> bool:
         wrong = [
             knob
             for knob, value in run.setting.differing(standing.now).items()
-            if all(getattr(one, knob) != value for one in good)
+            if all(getattr(other, knob) != value for other in good)
         ]
         if wrong and all(_as_bad(run, knob, mine.get(knob)) for knob in wrong):
             return True
@@ -189,13 +182,8 @@ def _untellable(
     source: Run, baseline: Baseline, reading: Reading, scope: Scope, most: int
 ) -> tuple[Untellable, ...]:
     """Return the best option of each lever that the command has no placeholder for."""
-    missing = set()
-    if source.setting.split is None:
-        missing.add("split")
-    if source.setting.microbatches is None:
-        missing.add("microbatches")
-    if source.setting.schedule is None:
-        missing.add("schedule")
+    levers = ("split", "microbatches", "schedule")
+    missing = {lever for lever in levers if getattr(source.setting, lever) is None}
     if not missing:
         return ()
     plan = make_plan(baseline, reading.timeline, most_microbatches=most)

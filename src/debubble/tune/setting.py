@@ -1,4 +1,4 @@
-"""What a command can be told, and how it is told."""
+"""A command and its setting in → what it can be told, and how it is told."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ from debubble.schedules import SCHEDULES
 from debubble.units import counted
 
 _TRUE, _FALSE = frozenset({"1", "on", "true", "yes"}), frozenset({"0", "off", "false", "no"})
+_EXAMPLES = {"microbatches": "4", "split": "4,4,4,4", "schedule": "1f1b", "overlap": "0"}
+# `{split}`, or `{split:megatron}` as that framework writes it; braces around anything else, as in
+# JSON, are left alone, and `{{split}}` is `{split}`.
+_PLACEHOLDER = re.compile(r"\{\{(\w+(?::\w+)?)\}\}|\{([A-Za-z_]\w*)(?::(\w+))?\}")
+PREFIX = "DEBUBBLE_"
+_TITAN = Names(before=("tok_embeddings",), layer="layers.", after=("norm", "output"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +85,7 @@ class Setting:
         return replace(self, **wanted)  # type: ignore[arg-type]
 
 
-KNOBS = tuple(one.name for one in fields(Setting))
+KNOBS = tuple(field.name for field in fields(Setting))
 
 
 def read_setting(words: Sequence[str]) -> Setting:
@@ -94,49 +100,35 @@ def read_setting(words: Sequence[str]) -> Setting:
             )
         if knob in values:
             raise UsageError(f"{knob} is said twice", hint="say it once, as it is now")
-        values[knob] = _READERS[knob](text)
+        values[knob] = _read_value(knob, text)
     return Setting(**values)  # type: ignore[arg-type]
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise UsageError(f"{text!r} is no number of microbatches", hint="write microbatches=8")
-    return int(text)
-
-
-def _layers(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) for part in parts):
-        raise UsageError(f"{text!r} is no split", hint="write split=4,4,4,4: layers of each stage")
-    return tuple(int(part) for part in parts)
-
-
-def _name(text: str) -> str:
-    if text not in SCHEDULES:
-        raise UsageError(f"no schedule is called {text!r}", hint=f"one of {', '.join(SCHEDULES)}")
-    return text
-
-
-def _switch(text: str) -> bool:
+def _read_value(knob: str, text: str) -> object:
+    if knob == "microbatches":
+        if not text.isdigit() or not int(text):
+            raise UsageError(f"{text!r} is no number of microbatches", hint="write microbatches=8")
+        return int(text)
+    if knob == "split":
+        parts = text.split(",")
+        if not all(part.strip().isdigit() and int(part) for part in parts):
+            hint = "write split=4,4,4,4: layers of each stage"
+            raise UsageError(f"{text!r} is no split", hint=hint)
+        return tuple(int(part) for part in parts)
+    if knob == "schedule":
+        if text not in SCHEDULES:
+            hint = f"one of {', '.join(SCHEDULES)}"
+            raise UsageError(f"no schedule is called {text!r}", hint=hint)
+        return text
     if text.lower() not in _TRUE | _FALSE:
         raise UsageError(f"{text!r} is neither on nor off", hint="write overlap=0 or overlap=1")
     return text.lower() in _TRUE
-
-
-_READERS = {"microbatches": _count, "split": _layers, "schedule": _name, "overlap": _switch}
 
 
 def _write(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(int(value)) if isinstance(value, bool) else str(value)
-
-
-# `{split}`, or `{split:megatron}` as that framework writes it; braces around anything else, as in
-# JSON, are left alone, and `{{split}}` is `{split}`.
-_PLACEHOLDER = re.compile(r"\{\{(\w+(?::\w+)?)\}\}|\{([A-Za-z_]\w*)(?::(\w+))?\}")
-PREFIX = "DEBUBBLE_"
-_TITAN = Names(before=("tok_embeddings",), layer="layers.", after=("norm", "output"))
 
 
 def _torch_name(setting: Setting) -> str:
@@ -222,6 +214,3 @@ def read_template(words: Sequence[str], now: Setting) -> Template:
             "a command that reads DEBUBBLE_MICROBATCHES needs --now alone",
         )
     return Template(words=tuple(words), now=now)
-
-
-_EXAMPLES = {"microbatches": "4", "split": "4,4,4,4", "schedule": "1f1b", "overlap": "0"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Comparison, Verdict
-from debubble.measure.measurement import Measurement, join_measurements
+from debubble.measure.measurement import join_measurements
 from debubble.plan.change import Hold
 from debubble.tune.journal import Run
 from debubble.tune.setting import Setting
@@ -75,7 +74,11 @@ class Standing:
         before, after = self.of(self.now), self.of(setting)
         if not before or not after:
             return None
-        return compare(_joined(before), _joined(after), limit_bytes=self.limit_bytes)
+        first, second = (
+            join_measurements([run.outcome.measurement for run in runs if run.outcome.measurement])
+            for runs in (before, after)
+        )
+        return compare(first, second, limit_bytes=self.limit_bytes)
 
     def is_clear(self, setting: Setting) -> bool:
         """Tell whether it is surely better or worse than the one as it is."""
@@ -105,36 +108,35 @@ class Standing:
         Then it gains nothing, or the command ignores it: traces do not tell which.
         """
         settings = {run.setting for run in self.measured}
-        pairs = [(one, replace(one, overlap=False)) for one in settings if one.overlap]
-        known = [
-            (self.rate_of(one), self.rate_of(other)) for one, other in pairs if other in settings
+        pairs = [
+            (setting, replace(setting, overlap=False)) for setting in settings if setting.overlap
         ]
-        return bool(known) and all(abs(one / other - 1) < threshold for one, other in known)
+        ratios = [self.rate_of(on) / self.rate_of(off) for on, off in pairs if off in settings]
+        return bool(ratios) and all(abs(ratio - 1) < threshold for ratio in ratios)
 
     def _rate(self, run: Run) -> float:
-        one = run.outcome.measurement
-        if one is None:
+        """Return its work a second: by steps without the profiler where all runs timed some."""
+        measured = run.outcome.measurement
+        if measured is None:
             return 0.0
-        rates = one.rates_per_s(self._lengths(one))
-        return median(rates) * (self._size(run) or 1.0) if rates else 0.0
-
-    def _lengths(self, one: Measurement) -> str:
-        """Choose what rates are made of: steps without the profiler where all runs timed some."""
+        enough = len(measured.step_times_s) >= _FEWEST_STEPS
+        lengths = "step_times_s" if enough else "batch_latencies_s"
         if all(
-            len(run.outcome.measurement.unprofiled_step_times_s) >= _FEWEST_STEPS
-            for run in self.runs
-            if run.outcome.measurement is not None
+            len(known.outcome.measurement.unprofiled_step_times_s) >= _FEWEST_STEPS
+            for known in self.runs
+            if known.outcome.measurement is not None
         ):
-            return "unprofiled_step_times_s"
-        return "step_times_s" if len(one.step_times_s) >= _FEWEST_STEPS else "batch_latencies_s"
+            lengths = "unprofiled_step_times_s"
+        rates = measured.rates_per_s(lengths)
+        return median(rates) * (self._size(run) or 1.0) if rates else 0.0
 
     def _size(self, run: Run) -> float | None:
         """Return the size of a microbatch against the first run's, by what stages send."""
         first = self.first
-        one, other = run.outcome.measurement, first.outcome.measurement if first else None
-        if one is None or other is None or not one.message_bytes or not other.message_bytes:
+        measured, base = run.outcome.measurement, first.outcome.measurement if first else None
+        if not measured or not base or not measured.message_bytes or not base.message_bytes:
             return None
-        return one.message_bytes / other.message_bytes
+        return measured.message_bytes / base.message_bytes
 
     def _drift(self, number: int) -> float:
         """Return the machine's pace at a run against the first, by the runs of one setting.
@@ -146,7 +148,3 @@ class Standing:
             return 1.0
         paces = [self._rate(run) / self._rate(mine[0]) for run in mine]
         return float(np.interp(number, [run.number for run in mine], paces))
-
-
-def _joined(runs: Sequence[Run]) -> Measurement:
-    return join_measurements([run.outcome.measurement for run in runs if run.outcome.measurement])

@@ -28,10 +28,20 @@ GUARD = Path(__file__).with_name("guard.py")
 MARK = "DEBUBBLE_TUNE_RUN"
 """In the environment of every process of a run: whose it is."""
 _PROC = Path("/proc")
+LOG = "output.log"
+# The end of a traceback, with the line that failed.
+_TAIL_LINES = 3
+_TAIL_BYTES = 1 << 16
+_OUT_OF_MEMORY = re.compile(
+    rb"out of memory|OutOfMemoryError|MemoryError|Cannot allocate memory|can't allocate memory",
+    re.IGNORECASE,
+)
+# As a shell says it: ended by a signal, of which 9 is the kernel's own, and an administrator's.
+_SIGNALLED, _KILL = 128, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ProcessEnd:
     """How a command ended."""
 
     code: int | None
@@ -48,7 +58,7 @@ def run_guarded(
     token: str,
     log: Path,
     timeout_s: float | None,
-) -> Ended:
+) -> ProcessEnd:
     """Run a command under its guard, for so long at most."""
     began, killed = time.monotonic(), _killed_for_memory()
     with log.open("wb") as output:
@@ -70,7 +80,7 @@ def run_guarded(
             guard.stdin.close()  # the guard's word to end whatever still runs
         guard.wait()
         end_marked(token)
-    return Ended(
+    return ProcessEnd(
         code=code,
         seconds=time.monotonic() - began,
         out_of_memory=_killed_for_memory() > killed,
@@ -134,18 +144,6 @@ class Reading:
 def read_capture(folder: Path | str) -> Reading:
     """Read the newest capture of a folder or URL; of several pipelines, the one that waits most."""
     return Reading(analysis=analyse_found(find_run([str(folder)])))
-
-
-LOG = "output.log"
-# The end of a traceback, with the line that failed.
-_TAIL_LINES = 3
-_TAIL_BYTES = 1 << 16
-_OUT_OF_MEMORY = re.compile(
-    rb"out of memory|OutOfMemoryError|MemoryError|Cannot allocate memory|can't allocate memory",
-    re.IGNORECASE,
-)
-# As a shell says it: ended by a signal, of which 9 is the kernel's own, and an administrator's.
-_SIGNALLED, _KILL = 128, 9
 
 
 class Kind(StrEnum):
@@ -213,71 +211,48 @@ def run_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
         log=out / LOG,
         timeout_s=min(known, default=None),
     )
+
+    def came_of(kind: Kind, message: str) -> tuple[Outcome, None]:
+        return Outcome(kind=kind, seconds=ended.seconds, message=message), None
+
     if ended.code is None:
+        took = f"after {ended.seconds:.0f} s"
         spent = cut_s is not None and ended.seconds >= cut_s
-        return _stopped(ended, spent=spent), None
+        cut, hung = f"the budget was spent {took} of it", f"stopped: not through {took}"
+        return came_of(Kind.CUT, cut) if spent else came_of(Kind.HUNG, hung)
     if ended.code:
-        return _failed(ended, out / LOG), None
-    if not [one for one in list_captures(out) if one not in earlier]:
-        return _nothing(ended, settings), None
+        return came_of(*_say_failure(ended, out / LOG))
+    if not [capture for capture in list_captures(out) if capture not in earlier]:
+        return came_of(
+            Kind.NO_STEP,
+            "it ran to its end and nothing was captured: that takes "
+            f"{settings.wait + settings.length + 1} steps of a pipeline schedule or an optimizer",
+        )
     try:
         reading = read_capture(out)
     except DebubbleError as error:
-        return _outcome(Kind.UNREADABLE, ended, str(error)), None
-    if not reading.measurement.samples or reading.measurement.partial:
+        return came_of(Kind.UNREADABLE, str(error))
+    measurement = reading.measurement
+    if not measurement.samples or measurement.partial:
         why = "; ".join(str(gap) for gap in reading.gaps) or "no step was captured whole"
-        return _outcome(Kind.UNREADABLE, ended, why), None
-    return (
-        Outcome(kind=Kind.MEASURED, seconds=ended.seconds, measurement=reading.measurement),
-        reading,
-    )
+        return came_of(Kind.UNREADABLE, why)
+    return Outcome(kind=Kind.MEASURED, seconds=ended.seconds, measurement=measurement), reading
 
 
-def _outcome(kind: Kind, ended: Ended, message: str) -> Outcome:
-    return Outcome(kind=kind, seconds=ended.seconds, message=message)
-
-
-def _stopped(ended: Ended, *, spent: bool) -> Outcome:
-    if spent:
-        return _outcome(Kind.CUT, ended, f"the budget was spent after {ended.seconds:.0f} s of it")
-    return _outcome(Kind.HUNG, ended, f"stopped: not through after {ended.seconds:.0f} s")
-
-
-def _failed(ended: Ended, log: Path) -> Outcome:
-    tail = _tail(log)
-    words = _last_lines(tail)
-    if _OUT_OF_MEMORY.search(tail):
-        return _outcome(Kind.OUT_OF_MEMORY, ended, words)
-    how = _how(ended.code or 0)
-    said = f"{how}: {words}" if words else how
-    if ended.out_of_memory:
-        return _outcome(Kind.OUT_OF_MEMORY, ended, f"the kernel ended a process for memory; {said}")
-    return _outcome(Kind.CRASHED, ended, said)
-
-
-def _how(code: int) -> str:
-    """Say how a command ended."""
-    if code == _SIGNALLED + _KILL:
-        return f"killed (signal {_KILL}); out of memory is one cause"
-    return f"signal {code - _SIGNALLED}" if code > _SIGNALLED else f"exit code {code}"
-
-
-def _nothing(ended: Ended, settings: Settings) -> Outcome:
-    needed = settings.wait + settings.length + 1
-    return _outcome(
-        Kind.NO_STEP,
-        ended,
-        "it ran to its end and nothing was captured: that takes "
-        f"{needed} steps of a pipeline schedule or an optimizer",
-    )
-
-
-def _tail(log: Path) -> bytes:
+def _say_failure(ended: ProcessEnd, log: Path) -> tuple[Kind, str]:
+    """Say by its output, its exit code and the kernel's count why a command failed."""
     with log.open("rb") as output:
         output.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-        return output.read()
-
-
-def _last_lines(tail: bytes) -> str:
-    lines: Sequence[str] = [line.strip() for line in tail.decode("utf-8", "replace").splitlines()]
-    return " / ".join([line for line in lines if line][-_TAIL_LINES:])
+        tail = output.read()
+    lines = [line.strip() for line in tail.decode("utf-8", "replace").splitlines()]
+    words = " / ".join([line for line in lines if line][-_TAIL_LINES:])
+    if _OUT_OF_MEMORY.search(tail):
+        return Kind.OUT_OF_MEMORY, words
+    code = ended.code or 0
+    how = f"signal {code - _SIGNALLED}" if code > _SIGNALLED else f"exit code {code}"
+    if code == _SIGNALLED + _KILL:
+        how = f"killed (signal {_KILL}); out of memory is one cause"
+    said = f"{how}: {words}" if words else how
+    if ended.out_of_memory:
+        return Kind.OUT_OF_MEMORY, f"the kernel ended a process for memory; {said}"
+    return Kind.CRASHED, said

@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from debubble.errors import MissingExtra, WatchError
 from debubble.watch.config import Listen
@@ -61,11 +60,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class Answers(Protocol):
-    """Whoever knows the answers."""
-
-    async def answer(self, request: Request) -> Answer:
-        """Answer one request."""
+_Answering = Callable[[Request], Awaitable[Answer]]
 
 
 class _Refused(Exception):
@@ -79,8 +74,8 @@ class _Refused(Exception):
 class Server:
     """Listens where it was told to."""
 
-    def __init__(self, answers: Answers, listen: Listen) -> None:
-        self._answers = answers
+    def __init__(self, answer: _Answering, listen: Listen) -> None:
+        self._answer = answer
         self._listen = listen
         self._open: set[asyncio.Task[None]] = set()
 
@@ -115,7 +110,7 @@ class Server:
             if len(self._open) > CONNECTIONS:
                 log("refused", level="warning", why="too many connections")
                 return
-            await _Connection(reader, writer, self._answers.answer).serve()
+            await _Connection(reader, writer, self._answer).serve()
         except (OSError, TimeoutError, asyncio.CancelledError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -129,10 +124,7 @@ class _Connection:
     """One client."""
 
     def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        answer: Callable[[Request], Awaitable[Answer]],
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answering
     ) -> None:
         self._reader = reader
         self._writer = writer

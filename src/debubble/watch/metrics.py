@@ -67,7 +67,7 @@ class Counts:
             return newer
 
 
-class _Shown(Collector):
+class _Families(Collector):
     """The families of one page."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
@@ -85,7 +85,7 @@ def write_metrics(
     """Write the page that Prometheus scrapes."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(
-        _Shown(
+        _Families(
             [
                 *_service(view, counts),
                 *_numbers(view["pipelines"]),
@@ -110,25 +110,25 @@ def _service(view: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
         "debubble_captures", "Captures by what became of them.", labels=["pipeline", "outcome"]
     )
     last = _gauge("last_capture_timestamp_seconds", "When the last one came.", ["pipeline"])
-    for one in view["pipelines"]:
+    for pipeline in view["pipelines"]:
         for outcome in ("stored", "unreadable"):
-            captures.add_metric([one["name"], outcome], one["captures"].get(outcome, 0))
-        for state in ("refused",):
-            captures.add_metric([one["name"], state], counts.refusals.get(one["name"], 0))
-        if one["latest"]:
-            last.add_metric([one["name"]], one["latest"]["found_s"])
+            captures.add_metric([pipeline["name"], outcome], pipeline["captures"].get(outcome, 0))
+        refusals = counts.refusals.get(pipeline["name"], 0)
+        captures.add_metric([pipeline["name"], "refused"], refusals)
+        if pipeline["latest"]:
+            last.add_metric([pipeline["name"]], pipeline["latest"]["found_s"])
     scans = _gauge("last_scan_timestamp_seconds", "When a source was last read.", ["pipeline"])
     for name, at_s in sorted(counts.scans.items()):
         scans.add_metric([name], at_s)
     alerts = _gauge("alerts_open", "Alerts that nobody acknowledged.", ["pipeline", "kind"])
-    for one in view["pipelines"]:
+    for pipeline in view["pipelines"]:
         for kind in KINDS:
             same = (
                 alert
                 for alert in view["open_alerts"]
-                if (alert["pipeline"], alert["kind"]) == (one["name"], kind)
+                if (alert["pipeline"], alert["kind"]) == (pipeline["name"], kind)
             )
-            alerts.add_metric([one["name"], kind], sum(1 for _ in same))
+            alerts.add_metric([pipeline["name"], kind], sum(1 for _ in same))
     seconds = CounterMetricFamily("debubble_analysis_seconds", "Time spent in analysis.")
     seconds.add_metric([], counts.analysis_seconds)
     yield from (build, captures, last, scans, alerts, seconds)
@@ -142,25 +142,25 @@ def _numbers(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
     )
     bubble = _gauge("bubble_ratio", "The bubble, by cause and in all.", ["pipeline", "cause"])
     share = _gauge("traffic_ratio", "Requests by context length.", labels)
-    for one in pipelines:
-        latest = one["latest"]
+    for pipeline in pipelines:
+        latest = pipeline["latest"]
         if not latest or "numbers" not in latest:
             continue
         bucket = str(latest["context_bucket"] or "unknown")
         numbers = latest["numbers"]
         if "bubble_fraction" in numbers:
-            bubble.add_metric([one["name"], "total"], numbers["bubble_fraction"])
+            bubble.add_metric([pipeline["name"], "total"], numbers["bubble_fraction"])
         for cause, value in latest["causes"].items():
             if cause not in _WORK:
-                bubble.add_metric([one["name"], cause], value)
+                bubble.add_metric([pipeline["name"], cause], value)
         if "microbatches_per_s" in numbers:
-            rate.add_metric([one["name"], bucket], numbers["microbatches_per_s"])
+            rate.add_metric([pipeline["name"], bucket], numbers["microbatches_per_s"])
         if latest["theory_bubble_fraction"] is not None:
-            names = [one["name"], latest["schedule"] or "unknown"]
+            names = [pipeline["name"], latest["schedule"] or "unknown"]
             theory.add_metric(names, latest["theory_bubble_fraction"])
         whole = sum(latest["requests"].values())
         for length, count in latest["requests"].items():
-            share.add_metric([one["name"], length], count / whole)
+            share.add_metric([pipeline["name"], length], count / whole)
     yield from (bubble, theory, rate, share)
 
 
@@ -173,35 +173,31 @@ def _stages(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
         "peak_bytes": _gauge("stage_peak_memory_bytes", "The most memory in use.", labels),
         "limit_bytes": _gauge("stage_memory_limit_bytes", "What its rank may hold.", labels),
     }
-    for one in pipelines:
-        stages = (one["latest"] or {}).get("stages", [])
+    for pipeline in pipelines:
+        stages = (pipeline["latest"] or {}).get("stages", [])
         for stage in stages if len(stages) <= MOST_STAGES else []:
             for field, family in families.items():
                 if stage[field] is not None:
-                    family.add_metric([one["name"], stage["stage"]], stage[field])
+                    family.add_metric([pipeline["name"], stage["stage"]], stage[field])
     yield from families.values()
 
 
 def _links(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
     labels = ["pipeline", "src_stage", "dst_stage"]
-    speed = _gauge("link_bandwidth_bytes_per_second", "What a hop carried.", labels)
-    wire = _gauge("link_latency_seconds", "What a message took on the wire.", labels)
-    slow = _gauge("link_slow", "1 where a hop is slow by its peers, else 0.", labels)
-    share = _gauge("link_efficiency_ratio", "What a hop carried, of what its peers do.", labels)
-    cost = _gauge(
-        "link_attributed_bubble_seconds", "What a slow hop costs each batch of the capture.", labels
-    )
+    cost = "What a slow hop costs each batch of the capture."
     families = {
-        "bytes_per_s": speed,
-        "wire_s": wire,
-        "slow": slow,
-        "efficiency": share,
-        "cost_s": cost,
+        "bytes_per_s": _gauge("link_bandwidth_bytes_per_second", "What a hop carried.", labels),
+        "wire_s": _gauge("link_latency_seconds", "What a message took on the wire.", labels),
+        "slow": _gauge("link_slow", "1 where a hop is slow by its peers, else 0.", labels),
+        "efficiency": _gauge(
+            "link_efficiency_ratio", "What a hop carried, of what its peers do.", labels
+        ),
+        "cost_s": _gauge("link_attributed_bubble_seconds", cost, labels),
     }
-    for one in pipelines:
-        hops = (one["latest"] or {}).get("hops", [])
+    for pipeline in pipelines:
+        hops = (pipeline["latest"] or {}).get("hops", [])
         for hop in hops if len(hops) <= 2 * MOST_STAGES else []:
-            names = [one["name"], hop["source"], hop["destination"]]
+            names = [pipeline["name"], hop["source"], hop["destination"]]
             for field, family in families.items():
                 if hop[field] is not None:
                     family.add_metric(names, float(hop[field]))
@@ -214,11 +210,11 @@ def _drift(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
         "How near a figure is to an alert; above 1 is one.",
         ["pipeline", "metric", "context_bucket"],
     )
-    for one in pipelines:
-        for track in one["drift"]:
+    for pipeline in pipelines:
+        for track in pipeline["drift"]:
             if track["score"] is not None:
                 bucket = str(track["context_bucket"] or "unknown")
-                score.add_metric([one["name"], track["metric"], bucket], track["score"])
+                score.add_metric([pipeline["name"], track["metric"], bucket], track["score"])
     yield score
 
 

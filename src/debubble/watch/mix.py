@@ -75,7 +75,7 @@ def shares(captures: Sequence[Counts]) -> dict[int, float]:
 def distance(before: Counts, after: Counts) -> float:
     """Return the share of traffic that went to other buckets."""
     buckets = {*before, *after}
-    return sum(abs(before.get(one, 0.0) - after.get(one, 0.0)) for one in buckets) / 2
+    return sum(abs(before.get(bucket, 0.0) - after.get(bucket, 0.0)) for bucket in buckets) / 2
 
 
 def score(mix: Mix) -> float:
@@ -85,7 +85,7 @@ def score(mix: Mix) -> float:
     freedom = len(buckets) - 1
     if not freedom or not after:
         return 0.0
-    sides = [[one.get(bucket, 0.0) for bucket in buckets] for one in (before, after)]
+    sides = [[side.get(bucket, 0.0) for bucket in buckets] for side in (before, after)]
     per_freedom = _pearson(sides) / freedom / wandering(mix.reference)
     # Wilson and Hilferty: the cube root of a chi-square is nearly normal.
     spread = 2 / (9 * freedom)
@@ -94,18 +94,18 @@ def score(mix: Mix) -> float:
 
 def wandering(captures: Sequence[Counts]) -> float:
     """Return how much more shares vary between captures than chance lets them; at least 1."""
-    buckets = sorted({bucket for one in captures for bucket in one})
+    buckets = sorted({bucket for counts in captures for bucket in counts})
     freedom = (len(buckets) - 1) * (len(captures) - 1)
     if freedom < 1:
         return 1.0
-    table = [[one.get(bucket, 0.0) for bucket in buckets] for one in captures]
+    table = [[counts.get(bucket, 0.0) for bucket in buckets] for counts in captures]
     return max(1.0, _pearson(table) / freedom)
 
 
 def _total(captures: Sequence[Counts]) -> dict[int, float]:
     total: dict[int, float] = {}
-    for one in captures:
-        for bucket, count in one.items():
+    for counts in captures:
+        for bucket, count in counts.items():
             total[bucket] = total.get(bucket, 0.0) + count
     return total
 

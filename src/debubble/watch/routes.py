@@ -1,4 +1,4 @@
-"""Which path gets which answer, and who may ask. Read-only but for acknowledging an alert."""
+"""A request in → its answer, for those who may ask. Read-only but for acknowledging an alert."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import hmac
 import json
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +16,7 @@ from debubble.errors import StoreError
 from debubble.report.watch_page import STYLE_POLICY, capture_page, status_page
 from debubble.watch.config import Config, is_loopback
 from debubble.watch.http import Answer, Request
-from debubble.watch.journal import Alert, Journal
+from debubble.watch.journal import Journal
 from debubble.watch.judge import Judge
 from debubble.watch.log import log
 from debubble.watch.metrics import LATENCY_BOUNDS_S, Counts, write_metrics
@@ -54,8 +53,8 @@ class Routes:
         self.is_stale = False
         view = whole_view(self._config, self._journal, self._judge)
         histograms = {
-            one.name: self._journal.histogram(one.name, "batch_latency_s", LATENCY_BOUNDS_S)
-            for one in self._config.sources
+            source.name: self._journal.histogram(source.name, "batch_latency_s", LATENCY_BOUNDS_S)
+            for source in self._config.sources
         }
         self._metrics = write_metrics(view, histograms, self._counts)
         self._page = status_page(view).encode()
@@ -99,24 +98,31 @@ class Routes:
             return Answer(body=b"ok\n")
         if self._view is None:
             return _problem(503, "not ready yet")
-        fixed = self._fixed(path, self._view) or _part(path, self._view)
-        if fixed is not None:
-            return fixed
         if (match := _CAPTURE.fullmatch(path)) is not None:
             return await self._capture(match[2], int(match[3]), as_data=bool(match[1]))
-        return _problem(404, "there is nothing here")
+        return self._seen(path, self._view) or _problem(404, "there is nothing here")
 
-    def _fixed(self, path: str, view: dict[str, Any]) -> Answer | None:
-        """Return what stands ready."""
+    def _seen(self, path: str, view: dict[str, Any]) -> Answer | None:
+        """Answer from what was last seen."""
         if path == "/readyz":
             return Answer(body=b"ready\n")
         if path == "/metrics":
             return Answer(body=self._metrics, kind=_METRICS)
         if path == "/":
             return _page(self._page)
+        data = {}
         if path == "/api/alerts":
-            return _data({"alerts": view["alerts"]})
-        return None
+            data = {"alerts": view["alerts"]}
+        elif path == "/api/pipelines":
+            keys = ("name", "captures", "latest", "drift")
+            shown = [{key: pipeline[key] for key in keys} for pipeline in view["pipelines"]]
+            data = {"pipelines": shown}
+        elif (match := _PIPELINE.fullmatch(path)) is not None:
+            key = "recent" if match[2] == "captures" else "trends"
+            for pipeline in view["pipelines"]:
+                if pipeline["name"] == match[1]:
+                    data = {match[2]: pipeline[key]}
+        return _data(data) if data else None
 
     async def _capture(self, name: str, number: int, *, as_data: bool) -> Answer:
         row = await asyncio.to_thread(self._journal.capture, name, number)
@@ -133,8 +139,7 @@ class Routes:
             log("refused", level="warning", why="cross-site")
             return _problem(403, "only this page's own forms are taken")
         number = int(match[2])
-        done = await asyncio.to_thread(self._acknowledge, number)
-        if not done:
+        if not await asyncio.to_thread(self._acknowledge, number):
             return _problem(404, "there is no such open alert")
         log("acknowledged", alert=number)
         if match[1]:
@@ -142,24 +147,10 @@ class Routes:
         return Answer(status=303, headers={"Location": "/"})
 
     def _acknowledge(self, number: int) -> bool:
-        follow: Callable[[Any, Alert], None] = self._judge.accept
-        done = self._journal.acknowledge(number, now_s=time.time(), follow=follow)
+        done = self._journal.acknowledge(number, now_s=time.time(), follow=self._judge.accept)
         if done:
             self.refresh()
         return done
-
-
-def _part(path: str, view: dict[str, Any]) -> Answer | None:
-    """Return all pipelines, or the captures or trends of one."""
-    if path == "/api/pipelines":
-        keys = ("name", "captures", "latest", "drift")
-        return _data({"pipelines": [{key: one[key] for key in keys} for one in view["pipelines"]]})
-    match = _PIPELINE.fullmatch(path)
-    if match is None:
-        return None
-    key = "recent" if match[2] == "captures" else "trends"
-    found = [one[key] for one in view["pipelines"] if one["name"] == match[1]]
-    return _data({match[2]: found[0]}) if found else None
 
 
 def _token(request: Request) -> str:

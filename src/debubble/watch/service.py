@@ -16,10 +16,10 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,9 +33,8 @@ from debubble.watch.judge import Judge
 from debubble.watch.log import log
 from debubble.watch.metrics import Counts
 from debubble.watch.routes import Routes
-from debubble.watch.sources import Ready, Scanner, digest_place, prune
+from debubble.watch.sources import ReadyCapture, Scanner, digest_place, prune
 from debubble.watch.traffic import (
-    ServerMetrics,
     after_quiet_hours,
     ask_server,
     back_off,
@@ -50,6 +49,8 @@ _T = TypeVar("_T")
 _CAPTURES_A_WORKER = 200
 # Before a store that is away is asked again.
 _STORE_PAUSE_S = 5.0
+# However often a source is to be looked into: a scan reads the whole folder.
+_SHORTEST_POLL_S = 0.05
 # How old what is shown may be.
 _REFRESH_S = 1.0
 # The longest sleep between two looks at the clock: it may be set, and the machine may sleep.
@@ -62,12 +63,13 @@ class Service:
     def __init__(self, config: Config, journal: Journal) -> None:
         self.config = config
         self.journal = journal
-        self.judge = Judge(journal=journal, settings=config.drift, targets=config.webhooks)
+        self._targets = tuple(webhook.url for webhook in config.webhooks)
+        self.judge = Judge(journal=journal, settings=config.drift, targets=self._targets)
         self.counts = Counts()
         self.routes = Routes(config, journal, self.judge, self.counts)
         self._stopping = asyncio.Event()
         self._stop_captures = threading.Event()
-        self._slots = asyncio.Semaphore(config.workers)
+        self._slots = asyncio.Semaphore(config.analysis.workers)
         self._storing = asyncio.Lock()
         self._capturing = asyncio.Lock()
         self._under_capture = {source.name: asyncio.Lock() for source in config.sources}
@@ -83,33 +85,27 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        server = Server(self.routes, self.config.listen)
-        async with server.listening() as url, self._workers():
-            await self._in_thread(self.routes.refresh)
-            log("started", url=url, sources=[one.name for one in self.config.sources])
+        async with Server(self.routes.answer, self.config.listen).listening() as url:
             try:
-                await self._all_tasks()
+                await self._in_thread(self.routes.refresh)
+                log("started", url=url, sources=[source.name for source in self.config.sources])
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._take_up())
+                    tasks.create_task(self._refresh())
+                    for source in self.config.sources:
+                        tasks.create_task(self._watch(source))
+                        if source.trigger is not None:
+                            tasks.create_task(self._trigger(source, source.trigger))
+                    tasks.create_task(Webhooks(self.journal, self._targets).run(self._stopping))
             except ExceptionGroup as group:
-                raise _first(group) from group
+                first: Exception = group  # what went wrong first, out of groups within groups
+                while isinstance(first, ExceptionGroup):
+                    first = first.exceptions[0]
+                raise first from group
+            finally:
+                if self._pool is not None:
+                    self._pool.shutdown(wait=True, cancel_futures=True)
         log("stopped")
-
-    async def _all_tasks(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._take_up())
-            tasks.create_task(self._refresh())
-            for source in self.config.sources:
-                tasks.create_task(self._watch(source))
-                if source.trigger is not None:
-                    tasks.create_task(self._trigger(source, source.trigger))
-            tasks.create_task(Webhooks(self.journal, self.config.webhooks).run(self._stopping))
-
-    @asynccontextmanager
-    async def _workers(self) -> AsyncIterator[None]:
-        try:
-            yield
-        finally:
-            if self._pool is not None:
-                self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _in_thread(self, call: Callable[..., _T], *words: object) -> _T:
         """Call what takes time; a store that is away is waited for."""
@@ -139,9 +135,10 @@ class Service:
 
     async def _take_up(self) -> None:
         """Go on with what a killed service had begun."""
-        names = [source.name for source in self.config.sources]
         by_name = {source.name: source for source in self.config.sources}
-        claims = await self._in_thread(lambda: self.journal.unfinished(names, now_s=time.time()))
+        claims = await self._in_thread(
+            lambda: self.journal.unfinished(list(by_name), now_s=time.time())
+        )
         for claim in claims:
             if self._stopping.is_set():
                 return
@@ -151,7 +148,7 @@ class Service:
 
     async def _watch(self, source: Source) -> None:
         """Look for captures until stopped; a folder that is away for a while is said once."""
-        scanner = Scanner(source, self.config.limits, time.monotonic)
+        scanner = Scanner(source, self.config.analysis.limits, time.monotonic)
         troubled = ""
         while not self._stopping.is_set():
             try:
@@ -175,10 +172,13 @@ class Service:
                         break
                     tasks.create_task(self._take(source, ready))
             if found:
-                await self._prune(source)
-            await self._sleep(source.poll_s)
+                limits = self.config.analysis.limits
+                count = await self._in_thread(prune, source, self.journal, limits)
+                if count:
+                    log("pruned", source=source.name, captures=count)
+            await self._sleep(max(_SHORTEST_POLL_S, source.poll_s))
 
-    async def _take(self, source: Source, ready: Ready) -> None:
+    async def _take(self, source: Source, ready: ReadyCapture) -> None:
         """Claim a capture and see it through; the caller gave it a slot."""
         try:
             claim = await self._in_thread(
@@ -196,8 +196,8 @@ class Service:
             traffic = await self._in_thread(self.journal.traffic_at, source.name, at_s)
         task = Task(
             files=claim.files,
-            limits=self.config.limits,
-            timeout_s=self.config.timeout_s,
+            limits=self.config.analysis.limits,
+            timeout_s=self.config.analysis.timeout_s,
             traffic=traffic,
             digests=await self._in_thread(digest_place, source),
         )
@@ -221,8 +221,7 @@ class Service:
             return
         self.routes.is_stale = True
         self.counts.analysed(analysis.seconds)
-        outcome = "analysed" if analysis.finding else "unreadable"
-        level = "info" if analysis.finding else "warning"
+        outcome, level = ("analysed", "info") if analysis.finding else ("unreadable", "warning")
         problem = {"problem": analysis.problem} if analysis.problem else {}
         log(outcome, level=level, source=source.name, capture=claim.key, **problem)
         for kind, message in raised:
@@ -231,7 +230,7 @@ class Service:
     async def _compute(self, task: Task) -> Outcome | None:
         """Have a worker analyse; where one dies, once more alone: then it was the capture."""
         loop = asyncio.get_running_loop()
-        pool = self._pool = self._pool or _new_pool(self.config.workers)
+        pool = self._pool = self._pool or _new_pool(self.config.analysis.workers)
         try:
             return await loop.run_in_executor(pool, analyse, task)
         except BrokenProcessPool:
@@ -251,11 +250,6 @@ class Service:
                 return Outcome(problem="the analysis died twice, perhaps for want of memory")
             except Exception as error:  # noqa: BLE001 (the same)
                 return _bug(error)
-
-    async def _prune(self, source: Source) -> None:
-        count = await self._in_thread(prune, source, self.journal, self.config.limits)
-        if count:
-            log("pruned", source=source.name, captures=count)
 
     # Servers that are captured on a schedule.
 
@@ -316,7 +310,8 @@ class Service:
             try:
                 sleep = self._interruptible if order.steps is None else self._unless_stopped
                 await self._in_thread(lambda: capture_server(order, sleep=sleep))
-                traffic = await self._in_thread(self._traffic_since, trigger, before)
+                after = await self._in_thread(ask_server, trigger.url)
+                traffic = requests_between(before, after)
             except DebubbleError as error:
                 problem = str(error)
             await self._in_thread(
@@ -325,9 +320,6 @@ class Service:
                 )
             )
         return problem
-
-    def _traffic_since(self, trigger: Trigger, before: ServerMetrics) -> dict[int, float]:
-        return requests_between(before, ask_server(trigger.url))
 
     def _interruptible(self, seconds: float) -> None:
         """Sleep in the capture's thread; a stop ends the profile early, never leaves it on."""
@@ -347,13 +339,6 @@ def _order(source: Source, trigger: Trigger) -> ServerOrder:
         seconds=trigger.seconds,
         steps=trigger.steps,
     )
-
-
-def _first(error: Exception) -> Exception:
-    """Return what went wrong first, out of the groups that tasks wrap it in."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _new_pool(workers: int) -> ProcessPoolExecutor:
@@ -381,18 +366,14 @@ def only_service(lock: Path) -> Iterator[None]:
             f"the lock cannot be made: {error.strerror}", file=str(lock), hint="set lock = …"
         ) from error
     try:
-        _lock(descriptor, lock)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise WatchError(
+                "another service runs with this configuration",
+                file=str(lock),
+                hint="stop it first, or give this one a configuration of its own",
+            ) from error
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, lock: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise WatchError(
-            "another service runs with this configuration",
-            file=str(lock),
-            hint="stop it first, or give this one a configuration of its own",
-        ) from error

@@ -1,4 +1,4 @@
-"""Places in → captures that appear there; raw traces go, digests stay."""
+"""Folders in → captures that appear in them; then raw traces go, and digests stay."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class ReadyCapture:
     """A capture that nobody writes to any more."""
 
     key: str
@@ -54,16 +54,16 @@ class Scanner:
         self._done: set[Entry] = set()
         self._since: dict[tuple[Entry, ...], float] = {}
 
-    def scan(self, claimed: Collection[str]) -> tuple[Ready, ...]:
+    def scan(self, claimed: Collection[str]) -> tuple[ReadyCapture, ...]:
         """Return what is complete and not claimed, the oldest first."""
-        entries = {one.file: one for one in list_files(self.source.folder)}
+        entries = {entry.file: entry for entry in list_files(self.source.folder)}
         self._done &= set(entries.values())
         fresh = [
-            one
-            for one in entries.values()
-            if one not in self._done and not is_sidecar(one.file) and not self._is_own(one.file)
+            entry
+            for file, entry in entries.items()
+            if entry not in self._done and not is_sidecar(file) and not self._is_own(file)
         ]
-        self._known = {one: self._recognise(one) for one in fresh}
+        self._known = {entry: self._recognise(entry) for entry in fresh}
         traces = [
             known
             for known in self._known.values()
@@ -74,23 +74,26 @@ class Scanner:
             doubled = (file for _, files in capture.duplicates for file in files)
             names = sorted({*(file.file for file in capture.files), *doubled})
             mine = tuple(entries[name] for name in names)
-            key = self._key(mine[0])
+            inside = mine[0].file.removeprefix(_root(self.source)).lstrip("/")
+            key = f"{inside} {mine[0].size} {mine[0].modified}"
             if key in claimed:
                 self._done.update(mine)
                 continue
             since[mine] = self._since.get(mine, now)
             settled = now - since[mine] >= self.source.settle_s
             if settled or is_complete(names, entries):
-                ready.append(Ready(key=key, files=tuple(names), newest_s=_newest(mine)))
+                times = [entry.modified_s for entry in mine if entry.modified_s is not None]
+                newest_s = max(times, default=None)
+                ready.append(ReadyCapture(key=key, files=tuple(names), newest_s=newest_s))
         self._since = since
         return tuple(ready)
 
     def _is_own(self, file: str) -> bool:
         """Tell a digest that this service keeps: it is no capture."""
-        place = self.source.digests
-        if place is None or not file.endswith(SUFFIX):
+        digests = self.source.digests
+        if digests is None or not file.endswith(SUFFIX):
             return False
-        return place == BESIDE or file.startswith(f"{place}/")
+        return digests == BESIDE or file.startswith(f"{digests}/")
 
     def _recognise(self, entry: Entry) -> Recognised | None:
         """Say what a file is; a damaged trace stands beside its ranks, to be recorded as such."""
@@ -106,10 +109,6 @@ class Scanner:
         is_garbage = known.format is Format.OTHER and named_like_a_trace(entry.file)
         return damaged if is_garbage else None
 
-    def _key(self, first: Entry) -> str:
-        inside = first.file.removeprefix(_root(self.source)).lstrip("/")
-        return f"{inside} {first.size} {first.modified}"
-
 
 def is_complete(traces: Sequence[str], listed: Collection[str]) -> bool:
     """Tell whether sidecars say that all is there: every rank's, with steps timed afterwards."""
@@ -117,21 +116,22 @@ def is_complete(traces: Sequence[str], listed: Collection[str]) -> bool:
         return False
     said = [read_sidecar(trace)[0] for trace in traces]
     return all(
-        one is not None and one.world_size == len(traces) and one.steps.after_s for one in said
+        sidecar is not None and sidecar.world_size == len(traces) and sidecar.steps.after_s
+        for sidecar in said
     )
 
 
-def list_files(place: str) -> Iterable[Entry]:
+def list_files(root: str) -> Iterable[Entry]:
     """List all files below a folder or a prefix; hidden ones are unfinished."""
-    if is_url(place):
-        return _list_url(place)
-    if not Path(place).is_dir():
-        raise RunNotFound(f"{place}: no such folder", hint="is it mounted, and the path right?")
-    return _list_folder(place)
+    if is_url(root):
+        return _list_url(root)
+    if not Path(root).is_dir():
+        raise RunNotFound(f"{root}: no such folder", hint="is it mounted, and the path right?")
+    return _list_folder(root)
 
 
-def _list_folder(place: str) -> Iterable[Entry]:
-    for folder, folders, names in os.walk(place):
+def _list_folder(root: str) -> Iterable[Entry]:
+    for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if name.startswith("."):
@@ -147,25 +147,20 @@ def _list_folder(place: str) -> Iterable[Entry]:
                 )
 
 
-def _list_url(place: str) -> list[Entry]:
+def _list_url(root: str) -> list[Entry]:
     try:
-        system, path = locate(place)
+        system, path = locate(root)
         with plain_errors():
             system.invalidate_cache()
             found: dict[str, dict[str, Any]] = system.find(path, detail=True)
     except (OSError, ImportError, ValueError) as error:
-        raise RunNotFound(f"{place}: {error}", hint="check the prefix and its access") from error
+        raise RunNotFound(f"{root}: {error}", hint="check the prefix and its access") from error
+    tells = ("ETag", "LastModified", "mtime", "created")
     return [
         Entry(
             file=system.unstrip_protocol(name),
             size=int(details.get("size") or 0),
-            modified=str(
-                details.get("ETag")
-                or details.get("LastModified")
-                or details.get("mtime")
-                or details.get("created")
-                or ""
-            ),
+            modified=str(next((details[key] for key in tells if details.get(key)), "")),
         )
         for name, details in sorted(found.items())
         if not name.rpartition("/")[2].startswith(".")
@@ -178,11 +173,6 @@ def _root(source: Source) -> str:
         return source.folder.rstrip("/")
     system, path = locate(source.folder)
     return str(system.unstrip_protocol(path)).rstrip("/")
-
-
-def _newest(entries: Sequence[Entry]) -> float | None:
-    times = [one.modified_s for one in entries if one.modified_s is not None]
-    return max(times, default=None)
 
 
 def digest_place(source: Source) -> DigestPlace | None:
@@ -199,19 +189,15 @@ def remove_capture(source: Source, files: Sequence[str]) -> None:
         if not file.startswith(inside):
             continue
         if is_url(file):
-            _remove_url(file)
+            system, path = locate(file)
+            with contextlib.suppress(OSError), plain_errors():
+                system.rm_file(path)
             continue
         with contextlib.suppress(OSError):
             Path(file).unlink()
         if Path(file).parent != Path(source.folder):
             with contextlib.suppress(OSError):
                 Path(file).parent.rmdir()
-
-
-def _remove_url(file: str) -> None:
-    system, path = locate(file)
-    with contextlib.suppress(OSError), plain_errors():
-        system.rm_file(path)
 
 
 def prune(source: Source, journal: Journal, limits: Limits) -> int:
@@ -232,22 +218,22 @@ def prune(source: Source, journal: Journal, limits: Limits) -> int:
 
 def _see_to_digests(source: Source, files: Sequence[str], limits: Limits) -> str:
     """Make the digests that an earlier time did not keep; return what was in the way."""
-    place = digest_place(source)
-    if place is None:
+    digests = digest_place(source)
+    if digests is None:
         return ""
-    missing = [file for file in files if not _has_digest(place, file)]
+    missing = [file for file in files if not _has_digest(digests, file)]
     if not missing:
         return ""
     try:
-        run = read_run(find_run(missing, limits=limits), limits=limits, digests=place)
+        run = read_run(find_run(missing, limits=limits), limits=limits, digests=digests)
     except DebubbleError:
         return ""  # what cannot be read has no digest to keep
     return next((str(gap) for gap in run.gaps if gap.code is Code.DIGEST_NOT_WRITTEN), "")
 
 
-def _has_digest(place: DigestPlace, file: str) -> bool:
+def _has_digest(digests: DigestPlace, file: str) -> bool:
     """Look for a digest of the file, or for those of its ranks."""
-    target = place.target(file)
+    target = digests.target(file)
     if is_url(target):
         import fsspec  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""When to take a capture: a schedule, or a change of traffic."""
+"""A schedule and a server's own metrics in → when to capture it, and which requests it served."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ from debubble.watch.config import Trigger
 # Under pressure a capture waits at first so long, then twice as long each time.
 _FIRST_WAIT = 0.05
 _LONGEST_WAITS = 4.0
+# What engines call the lengths of prompts, and the requests that wait for their turn.
+_LENGTHS = ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram")
+_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^\n]*\})?\s+([^\s]+)", re.MULTILINE)
+_BOUND = re.compile(r'[{,]\s*le="([^"]*)"')
+# Ranks of one SGLang engine each tell the queue that they share; replicas (`dp_rank`) have theirs.
+_RANK = re.compile(r'\b(?:tp|pp|moe_ep)_rank="[^"]*",?')
+
+PATIENCE_S = 5.0
+# An engine's page is some hundred kilobytes.
+_LARGEST_PAGE = 16 * 1024 * 1024
 
 
 def next_capture(trigger: Trigger, last_s: float | None, now_s: float, chance: float) -> float:
@@ -47,19 +58,6 @@ def after_quiet_hours(trigger: Trigger, at_s: float) -> float:
 def back_off(trigger: Trigger, refusals: int) -> float:
     """Return how long to wait for a server that is pressed or does not answer."""
     return float(trigger.every_s * min(_FIRST_WAIT * 2**refusals, _LONGEST_WAITS))
-
-
-# What engines call the lengths of prompts, and the requests that wait for their turn.
-_LENGTHS = ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram")
-_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
-_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^\n]*\})?\s+([^\s]+)", re.MULTILINE)
-_BOUND = re.compile(r'[{,]\s*le="([^"]*)"')
-# Ranks of one SGLang engine each tell the queue that they share; replicas (`dp_rank`) have theirs.
-_RANK = re.compile(r'\b(?:tp|pp|moe_ep)_rank="[^"]*",?')
-
-PATIENCE_S = 5.0
-# An engine's page is some hundred kilobytes.
-_LARGEST_PAGE = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The journal in → what is shown of it."""
+"""The configuration and the journal in → what is shown of them, in sentences and as data."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from debubble.trace.source import is_url
 from debubble.units import counted, show_period, show_share
 from debubble.watch import drift
 from debubble.watch.config import Config, Source
-from debubble.watch.drift import QUIET_CAPTURES
 from debubble.watch.journal import Alert, CaptureRow, Journal
 from debubble.watch.judge import TRACKS, WORSE, Judge
 
 SCHEMA = "debubble.watch/1"
+SHOWN_CAPTURES = 20
+SHOWN_POINTS = 300
+METRICS = ("bubble_fraction", "batch_latency_s", "microbatches_per_s", "peak_memory_bytes")
 
 
 def say_config(config: Config) -> str:
@@ -27,11 +29,11 @@ def say_config(config: Config) -> str:
             f"Would watch {counted(len(config.sources), 'pipeline')} and answer on "
             f"http://{listen.host}:{listen.port}, {guard}."
         ),
-        *(f"- {one.name}: {_say_source(one)}" for one in config.sources),
+        *(f"- {source.name}: {_say_source(source)}" for source in config.sources),
         (
             f"An alert comes after {config.drift.reference} captures of a context length at the "
             f"earliest; of quiet figures, at most {show_share(config.drift.rate)} raise one in "
-            f"{QUIET_CAPTURES} captures."
+            f"{drift.QUIET_CAPTURES} captures."
         ),
     ]
     if config.webhooks:
@@ -42,21 +44,21 @@ def say_config(config: Config) -> str:
 def missing_folders(config: Config) -> list[str]:
     """Name sources whose folder is not there (yet): a service waits for it without a word."""
     return [
-        f"{one.name}: there is no folder {one.folder}"
-        for one in config.sources
-        if not is_url(one.folder) and not Path(one.folder).is_dir()
+        f"{source.name}: there is no folder {source.folder}"
+        for source in config.sources
+        if not is_url(source.folder) and not Path(source.folder).is_dir()
     ]
 
 
-def _say_source(one: Source) -> str:
-    kept = "" if one.keep is None else f", the raw traces of the last {one.keep} kept"
-    if one.digests is not None:
-        place = "beside them" if one.digests == BESIDE else f"in {one.digests}"
-        kept += f", digests of all {place}"
-    if one.trigger is None:
-        return f"captures that appear in {one.folder}{kept}"
-    every = show_period(one.trigger.every_s)
-    return f"{one.trigger.url} captured every {every} into {one.folder}{kept}"
+def _say_source(source: Source) -> str:
+    kept = "" if source.keep is None else f", the raw traces of the last {source.keep} kept"
+    if source.digests is not None:
+        where = "beside them" if source.digests == BESIDE else f"in {source.digests}"
+        kept += f", digests of all {where}"
+    if source.trigger is None:
+        return f"captures that appear in {source.folder}{kept}"
+    every = show_period(source.trigger.every_s)
+    return f"{source.trigger.url} captured every {every} into {source.folder}{kept}"
 
 
 def describe_config(config: Config) -> dict[str, Any]:
@@ -70,15 +72,15 @@ def describe_config(config: Config) -> dict[str, Any]:
         },
         "sources": [
             {
-                "name": one.name,
-                "folder": one.folder,
-                "settle_s": one.settle_s,
-                "keep": one.keep,
-                "digests": one.digests,
-                "server": None if one.trigger is None else one.trigger.url,
-                "every_s": None if one.trigger is None else one.trigger.every_s,
+                "name": source.name,
+                "folder": source.folder,
+                "settle_s": source.settle_s,
+                "keep": source.keep,
+                "digests": source.digests,
+                "server": None if source.trigger is None else source.trigger.url,
+                "every_s": None if source.trigger is None else source.trigger.every_s,
             }
-            for one in config.sources
+            for source in config.sources
         ],
         "drift": {
             "reference": config.drift.reference,
@@ -89,9 +91,14 @@ def describe_config(config: Config) -> dict[str, Any]:
     }
 
 
-SHOWN_CAPTURES = 20
-SHOWN_POINTS = 300
-METRICS = ("bubble_fraction", "batch_latency_s", "microbatches_per_s", "peak_memory_bytes")
+def whole_view(config: Config, journal: Journal, judge: Judge) -> dict[str, Any]:
+    """Return everything that is shown."""
+    return {
+        "schema": SCHEMA,
+        "pipelines": [pipeline_view(journal, judge, source.name) for source in config.sources],
+        "alerts": [alert_view(alert) for alert in journal.alerts()],
+        "open_alerts": [alert_view(alert) for alert in journal.open_alerts()],
+    }
 
 
 def pipeline_view(journal: Journal, judge: Judge, name: str) -> dict[str, Any]:
@@ -102,7 +109,7 @@ def pipeline_view(journal: Journal, judge: Judge, name: str) -> dict[str, Any]:
         "captures": journal.outcomes(name),
         "latest": None if latest is None else capture_view(latest, whole=True),
         "recent": [
-            capture_view(one, whole=False) for one in journal.captures(name, most=SHOWN_CAPTURES)
+            capture_view(row, whole=False) for row in journal.captures(name, most=SHOWN_CAPTURES)
         ],
         "trends": trends_view(journal, name),
         "drift": drift_view(journal, judge, name),
@@ -135,8 +142,8 @@ def capture_view(row: CaptureRow, *, whole: bool) -> dict[str, Any]:
     if whole:
         data |= {
             "causes": found.causes,
-            "stages": [asdict(one) for one in found.stages],
-            "hops": [asdict(one) for one in found.hops],
+            "stages": [asdict(stage) for stage in found.stages],
+            "hops": [asdict(hop) for hop in found.hops],
             "warnings": list(found.warnings),
             "report": found.report,
         }
@@ -188,14 +195,4 @@ def alert_view(alert: Alert) -> dict[str, Any]:
         "capture_id": alert.capture,
         "acknowledged_s": alert.acknowledged_s,
         **alert.data,
-    }
-
-
-def whole_view(config: Config, journal: Journal, judge: Judge) -> dict[str, Any]:
-    """Return everything that is shown."""
-    return {
-        "schema": SCHEMA,
-        "pipelines": [pipeline_view(journal, judge, one.name) for one in config.sources],
-        "alerts": [alert_view(one) for one in journal.alerts()],
-        "open_alerts": [alert_view(one) for one in journal.open_alerts()],
     }

@@ -51,48 +51,47 @@ class Webhooks:
     async def _serve(self, target: str, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             try:
-                for one in await asyncio.to_thread(self._due, target):
+                due = await asyncio.to_thread(lambda: self._journal.due(now_s=time.time()))
+                for delivery in (waiting for waiting in due if waiting.target == target):
                     if stopping.is_set():
                         return
-                    await asyncio.to_thread(self.deliver, one)
+                    await asyncio.to_thread(self.deliver, delivery)
             except StoreError as error:
                 log("store_away", level="error", problem=str(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await stopping.wait()
 
-    def _due(self, target: str) -> list[Delivery]:
-        return [one for one in self._journal.due(now_s=time.time()) if one.target == target]
-
-    def deliver(self, one: Delivery) -> bool:
+    def deliver(self, delivery: Delivery) -> bool:
         """Post one alert; where that fails, later again."""
-        host = urlsplit(one.target).hostname
+        host, number = urlsplit(delivery.target).hostname, delivery.alert.number
         try:
-            post(one)
+            post(delivery)
         except (OSError, http.client.HTTPException, ValueError) as error:
             problem = str(getattr(error, "reason", None) or error) or type(error).__name__
-            given_up = one.attempts + 1 >= MOST_ATTEMPTS
-            wait_s = min(_FIRST_WAIT_S * 2**one.attempts, _LONGEST_WAIT_S)
+            problem = problem[:300]
+            given_up = delivery.attempts + 1 >= MOST_ATTEMPTS
+            wait_s = min(_FIRST_WAIT_S * 2**delivery.attempts, _LONGEST_WAIT_S)
             next_s = _NEVER_S if given_up else time.time() + wait_s
-            self._journal.postpone(one, problem[:300], next_s=next_s)
+            self._journal.postpone(delivery, problem, next_s=next_s)
             event = "webhook_given_up" if given_up else "webhook_failed"
-            log(event, level="warning", target=host, alert=one.alert.number, problem=problem[:300])
+            log(event, level="warning", target=host, alert=number, problem=problem)
             return False
-        self._journal.delivered(one, now_s=time.time())
-        log("webhook_sent", target=host, alert=one.alert.number)
+        self._journal.delivered(delivery, now_s=time.time())
+        log("webhook_sent", target=host, alert=number)
         return True
 
 
-def post(one: Delivery) -> None:
+def post(delivery: Delivery) -> None:
     """Send an alert as JSON; its key stays the same, for targets that tell doubles."""
-    body = json.dumps({"schema": SCHEMA, "alert": alert_view(one.alert)}).encode()
+    body = json.dumps({"schema": SCHEMA, "alert": alert_view(delivery.alert)}).encode()
     request = urllib.request.Request(  # noqa: S310 (http and https only, checked)
-        one.target,
+        delivery.target,
         data=body,
         headers={
             "Content-Type": "application/json",
             "User-Agent": "debubble",
-            "Idempotency-Key": f"debubble-alert-{one.alert.number}",
+            "Idempotency-Key": f"debubble-alert-{delivery.alert.number}",
         },
         method="POST",
     )
