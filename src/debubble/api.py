@@ -18,23 +18,32 @@ from typing import Any
 
 from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.answers.base import Answer
+from debubble.answers.change import Tokens
 from debubble.answers.compare import CompareAnswer, answer_compare
 from debubble.answers.find import FindAnswer, answer_find
 from debubble.answers.links import LinksAnswer, answer_links
+from debubble.answers.plan import PlanAnswer, answer_plan
+from debubble.answers.simulate import Request, SimulateAnswer, answer_simulate
 from debubble.fleet.question import Question
 from debubble.fleet.survey import Means
 from debubble.links.history import read_history
 from debubble.measure.compare import DEFAULT_THRESHOLD
 from debubble.measure.compare import compare as compare_runs
+from debubble.plan.change import Hold
+from debubble.plan.emit import EMITTERS
+from debubble.plan.kv_cache import Cache
 from debubble.report.compare import compare_page
 from debubble.report.find import find_page
 from debubble.report.html.page import notebook_markup
 from debubble.report.links import links_page
+from debubble.report.plan import plan_page
+from debubble.report.simulate import simulate_page
 from debubble.report.text import Page
 from debubble.schedules import state_schedule
 from debubble.trace.digest.place import place_digests
 from debubble.trace.engine import engine_at
 from debubble.trace.run import find_run
+from debubble.units import NS_PER_S
 
 Places = str | PathLike[str] | Sequence[str | PathLike[str]]
 """Files, folders, globs or URLs: as on the command line."""
@@ -104,6 +113,114 @@ def compare(
     return answer_compare(found, tuple(gaps))
 
 
+def plan(  # noqa: PLR0913 (one argument a question)
+    run: Analysis | Places,
+    *,
+    also: Analysis | Places | None = None,
+    tokens: str | float | None = None,
+    tokens_measured: int | None = None,
+    also_tokens: int | None = None,
+    schedule: str | None = None,
+    layers: Sequence[int] | None = None,
+    memory_limit_bytes: float | None = None,
+    latency_s: float | None = None,
+    most_microbatches: int | None = None,
+    cache: Cache | None = None,
+    frameworks: Sequence[str] = tuple(EMITTERS),
+    emit: str | None = None,
+    **asked: Any,
+) -> PlanAnswer:
+    """Rank what could be changed in a run by what it would buy; takes what `analyse` takes.
+
+    `also` is another run of the same model to learn from, with `also_tokens` a microbatch, and
+    `tokens` a length to see all options at: 4096, or "2x" as many. What traces do not tell can be
+    said: the `schedule` that ran, `layers` of each stage, the memory of a rank, a batch's latency
+    without the profiler. `frameworks` are those that every option is written for in `apply`;
+    `emit` names one that the best option is written for in `emitted`.
+    """
+    said = Tokens(
+        asked=None if tokens is None else str(tokens), measured=tokens_measured, also=also_tokens
+    )
+    said.check(has_also=also is not None)
+    return answer_plan(
+        _analysed(run, _stating(run, asked, schedule)),
+        also=_analysed_too(also, asked),
+        tokens=said,
+        layers=None if layers is None else tuple(layers),
+        memory_limit_bytes=memory_limit_bytes,
+        schedule=schedule,
+        latency_ns=None if latency_s is None else latency_s * NS_PER_S,
+        most_microbatches=most_microbatches,
+        cache=cache,
+        frameworks=frameworks,
+        emit_for=emit,
+    )
+
+
+def simulate(  # noqa: PLR0913 (one argument a question)
+    run: Analysis | Places,
+    *,
+    microbatches: int | None = None,
+    hold: Hold | None = None,
+    split: Sequence[int] | None = None,
+    schedule: str | None = None,
+    chunks: int | None = None,
+    overlap: bool | None = None,
+    recompute: bool | None = None,
+    hops: Sequence[str] = (),
+    also: Analysis | Places | None = None,
+    tokens: str | float | None = None,
+    tokens_measured: int | None = None,
+    also_tokens: int | None = None,
+    schedule_measured: str | None = None,
+    layers: Sequence[int] | None = None,
+    memory_limit_bytes: float | None = None,
+    **asked: Any,
+) -> SimulateAnswer:
+    """Change one thing in a run, or several, and say what a batch would take.
+
+    What is left out stays as it is. `schedule` is a name or an order of your own as CSV, `hops`
+    are rates such as "2:3=5GB/s", `tokens` a microbatch are 4096 or "2x" as many; `hold` says what
+    keeps its size when `microbatches` change: "microbatch" or "batch". What traces do not tell
+    can be said as to `plan`, the schedule that ran as `schedule_measured`; of what `analyse`
+    takes, all but `schedule` and `chunks` goes to it.
+    """
+    said = Tokens(
+        asked=None if tokens is None else str(tokens), measured=tokens_measured, also=also_tokens
+    )
+    said.check(has_also=also is not None)
+    request = Request(
+        microbatches=microbatches,
+        hold=hold,
+        schedule=schedule,
+        chunks=chunks,
+        split=None if split is None else tuple(split),
+        overlap=overlap,
+        recompute=recompute,
+        hops=tuple(hops),
+        tokens=said,
+        layers=None if layers is None else tuple(layers),
+        schedule_measured=schedule_measured,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+    analysis = _analysed(run, _stating(run, asked, schedule_measured))
+    return answer_simulate(analysis, request, _analysed_too(also, asked))
+
+
+def _stating(run: Analysis | Places, asked: dict[str, Any], schedule: str | None) -> dict[str, Any]:
+    """Let a run that is yet to be read be read with the schedule that is said to have run."""
+    if schedule is None or isinstance(run, Analysis):
+        return asked
+    return asked | {"schedule": schedule}
+
+
+def _analysed_too(also: Analysis | Places | None, asked: dict[str, Any]) -> Analysis | None:
+    """Read another run of the same model as the first one is read; its steps are its own."""
+    if also is None or isinstance(also, Analysis):
+        return also
+    return analyse(also, **{name: asked[name] for name in asked if name not in {"step", "chunks"}})
+
+
 def _analysed(run: Analysis | Places, asked: dict[str, Any]) -> Analysis:
     if isinstance(run, Analysis):
         if asked:
@@ -120,4 +237,6 @@ Answer.drawn |= {
     FindAnswer: _draw_with(find_page),
     LinksAnswer: _draw_with(links_page),
     CompareAnswer: _draw_with(compare_page),
+    PlanAnswer: _draw_with(plan_page),
+    SimulateAnswer: _draw_with(simulate_page),
 }

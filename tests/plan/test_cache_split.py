@@ -8,13 +8,14 @@ import pytest
 from support.simulator.allocator import ACTIVATION, PARAMS, allocator_run
 from support.timelines.engine_runs import planned_run
 
+from debubble.answers.plan import answer_of_plan
 from debubble.costs.memory import fit_memory
 from debubble.errors import UsageError
 from debubble.plan.change import Change
 from debubble.plan.kv_cache import Cache, plan_cache
 from debubble.plan.partition import all_splits
 from debubble.plan.plan import make_plan
-from debubble.report.plan import Planned, plan_json, plan_page
+from debubble.report.plan import plan_page
 
 LAYERS = (4, 4, 4, 4)
 CACHE = Cache(token_layer_bytes=0.5, utilisation=0.9)
@@ -69,10 +70,10 @@ def test_the_trade_against_latency_is_shown():
     assert best.option.change.split[3] < 4
     assert best.gain > 0.1
     assert best.option.throughput_gain < 0  # an uneven split is slower
-    page = plan_page(Planned(plan=plan), None, "")
+    page = plan_page(answer_of_plan(plan))
     said = next(one for one in page.findings if one.startswith("The KV cache holds"))
     assert f"it holds {best.capacity.tokens:,} ({best.gain:+.0%})" in said
-    found = plan_json(Planned(plan=plan))["kv_cache"]
+    found = answer_of_plan(plan).to_dict()["kv_cache"]
     assert found["tokens"] == plan.cache.now.tokens
     assert found["options"][0]["change"] == {"split": list(best.option.change.split)}
 

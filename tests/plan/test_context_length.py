@@ -8,13 +8,13 @@ import pytest
 from support.simulator.allocator import allocator_run
 from support.timelines.engine_runs import planned_run
 
+from debubble.answers.plan import answer_of_plan, say_fate
 from debubble.costs.memory import fit_memory
 from debubble.plan.change import Change
 from debubble.plan.context_length import at_length
 from debubble.plan.option import headroom_after
 from debubble.plan.plan import make_plan
-from debubble.report.plan import Planned, plan_json, plan_page
-from debubble.report.plan_length import fate
+from debubble.report.plan import plan_page
 
 LAYERS = (4, 4, 4, 4)
 
@@ -36,7 +36,7 @@ def test_passes_that_grow_as_tokens_do_make_the_same_bubble_twice_as_long():
     # Nothing but the size of all passes differs: every option gains what it gained.
     for one in other.survivors:
         assert one.gain == pytest.approx(one.option.throughput_gain, abs=0.02)
-    assert fate(other, other.best) == "still best"
+    assert say_fate(other, other.best) == "still best"
     assert [one.rank for one in other.survivors] == list(range(1, len(other.survivors) + 1))
 
 
@@ -62,8 +62,8 @@ def test_an_option_that_no_longer_fits_is_said_to_and_has_no_rank():
     lost = [one for one in other.survivors if one.there.fits_memory is False]
     assert lost
     for one in lost:
-        assert fate(other, one).startswith("no longer fits: ")
-        assert fate(other, one).endswith(" short")
+        assert say_fate(other, one).startswith("no longer fits: ")
+        assert say_fate(other, one).endswith(" short")
     assert {one.rank for one in lost} == {None}
     assert other.survivors[-len(lost) :] == tuple(lost)
 
@@ -77,16 +77,16 @@ def test_a_run_that_does_not_fit_at_that_length_is_said_first():
         return (now + then) / 2
 
     plan = plan_of(limit=too_little)
-    planned = Planned(plan=plan, length=at_length(plan, 2.0), tokens=1024)
-    findings = plan_page(planned, None, "").findings
+    answer = answer_of_plan(plan, length=at_length(plan, 2.0), tokens=1024)
+    findings = plan_page(answer).findings
     said = next(one for one in findings if one.startswith("With 2,048 tokens"))
     assert "it does not fit: a rank would need" in said
 
 
 def test_json_holds_each_option_by_its_number_and_says_what_is_assumed():
     plan = plan_of()
-    planned = Planned(plan=plan, length=at_length(plan, 2.0), tokens=512)
-    found = plan_json(planned)["context_length"]
+    answer = answer_of_plan(plan, length=at_length(plan, 2.0), tokens=512)
+    found = answer.to_dict()["context_length"]
     assert (found["token_scale"], found["tokens"]) == (2.0, 1024)
     assert {one["option"] for one in found["options"]} == set(range(len(plan.options)))
     for one in found["options"]:

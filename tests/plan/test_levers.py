@@ -9,13 +9,14 @@ import pytest
 from support.simulator.allocator import ACTIVATION, BATCH, MESSAGE, allocator_run
 from support.timelines.engine_runs import MS, planned_run
 
+from debubble.answers.plan import answer_of_plan
 from debubble.costs.memory import fit_memory
 from debubble.errors import UsageError
 from debubble.plan.baseline import even_split
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, headroom_after, weigh
 from debubble.plan.plan import make_plan
-from debubble.report.plan import Planned, plan_json, plan_page
+from debubble.report.plan import plan_page
 
 LAYERS = (4, 4, 4, 4)
 
@@ -141,23 +142,23 @@ def test_nothing_to_gain_is_said():
     baseline, timeline = planned_run("forward-only", 2, 128, split=(4, 4))
     plan = make_plan(baseline, timeline, most_microbatches=128)
     assert plan.recommended == ()
-    assert plan_page(Planned(plan=plan), None, "").answer.startswith("Nothing to change")
+    assert plan_page(answer_of_plan(plan)).answer.startswith("Nothing to change")
 
 
 def test_what_is_the_bottleneck_is_said_first_and_what_helps_after_it():
     plan = make_plan(*planned_run("1f1b", 4, 8, split=(3, 3, 3, 7)))
-    said = Planned(plan=plan, bottleneck="the bubble is not your bottleneck: hosts are")
-    page = plan_page(said, None, "")
+    said = answer_of_plan(plan, bottleneck="the bubble is not your bottleneck: hosts are")
+    page = plan_page(said)
     assert page.answer == "The bubble is not your bottleneck: hosts are."
     best = plan.recommended[0].throughput_gain
     assert f"{best:+.0%}" in page.findings[0]
-    assert plan_json(said)["bottleneck"] == said.bottleneck
+    assert said.to_dict()["bottleneck"] == "the bubble is not your bottleneck: hosts are"
 
 
 def test_without_memory_in_the_run_it_is_said_to_be_unknown():
     plan = make_plan(*planned_run("1f1b", 4, 8, split=LAYERS))
     assert {one.fits_memory for one in plan.options} == {None}
-    page = plan_page(Planned(plan=plan), None, "")
+    page = plan_page(answer_of_plan(plan))
     assert any(note.startswith("memory: unknown") for note in page.notes)
 
 
@@ -178,5 +179,5 @@ def test_one_microbatch_can_be_planned_with():
 
 def test_the_same_run_gives_the_same_plan():
     run = planned_run("1f1b", 4, 8, split=LAYERS, noise=0.05, wire_ns=MS)
-    first, second = (plan_json(Planned(plan=make_plan(*run))) for _ in range(2))
+    first, second = (answer_of_plan(make_plan(*run)).to_dict() for _ in range(2))
     assert first == second

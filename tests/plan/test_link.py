@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.timelines.engine_runs import MS, planned_run
 
+from debubble.answers.plan import answer_of_plan
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for, judge_links
 from debubble.ledger.repair import saved_by_repair
@@ -15,7 +16,7 @@ from debubble.plan.change import Change
 from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.link import repairs
 from debubble.plan.plan import make_plan
-from debubble.report.plan import Planned, plan_json, plan_page
+from debubble.report.plan import plan_page
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
@@ -97,7 +98,8 @@ def test_a_slow_hop_that_holds_up_a_forward_run_is_worth_its_repair(recorded):
     named = next(one for one in name_causes(ledger) if one.hop == (1, 2))
     # The replay's figure is that of `find`, to the digit.
     assert repair.replayed_ns == named.culprit_saved_ns == saved_by_repair(ledger, [(1, 2)])
-    option = next(one for one in plan_json(Planned(plan=plan))["options"] if one["lever"] == "link")
+    options = answer_of_plan(plan).to_dict()["options"]
+    option = next(one for one in options if one["lever"] == "link")
     assert option["change"] == {"repaired_hops": [[1, 2]]}
     assert option["link"]["replay_saved_s"] == repair.replayed_ns / 1e9
 
@@ -111,5 +113,5 @@ def test_a_slow_hop_that_others_hide_buys_nearly_nothing_and_is_said_to(recorded
     assert repair.option not in plan.recommended
     assert any(
         "Hop 2:3 takes 3.9 times as long as others, and repairing buys little" in said
-        for said in plan_page(Planned(plan=plan), None, "").findings
+        for said in plan_page(answer_of_plan(plan)).findings
     )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 
 import click
 
-from debubble.analysis import Analysis
-from debubble.answers.ledger import answer_bottleneck
-from debubble.cli.cache_options import CacheSaid, cache_options
+from debubble.answers.change import Tokens
+from debubble.answers.plan import answer_plan, refuse_unknown_frameworks
+from debubble.cli.flags import gathered
 from debubble.cli.options import (
     Manners,
     exit_strictly,
@@ -20,20 +19,62 @@ from debubble.cli.options import (
     progress,
     write_html,
 )
-from debubble.cli.planning import Traces, analyse_both, start_from, warnings_of
+from debubble.cli.planning import Traces, analyse_both, parse_layers, token_options
 from debubble.cli.reading import Reader, trace_options
-from debubble.cli.tokens import Tokens, token_options
 from debubble.errors import UsageError
-from debubble.plan.context_length import at_length
-from debubble.plan.emit import EMITTERS, can_emit
-from debubble.plan.kv_cache import Cache
-from debubble.plan.plan import make_plan
-from debubble.plan.schedule import runnable_by
+from debubble.plan.emit import EMITTERS
+from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
 from debubble.report.html.plan import plan_report
 from debubble.report.html.views import Shown
-from debubble.report.job import latency_note
-from debubble.report.plan import Planned, plan_json, plan_page
-from debubble.units import parse_bytes, parse_duration
+from debubble.report.plan import plan_page
+from debubble.units import parse_bytes, parse_duration, parse_share
+
+
+def _read_cache(
+    *,
+    kv_bytes_per_token_layer: str | None,
+    kv_utilisation: str | None,
+    kv_tokens_measured: int | None,
+) -> Cache | None:
+    """Return the KV cache that layers are split around; None where none was spoken of."""
+    if kv_bytes_per_token_layer is None:
+        details = {"--kv-utilisation": kv_utilisation, "--kv-tokens-measured": kv_tokens_measured}
+        for flag, value in details.items():
+            if value is not None:
+                raise UsageError(
+                    f"{flag} says something of a KV cache, and its size is not known",
+                    hint="add --kv-bytes-per-token-layer, such as 4KiB",
+                )
+        return None
+    token_layer_bytes = float(parse_bytes(kv_bytes_per_token_layer))
+    if token_layer_bytes <= 0:
+        raise UsageError(
+            "a token takes some bytes in each layer",
+            hint="KV heads x (head size + value size) x bytes of a number",
+        )
+    return Cache(
+        token_layer_bytes=token_layer_bytes,
+        utilisation=USUAL_UTILISATION if kv_utilisation is None else parse_share(kv_utilisation),
+        measured_tokens=kv_tokens_measured or 0,
+    )
+
+
+_cache_options = gathered(
+    "cache",
+    _read_cache,
+    click.option(
+        "--kv-bytes-per-token-layer", metavar="SIZE", help="Of a KV cache, such as 4KiB: inference."
+    ),
+    click.option(
+        "--kv-utilisation", metavar="SHARE", help="Of a device, for the engine.  [default: 90%]"
+    ),
+    click.option(
+        "--kv-tokens-measured",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Tokens whose cache the run held.  [default: 0]",
+    ),
+)
 
 
 @click.command("plan")
@@ -47,7 +88,7 @@ from debubble.units import parse_bytes, parse_duration
     "--max-microbatches", type=click.IntRange(min=1), metavar="N", help="Try no more than these."
 )
 @token_options("Also with these tokens a microbatch, or 2x as many.")
-@cache_options
+@_cache_options
 @click.option("--emit", "framework", metavar="FRAMEWORK", help=f"One of {', '.join(EMITTERS)}.")
 @html_option
 @click.option("--force", is_flag=True, help="Let --html replace a file.")
@@ -64,7 +105,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     max_microbatches: int | None,
     tokens: Tokens,
     also: str | None,
-    cache_said: CacheSaid,
+    cache: Cache | None,
     framework: str | None,
     html: str | None,
     force: bool,
@@ -72,96 +113,39 @@ def command(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Rank what could be changed in the run of TRACES by what it would buy."""
-    _refuse_unknown(framework)
+    refuse_unknown_frameworks([framework] if framework else [])
     picture = place_for(html, force=force)
-    tokens.check(also)
-    wanted = _Wanted(
-        cache=cache_said.read(),
-        latency_ns=_read_latency(latency),
-        limit_bytes=None if memory_limit is None else float(parse_bytes(memory_limit)),
-        layers=layers,
-        schedule=schedule,
-        max_microbatches=max_microbatches,
-    )
+    tokens.check(has_also=also is not None)
+    split = parse_layers(layers)
+    limit_bytes = None if memory_limit is None else float(parse_bytes(memory_limit))
+    latency_ns = None if latency is None else parse_duration(latency)
+    if latency_ns == 0:
+        raise UsageError("a batch takes some time", hint="leave --latency out, or give it: 302ms")
     files = Traces(words=traces, also=also, pipeline=pipeline, reader=reader)
     run, other = analyse_both(files, schedule, quiet=manners.quiet)
     with progress("planning", quiet=manners.quiet):
-        planned = _plan(run, other, tokens, wanted)
-    words = shlex.join(traces)
-    page = plan_page(planned, framework, _following(planned, words, framework, manners))
-    if wanted.latency_ns is None and run.job.overhead_fraction is not None:
-        page.notes.insert(0, latency_note(run.job))
+        answer = answer_plan(
+            run,
+            also=other,
+            tokens=tokens,
+            layers=split,
+            memory_limit_bytes=limit_bytes,
+            schedule=schedule,
+            latency_ns=latency_ns,
+            most_microbatches=max_microbatches,
+            cache=cache,
+            # Only programs read what every framework is to be told.
+            frameworks=tuple(EMITTERS) if manners.as_json else (),
+            emit_for=framework,
+        )
+    words, following = shlex.join(traces), ""
+    if not answer.recommended:
+        following = f"debubble find {words}"
+    elif answer.tellable_framework is not None:
+        following = f"debubble plan {words} --emit {answer.tellable_framework}"
+    page = plan_page(answer, "" if manners.quiet or framework else following)
     if picture is not None:
         shown = Shown(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
-        write_html(plan_report(planned.plan, shown, page, words), picture, quiet=manners.quiet)
-    print_answer(page, plan_json(planned), manners)
-    exit_strictly(planned.gaps, manners)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    """What was said of the run and of the plan; None where nothing was."""
-
-    cache: Cache | None
-    latency_ns: float | None
-    limit_bytes: float | None
-    layers: str | None
-    schedule: str | None
-    max_microbatches: int | None
-
-
-def _refuse_unknown(framework: str | None) -> None:
-    if framework is not None and framework not in EMITTERS:
-        raise UsageError(
-            f"no framework is called {framework!r}", hint=f"one of {', '.join(EMITTERS)}"
-        )
-
-
-def _read_latency(text: str | None) -> float | None:
-    latency_ns = None if text is None else parse_duration(text)
-    if latency_ns == 0:
-        raise UsageError("a batch takes some time", hint="leave --latency out, or give it: 302ms")
-    return latency_ns
-
-
-def _plan(run: Analysis, other: Analysis | None, tokens: Tokens, wanted: _Wanted) -> Planned:
-    """Fit the run, account for it, and rank what could be changed."""
-    tokens = tokens.told_by(run.tokens, other.tokens if other else None)
-    baseline = start_from(
-        run,
-        other,
-        tokens=tokens,
-        layers=wanted.layers,
-        limit_bytes=wanted.limit_bytes,
-        schedule=wanted.schedule,
-        latency_ns=wanted.latency_ns,
-    )
-    plan = make_plan(
-        baseline,
-        run.timeline,
-        most_microbatches=wanted.max_microbatches,
-        links=run.links if run.ledger else None,
-        cache=wanted.cache,
-        allowed=runnable_by(baseline.framework),
-    )
-    scale = tokens.scale(baseline)
-    bottleneck = answer_bottleneck(run.bottleneck)
-    return Planned(
-        plan=plan,
-        bottleneck=bottleneck.sentence if bottleneck else "",
-        gaps=warnings_of(run, other, baseline),
-        length=None if scale is None else at_length(plan, scale),
-        tokens=tokens.of_run(baseline),
-    )
-
-
-def _following(planned: Planned, words: str, framework: str | None, manners: Manners) -> str:
-    """Name what to type next."""
-    if manners.quiet or framework:
-        return ""
-    if not planned.plan.recommended:
-        return f"debubble find {words}"
-    best, setting = planned.plan.recommended[0].change, planned.plan.baseline.setting
-    whose = planned.plan.baseline.framework or "torch"
-    tellable = [one for one in (whose, *EMITTERS) if can_emit(one, best, setting)]
-    return f"debubble plan {words} --emit {tellable[0]}" if tellable else ""
+        write_html(plan_report(answer, shown, page, words), picture, quiet=manners.quiet)
+    print_answer(page, answer, manners)
+    exit_strictly(answer.warnings, manners)

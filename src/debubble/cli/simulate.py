@@ -10,8 +10,7 @@ from debubble.cli.options import Manners, output_options
 from debubble.cli.planning import Traces
 from debubble.cli.reading import Reader, trace_options
 from debubble.cli.simulate_by_hand import ByHand, Wanted, by_hand_options, simulate_by_hand
-from debubble.cli.simulate_traces import flags_of, simulate_traces
-from debubble.cli.what_if import Said, what_if_options
+from debubble.cli.simulate_traces import Said, flags_of, simulate_traces, what_if_options
 from debubble.errors import UsageError
 
 # What is said alike of a measured run and of one made by hand.

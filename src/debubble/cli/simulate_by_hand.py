@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import click
 
+from debubble.answers.simulate import answer_by_hand
 from debubble.cli.flags import gathered
 from debubble.cli.options import Manners, drawing_width, print_answer, typed
 from debubble.errors import UsageError
 from debubble.report.lanes import draw_lanes
-from debubble.report.simulate import Simulated, simulate_json, simulate_page
+from debubble.report.simulate import simulate_page
 from debubble.schedules import Order, Statement, state_schedule
 from debubble.simulate.communication import Communication
 from debubble.simulate.hand_set import UNIT_NS, HandSet, settle_costs, simulate_order
@@ -102,7 +103,7 @@ def simulate_by_hand(wanted: Wanted, by_hand: ByHand, manners: Manners, *, draws
     costs = settle_costs(hand_set, stages)
     way = Communication(by_hand.communication or Communication.LATENCY)
     timeline = simulate_order(order, costs, way)
-    run = Simulated(
+    answer = answer_by_hand(
         schedule=schedule,
         order=order,
         communication=way,
@@ -121,12 +122,12 @@ def simulate_by_hand(wanted: Wanted, by_hand: ByHand, manners: Manners, *, draws
         }
     )
     quiet = manners.quiet or draws
-    page = simulate_page(run, "" if quiet else f"debubble simulate {again} --timeline")
+    page = simulate_page(answer, "" if quiet else f"debubble simulate {again} --timeline")
     if draws:
         page.drawing = draw_lanes(
             timeline, 0, None, drawing_width(), units="units" if in_units else ""
         )
-    print_answer(page, simulate_json(run), manners)
+    print_answer(page, answer, manners)
 
 
 def _order(statement: Statement, ranks: int | None, microbatches: int | None) -> Order:

@@ -6,12 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from debubble.plan.change import Change
-from debubble.plan.option import Headroom, headroom_after
-from debubble.plan.plan import Plan
-from debubble.report.change import describe
+from debubble.answers.plan import PlanAnswer
 from debubble.report.html.markup import safe
-from debubble.units import show_bytes, show_duration
+from debubble.units import NS_PER_S, show_bytes, show_duration
 
 _WIDTH, _HEIGHT = 1240, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 110, 40, 26, 352
@@ -37,40 +34,40 @@ class Point:
     gain: str = ""
 
 
-def points_of(plan: Plan) -> list[Point]:
+def points_of(found: PlanAnswer) -> list[Point]:
     """Return the run as it is, then the options in the order of the table."""
-    base = plan.baseline
-    now = Point(
-        name="as it is",
-        latency_ns=base.window_ns,
-        low_ns=base.window_ns,
-        high_ns=base.window_ns,
-        peak_bytes=_fullest(headroom_after(base, Change())),
-        style="now",
-    )
-    options = [
+    latency_ns = found.baseline.numbers.batch_latency_s * NS_PER_S
+    points = [
         Point(
-            name=describe(one.change),
-            latency_ns=one.window_ns,
-            low_ns=one.low_ns,
-            high_ns=one.high_ns,
-            peak_bytes=_fullest(one.headroom),
-            style="do" if one in plan.recommended else "dont",
-            gain=f"{one.throughput_gain:+.0%}",
+            name="as it is",
+            latency_ns=latency_ns,
+            low_ns=latency_ns,
+            high_ns=latency_ns,
+            peak_bytes=max(found.baseline.predicted_peak_bytes or (), default=None),
+            style="now",
         )
-        for one in plan.options
     ]
-    return [now, *options]
+    for option in found.options:
+        low, high = option.interval.batch_latency_s or (0.0, 0.0)
+        peaks = [peak for peak in option.numbers.peak_memory_bytes or () if peak is not None]
+        points.append(
+            Point(
+                name=option.words,
+                latency_ns=option.numbers.batch_latency_s * NS_PER_S,
+                low_ns=low * NS_PER_S,
+                high_ns=high * NS_PER_S,
+                peak_bytes=max(peaks, default=None),
+                style="do" if option.recommended else "dont",
+                gain=f"{option.throughput_gain_fraction:+.0%}",
+            )
+        )
+    return points
 
 
-def limit_of(plan: Plan) -> float | None:
+def limit_of(found: PlanAnswer) -> float | None:
     """Return what the smallest device has."""
-    limits = [one for one in plan.baseline.limits if one is not None]
+    limits = [limit for limit in found.baseline.limit_bytes if limit is not None]
     return min(limits, default=None)
-
-
-def _fullest(ranks: Sequence[Headroom] | None) -> float | None:
-    return max((one.peak_bytes for one in ranks), default=None) if ranks else None
 
 
 def scatter(points: Sequence[Point], limit: float | None) -> str:

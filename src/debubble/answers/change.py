@@ -1,0 +1,242 @@
+"""What `plan` and `simulate` share: a change in words and as data, and what it starts from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from debubble.analysis import Analysis
+from debubble.answers.base import Part
+from debubble.errors import Code, Gap, UsageError
+from debubble.plan.baseline import AlsoRun, Baseline
+from debubble.plan.change import Change
+from debubble.plan.option import Headroom
+from debubble.timeline.job import JobFacts
+from debubble.units import PLAIN_NUMBER, counted
+
+_TOKENS = re.compile(rf"{PLAIN_NUMBER}(x?)")
+# Beyond this nobody would believe a line through what was measured.
+_MOST_TOKENS = 1000.0
+
+
+class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """What is changed; what stays as it is, is left out."""
+
+    microbatches: int | None = None
+    hold: str | None = None
+    split: list[int] | None = None
+    schedule: str | None = None
+    chunks: int | None = None
+    overlap: bool | None = None
+    recompute: bool | None = None
+    repaired_hops: list[list[int]] | None = None
+    token_scale: float | None = None
+    hops: list[str] | None = None
+    """Rates, as they were given: `2:3=5GB/s`."""
+
+
+class IntervalPart(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """What four of five runs should lie in: the low end and the high end."""
+
+    batch_latency_s: list[float] | None = None
+    throughput_gain_fraction: list[float] | None = None
+
+
+class ProfilerPart(Part, frozen=True, kw_only=True):
+    """What the profiler cost, by the job's own times; the batch latency is without it."""
+
+    overhead_fraction: float
+    steps_timed: int
+    sentence: str
+
+
+def change_part(change: Change, hops: Sequence[str] = ()) -> ChangePart:
+    """Return a change as data."""
+    return ChangePart(
+        microbatches=change.microbatches or None,
+        hold=change.hold if change.microbatches else None,
+        split=list(change.split) if change.split else None,
+        schedule=change.schedule,
+        chunks=change.chunks,
+        overlap=change.overlap,
+        recompute=change.recompute,
+        repaired_hops=[list(hop) for hop in change.repaired] if change.repaired else None,
+        token_scale=change.token_scale,
+        hops=list(hops) or None,
+    )
+
+
+def describe(change: Change) -> str:
+    """Say a change in words."""
+    parts = []
+    if change.repaired:
+        parts.append(f"repair {name_hops(change.repaired)}")
+    if change.schedule:
+        chunks = f" with {change.chunks} stages a rank" if (change.chunks or 1) > 1 else ""
+        parts.append(f"schedule {change.schedule}{chunks}")
+    if change.split:
+        parts.append(f"split {','.join(map(str, change.split))}")
+    if change.microbatches:
+        of = " of the same batch" if change.hold == "batch" else ""
+        parts.append(f"{counted(change.microbatches, 'microbatch', 'microbatches')}{of}")
+    if change.overlap is not None:
+        parts.append("transfers beside compute" if change.overlap else "no overlap")
+    if change.recompute is not None:
+        parts.append("activations recomputed" if change.recompute else "activations kept")
+    if change.token_scale is not None:
+        parts.append(f"{change.token_scale:.3g} times as many tokens")
+    return ", ".join(parts) or "nothing changed"
+
+
+def name_hops(hops: Sequence[tuple[int, int]]) -> str:
+    """Name a hop, or both ways between two ranks."""
+    names = " and ".join(f"{here}:{there}" for here, there in hops)
+    return f"hops {names}" if len(hops) > 1 else f"hop {names}"
+
+
+def headroom_bytes(ranks: Sequence[Headroom] | None) -> list[int | None] | None:
+    """Return what each rank has left of its memory."""
+    if ranks is None:
+        return None
+    return [None if rank.bytes is None else round(rank.bytes) for rank in ranks]
+
+
+def peak_bytes(ranks: Sequence[Headroom] | None) -> list[int] | None:
+    """Return the peak memory of each rank."""
+    return None if ranks is None else [round(rank.peak_bytes) for rank in ranks]
+
+
+def answer_profiler(job: JobFacts) -> ProfilerPart | None:
+    """Say where the latency comes from that changes are held against; None if as measured."""
+    if job.overhead_fraction is None:
+        return None
+    return ProfilerPart(
+        overhead_fraction=job.overhead_fraction,
+        steps_timed=job.steps_timed,
+        sentence="batch latency: without the profiler, which cost "
+        f"{100 * job.overhead_fraction:+.0f} % by the job's own times "
+        f"({counted(job.steps_timed, 'step')}), on all parts of a step alike",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """What was said of tokens a microbatch; None where nothing was."""
+
+    asked: str | None = None
+    """So many, or so many times as many: `2048`, `2x`."""
+    measured: int | None = None
+    also: int | None = None
+    """In the other run."""
+
+    def told_by(self, run: Analysis, also: Analysis | None) -> Tokens:
+        """Return the same with what the jobs of both runs say where nothing was said."""
+        other = also.tokens if also else None
+        return replace(self, measured=self.measured or run.tokens, also=self.also or other)
+
+    def of_run(self, baseline: Baseline) -> float | None:
+        """Return the tokens of a microbatch as it is, where that was said of either run."""
+        if self.measured is not None:
+            return float(self.measured)
+        if self.also is not None and baseline.pooled is not None:
+            return self.also / baseline.pooled.token_ratio
+        return None
+
+    def scale(self, baseline: Baseline) -> float | None:
+        """Return how many times as many tokens are asked for; None for as many as there are."""
+        if self.asked is None:
+            return None
+        scale, is_count = self._read()
+        if is_count:
+            measured = self.of_run(baseline)
+            if measured is None and self.also is not None:
+                raise UsageError("--also-tokens is about --also", hint="add --tokens-measured N")
+            if measured is None:
+                raise UsageError(
+                    "how many tokens a microbatch has as it is cannot be told",
+                    hint="add --tokens-measured N, or ask for times as many: --tokens 2x",
+                )
+            scale /= measured
+        _refuse_too_far(scale)
+        return None if scale == 1.0 else scale
+
+    def check(self, *, has_also: bool) -> None:
+        """Refuse what is no number, too far away, or of no other run, before anything long."""
+        if self.also is not None and not has_also:
+            raise UsageError(
+                "--also-tokens is about --also, and no other run is named", hint="add --also TRACES"
+            )
+        if self.asked is None:
+            return
+        scale, is_count = self._read()
+        if not is_count or self.measured is not None:
+            _refuse_too_far(scale / (self.measured or 1) if is_count else scale)
+
+    def _read(self) -> tuple[float, bool]:
+        read = _TOKENS.fullmatch((self.asked or "").strip())
+        if read is None or float(read[1]) <= 0:
+            raise UsageError(
+                f"{self.asked!r} is no number of tokens", hint="write it as 2048, or 2x"
+            )
+        return float(read[1]), not read[2]
+
+
+def _refuse_too_far(scale: float) -> None:
+    if not 1 / _MOST_TOKENS <= scale <= _MOST_TOKENS:
+        raise UsageError(
+            f"{scale:.3g} times as many tokens cannot be predicted from this run",
+            hint="a run of about that length can tell",
+        )
+
+
+def start_from(  # noqa: PLR0913 (what the traces may not tell, one argument each)
+    run: Analysis,
+    also: Analysis | None,
+    *,
+    tokens: Tokens,
+    layers: tuple[int, ...] | None,
+    limit_bytes: float | None,
+    schedule: str | None,
+    latency_ns: float | None = None,
+) -> Baseline:
+    """Fit the run, with another of its model where one was given."""
+    other = None
+    if also is not None:
+        if also.pipeline.kind != run.pipeline.kind:
+            raise UsageError(
+                "one of the runs trains, and the other has forward passes alone",
+                hint="--also takes another run of the same kind",
+            )
+        told = any(rank.layers for rank in also.pipeline.ranks)
+        other = AlsoRun(
+            timeline=also.timeline,
+            figures=also.pipeline,
+            layers=None if told else layers or also.job.split_for(also.pipeline),
+            token_ratio=tokens.also / tokens.measured if tokens.also and tokens.measured else None,
+        )
+    return run.baseline(
+        layers=layers,
+        limit_bytes=limit_bytes,
+        schedule=schedule,
+        latency_ns=latency_ns,
+        also=other,
+    )
+
+
+def warnings_of(run: Analysis, also: Analysis | None, baseline: Baseline) -> tuple[Gap, ...]:
+    """Return all warnings, each once: of the run, then those of what it is changed by."""
+    gaps = [*run.warnings, *(also.warnings if also else ())]
+    gaps += baseline.pooled.gaps if baseline.pooled else ()
+    layers = {own.stage: own.layers for rank in run.pipeline.ranks for own in rank.layers}
+    shown, stated = tuple(layers[stage] for stage in sorted(layers)), baseline.source.split
+    if stated is not None and len(shown) == len(stated) and shown != tuple(stated):
+        said, seen = (",".join(map(str, split)) for split in (stated, shown))
+        gaps.append(
+            Gap(
+                code=Code.LAYERS_DIFFER,
+                message=f"--layers says {said}, and the traces show {seen}",
+                hint="leave --layers out, unless its layers are not alike",
+            )
+        )
+    return tuple(dict.fromkeys(gaps))

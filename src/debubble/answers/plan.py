@@ -1,0 +1,638 @@
+"""An `Analysis` in → what `debubble plan` answers: every lever, ranked by what it would buy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from debubble.analysis import Analysis
+from debubble.answers.base import Answer, Part, Warned, list_warnings, seconds
+from debubble.answers.change import (
+    ChangePart,
+    IntervalPart,
+    ProfilerPart,
+    Tokens,
+    answer_profiler,
+    change_part,
+    describe,
+    headroom_bytes,
+    name_hops,
+    peak_bytes,
+    start_from,
+    warnings_of,
+)
+from debubble.answers.ledger import answer_bottleneck
+from debubble.answers.links import HopPart, hop_parts
+from debubble.errors import Gap, UsageError
+from debubble.plan.change import Change
+from debubble.plan.context_length import OtherLength, Survivor, at_length
+from debubble.plan.emit import EMITTERS, can_emit, emit
+from debubble.plan.kv_cache import Cache, CacheCapacity, CachePlan
+from debubble.plan.link import Repair
+from debubble.plan.option import Option, headroom_after
+from debubble.plan.overlap import Overlap
+from debubble.plan.plan import WORTH_A_TRY, Plan, make_plan
+from debubble.plan.schedule import Refused, runnable_by
+from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
+
+SCHEMA = "debubble.plan/1"
+
+
+class PlanNumbers(Part, frozen=True, kw_only=True):
+    """What a batch takes, of the run as it is or after a change."""
+
+    bubble_fraction: float
+    batch_latency_s: float
+    peak_memory_bytes: list[int | None] | None
+    microbatches_per_s: float
+    """Counted in microbatches of the measured size."""
+
+
+class BaselinePart(Part, frozen=True, kw_only=True):
+    """The run as it is."""
+
+    schedule: str
+    split: list[int] | None
+    numbers: PlanNumbers
+    framework: str | None
+    microbatches: int
+    limit_bytes: list[int | None]
+    predicted_peak_bytes: list[int] | None
+    """What the model of memory gives for the run as it is; null where there is none."""
+    headroom_bytes: list[int | None] | None
+    without_profiler: ProfilerPart | None
+
+
+class LinkRepair(Part, frozen=True, kw_only=True):
+    """What is known of a slow link; `find` replays, which is another question."""
+
+    times_expected: float
+    replay_saved_s: float | None
+
+
+class OptionPart(Part, frozen=True, kw_only=True):
+    """One thing to do."""
+
+    lever: str
+    change: ChangePart
+    words: str
+    numbers: PlanNumbers
+    interval: IntervalPart
+    fits_memory: bool | None
+    headroom_bytes: list[int | None] | None
+    latency_gain_fraction: float
+    throughput_gain_fraction: float
+    recommended: bool
+    advice: str
+    """yes; try: the run cannot show it; maybe: its interval is wide; noise; no."""
+    link: LinkRepair | None
+    assumptions: list[str]
+    apply: dict[str, str]
+
+
+class RefusedPart(Part, frozen=True, kw_only=True):
+    """Something that cannot run or does not fit, and why."""
+
+    lever: str
+    change: ChangePart
+    words: str
+    reason: str
+
+
+class SplitPart(Part, frozen=True, kw_only=True):
+    """The quickest split, and whether it is proven that none is quicker."""
+
+    split: list[int]
+    exact: bool
+
+
+class OverlapPart(Part, frozen=True, kw_only=True):
+    """What transfers do to compute under them, and when overlap gains nothing."""
+
+    slowdown: float | None
+    break_even: float | None
+
+
+class UnchangedPart(Part, frozen=True, kw_only=True):
+    """The run as it is, at another length."""
+
+    numbers: PlanNumbers
+    interval: IntervalPart
+    fits_memory: bool | None
+    headroom_bytes: list[int | None] | None
+
+
+class OptionThere(Part, frozen=True, kw_only=True):
+    """An option at another length, against the unchanged run there."""
+
+    option: int
+    """Its place among all options."""
+    change: ChangePart
+    rank: int | None
+    numbers: PlanNumbers
+    throughput_gain_fraction: float
+    interval: IntervalPart
+    fits_memory: bool | None
+    headroom_bytes: list[int | None] | None
+    recommended: bool
+    fate: str
+
+
+class LengthPart(Part, frozen=True, kw_only=True):
+    """What another number of tokens does to the run and to its options."""
+
+    token_scale: float
+    tokens: float | None
+    unchanged: UnchangedPart
+    options: list[OptionThere]
+    assumptions: list[str]
+
+
+class CacheOptionPart(Part, frozen=True, kw_only=True):
+    """A split, by the tokens that its KV cache holds."""
+
+    change: ChangePart
+    tokens: int
+    tokens_by_rank: list[int | None]
+    limited_by_rank: int
+    tokens_gain_fraction: float | None
+    batch_latency_s: float
+    interval: IntervalPart
+    throughput_gain_fraction: float
+
+
+class CachePart(Part, frozen=True, kw_only=True):
+    """What a KV cache holds with the split in use, and with others."""
+
+    bytes_per_token_layer: float
+    utilisation_fraction: float
+    measured_tokens: int
+    tokens: int
+    tokens_by_rank: list[int | None]
+    limited_by_rank: int
+    options: list[CacheOptionPart]
+    assumptions: list[str]
+
+
+class EmitPart(Part, frozen=True, kw_only=True):
+    """The best option that a framework can be told, ready to paste."""
+
+    framework: str
+    option: int | None
+    """Its place among all options; null where none can be written."""
+    text: str
+    reason: str
+    """Why better ones cannot be written, or why none can; empty where the best is written."""
+
+
+class PlanAnswer(Answer, frozen=True, kw_only=True):
+    """What could be changed in a run, the most throughput first."""
+
+    schema: str = SCHEMA
+    baseline: BaselinePart
+    hops: list[HopPart]
+    options: list[OptionPart]
+    refused: list[RefusedPart]
+    lower_bound_s: float | None
+    quickest_split: SplitPart | None
+    overlap: OverlapPart | None
+    context_length: LengthPart | None
+    kv_cache: CachePart | None
+    emitted: EmitPart | None
+    tellable_framework: str | None
+    """Who can be told the best option: the framework of the run, else the first that can."""
+    bottleneck: str | None
+    findings: list[str]
+    """What follows the verdict, a sentence each."""
+    verdict: str
+    warnings: list[Warned]
+
+    @property
+    def recommended(self) -> list[OptionPart]:
+        """The options whose gain is beyond the noise, and that fit."""
+        return [option for option in self.options if option.recommended]
+
+
+def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is wanted, one each)
+    analysis: Analysis,
+    *,
+    also: Analysis | None = None,
+    tokens: Tokens | None = None,
+    layers: tuple[int, ...] | None = None,
+    memory_limit_bytes: float | None = None,
+    schedule: str | None = None,
+    latency_ns: float | None = None,
+    most_microbatches: int | None = None,
+    cache: Cache | None = None,
+    frameworks: Sequence[str] = tuple(EMITTERS),
+    emit_for: str | None = None,
+) -> PlanAnswer:
+    """Fit the run, account for it, and rank what could be changed.
+
+    Every option is written for each of `frameworks`, the best one alone for `emit_for`.
+    """
+    refuse_unknown_frameworks([*frameworks, *([emit_for] if emit_for else [])])
+    tokens = (tokens or Tokens()).told_by(analysis, also)
+    baseline = start_from(
+        analysis,
+        also,
+        tokens=tokens,
+        layers=layers,
+        limit_bytes=memory_limit_bytes,
+        schedule=schedule,
+        latency_ns=latency_ns,
+    )
+    plan = make_plan(
+        baseline,
+        analysis.timeline,
+        most_microbatches=most_microbatches,
+        links=analysis.links if analysis.ledger else None,
+        cache=cache,
+        allowed=runnable_by(baseline.framework),
+    )
+    scale, bottleneck = tokens.scale(baseline), answer_bottleneck(analysis.bottleneck)
+    return answer_of_plan(
+        plan,
+        hops=hop_parts(analysis),
+        bottleneck=bottleneck.sentence if bottleneck else None,
+        length=None if scale is None else at_length(plan, scale),
+        tokens=tokens.of_run(baseline),
+        without_profiler=answer_profiler(analysis.job) if latency_ns is None else None,
+        gaps=warnings_of(analysis, also, baseline),
+        frameworks=frameworks,
+        emit_for=emit_for,
+    )
+
+
+def refuse_unknown_frameworks(frameworks: Sequence[str]) -> None:
+    """Refuse the name of a framework that nothing can be written for."""
+    for framework in frameworks:
+        if framework not in EMITTERS:
+            raise UsageError(
+                f"no framework is called {framework!r}", hint=f"one of {', '.join(EMITTERS)}"
+            )
+
+
+def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
+    plan: Plan,
+    *,
+    hops: Sequence[HopPart] = (),
+    bottleneck: str | None = None,
+    length: OtherLength | None = None,
+    tokens: float | None = None,
+    without_profiler: ProfilerPart | None = None,
+    gaps: Sequence[Gap] = (),
+    frameworks: Sequence[str] = tuple(EMITTERS),
+    emit_for: str | None = None,
+) -> PlanAnswer:
+    """Put a plan into words and data; `tokens` are those of a measured microbatch."""
+    base, partition, overlap = plan.baseline, plan.partition, plan.overlap
+    now = headroom_after(base, Change())
+    findings = _findings(plan, plan.recommended if bottleneck else plan.recommended[1:])
+    if length is not None:
+        findings += _say_length(plan, length, tokens)
+    if plan.cache is not None:
+        findings.append(_say_cache(plan, plan.cache))
+    verdict = _verdict(plan)
+    if bottleneck:
+        verdict = f"{_begin(bottleneck)}."
+    return PlanAnswer(
+        baseline=BaselinePart(
+            schedule=base.schedule,
+            split=list(base.source.split) if base.source.split else None,
+            numbers=PlanNumbers(
+                bubble_fraction=base.source.bubble_fraction,
+                batch_latency_s=base.window_ns / NS_PER_S,
+                peak_memory_bytes=[rank.peak_memory_bytes for rank in base.ranks],
+                microbatches_per_s=base.source.microbatches
+                * NS_PER_S
+                / (base.window_ns + base.source.outside_ns),
+            ),
+            framework=base.framework,
+            microbatches=base.source.microbatches,
+            limit_bytes=[None if limit is None else round(limit) for limit in base.limits],
+            predicted_peak_bytes=peak_bytes(now),
+            headroom_bytes=headroom_bytes(now),
+            without_profiler=without_profiler,
+        ),
+        hops=list(hops),
+        options=[_option_part(plan, option, frameworks) for option in plan.options],
+        refused=[
+            RefusedPart(
+                lever=refused.lever,
+                change=change_part(refused.change),
+                words=_name_refused(refused),
+                reason=refused.reason,
+            )
+            for refused in plan.refused
+        ],
+        lower_bound_s=partition.lower_bound_s if partition else None,
+        quickest_split=SplitPart(split=list(partition.split), exact=partition.exact)
+        if partition
+        else None,
+        overlap=OverlapPart(slowdown=overlap.slowdown, break_even=overlap.break_even)
+        if overlap
+        else None,
+        context_length=_length_part(plan, length, tokens) if length else None,
+        kv_cache=_cache_part(plan, plan.cache) if plan.cache else None,
+        emitted=_emit_best(plan, emit_for) if emit_for else None,
+        tellable_framework=_tellable(plan),
+        bottleneck=bottleneck,
+        findings=findings,
+        verdict=verdict,
+        warnings=list_warnings(gaps),
+    )
+
+
+def _option_part(plan: Plan, option: Option, frameworks: Sequence[str]) -> OptionPart:
+    repair = next((repair for repair in plan.repairs if repair.option is option), None)
+    apply = {}
+    for framework in frameworks:
+        try:
+            apply[framework] = emit(framework, option.change, plan.baseline.setting)
+        except UsageError:
+            continue
+    return OptionPart(
+        lever=option.lever,
+        change=change_part(option.change),
+        words=describe(option.change),
+        numbers=_numbers(option),
+        interval=IntervalPart(
+            batch_latency_s=[option.low_ns / NS_PER_S, option.high_ns / NS_PER_S],
+            throughput_gain_fraction=[option.throughput_low, option.throughput_high],
+        ),
+        fits_memory=option.fits_memory,
+        headroom_bytes=headroom_bytes(option.headroom),
+        latency_gain_fraction=option.latency_gain,
+        throughput_gain_fraction=option.throughput_gain,
+        recommended=option in plan.recommended,
+        advice=_advice(plan, option),
+        link=None
+        if repair is None
+        else LinkRepair(
+            times_expected=repair.times_expected, replay_saved_s=seconds(repair.replayed_ns)
+        ),
+        assumptions=list(option.assumptions),
+        apply=apply,
+    )
+
+
+def _numbers(option: Option) -> PlanNumbers:
+    peaks = peak_bytes(option.headroom)
+    return PlanNumbers(
+        bubble_fraction=option.bubble_fraction,
+        batch_latency_s=option.window_ns / NS_PER_S,
+        peak_memory_bytes=None if peaks is None else list(peaks),
+        microbatches_per_s=option.microbatches_per_s,
+    )
+
+
+def _advice(plan: Plan, option: Option) -> str:
+    if option in plan.recommended:
+        return "yes"
+    if plan.is_guess(option):
+        return "try" if option.throughput_gain > 0 else "no"
+    if option.throughput_gain >= WORTH_A_TRY:
+        return "maybe"
+    return "no" if option.throughput_high < 0 else "noise"
+
+
+def _name_refused(refused: Refused) -> str:
+    if refused.lever == "split" and refused.change.split is None:
+        return "another split"
+    return "room for a KV cache" if refused.lever == "kv_cache" else describe(refused.change)
+
+
+def _emit_best(plan: Plan, framework: str) -> EmitPart:
+    """Write the best option that a framework can be told; where none is sure, the best there is."""
+    reason = ""
+    for option in (*plan.recommended, *plan.unsure):
+        try:
+            text = emit(framework, option.change, plan.baseline.setting)
+        except UsageError as error:
+            reason = reason or error.message
+            continue
+        place = plan.options.index(option)
+        return EmitPart(framework=framework, option=place, text=text, reason=reason)
+    return EmitPart(framework=framework, option=None, text="", reason=reason or "no option gains")
+
+
+def _tellable(plan: Plan) -> str | None:
+    if not plan.recommended:
+        return None
+    best, setting = plan.recommended[0].change, plan.baseline.setting
+    every = (plan.baseline.framework or "torch", *EMITTERS)
+    return next((name for name in every if can_emit(name, best, setting)), None)
+
+
+def _length_part(plan: Plan, other: OtherLength, tokens: float | None) -> LengthPart:
+    then = other.unchanged
+    return LengthPart(
+        token_scale=other.token_scale,
+        tokens=None if tokens is None else tokens * other.token_scale,
+        unchanged=UnchangedPart(
+            numbers=_numbers(then),
+            interval=IntervalPart(
+                batch_latency_s=[then.low_ns / NS_PER_S, then.high_ns / NS_PER_S]
+            ),
+            fits_memory=then.fits_memory,
+            headroom_bytes=headroom_bytes(then.headroom),
+        ),
+        options=[
+            OptionThere(
+                option=plan.options.index(survivor.option),
+                change=change_part(survivor.option.change),
+                rank=survivor.rank,
+                numbers=_numbers(survivor.there),
+                throughput_gain_fraction=survivor.gain,
+                interval=IntervalPart(throughput_gain_fraction=[survivor.low, survivor.high]),
+                fits_memory=survivor.there.fits_memory,
+                headroom_bytes=headroom_bytes(survivor.there.headroom),
+                recommended=survivor.sure,
+                fate=say_fate(other, survivor),
+            )
+            for survivor in other.survivors
+        ],
+        assumptions=list(then.assumptions),
+    )
+
+
+def _cache_part(plan: Plan, cache: CachePlan) -> CachePart:
+    return CachePart(
+        bytes_per_token_layer=cache.cache.token_layer_bytes,
+        utilisation_fraction=cache.cache.utilisation,
+        measured_tokens=cache.cache.measured_tokens,
+        tokens=cache.now.tokens,
+        tokens_by_rank=list(cache.now.by_stage),
+        limited_by_rank=_limited_by(plan, cache.now),
+        options=[
+            CacheOptionPart(
+                change=change_part(found.option.change),
+                tokens=found.capacity.tokens,
+                tokens_by_rank=list(found.capacity.by_stage),
+                limited_by_rank=_limited_by(plan, found.capacity),
+                tokens_gain_fraction=found.gain,
+                batch_latency_s=found.option.window_ns / NS_PER_S,
+                interval=IntervalPart(
+                    batch_latency_s=[
+                        found.option.low_ns / NS_PER_S,
+                        found.option.high_ns / NS_PER_S,
+                    ]
+                ),
+                throughput_gain_fraction=found.option.throughput_gain,
+            )
+            for found in cache.options
+        ],
+        assumptions=list(cache.assumptions),
+    )
+
+
+def _limited_by(plan: Plan, capacity: CacheCapacity) -> int:
+    return plan.baseline.ranks[capacity.limited_by].rank
+
+
+def _verdict(plan: Plan) -> str:
+    """Say what to do first, or why there is nothing to do."""
+    if plan.recommended:
+        best = plan.recommended[0]
+        batch, before = "a batch", ""
+        if best.change.microbatches is not None and best.change.hold != "batch":
+            batch = f"a batch of {best.change.microbatches}"
+            before = f"{plan.baseline.source.microbatches} in "
+        return (
+            f"{_begin(describe(best.change))}: {_gain(best)} throughput, {batch} in "
+            f"{show_duration(best.window_ns)} instead of {before}"
+            f"{show_duration(plan.baseline.window_ns)}."
+        )
+    over = plan.baseline.over_limit_bytes
+    if over is not None and over > 0:
+        return (
+            f"No memory to plan with: a rank already takes {show_bytes(over)} more than its limit."
+        )
+    if not plan.options and plan.refused:
+        return "Nothing can be changed: every option is refused."
+    return "Nothing to change: no option gains more than the noise of a run."
+
+
+def _begin(words: str) -> str:
+    """Begin a sentence."""
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def show_gain(middle: float, low: float, high: float) -> str:
+    """Write a gain with what four of five lie in."""
+    return f"{middle:+.0%} ({low:+.0%} to {high:+.0%})"
+
+
+def _gain(option: Option) -> str:
+    return show_gain(option.throughput_gain, option.throughput_low, option.throughput_high)
+
+
+def _findings(plan: Plan, others: Sequence[Option]) -> list[str]:
+    """Say the best of each lever, what repairs buy, and when overlap pays."""
+    best: dict[str, Option] = {}
+    for option in others:
+        best.setdefault(option.lever, option)
+    said = [f"{_begin(describe(option.change))}: {_gain(option)}." for option in best.values()]
+    said += [
+        _say_repair(plan, repair)
+        for repair in plan.repairs
+        if repair.option not in plan.recommended
+    ]
+    if plan.overlap is not None and plan.overlap.option.fits_memory is not False:
+        said.append(_say_overlap(plan.overlap))
+    return said
+
+
+def _say_repair(plan: Plan, repair: Repair) -> str:
+    """Say of a slow hop that repairing it buys nothing sure."""
+    hops = repair.option.change.repaired or ()
+    takes = "take" if len(hops) > 1 else "takes"
+    saved = show_duration(max(0, plan.baseline.window_ns - repair.option.window_ns))
+    return (
+        f"{_begin(name_hops(hops))} {takes} {repair.times_expected:.1f} times as long as "
+        f"others, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
+        f"{_gain(repair.option)}: within the noise of a run."
+    )
+
+
+def _say_overlap(overlap: Overlap) -> str:
+    even = overlap.break_even
+    if even is None:
+        pays = "it pays even if compute slows to a quarter beside messages"
+    elif even <= 1.0:
+        pays = "it gains nothing, even if compute does not slow"
+    else:
+        pays = f"it pays while compute slows by less than {even - 1:.0%} beside messages"
+    if overlap.slowdown is None:
+        return f"Transfers beside compute: unknown, try it; {pays}."
+    seen = f"{overlap.slowdown - 1:.0%}"
+    return f"Transfers beside compute, which slows it by {seen} in this run: {pays}."
+
+
+def least_left(headroom: Sequence[int | None] | None) -> str | None:
+    """Say what the fullest rank has left of its memory; None where that is not known."""
+    left = [rank for rank in headroom or () if rank is not None]
+    return show_bytes(min(left)) if left else None
+
+
+def _lacks(option: Option) -> str:
+    """Say what the fullest rank lacks."""
+    left = [rank.bytes for rank in option.headroom or () if rank.bytes is not None]
+    return show_bytes(max(0.0, -min(left, default=0.0)))
+
+
+def name_length(token_scale: float, tokens: float | None) -> str:
+    """Name another length: in tokens where it is known how many."""
+    times = f"{token_scale:.3g} times as many"
+    if tokens is None:
+        return f"{times} tokens a microbatch"
+    return f"{tokens:,.0f} tokens a microbatch ({times})"
+
+
+def _say_length(plan: Plan, other: OtherLength, tokens: float | None) -> list[str]:
+    """Say what the length does to the run, and what to do then."""
+    then, source, best = other.unchanged, plan.baseline.source, other.best
+    left = least_left(headroom_bytes(then.headroom))
+    room = "memory is unknown" if left is None else f"{left} of memory are left"
+    if then.fits_memory is False:
+        room = f"it does not fit: a rank would need {_lacks(then)} more memory"
+    length = name_length(other.token_scale, tokens and tokens * other.token_scale)
+    said = (
+        f"With {length} a batch takes {show_duration(then.window_ns)} "
+        f"({show_duration(then.low_ns)} to {show_duration(then.high_ns)}) instead of "
+        f"{show_duration(plan.baseline.window_ns)}, ranks wait {show_share(then.bubble_fraction)} "
+        f"instead of {show_share(source.bubble_fraction)}; {room}."
+    )
+    if best is None:
+        return [said, "At that length no option gains more than the noise of a run."]
+    which = "still" if best.option is other.best_here else "another"
+    words, gain = describe(best.option.change), show_gain(best.gain, best.low, best.high)
+    return [said, f"At that length the best is {which}: {words}, {gain}."]
+
+
+def say_fate(other: OtherLength, survivor: Survivor) -> str:
+    """Say in a few words what becomes of an option."""
+    if survivor.there.fits_memory is False:
+        return f"no longer fits: {_lacks(survivor.there)} short"
+    if survivor is other.best:
+        return "still best" if survivor.option is other.best_here else "best there"
+    if survivor.high < 0:
+        return f"loses {-survivor.gain:.0%}"
+    if survivor.guess and survivor.gain > 0:
+        return "try"
+    return "gains" if survivor.sure else "noise"
+
+
+def _say_cache(plan: Plan, cache: CachePlan) -> str:
+    """Say what the cache holds, who limits it, and the split that holds most."""
+    limit = f"rank {_limited_by(plan, cache.now)} has no room for more"
+    now = f"The KV cache holds {cache.now.tokens:,} tokens: {limit}."
+    best = next(iter(cache.options), None)
+    if best is None or best.capacity.tokens <= cache.now.tokens:
+        return f"{now} No split holds more."
+    gain = "" if best.gain is None else f" ({best.gain:+.0%})"
+    cost = f"throughput changes by {best.option.throughput_gain:+.0%}"
+    if best.option.throughput_low <= 0 <= best.option.throughput_high:
+        cost = "batches take as long, within the noise"
+    words = describe(best.option.change)
+    return f"{now} With {words} it holds {best.capacity.tokens:,}{gain}, and {cost}."

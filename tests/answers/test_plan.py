@@ -1,0 +1,166 @@
+"""`plan`: one answer that text and JSON show alike, and nothing written that is not asked for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from console import REPOSITORY
+from making import H200
+
+from debubble import api
+from debubble.answers import plan as answers
+from debubble.answers.find import answer_find
+from debubble.answers.plan import PlanAnswer
+from debubble.errors import UsageError
+from debubble.plan import emit as emitting
+from debubble.plan.kv_cache import Cache
+from debubble.report.plan import plan_page
+from debubble.units import show_seconds
+
+ROWS = {
+    "options": "lever change words numbers interval fits_memory headroom_bytes "
+    "latency_gain_fraction throughput_gain_fraction recommended advice link assumptions apply",
+    "refused": "lever change words reason",
+}
+PARTS = {
+    "baseline": "schedule split numbers framework microbatches limit_bytes predicted_peak_bytes "
+    "headroom_bytes without_profiler",
+    "quickest_split": "split exact",
+    "overlap": "slowdown break_even",
+    "context_length": "token_scale tokens unchanged options assumptions",
+    "emitted": "framework option text reason",
+}
+
+
+@pytest.fixture(scope="module")
+def run():
+    return api.analyse(H200 / "1f1b_p3_m7")
+
+
+@pytest.fixture(scope="module")
+def found(run):
+    return api.plan(run, tokens="2x", tokens_measured=1024, emit="megatron")
+
+
+@pytest.fixture(scope="module")
+def serving():
+    cache = Cache(token_layer_bytes=4096.0)
+    return api.plan(H200 / "fwd_closed_m4", cache=cache, memory_limit_bytes=20 * 2.0**30)
+
+
+def count_emits(monkeypatch):
+    """Count what is written, each by its framework and change."""
+    written = []
+
+    def counting(framework, change, setting):
+        written.append((framework, change))
+        return emit(framework, change, setting)
+
+    emit = emitting.emit
+    monkeypatch.setattr(emitting, "emit", counting)
+    monkeypatch.setattr(answers, "emit", counting)
+    return written
+
+
+@pytest.mark.parametrize("name", ["found", "serving"])
+def test_an_answer_is_what_its_schema_says(name, request):
+    answer = request.getfixturevalue(name)
+    data = answer.to_dict()
+    assert msgspec.convert(data, PlanAnswer).to_dict() == data
+    assert set(msgspec.json.schema(PlanAnswer)["$defs"]["PlanAnswer"]["properties"]) == set(data)
+
+
+def test_every_field_is_there_and_documented(found, serving):
+    data = found.to_dict()
+    for name, fields in PARTS.items():
+        assert set(data[name]) == set(fields.split())
+    for name, fields in ROWS.items():
+        assert data[name]
+        assert all(set(row) == set(fields.split()) for row in data[name])
+    cached = serving.to_dict()["kv_cache"]
+    page = (REPOSITORY / "docs" / "reference" / "json.md").read_text("utf-8")
+    section = page.partition("## debubble.plan/1")[2].partition("## debubble.compare/1")[0]
+    known = set(re.findall(r"\w+", section))
+    nested = [field for part in (PARTS | ROWS).values() for field in part.split()]
+    assert {*data, *nested, *cached, *cached["options"][0]} - {"schema"} <= known
+
+
+def test_text_and_data_carry_the_same_numbers(found):
+    (options, length, *_), data = plan_page(found).tables, found.to_dict()
+    rows = options.rows[1:]
+    assert len(rows) == len(data["options"])
+    for row, option in zip(rows, data["options"], strict=True):
+        assert row[1] == show_seconds(option["numbers"]["batch_latency_s"])
+        assert row[4] == f"{option['throughput_gain_fraction']:+.1%}"
+        assert (row[6] == "yes") is option["recommended"]
+    for row, there in zip(length.rows, data["context_length"]["options"], strict=True):
+        assert row[1] == data["options"][there["option"]]["words"]
+        assert row[4] == f"{there['throughput_gain_fraction']:+.1%}"
+    best = data["options"][0]
+    assert show_seconds(best["numbers"]["batch_latency_s"]) in data["verdict"]
+    assert f"{best['throughput_gain_fraction']:+.0%}" in data["verdict"]
+
+
+def test_what_a_cache_holds_is_the_same_in_text_and_data(serving):
+    table = next(table for table in plan_page(serving).tables if "KV cache" in table.title)
+    cache = serving.kv_cache
+    assert table.rows[0][1] == f"{cache.tokens:,}"
+    assert [row[1] for row in table.rows[1:]] == [f"{each.tokens:,}" for each in cache.options]
+    assert any(f"The KV cache holds {cache.tokens:,} tokens" in said for said in serving.findings)
+
+
+def test_a_hop_is_that_of_find(run, found):
+    assert found.hops == answer_find(run).hops
+
+
+def test_a_plan_that_is_read_is_written_for_nobody_but_who_is_named(run, monkeypatch):
+    written = count_emits(monkeypatch)
+    shown = api.plan(run, frameworks=())
+    assert all(option.apply == {} for option in shown.options)
+    # One look at the best option: who can be told it.
+    assert {change for _, change in written} == {written[0][1]}
+    assert written[-1][0] == shown.tellable_framework
+    written.clear()
+    named = api.plan(run, frameworks=(), emit="torch")
+    assert [framework for framework, _ in written if framework != "torch"] == []
+    assert f"for torch, {named.options[named.emitted.option].words}:" in plan_page(named).notes
+
+
+def test_programs_get_every_option_for_every_framework_that_can_be_told(found, run, monkeypatch):
+    written = count_emits(monkeypatch)
+    assert api.plan(run, frameworks=("torch",)).options[0].apply.keys() <= {"torch"}
+    assert len(written) >= len(found.options)
+    assert found.options[found.emitted.option].apply["megatron"] == found.emitted.text
+    assert any(len(option.apply) > 1 for option in found.options)
+
+
+def test_no_framework_of_that_name_is_refused_and_not_left_out(run):
+    with pytest.raises(UsageError, match="no framework is called 'jax'"):
+        api.plan(run, frameworks=("torch", "jax"))
+
+
+def test_the_other_run_and_its_tokens_belong_together(run):
+    with pytest.raises(UsageError, match="--also-tokens is about --also"):
+        api.plan(run, also_tokens=512)
+
+
+def test_a_latency_without_the_profiler_is_in_seconds(run):
+    found = api.plan(run, latency_s=0.2, frameworks=())
+    assert found.baseline.numbers.batch_latency_s == pytest.approx(0.2)
+
+
+def test_a_notebook_shows_the_verdict_and_options_are_a_table(found):
+    assert found.verdict.partition(":")[0] in found._repr_html_()
+    row = found.tables()["options"][0]
+    assert row["numbers.batch_latency_s"] == found.options[0].numbers.batch_latency_s
+
+
+def test_the_verbs_are_called_by_their_names_though_packages_have_them_too():
+    words = "import debubble; debubble.find; print(*map(callable, (debubble.links, debubble.plan, "
+    words += "debubble.simulate))); from debubble.plan.change import Change; debubble.plan.__name__"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"] * 3
