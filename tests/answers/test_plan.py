@@ -8,8 +8,8 @@ import sys
 
 import msgspec
 import pytest
-from console import REPOSITORY
-from making import H200
+from support.services.console import REPOSITORY
+from support.traces.recordings import H200
 
 from debubble import api
 from debubble.answers import plan as answers

@@ -7,8 +7,8 @@ import re
 
 import msgspec
 import pytest
-from console import REPOSITORY, type_command
-from making import H200
+from support.services.console import REPOSITORY, type_command
+from support.traces.recordings import H200
 
 from debubble import api
 from debubble.answers.simulate import SimulateAnswer
