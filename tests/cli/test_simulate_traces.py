@@ -131,7 +131,7 @@ def test_a_drawing_is_as_long_as_the_answer(tmp_path):
         (f"{TRAINING} --tokens 2048", "how many tokens a microbatch has as it is cannot be told"),
         (f"{TRAINING} --tokens none", "'none' is no number of tokens"),
         (f"{TRAINING} --tokens 0x", "'0x' is no number of tokens"),
-        (f"{TRAINING} --tokens 5000x", "5e+03 times as many tokens cannot be foretold"),
+        (f"{TRAINING} --tokens 5000x", "5e+03 times as many tokens cannot be predicted"),
         (f"{TRAINING} --tokens 9 --also-tokens 9", "--also-tokens is about --also"),
         (f"{TRAINING} --schedule zb-h1 --overlap on", "transfers of zb-h1 run beside compute"),
         (f"{TRAINING} --schedule nothing", "no schedule is called 'nothing'"),
