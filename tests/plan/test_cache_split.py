@@ -13,8 +13,8 @@ from debubble.costs.memory import fit_memory
 from debubble.errors import UsageError
 from debubble.plan.change import Change
 from debubble.plan.kv_cache import Cache, plan_cache
-from debubble.plan.partition import all_splits
 from debubble.plan.plan import make_plan
+from debubble.plan.split import all_splits
 from debubble.report.plan import plan_page
 
 LAYERS = (4, 4, 4, 4)

@@ -8,7 +8,7 @@ import numpy as np
 
 from debubble.plan.baseline import Baseline, stages_of
 from debubble.plan.change import Change
-from debubble.plan.option import Idea, Option, foretell, weigh
+from debubble.plan.option import Idea, Option, predict_idea, weigh
 from debubble.schedules import Order
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
@@ -16,7 +16,10 @@ from debubble.simulate.events import NEVER_NS
 from debubble.simulate.predict import Prediction
 from debubble.simulate.program import Times
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
-from debubble.timeline.model import F64, I64, PassKind, Timeline
+from debubble.timeline.model import F64, I64, Flags, PassKind, Timeline
+
+# The lever of a what-if that changes nothing.
+_NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,41 +67,39 @@ class Asked:
     def theory_of_schedule(self) -> float:
         """Return the bubble of this order with equal stages and free transfers."""
         lengths = self.pass_lengths_ns()
-        return ideal_bubble(self.order, {kind: float(one.mean()) for kind, one in lengths.items()})
+        return ideal_bubble(self.order, {kind: float(ns.mean()) for kind, ns in lengths.items()})
 
     def pass_lengths_ns(self) -> dict[str, F64]:
         """Return what each kind of pass takes on each stage, on the mean."""
         table = self.found.program.passes
         took = _took(self.found.times).mean(axis=1) * self.correction
-        kinds = [kind for kind in PassKind if (table.kind == kind).any()]
+
+        def mean_ns(kind: PassKind, stage: int) -> float:
+            mine = took[(table.kind == kind) & (table.stage == stage)]
+            return float(mine.mean()) if len(mine) else 0.0
+
         return {
-            kind.name: np.array(
-                [_mean(took[(table.kind == kind) & (table.stage == s)]) for s in range(self.stages)]
-            )
-            for kind in kinds
+            kind.name: np.array([mean_ns(kind, stage) for stage in range(self.stages)])
+            for kind in PassKind
+            if (table.kind == kind).any()
         }
 
     def rank_bubbles(self) -> tuple[float, ...]:
         """Return the share of the window that each rank waits, in the middle of all draws."""
         windows = self.found.times.window_ns
-        return tuple(
-            float(np.median(1 - self._worked(place) / windows)) for place in range(len(self.order))
-        )
+        return tuple(float(np.median(1 - worked / windows)) for worked in self._worked())
 
     def longest_stage_bubble(self) -> float:
         """Return the bubble against the longest single rank's span."""
-        times, places = self.found.times, self.found.program.passes.place
+        times = self.found.times
         spans = np.stack(
             [
-                times.pass_end[places == place].max(axis=0)
-                - times.pass_start[places == place].min(axis=0)
-                for place in range(len(self.order))
+                times.pass_end[mine].max(axis=0) - times.pass_start[mine].min(axis=0)
+                for mine in self._passes_by_rank()
             ]
         )
-        worked = np.stack([self._worked(place) for place in range(len(self.order))])
-        longest = spans.argmax(axis=0)
-        draws = np.arange(spans.shape[1])
-        return float(np.median(1 - worked[longest, draws] / spans[longest, draws]))
+        longest, draws = spans.argmax(axis=0), np.arange(spans.shape[1])
+        return float(np.median(1 - self._worked()[longest, draws] / spans[longest, draws]))
 
     def bubble_over_ideal(self) -> float:
         """Return bubble time over ideal time."""
@@ -110,19 +111,24 @@ class Asked:
         times = self.found.times
         windows = times.window_ns
         middle = int(np.abs(windows - np.median(windows)).argmin())
-        one = Times(
+        drawn = Times(
             pass_start=self._corrected(times.pass_start[:, middle]),
             pass_end=self._corrected(times.pass_end[:, middle]),
             batch_start=self._corrected(times.batch_start[:, middle]),
             batch_end=self._corrected(times.batch_end[:, middle]),
         )
         ranks = tuple(rank.rank for rank in self.baseline.ranks)
-        return as_timeline(replace(self.found.program, ranks=ranks), one)
+        return as_timeline(replace(self.found.program, ranks=ranks), drawn)
 
-    def _worked(self, place: int) -> F64:
-        mine = self.found.program.passes.place == place
-        worked: F64 = _took(self.found.times)[mine].sum(axis=0) * self.baseline.source.busy_share
-        return worked
+    def _passes_by_rank(self) -> list[Flags]:
+        home = self.found.program.passes.place
+        return [home == position for position in range(len(self.order))]
+
+    def _worked(self) -> F64:
+        """Return what each rank worked in each draw."""
+        took = _took(self.found.times)
+        worked: F64 = np.stack([took[mine].sum(axis=0) for mine in self._passes_by_rank()])
+        return worked * self.baseline.source.busy_share
 
     def _corrected(self, moments: I64) -> I64:
         """Stretch times as the answer is; what never happened stays so."""
@@ -130,16 +136,13 @@ class Asked:
         return np.where(moments <= NEVER_NS // 2, moments, stretched)
 
 
-_NOTHING = "nothing"
-
-
 def ask(baseline: Baseline, idea: Idea) -> Asked:
-    """Foretell one change; where nothing changes, show the simulation as it is, uncorrected."""
+    """Predict one change; where nothing changes, show the simulation as it is, uncorrected."""
     nothing = idea == replace(idea, change=Change(), slowdown=1.0, wire_scale={}, wire_ns={})
     if nothing:
         baseline = replace(baseline, correction=1.0)
         idea = replace(idea, lever=_NOTHING)
-    found = foretell(baseline, idea)
+    found = predict_idea(baseline, idea)
     what_if = baseline.what_if(idea.change)
     return Asked(
         baseline=baseline,
@@ -153,7 +156,3 @@ def ask(baseline: Baseline, idea: Idea) -> Asked:
 
 def _took(times: Times) -> I64:
     return times.pass_end - times.pass_start
-
-
-def _mean(lengths: F64) -> float:
-    return float(lengths.mean()) if len(lengths) else 0.0

@@ -38,36 +38,20 @@ from debubble.timeline.model import PassKind, RankTimeline, Timeline
 
 # More than a plan asks for; an engine of 4,000 passes takes a few megabytes.
 _KEPT = 32
-
-
-@lru_cache(maxsize=_KEPT)
-def order_for(schedule: str, ranks: int, microbatches: int, chunks: int | None) -> Order:
-    """Return the order of a schedule; it is shared, so leave it as it is."""
-    return order_of(schedule, ranks, microbatches, chunks)
-
-
-@lru_cache(maxsize=_KEPT)
-def stages_for(schedule: str, ranks: int, microbatches: int, chunks: int | None) -> int:
-    """Return how many stages that order has."""
-    return stages_of(order_for(schedule, ranks, microbatches, chunks))
-
-
-def stages_of(order: Order) -> int:
-    """Return how many stages an order has."""
-    last: int = max(map(attrgetter("stage"), chain.from_iterable(order)))
-    return 1 + last
-
-
-@lru_cache(maxsize=_KEPT)
-def engine_for(
-    sizes: tuple[str, int, int, int | None], communication: Communication, *, rendezvous: bool
-) -> Engine:
-    """Return what runs the order of these sizes."""
-    return Engine(plan_program(order_for(*sizes), communication, rendezvous=rendezvous))
-
-
 # Ties the middle of the draws to the measured run; enough for half a percent.
 _DRAWS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlsoRun:
+    """Another run of the same model, as measured."""
+
+    timeline: Timeline
+    figures: PipelineFigures
+    layers: Sequence[int] | None = None
+    """Of each stage, where they are not told."""
+    token_ratio: float | None = None
+    """Tokens of a microbatch over those of the first run, where that was said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,29 +116,29 @@ class Baseline:
         return max(over) if over else None
 
     def what_if(self, change: Change) -> WhatIf:
-        """Turn a change into a run to be foretold."""
+        """Turn a change into a run to be predicted."""
         if change.order is not None:
             order, stages = change.order, stages_of(change.order)
         else:
             order, stages = order_for(*self._sizes(change)), stages_for(*self._sizes(change))
+        # Of how many layers more, as a share, the forward pass runs again.
+        recomputed = 0.0
+        if change.recompute is not None:
+            recomputed = float(change.recompute) - self.ranks[0].recomputed_share
         return WhatIf(
             order=order,
             communication=self._communication(change),
             layers=self.layers_of(change.split, stages),
             token_scale=self.microbatch_scale(change),
-            recomputed=self._recomputed(change),
+            recomputed=recomputed,
         )
 
     def engine(self, change: Change) -> Engine:
         """Return what runs the order of a change."""
+        way, meets = self._communication(change), not self.source.wires.buffers
         if change.order is not None:
-            way, meets = self._communication(change), not self.source.wires.buffers
             return Engine(plan_program(change.order, way, rendezvous=meets))
-        return engine_for(
-            self._sizes(change),
-            self._communication(change),
-            rendezvous=not self.source.wires.buffers,
-        )
+        return engine_for(self._sizes(change), way, rendezvous=meets)
 
     def _sizes(self, change: Change) -> tuple[str, int, int, int | None]:
         schedule = change.schedule or self.schedule
@@ -173,9 +157,9 @@ class Baseline:
         """Return the run's own correction or, with other tokens, one between both runs'."""
         if self.pooled is None or self.other_correction is None or self.pooled.same_tokens:
             return self.correction
-        way = (self.microbatch_scale(change) - 1) / (self.pooled.token_ratio - 1)
-        way = min(max(way, 0.0), 1.0)
-        both = self.correction ** (1 - way) * self.other_correction**way
+        between = (self.microbatch_scale(change) - 1) / (self.pooled.token_ratio - 1)
+        between = min(max(between, 0.0), 1.0)
+        both = self.correction ** (1 - between) * self.other_correction**between
         return float(both)
 
     def layers_of(self, split: Sequence[int] | None, stages: int) -> tuple[float, ...]:
@@ -196,11 +180,6 @@ class Baseline:
                 hint="give the layers of each stage, first stage first",
             )
         return tuple(float(layers) for layers in split)
-
-    def _recomputed(self, change: Change) -> float:
-        """Return of how many layers more, as a share, a change lets the forward pass run again."""
-        now = self.ranks[0].recomputed_share
-        return 0.0 if change.recompute is None else float(change.recompute) - now
 
     def peaks(self, change: Change) -> tuple[PeakMemory, ...] | None:
         """Return the peak memory of each rank after a change."""
@@ -233,18 +212,6 @@ class Baseline:
     def framework(self) -> str | None:
         """Whose framework ran it, where that shows."""
         return self.ranks[0].parallelism.framework
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlsoRun:
-    """Another run of the same model, as measured."""
-
-    timeline: Timeline
-    figures: PipelineFigures
-    layers: Sequence[int] | None = None
-    """Of each stage, where they are not told."""
-    token_ratio: float | None = None
-    """Tokens of a microbatch over those of the first run, where that was said."""
 
 
 def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argument each)
@@ -300,12 +267,48 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     )
 
 
+@lru_cache(maxsize=_KEPT)
+def order_for(schedule: str, ranks: int, microbatches: int, chunks: int | None) -> Order:
+    """Return the order of a schedule; it is shared, so leave it as it is."""
+    return order_of(schedule, ranks, microbatches, chunks)
+
+
+@lru_cache(maxsize=_KEPT)
+def stages_for(schedule: str, ranks: int, microbatches: int, chunks: int | None) -> int:
+    """Return how many stages that order has."""
+    return stages_of(order_for(schedule, ranks, microbatches, chunks))
+
+
+def stages_of(order: Order) -> int:
+    """Return how many stages an order has."""
+    last: int = max(map(attrgetter("stage"), chain.from_iterable(order)))
+    return 1 + last
+
+
+@lru_cache(maxsize=_KEPT)
+def engine_for(
+    sizes: tuple[str, int, int, int | None], communication: Communication, *, rendezvous: bool
+) -> Engine:
+    """Return what runs the order of these sizes."""
+    return Engine(plan_program(order_for(*sizes), communication, rendezvous=rendezvous))
+
+
+def even_split(layers: int, stages: int) -> tuple[int, ...]:
+    """Cut layers as evenly as can be; the first stages take what is left over."""
+    if layers < stages:
+        raise UsageError(
+            f"{layers} layers cannot fill {stages} stages", hint="a stage has one layer or more"
+        )
+    each, rest = divmod(layers, stages)
+    return tuple(each + (stage < rest) for stage in range(stages))
+
+
 def _memory_run(timeline: Timeline, source: Source, schedule: str | None) -> MemoryRun | None:
     """Return what a run tells of memory; None where it does not say what grows with what."""
     memories = [rank.memory for rank in source.ranks]
     if schedule is None or any(
-        one is None or one.static_bytes is None or one.per_microbatch_bytes is None
-        for one in memories
+        memory is None or memory.static_bytes is None or memory.per_microbatch_bytes is None
+        for memory in memories
     ):
         return None
     return memory_run(timeline, source.ranks[0].pipeline, _order(source, schedule))
@@ -339,7 +342,7 @@ def _way_that_lands(source: Source, schedule: str) -> tuple[Communication, float
         except OrderCycle:
             continue
         found.append((way, source.window_ns / window_ns))
-    return min(found, key=lambda one: abs(log(one[1])))
+    return min(found, key=lambda way_and_off: abs(log(way_and_off[1])))
 
 
 def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[float | None, ...]:
@@ -349,13 +352,3 @@ def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[f
     parts = ranks_a_device(ranks)
     known = [rank.memory.limit_bytes if rank.memory else None for rank in ranks]
     return tuple(None if limit is None else limit / parts for limit in known)
-
-
-def even_split(layers: int, stages: int) -> tuple[int, ...]:
-    """Cut layers as evenly as can be; the first stages take what is left over."""
-    if layers < stages:
-        raise UsageError(
-            f"{layers} layers cannot fill {stages} stages", hint="a stage has one layer or more"
-        )
-    each, rest = divmod(layers, stages)
-    return tuple(each + (stage < rest) for stage in range(stages))

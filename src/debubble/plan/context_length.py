@@ -1,6 +1,6 @@
 """The lever of context length: a plan in → what it is worth with other tokens a microbatch.
 
-Each option is foretold at that length and held against the unchanged run there. How passes grow is
+Each option is predicted at that length and held against the unchanged run there. How passes grow is
 unsure, but both grow alike: so it counts in the latency of the unchanged run, and in what an option
 gains over it only as far as that cuts microbatches smaller.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import exp, hypot, log
 
-from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, weigh
 from debubble.plan.plan import WORTH, Plan
@@ -53,20 +52,20 @@ class OtherLength:
     @property
     def best(self) -> Survivor | None:
         """What is to be recommended there."""
-        return next((one for one in self.survivors if one.sure), None)
+        return next((survivor for survivor in self.survivors if survivor.sure), None)
 
 
 def at_length(plan: Plan, token_scale: float) -> OtherLength:
-    """Foretell the unchanged run and all options with so many times as many tokens."""
+    """Predict the unchanged run and all options with so many times as many tokens."""
     change = Change(token_scale=token_scale)
     assumed = () if plan.baseline.memory is None else (_MEMORY,)
     idea = Idea(lever="context length", change=change, assumptions=assumed)
     unchanged = weigh(plan.baseline, idea)
     found = [_survive(plan, option, unchanged, token_scale) for option in plan.options]
-    found.sort(key=lambda one: (one.there.fits_memory is False, -one.gain))
+    found.sort(key=lambda survivor: (survivor.there.fits_memory is False, -survivor.gain))
     ranked = [
-        replace(one, rank=None if one.there.fits_memory is False else number)
-        for number, one in enumerate(found, start=1)
+        replace(survivor, rank=None if survivor.there.fits_memory is False else number)
+        for number, survivor in enumerate(found, start=1)
     ]
     return OtherLength(
         token_scale=token_scale,
@@ -78,9 +77,11 @@ def at_length(plan: Plan, token_scale: float) -> OtherLength:
 
 def _survive(plan: Plan, option: Option, unchanged: Option, token_scale: float) -> Survivor:
     idea = replace(option.idea, change=replace(option.change, token_scale=token_scale))
-    there = weigh(_grows_surely(plan.baseline_for(option)), idea)
-    passes, cut = plan.baseline.source.passes, plan.baseline.microbatch_scale(option.change)
-    unsure = _FOUR_OF_FIVE * passes.growth_spread * abs(log(cut))
+    weighed_on = plan.baseline_for(option)
+    surely = replace(weighed_on.source.passes, growth_spread=0.0)
+    there = weigh(replace(weighed_on, source=replace(weighed_on.source, passes=surely)), idea)
+    cut = plan.baseline.microbatch_scale(option.change)
+    unsure = _FOUR_OF_FIVE * plan.baseline.source.passes.growth_spread * abs(log(cut))
     now, middle = 1 + unchanged.throughput_gain, 1 + there.throughput_gain
     low = middle * exp(-hypot(log(middle / (1 + there.throughput_low)), unsure)) / now - 1
     return Survivor(
@@ -93,8 +94,3 @@ def _survive(plan: Plan, option: Option, unchanged: Option, token_scale: float) 
         guess=plan.is_guess(option),
         sure=low > WORTH and there.fits_memory is not False and not plan.is_guess(option),
     )
-
-
-def _grows_surely(baseline: Baseline) -> Baseline:
-    passes = replace(baseline.source.passes, growth_spread=0.0)
-    return replace(baseline, source=replace(baseline.source, passes=passes))

@@ -24,7 +24,8 @@ def set_hops(baseline: Baseline, idea: Idea, rates: Mapping[Hop, float]) -> Idea
     was measured, tails and all.
     """
     what_if = baseline.what_if(idea.change)
-    places = {rank.rank: place for place, rank in enumerate(baseline.ranks)}
+    names = [rank.rank for rank in baseline.ranks]
+    positions = {name: position for position, name in enumerate(names)}
     hops = set(hops_of(what_if.order))
     wires = baseline.source.wires.of_size(what_if.token_scale)
     size = baseline.source.wires.message_bytes * what_if.token_scale
@@ -36,9 +37,8 @@ def set_hops(baseline: Baseline, idea: Idea, rates: Mapping[Hop, float]) -> Idea
     quicker: dict[Hop, float] = {}
     typical = float(np.median(wires.one_way))
     for (sender, receiver), rate in rates.items():
-        hop = places.get(sender, -1), places.get(receiver, -1)
+        hop = positions.get(sender, -1), positions.get(receiver, -1)
         if hop not in hops:
-            names = [rank.rank for rank in baseline.ranks]
             known = ", ".join(f"{names[here]}:{names[there]}" for here, there in sorted(hops))
             raise UsageError(
                 f"no message goes from rank {sender} to rank {receiver}", hint=f"hops are {known}"
@@ -52,12 +52,14 @@ def set_hops(baseline: Baseline, idea: Idea, rates: Mapping[Hop, float]) -> Idea
 
 
 def hops_of(order: Order) -> Iterator[Hop]:
-    """Yield the hops that messages of an order take, by places."""
-    holder = {action.stage: place for place, actions in enumerate(order) for action in actions}
+    """Yield the hops that messages of an order take, by positions in the pipeline."""
+    holder = {
+        action.stage: position for position, actions in enumerate(order) for action in actions
+    }
     trains = any(action.kind != "F" for actions in order for action in actions)
-    for stage, place in holder.items():
-        ahead = holder.get(stage + 1, place)
-        if ahead != place:
-            yield place, ahead
+    for stage, here in holder.items():
+        ahead = holder.get(stage + 1, here)
+        if ahead != here:
+            yield here, ahead
             if trains:
-                yield ahead, place
+                yield ahead, here

@@ -1,6 +1,6 @@
 """The lever of a link: slow hops repaired, so that their messages travel as those of others do.
 
-`find` replays the measured steps with the hop's messages shortened; here the run is foretold, with
+`find` replays the measured steps with the hop's messages shortened; here the run is predicted, with
 messages drawn from those of the other hops, tails and all. A repaired hop has bad moments, too: so
 it saves less than the replay says, which is kept beside it.
 """
@@ -37,7 +37,7 @@ class Repair:
 
 def repairs(baseline: Baseline, timeline: Timeline, links: LinkHealth | None) -> list[Repair]:
     """Weigh the repair of each slow link alone, and of all together; what buys most first."""
-    slow = {one.hop: one for one in links.slow} if links else {}
+    slow = {hop.hop: hop for hop in links.slow} if links else {}
     pairs = [
         tuple(hop for hop in slow if set(hop) == pair)
         for pair in dict.fromkeys(frozenset(hop) for hop in slow)
@@ -55,17 +55,17 @@ def repairs(baseline: Baseline, timeline: Timeline, links: LinkHealth | None) ->
                 replayed_ns=links.cost_of(hops) if links else None,
             )
         )
-    return sorted(found, key=lambda one: -one.option.throughput_gain)
+    return sorted(found, key=lambda repair: -repair.option.throughput_gain)
 
 
 def mend(baseline: Baseline, timeline: Timeline, hops: Sequence[Hop]) -> Baseline:
     """Return the run with hops, by their ranks, that are as their peers are."""
     names = [rank.rank for rank in baseline.ranks]
-    places = {(names.index(here), names.index(there)) for here, there in hops}
+    mended = {(names.index(here), names.index(there)) for here, there in hops}
     wires = baseline.source.wires
-    if not places <= set(wires.slow):
+    if not mended <= set(wires.slow):
         wires = _without(baseline, timeline, hops)
-    slow = {hop: times for hop, times in wires.slow.items() if hop not in places}
+    slow = {hop: times for hop, times in wires.slow.items() if hop not in mended}
     return replace(baseline, source=replace(baseline.source, wires=replace(wires, slow=slow)))
 
 

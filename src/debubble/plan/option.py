@@ -1,4 +1,4 @@
-"""A change in → an option: what it assumes, predicts and needs, and whether memory suffices."""
+"""An idea in → an option: what it assumes, predicts and needs, and whether memory suffices."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from dataclasses import dataclass, field, replace
 
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
+from debubble.schedules import Order
 from debubble.simulate.communication import runs
-from debubble.simulate.predict import Prediction, predict
+from debubble.simulate.predict import Prediction, mean_lengths, predict
 from debubble.units import NS_PER_S, show_bytes
+
+# Many draws of a short step, fewer of a long one: its middle is as sure.
+_DRAWS, _FEWEST, _PASSES = 100, 24, 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,30 +59,6 @@ class Headroom:
         return f"{show_bytes(self.bytes)} left of {show_bytes(self.limit_bytes or 0)}"
 
 
-def headroom(
-    peak_bytes: float,
-    *,
-    limit_bytes: float | None,
-    measured_peak_bytes: float | None = None,
-    measured_reserved_bytes: float | None = None,
-    other_bytes: float | None = None,
-) -> Headroom:
-    """Hold a peak against a limit; what the measured run reserved in vain, it will again."""
-    unallocated = None
-    if measured_peak_bytes is not None and measured_reserved_bytes is not None:
-        unallocated = max(0.0, measured_reserved_bytes - measured_peak_bytes)
-    return Headroom(
-        limit_bytes=limit_bytes,
-        peak_bytes=peak_bytes,
-        unallocated_bytes=unallocated,
-        other_bytes=other_bytes,
-    )
-
-
-# Many draws of a short step, fewer of a long one: its middle is as sure.
-_DRAWS, _FEWEST, _PASSES = 100, 24, 50_000
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idea:
     """A change to be weighed, and what comes with it."""
@@ -91,7 +71,7 @@ class Idea:
     free_share: float = 1.0
     """What passes would take, against now, if no message had been beside them."""
     wire_scale: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """Of single hops, by places."""
+    """Of single hops, by positions in the pipeline."""
     wire_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """What messages of single hops take at least."""
 
@@ -131,33 +111,10 @@ class Option:
         return all_fit(self.headroom)
 
 
-def all_fit(ranks: Sequence[Headroom] | None) -> bool | None:
-    """Tell whether every rank stays below its limit; None where that is not known."""
-    known = [None] if ranks is None else [one.fits for one in ranks]
-    if False in known:
-        return False
-    return None if None in known else True
-
-
-def foretell(baseline: Baseline, idea: Idea) -> Prediction:
-    """Simulate a change many times over."""
-    what_if = baseline.what_if(idea.change)
-    what_if = replace(
-        what_if,
-        pass_scale=what_if.pass_scale * idea.free_share,
-        compute_slowdown=idea.slowdown,
-        wire_scale=idea.wire_scale,
-        wire_ns=idea.wire_ns,
-    )
-    passes = sum(len(actions) for actions in what_if.order)
-    draws = max(_FEWEST, min(_DRAWS, _PASSES // passes))
-    return predict(baseline.source, what_if, draws=draws, engine=baseline.engine(idea.change))
-
-
 def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Option:
-    """Foretell a change, where that was not done, and hold it against the run as it is."""
+    """Predict a change, where that was not done, and hold it against the run as it is."""
     source, change = baseline.source, idea.change
-    found = foretell(baseline, idea) if found is None else found
+    found = predict_idea(baseline, idea) if found is None else found
     factor = baseline.correction_for(change)
     window, low, high = (
         round(ns * factor) for ns in (found.window_ns, found.low_ns, found.high_ns)
@@ -177,8 +134,30 @@ def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Op
         throughput_gain=gains[0],
         throughput_low=gains[1],
         throughput_high=gains[2],
-        assumptions=(*idea.assumptions, *_assumed(baseline, change), *_still_slow(baseline, idea)),
+        assumptions=(*idea.assumptions, *_assumed(baseline, idea)),
     )
+
+
+def predict_idea(baseline: Baseline, idea: Idea) -> Prediction:
+    """Simulate a change many times over."""
+    what_if = baseline.what_if(idea.change)
+    what_if = replace(
+        what_if,
+        pass_scale=what_if.pass_scale * idea.free_share,
+        compute_slowdown=idea.slowdown,
+        wire_scale=idea.wire_scale,
+        wire_ns=idea.wire_ns,
+    )
+    passes = sum(len(actions) for actions in what_if.order)
+    draws = max(_FEWEST, min(_DRAWS, _PASSES // passes))
+    return predict(baseline.source, what_if, draws=draws, engine=baseline.engine(idea.change))
+
+
+def quick_latency_s(baseline: Baseline, change: Change) -> float:
+    """Return the batch latency of a change, every pass and message at its mean."""
+    engine = baseline.engine(change)
+    lengths = mean_lengths(engine.program, baseline.source, baseline.what_if(change))
+    return float(engine.windows(lengths)[0]) * baseline.correction / NS_PER_S
 
 
 def headroom_after(baseline: Baseline, change: Change) -> tuple[Headroom, ...] | None:
@@ -200,59 +179,76 @@ def headroom_after(baseline: Baseline, change: Change) -> tuple[Headroom, ...] |
     )
 
 
-def _assumed(baseline: Baseline, change: Change) -> tuple[str, ...]:
-    """Say what the run does not show."""
-    source, said = baseline.source, []
-    if change.schedule and not source.passes.splits_backward and _splits(baseline, change):
-        said.append("I and W take half of B each, and 5 % more together")
+def headroom(
+    peak_bytes: float,
+    *,
+    limit_bytes: float | None,
+    measured_peak_bytes: float | None = None,
+    measured_reserved_bytes: float | None = None,
+    other_bytes: float | None = None,
+) -> Headroom:
+    """Hold a peak against a limit; what the measured run reserved in vain, it will again."""
+    unallocated = None
+    if measured_peak_bytes is not None and measured_reserved_bytes is not None:
+        unallocated = max(0.0, measured_reserved_bytes - measured_peak_bytes)
+    return Headroom(
+        limit_bytes=limit_bytes,
+        peak_bytes=peak_bytes,
+        unallocated_bytes=unallocated,
+        other_bytes=other_bytes,
+    )
+
+
+def all_fit(ranks: Sequence[Headroom] | None) -> bool | None:
+    """Tell whether every rank stays below its limit; None where that is not known."""
+    known = [None] if ranks is None else [rank.fits for rank in ranks]
+    if False in known:
+        return False
+    return None if None in known else True
+
+
+def _assumed(baseline: Baseline, idea: Idea) -> Iterator[str]:
+    """Say what the run does not show, and which hops stay slow."""
+    source, change = baseline.source, idea.change
+    what_if = baseline.what_if(change)
+    if change.schedule and not source.passes.splits_backward and _splits_backward(what_if.order):
+        yield "I and W take half of B each, and 5 % more together"
     if baseline.microbatch_scale(change) != 1.0:
-        said += _grown(baseline)
+        yield from _grown(baseline)
     if source.passes.slope:
-        said.append(
-            f"ranks share a device: each at work slows the others by {source.passes.slope:.1%}"
-        )
+        yield f"ranks share a device: each at work slows the others by {source.passes.slope:.1%}"
     if change.microbatches or change.schedule:
-        said += source.wires.assumed
+        yield from source.wires.assumed
     if source.microbatches == 1 and change.microbatches:
-        said.append("more microbatches take as long as the one in the run, each")
-    if change.recompute is not None:
-        said.append(
-            "recomputing runs the forward pass of all layers once more"
-            if change.recompute
-            else "without recomputing, activations take memory that this run does not show"
-        )
+        yield "more microbatches take as long as the one in the run, each"
+    if change.recompute:
+        yield "recomputing runs the forward pass of all layers once more"
+    elif change.recompute is False:
+        yield "without recomputing, activations take memory that this run does not show"
     if change.schedule and not runs(baseline.framework, change.schedule):
-        said.append(
-            f"{baseline.framework} does not run {change.schedule}: it is taken as torch runs it"
-        )
-    now = len(source.passes.layers)
-    if change.split is None and len(baseline.what_if(change).layers) != now:
-        said.append("layers are split evenly over the new stages")
-    return tuple(said)
-
-
-def _still_slow(baseline: Baseline, idea: Idea) -> list[str]:
-    """Name the hops that stay slow."""
-    names, slow = [rank.rank for rank in baseline.ranks], baseline.source.wires.slow
-    return [
+        yield f"{baseline.framework} does not run {change.schedule}: it is taken as torch runs it"
+    if change.split is None and len(what_if.layers) != len(source.passes.layers):
+        yield "layers are split evenly over the new stages"
+    names = [rank.rank for rank in baseline.ranks]
+    changed = {*idea.wire_scale, *idea.wire_ns}
+    yield from (
         f"the hop {names[here]}:{names[there]} stays {times:.1f} times as slow as others"
-        for (here, there), times in slow.items()
-        if (here, there) not in {*idea.wire_scale, *idea.wire_ns}
-    ]
+        for (here, there), times in source.wires.slow.items()
+        if (here, there) not in changed
+    )
 
 
-def _grown(baseline: Baseline) -> list[str]:
+def _grown(baseline: Baseline) -> Iterator[str]:
     """Say how passes and messages are taken to grow with tokens."""
     if baseline.pooled is not None and not baseline.pooled.same_tokens:
-        return ["passes and messages grow with tokens as between the two runs"]
-    said = ["passes and messages grow as tokens do: what attention adds is not in one run"]
-    if any(one.constant for one in baseline.source.passes.growth.values()):
-        said.append("adding to gradients takes as long with any number of tokens")
-    return said
+        yield "passes and messages grow with tokens as between the two runs"
+        return
+    yield "passes and messages grow as tokens do: what attention adds is not in one run"
+    if any(growth.constant for growth in baseline.source.passes.growth.values()):
+        yield "adding to gradients takes as long with any number of tokens"
 
 
-def _splits(baseline: Baseline, change: Change) -> bool:
-    order = baseline.what_if(change).order
+def _splits_backward(order: Order) -> bool:
     return any(action.kind == "W" for actions in order for action in actions)
 
 

@@ -7,18 +7,19 @@ is said so, with the slowdown at which it would no longer pay.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from debubble.costs.passes import trailing_activity
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
-from debubble.plan.option import Idea, Option, weigh
-from debubble.plan.split import quick_latency_s, slowed_latencies_s
+from debubble.plan.option import Idea, Option, quick_latency_s, weigh
 from debubble.simulate.communication import WAITED
-from debubble.simulate.engine import under
+from debubble.simulate.engine import covered_ns, under
+from debubble.simulate.predict import mean_lengths
 from debubble.timeline.model import F64, Flags, Timeline
+from debubble.units import NS_PER_S
 
 # Fewer passes with and without are no comparison.
 _FEWEST = 4
@@ -32,6 +33,8 @@ _MOST_LOST = 0.9
 # Nobody would try more.
 _MOST = 4.0
 _TRIED = np.linspace(1.0, _MOST, 13)
+# Until slowed passes and the messages beside them agree.
+_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +52,12 @@ def consider(baseline: Baseline, timeline: Timeline) -> Overlap | None:
     """Weigh overlap; None where transfers already run beside compute."""
     if baseline.communication not in WAITED:
         return None
-    slowdown = measure_slowdown(timeline, baseline)
+    classes = list(_classes(timeline, baseline))
+    slowdown = _fit_slowdown(classes)
     lost = 0.0 if slowdown is None else 1 - 1 / slowdown
-    free_share = 1 - lost * _share_beside(timeline, baseline)
+    worked = sum(float(length.sum()) for length, _ in classes)
+    share_beside = sum(float(beside.sum()) for _, beside in classes) / max(worked, 1.0)
+    free_share = 1 - lost * share_beside
     option = weigh(
         baseline,
         Idea(
@@ -73,13 +79,18 @@ def say_slowdown(slowdown: float | None) -> str:
 
 
 def measure_slowdown(timeline: Timeline, baseline: Baseline) -> float | None:
+    """Return how many times as long compute takes beside messages; None where that is not seen."""
+    return _fit_slowdown(list(_classes(timeline, baseline)))
+
+
+def _fit_slowdown(classes: list[tuple[F64, F64]]) -> float | None:
     """Fit what a moment beside messages costs a pass: passes of one class, more and less covered.
 
     Of a moment beside messages 1 - 1 / slowdown is lost. None where too few passes differ in it,
     or where they do not tell.
     """
     lengths, covered, freedom = [], [], -1
-    for length, beside in _classes(timeline, baseline):
+    for length, beside in classes:
         share = beside / np.maximum(length, 1.0)
         if min((share > _SOME).sum(), (share < _HARDLY).sum()) >= _FEWEST:
             lengths.append(length - length.mean())
@@ -123,7 +134,7 @@ def _alone(timeline: Timeline, baseline: Baseline, rank: int) -> F64:
     mine = (passes.rank == rank) & (passes.microbatch > 0)
     factors = np.ones(int(mine.sum()))
     if slope:
-        members = np.isin(passes.rank, [one.rank for one in baseline.ranks])
+        members = np.isin(passes.rank, [member.rank for member in baseline.ranks])
         for step in np.unique(passes.step).tolist():
             here = members & (passes.step == step)
             activity = trailing_activity(passes.start_ns[here], passes.end_ns[here])
@@ -131,17 +142,21 @@ def _alone(timeline: Timeline, baseline: Baseline, rank: int) -> F64:
     return factors
 
 
-def _share_beside(timeline: Timeline, baseline: Baseline) -> float:
-    """Return how much of all compute ran beside messages."""
-    found = list(_classes(timeline, baseline))
-    worked = sum(float(length.sum()) for length, _ in found)
-    return sum(float(beside.sum()) for _, beside in found) / max(worked, 1.0)
-
-
 def _break_even(baseline: Baseline, free_share: float) -> float | None:
-    """Return the slowdown beside messages at which overlap gains nothing, by means alone."""
-    now = quick_latency_s(baseline, Change())
-    gained = now - slowed_latencies_s(baseline, Change(overlap=True), _TRIED, free_share)
+    """Return the slowdown beside messages at which overlap gains nothing, by means alone.
+
+    `free_share` is what passes would take, against now, if no message had been beside them.
+    """
+    change = Change(overlap=True)
+    engine = baseline.engine(change)
+    lengths = mean_lengths(engine.program, baseline.source, baseline.what_if(change))
+    alone = lengths.passes[:, None] * np.full(len(_TRIED), free_share)
+    beside = np.zeros_like(alone)
+    for _ in range(_ROUNDS):
+        times = engine.run(replace(lengths, passes=np.rint(alone + beside).astype(np.int64)))
+        beside = (1 - 1 / _TRIED) * covered_ns(engine.program, times)
+    latencies: F64 = times.window_ns * baseline.correction / NS_PER_S
+    gained = quick_latency_s(baseline, Change()) - latencies
     lost = np.flatnonzero(gained <= 0)
     if not len(lost):
         return None

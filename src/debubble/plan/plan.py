@@ -19,12 +19,12 @@ from debubble.plan.option import (
     all_fit,
     collect_later,
     headroom_after,
+    quick_latency_s,
     weigh,
 )
 from debubble.plan.overlap import Overlap
-from debubble.plan.partition import Partition
 from debubble.plan.schedule import ALL, Allowed, Refused
-from debubble.plan.split import best_split, quick_latency_s
+from debubble.plan.split import Partition, best_split
 from debubble.timeline.model import Timeline
 from debubble.units import show_bytes
 
@@ -59,16 +59,20 @@ class Plan:
     def recommended(self) -> tuple[Option, ...]:
         """The options whose gain is beyond the noise, and that fit."""
         return tuple(
-            one for one in self.options if one.throughput_low > WORTH and not self.is_guess(one)
+            option
+            for option in self.options
+            if option.throughput_low > WORTH and not self.is_guess(option)
         )
 
     @property
     def unsure(self) -> tuple[Option, ...]:
         """The options that should gain and fit, but may be noise."""
         return tuple(
-            one
-            for one in self.options
-            if one.throughput_gain > 0 and one not in self.recommended and not self.is_guess(one)
+            option
+            for option in self.options
+            if option.throughput_gain > 0
+            and option.throughput_low <= WORTH
+            and not self.is_guess(option)
         )
 
     def is_guess(self, option: Option) -> bool:
@@ -101,54 +105,29 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     ideas = _ideas(baseline, partition, most_microbatches, refused, allowed)
     options = [weigh(baseline, idea) for idea in ideas]
     lapped = overlap.consider(baseline, timeline) if allowed.overlap else None
-    if lapped is not None and lapped.option.fits_memory is not False:
-        options.append(lapped.option)
+    if lapped is not None and lapped.option.fits_memory is False:
+        refused.append(_too_large("overlap", lapped.option.change, lapped.option.headroom))
     elif lapped is not None:
-        refused.append(
-            _too_large(lapped.option.lever, Change(overlap=True), lapped.option.headroom)
-        )
-    held = None if cache is None else _cached(baseline, cache, partition, refused)
-    mended = link.repairs(baseline, timeline, links) if allowed.link else []
-    options += [one.option for one in mended]
-    options += _on_top_of_repairs(mended, most_microbatches)
+        options.append(lapped.option)
+    cached = None
+    if cache is not None:
+        try:
+            cached = plan_cache(baseline, cache, partition.split if partition else None)
+        except UsageError as error:
+            refused.append(Refused(lever="kv_cache", change=Change(), reason=str(error)))
+    repairs = link.repairs(baseline, timeline, links) if allowed.link else []
+    options += [repair.option for repair in repairs]
+    options += _on_top_of_repairs(repairs, most_microbatches)
     return Plan(
         baseline=baseline,
-        options=tuple(sorted(options, key=lambda one: -one.throughput_gain)),
+        options=tuple(sorted(options, key=lambda option: -option.throughput_gain)),
         refused=tuple(refused),
-        cache=held,
+        cache=cached,
         partition=partition,
         overlap=lapped,
-        repairs=tuple(mended),
+        repairs=tuple(repairs),
         links=links,
     )
-
-
-def _ideas(
-    baseline: Baseline,
-    partition: Partition | None,
-    most: int | None,
-    refused: list[Refused],
-    allowed: Allowed = ALL,
-) -> list[Idea]:
-    """Return what is worth a closer look: each lever alone, the best together."""
-    chunks = baseline.source.chunks
-    if partition is not None and partition.split == baseline.source.split:
-        partition = None
-    known = allowed.of(schedule.ideas(baseline), chunks)
-    orders = _most(baseline, _sort_out(baseline, known, refused))
-    alone: list[Idea | Refused] = list(microbatches.ideas(baseline, most))
-    if partition is not None:
-        alone.append(Idea(lever="split", change=Change(split=partition.split)))
-    if baseline.schedule != "forward-only" and baseline.source.split is not None:
-        alone.append(recompute_idea(baseline))
-    ideas = _sort_out(baseline, allowed.of(alone, chunks), refused) + orders
-    found = _together(baseline, partition, orders, most, allowed.hold or "microbatch")
-    return ideas + _most(baseline, _sort_out(baseline, allowed.of(found, chunks), refused))
-
-
-def recompute_idea(baseline: Baseline) -> Idea:
-    """Return the other way to have activations: recomputed, or kept."""
-    return Idea(lever="recompute", change=Change(recompute=not baseline.ranks[0].recomputes))
 
 
 def _partition(baseline: Baseline, refused: list[Refused]) -> Partition | None:
@@ -159,31 +138,50 @@ def _partition(baseline: Baseline, refused: list[Refused]) -> Partition | None:
         return None
 
 
-def _cached(
-    baseline: Baseline, cache: Cache, partition: Partition | None, refused: list[Refused]
-) -> CachePlan | None:
-    try:
-        return plan_cache(baseline, cache, partition.split if partition else None)
-    except UsageError as error:
-        refused.append(Refused(lever="kv_cache", change=Change(), reason=str(error)))
-        return None
-
-
-def _sort_out(
-    baseline: Baseline, found: Iterable[Idea | Refused], refused: list[Refused]
+def _ideas(
+    baseline: Baseline,
+    partition: Partition | None,
+    most: int | None,
+    refused: list[Refused],
+    allowed: Allowed = ALL,
 ) -> list[Idea]:
-    """Keep what may fit memory; what does not is refused before any time is spent on it."""
-    ideas = []
-    for one in found:
-        if isinstance(one, Refused):
-            refused.append(one)
-            continue
-        left = headroom_after(baseline, one.change)
-        if all_fit(left) is False:
-            refused.append(_too_large(one.lever, one.change, left))
-        else:
-            ideas.append(one)
-    return ideas
+    """Return what is worth a closer look: each lever alone, the best together."""
+
+    def keep(found: Iterable[Idea | Refused]) -> list[Idea]:
+        """Keep what is allowed and may fit; the rest is refused before any time is spent on it."""
+        ideas = []
+        for idea in allowed.of(found, baseline.source.chunks):
+            if isinstance(idea, Refused):
+                refused.append(idea)
+                continue
+            left = headroom_after(baseline, idea.change)
+            if all_fit(left) is False:
+                refused.append(_too_large(idea.lever, idea.change, left))
+            else:
+                ideas.append(idea)
+        return ideas
+
+    if partition is not None and partition.split == baseline.source.split:
+        partition = None
+    orders = _most(baseline, keep(schedule.ideas(baseline)))
+    alone: list[Idea | Refused] = list(microbatches.ideas(baseline, most))
+    if partition is not None:
+        alone.append(Idea(lever="split", change=Change(split=partition.split)))
+    if baseline.schedule != "forward-only" and baseline.source.split is not None:
+        # The other way to have activations: recomputed, or kept.
+        other = Change(recompute=not baseline.ranks[0].recomputes)
+        alone.append(Idea(lever="recompute", change=other))
+    together = _together(baseline, partition, orders, most, allowed.hold or "microbatch")
+    return keep(alone) + orders + _most(baseline, keep(together))
+
+
+def _too_large(lever: str, change: Change, left: Sequence[Headroom] | None) -> Refused:
+    worst = min((rank.bytes for rank in left or () if rank.bytes is not None), default=0.0)
+    return Refused(
+        lever=lever,
+        change=change,
+        reason=f"a rank would need {show_bytes(-worst)} more memory than it has",
+    )
 
 
 def _most(baseline: Baseline, ideas: Sequence[Idea]) -> list[Idea]:
@@ -205,12 +203,11 @@ def _together(
     hold: Hold,
 ) -> Iterator[Idea]:
     """Combine the best schedules and counts, with the best split where stages are as many."""
-    schedules = [Idea(lever="combined", change=Change()), *orders[:_COMBINED]]
     counts = microbatches.counts(baseline, most)[:2]
     splits = dict(_splits_by_count(baseline, partition, counts, hold))
-    for one in schedules:
+    for idea in (Idea(lever="combined", change=Change()), *orders[:_COMBINED]):
         for count in (None, *counts):
-            change = replace(one.change, microbatches=count, hold=hold)
+            change = replace(idea.change, microbatches=count, hold=hold)
             try:
                 stages = len(baseline.what_if(change).layers)
             except UsageError:
@@ -220,19 +217,7 @@ def _together(
             levers = (count is not None) + (change.schedule is not None) + (split is not None)
             if levers > 1:
                 change = replace(change, split=split)
-                yield Idea(lever="combined", change=change, assumptions=one.assumptions)
-
-
-def _on_top_of_repairs(repairs: Sequence[Repair], most: int | None) -> Iterator[Option]:
-    """Weigh the best of the other levers on the run with its best repair, where that pays."""
-    if not repairs or repairs[0].option.throughput_low <= WORTH:
-        return
-    mended, hops = repairs[0].baseline, repairs[0].option.change.repaired
-    ideas = _ideas(mended, _partition(mended, []), most, [])
-    sized = [idea for idea in ideas if idea.change.hold == "microbatch"]
-    for idea in _most(mended, sized)[:_COMBINED]:
-        change = replace(idea.change, repaired=hops)
-        yield weigh(mended, replace(idea, lever="combined", change=change))
+                yield Idea(lever="combined", change=change, assumptions=idea.assumptions)
 
 
 def _splits_by_count(
@@ -250,10 +235,13 @@ def _splits_by_count(
             yield count, partition.split
 
 
-def _too_large(lever: str, change: Change, left: Sequence[Headroom] | None) -> Refused:
-    worst = min((one.bytes for one in left or () if one.bytes is not None), default=0.0)
-    return Refused(
-        lever=lever,
-        change=change,
-        reason=f"a rank would need {show_bytes(-worst)} more memory than it has",
-    )
+def _on_top_of_repairs(repairs: Sequence[Repair], most: int | None) -> Iterator[Option]:
+    """Weigh the best of the other levers on the run with its best repair, where that pays."""
+    if not repairs or repairs[0].option.throughput_low <= WORTH:
+        return
+    mended, hops = repairs[0].baseline, repairs[0].option.change.repaired
+    ideas = _ideas(mended, _partition(mended, []), most, [])
+    sized = [idea for idea in ideas if idea.change.hold == "microbatch"]
+    for idea in _most(mended, sized)[:_COMBINED]:
+        change = replace(idea.change, repaired=hops)
+        yield weigh(mended, replace(idea, lever="combined", change=change))

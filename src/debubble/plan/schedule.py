@@ -1,4 +1,4 @@
-"""The levers of order: schedules and microbatches that the framework can run."""
+"""The lever of order: every schedule that the framework can run, and what may be changed at all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from debubble.errors import UsageError
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
+from debubble.plan.emit.torch import TORCH_SCHEDULES
 from debubble.plan.option import Idea
 from debubble.schedules import SCHEDULES
-from debubble.schedules.named import Schedule
 from debubble.simulate.communication import schedules_of
+
+_FROM_FILE = "torch runs it as an order of your own (CSV), through its runtime"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,33 +25,23 @@ class Refused:
     reason: str
 
 
-def ideas(baseline: Baseline, microbatches: int | None = None) -> Iterator[Idea | Refused]:
+def ideas(baseline: Baseline) -> Iterator[Idea | Refused]:
     """Yield every other schedule of the run's kind, or what forbids it."""
     trains = baseline.schedule != "forward-only"
     for name, schedule in SCHEDULES.items():
         if name == baseline.schedule or (name == "forward-only") == trains:
             continue
-        chunks = _chunks(baseline, schedule)
-        change = Change(schedule=name, chunks=chunks, microbatches=microbatches)
+        chunks = max(baseline.source.chunks, schedule.least_chunks)
+        if schedule.most_chunks is not None:
+            chunks = min(chunks, schedule.most_chunks)
+        change = Change(schedule=name, chunks=chunks)
         try:
             baseline.what_if(change)
         except UsageError as error:
             yield Refused(lever="schedule", change=change, reason=error.message)
         else:
-            yield Idea(lever="schedule", change=change, assumptions=_assumed(name))
-
-
-def _chunks(baseline: Baseline, schedule: Schedule) -> int:
-    least, most = schedule.least_chunks, schedule.most_chunks
-    if most is not None:
-        return min(max(baseline.source.chunks, least), most)
-    return max(baseline.source.chunks, least)
-
-
-def _assumed(name: str) -> tuple[str, ...]:
-    if name in {"zb-h1", "zb-h2"}:
-        return ("torch runs it as an order of your own (CSV), through its runtime",)
-    return ()
+            assumed = () if name in TORCH_SCHEDULES else (_FROM_FILE,)
+            yield Idea(lever="schedule", change=change, assumptions=assumed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +60,7 @@ class Allowed:
 
     def of(self, found: Iterable[Idea | Refused], chunks: int) -> Iterator[Idea | Refused]:
         """Yield what is allowed of what was found; `chunks` is stages a rank as it is."""
-        return (one for one in found if self.permits(one.change, chunks))
+        return (idea for idea in found if self.permits(idea.change, chunks))
 
     def permits(self, change: Change, chunks: int) -> bool:
         """Tell whether a change is allowed: more stages a rank need another split too."""

@@ -1,13 +1,16 @@
-"""Costs and caps in → the problem of dividing layers among stages.
+"""Costs and caps in → the problem of dividing layers among stages, and what no split can beat.
 
-A stage's first backward pass waits for a microbatch that goes to the end and comes back. Until then
-the stage has only so many forward passes to do. It is the same at the end, the other way round.
+A rank has to do all of its passes. Before its first, a microbatch comes through the stages before
+it; after its last backward pass it has to go back through them. Forward only, it goes on through
+the stages after it. Where the order is known, so is how long a stage waits to turn. Transfers are
+taken to be free, so that what is said holds for any link.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,49 +20,9 @@ from debubble.errors import UsageError
 from debubble.schedules import Order, hold
 from debubble.timeline.model import F64, I64
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
-    """By stage, where each is alone on its rank."""
-
-    ahead: I64
-    """Forward passes before the first backward one."""
-    behind: I64
-    """Backward passes after the last forward one; W does not count."""
-
-
-def turns_of(order: Order) -> Turns | None:
-    """Count; None where a rank has several stages, or nothing goes backward."""
-    ahead, behind = [], []
-    for rank, actions in enumerate(order):
-        kinds = "".join(action.kind for action in actions).replace("I", "B").replace("W", "")
-        if "B" not in kinds or {action.stage for action in actions} != {rank}:
-            return None
-        ahead.append(kinds.index("B"))
-        behind.append(len(kinds) - 1 - kinds.rindex("F"))
-    return Turns(ahead=np.array(ahead), behind=np.array(behind))
-
-
-def span_at_least(turns: Turns, microbatches: int, forward: F64, backward: F64, after: F64) -> F64:
-    """Return the least from a stage's first pass to its last: the stage first among the axes.
-
-    `after` is what one microbatch takes from the stage to the end and back to it.
-    """
-    shape = (-1, *(1,) * (forward.ndim - 1))
-    ahead, behind = turns.ahead.reshape(shape), turns.behind.reshape(shape)
-    work = microbatches * (forward + backward)
-    if turns.ahead[-1] == microbatches:
-        # The last stage turns when it has done all: forward and backward are two pipelines.
-        return work + after
-    mixed = (
-        np.maximum(forward + after, ahead * forward)
-        + (microbatches - ahead) * forward
-        + (microbatches - behind) * backward
-        + np.maximum(after + backward, behind * backward)
-    )
-    apart = after + np.maximum(forward + microbatches * backward, microbatches * forward + backward)
-    span: F64 = np.maximum(work, np.where(ahead < microbatches, mixed, apart))
-    return span
+Part = Literal["forward", "backward", "weight", "round_trip", "whole"]
+"""Of the work of a microbatch: a field or property of `Work`."""
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +36,18 @@ class Work:
     """W, for which nobody waits. 0 where B is whole."""
 
     @property
+    def round_trip(self) -> F64:
+        """What a microbatch spends here on its way to the end and back."""
+        return self.forward + self.backward
+
+    @property
     def whole(self) -> F64:
         """All of it."""
         return self.forward + self.backward + self.weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class SplitMemory:
     """Bytes that layers take, and that there are."""
 
     layer_bytes: F64
@@ -88,6 +56,21 @@ class Room:
     """Taken on a stage however few its layers."""
     cap_bytes: F64
     """By rank."""
+
+    @property
+    def most_bytes(self) -> F64:
+        """The caps, and what sums of floats may be off by: a layer that just fits does fit."""
+        return self.cap_bytes + 1e-9 * np.abs(self.cap_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """By stage, where each is alone on its rank."""
+
+    ahead: I64
+    """Forward passes before the first backward one."""
+    behind: I64
+    """Backward passes after the last forward one; W does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +85,7 @@ class SplitProblem:
     slowness: F64
     """By stage: how many times longer than stated a layer takes there. 2: half as fast."""
     microbatches: int
-    room: Room | None = None
+    memory: SplitMemory | None = None
     """None: everything fits."""
     turns: Turns | None = None
     """What the order tells besides; None: any order."""
@@ -139,6 +122,20 @@ class SplitProblem:
         """Whether anything goes backward."""
         return bool((self.layers.backward + self.layers.weight > 0).any())
 
+    def work(self, part: Part) -> tuple[F64, F64]:
+        """Return a part of the work, of each layer and of each stage besides."""
+        return getattr(self.layers, part), getattr(self.stages, part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """Why no split fits."""
+
+    stage: int
+    """The stage that lacks least; where no one stage's memory would help, the first to overflow."""
+    lacking_bytes: float | None
+    """How much more this stage alone would need; None where more than one needs more."""
+
 
 def split_problem(  # noqa: PLR0913 (one argument for each thing that may differ)
     forward: F64,
@@ -149,12 +146,11 @@ def split_problem(  # noqa: PLR0913 (one argument for each thing that may differ
     microbatches: int,
     stages: Work | None = None,
     slowness: F64 | None = None,
-    room: Room | None = None,
+    memory: SplitMemory | None = None,
     turns: Turns | None = None,
 ) -> SplitProblem:
     """Fill in what is not there: no backward pass, nothing besides layers, equal devices."""
-    nothing = np.zeros(len(forward))
-    none = np.zeros(len(rank))
+    nothing, none = np.zeros(len(forward)), np.zeros(len(rank))
     return SplitProblem(
         layers=Work(
             forward=forward,
@@ -165,87 +161,19 @@ def split_problem(  # noqa: PLR0913 (one argument for each thing that may differ
         rank=rank,
         slowness=np.ones(len(rank)) if slowness is None else slowness,
         microbatches=microbatches,
-        room=room,
+        memory=memory,
         turns=turns,
     )
 
 
-def seconds_of_blocks(problem: SplitProblem, layers: F64, stages: F64) -> F64:
-    """Return what each stage takes with layers i to j - 1: [stage, i, j], where j > i."""
-    sums = _sums(layers)
-    lengths = sums[None, None, :] - sums[None, :, None]
-    return problem.slowness[:, None, None] * lengths + stages[:, None, None]
-
-
-def bytes_of_blocks(room: Room) -> F64:
-    """Return what each stage holds with layers i to j - 1: [stage, i, j]."""
-    sums = np.stack([_sums(row) for row in room.layer_bytes])
-    return sums[:, None, :] - sums[:, :, None] + room.stage_bytes[:, None, None]
-
-
-def seconds_of_splits(problem: SplitProblem, splits: I64, layers: F64, stages: F64) -> F64:
-    """Return what each stage takes in each split: [split, stage]."""
-    edges = edges_of(splits)
-    sums = _sums(layers)
-    return problem.slowness * (sums[edges[:, 1:]] - sums[edges[:, :-1]]) + stages
-
-
-def overflow_of(problem: SplitProblem, splits: I64) -> F64:
-    """Return by how many bytes each split overflows, over all ranks; 0 where it fits."""
-    over: F64 = overflow_by_rank(problem, splits).sum(axis=1)
-    return over
-
-
-def overflow_by_rank(problem: SplitProblem, splits: I64) -> F64:
-    """Return by how many bytes each split overflows each rank."""
-    room = problem.room
-    if room is None:
-        return np.zeros((len(splits), problem.ranks))
-    edges = edges_of(splits)
-    sums = np.stack([_sums(row) for row in room.layer_bytes])
-    stage = np.arange(problem.stage_count)
-    held = sums[stage, edges[:, 1:]] - sums[stage, edges[:, :-1]] + room.stage_bytes
-    by_rank = np.stack(
-        [held[:, problem.rank == rank].sum(axis=1) for rank in range(problem.ranks)], axis=1
-    )
-    over: F64 = np.maximum(by_rank - room.cap_bytes - _slack(room), 0.0)
-    return over
-
-
-def edges_of(splits: I64) -> I64:
-    """Return the first layer of each stage, and the number of layers after the last."""
-    start = np.zeros((len(splits), 1), dtype=np.int64)
-    return np.concatenate((start, np.cumsum(splits, axis=1)), axis=1)
-
-
-def fits_alone(problem: SplitProblem) -> NDArray[np.bool_]:
-    """Tell where a stage could hold layers i to j - 1 if its rank held nothing else."""
-    shape = (problem.stage_count, problem.layer_count + 1, problem.layer_count + 1)
-    fits = np.broadcast_to(np.triu(np.ones(shape[1:], dtype=bool), k=1), shape)
-    if problem.room is None:
-        return fits
-    caps = problem.room.cap_bytes[problem.rank] + _slack(problem.room)[problem.rank]
-    return fits & (bytes_of_blocks(problem.room) <= caps[:, None, None])
-
-
-def _slack(room: Room) -> F64:
-    """Return what sums of floats may be off by: a layer that just fits does fit."""
-    slack: F64 = 1e-9 * np.abs(room.cap_bytes)
-    return slack
-
-
-def _sums(values: F64) -> F64:
-    return np.concatenate((np.zeros(1), np.cumsum(values)))
-
-
-def room_for(
+def split_memory(
     costs: MemoryCosts,
     order: Order,
     *,
     layers: int,
     limit_bytes: Sequence[float],
     token_scale: float = 1.0,
-) -> Room:
+) -> SplitMemory:
     """Take each rank at the moment of its peak, with layers in equal parts.
 
     Another split may move that moment where a rank has several stages: ask `predict_peaks` about
@@ -266,8 +194,258 @@ def room_for(
         mine = list(held.stages)
         each[mine] = costs.layer_static_bytes + level[row]
         fixed[mine] = (peak.peak_bytes - float(each[mine].sum()) * layers / stages) / len(mine)
-    return Room(
+    return SplitMemory(
         layer_bytes=np.repeat(each[:, None], layers, axis=1),
         stage_bytes=fixed,
         cap_bytes=np.array(limit_bytes, dtype=np.float64),
     )
+
+
+def turns_of(order: Order) -> Turns | None:
+    """Count; None where a rank has several stages, or nothing goes backward."""
+    ahead, behind = [], []
+    for rank, actions in enumerate(order):
+        kinds = "".join(action.kind for action in actions).replace("I", "B").replace("W", "")
+        if "B" not in kinds or {action.stage for action in actions} != {rank}:
+            return None
+        ahead.append(kinds.index("B"))
+        behind.append(len(kinds) - 1 - kinds.rindex("F"))
+    return Turns(ahead=np.array(ahead), behind=np.array(behind))
+
+
+def min_max(blocks: F64, fits: Flags) -> tuple[tuple[int, ...], float] | None:
+    """Return the split with the least maximum of `blocks[stage, i, j]`, and that; None: none fits.
+
+    It is exact: the best that splits can do for their most expensive stage.
+    """
+    cost = np.where(fits, blocks, np.inf)
+    stages, size, _ = cost.shape
+    best = np.full(size, np.inf)
+    best[0] = -np.inf
+    chosen: list[I64] = []
+    for stage in range(stages):
+        reach = np.maximum(best[:, None], cost[stage])
+        first = reach.argmin(axis=0)
+        chosen.append(first)
+        best = reach[first, np.arange(size)]
+    if not np.isfinite(best[-1]):
+        return None
+    split, end = [], size - 1
+    for first in reversed(chosen):
+        split.append(end - int(first[end]))
+        end = int(first[end])
+    return tuple(reversed(split)), float(best[-1])
+
+
+def bound_splits(problem: SplitProblem, splits: I64) -> F64:
+    """Return a time for each split that no order of its passes can beat."""
+    m = problem.microbatches
+    forward, backward, weight = (
+        _seconds_of_splits(problem, splits, part) for part in ("forward", "backward", "weight")
+    )
+    both = forward + backward
+    away = np.cumsum(both, axis=1) - both
+    bounds = [both.sum(axis=1), (m * both + away).max(axis=1)]
+    for rank in range(problem.ranks):
+        mine = np.flatnonzero(problem.rank == rank)
+        first, last = int(mine[0]), int(mine[-1])
+        waited = both[:, mine].sum(axis=1)
+        lead = forward[:, :first].sum(axis=1)
+        back = backward[:, :first].sum(axis=1)
+        on = 0.0 if problem.trains else forward[:, last + 1 :].sum(axis=1)
+        bounds += [
+            m * waited + lead + back + on,
+            m * (waited + weight[:, mine].sum(axis=1)) + lead,
+        ]
+    if problem.turns is not None:
+        after = both.sum(axis=1, keepdims=True) - both - away
+        spans = _span_at_least(problem.turns, m, forward.T, backward.T, after.T)
+        bounds.append((spans.T + away).max(axis=1))
+    best: F64 = np.max(bounds, axis=0)
+    return best
+
+
+def bound_all(problem: SplitProblem) -> float:
+    """Return a time that no split can beat, whatever the order: the largest of four bounds."""
+    lead, both = _least_before(problem, "forward"), _least_before(problem, "round_trip")
+    alone = min_max(bound_blocks(problem), fits_alone(problem))
+    return max(
+        float(both[-1, -1]),  # one microbatch goes all the way, alone
+        alone[1] if alone else float("inf"),  # each stage is alone on its rank
+        _bound_by_average(problem, "round_trip", both),
+        _bound_by_average(problem, "whole", lead),
+    )
+
+
+def bound_blocks(problem: SplitProblem) -> F64:
+    """Return, of each stage with layers i to j - 1, a time that no run can beat: [stage, i, j]."""
+    m = problem.microbatches
+    waited, whole = seconds_of_blocks(problem, "round_trip"), seconds_of_blocks(problem, "whole")
+    lead, both = _least_before(problem, "forward"), _least_before(problem, "round_trip")
+    after = _least_after(problem, "round_trip")[1:, None, :]
+    span = m * waited + (0.0 if problem.trains else after)
+    if problem.turns is not None:
+        forward = seconds_of_blocks(problem, "forward")
+        span = np.maximum(span, _span_at_least(problem.turns, m, forward, waited - forward, after))
+    bounds = np.maximum(span + both[:-1, :, None], m * whole + lead[:-1, :, None])
+    return _only_runs(np.where(np.isfinite(bounds), bounds, np.inf))
+
+
+def _bound_by_average(problem: SplitProblem, part: Part, away: F64) -> float:
+    """Let layers be cut anywhere: at best all ranks work from when they can begin to the end.
+
+    Work is shared out by speed, while each rank waits for the stages before its first.
+    """
+    of_layers, of_stages = problem.work(part)
+    waits = away.min(axis=1)
+    total, speed = problem.microbatches * float(of_layers.sum()), 0.0
+    for rank in range(problem.ranks):
+        mine = np.flatnonzero(problem.rank == rank)
+        slowness = float(problem.slowness[mine].min())
+        fixed = problem.microbatches * float(of_stages[mine].sum())
+        total += (float(waits[mine[0]]) + fixed) / slowness
+        speed += 1 / slowness
+    return total / speed
+
+
+def _span_at_least(turns: Turns, microbatches: int, forward: F64, backward: F64, after: F64) -> F64:
+    """Return the least from a stage's first pass to its last: the stage first among the axes.
+
+    A stage's first backward pass waits for a microbatch that goes to the end and comes back, which
+    takes `after`. Until then the stage has only so many forward passes to do. It is the same at the
+    end, the other way round:
+
+        this stage    F0 F1 .......... B0 F2 B1 F3 B2 .......... B3    ahead 2, behind 2
+        those after     └── after ────┘           └── after ────┘
+    """
+    shape = (-1, *(1,) * (forward.ndim - 1))
+    ahead, behind = turns.ahead.reshape(shape), turns.behind.reshape(shape)
+    work = microbatches * (forward + backward)
+    if turns.ahead[-1] == microbatches:
+        # The last stage turns when it has done all: forward and backward are two pipelines.
+        return work + after
+    mixed = (
+        np.maximum(forward + after, ahead * forward)
+        + (microbatches - ahead) * forward
+        + (microbatches - behind) * backward
+        + np.maximum(after + backward, behind * backward)
+    )
+    apart = after + np.maximum(forward + microbatches * backward, microbatches * forward + backward)
+    span: F64 = np.maximum(work, np.where(ahead < microbatches, mixed, apart))
+    return span
+
+
+def _least_before(problem: SplitProblem, part: Part) -> F64:
+    """Return the least that the stages before one can take for the layers before a cut."""
+    blocks = _only_runs(seconds_of_blocks(problem, part))
+    least = np.full((problem.stage_count + 1, problem.layer_count + 1), np.inf)
+    least[0, 0] = 0.0
+    for stage in range(problem.stage_count):
+        least[stage + 1] = (least[stage][:, None] + blocks[stage]).min(axis=0)
+    return least
+
+
+def _least_after(problem: SplitProblem, part: Part) -> F64:
+    """Return the least that a stage and those after it can take for the layers from a cut on."""
+    blocks = _only_runs(seconds_of_blocks(problem, part))
+    least = np.full((problem.stage_count + 1, problem.layer_count + 1), np.inf)
+    least[problem.stage_count, problem.layer_count] = 0.0
+    for stage in reversed(range(problem.stage_count)):
+        least[stage] = (blocks[stage] + least[stage + 1][None, :]).min(axis=1)
+    return least
+
+
+def seconds_of_blocks(problem: SplitProblem, part: Part) -> F64:
+    """Return what each stage takes with layers i to j - 1: [stage, i, j], where j > i."""
+    layers, stages = problem.work(part)
+    sums = _sums(layers)
+    lengths = sums[None, None, :] - sums[None, :, None]
+    return problem.slowness[:, None, None] * lengths + stages[:, None, None]
+
+
+def _seconds_of_splits(problem: SplitProblem, splits: I64, part: Part) -> F64:
+    """Return what each stage takes in each split: [split, stage]."""
+    layers, stages = problem.work(part)
+    edges, sums = _edges_of(splits), _sums(layers)
+    return problem.slowness * (sums[edges[:, 1:]] - sums[edges[:, :-1]]) + stages
+
+
+def fits_alone(problem: SplitProblem) -> Flags:
+    """Tell where a stage could hold layers i to j - 1 if its rank held nothing else."""
+    size = problem.layer_count + 1
+    fits = np.broadcast_to(
+        np.triu(np.ones((size, size), dtype=bool), k=1), (problem.stage_count, size, size)
+    )
+    if problem.memory is None:
+        return fits
+    most = problem.memory.most_bytes[problem.rank]
+    return fits & (_bytes_of_blocks(problem.memory) <= most[:, None, None])
+
+
+def find_misfit(problem: SplitProblem) -> Misfit | None:
+    """Return the stage that keeps every split from fitting; None where stage by stage one fits."""
+    if problem.memory is None:
+        return None
+    fits = fits_alone(problem)
+    stages, layers = problem.stage_count, problem.layer_count
+    # Whether the stages before one can hold the layers before a cut, and the others the rest.
+    ahead, behind = np.zeros((2, stages + 1, layers + 1), dtype=bool)
+    ahead[0, 0] = behind[stages, layers] = True
+    for stage in range(stages):
+        ahead[stage + 1] = (ahead[stage][:, None] & fits[stage]).any(axis=0)
+    if ahead[stages, layers]:
+        return None
+    for stage in reversed(range(stages)):
+        behind[stage] = (fits[stage] & behind[stage + 1][None, :]).any(axis=1)
+    caps = problem.memory.cap_bytes[problem.rank][:, None, None]
+    over = _only_runs(_bytes_of_blocks(problem.memory) - caps)
+    joined = ahead[:-1, :, None] & behind[1:, None, :]
+    lacking = np.where(joined, over, np.inf).min(axis=(1, 2))
+    stage = int(lacking.argmin())
+    if np.isfinite(lacking[stage]):
+        return Misfit(stage=stage, lacking_bytes=float(lacking[stage]))
+    full = ~ahead[1:].any(axis=1)
+    return Misfit(stage=int(full.argmax()) if full.any() else stages - 1, lacking_bytes=None)
+
+
+def overflow_of(problem: SplitProblem, splits: I64) -> F64:
+    """Return by how many bytes each split overflows, over all ranks; 0 where it fits."""
+    over: F64 = overflow_by_rank(problem, splits).sum(axis=1)
+    return over
+
+
+def overflow_by_rank(problem: SplitProblem, splits: I64) -> F64:
+    """Return by how many bytes each split overflows each rank."""
+    memory = problem.memory
+    if memory is None:
+        return np.zeros((len(splits), problem.ranks))
+    edges = _edges_of(splits)
+    sums = np.stack([_sums(row) for row in memory.layer_bytes])
+    stage = np.arange(problem.stage_count)
+    held = sums[stage, edges[:, 1:]] - sums[stage, edges[:, :-1]] + memory.stage_bytes
+    by_rank = np.stack(
+        [held[:, problem.rank == rank].sum(axis=1) for rank in range(problem.ranks)], axis=1
+    )
+    over: F64 = np.maximum(by_rank - memory.most_bytes, 0.0)
+    return over
+
+
+def _bytes_of_blocks(memory: SplitMemory) -> F64:
+    """Return what each stage holds with layers i to j - 1: [stage, i, j]."""
+    sums = np.stack([_sums(row) for row in memory.layer_bytes])
+    return sums[:, None, :] - sums[:, :, None] + memory.stage_bytes[:, None, None]
+
+
+def _only_runs(blocks: F64) -> F64:
+    """Leave only runs of one layer or more."""
+    return np.where(np.triu(np.ones(blocks.shape[1:], dtype=bool), k=1), blocks, np.inf)
+
+
+def _edges_of(splits: I64) -> I64:
+    """Return the first layer of each stage, and the number of layers after the last."""
+    start = np.zeros((len(splits), 1), dtype=np.int64)
+    return np.concatenate((start, np.cumsum(splits, axis=1)), axis=1)
+
+
+def _sums(values: F64) -> F64:
+    return np.concatenate((np.zeros(1), np.cumsum(values)))

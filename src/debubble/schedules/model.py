@@ -41,12 +41,9 @@ class Shape(StrEnum):
 
 def place_stages(shape: Shape, ranks: int, chunks: int) -> Placement:
     """Return the stages of each rank."""
-    return tuple(
-        tuple(_stage_of(shape, rank, ranks, chunk) for chunk in range(chunks))
-        for rank in range(ranks)
-    )
 
+    def stage_of(rank: int, chunk: int) -> int:
+        mirrored = shape is Shape.V and chunk % 2 == 1
+        return chunk * ranks + (ranks - 1 - rank if mirrored else rank)
 
-def _stage_of(shape: Shape, rank: int, ranks: int, chunk: int) -> int:
-    mirrored = shape is Shape.V and chunk % 2 == 1
-    return chunk * ranks + (ranks - 1 - rank if mirrored else rank)
+    return tuple(tuple(stage_of(rank, chunk) for chunk in range(chunks)) for rank in range(ranks))

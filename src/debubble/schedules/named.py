@@ -1,4 +1,8 @@
-"""Sizes in → the order of passes on each rank: every schedule that has a name."""
+"""Sizes in → the order of passes on each rank: every schedule that has a name.
+
+A schedule is a function here, with its entry in `SCHEDULES` right below it: nothing else has to
+know of a new one.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,301 @@ from typing import cast
 from debubble.errors import UsageError
 from debubble.schedules.model import Action, Kind, Order, Placement, Shape, place_stages
 from debubble.units import counted
+
+_FB, _FIW, _FBIW = frozenset("FB"), frozenset("FIW"), frozenset("FBIW")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What is known of a schedule before any size is."""
+
+    make: Callable[..., Order]
+    kinds: frozenset[str]
+    """The kinds of passes in it."""
+    shape: Shape = Shape.LOOP
+    least_chunks: int = 1
+    most_chunks: int | None = 1
+    """None: as many as you like; `make` then takes their number."""
+    whole_rounds: bool = False
+    """Chunks take turns in rounds, into which the microbatches must divide (torch's rule)."""
+    microbatch_a_stage: bool = False
+    """It needs as many microbatches as stages, or more (torch's rule)."""
+
+
+# Where sizes are so small that two schedules are one order, the first name stands for both.
+SCHEDULES: dict[str, Schedule] = {}
+
+
+def order_of(name: str, ranks: int, microbatches: int, chunks: int | None = None) -> Order:
+    """Return the order of a schedule; without `chunks`, with as few a rank as it can have."""
+    schedule = _find(name)
+    chunks = schedule.least_chunks if chunks is None else chunks
+    objection = _object_to(name, ranks, microbatches, chunks)
+    if objection:
+        raise objection
+    return _make(schedule, ranks, microbatches, chunks)
+
+
+def placement_of(name: str, ranks: int, chunks: int | None = None) -> Placement:
+    """Return which stages a schedule puts on each rank."""
+    schedule = _find(name)
+    chunks = schedule.least_chunks if chunks is None else chunks
+    objection = _object_to_chunks(name, chunks)
+    if objection:
+        raise objection
+    return place_stages(schedule.shape, ranks, chunks)
+
+
+def can_have_chunks(name: str, chunks: int) -> bool:
+    """Tell whether a schedule may put so many stages on a rank."""
+    return _object_to_chunks(name, chunks) is None
+
+
+def candidate_orders(
+    placement: Placement, kinds: frozenset[str], microbatches: int
+) -> Iterator[tuple[str, Order]]:
+    """Yield the schedules that could have put these stages there and run these kinds of passes."""
+    ranks, chunks = len(placement), len(placement[0])
+    for name, schedule in SCHEDULES.items():
+        if (
+            schedule.kinds == kinds
+            and place_stages(schedule.shape, ranks, chunks) == placement
+            and not _object_to(name, ranks, microbatches, chunks)
+        ):
+            yield name, _make(schedule, ranks, microbatches, chunks)
+
+
+def _find(name: str) -> Schedule:
+    if name not in SCHEDULES:
+        raise UsageError(f"no schedule is called {name!r}", hint=f"one of {', '.join(SCHEDULES)}")
+    return SCHEDULES[name]
+
+
+def _make(schedule: Schedule, ranks: int, microbatches: int, chunks: int) -> Order:
+    sizes = (ranks, microbatches, chunks)
+    return schedule.make(*(sizes if schedule.most_chunks is None else sizes[:2]))
+
+
+def _object_to(name: str, ranks: int, microbatches: int, chunks: int) -> UsageError | None:
+    """Return why a schedule cannot have these sizes."""
+    if ranks < 1 or microbatches < 1:
+        return UsageError(
+            f"{microbatches} microbatches on {ranks} ranks make no step",
+            hint="give one or more of each",
+        )
+    objection = _object_to_chunks(name, chunks)
+    if objection:
+        return objection
+    schedule, stages, rounds = _find(name), ranks * chunks, count_rounds(ranks, microbatches)
+    if schedule.microbatch_a_stage and microbatches < stages:
+        return UsageError(
+            f"{name} needs a microbatch for each of {stages} stages, not {microbatches}",
+            hint=f"give {stages} microbatches or more",
+        )
+    if schedule.whole_rounds and microbatches % rounds:
+        return UsageError(
+            f"{name} cannot cut {microbatches} microbatches into {rounds} equal rounds",
+            hint=f"give a multiple of {ranks} microbatches",
+        )
+    return None
+
+
+def _object_to_chunks(name: str, chunks: int) -> UsageError | None:
+    schedule = _find(name)
+    least, most = schedule.least_chunks, schedule.most_chunks
+    if least <= chunks and (most is None or chunks <= most):
+        return None
+    wanted = counted(least, "chunk") + (" or more" if most is None else "")
+    return UsageError(f"{name} needs {wanted} a rank, not {chunks}", hint=f"use --chunks {least}")
+
+
+def forward_only(ranks: int, microbatches: int) -> Order:
+    """Let every rank run the microbatches one after the other."""
+    return [[Action(rank, "F", m) for m in range(microbatches)] for rank in range(ranks)]
+
+
+SCHEDULES["forward-only"] = Schedule(make=forward_only, kinds=frozenset("F"))
+
+
+def one_f_one_b(ranks: int, microbatches: int) -> Order:
+    """Let a rank run as many forward passes ahead as there are ranks from it to the end."""
+    order: Order = []
+    for rank in range(ranks):
+        ahead = min(ranks - rank, microbatches)
+        actions = [Action(rank, "F", m) for m in range(ahead)]
+        for m in range(microbatches):
+            actions.append(Action(rank, "B", m))
+            if m + ahead < microbatches:
+                actions.append(Action(rank, "F", m + ahead))
+        order.append(actions)
+    return order
+
+
+SCHEDULES["1f1b"] = Schedule(make=one_f_one_b, kinds=_FB)
+
+
+def gpipe(ranks: int, microbatches: int) -> Order:
+    """Let every rank run all of F, then all of B, microbatches in order."""
+    return [
+        [Action(rank, kind, m) for kind in ("F", "B") for m in range(microbatches)]
+        for rank in range(ranks)
+    ]
+
+
+SCHEDULES["gpipe"] = Schedule(make=gpipe, kinds=_FB)
+
+
+def interleaved_one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Order:
+    """Let a rank run ahead to its last chunk's first round, then alternate F and B.
+
+    For each rank between it and the last, a rank runs two passes further ahead: a forward pass has
+    to get there, and a backward pass back.
+    """
+    passes = partial(take_turns, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    order: Order = []
+    for rank in range(ranks):
+        ahead = (chunks - 1) * round_size(ranks, microbatches) + 2 * (ranks - 1 - rank)
+        forwards = passes("F", rank)
+        actions = forwards[:ahead]
+        for number, backward in enumerate(passes("B", rank), start=ahead):
+            actions += [*forwards[number : number + 1], backward]
+        order.append(actions)
+    return order
+
+
+SCHEDULES["interleaved-1f1b"] = Schedule(
+    make=interleaved_one_f_one_b, kinds=_FB, least_chunks=2, most_chunks=None, whole_rounds=True
+)
+
+
+def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Order:
+    """Let every rank run all of F chunk by chunk, then all of B the same way back."""
+    order: Order = []
+    for rank in range(ranks):
+        stages = range(rank, ranks * chunks, ranks)
+        forwards = [Action(stage, "F", m) for stage in stages for m in range(microbatches)]
+        backwards = [Action(action.stage, "B", action.microbatch) for action in forwards[::-1]]
+        order.append(forwards + backwards)
+    return order
+
+
+SCHEDULES["looped-bfs"] = Schedule(make=looped_bfs, kinds=_FB, least_chunks=2, most_chunks=None)
+
+
+def zb_h1(ranks: int, microbatches: int) -> Order:
+    """Warm up as 1F1B does and let every rank hold as many microbatches as 1F1B's first."""
+    return [
+        defer_weights(rank, microbatches, ahead=ranks - rank, limit=ranks) for rank in range(ranks)
+    ]
+
+
+SCHEDULES["zb-h1"] = Schedule(make=zb_h1, kinds=_FIW)
+
+
+def zb_h2(ranks: int, microbatches: int) -> Order:
+    """Fill the warm-up with forward passes until the first input gradient can be back."""
+    limit = 2 * ranks - 1
+    return [
+        defer_weights(rank, microbatches, ahead=2 * (ranks - rank) - 1, limit=limit)
+        for rank in range(ranks)
+    ]
+
+
+SCHEDULES["zb-h2"] = Schedule(make=zb_h2, kinds=_FIW)
+
+
+def interleaved_zb(ranks: int, microbatches: int, chunks: int) -> Order:
+    """Alternate F and I after the warm-up, each rank's W as many passes late as its number.
+
+    An input gradient alone is on its way back sooner than a full backward pass, so that one pass
+    of warm-up per rank is enough; later ranks, which end first, keep weight gradients for then.
+    """
+    passes = partial(take_turns, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    order: Order = []
+    for rank in range(ranks):
+        ahead = (chunks - 1) * round_size(ranks, microbatches) + ranks - 1 - rank
+        forwards, weights = passes("F", rank), passes("W", rank)
+        actions = forwards[:ahead]
+        for number, gradient in enumerate(passes("I", rank)):
+            actions += [*forwards[ahead + number : ahead + number + 1], gradient]
+            if number >= rank:
+                actions.append(weights[number - rank])
+        order.append(actions + weights[max(0, len(weights) - rank) :])
+    return order
+
+
+SCHEDULES["interleaved-zb"] = Schedule(
+    make=interleaved_zb, kinds=_FIW, least_chunks=2, most_chunks=None, whole_rounds=True
+)
+
+
+def zbv(ranks: int, microbatches: int) -> Order:
+    """Return the handcrafted order, as torch has it.
+
+    It is made for 2 * ranks - 1 microbatches or more; with fewer, the rest is left out of it.
+    """
+    enough = max(2 * ranks - 1, microbatches)
+    order: Order = []
+    for rank, stages in enumerate(place_stages(Shape.V, ranks, 2)):
+        script = Script(*stages)
+        ahead = 2 * (ranks - rank) - 1
+        # Warm-up: until the V's other end has come back to this rank.
+        script.run("F0", ahead)
+        script.run("F1 F0", rank)
+        script.run("F1 I1 W1", ranks - rank)
+        # Steady, the last turns without new microbatches.
+        script.run("F0 I0 W0 F1 I1 W1", enough - ahead - rank)
+        script.run("I0 W0 F1 I1 W1", ranks - rank - 1)
+        # Cool-down: input gradients first, as others wait for them.
+        script.run("I0 I1", rank)
+        script.run("I0 W0", ranks - rank)
+        script.run("W1", rank)
+        script.run("W0", rank)
+        order.append([action for action in script.actions if action.microbatch < microbatches])
+    return order
+
+
+SCHEDULES["zbv"] = Schedule(make=zbv, kinds=_FIW, shape=Shape.V, least_chunks=2, most_chunks=2)
+
+
+def dualpipe_v(ranks: int, microbatches: int) -> Order:
+    """Write the eight steps of DeepSeek's code, as torch has them.
+
+    It needs a microbatch for each stage.
+    """
+    order: Order = []
+    for rank, stages in enumerate(place_stages(Shape.V, ranks, 2)):
+        script = Script(*stages)
+        behind = ranks - rank - 1
+        script.run("F0", 2 * behind)
+        script.run("F0 F1", rank + 1)
+        script.run("I1 W F1", behind)
+        steady = microbatches - 2 * ranks + rank + 1
+        if behind == 0:
+            # The others wait for the V's turn: here the first pair is not made to overlap.
+            script.run("F0 B1 F1&B0")
+            steady -= 1
+        script.run("F0&B1 F1&B0", steady)
+        script.run("B1 F1&B0", behind)
+        # The last backward passes of both chunks; the second half puts off its weights.
+        full, odd = divmod(rank + 1, 2)
+        script.run("B1 B0", full)
+        script.run("B1 I0", odd)
+        script.run("I1 I0", full)
+        script.run("W I0", behind)
+        script.run("W", rank + 1)
+        order.append(script.actions)
+    return order
+
+
+SCHEDULES["dualpipe-v"] = Schedule(
+    make=dualpipe_v,
+    kinds=_FBIW,
+    shape=Shape.V,
+    least_chunks=2,
+    most_chunks=2,
+    microbatch_a_stage=True,
+)
 
 
 def count_rounds(ranks: int, microbatches: int) -> int:
@@ -41,6 +340,27 @@ def take_turns(
     ]
 
 
+def defer_weights(stage: int, microbatches: int, *, ahead: int, limit: int) -> list[Action]:
+    """Return one rank's order: `ahead` F, then I and F in turn, W only where it must be.
+
+    A microbatch holds memory from its F to its W. With `limit` of them held, a W goes before the
+    next F; when no F is left, each I is followed by a W, and what then remains comes last.
+    """
+    started = min(ahead, microbatches)
+    weighted = 0
+    actions = [Action(stage, "F", m) for m in range(started)]
+    for microbatch in range(microbatches):
+        actions.append(Action(stage, "I", microbatch))
+        last = started == microbatches
+        if last or started - weighted == limit:
+            actions.append(Action(stage, "W", weighted))
+            weighted += 1
+        if not last:
+            actions.append(Action(stage, "F", started))
+            started += 1
+    return actions + [Action(stage, "W", m) for m in range(weighted, microbatches)]
+
+
 class Script:
     """Turns words such as `F0` into actions, and counts the microbatches by itself.
 
@@ -67,7 +387,10 @@ class Script:
     def _append(self, word: str, *, overlap: bool = False) -> None:
         kind, chunk = cast("Kind", word[0]), word[1:]
         if kind == "W":
-            self.actions.append(self._weigh(chunk))
+            wanted = {self._stages[int(chunk)]} if chunk else set(self._stages)
+            due = next(n for n, action in enumerate(self._unweighted) if action.stage in wanted)
+            gradient = self._unweighted.pop(due)
+            self.actions.append(Action(gradient.stage, "W", gradient.microbatch))
             return
         stage = self._stages[int(chunk)]
         forward = kind == "F"
@@ -76,330 +399,3 @@ class Script:
         self.actions.append(action)
         if kind == "I":
             self._unweighted.append(action)
-
-    def _weigh(self, chunk: str) -> Action:
-        """Return the weight gradient that is longest due."""
-        wanted = {self._stages[int(chunk)]} if chunk else set(self._stages)
-        due = next(n for n, action in enumerate(self._unweighted) if action.stage in wanted)
-        action = self._unweighted.pop(due)
-        return Action(action.stage, "W", action.microbatch)
-
-
-def defer_weights(stage: int, microbatches: int, *, ahead: int, limit: int) -> list[Action]:
-    """Return one rank's order: `ahead` F, then I and F in turn, W only where it must be.
-
-    A microbatch holds memory from its F to its W. With `limit` of them held, a W goes before the
-    next F; when no F is left, each I is followed by a W, and what then remains comes last.
-    """
-    started = min(ahead, microbatches)
-    weighted = 0
-    actions = [Action(stage, "F", m) for m in range(started)]
-    for microbatch in range(microbatches):
-        actions.append(Action(stage, "I", microbatch))
-        last = started == microbatches
-        if last or started - weighted == limit:
-            actions.append(Action(stage, "W", weighted))
-            weighted += 1
-        if not last:
-            actions.append(Action(stage, "F", started))
-            started += 1
-    return actions + [Action(stage, "W", m) for m in range(weighted, microbatches)]
-
-
-def forward_only(ranks: int, microbatches: int) -> Order:
-    """Let every rank run the microbatches one after the other."""
-    return [[Action(rank, "F", m) for m in range(microbatches)] for rank in range(ranks)]
-
-
-def gpipe(ranks: int, microbatches: int) -> Order:
-    """Let every rank run all of F, then all of B, microbatches in order."""
-    return [
-        [Action(rank, kind, m) for kind in ("F", "B") for m in range(microbatches)]
-        for rank in range(ranks)
-    ]
-
-
-def one_f_one_b(ranks: int, microbatches: int) -> Order:
-    """Let a rank run as many forward passes ahead as there are ranks from it to the end."""
-    order: Order = []
-    for rank in range(ranks):
-        ahead = min(ranks - rank, microbatches)
-        actions = [Action(rank, "F", m) for m in range(ahead)]
-        for m in range(microbatches):
-            actions.append(Action(rank, "B", m))
-            if m + ahead < microbatches:
-                actions.append(Action(rank, "F", m + ahead))
-        order.append(actions)
-    return order
-
-
-# For each rank between it and the last, a rank runs two passes further ahead: a forward pass has
-# to get there, and a backward pass back.
-AHEAD_PER_RANK = 2
-
-
-def interleaved_one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Order:
-    """Let a rank run ahead to its last chunk's first round, then alternate F and B."""
-    passes = partial(take_turns, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    order: Order = []
-    for rank in range(ranks):
-        ahead = (chunks - 1) * round_size(ranks, microbatches)
-        ahead += AHEAD_PER_RANK * (ranks - 1 - rank)
-        forwards = passes("F", rank)
-        actions = forwards[:ahead]
-        for number, backward in enumerate(passes("B", rank), start=ahead):
-            actions += [*forwards[number : number + 1], backward]
-        order.append(actions)
-    return order
-
-
-def looped_bfs(ranks: int, microbatches: int, chunks: int) -> Order:
-    """Let every rank run all of F chunk by chunk, then all of B the same way back."""
-    order: Order = []
-    for rank in range(ranks):
-        stages = range(rank, ranks * chunks, ranks)
-        forwards = [Action(stage, "F", m) for stage in stages for m in range(microbatches)]
-        backwards = [Action(action.stage, "B", action.microbatch) for action in forwards[::-1]]
-        order.append(forwards + backwards)
-    return order
-
-
-def zb_h1(ranks: int, microbatches: int) -> Order:
-    """Warm up as 1F1B does and let every rank hold as many microbatches as 1F1B's first."""
-    return [
-        defer_weights(rank, microbatches, ahead=ranks - rank, limit=ranks) for rank in range(ranks)
-    ]
-
-
-def zb_h2(ranks: int, microbatches: int) -> Order:
-    """Fill the warm-up with forward passes until the first input gradient can be back."""
-    limit = 2 * ranks - 1
-    return [
-        defer_weights(rank, microbatches, ahead=2 * (ranks - rank) - 1, limit=limit)
-        for rank in range(ranks)
-    ]
-
-
-def interleaved_zb(ranks: int, microbatches: int, chunks: int) -> Order:
-    """Alternate F and I after the warm-up, each rank's W as many passes late as its number.
-
-    An input gradient alone is on its way back sooner than a full backward pass, so that one pass
-    of warm-up per rank is enough; later ranks, which end first, keep weight gradients for then.
-    """
-    passes = partial(take_turns, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    order: Order = []
-    for rank in range(ranks):
-        ahead = (chunks - 1) * round_size(ranks, microbatches) + ranks - 1 - rank
-        forwards, weights = passes("F", rank), passes("W", rank)
-        actions = forwards[:ahead]
-        for number, gradient in enumerate(passes("I", rank)):
-            actions += [*forwards[ahead + number : ahead + number + 1], gradient]
-            if number >= rank:
-                actions.append(weights[number - rank])
-        order.append(actions + weights[max(0, len(weights) - rank) :])
-    return order
-
-
-def zbv(ranks: int, microbatches: int) -> Order:
-    """Return the handcrafted order, as torch has it.
-
-    It is made for 2 * ranks - 1 microbatches or more; with fewer, the rest is left out of it.
-    """
-    enough = max(2 * ranks - 1, microbatches)
-    return [
-        [
-            action
-            for action in _zbv_of(rank, ranks, stages, enough)
-            if action.microbatch < microbatches
-        ]
-        for rank, stages in enumerate(place_stages(Shape.V, ranks, 2))
-    ]
-
-
-def _zbv_of(rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -> list[Action]:
-    script = Script(*stages)
-    ahead = 2 * (ranks - rank) - 1
-    # Warm-up: until the V's other end has come back to this rank.
-    script.run("F0", ahead)
-    script.run("F1 F0", rank)
-    script.run("F1 I1 W1", ranks - rank)
-    # Steady, the last turns without new microbatches.
-    script.run("F0 I0 W0 F1 I1 W1", microbatches - ahead - rank)
-    script.run("I0 W0 F1 I1 W1", ranks - rank - 1)
-    # Cool-down: input gradients first, as others wait for them.
-    script.run("I0 I1", rank)
-    script.run("I0 W0", ranks - rank)
-    script.run("W1", rank)
-    script.run("W0", rank)
-    return script.actions
-
-
-def dualpipe_v(ranks: int, microbatches: int) -> Order:
-    """Return the order, as torch has it; it needs a microbatch for each stage."""
-    return [
-        _dualpipe_v_of(rank, ranks, stages, microbatches)
-        for rank, stages in enumerate(place_stages(Shape.V, ranks, 2))
-    ]
-
-
-def _dualpipe_v_of(
-    rank: int, ranks: int, stages: tuple[int, ...], microbatches: int
-) -> list[Action]:
-    """Write the eight steps of DeepSeek's code."""
-    script = Script(*stages)
-    behind = ranks - rank - 1
-    script.run("F0", 2 * behind)
-    script.run("F0 F1", rank + 1)
-    script.run("I1 W F1", behind)
-    steady = microbatches - 2 * ranks + rank + 1
-    if behind == 0:
-        # The others wait for the V's turn: here the first pair is not made to overlap.
-        script.run("F0 B1 F1&B0")
-        steady -= 1
-    script.run("F0&B1 F1&B0", steady)
-    script.run("B1 F1&B0", behind)
-    _wind_down(script, rank)
-    script.run("W I0", behind)
-    script.run("W", rank + 1)
-    return script.actions
-
-
-def _wind_down(script: Script, rank: int) -> None:
-    """Run the last backward passes of both chunks; the second half puts off its weights."""
-    full, odd = divmod(rank + 1, 2)
-    script.run("B1 B0", full)
-    script.run("B1 I0", odd)
-    script.run("I1 I0", full)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """What is known of a schedule before any size is."""
-
-    make: Callable[..., Order]
-    kinds: frozenset[str]
-    """The kinds of passes in it."""
-    shape: Shape = Shape.LOOP
-    least_chunks: int = 1
-    most_chunks: int | None = 1
-    """None: as many as you like; `make` then takes their number."""
-    whole_rounds: bool = False
-    """Chunks take turns in rounds, into which the microbatches must divide (torch's rule)."""
-    microbatch_a_stage: bool = False
-    """It needs as many microbatches as stages, or more (torch's rule)."""
-
-
-_FB, _FIW, _FBIW = frozenset("FB"), frozenset("FIW"), frozenset("FBIW")
-
-# Where sizes are so small that two schedules are one order, the first name stands for both.
-SCHEDULES = {
-    "forward-only": Schedule(make=forward_only, kinds=frozenset("F")),
-    "1f1b": Schedule(make=one_f_one_b, kinds=_FB),
-    "gpipe": Schedule(make=gpipe, kinds=_FB),
-    "interleaved-1f1b": Schedule(
-        make=interleaved_one_f_one_b,
-        kinds=_FB,
-        least_chunks=2,
-        most_chunks=None,
-        whole_rounds=True,
-    ),
-    "looped-bfs": Schedule(make=looped_bfs, kinds=_FB, least_chunks=2, most_chunks=None),
-    "zb-h1": Schedule(make=zb_h1, kinds=_FIW),
-    "zb-h2": Schedule(make=zb_h2, kinds=_FIW),
-    "interleaved-zb": Schedule(
-        make=interleaved_zb, kinds=_FIW, least_chunks=2, most_chunks=None, whole_rounds=True
-    ),
-    "zbv": Schedule(make=zbv, kinds=_FIW, shape=Shape.V, least_chunks=2, most_chunks=2),
-    "dualpipe-v": Schedule(
-        make=dualpipe_v,
-        kinds=_FBIW,
-        shape=Shape.V,
-        least_chunks=2,
-        most_chunks=2,
-        microbatch_a_stage=True,
-    ),
-}
-
-
-def order_of(name: str, ranks: int, microbatches: int, chunks: int | None = None) -> Order:
-    """Return the order of a schedule; without `chunks`, with as few a rank as it can have."""
-    schedule = _find(name)
-    chunks = schedule.least_chunks if chunks is None else chunks
-    objection = _object_to(name, schedule, ranks, microbatches, chunks)
-    if objection:
-        raise objection
-    return _make(schedule, ranks, microbatches, chunks)
-
-
-def placement_of(name: str, ranks: int, chunks: int | None = None) -> Placement:
-    """Return which stages a schedule puts on each rank."""
-    schedule = _find(name)
-    chunks = schedule.least_chunks if chunks is None else chunks
-    objection = _object_to_chunks(name, schedule, chunks)
-    if objection:
-        raise objection
-    return place_stages(schedule.shape, ranks, chunks)
-
-
-def can_have_chunks(name: str, chunks: int) -> bool:
-    """Tell whether a schedule may put so many stages on a rank."""
-    return _object_to_chunks(name, _find(name), chunks) is None
-
-
-def candidate_orders(
-    placement: Placement, kinds: frozenset[str], microbatches: int
-) -> Iterator[tuple[str, Order]]:
-    """Yield the schedules that could have put these stages there and run these kinds of passes."""
-    ranks, chunks = len(placement), len(placement[0])
-    for name, schedule in SCHEDULES.items():
-        if (
-            schedule.kinds == kinds
-            and place_stages(schedule.shape, ranks, chunks) == placement
-            and not _object_to(name, schedule, ranks, microbatches, chunks)
-        ):
-            yield name, _make(schedule, ranks, microbatches, chunks)
-
-
-def _find(name: str) -> Schedule:
-    if name not in SCHEDULES:
-        raise UsageError(f"no schedule is called {name!r}", hint=f"one of {', '.join(SCHEDULES)}")
-    return SCHEDULES[name]
-
-
-def _make(schedule: Schedule, ranks: int, microbatches: int, chunks: int) -> Order:
-    sizes = (ranks, microbatches, chunks)
-    return schedule.make(*(sizes if schedule.most_chunks is None else sizes[:2]))
-
-
-def _object_to(
-    name: str, schedule: Schedule, ranks: int, microbatches: int, chunks: int
-) -> UsageError | None:
-    """Return why a schedule cannot have these sizes."""
-    if ranks < 1 or microbatches < 1:
-        return UsageError(
-            f"{microbatches} microbatches on {ranks} ranks make no step",
-            hint="give one or more of each",
-        )
-    objection = _object_to_chunks(name, schedule, chunks)
-    if objection:
-        return objection
-    stages, rounds = ranks * chunks, count_rounds(ranks, microbatches)
-    if schedule.microbatch_a_stage and microbatches < stages:
-        return UsageError(
-            f"{name} needs a microbatch for each of {stages} stages, not {microbatches}",
-            hint=f"give {stages} microbatches or more",
-        )
-    if schedule.whole_rounds and microbatches % rounds:
-        return UsageError(
-            f"{name} cannot cut {microbatches} microbatches into {rounds} equal rounds",
-            hint=f"give a multiple of {ranks} microbatches",
-        )
-    return None
-
-
-def _object_to_chunks(name: str, schedule: Schedule, chunks: int) -> UsageError | None:
-    least, most = schedule.least_chunks, schedule.most_chunks
-    if least <= chunks and (most is None or chunks <= most):
-        return None
-    wanted = counted(least, "chunk") + (" or more" if most is None else "")
-    return UsageError(f"{name} needs {wanted} a rank, not {chunks}", hint=f"use --chunks {least}")

@@ -19,6 +19,7 @@ from debubble.schedules.named import SCHEDULES, can_have_chunks, order_of, place
 from debubble.trace.source import Limits, Source
 from debubble.units import counted, show_bytes
 
+_ORDER_FILES = (".csv", ".csv.gz")
 # 64 ranks, 512 microbatches and four chunks with all their communication take 10 MB.
 MOST_BYTES = 32 * 1024**2
 _MOST_SHOWN = 40
@@ -26,6 +27,49 @@ _MOST_SHOWN = 40
 _PASS = re.compile(r"([0-9]{1,5})([FBIW])([0-9]{1,6})")
 _PAIR = re.compile(r"\(([0-9]{1,5}F[0-9]{1,6});([0-9]{1,5}B[0-9]{1,6})\)OVERLAP_F_B")
 _NO_PASS = re.compile(r"[0-9]{1,5}(?:UNSHARD|RESHARD|REDUCE_GRAD|(?:SEND|RECV)_[FB][0-9]{1,6})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A schedule as stated, before it is known what was run."""
+
+    text: str
+    """The name or the file, as the user wrote it."""
+    chunks: int | None = None
+    """Stages a rank, where the user said so."""
+    order: Order | None = None
+    """What the file holds; a name has an order only together with sizes."""
+
+    def order_for(self, ranks: int, microbatches: int, chunks: int) -> Order:
+        """Return the order for what was run, or refuse because it cannot be."""
+        if self.order is None:
+            measured = chunks if can_have_chunks(self.text, chunks) else None
+            return order_of(self.text, ranks, microbatches, self.chunks or measured)
+        written = 1 + max(action.microbatch for actions in self.order for action in actions)
+        if (len(self.order), written) != (ranks, microbatches):
+            raise UsageError(
+                f"the order is for {_sizes(len(self.order), written)}, "
+                f"the run has {_sizes(ranks, microbatches)}",
+                hint="state the order of this run",
+            )
+        return self.order
+
+
+def state_schedule(text: str, chunks: int | None = None) -> Statement:
+    """Understand what the user says: the name of a schedule, or the path of an order."""
+    if text in SCHEDULES:
+        placement_of(text, 1, chunks)  # refuses chunks that it cannot have
+        return Statement(text=text, chunks=chunks)
+    if not text.lower().endswith(_ORDER_FILES):
+        raise UsageError(
+            f"no schedule is called {text!r}",
+            hint=f"one of {', '.join(SCHEDULES)}, or an order as a .csv file",
+        )
+    if chunks is not None:
+        raise UsageError(
+            f"{text} tells by itself how many chunks a rank has", hint="leave --chunks out"
+        )
+    return Statement(text=text, order=read_order(text))
 
 
 def read_order(file: str) -> Order:
@@ -81,19 +125,18 @@ def parse_order(text: str, file: str = "") -> Order:
 
 def format_order(order: Order) -> str:
     """Write an order as torch's `_dump_csv` does, without idle slots and communication."""
-    return "".join(f"{','.join(_cells(actions))}\n" for actions in order)
-
-
-def _cells(actions: list[Action]) -> list[str]:
-    cells: list[str] = []
-    before: Action | None = None
-    for action in actions:
-        if before is not None and before.overlap:
-            cells[-1] = f"({before};{action})OVERLAP_F_B"
-        else:
-            cells.append(str(action))
-        before = action
-    return cells
+    lines = []
+    for actions in order:
+        cells: list[str] = []
+        before: Action | None = None
+        for action in actions:
+            if before is not None and before.overlap:
+                cells[-1] = f"({before};{action})OVERLAP_F_B"
+            else:
+                cells.append(str(action))
+            before = action
+        lines.append(f"{','.join(cells)}\n")
+    return "".join(lines)
 
 
 def _parse_cell(cell: str, where: str, file: str) -> list[Action]:
@@ -119,51 +162,5 @@ def _parse_pass(text: str) -> Action:
     return Action(int(found[1]), cast("Kind", found[2]), int(found[3]))
 
 
-_ORDER_FILES = (".csv", ".csv.gz")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
-    """A schedule as stated, before it is known what was run."""
-
-    text: str
-    """The name or the file, as the user wrote it."""
-    chunks: int | None = None
-    """Stages a rank, where the user said so."""
-    order: Order | None = None
-    """What the file holds; a name has an order only together with sizes."""
-
-    def order_for(self, ranks: int, microbatches: int, chunks: int) -> Order:
-        """Return the order for what was run, or refuse because it cannot be."""
-        if self.order is None:
-            measured = chunks if can_have_chunks(self.text, chunks) else None
-            return order_of(self.text, ranks, microbatches, self.chunks or measured)
-        written = 1 + max(action.microbatch for actions in self.order for action in actions)
-        if (len(self.order), written) != (ranks, microbatches):
-            stated = _sizes(len(self.order), written)
-            raise UsageError(
-                f"the order is for {stated}, the run has {_sizes(ranks, microbatches)}",
-                hint="state the order of this run",
-            )
-        return self.order
-
-
 def _sizes(ranks: int, microbatches: int) -> str:
     return f"{counted(ranks, 'rank')} and {counted(microbatches, 'microbatch', 'microbatches')}"
-
-
-def state_schedule(text: str, chunks: int | None = None) -> Statement:
-    """Understand what the user says: the name of a schedule, or the path of an order."""
-    if text in SCHEDULES:
-        placement_of(text, 1, chunks)  # refuses chunks that it cannot have
-        return Statement(text=text, chunks=chunks)
-    if not text.lower().endswith(_ORDER_FILES):
-        raise UsageError(
-            f"no schedule is called {text!r}",
-            hint=f"one of {', '.join(SCHEDULES)}, or an order as a .csv file",
-        )
-    if chunks is not None:
-        raise UsageError(
-            f"{text} tells by itself how many chunks a rank has", hint="leave --chunks out"
-        )
-    return Statement(text=text, order=read_order(text))

@@ -1,45 +1,38 @@
 """A change in → the text to paste into a framework's configuration, one file a framework.
 
 What a framework cannot be told is refused with the reason; nothing is left out in silence.
+
+A module here that has `EMITTERS` is a framework: its names, each with what writes a change. Its
+`POSITION` says where it stands in lists: what serves first, then what trains, files last. Where it
+has `recompute`, that writes what lets backward passes recompute, or keep, activations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from importlib import import_module
+from pkgutil import iter_modules
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit import (
-    deepspeed,
-    megatron,
-    nemo,
-    nemo_automodel,
-    order_file,
-    sglang,
-    tensorrt_llm,
-    torch,
-    torchtitan,
-    vllm,
-)
-from debubble.plan.emit.aim import cannot, emit_recompute
+from debubble.plan.emit.aim import cannot
 
 __all__ = ["EMITTERS", "can_emit", "emit"]
 
+_MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+_FRAMEWORKS = sorted(
+    (module for module in _MODULES if hasattr(module, "EMITTERS")),
+    key=lambda module: int(module.POSITION),
+)
 EMITTERS: dict[str, Callable[[Change, Setting], str]] = {
-    "vllm": vllm.emit,
-    "sglang": sglang.emit,
-    "tensorrt-llm": tensorrt_llm.emit,
-    "megatron": megatron.emit,
-    "torchtitan": torchtitan.emit,
-    "torchtitan@0.2.2": partial(torchtitan.emit, dialect=torchtitan.V0_2_2),
-    "torchtitan@main": partial(torchtitan.emit, dialect=torchtitan.MAIN),
-    "torch": torch.emit,
-    "deepspeed": deepspeed.emit,
-    "nemo": nemo.emit,
-    "nemo@automodel": nemo_automodel.emit,
-    "csv": order_file.emit,
+    name: write for module in _FRAMEWORKS for name, write in module.EMITTERS.items()
+}
+_RECOMPUTE: dict[str, Callable[[bool], str]] = {
+    name: module.recompute
+    for module in _FRAMEWORKS
+    for name in module.EMITTERS
+    if hasattr(module, "recompute")
 }
 
 
@@ -62,8 +55,10 @@ def emit(framework: str, change: Change, setting: Setting) -> str:
         raise cannot(framework, "to repair a link", "repair it, then plan again")
     if change.recompute is None:
         return EMITTERS[framework](change, setting)
+    if framework not in _RECOMPUTE:
+        raise cannot(framework, "to recompute activations", "wrap layers in torch's checkpoint()")
     rest = replace(change, recompute=None)
-    told = emit_recompute(framework, on=change.recompute)
+    told = _RECOMPUTE[framework](change.recompute)
     if rest == Change(hold=change.hold):
         return told
     written = EMITTERS[framework](rest, setting)

@@ -16,15 +16,12 @@ from debubble.schedules import SCHEDULES, Order, Placement, placement_of, state_
 from debubble.schedules.named import can_have_chunks
 from debubble.units import counted
 
-
-def comment(*lines: str) -> str:
-    """Write each line as a comment, for shell, YAML and Python alike."""
-    return "".join(f"# {line}\n" for line in lines)
-
-
-def flags(words: Sequence[str]) -> str:
-    """Write the flags of a launch line, one a line, to stand at its end."""
-    return " \\\n".join(words) + "\n"
+MICROBATCH_SIZE = "MICROBATCH_SIZE"
+DATA_PARALLEL = "DATA_PARALLEL"
+_MEANING = {
+    MICROBATCH_SIZE: "the samples of one microbatch as the run is now",
+    DATA_PARALLEL: "the replicas of the model, each with a share of the batch",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,29 +45,6 @@ class Aim:
 
 def aim_of(change: Change, setting: Setting, *, layers_matter: bool = True) -> Aim:
     """Put a change upon a run; refuse one that no framework could run."""
-    _check_counts(change, setting)
-    schedule = change.schedule or setting.schedule
-    microbatches = change.microbatches or setting.microbatches
-    if schedule is None or schedule in SCHEDULES:
-        chunks = _chunks_of(change, setting)
-        placement = None if schedule is None else placement_of(schedule, setting.ranks, chunks)
-    else:
-        order = _order_in_file(schedule, change, setting)
-        microbatches = 1 + max(action.microbatch for actions in order for action in actions)
-        placement = tuple(tuple(sorted({action.stage for action in actions})) for actions in order)
-        chunks = len(placement[0])
-    split = _split_of(change, setting, chunks) if layers_matter else None
-    return Aim(
-        ranks=setting.ranks,
-        chunks=chunks,
-        split=split,
-        microbatches=microbatches,
-        schedule=schedule,
-        placement=placement,
-    )
-
-
-def _check_counts(change: Change, setting: Setting) -> None:
     if change == Change(hold=change.hold):
         raise UsageError("there is no change to write down", hint="name a lever: a split, say")
     counts = {
@@ -86,6 +60,50 @@ def _check_counts(change: Change, setting: Setting) -> None:
     for name, count in counts.items():
         if count is not None and count < 1:
             raise UsageError(f"{count} {name} make no pipeline", hint="give one or more")
+    schedule = change.schedule or setting.schedule
+    microbatches = change.microbatches or setting.microbatches
+    if schedule is None or schedule in SCHEDULES:
+        chunks = _chunks_of(change, setting)
+        placement = None if schedule is None else placement_of(schedule, setting.ranks, chunks)
+    else:
+        order = _order_in_file(schedule, change, setting)
+        microbatches = 1 + max(action.microbatch for actions in order for action in actions)
+        placement = tuple(tuple(sorted({action.stage for action in actions})) for actions in order)
+        chunks = len(placement[0])
+    return Aim(
+        ranks=setting.ranks,
+        chunks=chunks,
+        split=_split_of(change, setting, chunks) if layers_matter else None,
+        microbatches=microbatches,
+        schedule=schedule,
+        placement=placement,
+    )
+
+
+def aim_of_serving(
+    framework: str, change: Change, setting: Setting, *, one_stage: str, overlap: str
+) -> Aim:
+    """Do the same for an engine that serves: it has a schedule of its own, and one stage a rank.
+
+    `one_stage` and `overlap` are what to do instead of what it cannot be told.
+    """
+    aim = aim_of(change, setting)
+    known = SCHEDULES.get(setting.schedule or "")
+    if known is not None and known.kinds != {"F"}:
+        raise cannot(
+            framework,
+            f"to train: it serves, and the run has backward passes ({setting.schedule})",
+            "name what trains it: torch, torchtitan, megatron, deepspeed, nemo",
+        )
+    if change.schedule is not None or change.chunks is not None or aim.chunks != 1:
+        raise cannot(framework, "a schedule or stages a rank", one_stage)
+    refuse_overlap(framework, change, overlap)
+    return aim
+
+
+def only_splits(change: Change) -> bool:
+    """Tell whether nothing but the split is new."""
+    return change == Change(split=change.split, hold=change.hold)
 
 
 def _chunks_of(change: Change, setting: Setting) -> int:
@@ -120,25 +138,18 @@ def _order_in_file(file: str, change: Change, setting: Setting) -> Order:
 
 def _split_of(change: Change, setting: Setting, chunks: int) -> tuple[int, ...] | None:
     """Return the split, where it is new: as said, or even where there are other stages."""
-    stages = setting.ranks * chunks
-    if change.split is not None:
-        _check_split(change.split, setting, stages)
-        return change.split
-    return None if chunks == setting.chunks else _even_split(setting, stages)
-
-
-def _even_split(setting: Setting, stages: int) -> tuple[int, ...]:
-    layers = _layers_of(setting)
-    if layers % stages:
+    split, stages, layers = change.split, setting.ranks * chunks, setting.layers
+    if split is None and chunks == setting.chunks:
+        return None
+    if layers is None:
+        raise UsageError("how many layers the model has is not known", hint="say it with --layers")
+    if split is None and layers % stages:
         raise UsageError(
             f"{counted(layers, 'layer')} do not divide into {counted(stages, 'equal stage')}",
             hint="give the split as well",
         )
-    return (layers // stages,) * stages
-
-
-def _check_split(split: tuple[int, ...], setting: Setting, stages: int) -> None:
-    layers = _layers_of(setting)
+    if split is None:
+        return (layers // stages,) * stages
     if len(split) != stages:
         raise UsageError(
             f"the split has {counted(len(split), 'entry', 'entries')} for "
@@ -155,34 +166,12 @@ def _check_split(split: tuple[int, ...], setting: Setting, stages: int) -> None:
             f"the split has {counted(sum(split), 'layer')}, the model {layers}",
             hint="let the entries of the split add up to the layers of the model",
         )
-
-
-def _layers_of(setting: Setting) -> int:
-    if setting.layers is None:
-        raise UsageError("how many layers the model has is not known", hint="say it with --layers")
-    return setting.layers
+    return split
 
 
 def cannot(framework: str, what: str, hint: str) -> UsageError:
     """Return the refusal of something that a framework cannot be told."""
     return UsageError(f"{framework} cannot be told {what}", hint=hint)
-
-
-def refuse_training(framework: str, setting: Setting) -> None:
-    """Refuse a run that trains, for an engine that serves."""
-    known = SCHEDULES.get(setting.schedule or "")
-    if known is not None and known.kinds != {"F"}:
-        raise cannot(
-            framework,
-            f"to train: it serves, and the run has backward passes ({setting.schedule})",
-            "name what trains it: torch, torchtitan, megatron, deepspeed, nemo",
-        )
-
-
-def refuse_schedule(framework: str, change: Change, aim: Aim, hint: str) -> None:
-    """Refuse any change of schedule or chunks, for an engine that has its own."""
-    if change.schedule is not None or change.chunks is not None or aim.chunks != 1:
-        raise cannot(framework, "a schedule or stages a rank", hint)
 
 
 def refuse_overlap(framework: str, change: Change, hint: str) -> None:
@@ -207,12 +196,14 @@ def schedule_of(aim: Aim) -> str:
     return aim.schedule
 
 
-MICROBATCH_SIZE = "MICROBATCH_SIZE"
-DATA_PARALLEL = "DATA_PARALLEL"
-_MEANING = {
-    MICROBATCH_SIZE: "the samples of one microbatch as the run is now",
-    DATA_PARALLEL: "the replicas of the model, each with a share of the batch",
-}
+def comment(*lines: str) -> str:
+    """Write each line as a comment, for shell, YAML and Python alike."""
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def flags(words: Sequence[str]) -> str:
+    """Write the flags of a launch line, one a line, to stand at its end."""
+    return " \\\n".join(words) + "\n"
 
 
 def shrunk_size(change: Change, setting: Setting) -> tuple[int, int] | int:
@@ -257,6 +248,11 @@ def divides_note(change: Change, setting: Setting) -> list[str]:
     return [f"The size of a microbatch as it is now must divide by {size[1]}."]
 
 
+def batch_factors(setting: Setting) -> dict[str, int | None]:
+    """Return what microbatches are multiplied by for the global batch."""
+    return {MICROBATCH_SIZE: setting.microbatch_size, DATA_PARALLEL: setting.data_parallel}
+
+
 def shell_product(microbatches: int, factors: dict[str, int | None]) -> str:
     """Write microbatches times further factors, each known or a name, for a shell."""
     known, names = _parts(microbatches, factors)
@@ -284,29 +280,3 @@ def _scaled(now: str, ratio: tuple[int, int], divided_by: str) -> str:
 def _parts(microbatches: int, factors: dict[str, int | None]) -> tuple[int, list[str]]:
     known = prod((size for size in factors.values() if size is not None), start=microbatches)
     return known, [name for name, size in factors.items() if size is None]
-
-
-_FLAGS = {
-    "megatron": (
-        ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
-        "Take --recompute-granularity, --recompute-method and --recompute-num-layers out.",
-    ),
-    "torchtitan": (
-        ["--activation_checkpoint.mode full"],
-        "Set --activation_checkpoint.mode none.",
-    ),
-}
-_DEEPSPEED = "module = PipelineModule(..., activation_checkpoint_interval={interval})\n"
-
-
-def emit_recompute(framework: str, *, on: bool) -> str:
-    """Write what lets backward passes recompute, or keep, activations."""
-    name = framework.partition("@")[0]
-    if name == "deepspeed":
-        return comment("DeepSpeed: layers between checkpoints; 0 keeps everything.") + (
-            _DEEPSPEED.format(interval=int(on))
-        )
-    if name not in _FLAGS:
-        raise cannot(framework, "to recompute activations", "wrap layers in torch's checkpoint()")
-    words, off = _FLAGS[name]
-    return flags(words) if on else comment(off)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit.aim import (
-    Aim,
     aim_of,
     cannot,
     comment,
@@ -35,7 +34,10 @@ class SplitPipelineModule(PipelineModule):
 def emit(change: Change, setting: Setting) -> str:
     """Write the Python that brings the change about."""
     aim = aim_of(change, setting)
-    _refuse_schedule(change, aim)
+    if change.schedule not in {None, "1f1b"}:
+        raise cannot(_NAME, f"to run {change.schedule}", "it always runs 1f1b")
+    if aim.chunks != 1:
+        raise cannot(_NAME, "to put two stages on a rank", "use --chunks 1")
     refuse_overlap(_NAME, change, "change the split or the microbatches")
     parts: list[str] = []
     if aim.split is not None:
@@ -53,13 +55,6 @@ def emit(change: Change, setting: Setting) -> str:
     if not parts:
         parts.append(comment("DeepSpeed always runs 1F1B: there is nothing to set."))
     return "\n\n".join(parts)
-
-
-def _refuse_schedule(change: Change, aim: Aim) -> None:
-    if change.schedule not in {None, "1f1b"}:
-        raise cannot(_NAME, f"to run {change.schedule}", "it always runs 1f1b")
-    if aim.chunks != 1:
-        raise cannot(_NAME, "to put two stages on a rank", "use --chunks 1")
 
 
 def _accumulation(change: Change, setting: Setting, microbatches: int) -> str:
@@ -83,3 +78,14 @@ def _accumulation(change: Change, setting: Setting, microbatches: int) -> str:
         + "\n".join(lines)
         + "\n"
     )
+
+
+def recompute(on: bool) -> str:
+    """Write what lets backward passes recompute, or keep, activations."""
+    return comment("DeepSpeed: layers between checkpoints; 0 keeps everything.") + (
+        f"module = PipelineModule(..., activation_checkpoint_interval={int(on)})\n"
+    )
+
+
+POSITION = 70
+EMITTERS = {"deepspeed": emit}

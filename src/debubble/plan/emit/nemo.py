@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit.aim import (
-    DATA_PARALLEL,
-    MICROBATCH_SIZE,
     aim_of,
+    batch_factors,
     comment,
     divides_note,
     explain_names,
@@ -37,8 +36,13 @@ def emit(change: Change, setting: Setting) -> str:
         ]
         notes.append("Assumes a decoder without multi-token prediction.")
     if change.microbatches is not None:
-        lines.append(_sizes(change, setting, change.microbatches))
-        notes += divides_note(change, setting) if change.hold == "batch" else []
+        if change.hold == "batch":
+            now = "cfg.train.micro_batch_size"
+            lines.append(f"{now} = {python_shrunk(change, setting, now)}")
+            notes += divides_note(change, setting)
+        else:
+            batch = python_product(change.microbatches, batch_factors(setting))
+            lines.append(f"cfg.train.global_batch_size = {batch}")
     group = group_size(aim)
     if group is not None:
         lines.append(f"cfg.model.microbatch_group_size_per_vp_stage = {group}")
@@ -52,9 +56,5 @@ def emit(change: Change, setting: Setting) -> str:
     return comment(*notes, *explain_names(text)) + text
 
 
-def _sizes(change: Change, setting: Setting, microbatches: int) -> str:
-    if change.hold == "batch":
-        now = "cfg.train.micro_batch_size"
-        return f"{now} = {python_shrunk(change, setting, now)}"
-    factors = {MICROBATCH_SIZE: setting.microbatch_size, DATA_PARALLEL: setting.data_parallel}
-    return f"cfg.train.global_batch_size = {python_product(microbatches, factors)}"
+POSITION = 80
+EMITTERS = {"nemo": emit}

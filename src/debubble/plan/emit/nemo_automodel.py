@@ -10,6 +10,7 @@ from debubble.plan.emit.aim import (
     cannot,
     comment,
     microbatches_of,
+    only_splits,
     refuse_overlap,
     shrunk_size,
 )
@@ -31,7 +32,7 @@ def emit(change: Change, setting: Setting) -> str:
     refuse_overlap(_NAME, change, "its multi-stage schedules overlap by themselves")
     notes = ["NeMo Automodel: merge into the YAML of your recipe."]
     lines = ["distributed:", f"  pp_size: {aim.ranks}", "  pipeline:"]
-    if change != Change(split=change.split, hold=change.hold):
+    if not only_splits(change):
         lines.append(f"    pp_schedule: {_schedule(change, aim)}")
         if splits_backward(aim):
             notes.append("Leave compile off: torch.compile cannot run I and W apart.")
@@ -69,3 +70,7 @@ def _microbatch_size(change: Change, setting: Setting) -> int:
         return setting.microbatch_size
     size = shrunk_size(change, setting)
     return size if isinstance(size, int) else setting.microbatch_size
+
+
+POSITION = 90
+EMITTERS = {"nemo@automodel": emit}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit.aim import aim_of, microbatches_of, schedule_of
+from debubble.plan.emit.aim import aim_of, microbatches_of, only_splits, schedule_of
 from debubble.schedules import SCHEDULES, format_order, order_of, read_order
 
 FILE = "order.csv"
@@ -14,7 +14,7 @@ FILE = "order.csv"
 def emit(change: Change, setting: Setting) -> str:
     """Write the order; the split of layers is no part of it."""
     aim = aim_of(change, setting, layers_matter=False)
-    if change == Change(split=change.split, hold=change.hold):
+    if only_splits(change):
         raise UsageError(
             "an order of passes says nothing of layers",
             hint="write the split for the framework that you run",
@@ -23,3 +23,7 @@ def emit(change: Change, setting: Setting) -> str:
     if schedule not in SCHEDULES:
         return format_order(read_order(schedule))
     return format_order(order_of(schedule, aim.ranks, microbatches_of(aim), aim.chunks))
+
+
+POSITION = 100
+EMITTERS = {"csv": emit}

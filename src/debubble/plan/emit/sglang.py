@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit.aim import (
-    Aim,
-    aim_of,
+    aim_of_serving,
     cannot,
     comment,
     divides_note,
     explain_names,
     flags,
-    refuse_overlap,
-    refuse_schedule,
-    refuse_training,
     shell_shrunk,
 )
 
@@ -22,10 +18,13 @@ _NAME = "SGLang"
 
 def emit(change: Change, setting: Setting) -> str:
     """Write the split as an environment variable and the microbatches as flags."""
-    aim = aim_of(change, setting)
-    refuse_training(_NAME, setting)
-    refuse_schedule(_NAME, change, aim, "change the split: a rank holds one stage in SGLang")
-    refuse_overlap(_NAME, change, "--pp-async-batch-depth puts more microbatches in flight")
+    aim = aim_of_serving(
+        _NAME,
+        change,
+        setting,
+        one_stage="change the split: a rank holds one stage in SGLang",
+        overlap="--pp-async-batch-depth puts more microbatches in flight",
+    )
     parts: list[str] = []
     if aim.split is not None:
         if aim.ranks == 1:
@@ -38,16 +37,10 @@ def emit(change: Change, setting: Setting) -> str:
             ),
             f'export SGLANG_PP_LAYER_PARTITION="{entries}"\n',
         ]
-    if change.microbatches is not None:
-        parts.append(_microbatches(change, setting, aim))
-    else:
-        parts.append(comment(f"It goes with: --pp-size {aim.ranks}"))
-    return "".join(parts)
-
-
-def _microbatches(change: Change, setting: Setting, aim: Aim) -> str:
-    """Write the flags for the microbatches in flight: one a rank, and `depth` more."""
-    depth = (change.microbatches or 0) - aim.ranks
+    if change.microbatches is None:
+        return "".join([*parts, comment(f"It goes with: --pp-size {aim.ranks}")])
+    # In flight are one microbatch a rank, and `depth` more.
+    depth = change.microbatches - aim.ranks
     if depth < 0:
         raise cannot(
             _NAME,
@@ -55,9 +48,13 @@ def _microbatches(change: Change, setting: Setting, aim: Aim) -> str:
             f"give {aim.ranks} or more",
         )
     words = [f"--pp-size {aim.ranks}", f"--pp-async-batch-depth {depth}"]
-    notes: list[str] = []
+    notes = ["SGLang: flags of the launch line."]
     if change.hold == "batch":
-        notes = divides_note(change, setting)
+        notes += divides_note(change, setting)
         words.append(f"--pp-max-micro-batch-size {shell_shrunk(change, setting)}")
     text = flags(words)
-    return comment("SGLang: flags of the launch line.", *notes, *explain_names(text)) + text
+    return "".join([*parts, comment(*notes, *explain_names(text)), text])
+
+
+POSITION = 20
+EMITTERS = {"sglang": emit}

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit.aim import (
-    aim_of,
-    cannot,
-    comment,
-    refuse_overlap,
-    refuse_schedule,
-    refuse_training,
-)
+from debubble.plan.emit.aim import aim_of_serving, cannot, comment
 
 _NAME = "TensorRT-LLM"
 
 
 def emit(change: Change, setting: Setting) -> str:
     """Write the options of the LLM API that set the split."""
-    aim = aim_of(change, setting)
-    refuse_training(_NAME, setting)
-    refuse_schedule(_NAME, change, aim, "change the split: a rank holds one stage there")
-    refuse_overlap(_NAME, change, "change the split")
+    aim = aim_of_serving(
+        _NAME,
+        change,
+        setting,
+        one_stage="change the split: a rank holds one stage there",
+        overlap="change the split",
+    )
     if change.microbatches is not None:
         raise cannot(_NAME, "a number of microbatches", "change the split")
     entries = ", ".join(map(str, aim.split or ()))
@@ -32,3 +28,7 @@ def emit(change: Change, setting: Setting) -> str:
         + f"pipeline_parallel_size: {aim.ranks}\n"
         + f"pp_partition: [{entries}]\n"
     )
+
+
+POSITION = 30
+EMITTERS = {"tensorrt-llm": emit}

@@ -1,6 +1,6 @@
 """A change in → torch's pipelining, as code.
 
-They hold for whatever is built upon it: torchtitan, NeMo Automodel.
+The rules of its schedules hold for whatever is built upon it: torchtitan, NeMo Automodel.
 """
 
 from __future__ import annotations
@@ -18,11 +18,23 @@ from debubble.plan.emit.aim import (
     comment,
     divides_note,
     microbatches_of,
+    only_splits,
     schedule_of,
 )
 from debubble.plan.emit.order_file import FILE
 from debubble.schedules import SCHEDULES
 from debubble.schedules.named import count_rounds
+
+_NAME = "torch"
+_GIVEN = {
+    "model": "the whole model",
+    "example": "one microbatch of input",
+    "device": "the rank's own",
+    "pp_rank": "its place in the pipeline",
+    "pp_group": "the pipeline's process group",
+    "loss_fn": "your loss",
+    "stages": "the stages of the rank, lowest first",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +62,40 @@ TORCH_SCHEDULES = {
     "zbv": TorchSchedule(name="ZBVZeroBubble", no_compile=True),
     "dualpipe-v": TorchSchedule(name="DualPipeV", microbatch_a_stage=True, no_compile=True),
 }
+
+
+def emit(change: Change, setting: Setting) -> str:
+    """Write the Python that brings the change about; parts that stay are left out."""
+    aim = aim_of(change, setting)
+    only_split = only_splits(change)
+    known = None if only_split else torch_schedule(_NAME, change, aim)
+    imports: list[str] = []
+    body: list[str] = []
+    notes = ["torch.distributed.pipelining (checked with torch 2.13)."]
+    if aim.split is not None:
+        imports.append(
+            "from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline"
+        )
+        cuts = "".join(
+            f'    "layers.{cut}": SplitPoint.BEGINNING,\n' for cut in accumulate(aim.split[:-1])
+        )
+        body += [f"split_spec = {{\n{cuts}}}\n", _stages(aim)]
+        notes.append(
+            f"Assumes layers called layers.0 to layers.{sum(aim.split) - 1}: "
+            "put in the names of your model."
+        )
+    if not only_split:
+        runs = f"Schedule{known.name}" if known else "_PipelineScheduleRuntime"
+        imports.append(f"from torch.distributed.pipelining.schedules import {runs}")
+        body.append(_schedule(change, aim, known))
+        notes += _schedule_notes(change, setting, aim, known)
+    code = "\n".join([*sorted(imports), "", *body])
+    notes += [
+        f"Given: {name}, {meaning}."
+        for name, meaning in _GIVEN.items()
+        if name in code and f"\n{name} = " not in code
+    ]
+    return comment(*notes) + code
 
 
 def torch_schedule(framework: str, change: Change, aim: Aim) -> TorchSchedule | None:
@@ -97,49 +143,6 @@ def _check_sizes(framework: str, known: TorchSchedule, aim: Aim) -> None:
         )
 
 
-_NAME = "torch"
-_GIVEN = {
-    "model": "the whole model",
-    "example": "one microbatch of input",
-    "device": "the rank's own",
-    "pp_rank": "its place in the pipeline",
-    "pp_group": "the pipeline's process group",
-    "loss_fn": "your loss",
-    "stages": "the stages of the rank, lowest first",
-}
-
-
-def emit(change: Change, setting: Setting) -> str:
-    """Write the Python that brings the change about; parts that stay are left out."""
-    aim = aim_of(change, setting)
-    only_split = change == Change(split=change.split, hold=change.hold)
-    known = None if only_split else torch_schedule(_NAME, change, aim)
-    imports: list[str] = []
-    body: list[str] = []
-    notes = ["torch.distributed.pipelining (checked with torch 2.13)."]
-    if aim.split is not None:
-        imports.append(
-            "from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline"
-        )
-        body += [_split_spec(aim.split), _stages(aim)]
-        notes.append(
-            f"Assumes layers called layers.0 to layers.{sum(aim.split) - 1}: "
-            "put in the names of your model."
-        )
-    if not only_split:
-        imports.append(_import(known))
-        body.append(_schedule(change, aim, known))
-        notes += _schedule_notes(change, setting, aim, known)
-    code = "\n".join([*sorted(imports), "", *body])
-    return comment(*notes, *_given(code)) + code
-
-
-def _split_spec(split: tuple[int, ...]) -> str:
-    cuts = list(accumulate(split))[:-1]
-    entries = "".join(f'    "layers.{cut}": SplitPoint.BEGINNING,\n' for cut in cuts)
-    return f"split_spec = {{\n{entries}}}\n"
-
-
 def _stages(aim: Aim) -> str:
     """Write how a rank builds its stages. Which of several it holds, the schedule tells."""
     if aim.chunks > 1:
@@ -155,12 +158,6 @@ def _stages(aim: Aim) -> str:
         "    for stage in stages_of_rank[pp_rank]\n"
         "]\n"
     )
-
-
-def _import(known: TorchSchedule | None) -> str:
-    if known is None:
-        return "from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime"
-    return f"from torch.distributed.pipelining.schedules import Schedule{known.name}"
 
 
 def _schedule(change: Change, aim: Aim, known: TorchSchedule | None) -> str:
@@ -192,10 +189,5 @@ def _schedule_notes(
     return notes
 
 
-def _given(code: str) -> list[str]:
-    """Return the names that the code uses and does not set."""
-    return [
-        f"Given: {name}, {meaning}."
-        for name, meaning in _GIVEN.items()
-        if name in code and f"\n{name} = " not in code
-    ]
+POSITION = 60
+EMITTERS = {"torch": emit}

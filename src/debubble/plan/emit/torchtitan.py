@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 
 from debubble.errors import UsageError
@@ -17,12 +18,16 @@ from debubble.plan.emit.aim import (
     divides_note,
     explain_names,
     flags,
+    only_splits,
     shell_product,
     shell_shrunk,
 )
 from debubble.plan.emit.order_file import FILE
 from debubble.plan.emit.torch import splits_backward, torch_schedule
 from debubble.schedules import SCHEDULES, Shape, place_stages
+
+_NAME = "torchtitan"
+_TOKENS = "TOKENS_PER_MICROBATCH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,28 +41,6 @@ class Names:
     after: tuple[str, ...]
     """On the last stage, behind the layers."""
     everywhere: tuple[str, ...] = ()
-
-
-def modules_of_stages(split: tuple[int, ...], names: Names) -> list[list[str]]:
-    """Return the modules of each stage, in order."""
-    stages = [
-        [f"{names.layer}{number}" for number in range(first, end)]
-        for first, end in pairwise(accumulate(split, initial=0))
-    ]
-    stages[0] = [*names.before, *stages[0]]
-    stages[-1] = [*stages[-1], *names.after]
-    return [[*stage, *names.everywhere] for stage in stages]
-
-
-def describe(names: Names, layers: int) -> str:
-    """Return what is assumed of the model, for a comment."""
-    numbered = f"{names.layer}0 to {names.layer}{layers - 1}" if layers > 1 else f"{names.layer}0"
-    parts = [*names.before, numbered, *names.after, *names.everywhere]
-    return f"Assumes modules called {', '.join(parts)}: put in the names of your model."
-
-
-_NAME = "torchtitan"
-_TOKENS = "TOKENS_PER_MICROBATCH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,20 +88,50 @@ def emit(change: Change, setting: Setting, dialect: Dialect = V0_3_0) -> str:
     if change.microbatches is not None:
         words += _sizes(change, setting, change.microbatches, dialect)
         notes += _batch_notes(change, setting, dialect)
-    if change != Change(split=change.split, hold=change.hold):
+    if not only_splits(change):
         words += _schedule(change, aim)
-        notes += _schedule_notes(aim, words)
+        if words[-1].endswith(f"_csv {FILE}"):
+            notes.append(f"{FILE}: the same option, written as csv.")
+        if splits_backward(aim):
+            notes.append("Leave compile.enable off: torch.compile cannot run I and W apart.")
     text = flags(words)
     if _TOKENS in text:
         notes.append(f"Set {_TOKENS} first: num_tokens_per_microbatch_per_dp_rank as it is now.")
     return comment(*notes, *explain_names(text)) + text
 
 
+def recompute(on: bool) -> str:
+    """Write what lets backward passes recompute, or keep, activations."""
+    if on:
+        return flags(["--activation_checkpoint.mode full"])
+    return comment("Set --activation_checkpoint.mode none.")
+
+
+def modules_of_stages(split: tuple[int, ...], names: Names) -> list[list[str]]:
+    """Return the modules of each stage, in order."""
+    stages = [
+        [f"{names.layer}{number}" for number in range(first, end)]
+        for first, end in pairwise(accumulate(split, initial=0))
+    ]
+    stages[0] = [*names.before, *stages[0]]
+    stages[-1] = [*stages[-1], *names.after]
+    return [[*stage, *names.everywhere] for stage in stages]
+
+
+def describe(names: Names, layers: int) -> str:
+    """Return what is assumed of the model, for a comment."""
+    numbered = f"{names.layer}0 to {names.layer}{layers - 1}" if layers > 1 else f"{names.layer}0"
+    parts = [*names.before, numbered, *names.after, *names.everywhere]
+    return f"Assumes modules called {', '.join(parts)}: put in the names of your model."
+
+
 def _sizes(change: Change, setting: Setting, microbatches: int, dialect: Dialect) -> list[str]:
     if dialect.counts_microbatches:
         words = [f"--parallelism.num_pp_microbatches {microbatches}"]
         if change.hold == "batch":
-            size = shell_shrunk(change, _of_unknown_size(setting), _TOKENS)
+            # Tokens are not known from samples.
+            unknown = Setting(ranks=setting.ranks, microbatches=setting.microbatches)
+            size = shell_shrunk(change, unknown, _TOKENS)
             words.append(f"--training.num_tokens_per_microbatch_per_dp_rank {size}")
         return words
     if change.hold == "batch":
@@ -126,11 +139,6 @@ def _sizes(change: Change, setting: Setting, microbatches: int, dialect: Dialect
         return [f"--parallelism.pipeline_parallel_microbatch_size {size}"]
     batch = shell_product(microbatches, {MICROBATCH_SIZE: setting.microbatch_size})
     return [f"--training.local_batch_size {batch}"]
-
-
-def _of_unknown_size(setting: Setting) -> Setting:
-    """Return the setting without its samples: tokens are not known from them."""
-    return Setting(ranks=setting.ranks, microbatches=setting.microbatches)
 
 
 def _batch_notes(change: Change, setting: Setting, dialect: Dialect) -> list[str]:
@@ -169,10 +177,9 @@ def _placing_name(aim: Aim) -> str:
     )
 
 
-def _schedule_notes(aim: Aim, words: list[str]) -> list[str]:
-    notes: list[str] = []
-    if any(word.endswith(f"_csv {FILE}") for word in words):
-        notes.append(f"{FILE}: the same option, written as csv.")
-    if splits_backward(aim):
-        notes.append("Leave compile.enable off: torch.compile cannot run I and W apart.")
-    return notes
+POSITION = 50
+EMITTERS = {
+    "torchtitan": emit,
+    "torchtitan@0.2.2": partial(emit, dialect=V0_2_2),
+    "torchtitan@main": partial(emit, dialect=MAIN),
+}

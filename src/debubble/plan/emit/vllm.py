@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit.aim import (
-    aim_of,
-    cannot,
-    comment,
-    refuse_overlap,
-    refuse_schedule,
-    refuse_training,
-)
+from debubble.plan.emit.aim import aim_of_serving, cannot, comment
 
 _NAME = "vLLM"
 
 
 def emit(change: Change, setting: Setting) -> str:
     """Write the environment variable that sets the split."""
-    aim = aim_of(change, setting)
-    refuse_training(_NAME, setting)
-    refuse_schedule(_NAME, change, aim, "change the split: a rank holds one stage in vLLM")
-    refuse_overlap(_NAME, change, "--async-scheduling puts one more batch in flight")
+    aim = aim_of_serving(
+        _NAME,
+        change,
+        setting,
+        one_stage="change the split: a rank holds one stage in vLLM",
+        overlap="--async-scheduling puts one more batch in flight",
+    )
     if change.microbatches is not None:
         raise cannot(
             _NAME,
@@ -36,3 +32,7 @@ def emit(change: Change, setting: Setting) -> str:
         + f'export VLLM_PP_LAYER_PARTITION="{entries}"\n'
         + comment(f"It goes with: vllm serve ... --pipeline-parallel-size {aim.ranks}")
     )
+
+
+POSITION = 10
+EMITTERS = {"vllm": emit}

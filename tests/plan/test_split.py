@@ -9,19 +9,15 @@ from hypothesis import strategies as st
 from support.timelines.timed_splits import timer_of
 
 from debubble.errors import NoSplitFits, UsageError
-from debubble.plan.partition import (
-    all_splits,
+from debubble.plan.split import all_splits, find_partition, neighbours
+from debubble.plan.split_problem import (
+    SplitMemory,
+    Work,
     bound_all,
     bound_splits,
     find_misfit,
-    find_partition,
-    min_max,
-    neighbours,
-)
-from debubble.plan.split_problem import (
-    Room,
-    Work,
     fits_alone,
+    min_max,
     overflow_of,
     seconds_of_blocks,
     split_problem,
@@ -65,22 +61,24 @@ def random_problem(rng, name, chunks, *, caps=False):
         microbatches=microbatches,
         stages=Work(forward=extra[0], backward=extra[1], weight=extra[2] * (name == "zb-h1")),
         slowness=speeds[rank],
-        room=random_room(rng, stages, layers, ranks) if caps else None,
+        memory=random_memory(rng, stages, layers, ranks) if caps else None,
         turns=turns_of(order_of(name, ranks, microbatches, chunks)) if rng.random() < 0.7 else None,
     )
 
 
-def random_room(rng, stages, layers, ranks):
+def random_memory(rng, stages, layers, ranks):
     """Caps that a random split just keeps, or keeps by a little."""
     in_flight = np.arange(stages, 0, -1)[:, None]
     each = rng.uniform(1, 3, layers) + in_flight * rng.uniform(0, 1, layers)
-    room = Room(layer_bytes=each, stage_bytes=rng.uniform(0, 2, stages), cap_bytes=np.zeros(ranks))
+    memory = SplitMemory(
+        layer_bytes=each, stage_bytes=rng.uniform(0, 2, stages), cap_bytes=np.zeros(ranks)
+    )
     cuts = np.sort(rng.choice(np.arange(1, layers), stages - 1, replace=False))
     held = np.zeros(ranks)
     for stage, (i, j) in enumerate(zip([0, *cuts], [*cuts, layers], strict=True)):
-        held[stage % ranks] += each[stage, i:j].sum() + room.stage_bytes[stage]
-    room.cap_bytes[:] = held * rng.uniform(1, 1.3)
-    return room
+        held[stage % ranks] += each[stage, i:j].sum() + memory.stage_bytes[stage]
+    memory.cap_bytes[:] = held * rng.uniform(1, 1.3)
+    return memory
 
 
 def best_of_all(problem, evaluate):
@@ -205,10 +203,10 @@ def test_the_seed_has_the_cheapest_dearest_stage_of_all_splits(caps):
         problem = random_problem(rng, "1f1b", 1, caps=caps)
         splits = all_splits(problem.layer_count, problem.stage_count)
         splits = splits[overflow_of(problem, splits) == 0]
-        blocks = seconds_of_blocks(problem, problem.layers.whole, problem.stages.whole)
-        found = min_max(blocks, fits_alone(problem))
-        assert found.cost == pytest.approx(min_max_by_hand(problem, splits))
-        assert overflow_of(problem, np.array([found.split]))[0] == 0
+        blocks = seconds_of_blocks(problem, "whole")
+        split, cost = min_max(blocks, fits_alone(problem))
+        assert cost == pytest.approx(min_max_by_hand(problem, splits))
+        assert overflow_of(problem, np.array([split]))[0] == 0
 
 
 def test_the_given_split_is_never_made_worse():
@@ -233,8 +231,10 @@ def test_the_best_split_given_is_kept():
 
 
 def test_a_given_split_that_does_not_fit_is_timed_but_not_chosen():
-    room = Room(layer_bytes=np.ones((2, 4)), stage_bytes=np.zeros(2), cap_bytes=np.array([1.0, 3]))
-    problem = split_problem(np.ones(4), rank=np.arange(2), microbatches=4, room=room)
+    memory = SplitMemory(
+        layer_bytes=np.ones((2, 4)), stage_bytes=np.zeros(2), cap_bytes=np.array([1.0, 3])
+    )
+    problem = split_problem(np.ones(4), rank=np.arange(2), microbatches=4, memory=memory)
     found = find_partition(problem, timer_of(problem, "forward-only"), given=(2, 2))
     assert found.split == (1, 3)
     assert found.given_latency_s == 10.0 < found.latency_s == 13.0
@@ -263,8 +263,10 @@ def test_a_head_takes_layers_off_the_last_stage_and_a_slow_device_off_its_own():
     ],
 )
 def test_what_fits_nowhere_is_refused_by_stage(caps, said):
-    room = Room(layer_bytes=np.ones((4, 16)), stage_bytes=np.zeros(4), cap_bytes=np.array(caps))
-    problem = split_problem(np.ones(16), rank=np.arange(4), microbatches=4, room=room)
+    memory = SplitMemory(
+        layer_bytes=np.ones((4, 16)), stage_bytes=np.zeros(4), cap_bytes=np.array(caps)
+    )
+    problem = split_problem(np.ones(16), rank=np.arange(4), microbatches=4, memory=memory)
     with pytest.raises(NoSplitFits, match=said):
         find_partition(problem, timer_of(problem, "forward-only"))
 
@@ -274,25 +276,25 @@ def test_the_stage_named_would_make_room_if_it_had_what_it_lacks():
     refused = 0
     for _ in range(CASES):
         problem = random_problem(rng, "1f1b", 1, caps=True)
-        problem.room.cap_bytes[:] *= 0.9
+        problem.memory.cap_bytes[:] *= 0.9
         misfit = find_misfit(problem)
         splits = all_splits(problem.layer_count, problem.stage_count)
         assert (misfit is None) == bool((overflow_of(problem, splits) == 0).any())
         if misfit is not None and misfit.lacking_bytes is not None:
             refused += 1
-            problem.room.cap_bytes[misfit.stage] += 0.99 * misfit.lacking_bytes
+            problem.memory.cap_bytes[misfit.stage] += 0.99 * misfit.lacking_bytes
             assert (overflow_of(problem, splits) > 0).all()
-            problem.room.cap_bytes[misfit.stage] += 0.02 * misfit.lacking_bytes
+            problem.memory.cap_bytes[misfit.stage] += 0.02 * misfit.lacking_bytes
             assert find_misfit(problem) is None
     assert refused > 10
 
 
 def test_stages_that_fit_alone_but_not_together_name_their_rank():
-    room = Room(
+    memory = SplitMemory(
         layer_bytes=np.ones((4, 8)), stage_bytes=np.zeros(4), cap_bytes=np.array([3.0, 4.0])
     )
     problem = split_problem(
-        np.ones(8), np.ones(8), rank=np.arange(4) % 2, microbatches=4, room=room
+        np.ones(8), np.ones(8), rank=np.arange(4) % 2, microbatches=4, memory=memory
     )
     with pytest.raises(NoSplitFits, match=r"rank [01], with stages [01] and [23], lacks"):
         find_partition(problem, timer_of(problem, "interleaved-1f1b", 2))
@@ -348,7 +350,9 @@ def test_a_search_from_the_best_split_for_half_the_microbatches_ends_near_the_wh
 
 
 def test_a_search_from_a_split_that_does_not_fit_ends_with_one_that_does():
-    cap = Room(layer_bytes=np.ones((6, 30)), stage_bytes=np.zeros(6), cap_bytes=np.full(6, 6.0))
-    problem = split_problem(np.ones(30), np.ones(30), rank=np.arange(6), microbatches=8, room=cap)
+    cap = SplitMemory(
+        layer_bytes=np.ones((6, 30)), stage_bytes=np.zeros(6), cap_bytes=np.full(6, 6.0)
+    )
+    problem = split_problem(np.ones(30), np.ones(30), rank=np.arange(6), microbatches=8, memory=cap)
     found = find_partition(problem, timer_of(problem, "1f1b", 1), near=(2, 3, 3, 3, 4, 15))
     assert max(found.split) <= 6
