@@ -6,9 +6,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
+
+from debubble.answers.change import change_part, describe
 from debubble.answers.compare import answer_compare, say_comparison
 from debubble.answers.find import answer_find
-from debubble.report.change import change_json, describe
 from debubble.report.find import find_page
 from debubble.report.inspect import gap_json
 from debubble.report.text import Page, Table
@@ -52,7 +54,7 @@ def demo_json(made: Improved, what_it_is: str, out: Path, commands: list[str]) -
         "schema": SCHEMA,
         "demo": what_it_is,
         "found": _found(made),
-        "change": change_json(made.option.change),
+        "change": msgspec.to_builtins(change_part(made.option.change)),
         "expected": {
             "batch_latency_s": made.option.window_ns / NS_PER_S,
             "throughput_gain_fraction": made.option.throughput_gain,

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from debubble.answers.change import change_part, describe
 from debubble.answers.compare import answer_side
 from debubble.measure.measurement import Measurement, middle
-from debubble.report.change import change_json, describe
 from debubble.report.text import Page, Table
 from debubble.tune.journal import Expected, Run
 from debubble.tune.loop import Tuned
@@ -114,13 +114,17 @@ def tune_json(tuned: Tuned) -> dict[str, Any]:
         "confidence": None if compared is None else compared.confidence.value,
         "runs": [_run_json(tuned, run) for run in standing.runs],
         "refused": [
-            {"lever": one.lever, "change": change_json(one.change), "reason": one.reason}
+            {
+                "lever": one.lever,
+                "change": msgspec.to_builtins(change_part(one.change)),
+                "reason": one.reason,
+            }
             for one in tuned.prospects.refused
         ],
         "not_tellable": [
             {
                 "lever": one.lever,
-                "change": change_json(one.option.change),
+                "change": msgspec.to_builtins(change_part(one.option.change)),
                 "throughput_gain_fraction": one.option.throughput_gain,
             }
             for one in tuned.prospects.untellable

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from debubble.analysis import Analysis, analyse_found
+from debubble.answers.change import describe
 from debubble.answers.find import answer_find
 from debubble.errors import DebubbleError, NoPipeline, NoSplitFits, UsageError
 from debubble.fleet.survey import Means
@@ -18,7 +19,6 @@ from debubble.ledger.hop_health import HopHealth
 from debubble.links.judge import Verdict
 from debubble.measure.measurement import Measurement, context_bucket, middle
 from debubble.plan.plan import make_plan
-from debubble.report.change import describe
 from debubble.report.find import find_page
 from debubble.report.text import Page, print_page
 from debubble.timeline.figures import PipelineFigures
