@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import click
 from click.testing import CliRunner
 
-from debubble.cli.flags import gathered
+from debubble.cli.options import gathered
 
 
 @dataclass(frozen=True, kw_only=True)

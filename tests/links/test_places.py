@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from debubble.cli.link_places import sort_places
+from debubble.cli.links import sort_places
 from debubble.errors import UsageError
 from debubble.links.live.measured import SCHEMA
 from debubble.trace.source import DEFAULT_LIMITS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.report.fold import farthest
+from debubble.report.text import farthest
 from debubble.units import show_duration, show_members, show_range
 
 

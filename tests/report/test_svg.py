@@ -17,7 +17,7 @@ from support.traces.recordings import H200
 from debubble.ledger.hop_health import account_for
 from debubble.ledger.model import Cause
 from debubble.ledger.waits import list_waits
-from debubble.report.frame import frame_step
+from debubble.report.lanes import frame_step
 from debubble.report.palette import CAUSES, KINDS
 from debubble.report.svg import draw_svg
 from debubble.simulate.communication import Communication

@@ -1,22 +1,23 @@
-"""Options and manners that all verbs share."""
+"""Options and manners that all verbs share; flags that belong together become one argument."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from debubble.answers.base import Answer, Warned
-from debubble.cli.flags import gathered
 from debubble.errors import Gap, UsageError
 from debubble.trace.engine import Progress
 from debubble.trace.source import is_url
@@ -26,6 +27,31 @@ if TYPE_CHECKING:
 
     from debubble.report.html.page import Report
     from debubble.report.text import Page
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def gathered(name: str, made_by: Callable[..., object], *options: Decorator) -> Decorator:
+    """Add options, in the order of `--help`; the verb is handed them as one argument.
+
+    `made_by`, a dataclass or a function, takes them by their names; an option that it does not
+    name goes to the verb as it is. Among the options may be groups of their own.
+    """
+    taken = inspect.signature(made_by).parameters.keys()
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_group(**flags: object) -> object:
+            made = made_by(**{flag: flags.pop(flag) for flag in taken})
+            return command(**{name: made}, **flags)
+
+        decorated: Callable[..., Any] = with_group
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
 
 # A progress bar for anything that takes longer than a moment.
 _PATIENCE_S = 2.0

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from debubble.analysis import Analysis
-from debubble.cli.flags import gathered
 from debubble.cli.options import (
     drawing_width,
+    gathered,
     html_option,
     place_for,
     refuse_same_place,
@@ -18,14 +18,12 @@ from debubble.cli.options import (
 )
 from debubble.errors import UsageError
 from debubble.ledger.waits import list_waits
-from debubble.report.chrome import write_chrome
-from debubble.report.frame import frame_step
+from debubble.report.chrome import write_chrome, write_file
 from debubble.report.html.find import find_report, no_pipeline_report
-from debubble.report.lanes import draw_lanes
+from debubble.report.lanes import draw_lanes, frame_step
 from debubble.report.mermaid import draw_mermaid
 from debubble.report.svg import draw_svg
 from debubble.report.text import Page
-from debubble.report.writing import write_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ import click
 
 from debubble.answers.change import Tokens
 from debubble.answers.plan import answer_plan, refuse_unknown_frameworks
-from debubble.cli.flags import gathered
 from debubble.cli.options import (
     Manners,
     exit_strictly,
+    gathered,
     html_option,
     output_options,
     place_for,

@@ -8,7 +8,7 @@ import click
 
 from debubble.analysis import Analysis
 from debubble.answers.change import Tokens
-from debubble.cli.flags import Decorator, gathered
+from debubble.cli.options import Decorator, gathered
 from debubble.cli.reading import Reader
 from debubble.errors import UsageError
 from debubble.fleet.question import Question

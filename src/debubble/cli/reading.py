@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import click
 
 from debubble.analysis import Analysis, Wires, analyse_found
-from debubble.cli.flags import gathered
-from debubble.cli.options import progress
+from debubble.cli.options import gathered, progress
 from debubble.errors import Code, UsageError
 from debubble.fleet.question import Question
 from debubble.fleet.survey import Means, inspect_run

@@ -1,17 +1,311 @@
-"""`debubble simulate`: one what-if, of a measured run or of costs of one's own."""
+"""`debubble simulate`: a schedule with costs of your own, or a measured run changed."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import click
 
-from debubble.cli.options import Manners, output_options
-from debubble.cli.planning import Traces
+from debubble.answers.change import Tokens
+from debubble.answers.simulate import Request, answer_by_hand, answer_simulate, ask_run
+from debubble.cli.options import (
+    Manners,
+    drawing_width,
+    exit_strictly,
+    gathered,
+    output_options,
+    print_answer,
+    progress,
+    typed,
+)
+from debubble.cli.planning import Traces, analyse_both, parse_layers, token_options
 from debubble.cli.reading import Reader, trace_options
-from debubble.cli.simulate_by_hand import ByHand, Wanted, by_hand_options, simulate_by_hand
-from debubble.cli.simulate_traces import Said, flags_of, simulate_traces, what_if_options
 from debubble.errors import UsageError
+from debubble.plan.change import Hold
+from debubble.report.lanes import draw_lanes
+from debubble.report.simulate import simulate_page
+from debubble.schedules import Order, Statement, state_schedule
+from debubble.simulate.communication import Communication
+from debubble.simulate.hand_set import UNIT_NS, HandSet, settle_costs, simulate_order
+from debubble.timeline.figures import measure_pipeline
+from debubble.units import PLAIN_NUMBER, counted, parse_bytes, parse_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What was typed of a measured run and of its change; None where nothing was."""
+
+    microbatches: int | None
+    hold: Hold | None
+    schedule: str | None
+    chunks: int | None
+    split: str | None
+    overlap: str | None
+    recompute: str | None
+    hops: tuple[str, ...]
+    tokens: Tokens
+    layers: str | None
+    schedule_measured: str | None
+    memory_limit: str | None
+
+    def read(self) -> Request:
+        """Return what is asked for."""
+        limit = self.memory_limit
+        return Request(
+            microbatches=self.microbatches,
+            hold=self.hold,
+            schedule=self.schedule,
+            chunks=self.chunks,
+            split=parse_layers(self.split),
+            overlap=None if self.overlap is None else self.overlap == "on",
+            recompute=None if self.recompute is None else self.recompute == "on",
+            hops=self.hops,
+            tokens=self.tokens,
+            layers=parse_layers(self.layers),
+            schedule_measured=self.schedule_measured,
+            memory_limit_bytes=None if limit is None else float(parse_bytes(limit)),
+        )
+
+
+what_if_options = gathered(
+    "said",
+    Said,
+    click.option("--microbatches", type=int, metavar="M", help="Microbatches in a step."),
+    click.option(
+        "--schedule", metavar="NAME|FILE", help="The schedule, or an order of your own as CSV."
+    ),
+    click.option("--chunks", type=click.IntRange(min=1), metavar="N", help="Stages a rank."),
+    click.option(
+        "--hold",
+        type=click.Choice(["microbatch", "batch"]),
+        help="What keeps its size when --microbatches changes.  [default: microbatch]",
+    ),
+    click.option("--split", metavar="N,N,...", help="Layers of each stage."),
+    click.option("--overlap", type=click.Choice(["on", "off"]), help="Transfers beside compute."),
+    click.option(
+        "--recompute", type=click.Choice(["on", "off"]), help="Activations once more, not kept."
+    ),
+    click.option(
+        "--hop",
+        "hops",
+        multiple=True,
+        metavar="A:B=RATE",
+        help="From rank A to B, such as 2:3=5GB/s.",
+    ),
+    token_options("Tokens a microbatch, or times as many: 2x."),
+    click.option("--layers", metavar="N,N,...", help="Layers of each stage as it is, if not told."),
+    click.option("--schedule-measured", metavar="NAME", help="The schedule that ran, if not told."),
+    click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB."),
+)
+
+
+def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool) -> None:
+    """Measure the run, change it, and say what it would take."""
+    said.tokens.check(has_also=files.also is not None)
+    request = said.read()
+    run, also = analyse_both(files, said.schedule_measured, quiet=manners.quiet)
+    with progress("simulating", quiet=manners.quiet):
+        asked = ask_run(run, request, also)
+        answer = answer_simulate(run, request, also, asked)
+    following = ""
+    if not manners.quiet and not draws:
+        flags = typed(flags_of(files, said) | {"--hop": None, "--rank": None})
+        hops = "".join(f" --hop {shlex.quote(hop)}" for hop in said.hops)
+        words = f"{shlex.join(files.words)}{' ' if flags else ''}{flags}{hops}"
+        following = f"debubble simulate {words} --timeline"
+    page = simulate_page(answer, following)
+    if draws:
+        page.drawing = draw_lanes(asked.draw(), 0, None, drawing_width())
+    print_answer(page, answer, manners)
+    exit_strictly(answer.warnings, manners)
+
+
+def flags_of(files: Traces, said: Said) -> dict[str, object]:
+    """Return by flag what was said of a measured run and of its change."""
+    return {
+        "--microbatches": said.microbatches,
+        "--hold": said.hold,
+        "--schedule": said.schedule,
+        "--chunks": said.chunks,
+        "--split": said.split,
+        "--overlap": said.overlap,
+        "--hop": said.hops or None,
+        "--tokens": said.tokens.asked,
+        "--tokens-measured": said.tokens.measured,
+        "--also": files.also,
+        "--also-tokens": said.tokens.also,
+        "--recompute": said.recompute,
+        "--layers": said.layers,
+        "--schedule-measured": said.schedule_measured,
+        "--memory-limit": said.memory_limit,
+        "--pipeline": files.pipeline,
+        "--capture": files.reader.capture,
+        "--rank": files.reader.rank,
+    }
+
+
+# A step of 512 ranks with 64 microbatches has 65,536 passes; beyond this somebody mistyped.
+MOST_PASSES = 200_000
+# Each rank is measured over all passes; no pipeline is as long, and these take half a minute.
+MOST_RANKS = 2_048
+
+_PLAIN = re.compile(PLAIN_NUMBER)
+_USUAL_SCHEDULE = "1f1b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The order that was typed; None where nothing was."""
+
+    microbatches: int | None
+    schedule: str | None
+    chunks: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByHand:
+    """What was typed in place of a measured run; None where nothing was."""
+
+    ranks: int | None
+    forward: str | None
+    backward: str | None
+    input_grad: str | None
+    weight_grad: str | None
+    transfer: str | None
+    communication: str | None
+
+    @property
+    def costs(self) -> dict[str, str | None]:
+        """Each by its flag."""
+        return {
+            "--forward": self.forward,
+            "--backward": self.backward,
+            "--input-grad": self.input_grad,
+            "--weight-grad": self.weight_grad,
+            "--transfer": self.transfer,
+        }
+
+    @property
+    def flags(self) -> dict[str, object]:
+        """All of it by flag."""
+        return {
+            "--stages": self.ranks,
+            **self.costs,
+            "--communication": self.communication,
+        }
+
+
+by_hand_options = gathered(
+    "by_hand",
+    ByHand,
+    click.option(
+        "--stages", "--ranks", "ranks", type=int, metavar="P", help="Without traces: ranks."
+    ),
+    click.option("--forward", metavar="TIME", help="A forward pass; one, or one a stage: 5ms,6ms."),
+    click.option(
+        "--backward", metavar="TIME", help="A backward pass; by default two forward ones."
+    ),
+    click.option("--input-grad", metavar="TIME", help="Its one half, where a schedule splits it."),
+    click.option("--weight-grad", metavar="TIME", help="Its other half."),
+    click.option(
+        "--transfer", metavar="TIME", help="A message; one, or one a hop.  [default: free]"
+    ),
+    click.option(
+        "--communication",
+        type=click.Choice([str(one) for one in Communication]),
+        help="How messages are posted and waited for.  [default: latency]",
+    ),
+)
+
+
+def simulate_by_hand(wanted: Wanted, by_hand: ByHand, manners: Manners, *, draws: bool) -> None:
+    """Run a schedule, and measure the bubble as `find` does."""
+    schedule = wanted.schedule or _USUAL_SCHEDULE
+    order = _order(state_schedule(schedule, wanted.chunks), by_hand.ranks, wanted.microbatches)
+    hand_set, in_units = _hand_set(by_hand.costs)
+    stages = 1 + max(action.stage for actions in order for action in actions)
+    costs = settle_costs(hand_set, stages)
+    way = Communication(by_hand.communication or Communication.LATENCY)
+    timeline = simulate_order(order, costs, way)
+    answer = answer_by_hand(
+        schedule=schedule,
+        order=order,
+        communication=way,
+        costs=costs,
+        in_units=in_units,
+        figures=measure_pipeline(timeline, 0),
+    )
+    again = typed(
+        {
+            "--stages": by_hand.ranks,
+            "--microbatches": wanted.microbatches,
+            "--schedule": schedule,
+            "--chunks": wanted.chunks,
+            **by_hand.costs,
+            "--communication": None if way is Communication.LATENCY else way,
+        }
+    )
+    quiet = manners.quiet or draws
+    page = simulate_page(answer, "" if quiet else f"debubble simulate {again} --timeline")
+    if draws:
+        page.drawing = draw_lanes(
+            timeline, 0, None, drawing_width(), units="units" if in_units else ""
+        )
+    print_answer(page, answer, manners)
+
+
+def _order(statement: Statement, ranks: int | None, microbatches: int | None) -> Order:
+    """Return the order to run: a file has its own sizes, a name needs them."""
+    if statement.order is not None:
+        written = 1 + max(action.microbatch for actions in statement.order for action in actions)
+        ranks = len(statement.order) if ranks is None else ranks
+        microbatches = written if microbatches is None else microbatches
+    if ranks is None or microbatches is None:
+        raise UsageError(
+            "how large is the pipeline?", hint="give --stages and --microbatches, such as 4 and 8"
+        )
+    chunks = statement.chunks or 1
+    if ranks > MOST_RANKS or ranks * microbatches * chunks > MOST_PASSES:
+        size = f"{counted(ranks, 'rank')} and {counted(microbatches, 'microbatch', 'microbatches')}"
+        raise UsageError(
+            f"{size} are more than can be simulated",
+            hint=f"there may be {MOST_RANKS:,} ranks, and ranks x chunks x microbatches may be "
+            f"{MOST_PASSES:,}",
+        )
+    return statement.order_for(ranks, microbatches, chunks)
+
+
+def _hand_set(said: Mapping[str, str | None]) -> tuple[HandSet, bool]:
+    """Read the costs, all of them times or all of them plain numbers."""
+    read = {
+        flag: [_read(value) for value in text.split(",")]
+        for flag, text in said.items()
+        if text is not None
+    }
+    # Nothing is nothing in any unit.
+    plain = {is_plain for values in read.values() for number, is_plain in values if number}
+    if len(plain) > 1:
+        raise UsageError(
+            "some costs are times and some plain numbers", hint="give all a unit, such as 18.5ms"
+        )
+    if False in plain and "--forward" not in read:
+        raise UsageError("what does a forward pass take?", hint="give --forward, such as 18.5ms")
+    given = {
+        flag.removeprefix("--").replace("-", "_"): [number for number, _ in values]
+        for flag, values in read.items()
+    }
+    return HandSet(**given), False not in plain
+
+
+def _read(text: str) -> tuple[float, bool]:
+    """Return nanoseconds, and whether it was a plain number."""
+    if _PLAIN.fullmatch(text.strip()):
+        return float(text) * UNIT_NS, True
+    return parse_duration(text), False
+
 
 # What is said alike of a measured run and of one made by hand.
 _OF_BOTH = ("--microbatches", "--schedule", "--chunks")

@@ -1,4 +1,4 @@
-"""A `Timeline` in → a Chrome trace out: one file for Perfetto, all ranks on one clock.
+"""A `Timeline` in → a trace that Perfetto opens.
 
 A process a rank; tracks for its passes, waits, sends and receives; an arrow for each transfer; a
 counter of microbatches in flight. Trace viewers nest what overlaps on a track, so things that
@@ -17,13 +17,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble import __version__
+from debubble.errors import UsageError
 from debubble.ledger.model import Cause
 from debubble.ledger.waits import Wait
-from debubble.report.tracks import assign_tracks
-from debubble.report.writing import write_file
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
 from debubble.trace.summary import merge
 from debubble.units import NS_PER_US, show_bytes
+
+
+def assign_tracks(start: I64, end: I64) -> list[int]:
+    """Give each interval, in the order of starts, the first track that is free by then."""
+    free_from: list[int] = []
+    chosen = np.zeros(len(start), dtype=np.int64)
+    for row in np.lexsort((end, start)).tolist():
+        track = next((n for n, free in enumerate(free_from) if free <= start[row]), len(free_from))
+        free_from[track : track + 1] = [max(int(end[row]), int(start[row]) + 1)]
+        chosen[row] = track
+    return chosen.tolist()
+
+
+def write_file(path: Path, data: bytes, *, force: bool) -> None:
+    """Write a file; where there is one already, only by force."""
+    try:
+        with path.open("wb" if force else "xb") as out:
+            out.write(data)
+    except FileExistsError as error:
+        raise UsageError(
+            f"{path} is there already", hint="give another name, or --force to replace it"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
 
 Event = dict[str, Any]
 _COLOURS = {

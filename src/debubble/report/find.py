@@ -19,8 +19,7 @@ from debubble.answers.links import HopPart
 from debubble.ledger.model import Cause
 from debubble.ledger.savings import ALL
 from debubble.ledger.verdict import MATTERS
-from debubble.report.fold import FEW, STANDING_OUT, farthest
-from debubble.report.text import Page, Table
+from debubble.report.text import FEW, STANDING_OUT, Page, Table, farthest
 from debubble.timeline.replicas import DRAGS
 from debubble.units import (
     counted,

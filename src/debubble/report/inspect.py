@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from debubble.answers.inspect import InspectAnswer, RankPart
-from debubble.report.fold import FEW, farthest
-from debubble.report.text import Page, Table
+from debubble.report.text import FEW, Page, Table, farthest
 from debubble.units import (
     counted,
     show_bytes,

@@ -1,4 +1,4 @@
-"""One step of a `Timeline` in → the pipeline as text out: a lane a rank, a column a bit of time.
+"""A `Timeline` in → one step of it framed, and drawn as lanes of text.
 
 Every column of a lane says which pass had most of it, by letter and by microbatch, so that a wrong
 label stands out without colour too.
@@ -6,6 +6,7 @@ label stands out without colour too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,12 +14,74 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
+from debubble.errors import UsageError
 from debubble.ledger.model import Cause
 from debubble.ledger.waits import Wait
-from debubble.report.frame import Frame, decimals_of, frame_step, round_distance
 from debubble.report.palette import CAUSES, KINDS
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
 from debubble.units import show_duration
+
+_ROUND = (1, 2, 5, 10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One step of a pipeline, from its first pass's start to its last pass's end."""
+
+    step: int
+    begin_ns: int
+    end_ns: int
+    ranks: tuple[RankTimeline, ...]
+    passes: Passes
+    """All that reach into the frame, those of other steps too."""
+    waits: tuple[Wait, ...]
+    name: str
+    """`step 3`, or `pipeline 1, step 3` where there are several."""
+
+    @property
+    def length_ns(self) -> int:
+        """How long the step is."""
+        return self.end_ns - self.begin_ns
+
+
+def frame_step(
+    timeline: Timeline, pipeline: int, step: int | None, waits: Sequence[Wait] = ()
+) -> Frame:
+    """Frame a step; by default the first one that all ranks have."""
+    ranks = timeline.ranks_of(pipeline)
+    passes = timeline.passes.where(np.isin(timeline.passes.rank, [r.rank for r in ranks]))
+    known = sorted(set(passes.step.tolist()))
+    whole = [one for one in known if len(set(passes.rank[passes.step == one])) == len(ranks)]
+    chosen = step if step is not None else (whole or known or [None])[0]
+    if chosen not in known:
+        raise UsageError(
+            f"there is nothing to draw: no pass in step {chosen}",
+            hint=f"--step takes one of: {', '.join(map(str, known))}" if known else "",
+        )
+    here = passes.where(passes.step == chosen)
+    begin, end = int(here.start_ns.min()), int(here.end_ns.max())
+    of = f"pipeline {pipeline}, " if len(timeline.pipelines) > 1 else ""
+    return Frame(
+        step=chosen,
+        begin_ns=begin,
+        end_ns=end,
+        ranks=ranks,
+        passes=passes.where((passes.end_ns > begin) & (passes.start_ns < end)),
+        waits=tuple(wait for wait in waits if wait.step == chosen),
+        name=f"{of}step {chosen}",
+    )
+
+
+def round_distance(least: float) -> float:
+    """Return the smallest of 1, 2, 5, 10, 20, … that is no less."""
+    power: float = 10.0 ** math.floor(math.log10(least))
+    return next(number * power for number in _ROUND if number * power >= least)
+
+
+def decimals_of(distance: float) -> int:
+    """Return how many decimals multiples of a round distance are written with."""
+    return max(0, -math.floor(math.log10(distance)))
+
 
 # Where stdout is no terminal: wide enough for passes, narrow enough for a mail.
 PLAIN_WIDTH = 100

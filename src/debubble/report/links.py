@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from debubble.answers.links import LinkPart, LinksAnswer
 from debubble.links.judge import Verdict
-from debubble.report.fold import FEW, farthest
-from debubble.report.text import Page, Table
+from debubble.report.text import FEW, Page, Table, farthest
 from debubble.units import show_bytes, show_range, show_rate, show_seconds, show_share
 
 # Of a long pipeline nobody pastes them all.

@@ -16,10 +16,10 @@ from html import escape
 import numpy as np
 
 from debubble.ledger.model import Cause
-from debubble.report.frame import Frame, decimals_of, round_distance
+from debubble.report.chrome import assign_tracks
+from debubble.report.lanes import Frame, decimals_of, round_distance
 from debubble.report.names import printable
 from debubble.report.palette import CAUSES, DARK, KINDS, LABEL_INK, LIGHT, TILE, Ground, Look
-from debubble.report.tracks import assign_tracks
 from debubble.timeline.model import I64, PassKind, RankTimeline
 from debubble.units import show_duration
 

@@ -1,4 +1,4 @@
-"""Pages in → lines for a terminal or a file out: the answer first, readable without colour."""
+"""Pages in → lines for a terminal or a file: the answer first, readable without colour."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +19,22 @@ from debubble.report.names import printable
 if TYPE_CHECKING:
     from debubble.answers.base import Warned
     from debubble.errors import Gap
+
+# So many of anything are listed one by one.
+FEW = 16
+# Of more, those that stand out.
+STANDING_OUT = 4
+
+
+def farthest(values: Sequence[float | None], count: int = STANDING_OUT) -> set[int]:
+    """Return the places of the values farthest from their middle."""
+    known = [(place, value) for place, value in enumerate(values) if value is not None]
+    if not known:
+        return set()
+    middle = float(np.median([value for _, value in known]))
+    ranked = sorted(known, key=lambda one: (-abs(one[1] - middle), one[0]))
+    return {place for place, _ in ranked[:count]}
+
 
 # Figures stand under each other when right-aligned; words when left-aligned.
 WORDS = frozenset(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from debubble.report.watch_words import say_bucket, say_metric
+from debubble.report.watch_page import say_bucket, say_metric
 from debubble.units import show_share
 from debubble.watch import drift, mix
 from debubble.watch.analyse import Finding

@@ -10,10 +10,9 @@ from support.timelines.engine_runs import timeline_of
 
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.model import CAUSES, Cause
-from debubble.report.html.columns import tick_for
 from debubble.report.html.find import find_report
 from debubble.report.html.page import report_markup
-from debubble.report.html.views import Shown, views_of
+from debubble.report.html.views import Shown, tick_for, views_of
 from debubble.report.text import Page
 from debubble.timeline.figures import measure_pipeline
 

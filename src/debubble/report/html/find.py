@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from debubble.analysis import Analysis
-from debubble.report.html.charts import ledger_bars, saving_bars
-from debubble.report.html.matrix import MOST_RANKS, Cell, matrix_markup, slowness_of
+from debubble.report.html.charts import (
+    MOST_RANKS,
+    Cell,
+    ledger_bars,
+    matrix_markup,
+    saving_bars,
+    slowness_of,
+)
 from debubble.report.html.page import Board, Report, Slot
 from debubble.report.html.sections import board_section, chart_section, replay_section
 from debubble.report.html.views import MOST_BYTES, Shown, View, views_of

@@ -16,8 +16,8 @@ from importlib.resources import files
 from typing import Any
 
 from debubble import __version__
-from debubble.report.html.markup import hatch_patterns, safe, table_markup
 from debubble.report.html.palette import palette_json, style_variables
+from debubble.report.html.sections import hatch_patterns, safe, table_markup
 from debubble.report.html.views import View
 from debubble.report.text import Page
 

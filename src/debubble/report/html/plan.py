@@ -2,14 +2,227 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from debubble.answers.plan import PlanAnswer
 from debubble.report.html.find import add_timeline
 from debubble.report.html.page import Report
-from debubble.report.html.scatter import limit_of, option_list, points_of, scatter
-from debubble.report.html.sections import chart_section
+from debubble.report.html.sections import chart_section, safe
 from debubble.report.html.views import Shown
 from debubble.report.text import Page
-from debubble.units import show_seconds
+from debubble.units import NS_PER_S, show_bytes, show_duration, show_seconds
+
+_WIDTH, _HEIGHT = 1240, 400
+_LEFT, _RIGHT, _TOP, _BOTTOM = 110, 40, 26, 352
+_GIB, _MS = 2.0**30, 1e6
+# A limit further off than this many times the largest peak would press all points into a corner.
+_FAR = 2.5
+
+
+_Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One option, or the run as it is."""
+
+    name: str
+    latency_ns: float
+    low_ns: float
+    high_ns: float
+    peak_bytes: float | None
+    """Of the fullest rank."""
+    style: str
+    gain: str = ""
+
+
+def points_of(found: PlanAnswer) -> list[Point]:
+    """Return the run as it is, then the options in the order of the table."""
+    latency_ns = found.baseline.numbers.batch_latency_s * NS_PER_S
+    points = [
+        Point(
+            name="as it is",
+            latency_ns=latency_ns,
+            low_ns=latency_ns,
+            high_ns=latency_ns,
+            peak_bytes=max(found.baseline.predicted_peak_bytes or (), default=None),
+            style="now",
+        )
+    ]
+    for option in found.options:
+        low, high = option.interval.batch_latency_s or (0.0, 0.0)
+        peaks = [peak for peak in option.numbers.peak_memory_bytes or () if peak is not None]
+        points.append(
+            Point(
+                name=option.words,
+                latency_ns=option.numbers.batch_latency_s * NS_PER_S,
+                low_ns=low * NS_PER_S,
+                high_ns=high * NS_PER_S,
+                peak_bytes=max(peaks, default=None),
+                style="do" if option.recommended else "dont",
+                gain=f"{option.throughput_gain_fraction:+.0%}",
+            )
+        )
+    return points
+
+
+def limit_of(found: PlanAnswer) -> float | None:
+    """Return what the smallest device has."""
+    limits = [limit for limit in found.baseline.limit_bytes if limit is not None]
+    return min(limits, default=None)
+
+
+def scatter(points: Sequence[Point], limit: float | None) -> str:
+    """Draw each option by the memory of its fullest rank (across) and a batch's latency (up)."""
+    known = [one.peak_bytes for one in points if one.peak_bytes is not None]
+    if len(known) < len(points):
+        return ""
+    near = limit is not None and limit <= _FAR * max(known)
+    reach = [*known, *([limit] if near and limit is not None else [])]
+    across = _Scale(min(reach), max(reach), _LEFT, _WIDTH - _RIGHT)
+    up = _Scale(
+        min(one.low_ns for one in points), max(one.high_ns for one in points), _BOTTOM, _TOP
+    )
+    parts = [*_axes(across, up), *_room(limit, across, near=near)]
+    parts += _placed(points, across, up)
+    label = "Options by memory of the fullest rank and latency of a batch"
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" role="img" '
+        f'aria-label="{label}">{"".join(parts)}</svg>'
+    )
+
+
+class _Scale:
+    """Numbers to places, with some air at both ends."""
+
+    def __init__(self, low: float, high: float, begin: float, end: float) -> None:
+        air = 0.08 * (high - low) or 0.08 * high or 1.0
+        self.low, self.high, self.begin, self.end = max(0.0, low - air), high + air, begin, end
+
+    def __call__(self, value: float) -> float:
+        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
+
+    def marks(self, count: int, unit: float) -> list[float]:
+        """Return round numbers of a unit over the scale, about so many."""
+        wanted = (self.high - self.low) / unit / count
+        power = 10.0 ** math.floor(math.log10(wanted))
+        step = unit * power * next(one for one in (1, 2, 5, 10) if one * power >= wanted)
+        first = math.ceil(self.low / step)
+        return [step * number for number in range(first, math.floor(self.high / step) + 1)]
+
+
+def _axes(across: _Scale, up: _Scale) -> list[str]:
+    parts = []
+    for value in across.marks(8, _GIB):
+        x = across(value)
+        parts += [
+            f'<path class="rule" d="M{x:.1f} {_TOP}V{_BOTTOM}"/>',
+            (
+                f'<text class="muted" x="{x:.1f}" y="{_BOTTOM + 18}" text-anchor="middle">'
+                f"{show_bytes(value)}</text>"
+            ),
+        ]
+    for value in up.marks(5, _MS):
+        y = up(value)
+        parts += [
+            f'<path class="rule" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>',
+            (
+                f'<text class="muted" x="{_LEFT - 10}" y="{y + 4:.1f}" text-anchor="end">'
+                f"{show_duration(value)}</text>"
+            ),
+        ]
+    parts += [
+        (
+            f'<text class="muted" x="{_WIDTH - _RIGHT}" y="{_BOTTOM + 38}" text-anchor="end">'
+            "memory of the fullest rank</text>"
+        ),
+        f'<text class="muted" x="{_LEFT}" y="{_TOP - 10}">latency of a batch</text>',
+    ]
+    return parts
+
+
+def _room(limit: float | None, across: _Scale, *, near: bool) -> list[str]:
+    """Draw the limit and what lies beyond; say it where it is far off the chart."""
+    if limit is None:
+        return []
+    if not near:
+        return [
+            (
+                f'<text class="strong" x="{_WIDTH - _RIGHT}" y="{_TOP - 10}" text-anchor="end">'
+                f"limit {show_bytes(limit)}, far to the right →</text>"
+            )
+        ]
+    x = across(limit)
+    beyond = max(0.0, _WIDTH - _RIGHT - x)
+    return [
+        (
+            f'<rect class="over" x="{x:.1f}" y="{_TOP}" width="{beyond:.1f}" '
+            f'height="{_BOTTOM - _TOP}"/>'
+        ),
+        f'<path class="limit" d="M{x:.1f} {_TOP}V{_BOTTOM}"/>',
+        (
+            f'<text class="strong" x="{x - 6:.1f}" y="{_TOP - 10}" text-anchor="end">'
+            f"limit {show_bytes(limit)}</text>"
+        ),
+    ]
+
+
+def _placed(points: Sequence[Point], across: _Scale, up: _Scale) -> list[str]:
+    """Draw points and their intervals; numbers are those of the list below."""
+    parts: list[str] = []
+    spots = [(across(one.peak_bytes or 0.0), up(one.latency_ns)) for one in points]
+    boxes = [(x - 9.0, y - 9.0, x + 9.0, y + 9.0) for x, y in spots]
+    for number, (one, (x, y)) in enumerate(zip(points, spots, strict=True)):
+        words = f"{one.name}: {show_duration(one.latency_ns)}, {show_bytes(one.peak_bytes or 0)}"
+        parts.append(
+            f'<path class="mark" d="M{x:.1f} {up(one.low_ns):.1f}V{up(one.high_ns):.1f}"/>'
+            f"<g><title>{safe(words)} {safe(one.gain)}</title>{_shape(one.style, x, y)}</g>"
+        )
+        name = "as it is" if one.style == "now" else f"{number} {one.gain}"
+        box = _free(x, y, 8.0 * len(name), boxes)
+        boxes.append(box)
+        parts.append(
+            f'<text class="strong" x="{box[0]:.1f}" y="{box[3] - 4:.1f}">{safe(name)}</text>'
+        )
+    return parts
+
+
+def _free(x: float, y: float, width: float, boxes: Sequence[_Box]) -> _Box:
+    """Return a place for a name near its point that nothing else has; else the nearest of all."""
+    places: list[_Box] = [
+        (left, y + up - 9, left + width, y + up + 9)
+        for up in (0, -18, 18, -36, 36, -54, 54)
+        for left in (x + 12, x - 12 - width)
+    ]
+    for place in places:
+        if place[3] < _BOTTOM and not any(_meet(place, other) for other in boxes):
+            return place
+    return places[0]
+
+
+def _meet(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def option_list(points: Sequence[Point]) -> str:
+    """List the options by the numbers of the chart."""
+    rows = "".join(
+        f"<li>{'<b>do:</b> ' if one.style == 'do' else ''}{safe(one.name)}: "
+        f"<b>{safe(one.gain)}</b>, {safe(show_duration(one.latency_ns))}"
+        + ("" if one.peak_bytes is None else f", {safe(show_bytes(one.peak_bytes))}")
+        + "</li>"
+        for one in points[1:]
+    )
+    return f'<ol class="options">{rows}</ol>' if rows else ""
+
+
+def _shape(style: str, x: float, y: float) -> str:
+    """Draw what is advised as a disc, what is not as a ring, the run as a diamond."""
+    if style == "now":
+        return f'<path class="now" d="M{x:.1f} {y - 8:.1f}l8 8l-8 8l-8 -8z"/>'
+    return f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="6.5"/>'
 
 
 def plan_report(found: PlanAnswer, shown: Shown, page: Page, run: str) -> Report:

@@ -1,22 +1,44 @@
-"""A `Timeline`, its figures and its ledger in → the steps that the page can show, as columns."""
+"""An `Analysis` in → the steps that the page can show, as columns."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import NUMBER_OF
 from debubble.ledger.waits import Wait, list_waits
-from debubble.report.html.columns import pack, tick_for, ticks
 from debubble.simulate.program import Times
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.memory import allocator_curve
 from debubble.timeline.model import I64, Passes, RankTimeline, Timeline, Transfers
 from debubble.trace.columns import RankTrace
+
+AnyArray = NDArray[Any]
+# Half of what 32 bits count: a replay may last longer than the step.
+_MOST = 2**31
+
+
+def pack(column: AnyArray, kind: str) -> str:
+    """Write a column as base64 of little-endian numbers: u1, u2, u4, i2, f4."""
+    return base64.b64encode(column.astype(f"<{kind}").tobytes()).decode("ascii")
+
+
+def tick_for(length_ns: int) -> int:
+    """Return the shortest tick, in ns, that counts a stretch in 32 bits: 1 up to two seconds."""
+    return max(1, -(-length_ns // _MOST))
+
+
+def ticks(moments_ns: AnyArray, begin_ns: int, length_ns: int) -> AnyArray:
+    """Count moments in ticks from a begin on, none of them outside."""
+    counted: AnyArray = np.clip(moments_ns - begin_ns, 0, length_ns) // tick_for(length_ns)
+    return counted
+
 
 View = dict[str, Any]
 # Of one page: steps beyond it are left out and counted. A step of 16 ranks and 64 microbatches

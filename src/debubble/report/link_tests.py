@@ -1,13 +1,16 @@
-"""Logs of link tests in → what `debubble links` prints of them, as text or JSON."""
+"""Logs of link tests, or a live test, in → what `debubble links` says and draws of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from debubble.errors import Gap
+from debubble.links.expectation import Hop
 from debubble.links.history import SCHEMA
-from debubble.links.judge import Judgement
+from debubble.links.judge import Judgement, Verdict
+from debubble.links.live.measured import LiveHop, Measured, Rung, Times
 from debubble.links.logs.model import (
     CopyLog,
     Half,
@@ -22,6 +25,58 @@ from debubble.links.logs.pairs import PairResult
 from debubble.report.inspect import gap_json
 from debubble.report.text import Page, Table
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_rate
+
+_CELL, _MARGIN = 84, 72
+_FAST, _SLOW = (222, 235, 247), (33, 113, 181)
+_WARNING = "#c0392b"
+
+
+def draw_matrix(ranks: Sequence[int], rates: Mapping[Hop, float], slow: Sequence[Hop]) -> str:
+    """Draw a row for each rank that sends, a column for each that receives; slow hops framed.
+
+    The darker a cell, the slower. Every cell has its figure, so that colour is not needed.
+    """
+    side = _MARGIN + _CELL * len(ranks) + 12
+    most = max(rates.values(), default=1.0)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{side}" height="{side + 24}">',
+        '<g font-family="sans-serif" font-size="13" text-anchor="middle">',
+        f"<title>{escape('Bytes per second from rank (row) to rank (column)')}</title>",
+        f'<text x="{side / 2:.0f}" y="20">to rank</text>',
+        f'<text x="24" y="{_MARGIN - 32}">from</text>',
+    ]
+    for place, rank in enumerate(ranks):
+        middle = _MARGIN + _CELL * place + _CELL / 2
+        parts.append(f'<text x="{middle:.0f}" y="{_MARGIN - 12}">{rank}</text>')
+        parts.append(f'<text x="{_MARGIN - 20}" y="{middle + 5:.0f}">{rank}</text>')
+    for row, here in enumerate(ranks):
+        for column, there in enumerate(ranks):
+            rate = rates.get((here, there))
+            x, y = _MARGIN + _CELL * column, _MARGIN + _CELL * row
+            parts.append(_cell(x, y, rate, most, is_slow=(here, there) in slow))
+    legend = f"darker is slower; framed: slow; fastest {show_rate(most)}" if rates else "no rates"
+    parts.append(f'<text x="{side / 2:.0f}" y="{side + 12}">{escape(legend)}</text>')
+    return "\n".join([*parts, "</g></svg>", ""])
+
+
+def _cell(x: int, y: int, rate: float | None, most: float, *, is_slow: bool) -> str:
+    if rate is None:
+        return (
+            f'<rect x="{x}" y="{y}" width="{_CELL}" height="{_CELL}" fill="#f7f7f7"'
+            ' stroke="#dddddd"/>'
+        )
+    way = 1 - rate / most
+    colour = [round(light + way * (dark - light)) for light, dark in zip(_FAST, _SLOW, strict=True)]
+    ink = "white" if way > 0.5 else "black"
+    frame = f'stroke="{_WARNING}" stroke-width="4"' if is_slow else 'stroke="#dddddd"'
+    inset = 2 if is_slow else 0
+    return (
+        f'<rect x="{x + inset}" y="{y + inset}" width="{_CELL - 2 * inset}"'
+        f' height="{_CELL - 2 * inset}" fill="rgb({colour[0]},{colour[1]},{colour[2]})" {frame}/>'
+        f'<text x="{x + _CELL // 2}" y="{y + _CELL // 2 + 5}" fill="{ink}">'
+        f"{escape(show_rate(rate))}</text>"
+    )
+
 
 _GB = 1e9
 
@@ -235,3 +290,130 @@ def _matrix_json(test: Matrix) -> dict[str, Any]:
         "cells": [list(row) for row in test.cells],
         "sum": test.total,
     }
+
+
+def live_page(
+    measured: Measured, hops: Sequence[LiveHop], gaps: Sequence[Gap], next_command: str
+) -> Page:
+    """Lay out the answer: which hop is slow and who is ill, then every hop."""
+    page = Page(answer=live_answer(hops))
+    slow = [one for one in hops if one.judgement.slow]
+    page.findings = [f"{_sentence(one)}." for one in slow[1:]]
+    table = Table(
+        columns=(
+            "hop",
+            "largest",
+            "one way",
+            "rate",
+            "both ways",
+            "latency",
+            "bandwidth",
+            "verdict",
+        )
+    )
+    for one in hops:
+        last = one.rungs[-1]
+        both = one.both_ways_bytes_per_s
+        table.rows.append(
+            (
+                f"{one.hop[0]} → {one.hop[1]}",
+                show_bytes(last.size_bytes),
+                show_duration(last.one_way.alone_s * NS_PER_S),
+                show_rate(one.bytes_per_s),
+                "–" if both is None else show_rate(both),
+                "–" if one.fit is None else show_duration(one.fit.latency_ns),
+                "–" if one.fit is None else show_rate(one.fit.bytes_per_s),
+                str(one.judgement.verdict),
+            )
+        )
+    page.tables = [table]
+    page.notes = [_about(measured)]
+    page.gaps = list(gaps)
+    page.next_command = next_command
+    return page
+
+
+def live_answer(hops: Sequence[LiveHop]) -> str:
+    """Say it in a sentence."""
+    slow = [one for one in hops if one.judgement.slow]
+    if slow:
+        more = f", and {counted(len(slow) - 1, 'more hop')}" if len(slow) > 1 else ""
+        return f"{_sentence(slow[0])[0].upper()}{_sentence(slow[0])[1:]}{more}."
+    healthy = sum(one.judgement.verdict == Verdict.HEALTHY for one in hops)
+    if not healthy:
+        return f"Unknown: {hops[0].judgement.why}." if hops else "No hop was measured."
+    rest = len(hops) - healthy
+    return f"{counted(healthy, 'hop')} healthy{f'; {rest} unknown' if rest else ''}."
+
+
+def _sentence(one: LiveHop) -> str:
+    ill = {None: "", "link": "; with others both ranks are well: it is the link between them"}
+    more = ill.get(one.ill, f"; {one.ill} is slow with others, too")
+    rate = show_rate(one.bytes_per_s)
+    return f"hop {one.hop[0]} → {one.hop[1]} {one.judgement.why}, {rate}{more}"
+
+
+def _about(measured: Measured) -> str:
+    samples = min((rung.one_way.n for rung in measured.rungs), default=0)
+    hosts = len({place.host for place in measured.places})
+    return (
+        f"{counted(len(measured.places), 'rank')} on {counted(hosts, 'host')}, {measured.backend};"
+        f" {samples} messages of each size, of which a tenth was quicker than told;"
+        " one hop at a time"
+    )
+
+
+def live_json(measured: Measured, hops: Sequence[LiveHop], gaps: Sequence[Gap]) -> dict[str, Any]:
+    """Return the answer as data."""
+    return {
+        "schema": SCHEMA,
+        "source": "measured",
+        "backend": measured.backend,
+        "batch_latency_s": None,
+        "hops": [_hop_json(one, measured.job_bytes) for one in hops],
+        "second_pass": [_rung_json(rung) for rung in measured.second],
+        "logs": [],
+        "commands": [],
+        "verdict": live_answer(hops),
+        "warnings": [gap_json(gap) for gap in gaps],
+    }
+
+
+def _hop_json(one: LiveHop, job_bytes: int | None) -> dict[str, Any]:
+    last = one.rungs[-1]
+    job = next((rung for rung in one.rungs if rung.size_bytes == job_bytes), last)
+    return {
+        "from_rank": one.hop[0],
+        "to_rank": one.hop[1],
+        "bytes": job.size_bytes,
+        "one_message_s": job.one_way.alone_s,
+        "one_message_bytes_per_s": job.size_bytes / job.one_way.alone_s,
+        "bytes_per_s": one.bytes_per_s,
+        "both_ways_bytes_per_s": one.both_ways_bytes_per_s,
+        "alpha_s": one.fit.latency_ns / NS_PER_S if one.fit else None,
+        "beta_bytes_per_s": one.fit.bytes_per_s if one.fit else None,
+        "fit_error_fraction": one.fit.worst_error if one.fit else None,
+        "ladder": [_rung_json(rung) for rung in one.rungs],
+        "verdict": str(one.judgement.verdict),
+        "against": one.judgement.against,
+        "times": one.judgement.times,
+        "why": one.judgement.why,
+        "ill": one.ill,
+        "cost_per_batch_s": None,
+    }
+
+
+def _rung_json(rung: Rung) -> dict[str, Any]:
+    return {
+        "from_rank": rung.source,
+        "to_rank": rung.destination,
+        "bytes": rung.size_bytes,
+        "one_way_s": rung.one_way.median_s,
+        "one_way_p95_s": rung.one_way.p95_s,
+        "both_ways_s": _median(rung.both_ways),
+        "n": rung.one_way.n,
+    }
+
+
+def _median(times: Times | None) -> float | None:
+    return times.median_s if times else None
