@@ -1,4 +1,4 @@
-"""Real gloo pipelines: foretell a change, then run it. Wants a quiet machine: `make accuracy`."""
+"""Real gloo pipelines: predict a change, then run it. Wants a quiet machine: `make accuracy`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def measured(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_was_foretold_is_what_runs(measured, name):
+def test_what_was_predicted_is_what_runs(measured, name):
     baseline = measure_baseline(*measured["now"], layers=SPLIT)
     option = weigh(baseline, Idea(lever="test", change=CHANGES[name]))
     windows = [window.length_ns for window in measured[name][1].windows]

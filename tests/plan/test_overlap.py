@@ -23,7 +23,7 @@ def test_what_messages_do_to_compute_is_told_from_passes_with_and_without(slowdo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slowdown", [1.0, 1.2, 2.0])
-def test_the_run_with_overlap_is_foretold(slowdown):
+def test_the_run_with_overlap_is_predicted(slowdown):
     how = {"wire_ns": 4 * MS, "slowdown": slowdown, "noise": 0.01}
     found = consider(*planned_run(*RUN, **how))
     assert found.option.window_ns == pytest.approx(overlapped_ns(*RUN, **how), rel=0.02)

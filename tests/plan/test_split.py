@@ -185,19 +185,19 @@ def min_max_by_hand(problem, splits):
     """Return the least maximum, by adding up layers one by one."""
     best = float("inf")
     for split in splits.tolist():
-        layer, dearest = 0, 0.0
+        layer, longest = 0, 0.0
         for stage, size in enumerate(split):
             work = sum(problem.layers.whole[layer : layer + size].tolist())
-            dearest = max(
-                dearest, problem.slowness[stage] * work + float(problem.stages.whole[stage])
+            longest = max(
+                longest, problem.slowness[stage] * work + float(problem.stages.whole[stage])
             )
             layer += size
-        best = min(best, dearest)
+        best = min(best, longest)
     return best
 
 
 @pytest.mark.parametrize("caps", [False, True], ids=["free", "caps"])
-def test_the_seed_has_the_cheapest_dearest_stage_of_all_splits(caps):
+def test_the_seed_has_the_cheapest_most_expensive_stage_of_all_splits(caps):
     rng = np.random.default_rng(5 + caps)
     for _ in range(CASES):
         problem = random_problem(rng, "1f1b", 1, caps=caps)

@@ -317,16 +317,22 @@ class _Search:
     def descend_from_seeds(
         self, given: tuple[int, ...] | None, near: tuple[int, ...] | None
     ) -> None:
-        """Go downhill from the best of a few seeds or, with `near`, from one, and briefly."""
+        """Go downhill from the best of a few seeds or, with `near`, from one, and briefly.
+
+        With one stage a rank two moves at once seldom gain: there they are tried from the best.
+        """
         seeds = [*([] if near is None else [near]), *_seeds(self.problem, given)]
         splits = np.unique(np.array(seeds, dtype=np.int64), axis=0)
         splits = np.stack([_make_fit(self.problem, split) for split in splits])
         if self.problem.memory is not None and not self.problem.one_stage_a_rank:
             splits = np.concatenate((splits, _from_all_over(self.problem)))
         order = np.lexsort((bound_splits(self.problem, splits), self.time(splits, _MOST_TIMED)))
+        several = not self.problem.one_stage_a_rank
         for split in splits[order[: _DESCENTS if near is None else 1]]:
             if not self.done and overflow_of(self.problem, split[None])[0] == 0:
-                self._descend(split, farther=near is None)
+                self._descend(split, farther=several and near is None)
+        if near is None and not several and self.best is not None and not self.done:
+            self._descend(self.best, farther=True)
 
     def _descend(self, split: I64, *, farther: bool) -> None:
         latency = self.known.get(split.tobytes(), float("inf"))
