@@ -26,7 +26,7 @@ import numpy as np
 from debubble.errors import Code, Gap
 from debubble.timeline.chain import Chain
 from debubble.timeline.model import F64, I32, I64, Flags, Transfers, rows_by_hop
-from debubble.timeline.steps import Prepared
+from debubble.timeline.steps import RankRecord
 from debubble.trace.run import show_ranks
 
 # Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.
@@ -269,7 +269,7 @@ _FEWEST_STEPS = 2
 
 
 def find_mixed(
-    ranks: Sequence[Prepared],
+    ranks: Sequence[RankRecord],
     chain: Chain,
     transfers: Transfers,
     across_steps: Collection[tuple[int, int]],
@@ -297,7 +297,7 @@ def find_mixed(
     return None
 
 
-def _worlds(captured: Mapping[int, Prepared]) -> str:
+def _worlds(captured: Mapping[int, RankRecord]) -> str:
     sizes: dict[int, list[int]] = {}
     for rank, one in sorted(captured.items()):
         if one.trace.header.world_size:
@@ -308,7 +308,7 @@ def _worlds(captured: Mapping[int, Prepared]) -> str:
     return f"their jobs had different numbers of ranks ({', '.join(told)})"
 
 
-def _sizes_differ(captured: Mapping[int, Prepared], source: int, destination: int) -> bool:
+def _sizes_differ(captured: Mapping[int, RankRecord], source: int, destination: int) -> bool:
     sent, received = captured[source].messages, captured[destination].messages
     out = sent.message_bytes[sent.is_send & (sent.peer == destination)]
     into = received.message_bytes[~received.is_send & (received.peer == source)]
@@ -316,14 +316,14 @@ def _sizes_differ(captured: Mapping[int, Prepared], source: int, destination: in
     return bool(sizes and others) and not sizes & others
 
 
-def _counts(one: Prepared, peer: int, *, is_send: bool) -> dict[int, int]:
+def _counts(one: RankRecord, peer: int, *, is_send: bool) -> dict[int, int]:
     messages = one.messages
     rows = (messages.is_send == is_send) & (messages.peer == peer) & (one.message_step >= 0)
     steps, counts = np.unique(one.message_step[rows], return_counts=True)
     return dict(zip(steps.tolist(), counts.tolist(), strict=True))
 
 
-def _counts_differ(captured: Mapping[int, Prepared], source: int, destination: int) -> bool:
+def _counts_differ(captured: Mapping[int, RankRecord], source: int, destination: int) -> bool:
     """Tell whether each side keeps to a number of messages a step, and to another one."""
     sent = _counts(captured[source], destination, is_send=True)
     received = _counts(captured[destination], source, is_send=False)
@@ -333,7 +333,7 @@ def _counts_differ(captured: Mapping[int, Prepared], source: int, destination: i
 
 
 def _comparable(
-    captured: Mapping[int, Prepared],
+    captured: Mapping[int, RankRecord],
     transfers: Transfers,
     across_steps: Collection[tuple[int, int]],
 ) -> Transfers:

@@ -39,7 +39,7 @@ _MOST_APART = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
+class PassKernels:
     """What one pass launched, in the order of the host."""
 
     name: I32
@@ -53,8 +53,8 @@ class StagePasses:
     """One forward pass of a stage, and one backward pass where it has any."""
 
     stage: int
-    forward: Launched
-    backward: Launched | None
+    forward: PassKernels
+    backward: PassKernels | None
 
 
 def count_layers(stages: Sequence[StagePasses]) -> dict[int, StageLayers]:
@@ -113,7 +113,7 @@ def _backward(
     return measured
 
 
-def _inside(one: Launched, begins: I64, size: int) -> Flags:
+def _inside(one: PassKernels, begins: I64, size: int) -> Flags:
     inside = np.zeros(len(one.name), dtype=bool)
     for begin in begins.tolist():
         inside[begin : begin + size] = True
