@@ -13,7 +13,7 @@ last, do not count there.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -181,6 +181,9 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
     through = int(((left >= span[0]) & (left <= span[1])).sum())
     entered = np.where(entered >= 0, entered, 0).clip(*span)
     gone = np.where(gone >= 0, gone, span[1]).clip(*span)
+    # Count up with each batch that enters and down with each that is gone, those first.
+    change = np.repeat([1, -1], [len(entered), len(gone)])
+    at_once = np.cumsum(change[np.lexsort((change, np.concatenate((entered, gone))))])
     return StreamFigures(
         start_ns=span[0],
         end_ns=span[1],
@@ -188,7 +191,7 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
         useful_fraction=sum(rank.busy.inside(*span) for rank in ranks) / whole,
         apparent_fraction=sum(rank.apparent.inside(*span) for rank in ranks) / whole,
         batches_in_flight=float((gone - entered).sum() / length),
-        most_in_flight=_most_at_once(entered, gone),
+        most_in_flight=int(at_once.max(initial=0)),
         batch_latency_ns=round(float(np.median(latency))) if len(latency) else None,
         batch_latency_p95_ns=(
             round(float(np.percentile(latency, _TAIL_PERCENT))) if len(latency) else None
@@ -207,13 +210,6 @@ def common_span(ranks: tuple[RankTimeline, ...]) -> tuple[int, int] | None:
     return max(starts), min(ends)
 
 
-def _most_at_once(entered: I64, gone: I64) -> int:
-    """Count up with each batch that enters and down with each that leaves, leaving first."""
-    moments = np.concatenate((entered, gone))
-    change = np.concatenate((np.ones(len(entered)), -np.ones(len(gone)))).astype(np.int64)
-    return int(np.cumsum(change[np.lexsort((change, moments))]).max(initial=0))
-
-
 def _ways(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[I64, I64, I64]:
     """Return when each batch entered, left the last stage and was gone; -1 where not captured.
 
@@ -223,10 +219,19 @@ def _ways(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[I64, I64
     passes = passes.where(
         np.isin(passes.rank, [rank.rank for rank in ranks]) & (passes.kind == PassKind.F)
     )
-    last_stage = int(passes.stage.max())
-    entered = _by_batch(passes, int(passes.stage.min()), passes.start_ns)
-    left = _by_batch(passes, last_stage, passes.end_ns)
-    gone = _answered(timeline, ranks, passes.where(passes.stage == last_stage))
+    first = passes.where(passes.stage == passes.stage.min())
+    last = passes.where(passes.stage == passes.stage.max())
+    entered = dict(zip(_batches(first), first.start_ns.tolist(), strict=True))
+    left = dict(zip(_batches(last), last.end_ns.tolist(), strict=True))
+    # The answer to a batch is the last rank's send after it.
+    transfers = timeline.transfers
+    answers = transfers.where(
+        (transfers.source == ranks[-1].rank) & (transfers.destination == ranks[0].rank)
+    )
+    row = np.searchsorted(last.start_ns, answers.send_start_ns, side="right") - 1
+    known = row >= 0
+    answered = _batches(last.where(row[known]))
+    gone = dict(zip(answered, answers.receive_end_ns[known].tolist(), strict=True))
     # What has no answer is still in flight, unless a later batch has one: then the rank that would
     # know was not captured yet.
     gone |= {batch: left[batch] for batch in left if not gone or batch < min(gone)}
@@ -239,24 +244,9 @@ def _ways(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[I64, I64
     return column(entered), column(left), column(gone)
 
 
-def _answered(
-    timeline: Timeline, ranks: tuple[RankTimeline, ...], last: Passes
-) -> dict[tuple[int, int], int]:
-    """Return when the first rank had the answer to each batch: the last rank's send after it."""
-    transfers = timeline.transfers
-    answers = transfers.where(
-        (transfers.source == ranks[-1].rank) & (transfers.destination == ranks[0].rank)
-    )
-    row = np.searchsorted(last.start_ns, answers.send_start_ns, side="right") - 1
-    known = row >= 0
-    batches = zip(last.step[row[known]].tolist(), last.microbatch[row[known]].tolist(), strict=True)
-    return dict(zip(batches, answers.receive_end_ns[known].tolist(), strict=True))
-
-
-def _by_batch(passes: Passes, stage: int, moment: I64) -> dict[tuple[int, int], int]:
-    rows = passes.stage == stage
-    keys = zip(passes.step[rows].tolist(), passes.microbatch[rows].tolist(), strict=True)
-    return dict(zip(keys, moment[rows].tolist(), strict=True))
+def _batches(passes: Passes) -> Iterator[tuple[int, int]]:
+    """Yield the batch of each pass, by its step and microbatch."""
+    return zip(passes.step.tolist(), passes.microbatch.tolist(), strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

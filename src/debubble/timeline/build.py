@@ -163,10 +163,11 @@ def _record_ranks(named: Sequence[RankTrace], *, marked: bool) -> tuple[list[Ran
 
 
 def _order_ranks(ranks: Sequence[RankRecord]) -> list[Chain]:
+    """Chain the ranks of each pipeline, by their first messages and over ranks without a trace."""
     messages = {rank.rank: leading(rank) for rank in ranks}
-    traces = [rank.trace for rank in ranks]
-    chains = join_over_missing(find_chains(messages), traces, messages)
-    return [chain for chain in chains if len(chain.ranks) > 1]
+    pieces, traces = find_chains(messages), [rank.trace for rank in ranks]
+    joined = join_over_missing(pieces, traces, messages)
+    return [chain for chain in joined if len(chain.ranks) > 1]
 
 
 # Steps: where no mark tells them, the rhythm does, unless messages contradict it.

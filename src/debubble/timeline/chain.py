@@ -80,7 +80,13 @@ def choose_groups(
     traces: Sequence[RankTrace],
 ) -> tuple[dict[int, tuple[int, ...]], tuple[Gap, ...]]:
     """Return whom each rank's unnamed peers are counted among, where that is certain."""
-    edges = {trace.rank: _edges(trace) for trace in traces if trace.rank is not None}
+    edges: dict[int, Edges] = {}
+    for trace in traces:
+        if trace.rank is not None:
+            rows, operators = _unnamed(trace), trace.operators
+            sent = (operators.operation[rows] == Operation.SEND).tolist()
+            peers = operators.local_peer[rows].tolist()
+            edges[trace.rank] = set(zip(sent, peers, strict=True))
     chosen: dict[int, tuple[int, ...]] = {}
     gaps = []
     for trace in traces:
@@ -111,12 +117,6 @@ def _unnamed(trace: RankTrace) -> Flags:
     operators = trace.operators
     messages = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
     return messages & (operators.peer < 0) & (operators.local_peer >= 0)
-
-
-def _edges(trace: RankTrace) -> Edges:
-    rows = _unnamed(trace)
-    sent = (trace.operators.operation[rows] == Operation.SEND).tolist()
-    return set(zip(sent, trace.operators.local_peer[rows].tolist(), strict=True))
 
 
 def _agrees(group: Group, rank: int, edges: Mapping[int, Edges]) -> bool:
@@ -413,10 +413,9 @@ def _follow_ring(
 
 def _all_alike(ring: Mapping[int, RingPlace], messages: Mapping[int, Messages]) -> bool:
     """Tell whether every hop of a ring carries the same: a server's answer weighs less."""
-
-    def sizes(rank: int, place: RingPlace) -> frozenset[int]:
+    sizes = set()
+    for rank, place in ring.items():
         posts = messages[rank]
-        mine: Flags = posts.is_send & (posts.peer == place.target)
-        return frozenset(posts.message_bytes[mine].tolist())
-
-    return len({sizes(rank, place) for rank, place in ring.items()}) == 1
+        mine = posts.is_send & (posts.peer == place.target)
+        sizes.add(frozenset(posts.message_bytes[mine].tolist()))
+    return len(sizes) == 1

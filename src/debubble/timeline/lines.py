@@ -239,8 +239,21 @@ def _collectives_of(
     None where there are none. Times are laid on the pipeline's clock.
     """
     trace, work = rank.trace, rank.work
-    kinds = np.array([_kind_of(name) for name in trace.names] or [_OTHER], dtype=np.uint8)
-    rows, issued, start, end = _on_device(trace) if len(trace.kernels) else _on_host(trace)
+    kinds = np.array(
+        [
+            next((kind for pattern, kind in _KINDS if pattern.search(name)), _OTHER)
+            for name in trace.names
+        ]
+        or [_OTHER],
+        dtype=np.uint8,
+    )
+    if len(trace.kernels):
+        rows, issued, start, end = _on_device(trace)
+    else:
+        carried, issued = find_carried_out(trace)
+        rows = np.flatnonzero(carried)
+        start = trace.operators.start_ns[rows]
+        end = start + trace.operators.duration_ns[rows]
     kind = kinds[trace.operators.name[rows]]
     kept = kind != _OTHER
     if not kept.any():
@@ -264,10 +277,6 @@ def _collectives_of(
     )
 
 
-def _kind_of(name: str) -> int:
-    return next((kind for pattern, kind in _KINDS if pattern.search(name)), _OTHER)
-
-
 def _on_device(trace: RankTrace) -> tuple[I64, I64, I64, I64]:
     """Return the operators whose kernel is there, when it was issued, and when it ran.
 
@@ -286,13 +295,6 @@ def _on_device(trace: RankTrace) -> tuple[I64, I64, I64, I64]:
         issued = np.where(launch >= 0, launches.start_ns[np.maximum(launch, 0)], issued)
     start = kernels.start_ns[kernel]
     return rows, issued, start, start + kernels.duration_ns[kernel]
-
-
-def _on_host(trace: RankTrace) -> tuple[I64, I64, I64, I64]:
-    carried, issued = find_carried_out(trace)
-    rows = np.flatnonzero(carried)
-    start = trace.operators.start_ns[rows]
-    return rows, issued, start, start + trace.operators.duration_ns[rows]
 
 
 def _computed_before(work: Work, issued: I64) -> I64:
