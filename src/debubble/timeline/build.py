@@ -45,6 +45,7 @@ from debubble.timeline.steps import (
     Steps,
     find_steps,
     marks_steps,
+    numbered,
     record_rank,
     whole_run,
 )
@@ -183,7 +184,7 @@ def _beside_marks(ranks: Sequence[RankRecord], chains: Sequence[Chain]) -> list[
             found += [rank.rank] if ends.any() else []
     if not found:
         return []
-    who = f"{'rank' if len(found) == 1 else 'ranks'} {show_ranks(found)}"
+    who = numbered("rank", found)
     return [
         Gap(
             code=Code.CUT_STEPS,

@@ -36,7 +36,7 @@ import numpy as np
 from debubble.errors import Code, Gap
 from debubble.timeline.chain import Chain
 from debubble.timeline.model import F64, I32, I64, Flags, Transfers, rows_by_hop
-from debubble.timeline.steps import RankRecord
+from debubble.timeline.steps import RankRecord, numbered
 from debubble.trace.run import show_ranks
 
 # Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.
@@ -360,9 +360,7 @@ def _mixed(names: Sequence[int], apart: set[frozenset[int]], reason: str) -> Gap
         if frozenset((left, right)) in apart:
             groups.append([])
         groups[-1].append(right)
-    who = " and ".join(
-        f"{'rank' if len(group) == 1 else 'ranks'} {show_ranks(group)}" for group in groups
-    )
+    who = " and ".join(numbered("rank", group) for group in groups)
     return Gap(
         code=Code.MIXED_RUNS,
         message=f"{who} are not of one run: {reason}",

@@ -70,11 +70,11 @@ def without_bystanders(rank: RankRecord, assignment: Assignment) -> tuple[Assign
     microbatches = len(np.unique(assignment.microbatch[in_pass]))
     data = np.array([role is Role.DATA for role in roles] + [False])[group] & (group >= 0)
     for number in np.unique(group[group >= 0]).tolist():
-        mine = group == number
-        among = len(np.unique(assignment.microbatch[in_pass & mine]))
-        few = microbatches >= _ENOUGH and 0 < among <= _FEW * microbatches
-        if few and roles[number] is Role.UNKNOWN:
-            data |= mine
+        if roles[number] is Role.UNKNOWN and microbatches >= _ENOUGH:
+            mine = group == number
+            among = len(np.unique(assignment.microbatch[in_pass & mine]))
+            if 0 < among <= _FEW * microbatches:
+                data |= mine
     data &= work.collective
     beside = data | ((assignment.kind == PassKind.F) & work.upload)
     found = Assignment(

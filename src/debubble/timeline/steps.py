@@ -305,10 +305,16 @@ def _gaps(
     cold: Mapping[int, str],
     kept: Sequence[int],
 ) -> Iterable[Gap]:
+    def steps(numbers: Iterable[int]) -> str:
+        return numbered("step", sorted(numbers))
+
+    def ranks(held: Mapping[int, set[int]]) -> str:
+        return numbered("rank", sorted(set().union(*held.values())))
+
     if uneven:
         yield Gap(
             code=Code.UNEVEN_STEPS,
-            message=f"{_named(uneven)} left out: {_ranks(uneven)} did not capture "
+            message=f"{steps(uneven)} left out: {ranks(uneven)} did not capture "
             + ("it" if len(uneven) == 1 else "all of them"),
             hint="capture the same steps on all ranks",
         )
@@ -316,7 +322,7 @@ def _gaps(
         parts = [step for step in cut if step in kept]
         yield Gap(
             code=Code.CUT_STEPS,
-            message=f"{_named(cut)} captured in part by {_ranks(cut)}; "
+            message=f"{steps(cut)} captured in part by {ranks(cut)}; "
             + ("there is no whole one, so figures are of the part" if parts else "left out"),
             hint="let the capture begin and end between two steps",
         )
@@ -324,16 +330,11 @@ def _gaps(
         step, what = next(iter(cold.items()))
         yield Gap(
             code=Code.COLD_STEPS,
-            message=f"{_named(cold)} left out: set-up was seen in step {step}, {what}",
+            message=f"{steps(cold)} left out: set-up was seen in step {step}, {what}",
             hint="let the job run a few steps before the capture",
         )
 
 
-def _named(steps: Iterable[int]) -> str:
-    numbers = sorted(steps)
-    return f"{'step' if len(numbers) == 1 else 'steps'} {show_ranks(numbers)}"
-
-
-def _ranks(steps: Mapping[int, set[int]]) -> str:
-    ranks = sorted(set().union(*steps.values()))
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {show_ranks(ranks)}"
+def numbered(noun: str, numbers: Sequence[int]) -> str:
+    """Say which ranks or steps are meant: `rank 3`, `steps 0-2`."""
+    return f"{noun if len(numbers) == 1 else noun + 's'} {show_ranks(numbers)}"

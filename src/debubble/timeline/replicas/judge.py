@@ -27,7 +27,7 @@ from debubble.timeline.replicas.cells import (
     replay_without,
     spread_of_ends,
 )
-from debubble.trace.run import show_ranks
+from debubble.timeline.steps import numbered
 
 DRAGS, NONE, UNDECIDED = "drags", "none", "undecided"
 # A difference that explains less of the lead than this is not its reason.
@@ -105,7 +105,7 @@ class ReplicaFigures:
         """What the judgement had to do without."""
         if not self.absent:
             return ()
-        who = f"{'rank' if len(self.absent) == 1 else 'ranks'} {show_ranks(self.absent)}"
+        who = numbered("rank", self.absent)
         return (
             Gap(
                 code=Code.MISSING_REPLICAS,
