@@ -109,7 +109,7 @@ def build_part(
     ranks = inferred or ranks
 
     # Transfers and clock. Sends and receives → pairs → are they of one run → one clock for all.
-    posted = _messages_of(ranks)
+    posted = {rank.rank: rank.posted for rank in ranks}
     across = _pairs_across_steps(posted, chains, in_steps=in_steps)
     transfers, unmatched = match_transfers(posted, across)
     mixed = [find_mixed(ranks, chain, transfers, across) for chain in chains]
@@ -150,7 +150,7 @@ def build_part(
 
 
 def _record_ranks(named: Sequence[RankTrace], *, marked: bool) -> tuple[list[RankRecord], bool]:
-    """List what each rank computed and exchanged, rings as collectives; and whether any rings."""
+    """List what each rank computed and exchanged; rings as collectives, and if there are any."""
     work = [find_work(trace) for trace in named]
     rings = find_rings(named, work)
     if rings:
@@ -212,7 +212,7 @@ def _in_inferred_steps(
     parted = [rank.in_steps(found[rank.rank]) if rank.rank in found else rank for rank in ranks]
 
     def contradicted(records: Sequence[RankRecord], *, in_steps: bool) -> bool:
-        posted = _messages_of(records)
+        posted = {rank.rank: rank.posted for rank in records}
         across = _pairs_across_steps(posted, chains, in_steps=in_steps)
         transfers, _ = match_transfers(posted, across)
         return any(contradict(transfers, chain.ranks) for chain in chains)
@@ -223,12 +223,6 @@ def _in_inferred_steps(
 
 
 # Transfers: between which ranks steps tell what belongs together.
-
-
-def _messages_of(ranks: Sequence[RankRecord]) -> dict[int, RankMessages]:
-    return {
-        rank.rank: RankMessages(messages=rank.messages, step=rank.message_step) for rank in ranks
-    }
 
 
 def _pairs_across_steps(

@@ -28,7 +28,7 @@ from debubble.timeline.chain import Chain
 from debubble.timeline.model import I32, I64, Flags, PassKind
 from debubble.timeline.passes import Assignment, Label, Neighbours, parse_label
 from debubble.timeline.steps import RankRecord, Steps
-from debubble.timeline.transfers import RankMessages, find_shift
+from debubble.timeline.transfers import find_shift
 from debubble.timeline.work import BEFORE_CAPTURE, Messages
 
 # Whatever was captured at all; work without a launch was issued before.
@@ -250,10 +250,7 @@ def _steps_of_sends(step: I32, at: I64) -> I64 | None:
 
 def _hop(before: RankRecord, rank: RankRecord) -> tuple[I64, I64, I64]:
     """Return the rows of sends and receives of a hop, and to which send each receive belongs."""
-    posted = {
-        side.rank: RankMessages(messages=side.messages, step=side.message_step)
-        for side in (before, rank)
-    }
+    posted = {before.rank: before.posted, rank.rank: rank.posted}
     sends = posted[before.rank].rows(rank.rank, is_send=True)
     receives = posted[rank.rank].rows(before.rank, is_send=False)
     cut_off = 0

@@ -22,6 +22,7 @@ from debubble.timeline.model import (
     RankTimeline,
     Timeline,
 )
+from debubble.timeline.transfers import RankMessages
 from debubble.timeline.work import (
     Messages,
     Work,
@@ -111,6 +112,11 @@ class RankRecord:
     work_step: I32
     message_step: I32
     steps: Steps
+
+    @property
+    def posted(self) -> RankMessages:
+        """Its messages, and the step of each."""
+        return RankMessages(messages=self.messages, step=self.message_step)
 
     def in_steps(self, steps: Steps) -> RankRecord:
         """Return the same rank with other steps."""
