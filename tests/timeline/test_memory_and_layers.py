@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.traces.recordings import recorded_run
 
 from debubble.timeline.build import build_timeline
-from debubble.timeline.layers import Launched, StagePasses, count_layers, recomputed_share
+from debubble.timeline.layers import PassKernels, StagePasses, count_layers, recomputed_share
 from debubble.trace.run import find_run, read_run
 
 MIB = 1024**2
@@ -60,7 +60,7 @@ def test_what_the_last_stage_adds_is_left_over():
 
 def launched(names):
     start = np.arange(len(names), dtype=np.int64) * 1_000
-    return Launched(name=np.array(names, dtype=np.int32), start_ns=start, end_ns=start + 900)
+    return PassKernels(name=np.array(names, dtype=np.int32), start_ns=start, end_ns=start + 900)
 
 
 def stages_of(forwards, backwards=None):
@@ -111,7 +111,7 @@ def test_nothing_is_counted_where_stages_contradict_each_other():
 def test_a_layer_that_takes_several_times_as_long_elsewhere_is_none():
     stages = stages_of([LAYER, LAYER, LAYER])
     slow = stages[1].forward
-    long = Launched(name=slow.name, start_ns=slow.start_ns, end_ns=slow.start_ns + 9_000)
+    long = PassKernels(name=slow.name, start_ns=slow.start_ns, end_ns=slow.start_ns + 9_000)
     stages[1] = StagePasses(stage=1, forward=long, backward=None)
     assert count_layers(stages) == {}
 

@@ -1,19 +1,19 @@
-"""A rank's busy time in → its bubble, in steps or a stream; its shape; what lies outside.
+"""A rank's busy time in → the bubble of its pipeline, in steps or a stream; what lies outside.
 
-Optimizer, clipping, reductions and data loading lie outside the window: they are no bubble, and
-no schedule of the pipeline removes them.
+A step has a window, from its first pass to its last. Optimizer, clipping, reductions and data
+loading lie outside of it: they are no bubble, and no schedule of the pipeline removes them. Where
+batches overlap there is no window per step: it is then the span in which every rank was captured,
+and all compute in it counts.
 
-Even waits come from the schedule or a steady imbalance; jagged ones from jitter, hosts or a link
-that comes and goes. Warm-up and drain, before a rank's first pass and after its last, do not count.
-
-There is no window per step. The window is the span in which every rank was captured; all compute
-in it counts.
+Waits have a shape. Even ones come from the schedule or a steady imbalance; jagged ones from jitter,
+hosts or a link that comes and goes. Warm-up and drain, before a rank's first pass and after its
+last, do not count there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -29,15 +29,35 @@ from debubble.timeline.model import (
     PassKind,
     RankTimeline,
     Timeline,
+    union_of,
 )
-from debubble.timeline.work import Work
+from debubble.timeline.work import Work, names_like
 from debubble.trace.columns import RankTrace
-from debubble.trace.summary import merge
 from debubble.units import NS_PER_S
 
 # Steps of a closed loop follow each other, though a first rank may begin the next one while the
 # last weight gradients of the others run. Batches in flight overlap by most of their length.
 _OVERLAP_TOLERANCE = 0.2
+# Gaps between kernels of one pass are no waits of a pipeline: the shortest pass seen is 1 ms.
+_SHORTEST_WAIT_NS = 100_000
+# A wait is even if it is within half of its rank's middle wait.
+_EVEN_WITHIN = 0.5
+# One place stands out if it waits this much more than the ranks do on average.
+_STANDS_OUT = 1.5
+# What a server's users feel: one batch in twenty takes longer.
+_TAIL_PERCENT = 95
+# An instant that is two things at once counts as the first of them.
+OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING = "optimizer", "reduction", "clipping", "data_loading"
+OTHER = "other"
+_OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
+_DATA_LOADING = re.compile(r"^enumerate\(DataLoader\)#")
+# The operators and kernels of `clip_grad_norm_` and of `GradScaler`, on a CPU and on a GPU. Where a
+# step has an optimizer, whatever else comes after its passes is of the kind, too.
+_CLIPPING = re.compile(
+    r"foreach_norm|vector_norm|LpNorm|foreach_mul_|ScalarTensorFunctor|clamp|clip_grad"
+    r"|non_finite|unscale|amp_update_scale",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +104,11 @@ def _measure(passes: Passes, ranks: tuple[RankTimeline, ...], step: int) -> Wind
     start, end = int(passes.start_ns.min()), int(passes.end_ns.max())
     whole = len(ranks) * (end - start)
     occupied = sum(rank.occupied.inside(start, end) for rank in ranks)
-    spans = [_bubble_of_span(passes, rank) for rank in ranks]
+    spans = []  # of each rank, with what it was occupied of it
+    for rank in ranks:
+        mine = passes.rank == rank.rank
+        first, last = int(passes.start_ns[mine].min()), int(passes.end_ns[mine].max())
+        spans.append((last - first, rank.occupied.inside(first, last)))
     longest = max(spans, key=lambda span: span[0])
     return Window(
         step=step,
@@ -98,215 +122,12 @@ def _measure(passes: Passes, ranks: tuple[RankTimeline, ...], step: int) -> Wind
     )
 
 
-def _bubble_of_span(passes: Passes, rank: RankTimeline) -> tuple[int, int]:
-    mine = passes.rank == rank.rank
-    start, end = int(passes.start_ns[mine].min()), int(passes.end_ns[mine].max())
-    return end - start, rank.occupied.inside(start, end)
-
-
 def steps_overlap(windows: tuple[Window, ...]) -> bool:
     """Tell a stream from a closed loop: a step that begins well before the one before it ends."""
     return any(
         before.end_ns - after.start_ns > _OVERLAP_TOLERANCE * before.length_ns
         for before, after in pairwise(windows)
     )
-
-
-def common_span(ranks: tuple[RankTimeline, ...]) -> tuple[int, int] | None:
-    """Return the span in which every rank was captured; None where there is none."""
-    starts = [int(rank.busy.start_ns[0]) for rank in ranks if len(rank.busy.start_ns)]
-    ends = [int(rank.busy.end_ns[-1]) for rank in ranks if len(rank.busy.end_ns)]
-    if len(starts) < len(ranks) or max(starts) >= min(ends):
-        return None
-    return max(starts), min(ends)
-
-
-# An instant that is two things at once counts as the first of them.
-OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING = "optimizer", "reduction", "clipping", "data_loading"
-OTHER = "other"
-
-_OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
-_DATA_LOADING = re.compile(r"^enumerate\(DataLoader\)#")
-# The operators and kernels of `clip_grad_norm_` and of `GradScaler`, on a CPU and on a GPU. Where a
-# step has an optimizer, whatever else comes after its passes is of the kind, too.
-_CLIPPING = re.compile(
-    r"foreach_norm|vector_norm|LpNorm|foreach_mul_|ScalarTensorFunctor|clamp|clip_grad"
-    r"|non_finite|unscale|amp_update_scale",
-    re.IGNORECASE,
-)
-
-
-def lies_outside(trace: RankTrace, work: Work, in_pass: Flags, step: I32) -> Flags:
-    """Tell which work is known to be none of the pipeline's, although it may run in its window.
-
-    Not among it are collectives issued while a rank runs its passes, gathers of sharded parameters
-    and reductions of gradients, and what follows the passes of a step that has no optimizer: torch
-    scales gradients so.
-    """
-    outside = np.zeros(len(work), dtype=bool)
-    for _, flags in _kinds(trace, work, in_pass, step):
-        outside |= flags
-    return outside
-
-
-def find_outside(
-    trace: RankTrace, work: Work, in_pass: Flags, step: I32
-) -> tuple[tuple[str, Intervals], ...]:
-    """Name what a rank does besides its passes; the first of two names wins."""
-    found = {name: _union(work, flags) for name, flags in _kinds(trace, work, in_pass, step)}
-    if not len(trace.kernels):  # where there are kernels, the host's call is no measure of theirs
-        called, ran = _annotated(trace, _OPTIMIZER), found[OPTIMIZER]
-        found[OPTIMIZER] = _joined(
-            np.concatenate((ran.start_ns, called.start_ns)),
-            np.concatenate((ran.end_ns, called.end_ns)),
-        )
-    found[DATA_LOADING] = _annotated(trace, _DATA_LOADING)
-    return tuple((name, intervals) for name, intervals in found.items() if len(intervals.start_ns))
-
-
-def _kinds(
-    trace: RankTrace, work: Work, in_pass: Flags, step: I32
-) -> tuple[tuple[str, Flags], ...]:
-    optimizes = ~in_pass & _begins_in(_annotated(trace, _OPTIMIZER), work)
-    among, after = np.zeros(len(work), dtype=bool), np.zeros(len(work), dtype=bool)
-    rows = np.arange(len(work))
-    for number in np.unique(step[in_pass & (step >= 0)]).tolist():
-        here = step == number
-        mine = np.flatnonzero(in_pass & here)
-        among |= (rows >= mine[0]) & (rows <= mine[-1])
-        if optimizes[here].any():
-            after |= here & (rows > mine[-1])
-    reduces = work.collective & ~in_pass & ~among & ~optimizes
-    clips = ~in_pass & (_names_like(trace, _CLIPPING)[work.name] | after) & ~optimizes & ~reduces
-    return (OPTIMIZER, optimizes), (REDUCTION, reduces), (CLIPPING, clips)
-
-
-def measure_outside(ranks: Sequence[RankTimeline], windows: Sequence[Window]) -> dict[str, int]:
-    """Return the mean of each kind over the ranks, the middle of all steps, and the rest; in ns.
-
-    Only between two captured steps: what follows the last one is not captured whole. A rank that
-    ends its passes early runs its optimizer inside the window; a mean keeps the sum right.
-    """
-    lengths: dict[str, list[float]] = {}
-    for before, after in pairwise(windows):
-        if after.step != before.step + 1 or after.start_ns <= before.end_ns:
-            continue
-        cuts = [_cut(rank, before.end_ns, after.start_ns) for rank in ranks]
-        for name in cuts[0]:
-            lengths.setdefault(name, []).append(fmean(cut[name] for cut in cuts))
-    return {name: round(median(all_of)) for name, all_of in lengths.items() if any(all_of)}
-
-
-def _cut(rank: RankTimeline, begin: int, end: int) -> dict[str, int]:
-    """Divide one stretch of one rank; the parts add up to it."""
-    covered = 0
-    parts = {}
-    starts, ends = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    for name in (OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING):
-        for intervals in (one for called, one in rank.outside if called == name):
-            starts = np.concatenate((starts, intervals.start_ns))
-            ends = np.concatenate((ends, intervals.end_ns))
-        reach = _joined(starts, ends).inside(begin, end)
-        parts[name] = reach - covered
-        covered = reach
-    return {**parts, OTHER: end - begin - covered}
-
-
-def _names_like(trace: RankTrace, pattern: re.Pattern[str]) -> Flags:
-    return np.array([bool(pattern.search(name)) for name in trace.names] or [False], dtype=bool)
-
-
-def _annotated(trace: RankTrace, pattern: re.Pattern[str]) -> Intervals:
-    annotations = trace.annotations
-    rows = _names_like(trace, pattern)[annotations.name] & (annotations.stream < 0)
-    start = annotations.start_ns[rows]
-    return _joined(start, start + annotations.duration_ns[rows])
-
-
-def _begins_in(intervals: Intervals, work: Work) -> Flags:
-    if not len(intervals.start_ns):
-        return np.zeros(len(work), dtype=bool)
-    row = np.searchsorted(intervals.start_ns, work.issued_ns, side="right") - 1
-    return (row >= 0) & (work.issued_ns < intervals.end_ns[row])
-
-
-def _union(work: Work, kept: Flags) -> Intervals:
-    return _joined(work.start_ns[kept], work.end_ns[kept])
-
-
-def _joined(start: I64, end: I64) -> Intervals:
-    order = np.argsort(start, kind="stable")
-    merged_start, merged_end = merge(start[order], end[order])
-    return Intervals(start_ns=merged_start, end_ns=merged_end)
-
-
-# Gaps between kernels of one pass are no waits of a pipeline: the shortest pass seen is 1 ms.
-_SHORTEST_WAIT_NS = 100_000
-# A wait is even if it is within half of its rank's middle wait.
-_EVEN_WITHIN = 0.5
-# One place stands out if it waits this much more than the ranks do on average.
-_STANDS_OUT = 1.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """How the waits between a rank's first and last pass look."""
-
-    jagged_fraction: float
-    """The share of waiting time that lies in waits unlike the others of their rank."""
-    where: str
-    """first, last, middle, or everywhere."""
-    median_wait_ns: int
-    waits: int
-
-
-def measure_shape(timeline: Timeline, windows: tuple[Window, ...], pipeline: int) -> Shape | None:
-    """Describe the waits of a pipeline's steps; None where nobody waits."""
-    ranks = timeline.ranks_of(pipeline)
-    waits = [_waits(timeline, rank, windows) for rank in ranks]
-    total = sum(int(one.sum()) for one in waits)
-    if not total:
-        return None
-    jagged = sum(int(one[_is_jagged(one)].sum()) for one in waits)
-    every = np.concatenate(waits)
-    return Shape(
-        jagged_fraction=jagged / total,
-        where=_where([int(one.sum()) for one in waits]),
-        median_wait_ns=int(np.median(every)),
-        waits=len(every),
-    )
-
-
-def _waits(timeline: Timeline, rank: RankTimeline, windows: tuple[Window, ...]) -> I64:
-    found = [np.zeros(0, dtype=np.int64)]
-    passes = timeline.passes
-    for window in windows:
-        mine = (passes.rank == rank.rank) & (passes.step == window.step)
-        begin, end = int(passes.start_ns[mine].min()), int(passes.end_ns[mine].max())
-        first = np.searchsorted(rank.occupied.end_ns, begin, side="right")
-        last = np.searchsorted(rank.occupied.start_ns, end, side="left")
-        gaps = rank.occupied.start_ns[first + 1 : last] - rank.occupied.end_ns[first : last - 1]
-        found.append(gaps[gaps >= _SHORTEST_WAIT_NS])
-    return np.concatenate(found)
-
-
-def _is_jagged(waits: I64) -> Flags:
-    middle = float(np.median(waits)) if len(waits) else 0.0
-    unlike: Flags = np.abs(waits - middle) > _EVEN_WITHIN * middle
-    return unlike
-
-
-def _where(idle: list[int]) -> str:
-    worst = int(np.argmax(idle))
-    if idle[worst] <= _STANDS_OUT * (sum(idle) / len(idle)):
-        return "everywhere"
-    if worst == 0:
-        return "first"
-    return "last" if worst == len(idle) - 1 else "middle"
-
-
-# What a server's users feel: one batch in twenty takes longer.
-_TAIL_PERCENT = 95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,11 +176,14 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
         return None
     length = span[1] - span[0]
     whole = len(ranks) * length
-    ways = _ways(timeline, ranks)
-    latency = (ways.left_ns - ways.entered_ns)[(ways.entered_ns >= 0) & (ways.left_ns >= 0)]
-    entered = np.where(ways.entered_ns >= 0, ways.entered_ns, 0).clip(*span)
-    gone = np.where(ways.gone_ns >= 0, ways.gone_ns, span[1]).clip(*span)
-    through = int(((ways.left_ns >= span[0]) & (ways.left_ns <= span[1])).sum())
+    entered, left, gone = _ways(timeline, ranks)
+    latency = (left - entered)[(entered >= 0) & (left >= 0)]
+    through = int(((left >= span[0]) & (left <= span[1])).sum())
+    entered = np.where(entered >= 0, entered, 0).clip(*span)
+    gone = np.where(gone >= 0, gone, span[1]).clip(*span)
+    # Count up with each batch that enters and down with each that is gone, those first.
+    change = np.repeat([1, -1], [len(entered), len(gone)])
+    at_once = np.cumsum(change[np.lexsort((change, np.concatenate((entered, gone))))])
     return StreamFigures(
         start_ns=span[0],
         end_ns=span[1],
@@ -367,7 +191,7 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
         useful_fraction=sum(rank.busy.inside(*span) for rank in ranks) / whole,
         apparent_fraction=sum(rank.apparent.inside(*span) for rank in ranks) / whole,
         batches_in_flight=float((gone - entered).sum() / length),
-        most_in_flight=_most_at_once(entered, gone),
+        most_in_flight=int(at_once.max(initial=0)),
         batch_latency_ns=round(float(np.median(latency))) if len(latency) else None,
         batch_latency_p95_ns=(
             round(float(np.percentile(latency, _TAIL_PERCENT))) if len(latency) else None
@@ -377,33 +201,37 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
     )
 
 
-def _most_at_once(entered: I64, gone: I64) -> int:
-    """Count up with each batch that enters and down with each that leaves, leaving first."""
-    moments = np.concatenate((entered, gone))
-    change = np.concatenate((np.ones(len(entered)), -np.ones(len(gone)))).astype(np.int64)
-    return int(np.cumsum(change[np.lexsort((change, moments))]).max(initial=0))
+def common_span(ranks: tuple[RankTimeline, ...]) -> tuple[int, int] | None:
+    """Return the span in which every rank was captured; None where there is none."""
+    starts = [int(rank.busy.start_ns[0]) for rank in ranks if len(rank.busy.start_ns)]
+    ends = [int(rank.busy.end_ns[-1]) for rank in ranks if len(rank.busy.end_ns)]
+    if len(starts) < len(ranks) or max(starts) >= min(ends):
+        return None
+    return max(starts), min(ends)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ways:
-    """The way of each batch through the pipeline; -1 where it was not captured."""
+def _ways(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[I64, I64, I64]:
+    """Return when each batch entered, left the last stage and was gone; -1 where not captured.
 
-    entered_ns: I64
-    left_ns: I64
-    """When the last stage was through with it."""
-    gone_ns: I64
-    """When the first rank had its answer; the same where nothing answers it."""
-
-
-def _ways(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> _Ways:
+    It is gone when the first rank has its answer; where nothing answers it, when it has left.
+    """
     passes = timeline.passes
     passes = passes.where(
         np.isin(passes.rank, [rank.rank for rank in ranks]) & (passes.kind == PassKind.F)
     )
-    last_stage = int(passes.stage.max())
-    entered = _by_batch(passes, int(passes.stage.min()), passes.start_ns)
-    left = _by_batch(passes, last_stage, passes.end_ns)
-    gone = _answered(timeline, ranks, passes.where(passes.stage == last_stage))
+    first = passes.where(passes.stage == passes.stage.min())
+    last = passes.where(passes.stage == passes.stage.max())
+    entered = dict(zip(_batches(first), first.start_ns.tolist(), strict=True))
+    left = dict(zip(_batches(last), last.end_ns.tolist(), strict=True))
+    # The answer to a batch is the last rank's send after it.
+    transfers = timeline.transfers
+    answers = transfers.where(
+        (transfers.source == ranks[-1].rank) & (transfers.destination == ranks[0].rank)
+    )
+    row = np.searchsorted(last.start_ns, answers.send_start_ns, side="right") - 1
+    known = row >= 0
+    answered = _batches(last.where(row[known]))
+    gone = dict(zip(answered, answers.receive_end_ns[known].tolist(), strict=True))
     # What has no answer is still in flight, unless a later batch has one: then the rank that would
     # know was not captured yet.
     gone |= {batch: left[batch] for batch in left if not gone or batch < min(gone)}
@@ -413,24 +241,135 @@ def _ways(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> _Ways:
     def column(moments: dict[tuple[int, int], int]) -> I64:
         return np.array([moments.get(batch, -1) for batch in batches], dtype=np.int64)
 
-    return _Ways(entered_ns=column(entered), left_ns=column(left), gone_ns=column(gone))
+    return column(entered), column(left), column(gone)
 
 
-def _answered(
-    timeline: Timeline, ranks: tuple[RankTimeline, ...], last: Passes
-) -> dict[tuple[int, int], int]:
-    """Return when the first rank had the answer to each batch: the last rank's send after it."""
-    transfers = timeline.transfers
-    answers = transfers.where(
-        (transfers.source == ranks[-1].rank) & (transfers.destination == ranks[0].rank)
+def _batches(passes: Passes) -> Iterator[tuple[int, int]]:
+    """Yield the batch of each pass, by its step and microbatch."""
+    return zip(passes.step.tolist(), passes.microbatch.tolist(), strict=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How the waits between a rank's first and last pass look."""
+
+    jagged_fraction: float
+    """The share of waiting time that lies in waits unlike the others of their rank."""
+    where: str
+    """first, last, middle, or everywhere."""
+    median_wait_ns: int
+    waits: int
+
+
+def measure_shape(timeline: Timeline, windows: tuple[Window, ...], pipeline: int) -> Shape | None:
+    """Describe the waits of a pipeline's steps; None where nobody waits."""
+    waits = [_waits(timeline, rank, windows) for rank in timeline.ranks_of(pipeline)]
+    idle = [int(mine.sum()) for mine in waits]
+    if not sum(idle):
+        return None
+    jagged = 0
+    for mine in waits:
+        middle = float(np.median(mine)) if len(mine) else 0.0
+        jagged += int(mine[np.abs(mine - middle) > _EVEN_WITHIN * middle].sum())
+    worst = int(np.argmax(idle))
+    where = "middle"
+    if idle[worst] <= _STANDS_OUT * (sum(idle) / len(idle)):
+        where = "everywhere"
+    elif worst in {0, len(idle) - 1}:
+        where = "last" if worst else "first"
+    every = np.concatenate(waits)
+    return Shape(
+        jagged_fraction=jagged / sum(idle),
+        where=where,
+        median_wait_ns=int(np.median(every)),
+        waits=len(every),
     )
-    row = np.searchsorted(last.start_ns, answers.send_start_ns, side="right") - 1
-    known = row >= 0
-    batches = zip(last.step[row[known]].tolist(), last.microbatch[row[known]].tolist(), strict=True)
-    return dict(zip(batches, answers.receive_end_ns[known].tolist(), strict=True))
 
 
-def _by_batch(passes: Passes, stage: int, moment: I64) -> dict[tuple[int, int], int]:
-    rows = passes.stage == stage
-    keys = zip(passes.step[rows].tolist(), passes.microbatch[rows].tolist(), strict=True)
-    return dict(zip(keys, moment[rows].tolist(), strict=True))
+def _waits(timeline: Timeline, rank: RankTimeline, windows: tuple[Window, ...]) -> I64:
+    found = [np.zeros(0, dtype=np.int64)]
+    passes = timeline.passes
+    for window in windows:
+        mine = (passes.rank == rank.rank) & (passes.step == window.step)
+        begin, end = int(passes.start_ns[mine].min()), int(passes.end_ns[mine].max())
+        first = np.searchsorted(rank.occupied.end_ns, begin, side="right")
+        last = np.searchsorted(rank.occupied.start_ns, end, side="left")
+        gaps = rank.occupied.start_ns[first + 1 : last] - rank.occupied.end_ns[first : last - 1]
+        found.append(gaps[gaps >= _SHORTEST_WAIT_NS])
+    return np.concatenate(found)
+
+
+def find_outside(
+    trace: RankTrace, work: Work, in_pass: Flags, step: I32
+) -> tuple[Flags, tuple[tuple[str, Intervals], ...]]:
+    """Tell which work is known to be none of the pipeline's, and name what a rank does besides.
+
+    It may run in the window. Not among it are collectives issued while a rank runs its passes,
+    gathers of sharded parameters and reductions of gradients, and what follows the passes of a step
+    that has no optimizer: torch scales gradients so. Of two names the first wins.
+    """
+    called = _annotated(trace, _OPTIMIZER)
+    optimizes = np.zeros(len(work), dtype=bool)
+    if len(called.start_ns):
+        row = np.searchsorted(called.start_ns, work.issued_ns, side="right") - 1
+        optimizes = ~in_pass & (row >= 0) & (work.issued_ns < called.end_ns[row])
+    among, after = np.zeros(len(work), dtype=bool), np.zeros(len(work), dtype=bool)
+    rows = np.arange(len(work))
+    for number in np.unique(step[in_pass & (step >= 0)]).tolist():
+        here = step == number
+        mine = np.flatnonzero(in_pass & here)
+        among |= (rows >= mine[0]) & (rows <= mine[-1])
+        if optimizes[here].any():
+            after |= here & (rows > mine[-1])
+    reduces = work.collective & ~in_pass & ~among & ~optimizes
+    clips = ~in_pass & (names_like(trace, _CLIPPING)[work.name] | after) & ~optimizes & ~reduces
+    kinds = ((OPTIMIZER, optimizes), (REDUCTION, reduces), (CLIPPING, clips))
+    found = {name: work.union(flags) for name, flags in kinds}
+    if not len(trace.kernels):  # where there are kernels, the host's call is no measure of theirs
+        ran = found[OPTIMIZER]
+        found[OPTIMIZER] = union_of(
+            np.concatenate((ran.start_ns, called.start_ns)),
+            np.concatenate((ran.end_ns, called.end_ns)),
+        )
+    found[DATA_LOADING] = _annotated(trace, _DATA_LOADING)
+    named = tuple((name, intervals) for name, intervals in found.items() if len(intervals.start_ns))
+    return optimizes | reduces | clips, named
+
+
+def measure_outside(ranks: Sequence[RankTimeline], windows: Sequence[Window]) -> dict[str, int]:
+    """Return the mean of each kind over the ranks, the middle of all steps, and the rest; in ns.
+
+    Only between two captured steps: what follows the last one is not captured whole. A rank that
+    ends its passes early runs its optimizer inside the window; a mean keeps the sum right.
+    """
+    lengths: dict[str, list[float]] = {}
+    for before, after in pairwise(windows):
+        if after.step != before.step + 1 or after.start_ns <= before.end_ns:
+            continue
+        cuts = [_cut(rank, before.end_ns, after.start_ns) for rank in ranks]
+        for name in cuts[0]:
+            lengths.setdefault(name, []).append(fmean(cut[name] for cut in cuts))
+    return {name: round(median(all_of)) for name, all_of in lengths.items() if any(all_of)}
+
+
+def _cut(rank: RankTimeline, begin: int, end: int) -> dict[str, int]:
+    """Divide one stretch of one rank; the parts add up to it."""
+    covered = 0
+    parts = {}
+    starts, ends = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    for name in (OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING):
+        for kind, intervals in rank.outside:
+            if kind == name:
+                starts = np.concatenate((starts, intervals.start_ns))
+                ends = np.concatenate((ends, intervals.end_ns))
+        reach = union_of(starts, ends).inside(begin, end)
+        parts[name] = reach - covered
+        covered = reach
+    return {**parts, OTHER: end - begin - covered}
+
+
+def _annotated(trace: RankTrace, pattern: re.Pattern[str]) -> Intervals:
+    annotations = trace.annotations
+    rows = names_like(trace, pattern)[annotations.name] & (annotations.stream < 0)
+    start = annotations.start_ns[rows]
+    return union_of(start, start + annotations.duration_ns[rows])

@@ -1,12 +1,13 @@
-"""`RankTrace`s in → one `Timeline`.
+"""`RankTrace`s in → one `Timeline`: the order in which a run is inferred from its traces.
 
 Replicas only meet in collectives: each pipeline has its own messages, steps and clock. So a part
 can be built wherever its ranks are, and a run of thousands is a run of many small ones.
+`build_part` is the table of contents; docs/explanation/how-the-timeline-is-built.md tells why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -26,20 +27,9 @@ from debubble.timeline.clock import align, contradict, find_mixed, shift_transfe
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.job import tell_memory
 from debubble.timeline.layers import StagePasses, count_layers, recomputed_share
-from debubble.timeline.lines import (
-    line_of,
-    passes_of,
-    shift_passes,
-    stage_passes_of,
-    without_bystanders,
-)
+from debubble.timeline.lines import line_of, passes_of, stage_passes_of, without_bystanders
 from debubble.timeline.loops import Host, count_pieces, holds_several, name_around
-from debubble.timeline.model import (
-    Passes,
-    RankTimeline,
-    Timeline,
-    join_columns,
-)
+from debubble.timeline.model import Passes, RankTimeline, Timeline, join_columns
 from debubble.timeline.parallelism import Parallelism, divide, read_shape
 from debubble.timeline.passes import (
     Assignment,
@@ -50,19 +40,23 @@ from debubble.timeline.passes import (
     messages_a_pass,
 )
 from debubble.timeline.rhythm import infer_steps, leading
-from debubble.timeline.steps import Prepared, Steps, find_steps, marks_steps, prepare, whole_run
+from debubble.timeline.steps import (
+    RankRecord,
+    Steps,
+    find_steps,
+    marks_steps,
+    numbered,
+    record_rank,
+    whole_run,
+)
 from debubble.timeline.transfers import (
-    Posted,
+    RankMessages,
     answers_lag,
     count_cut_off,
     find_shift,
     match_transfers,
 )
-from debubble.timeline.work import (
-    find_waits,
-    find_work,
-    order_by_use,
-)
+from debubble.timeline.work import find_waits, find_work, order_by_use
 from debubble.trace.columns import Operation, RankTrace
 from debubble.trace.run import Run
 from debubble.units import counted, show_ranks
@@ -76,6 +70,25 @@ class NoChain:
     rings: bool
 
 
+def build_run(run: Run) -> Timeline:
+    """Build the timeline of whatever was read: traces of ranks, or an op table."""
+    if run.ranks or not run.tables:
+        return tell_memory(build_timeline(run.ranks), run.sidecars)
+    return build_from_table(run.tables[0])
+
+
+def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
+    """Turn unlabelled ranks into pipelines of named passes, each on one clock."""
+    named, unknown_groups = name_peers(traces)
+    by_rank = {trace.rank: trace for trace in named}
+    groups = [[by_rank[rank] for rank in ranks] for ranks in find_parts(named)]
+    marked = any(marks_steps(trace) for trace in named)
+    built = [build_part(part, marked=marked) for part in groups]
+    if not all_inferred_alike(built):
+        built = [build_part(part, marked=False, may_infer=False) for part in groups]
+    return join_parts(built, unknown_groups)
+
+
 def build_part(
     named: Sequence[RankTrace], *, marked: bool, may_infer: bool = True
 ) -> Timeline | NoChain:
@@ -83,142 +96,140 @@ def build_part(
 
     `marked`: some rank of the run, of this part or not, marks steps.
     """
-    work = [find_work(trace) for trace in named]
-    if rings := find_rings(named, work):
-        named = tuple(as_collectives(trace, rings) for trace in named)
-        work = [find_work(trace) for trace in named]
-    ranks = [
-        prepare(trace, computed, find_steps(trace) if marked else whole_run())
-        for trace, computed in zip(named, work, strict=True)
-    ]
-    messages = {rank.rank: leading(rank) for rank in ranks}
-    chains = join_over_missing(find_chains(messages), named, messages)
-    chains = tuple(chain for chain in chains if len(chain.ranks) > 1)
+    # Who. Traces → what each rank computed and exchanged → the order of ranks in each pipeline.
+    ranks, rings = _record_ranks(named, marked=marked)
+    chains = _order_ranks(ranks)
     if not chains:
-        return NoChain(messages=sum(len(rank.messages) for rank in ranks), rings=bool(rings))
-    gaps: list[Gap] = []
-    inferred = False
-    if marked:
-        gaps += _beside_marks(ranks, chains)
-    elif may_infer:
-        ranks, inferred = _in_inferred_steps(ranks, chains)
-        marked = inferred
-    posted = {r.rank: Posted(messages=r.messages, step=r.message_step) for r in ranks}
-    across = _pairs_across_steps(posted, chains, marked)
+        return NoChain(messages=sum(len(rank.messages) for rank in ranks), rings=rings)
+
+    # Steps. The profiler's marks, else the pipelines' own rhythm → the step of work and messages.
+    gaps = _beside_marks(ranks, chains) if marked else []
+    inferred = _in_inferred_steps(ranks, chains) if may_infer and not marked else None
+    in_steps = marked or inferred is not None
+    ranks = inferred or ranks
+
+    # Transfers and clock. Sends and receives → pairs → are they of one run → one clock for all.
+    posted = {rank.rank: rank.posted for rank in ranks}
+    across = _pairs_across_steps(posted, chains, in_steps=in_steps)
     transfers, unmatched = match_transfers(posted, across)
-    found = [find_mixed(ranks, chain, transfers, across) for chain in chains]
-    gaps += [gap for gap in found if gap]
+    mixed = [find_mixed(ranks, chain, transfers, across) for chain in chains]
+    gaps += [gap for gap in mixed if gap]
     clocks = align(transfers, posted)
+
+    # Passes. Labels, else what the host launched between messages → the pass of all work.
+    assigned: list[dict[int, Assignment]] = []
+    for chain in chains:
+        passes_of_ranks, unknown = _assign_passes(chain, ranks, posted, in_steps=in_steps)
+        assigned.append(passes_of_ranks)
+        gaps += unknown
+
+    # Memory and layers. Work with its pass → the line of each rank, what its stages are made of.
     lines: list[RankTimeline] = []
-    parts: list[Passes] = []
+    passes: list[Passes] = []
     for number, chain in enumerate(chains):
-        before = {} if marked else _batches_before(posted, chain)
-        around = _name_around(chain, ranks, gaps) if marked else {}
-        numbers: dict[str, int] = {}
-        stages_seen: list[StagePasses] = []
-        mine: list[RankTimeline] = []
-        for rank in (one for one in ranks if one.rank in chain.ranks):
-            assignment = around.get(rank.rank) or _assign(rank, chain, ranks, before.get(rank.rank))
-            assignment, data = without_bystanders(rank, assignment)
-            position, offset = chain.ranks.index(rank.rank), clocks.offset_ns[rank.rank]
-            passes = passes_of(rank, assignment, position)
-            stages = tuple(sorted(set(passes.stage.tolist())))
-            parts.append(shift_passes(passes, offset))
-            place = number, position
-            line = line_of(rank, assignment, data, stages=stages, place=place, offset=offset)
-            mine.append(replace(line, members=chain.ranks))
-            stages_seen += stage_passes_of(rank, assignment, position, numbers)
-        lines += _with_layers(mine, stages_seen, _divided(chain, ranks))
-    steps = {step for rank in ranks for step in rank.work_step.tolist() if marked and step >= 0}
+        drawn, ran = _draw_pipeline(number, chain, ranks, assigned[number], clocks.offset_ns)
+        lines += drawn
+        passes += ran
+
+    # Figures are made of this by `figures.measure_pipeline`, for each pipeline.
+    steps = {step for rank in ranks for step in rank.work_step.tolist() if in_steps and step >= 0}
     return Timeline(
         ranks=tuple(sorted(lines, key=lambda line: (line.pipeline, line.position))),
-        passes=join_columns(parts, by="start_ns"),
+        passes=join_columns(passes, by="start_ns"),
         transfers=shift_transfers(transfers, clocks),
         steps=tuple(sorted(steps)),
         clock_uncertainty_ns=clocks.uncertainty_ns,
         gaps=tuple(gaps),
         unmatched=unmatched,
-        inferred=inferred,
-        mixed=frozenset(number for number, gap in enumerate(found) if gap),
+        inferred=inferred is not None,
+        mixed=frozenset(number for number, gap in enumerate(mixed) if gap),
     )
 
 
-def _divided(chain: Chain, ranks: Sequence[Prepared]) -> Parallelism:
-    """Return how the job of a pipeline is divided, and by whose framework.
-
-    DeepSpeed names nothing, but nobody else posts the receive of a gradient before it sends the
-    output of the forward pass that it has just run, each by itself.
-    """
-    first = next((one for one in ranks if one.rank in chain.ranks), None)
-    if first is None:
-        return Parallelism()
-    found = divide(first.trace.groups)
-    following = chain.beside(first.rank).next
-    messages = first.messages
-    mine = (messages.peer == following) & (first.message_step >= 0)
-    after_work = np.searchsorted(first.work.issued_ns, messages.issued_ns[mine])
-    sends, fused = messages.is_send[mine], messages.fused[mine]
-    together = np.diff(after_work) == 0
-    backwards = together & ~sends[:-1] & sends[1:] & ~fused[1:]
-    forwards = together & sends[:-1] & ~sends[1:] & ~fused[1:]
-    if (
-        found.framework is None
-        and first.rank == chain.ranks[0]
-        and backwards.sum() > max(1, int(forwards.sum()))
-    ):
-        found = replace(found, framework="deepspeed")
-    return read_shape(found, _usual_shape(first))
+# Who: what each rank did, and the order of ranks in their pipelines.
 
 
-def _usual_shape(one: Prepared) -> str:
-    """Return the shape of most of what a rank sends, where shapes were recorded."""
-    operators = one.trace.operators
-    shapes = operators.shape[(operators.operation == Operation.SEND) & (operators.shape >= 0)]
-    return one.trace.names[int(np.bincount(shapes).argmax())] if len(shapes) else ""
+def _record_ranks(named: Sequence[RankTrace], *, marked: bool) -> tuple[list[RankRecord], bool]:
+    """List what each rank computed and exchanged; rings as collectives, and if there are any."""
+    work = [find_work(trace) for trace in named]
+    rings = find_rings(named, work)
+    if rings:
+        named = [as_collectives(trace, rings) for trace in named]
+        work = [find_work(trace) for trace in named]
+    ranks = [
+        record_rank(trace, computed, find_steps(trace) if marked else whole_run())
+        for trace, computed in zip(named, work, strict=True)
+    ]
+    return ranks, bool(rings)
 
 
-def _with_layers(
-    lines: Sequence[RankTimeline], seen: Sequence[StagePasses], divided: Parallelism
-) -> Iterator[RankTimeline]:
-    """Count the layers of a pipeline's stages, which are alike on all of them."""
-    layers = count_layers(seen)
-    again = recomputed_share(seen)
-    for line in lines:
-        known = tuple(layers[stage] for stage in line.stages if stage in layers)
-        yield replace(line, layers=known, recomputed_share=again, parallelism=divided)
+def _order_ranks(ranks: Sequence[RankRecord]) -> list[Chain]:
+    """Chain the ranks of each pipeline, by their first messages and over ranks without a trace."""
+    messages = {rank.rank: leading(rank) for rank in ranks}
+    pieces, traces = find_chains(messages), [rank.trace for rank in ranks]
+    joined = join_over_missing(pieces, traces, messages)
+    return [chain for chain in joined if len(chain.ranks) > 1]
+
+
+# Steps: where no mark tells them, the rhythm does, unless messages contradict it.
+
+
+def _beside_marks(ranks: Sequence[RankRecord], chains: Sequence[Chain]) -> list[Gap]:
+    """Name the ranks that exchange messages before their first mark, or after their last one."""
+    found = []
+    for rank in ranks:
+        if len(rank.steps.number) and any(rank.rank in chain.ranks for chain in chains):
+            issued = rank.messages.issued_ns[rank.message_step < 0]
+            ends = (issued < rank.steps.start_ns[0]) | (issued >= rank.steps.end_ns[-1])
+            found += [rank.rank] if ends.any() else []
+    if not found:
+        return []
+    who = numbered("rank", found)
+    return [
+        Gap(
+            code=Code.CUT_STEPS,
+            message=f"a step before or after the marked ones, captured in part by {who}, left out",
+            hint="let the capture begin and end between two steps",
+        )
+    ]
 
 
 def _in_inferred_steps(
-    ranks: Sequence[Prepared], chains: Sequence[Chain]
-) -> tuple[list[Prepared], bool]:
-    """Part a run that marks no steps by its own rhythm, where every pipeline shows one."""
+    ranks: Sequence[RankRecord], chains: Sequence[Chain]
+) -> list[RankRecord] | None:
+    """Part a run that marks no steps by its own rhythm; None where a pipeline shows none.
+
+    Nor where messages then arrive before they are sent, and in their mere order do not.
+    """
     found: dict[int, Steps] = {}
     for chain in chains:
-        mine = [one for one in ranks if one.rank in chain.ranks]
-        assigned = {one.rank: _assign(one, chain, ranks, 0) for one in mine}
+        mine = [rank for rank in ranks if rank.rank in chain.ranks]
+        assigned = {rank.rank: _assign(rank, chain, ranks, 0) for rank in mine}
         steps = infer_steps(mine, chain, assigned)
         if steps is None:
-            return list(ranks), False
+            return None
         found |= steps
-    parted = [one.in_steps(found[one.rank]) if one.rank in found else one for one in ranks]
-    if _contradict(parted, chains, marked=True) and not _contradict(ranks, chains, marked=False):
-        return list(ranks), False
-    return parted, True
+    parted = [rank.in_steps(found[rank.rank]) if rank.rank in found else rank for rank in ranks]
+
+    def contradicted(records: Sequence[RankRecord], *, in_steps: bool) -> bool:
+        posted = {rank.rank: rank.posted for rank in records}
+        across = _pairs_across_steps(posted, chains, in_steps=in_steps)
+        transfers, _ = match_transfers(posted, across)
+        return any(contradict(transfers, chain.ranks) for chain in chains)
+
+    if contradicted(parted, in_steps=True) and not contradicted(ranks, in_steps=False):
+        return None
+    return parted
 
 
-def _contradict(ranks: Sequence[Prepared], chains: Sequence[Chain], *, marked: bool) -> bool:
-    """Tell whether messages arrive before they are sent, as steps pair them or their mere order."""
-    posted = {r.rank: Posted(messages=r.messages, step=r.message_step) for r in ranks}
-    across = _pairs_across_steps(posted, chains, marked)
-    transfers, _ = match_transfers(posted, across)
-    return any(contradict(transfers, chain.ranks) for chain in chains)
+# Transfers: between which ranks steps tell what belongs together.
 
 
 def _pairs_across_steps(
-    posted: Mapping[int, Posted], chains: Sequence[Chain], marked: bool
+    posted: Mapping[int, RankMessages], chains: Sequence[Chain], *, in_steps: bool
 ) -> set[tuple[int, int]]:
     """Return the pairs of ranks between which steps say nothing: all, or a server's ends."""
-    if not marked:
+    if not in_steps:
         return {(source, destination) for source in posted for destination in posted}
     ends = [(chain.ranks[0], chain.ranks[1], chain.ranks[-1]) for chain in chains]
     return {
@@ -228,7 +239,27 @@ def _pairs_across_steps(
     }
 
 
-def _batches_before(posted: Mapping[int, Posted], chain: Chain) -> dict[int, int]:
+# Passes: by labels, by structure, or around a loop of stages.
+
+
+def _assign_passes(
+    chain: Chain,
+    ranks: Sequence[RankRecord],
+    posted: Mapping[int, RankMessages],
+    *,
+    in_steps: bool,
+) -> tuple[dict[int, Assignment], list[Gap]]:
+    """Name the passes of each rank of a pipeline; say where stages cannot be told apart."""
+    before = {} if in_steps else _batches_before(posted, chain)
+    around, gaps = _name_around(chain, ranks) if in_steps else ({}, [])
+    return {
+        rank.rank: around.get(rank.rank) or _assign(rank, chain, ranks, before.get(rank.rank))
+        for rank in ranks
+        if rank.rank in chain.ranks
+    }, gaps
+
+
+def _batches_before(posted: Mapping[int, RankMessages], chain: Chain) -> dict[int, int]:
     """Return what to add to a rank's count of batches, where captures began at different ones."""
     first = [0]
     for left, right in pairwise(chain.ranks):
@@ -237,11 +268,11 @@ def _batches_before(posted: Mapping[int, Posted], chain: Chain) -> dict[int, int
             shift = find_shift(posted, left, right)
             shift -= count_cut_off(posted[left].messages, chain.beside(left))
         first.append(first[-1] + shift)
-    return {rank: one - min(first) for rank, one in zip(chain.ranks, first, strict=True)}
+    return {rank: batch - min(first) for rank, batch in zip(chain.ranks, first, strict=True)}
 
 
 def _assign(
-    rank: Prepared, chain: Chain, ranks: Sequence[Prepared], before: int | None
+    rank: RankRecord, chain: Chain, ranks: Sequence[RankRecord], before: int | None
 ) -> Assignment:
     """Name the passes of a rank. Without steps labels repeat from batch to batch, so count on."""
     labelled = assign_by_labels(rank.trace, rank.work) if before is None else None
@@ -257,73 +288,117 @@ def _assign(
     return replace(found, microbatch=found.microbatch + (before or 0))
 
 
-def _posts(rank: Prepared) -> Posts:
-    messages, step = rank.messages, rank.message_step
-    if not len(rank.trace.kernels):
-        messages, step = order_by_use(messages, step)
-    return Posts(messages=messages, step=step, waits_ns=find_waits(rank.trace))
-
-
-def _name_around(chain: Chain, ranks: Sequence[Prepared], gaps: list[Gap]) -> dict[int, Assignment]:
+def _name_around(
+    chain: Chain, ranks: Sequence[RankRecord]
+) -> tuple[dict[int, Assignment], list[Gap]]:
     """Name the passes of unlabelled ranks that hold several stages each; say where none can be."""
     mine = {rank.rank: rank for rank in ranks if rank.rank in chain.ranks}
     if len(mine) < len(chain.ranks) or any(has_labels(rank.trace) for rank in mine.values()):
-        return {}
+        return {}, []
     hosts = [
         Host(
             rank=rank,
             work=mine[rank].work,
             step=mine[rank].work_step,
             posts=_posts(mine[rank]),
-            sent_at_a_time=_sent_at_a_time(ranks, rank, following or chain.ranks[0]),
+            sent_at_a_time=_sent_at_a_time(ranks, rank, chain.beside(rank).next or chain.ranks[0]),
         )
         for rank in chain.ranks
-        for following in (chain.beside(rank).next,)
     ]
     named = name_around(hosts)
-    if named is None and holds_several(hosts[0]):
-        gaps.append(_stages_unknown(chain))
-        return {
-            host.rank: count_pieces(host, receives_first=place > 0)
-            for place, host in enumerate(hosts)
-        }
-    return named or {}
-
-
-def _sent_at_a_time(ranks: Sequence[Prepared], source: int | None, destination: int) -> int:
-    """Ask the sender, who sends when it has computed; receives may be posted long ahead."""
-    sender = next((rank for rank in ranks if rank.rank == source), None)
-    return messages_a_pass(sender.messages, sender.work, destination) if sender else 1
-
-
-def _beside_marks(ranks: Sequence[Prepared], chains: Sequence[Chain]) -> list[Gap]:
-    """Name the ranks that exchange messages before their first mark, or after their last one."""
-    found = []
-    for one in ranks:
-        outside = one.message_step < 0
-        if len(one.steps.number) and any(one.rank in chain.ranks for chain in chains):
-            issued = one.messages.issued_ns[outside]
-            ends = (issued < one.steps.start_ns[0]) | (issued >= one.steps.end_ns[-1])
-            found += [one.rank] if ends.any() else []
-    if not found:
-        return []
-    who = f"{'rank' if len(found) == 1 else 'ranks'} {show_ranks(found)}"
-    return [
-        Gap(
-            code=Code.CUT_STEPS,
-            message=f"a step before or after the marked ones, captured in part by {who}, left out",
-            hint="let the capture begin and end between two steps",
-        )
-    ]
-
-
-def _stages_unknown(chain: Chain) -> Gap:
-    return Gap(
+    if named is not None or not holds_several(hosts[0]):
+        return named or {}, []
+    unknown = Gap(
         code=Code.STAGES_UNKNOWN,
         message=f"ranks {show_ranks(chain.ranks)} hold several stages each, "
         "and their passes are in no order that is known: all of a rank count as one stage",
         hint="label passes as torch does, such as record_function('PP:4F0'): stage 4, microbatch 0",
     )
+    counted_only = {
+        host.rank: count_pieces(host, receives_first=position > 0)
+        for position, host in enumerate(hosts)
+    }
+    return counted_only, [unknown]
+
+
+def _posts(rank: RankRecord) -> Posts:
+    messages, step = rank.messages, rank.message_step
+    if not len(rank.trace.kernels):
+        messages, step = order_by_use(messages, step)
+    return Posts(messages=messages, step=step, waits_ns=find_waits(rank.trace))
+
+
+def _sent_at_a_time(ranks: Sequence[RankRecord], source: int | None, destination: int) -> int:
+    """Ask the sender, who sends when it has computed; receives may be posted long ahead."""
+    sender = next((rank for rank in ranks if rank.rank == source), None)
+    return messages_a_pass(sender.messages, sender.work, destination) if sender else 1
+
+
+# Memory and layers: the line of each rank.
+
+
+def _draw_pipeline(
+    number: int,
+    chain: Chain,
+    ranks: Sequence[RankRecord],
+    assigned: Mapping[int, Assignment],
+    offset_ns: Mapping[int, int],
+) -> tuple[list[RankTimeline], list[Passes]]:
+    """Return the lines of a pipeline's ranks and their passes, on one clock.
+
+    Layers are counted over all stages at once: they are alike on all of them.
+    """
+    lines: list[RankTimeline] = []
+    passes: list[Passes] = []
+    seen: list[StagePasses] = []
+    numbers: dict[str, int] = {}
+    for rank in (rank for rank in ranks if rank.rank in chain.ranks):
+        assignment, data = without_bystanders(rank, assigned[rank.rank])
+        position, offset = chain.ranks.index(rank.rank), offset_ns[rank.rank]
+        ran = passes_of(rank, assignment, position, offset)
+        stages = tuple(sorted(set(ran.stage.tolist())))
+        place = number, position
+        line = line_of(rank, assignment, data, stages=stages, place=place, offset=offset)
+        lines.append(replace(line, members=chain.ranks))
+        passes.append(ran)
+        seen += stage_passes_of(rank, assignment, position, numbers)
+    layers, again, divided = count_layers(seen), recomputed_share(seen), _divide(chain, ranks)
+    for row, line in enumerate(lines):
+        known = tuple(layers[stage] for stage in line.stages if stage in layers)
+        lines[row] = replace(line, layers=known, recomputed_share=again, parallelism=divided)
+    return lines, passes
+
+
+def _divide(chain: Chain, ranks: Sequence[RankRecord]) -> Parallelism:
+    """Return how the job of a pipeline is divided, by whose framework; sizes by its messages.
+
+    DeepSpeed names nothing, but nobody else posts the receive of a gradient before it sends the
+    output of the forward pass that it has just run, each by itself.
+    """
+    first = next((rank for rank in ranks if rank.rank in chain.ranks), None)
+    if first is None:
+        return Parallelism()
+    found = divide(first.trace.groups)
+    messages = first.messages
+    mine = (messages.peer == chain.beside(first.rank).next) & (first.message_step >= 0)
+    after_work = np.searchsorted(first.work.issued_ns, messages.issued_ns[mine])
+    sends, fused = messages.is_send[mine], messages.fused[mine]
+    together = np.diff(after_work) == 0
+    backwards = together & ~sends[:-1] & sends[1:] & ~fused[1:]
+    forwards = together & sends[:-1] & ~sends[1:] & ~fused[1:]
+    if (
+        found.framework is None
+        and first.rank == chain.ranks[0]
+        and backwards.sum() > max(1, int(forwards.sum()))
+    ):
+        found = replace(found, framework="deepspeed")
+    operators = first.trace.operators
+    shapes = operators.shape[(operators.operation == Operation.SEND) & (operators.shape >= 0)]
+    usual = first.trace.names[int(np.bincount(shapes).argmax())] if len(shapes) else ""
+    return read_shape(found, usual)
+
+
+# Parts of a run: ranks that exchange messages, built each by itself and put together.
 
 
 def find_parts(named: Sequence[RankTrace]) -> tuple[tuple[int, ...], ...]:
@@ -337,25 +412,20 @@ def find_parts(named: Sequence[RankTrace]) -> tuple[tuple[int, ...], ...]:
             rank = parent[rank]
         return rank
 
-    captured = [trace.rank for trace in named if trace.rank is not None]
-    for rank, peers in _talks(named):
-        for peer in peers:
-            parent[root(peer)] = root(rank)
+    def unite(rank: int, others: Collection[int]) -> None:
+        for other in others:
+            parent[root(other)] = root(rank)
+
+    captured = {trace.rank: trace.operators for trace in named if trace.rank is not None}
+    for rank, operators in captured.items():
+        posts = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+        unite(rank, np.unique(operators.peer[posts & (operators.peer >= 0)]).tolist())
+    for members in pipeline_groups(named):
+        unite(members[0], members[1:])
     parts: dict[int, list[int]] = {}
     for rank in sorted(captured):
         parts.setdefault(root(rank), []).append(rank)
     return tuple(tuple(ranks) for ranks in parts.values())
-
-
-def _talks(named: Sequence[RankTrace]) -> Iterable[tuple[int, Iterable[int]]]:
-    for trace in named:
-        if trace.rank is None:
-            continue
-        operators = trace.operators
-        posts = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
-        yield trace.rank, np.unique(operators.peer[posts & (operators.peer >= 0)]).tolist()
-    for members in pipeline_groups(named):
-        yield members[0], members[1:]
 
 
 def all_inferred_alike(parts: Sequence[Timeline | NoChain]) -> bool:
@@ -368,31 +438,23 @@ def join_parts(parts: Sequence[Timeline | NoChain], gaps: Sequence[Gap] = ()) ->
     built = [part for part in parts if isinstance(part, Timeline)]
     if not built:
         raise _no_pipeline([part for part in parts if isinstance(part, NoChain)], gaps)
-    numbers = number_pipelines(members for part in built for members in part.members.values())
+    members = sorted(members for part in built for members in part.members.values())
+    numbers = {ranks: number for number, ranks in enumerate(members)}
     built = [renumber(part, numbers) for part in built]
     if len(built) == 1:
         return replace(built[0], gaps=(*gaps, *built[0].gaps))
+    ranks = [rank for part in built for rank in part.ranks]
     return Timeline(
-        ranks=tuple(
-            sorted(
-                (rank for part in built for rank in part.ranks),
-                key=lambda rank: (rank.pipeline, rank.position),
-            )
-        ),
+        ranks=tuple(sorted(ranks, key=lambda rank: (rank.pipeline, rank.position))),
         passes=join_columns([part.passes for part in built], by="start_ns"),
         transfers=join_columns([part.transfers for part in built], by="receive_end_ns"),
         steps=tuple(sorted({step for part in built for step in part.steps})),
         clock_uncertainty_ns=max(part.clock_uncertainty_ns for part in built),
         gaps=(*gaps, *(gap for part in built for gap in part.gaps)),
-        unmatched=tuple(one for part in built for one in part.unmatched),
+        unmatched=tuple(left_over for part in built for left_over in part.unmatched),
         inferred=any(part.inferred for part in built),
         mixed=frozenset(number for part in built for number in part.mixed),
     )
-
-
-def number_pipelines(members: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """Give each pipeline of a whole run its number."""
-    return {ranks: number for number, ranks in enumerate(sorted(members))}
 
 
 def renumber(part: Timeline, numbers: Mapping[tuple[int, ...], int]) -> Timeline:
@@ -421,22 +483,3 @@ def _no_pipeline(parts: Sequence[NoChain], unknown_groups: Sequence[Gap]) -> NoP
         f"no pipeline can be told: the peers of all {counted(posts, 'message')} are unknown",
         hint=unknown_groups[0].hint if unknown_groups else "record with record_shapes=True",
     )
-
-
-def build_run(run: Run) -> Timeline:
-    """Build the timeline of whatever was read: traces of ranks, or an op table."""
-    if run.ranks or not run.tables:
-        return tell_memory(build_timeline(run.ranks), run.sidecars)
-    return build_from_table(run.tables[0])
-
-
-def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
-    """Turn unlabelled ranks into pipelines of named passes, each on one clock."""
-    named, unknown_groups = name_peers(traces)
-    by_rank = {trace.rank: trace for trace in named}
-    groups = [[by_rank[rank] for rank in ranks] for ranks in find_parts(named)]
-    marked = any(marks_steps(trace) for trace in named)
-    built = [build_part(part, marked=marked) for part in groups]
-    if not all_inferred_alike(built):
-        built = [build_part(part, marked=False, may_infer=False) for part in groups]
-    return join_parts(built, unknown_groups)

@@ -1,9 +1,17 @@
-"""Who sends to whom in → peers, the chain of stages, who is missing, rings that are none.
+"""Who sends to whom in → peers by their ranks, the chains of ranks, rings that are no pipeline.
 
-gloo's operators tell the peer as its group counts it, and not which group. The wrong groups
-contradict themselves: all first stages of a data-parallel group send to its member 1, member 1 to
-itself; and what one rank sends under the wrong group, no other receives. A group whose members
-agree about every message is believed; where several do, one that is called after the pipeline.
+Forward comes before backward, so the first messages tell who passes to whom:
+
+    rank 0   send to 1 …                              the first: it sends before it receives
+    rank 1   receive from 0, send to 2 …
+    rank 2   receive from 1, send to 1 (a gradient)   the last: what it answers is no hop
+    →        chain 0, 1, 2
+
+Three things stand in the way. gloo's operators tell the peer as its group counts it, and not which
+group. The wrong groups contradict themselves: all first stages of a data-parallel group send to its
+member 1, member 1 to itself; and what one rank sends under the wrong group, no other receives. A
+group whose members agree about every message is believed; where several do, one that is called
+after the pipeline.
 
 Ranks that were not captured cannot tell whom they pass to: two of them side by side tear a pipeline
 apart. The process group that the messages went through still lists all its ranks in their order.
@@ -11,7 +19,7 @@ apart. The process group that the messages went through still lists all its rank
 Context parallelism sends keys and values around the ranks that share a stage, point to point, many
 times in each pass. Nobody waits for an input before it sends: each rank of a ring posts its sends
 together with as many receives, always, from the first on. In a pipeline all but the first rank
-receive first, then compute, and then send.
+receive first, then compute, and then send. See docs/explanation/how-the-timeline-is-built.md.
 """
 
 from __future__ import annotations
@@ -30,8 +38,36 @@ from debubble.timeline.work import Messages, Work, ends_of_posts, find_messages
 from debubble.trace.columns import Group, KernelKind, Operation, RankTrace
 from debubble.units import counted
 
+# A buffer made for a receive, between the send and it, is no compute.
+_ALLOCATION = "aten::empty"
+# One rank alone may as well be the first of a pipeline that sends one microbatch a step.
+_FEWEST_MEMBERS = 2
+
 Edges = set[tuple[bool, int]]
 """Whether sent, and the peer as its group counts it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The ranks of one pipeline in the order a microbatch goes through them."""
+
+    ranks: tuple[int, ...]
+
+    def beside(self, rank: int) -> Neighbours:
+        """Return a rank's neighbours."""
+        position = self.ranks.index(rank)
+        return Neighbours(
+            previous=self.ranks[position - 1] if position else None,
+            next=self.ranks[position + 1] if position + 1 < len(self.ranks) else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingPlace:
+    """Whom a rank receives from and sends to in a ring."""
+
+    source: int
+    target: int
 
 
 def name_peers(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tuple[Gap, ...]]:
@@ -43,58 +79,56 @@ def name_peers(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tupl
 def choose_groups(
     traces: Sequence[RankTrace],
 ) -> tuple[dict[int, tuple[int, ...]], tuple[Gap, ...]]:
-    """Return whom each rank's unnamed peers are counted among, where that can be told."""
-    edges = {trace.rank: _edges(trace) for trace in traces if trace.rank is not None}
+    """Return whom each rank's unnamed peers are counted among, where that is certain."""
+    edges: dict[int, Edges] = {}
+    for trace in traces:
+        if trace.rank is not None:
+            rows, operators = _unnamed(trace), trace.operators
+            sent = (operators.operation[rows] == Operation.SEND).tolist()
+            peers = operators.local_peer[rows].tolist()
+            edges[trace.rank] = set(zip(sent, peers, strict=True))
     chosen: dict[int, tuple[int, ...]] = {}
     gaps = []
     for trace in traces:
         rank = trace.rank
         if rank is None or not edges[rank]:
             continue
-        members = _members(trace, rank, edges)
-        if members is None:
-            gaps.append(_unknown_group(trace, rank))
-        else:
-            chosen[rank] = members
+        fitting = [group for group in trace.groups if _agrees(group, rank, edges)]
+        if len({group.ranks for group in fitting}) > 1:
+            fitting = [group for group in fitting if role_of(group) is Role.PIPELINE]
+        members = {group.ranks for group in fitting}
+        if len(members) == 1:
+            chosen[rank] = members.pop()
+            continue
+        count = counted(int(_unnamed(trace).sum()), "message")
+        gaps.append(
+            Gap(
+                code=Code.UNKNOWN_GROUP,
+                message=f"{count} left out: their process group, and so their peer, cannot be told",
+                hint="name the pipeline's group, such as new_group(ranks, group_desc='pp')",
+                file=trace.file,
+                rank=rank,
+            )
+        )
     return chosen, tuple(gaps)
 
 
-def rank_of(trace: RankTrace) -> int:
-    """Return a rank that was settled; -1 where none was."""
-    return UNKNOWN if trace.rank is None else trace.rank
-
-
-def _unnamed(trace: RankTrace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _unnamed(trace: RankTrace) -> Flags:
     operators = trace.operators
     messages = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
     return messages & (operators.peer < 0) & (operators.local_peer >= 0)
-
-
-def _edges(trace: RankTrace) -> Edges:
-    rows = _unnamed(trace)
-    sent = (trace.operators.operation[rows] == Operation.SEND).tolist()
-    return set(zip(sent, trace.operators.local_peer[rows].tolist(), strict=True))
-
-
-def _members(trace: RankTrace, rank: int, edges: Mapping[int, Edges]) -> tuple[int, ...] | None:
-    """Return the members of the group that the messages went through; None where not certain."""
-    fitting = [group for group in trace.groups if _agrees(group, rank, edges)]
-    if len({group.ranks for group in fitting}) > 1:
-        fitting = [group for group in fitting if role_of(group) is Role.PIPELINE]
-    found = {group.ranks for group in fitting}
-    return found.pop() if len(found) == 1 else None
 
 
 def _agrees(group: Group, rank: int, edges: Mapping[int, Edges]) -> bool:
     """Tell whether all captured members of a group could have exchanged these messages in it."""
     if rank not in group.ranks:
         return False
-    for place, member in enumerate(group.ranks):
+    for position, member in enumerate(group.ranks):
         for sent, peer in edges.get(member, ()):
-            if peer >= len(group.ranks) or peer == place:
+            if peer >= len(group.ranks) or peer == position:
                 return False
             other = edges.get(group.ranks[peer])
-            if other is not None and (not sent, place) not in other:
+            if other is not None and (not sent, position) not in other:
                 return False
     return True
 
@@ -105,44 +139,16 @@ def translate_peers(trace: RankTrace, members: tuple[int, ...] | None) -> RankTr
         return trace
     operators = trace.operators
     rows = _unnamed(trace)
-    known = np.array(members, dtype=np.int32)
-    peer: I32 = np.full(len(operators), UNKNOWN, dtype=np.int32)
-    peer[rows] = known[operators.local_peer[rows]]
+    peer: I32 = operators.peer.copy()
+    peer[rows] = np.array(members, dtype=np.int32)[operators.local_peer[rows]]
     found = next(row for row, group in enumerate(trace.groups) if group.ranks == members)
-    return replace(
-        trace,
-        operators=replace(
-            operators,
-            peer=np.where(rows, peer, operators.peer),
-            group=np.where(rows, np.int32(found), operators.group),
-        ),
-    )
+    group = np.where(rows, np.int32(found), operators.group)
+    return replace(trace, operators=replace(operators, peer=peer, group=group))
 
 
-def _unknown_group(trace: RankTrace, rank: int) -> Gap:
-    count = counted(int(_unnamed(trace).sum()), "message")
-    return Gap(
-        code=Code.UNKNOWN_GROUP,
-        message=f"{count} left out: their process group, and so their peer, cannot be told",
-        hint="name the pipeline's group, such as new_group(ranks, group_desc='pp')",
-        file=trace.file,
-        rank=rank,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
-    """The ranks of one pipeline in the order a microbatch goes through them."""
-
-    ranks: tuple[int, ...]
-
-    def beside(self, rank: int) -> Neighbours:
-        """Return a rank's neighbours."""
-        place = self.ranks.index(rank)
-        return Neighbours(
-            previous=self.ranks[place - 1] if place else None,
-            next=self.ranks[place + 1] if place + 1 < len(self.ranks) else None,
-        )
+def rank_of(trace: RankTrace) -> int:
+    """Return a rank that was settled; -1 where none was."""
+    return UNKNOWN if trace.rank is None else trace.rank
 
 
 def find_chains(messages: Mapping[int, Messages]) -> tuple[Chain, ...]:
@@ -155,7 +161,7 @@ def find_chains(messages: Mapping[int, Messages]) -> tuple[Chain, ...]:
     server may be captured while it runs.
     """
     after: dict[int, int] = {}
-    heads = []
+    heads = set()
     for rank, posts in sorted(messages.items()):
         if not (posts.peer >= 0).any():
             continue
@@ -166,12 +172,19 @@ def find_chains(messages: Mapping[int, Messages]) -> tuple[Chain, ...]:
             after.setdefault(previous, rank)
             after.setdefault(rank, following)
         elif posts.is_send[first]:
-            heads.append(rank)
+            heads.add(rank)
             after.setdefault(rank, peer)
         else:
             after.setdefault(peer, rank)
-    _lead_to_missing(after, messages)
-    chains = [_follow(head, after) for head in _all_heads(heads, after)]
+    # A rank that was not captured cannot tell who leads to it.
+    for rank, posts in sorted(messages.items()):
+        peer = _first_peer(posts, is_send=True)
+        if rank in after or peer in messages or peer in after.values():
+            continue
+        if peer != UNKNOWN and peer != _first_peer(posts, is_send=False):
+            after[rank] = peer
+    heads |= set(after) - set(after.values())  # the pipeline's first rank was not captured
+    chains = [_follow(head, after) for head in sorted(heads)]
     placed = {rank for chain in chains for rank in chain.ranks}
     while left := sorted(set(after) - placed):
         ring = _follow(left[0], after).ranks
@@ -180,20 +193,10 @@ def find_chains(messages: Mapping[int, Messages]) -> tuple[Chain, ...]:
     return tuple(chains)
 
 
-def _lead_to_missing(after: dict[int, int], messages: Mapping[int, Messages]) -> None:
-    """Let ranks lead to a rank that was not captured and so cannot tell who leads to it."""
-    for rank, posts in sorted(messages.items()):
-        first = _first_peer(posts, is_send=True)
-        if first is None or rank in after or first in messages or first in after.values():
-            continue
-        if first != _first_peer(posts, is_send=False):
-            after[rank] = first
-
-
-def _first_peer(posts: Messages, *, is_send: bool) -> int | None:
+def _first_peer(posts: Messages, *, is_send: bool) -> int:
     """Return whom a rank first sends to or receives from; a last rank may send to nobody."""
     mine = (posts.is_send == is_send) & (posts.peer >= 0)
-    return int(posts.peer[_first(posts, mine)]) if mine.any() else None
+    return int(posts.peer[_first(posts, mine)]) if mine.any() else UNKNOWN
 
 
 def _first(posts: Messages, kept: Flags) -> int:
@@ -230,26 +233,22 @@ def _first_of_ring(ring: tuple[int, ...], messages: Mapping[int, Messages]) -> i
     def weight(rank: int) -> tuple[float, bool, int]:
         posts = messages.get(rank)
         sends_first = posts is not None and bool(posts.is_send[_first(posts, posts.peer >= 0)])
-        return arriving_bytes(rank, messages), not sends_first, rank
+        return _arriving_bytes(rank, messages), not sends_first, rank
 
     return min(ring, key=weight)
 
 
-def arriving_bytes(rank: int, messages: Mapping[int, Messages]) -> float:
+def _arriving_bytes(rank: int, messages: Mapping[int, Messages]) -> float:
     """Return the size of what a rank receives, as itself or its senders tell; else no bound."""
     posts = messages.get(rank)
     if posts is not None:
         arrived = posts.message_bytes[~posts.is_send]
     else:
-        told = (one.message_bytes[one.is_send & (one.peer == rank)] for one in messages.values())
-        arrived = np.concatenate(list(told))
+        senders = messages.values()
+        arrived = np.concatenate(
+            [sent.message_bytes[sent.is_send & (sent.peer == rank)] for sent in senders]
+        )
     return float(np.median(arrived)) if len(arrived) else np.inf
-
-
-def _all_heads(heads: list[int], after: Mapping[int, int]) -> list[int]:
-    """Add ranks that nobody leads to: the pipeline's first rank was not captured."""
-    led_to = set(after.values())
-    return sorted({*heads, *(rank for rank in after if rank not in led_to)})
 
 
 def _follow(head: int, after: Mapping[int, int]) -> Chain:
@@ -293,17 +292,14 @@ def pipeline_groups(traces: Sequence[RankTrace]) -> set[tuple[int, ...]]:
     for trace in traces:
         operators = trace.operators
         posts = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+        alone = bool(trace.header.groups) and len({group.ranks for group in trace.groups}) == 1
         for row in np.unique(operators.group[posts & (operators.group >= 0)]).tolist():
             group = trace.groups[row]
-            if len(group.ranks) > 1 and _is_one_pipeline(group, trace):
+            named = role_of(group) is Role.PIPELINE
+            part = len(group.ranks) < (trace.header.world_size or 0)
+            if len(group.ranks) > 1 and (named or alone or part):
                 found.add(group.ranks)
     return found
-
-
-def _is_one_pipeline(group: Group, trace: RankTrace) -> bool:
-    named = role_of(group) is Role.PIPELINE
-    alone = trace.header.groups and {one.ranks for one in trace.groups} == {group.ranks}
-    return named or bool(alone) or len(group.ranks) < (trace.header.world_size or 0)
 
 
 def _begin_with_answered(chain: Chain, messages: Mapping[int, Messages]) -> Chain:
@@ -314,49 +310,31 @@ def _begin_with_answered(chain: Chain, messages: Mapping[int, Messages]) -> Chai
     ends_missing = chain.ranks[0] not in messages and chain.ranks[-1] not in messages
     if not ends_missing:
         return chain
-    weights = sorted((arriving_bytes(rank, messages), rank) for rank in chain.ranks[1:])
-    place = chain.ranks.index(weights[0][1])
+    weights = sorted((_arriving_bytes(rank, messages), rank) for rank in chain.ranks[1:])
+    first = chain.ranks.index(weights[0][1])
     if not 0 < 2 * weights[0][0] < weights[1][0] < np.inf:
         return chain
-    return Chain(ranks=chain.ranks[place:] + chain.ranks[:place])
+    return Chain(ranks=chain.ranks[first:] + chain.ranks[:first])
 
 
-# A buffer made for a receive, between the send and it, is no compute.
-_ALLOCATION = "aten::empty"
-# One rank alone may as well be the first of a pipeline that sends one microbatch a step.
-_FEWEST_MEMBERS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a rank stands in a ring."""
-
-    source: int
-    target: int
-
-
-def find_rings(traces: Sequence[RankTrace], work: Sequence[Work]) -> dict[int, Place]:
+def find_rings(traces: Sequence[RankTrace], work: Sequence[Work]) -> dict[int, RingPlace]:
     """Return the place of each rank that passes blocks around a ring."""
     messages: dict[int, Messages] = {}
-    could: dict[int, list[Place]] = {}
+    could: dict[int, list[RingPlace]] = {}
     for trace, computed in zip(traces, work, strict=True):
         if trace.rank is not None:
             messages[trace.rank] = find_messages(trace)
-            could[trace.rank] = _places(messages[trace.rank], _computes_at(trace, computed))
-    rings: dict[int, Place] = {}
+            allocates = np.array([n.startswith(_ALLOCATION) for n in trace.names] or [False])
+            computes_at = computed.issued_ns[~allocates[computed.name]]
+            could[trace.rank] = _ring_places(messages[trace.rank], computes_at)
+    rings: dict[int, RingPlace] = {}
     for rank in sorted(could):
         for place in could[rank]:
             ring = _follow_ring(rank, place, could) if rank not in rings else {}
             if len(ring) >= _FEWEST_MEMBERS and _all_alike(ring, messages):
                 rings |= ring
-    return rings | _left_alone(rings, could)
-
-
-def _left_alone(
-    rings: Mapping[int, Place], could: Mapping[int, Sequence[Place]]
-) -> dict[int, Place]:
-    """Return the places of ranks whose whole ring is missing, where others of the run have one."""
-    return {
+    # Ranks whose whole ring is missing, where others of the run have one.
+    return rings | {
         rank: place
         for rank, places in could.items()
         for place in places
@@ -364,9 +342,9 @@ def _left_alone(
     }
 
 
-def as_collectives(trace: RankTrace, rings: Mapping[int, Place]) -> RankTrace:
+def as_collectives(trace: RankTrace, rings: Mapping[int, RingPlace]) -> RankTrace:
     """Call a rank's messages around its ring what they are: no pipeline lever removes them."""
-    place = rings.get(-1 if trace.rank is None else trace.rank)
+    place = rings.get(rank_of(trace))
     if place is None:
         return trace
     operators, kernels = trace.operators, trace.kernels
@@ -390,41 +368,38 @@ def as_collectives(trace: RankTrace, rings: Mapping[int, Place]) -> RankTrace:
     )
 
 
-def _computes_at(trace: RankTrace, work: Work) -> I64:
-    allocates = np.array([name.startswith(_ALLOCATION) for name in trace.names] or [False])
-    kept: I64 = work.issued_ns[~allocates[work.name]]
-    return kept
+def _ring_places(posts: Messages, computes_at: I64) -> list[RingPlace]:
+    """Return all pairs of peers between which a rank could stand in a ring.
 
-
-def _places(posts: Messages, computes_at: I64) -> list[Place]:
-    """Return all pairs of peers between which a rank could stand in a ring."""
+    Each batch of messages, with no compute between them, sends to one as often as it receives from
+    the other.
+    """
     batch = np.searchsorted(computes_at, posts.issued_ns)
     known = posts.peer >= 0
     targets = np.unique(posts.peer[known & posts.is_send]).tolist()
     sources = np.unique(posts.peer[known & ~posts.is_send]).tolist()
     return [
-        Place(source=source, target=target)
+        RingPlace(source=source, target=target)
         for source, target in product(sources, targets)
-        if _balanced(
+        if np.array_equal(
             batch[posts.is_send & (posts.peer == target)],
             batch[~posts.is_send & (posts.peer == source)],
         )
     ]
 
 
-def _balanced(sent: I64, received: I64) -> bool:
-    """Tell whether each batch of messages, with no compute between them, sends and receives."""
-    return len(sent) == len(received) and bool((sent == received).all())
-
-
-def _follow_ring(rank: int, place: Place, could: Mapping[int, list[Place]]) -> dict[int, Place]:
+def _follow_ring(
+    rank: int, place: RingPlace, could: Mapping[int, list[RingPlace]]
+) -> dict[int, RingPlace]:
     """Return the captured ranks of a ring; nothing where one of them does not fit into it."""
     ring = {rank: place}
     for back in (False, True):
         here, at = rank, place
         while (following := at.source if back else at.target) in could and following not in ring:
             fitting = [
-                one for one in could[following] if (one.target if back else one.source) == here
+                other
+                for other in could[following]
+                if (other.target if back else other.source) == here
             ]
             if len(fitting) != 1:
                 return {}
@@ -436,12 +411,11 @@ def _follow_ring(rank: int, place: Place, could: Mapping[int, list[Place]]) -> d
     return ring
 
 
-def _all_alike(ring: Mapping[int, Place], messages: Mapping[int, Messages]) -> bool:
+def _all_alike(ring: Mapping[int, RingPlace], messages: Mapping[int, Messages]) -> bool:
     """Tell whether every hop of a ring carries the same: a server's answer weighs less."""
-
-    def sizes(rank: int, place: Place) -> frozenset[int]:
+    sizes = set()
+    for rank, place in ring.items():
         posts = messages[rank]
-        mine: Flags = posts.is_send & (posts.peer == place.target)
-        return frozenset(posts.message_bytes[mine].tolist())
-
-    return len({sizes(rank, place) for rank, place in ring.items()}) == 1
+        mine = posts.is_send & (posts.peer == place.target)
+        sizes.add(frozenset(posts.message_bytes[mine].tolist()))
+    return len(sizes) == 1

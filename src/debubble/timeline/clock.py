@@ -1,8 +1,15 @@
 """Messages in → one clock for all ranks; and whether these ranks ran together at all.
 
 No message arrives before it was sent: each transfer bounds the difference of two clocks from one
-side, and the bounds add up along every way from rank to rank. Stamps that keep all bounds where
-both sides are bounded are believed as they are: the ranks share a host, or a good clock.
+side, and the bounds add up along every way from rank to rank. Stamps in ms, each by its own clock:
+
+    rank 0   send begins at 10    │  receive ends at 19
+    rank 1   receive ends at 23   │  send begins at 31
+    →        rank 1 is ahead      │  rank 1 is ahead
+             by 23 - 10 at most   │  by 31 - 19 at least:  by 12 to 13, and not to be believed
+
+Stamps that keep all bounds where both sides are bounded are believed as they are: the ranks share a
+host, or a good clock.
 
 Otherwise the offsets are fitted to all hops at once. A receive that waited ends one wire time after
 its send began; the shortest receive of the hop is a measure of that time, and where messages come
@@ -13,6 +20,9 @@ it may just have run ahead. Where two ranks have no others, the middle of what c
 A clock may be wrong by hours, and still one offset puts every receive after its send. Ranks of
 different runs show no such offset: their steps took different times. Or they do not fit together
 at all: other worlds, other messages.
+
+docs/explanation/how-the-timeline-is-built.md ("One clock", "Whether the ranks are of one run")
+tells why.
 """
 
 from __future__ import annotations
@@ -26,7 +36,7 @@ import numpy as np
 from debubble.errors import Code, Gap
 from debubble.timeline.chain import Chain
 from debubble.timeline.model import F64, I32, I64, Flags, Transfers, rows_by_hop
-from debubble.timeline.steps import Prepared
+from debubble.timeline.steps import RankRecord, numbered
 from debubble.units import show_ranks
 
 # Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.
@@ -41,6 +51,13 @@ _WIRE_FACTOR, _WIRE_FACTOR_WEIGHT = 1.8, 0.1
 # What even an empty message takes between two hosts.
 _LATENCY_NS = 30_000.0
 _UNBOUNDED = float("inf")
+# Clocks drift by tens of millionths; stamps of host and device are laid together to some 0.1 ms. Of
+# our recordings, any two runs of one program contradict each other by 20 ms and more.
+_DRIFT, _STAMPS_NS = 1e-4, 1_000_000
+_FEWEST_STEPS = 2
+
+Ends = tuple[int, int]
+"""The rank that sends, and the one that receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,21 +71,21 @@ class Clocks:
 def align(transfers: Transfers, ranks: Iterable[int]) -> Clocks:
     """Lay all ranks on the clock of the first."""
     names = sorted(ranks)
-    widths = _believable_widths(transfers, names)
+    hops, scale = _by_ends(transfers), _ns_per_byte(transfers)
+    as_stamped = dict.fromkeys(names, 0)
+    widths = _believable_widths(hops, scale, names)
     if widths is not None:
-        return Clocks(offset_ns=dict.fromkeys(names, 0), uncertainty_ns=max(widths, default=0) // 2)
-    fitted = _fit(transfers, names)
-    if _contradictions(transfers, fitted.offset_ns) > _contradictions(transfers, {}):
-        return Clocks(offset_ns=dict.fromkeys(names, 0), uncertainty_ns=fitted.uncertainty_ns)
+        return Clocks(offset_ns=as_stamped, uncertainty_ns=max(widths, default=0) // 2)
+    fitted = _fit(hops, scale, names)
+    if _contradictions(transfers, fitted.offset_ns) > _contradictions(transfers, as_stamped):
+        return replace(fitted, offset_ns=as_stamped)
     return fitted
 
 
 def shift_transfers(transfers: Transfers, clocks: Clocks) -> Transfers:
     """Lay both sides of each transfer on one clock."""
-    ranks = np.array(sorted(clocks.offset_ns), dtype=np.int64)
-    offsets = np.array([clocks.offset_ns[rank] for rank in ranks.tolist()], dtype=np.int64)
-    sent = offsets[np.searchsorted(ranks, transfers.source)]
-    received = offsets[np.searchsorted(ranks, transfers.destination)]
+    sent = _offsets(clocks.offset_ns, transfers.source)
+    received = _offsets(clocks.offset_ns, transfers.destination)
     return replace(
         transfers,
         send_start_ns=transfers.send_start_ns + sent,
@@ -82,26 +99,32 @@ def shift_transfers(transfers: Transfers, clocks: Clocks) -> Transfers:
     )
 
 
-def _contradictions(transfers: Transfers, offset_ns: dict[int, int]) -> int:
+def _contradictions(transfers: Transfers, offset_ns: Mapping[int, int]) -> int:
     """Count the messages that would have arrived before they were sent."""
-    highest = int(max(transfers.source.max(initial=0), transfers.destination.max(initial=0)))
-    added = np.array([offset_ns.get(rank, 0) for rank in range(highest + 1)], dtype=np.int64)
-    arrived = transfers.receive_end_ns + added[transfers.destination]
-    return int((arrived < transfers.send_start_ns + added[transfers.source]).sum())
+    arrived = transfers.receive_end_ns + _offsets(offset_ns, transfers.destination)
+    sent = transfers.send_start_ns + _offsets(offset_ns, transfers.source)
+    return int((arrived < sent).sum())
 
 
-def _believable_widths(transfers: Transfers, names: list[int]) -> list[int] | None:
+def _offsets(offset_ns: Mapping[int, int], rank: I32) -> I64:
+    """Return what is to be added to the stamps of each of some ranks."""
+    ranks = np.array(sorted(offset_ns), dtype=np.int64)
+    offsets = np.array([offset_ns[known] for known in ranks.tolist()], dtype=np.int64)
+    return offsets[np.searchsorted(ranks, rank)]
+
+
+def _believable_widths(
+    hops: Mapping[Ends, Transfers], scale: float, names: list[int]
+) -> list[int] | None:
     """Return how far each clock could be off although it contradicts nothing; None if one does.
 
     A rank that is bounded from one side only is not believed if a receive shows that it can be
     estimated: a late clock would look just the same.
     """
-    most = bounds(transfers, names)
-    scale = _ns_per_byte(transfers)
-    hops = _by_ends(transfers)
+    most = _bounds(hops, names)
     widths = []
-    for place, rank in enumerate(names[1:], start=1):
-        high, low = most[0, place], -most[place, 0]
+    for row, rank in enumerate(names[1:], start=1):
+        high, low = most[0, row], -most[row, 0]
         if low > 0 or high < 0:
             return None
         if high - low < _UNBOUNDED:
@@ -111,55 +134,52 @@ def _believable_widths(transfers: Transfers, names: list[int]) -> list[int] | No
     return widths
 
 
-def bounds(transfers: Transfers, names: Sequence[int]) -> F64:
+def _bounds(hops: Mapping[Ends, Transfers], names: Sequence[int]) -> F64:
     """Return by how much each clock can be ahead of each other one, over all ways of messages.
 
-    Row and column are places in `names`.
+    Row and column are as in `names`.
     """
-    place = {rank: number for number, rank in enumerate(names)}
+    row = {rank: number for number, rank in enumerate(names)}
     most = np.full((len(names), len(names)), _UNBOUNDED)
     np.fill_diagonal(most, 0.0)
-    for (source, destination), hop in _by_ends(transfers).items():
-        most[place[source], place[destination]] = _quickest(hop)
+    for (source, destination), hop in hops.items():
+        most[row[source], row[destination]] = _quickest(hop)
     for middle in range(len(names)):
         np.minimum(most, most[:, middle, None] + most[None, middle, :], out=most)
     return most
 
 
-def _fit(transfers: Transfers, names: list[int]) -> Clocks:
+def _fit(hops: Mapping[Ends, Transfers], scale: float, names: list[int]) -> Clocks:
     """Solve for all offsets and the wire factor at once, each hop weighted by its own wire."""
-    rows: list[list[float]] = []
-    values: list[float] = []
-    scale = _ns_per_byte(transfers)
-    hops = _by_ends(transfers)
-    group = {rank: rank for rank in names}
-    told = [(ends, one) for ends, hop in hops.items() for one in _equations(hop, scale)]
+    told = [(ends, equation) for ends, hop in hops.items() for equation in _equations(hop, scale)]
     middles = _middles(hops, {ends for ends, _ in told})
-    for (source, destination), (measured, wire, unsure) in [*told, *middles]:
-        row = [0.0] * (len(names) + 1)
-        row[names.index(source)] = -1.0 / unsure
-        row[names.index(destination)] = 1.0 / unsure
-        row[-1] = wire / unsure
-        rows.append(row)
-        values.append(measured / unsure)
-        _unite(group, source, destination)
-    guess = [0.0] * len(names) + [_WIRE_FACTOR_WEIGHT]
-    factor = min(max(_WIRE_FACTOR, _least_wire_factor(hops, scale)), _most_wire_factor(hops, scale))
-    matrix = np.array([*rows, guess])
-    target = np.array([*values, factor * _WIRE_FACTOR_WEIGHT])
+    equations = [*told, *middles]
+    matrix = np.zeros((len(equations) + 1, len(names) + 1))
+    target = np.zeros(len(equations) + 1)
+    group = {rank: rank for rank in names}  # ranks that can be compared, by the lowest of them
+    for row, ((source, destination), (measured, wire, unsure)) in enumerate(equations):
+        matrix[row, names.index(source)] = -1.0 / unsure
+        matrix[row, names.index(destination)] = 1.0 / unsure
+        matrix[row, -1] = wire / unsure
+        target[row] = measured / unsure
+        low, high = sorted((group[source], group[destination]))
+        group = {rank: low if lowest == high else lowest for rank, lowest in group.items()}
+    least, most = _limits_of_wire_factor(hops, scale)
+    matrix[-1, -1] = _WIRE_FACTOR_WEIGHT
+    target[-1] = min(max(_WIRE_FACTOR, least), most) * _WIRE_FACTOR_WEIGHT
     ahead = np.linalg.lstsq(matrix, target, rcond=None)[0]
     off = np.abs(matrix @ ahead - target)[:-1] / np.abs(matrix[:-1, :-1]).max(axis=1, initial=1e-18)
     offsets = {
-        rank: -round(float(ahead[place] - ahead[names.index(group[rank])]))
-        for place, rank in enumerate(names)
+        rank: -round(float(ahead[row] - ahead[names.index(group[rank])]))
+        for row, rank in enumerate(names)
     }
     unsure = max(off.max(initial=0.0), _ENDS_AGREE_NS, *(width for _, (_, _, width) in middles))
     return Clocks(offset_ns=offsets, uncertainty_ns=int(unsure))
 
 
 def _middles(
-    hops: dict[tuple[int, int], Transfers], told: set[tuple[int, int]]
-) -> list[tuple[tuple[int, int], tuple[float, float, float]]]:
+    hops: Mapping[Ends, Transfers], told: Collection[Ends]
+) -> list[tuple[Ends, tuple[float, float, float]]]:
     """Return the middle of what is possible, for ranks between which no receive waited visibly.
 
     As NTP does: the quickest message each way; what they take together is how unsure that is.
@@ -175,30 +195,24 @@ def _middles(
     return found
 
 
-def _least_wire_factor(hops: dict[tuple[int, int], Transfers], scale: float) -> float:
-    """Return the least factor: no receive that waited ends before its send has sent everything."""
-    factors = [1.0]
-    for hop in hops.values():
-        waited = hop.where(_waited(hop, scale))
+def _limits_of_wire_factor(hops: Mapping[Ends, Transfers], scale: float) -> tuple[float, float]:
+    """Return the least and the largest factor that the messages allow.
+
+    No receive that waited ends before its send has sent everything. And all messages there and back
+    take their wire time: what the quickest there and the quickest back take together is the same
+    on any clocks, also where no receive waited.
+    """
+    least, most = 1.0, _UNBOUNDED
+    for (source, destination), there in hops.items():
+        waited = there.where(_waited(there, scale))
         if len(waited):
             sent = float((waited.send_end_ns - waited.send_start_ns).min())
-            factors.append(sent / _wire(hop, scale))
-    return max(factors)
-
-
-def _most_wire_factor(hops: dict[tuple[int, int], Transfers], scale: float) -> float:
-    """Return the largest factor that lets all messages there and back take their wire time.
-
-    What the quickest message there and the quickest one back take together is the same on any
-    clocks, also where no receive waited.
-    """
-    factors = [_UNBOUNDED]
-    for (source, destination), there in hops.items():
+            least = max(least, sent / _wire(there, scale))
         back = hops.get((destination, source))
         if back is not None and source < destination:
             way = _quickest(there) + _quickest(back)
-            factors.append(way / (_wire(there, scale) + _wire(back, scale)))
-    return min(factors)
+            most = min(most, way / (_wire(there, scale) + _wire(back, scale)))
+    return least, most
 
 
 def _quickest(hop: Transfers) -> float:
@@ -206,15 +220,7 @@ def _quickest(hop: Transfers) -> float:
     return float((hop.receive_end_ns - hop.send_start_ns).min())
 
 
-def _unite(group: dict[int, int], left: int, right: int) -> None:
-    """Note that two ranks can be compared; each group keeps its lowest rank's clock."""
-    low, high = sorted((group[left], group[right]))
-    for rank, of in group.items():
-        if of == high:
-            group[rank] = low
-
-
-def _by_ends(transfers: Transfers) -> dict[tuple[int, int], Transfers]:
+def _by_ends(transfers: Transfers) -> dict[Ends, Transfers]:
     """Return the transfers of each pair of ranks and direction."""
     return {ends: transfers.where(np.sort(rows)) for ends, rows in rows_by_hop(transfers).items()}
 
@@ -229,7 +235,7 @@ def _equations(hop: Transfers, scale: float) -> list[tuple[float, float, float]]
     waited = hop.where(_waited(hop, scale))
     if len(waited):
         wire = _wire(hop, scale)
-        told.append((float((waited.receive_end_ns - waited.send_start_ns).min()), wire, wire))
+        told.append((_quickest(waited), wire, wire))
     return told
 
 
@@ -262,53 +268,52 @@ def _waited(hop: Transfers, scale: float) -> Flags:
     return (received > long) & (sent <= long)
 
 
-# Clocks drift by tens of millionths; stamps of host and device are laid together to some 0.1 ms. Of
-# our recordings, any two runs of one program contradict each other by 20 ms and more.
-_DRIFT, _STAMPS_NS = 1e-4, 1_000_000
-_FEWEST_STEPS = 2
-
-
 def find_mixed(
-    ranks: Sequence[Prepared],
+    ranks: Sequence[RankRecord],
     chain: Chain,
     transfers: Transfers,
-    across_steps: Collection[tuple[int, int]],
+    across_steps: Collection[Ends],
 ) -> Gap | None:
     """Say why the ranks of a pipeline cannot be of one run; None where they may be."""
-    captured = {one.rank: one for one in ranks if one.rank in chain.ranks}
+    captured = {rank.rank: rank for rank in ranks if rank.rank in chain.ranks}
     names = [rank for rank in chain.ranks if rank in captured]
-    reason = _worlds(captured)
-    if reason:
-        return _gap(names, set(), reason)
-    pairs = [(left, right) for left, right in pairwise(names)]
+    worlds: dict[int, list[int]] = {}
+    for rank, record in sorted(captured.items()):
+        if record.trace.header.world_size:
+            worlds.setdefault(record.trace.header.world_size, []).append(rank)
+    if len(worlds) > 1:
+        told = (f"rank {show_ranks(mine)} of {size}" for size, mine in sorted(worlds.items()))
+        reason = f"their jobs had different numbers of ranks ({', '.join(told)})"
+        return _mixed(names, set(), reason)
+    pairs = list(pairwise(names))
     hops = [pair for both in pairs for pair in (both, both[::-1]) if pair not in across_steps]
     unlike = {frozenset(hop) for hop in hops if _sizes_differ(captured, *hop)}
     if unlike:
-        return _gap(names, unlike, "what one sends is not of the size that the other receives")
+        return _mixed(names, unlike, "what one sends is not of the size that the other receives")
     uneven = {frozenset(hop) for hop in hops if _counts_differ(captured, *hop)}
     if uneven:
-        return _gap(names, uneven, "one does not receive as often as the other sends, in any step")
+        reason = "one does not receive as often as the other sends, in any step"
+        return _mixed(names, uneven, reason)
     inside = _comparable(captured, transfers, across_steps)
-    if not len(inside):
-        return None
-    apart = {frozenset((left, right)) for left, right in pairs if contradict(inside, (left, right))}
+    apart = {frozenset(pair) for pair in pairs if contradict(inside, pair)}
     if apart or contradict(inside, names):
-        return _gap(names, apart, "no clock puts every receive after its send")
+        return _mixed(names, apart, "no clock puts every receive after its send")
     return None
 
 
-def _worlds(captured: Mapping[int, Prepared]) -> str:
-    sizes: dict[int, list[int]] = {}
-    for rank, one in sorted(captured.items()):
-        if one.trace.header.world_size:
-            sizes.setdefault(one.trace.header.world_size, []).append(rank)
-    if len(sizes) < 2:
-        return ""
-    told = (f"rank {show_ranks(ranks)} of {size}" for size, ranks in sorted(sizes.items()))
-    return f"their jobs had different numbers of ranks ({', '.join(told)})"
+def contradict(transfers: Transfers, names: Sequence[int]) -> bool:
+    """Tell whether going around some ranks, messages arrive before they were sent."""
+    among = np.isin(transfers.source, names) & np.isin(transfers.destination, names)
+    transfers = transfers.where(among)
+    if not len(transfers):
+        return False
+    most = _bounds(_by_ends(transfers), names)
+    own = transfers.where(transfers.source == transfers.source[0]).send_start_ns
+    allowed = _STAMPS_NS + _DRIFT * float(own.max() - own.min())
+    return bool((np.diag(most) < -allowed).any())
 
 
-def _sizes_differ(captured: Mapping[int, Prepared], source: int, destination: int) -> bool:
+def _sizes_differ(captured: Mapping[int, RankRecord], source: int, destination: int) -> bool:
     sent, received = captured[source].messages, captured[destination].messages
     out = sent.message_bytes[sent.is_send & (sent.peer == destination)]
     into = received.message_bytes[~received.is_send & (received.peer == source)]
@@ -316,14 +321,14 @@ def _sizes_differ(captured: Mapping[int, Prepared], source: int, destination: in
     return bool(sizes and others) and not sizes & others
 
 
-def _counts(one: Prepared, peer: int, *, is_send: bool) -> dict[int, int]:
-    messages = one.messages
-    rows = (messages.is_send == is_send) & (messages.peer == peer) & (one.message_step >= 0)
-    steps, counts = np.unique(one.message_step[rows], return_counts=True)
+def _counts(rank: RankRecord, peer: int, *, is_send: bool) -> dict[int, int]:
+    messages = rank.messages
+    rows = (messages.is_send == is_send) & (messages.peer == peer) & (rank.message_step >= 0)
+    steps, counts = np.unique(rank.message_step[rows], return_counts=True)
     return dict(zip(steps.tolist(), counts.tolist(), strict=True))
 
 
-def _counts_differ(captured: Mapping[int, Prepared], source: int, destination: int) -> bool:
+def _counts_differ(captured: Mapping[int, RankRecord], source: int, destination: int) -> bool:
     """Tell whether each side keeps to a number of messages a step, and to another one."""
     sent = _counts(captured[source], destination, is_send=True)
     received = _counts(captured[destination], source, is_send=False)
@@ -333,48 +338,29 @@ def _counts_differ(captured: Mapping[int, Prepared], source: int, destination: i
 
 
 def _comparable(
-    captured: Mapping[int, Prepared],
+    captured: Mapping[int, RankRecord],
     transfers: Transfers,
-    across_steps: Collection[tuple[int, int]],
+    across_steps: Collection[Ends],
 ) -> Transfers:
     """Return the transfers that surely are what they are paired as."""
     kept = np.zeros(len(transfers), dtype=bool)
     for (source, destination), hop in rows_by_hop(transfers).items():
-        if source not in captured or destination not in captured:
-            continue
-        if (source, destination) in across_steps:
-            continue
-        sent = _counts(captured[source], destination, is_send=True)
-        received = _counts(captured[destination], source, is_send=False)
-        even: I32 = np.array([s for s in sent if sent[s] == received.get(s)], dtype=np.int32)
-        kept[hop] = np.isin(transfers.step[hop], even)
+        known = source in captured and destination in captured
+        if known and (source, destination) not in across_steps:
+            sent = _counts(captured[source], destination, is_send=True)
+            received = _counts(captured[destination], source, is_send=False)
+            even = [step for step in sent if sent[step] == received.get(step)]
+            kept[hop] = np.isin(transfers.step[hop], even)
     return transfers.where(kept)
 
 
-def _between(transfers: Transfers, names: Sequence[int]) -> Transfers:
-    return transfers.where(np.isin(transfers.source, names) & np.isin(transfers.destination, names))
-
-
-def contradict(transfers: Transfers, names: Sequence[int]) -> bool:
-    """Tell whether going around some ranks, messages arrive before they were sent."""
-    transfers = _between(transfers, names)
-    if not len(transfers):
-        return False
-    most = bounds(transfers, names)
-    own = transfers.where(transfers.source == transfers.source[0]).send_start_ns
-    allowed = _STAMPS_NS + _DRIFT * float(own.max() - own.min())
-    return bool((np.diag(most) < -allowed).any())
-
-
-def _gap(names: Sequence[int], apart: set[frozenset[int]], reason: str) -> Gap:
+def _mixed(names: Sequence[int], apart: set[frozenset[int]], reason: str) -> Gap:
     groups: list[list[int]] = [[names[0]]]
     for left, right in pairwise(names):
         if frozenset((left, right)) in apart:
             groups.append([])
         groups[-1].append(right)
-    who = " and ".join(
-        f"{'rank' if len(group) == 1 else 'ranks'} {show_ranks(group)}" for group in groups
-    )
+    who = " and ".join(numbered("rank", group) for group in groups)
     return Gap(
         code=Code.MIXED_RUNS,
         message=f"{who} are not of one run: {reason}",

@@ -28,7 +28,7 @@ from debubble.timeline.recognise import (
     hold_against,
     recognise_schedule,
 )
-from debubble.timeline.steps import LeftOut, choose_steps, only_steps
+from debubble.timeline.steps import SkippedStep, choose_steps, only_steps
 from debubble.timeline.transfers import HopFigures, measure_hops
 from debubble.units import counted
 
@@ -88,7 +88,7 @@ class PipelineFigures:
     outside_ns: dict[str, int]
     """What lies between two steps, by kind; empty where no two steps follow each other."""
     gaps: tuple[Gap, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[SkippedStep, ...] = ()
     """Steps that no figure is made of."""
     cut: bool = False
     """No step was captured whole: the figures are of parts."""
@@ -108,25 +108,23 @@ def measure_pipeline(
     """Measure a pipeline over all its steps, or over one; hold it against a stated schedule."""
     ranks = timeline.ranks_of(pipeline)
     captured = timeline.steps
-    told = _tell(timeline, pipeline, step)
-    timeline = told.timeline
-    streams = told.kind == "stream"
-    microbatches = None if told.cut or not told.one_run else count_microbatches(timeline, pipeline)
+    scope = _choose_scope(timeline, pipeline, step)
+    timeline, all_windows = scope.timeline, scope.windows
+    streams = scope.kind == "stream"
+    one_run = scope.one_run
+    microbatches = count_microbatches(timeline, pipeline) if one_run and not scope.cut else None
     stream = measure_stream(timeline, pipeline) if streams else None
-    all_windows = told.windows
-    if all_windows is None:
-        all_windows = measure_windows(timeline, pipeline)
-    windows = tuple(w for w in all_windows if step is None or w.step == step)
-    inside = () if streams else windows
+    asked = tuple(w for w in all_windows if step is None or w.step == step)
+    inside = () if streams else asked
     measured = (stream,) if stream else inside
-    named = not streams and told.one_run
+    named = not streams and one_run
     stated = None
     if statement is not None and named:
         stated = hold_against(statement, timeline, pipeline, microbatches, streams=streams)
     return PipelineFigures(
         pipeline=pipeline,
         ranks=ranks,
-        kind=told.kind,
+        kind=scope.kind,
         microbatches=None if streams else microbatches,
         schedule=recognise_schedule(timeline, pipeline, microbatches) if named else None,
         stated=stated,
@@ -143,22 +141,22 @@ def measure_pipeline(
         longest_stage_bubble=_middle([w.longest_stage_bubble for w in inside]),
         bubble_over_ideal=_middle([w.bubble_over_ideal for w in inside]),
         stages=_stages(timeline, ranks),
-        hops=measure_hops(timeline, ranks) if told.one_run else (),
+        hops=measure_hops(timeline, ranks) if one_run else (),
         shape=measure_shape(timeline, inside, pipeline) if inside else None,
         outside_ns=measure_outside(ranks, () if streams else all_windows),
         gaps=(
-            *told.gaps,
-            *_gaps(told, measured=bool(measured)),
+            *scope.gaps,
+            *(() if measured or not one_run else (_why_nothing(scope),)),
             *(stated.gaps if stated else ()),
         ),
-        left_out=told.left_out,
-        cut=told.cut,
-        one_run=told.one_run,
+        left_out=scope.left_out,
+        cut=scope.cut,
+        one_run=one_run,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _Scope:
     """What kind of run a pipeline is, and what of it is measured."""
 
     timeline: Timeline
@@ -168,50 +166,43 @@ class _Told:
     rhythm: bool = True
     """False: no step is marked, and those inferred run into each other."""
     cut: bool = False
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[SkippedStep, ...] = ()
     gaps: tuple[Gap, ...] = ()
-    windows: tuple[Window, ...] | None = None
-    """Of the steps that are kept, where they were measured to tell."""
+    windows: tuple[Window, ...] = ()
+    """Of the steps that are kept."""
 
 
-def _tell(timeline: Timeline, pipeline: int, step: int | None) -> _Told:
+def _choose_scope(timeline: Timeline, pipeline: int, step: int | None) -> _Scope:
     trains = bool((timeline.passes.kind != PassKind.F).any())
     kind = "training" if trains else "forward"
     if pipeline in timeline.mixed:
-        return _Told(timeline=timeline, kind=kind, one_run=False)
+        return _Scope(timeline=timeline, kind=kind, one_run=False)
     windows = measure_windows(timeline, pipeline)
     streams = is_stream(timeline, windows)
     if streams and trains and timeline.inferred:
-        return _Told(timeline=replace(timeline, steps=()), kind=kind, rhythm=False)
+        return _Scope(timeline=replace(timeline, steps=()), kind=kind, rhythm=False)
     if streams or not timeline.steps:
         gaps = _unmatched(timeline, pipeline)
-        return _Told(timeline=timeline, kind="stream" if streams else kind, gaps=gaps)
+        kind = "stream" if streams else kind
+        return _Scope(timeline=timeline, kind=kind, gaps=gaps, windows=windows)
     chosen = choose_steps(timeline, pipeline, step)
     kept = only_steps(timeline, chosen.kept)
-    return _Told(
+    gaps = chosen.gaps if chosen.partial else (*chosen.gaps, *_unmatched(kept, pipeline))
+    if timeline.inferred:
+        count = counted(len(timeline.steps), "step")
+        inferred = Gap(
+            code=Code.STEPS_INFERRED,
+            message=f"no step is marked; {count} told by the order of the passes",
+            hint="call prof.step() once a batch to have them marked",
+        )
+        gaps = (inferred, *gaps)
+    return _Scope(
         timeline=kept,
         kind=kind,
         cut=chosen.partial,
         left_out=chosen.left_out,
-        gaps=(
-            *_inferred(timeline),
-            *chosen.gaps,
-            *(() if chosen.partial else _unmatched(kept, pipeline)),
-        ),
+        gaps=gaps,
         windows=tuple(window for window in windows if window.step in kept.steps),
-    )
-
-
-def _inferred(timeline: Timeline) -> tuple[Gap, ...]:
-    if not timeline.inferred:
-        return ()
-    count = counted(len(timeline.steps), "step")
-    return (
-        Gap(
-            code=Code.STEPS_INFERRED,
-            message=f"no step is marked; {count} told by the order of the passes",
-            hint="call prof.step() once a batch to have them marked",
-        ),
     )
 
 
@@ -219,9 +210,9 @@ def _unmatched(timeline: Timeline, pipeline: int) -> tuple[Gap, ...]:
     """Name what is left over in the steps that are measured; all of it where there are none."""
     names = {rank.rank for rank in timeline.ranks_of(pipeline)}
     count = sum(
-        one.count
-        for one in timeline.unmatched
-        if one.source in names and (not timeline.steps or one.step in timeline.steps)
+        left_over.count
+        for left_over in timeline.unmatched
+        if left_over.source in names and (not timeline.steps or left_over.step in timeline.steps)
     )
     if not count:
         return ()
@@ -254,26 +245,21 @@ def _whole(values: list[int]) -> int | None:
     return round(median(values)) if values else None
 
 
-def _gaps(told: _Told, *, measured: bool) -> tuple[Gap, ...]:
-    if measured or not told.one_run:
-        return ()
-    if told.kind == "stream":
-        return (
-            Gap(
-                code=Code.NO_COMMON_SPAN,
-                message="the ranks were captured at different times; no span is common to all",
-                hint="capture a closed loop, or more steps, so that the captures overlap",
-            ),
+def _why_nothing(scope: _Scope) -> Gap:
+    """Say why no window could be measured."""
+    if scope.kind == "stream":
+        return Gap(
+            code=Code.NO_COMMON_SPAN,
+            message="the ranks were captured at different times; no span is common to all",
+            hint="capture a closed loop, or more steps, so that the captures overlap",
         )
-    nothing = told.rhythm and bool(told.timeline.steps or told.left_out)
-    return (
-        Gap(
-            code=Code.NO_STEPS,
-            message="no step in which every rank ran passes"
-            if nothing
-            else "no step is marked, and the order of the passes shows no rhythm",
-            hint="call prof.step() once a batch, and capture the same steps on all ranks",
-        ),
+    known = scope.rhythm and bool(scope.timeline.steps or scope.left_out)
+    return Gap(
+        code=Code.NO_STEPS,
+        message="no step in which every rank ran passes"
+        if known
+        else "no step is marked, and the order of the passes shows no rhythm",
+        hint="call prof.step() once a batch, and capture the same steps on all ranks",
     )
 
 
@@ -297,32 +283,27 @@ def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageF
                             count=len(lengths),
                         )
                     )
-    return tuple(sorted(figures, key=lambda one: (one.stage, one.kind)))
+    return tuple(sorted(figures, key=lambda figure: (figure.stage, figure.kind)))
 
 
 def _shares(rank: RankTimeline, windows: Sequence[Window | StreamFigures]) -> RankShares:
     spans = [(window.start_ns, window.end_ns) for window in windows]
+    busy = rank.busy
+    own = [(int(busy.start_ns[0]), int(busy.end_ns[-1]))] if len(busy.start_ns) else []
 
-    def share(intervals: Intervals) -> float | None:
+    def share(intervals: Intervals, spans: Sequence[tuple[int, int]] = spans) -> float | None:
         return _middle([intervals.inside(*span) / (span[1] - span[0]) for span in spans])
 
     occupied = share(rank.occupied)
     return RankShares(
         rank=rank.rank,
-        useful_fraction=share(rank.busy),
+        useful_fraction=share(busy),
         apparent_fraction=share(rank.apparent),
         bubble_fraction=None if occupied is None else 1 - occupied,
-        busy_fraction=_own_share(rank.busy),
+        busy_fraction=share(busy, [span for span in own if span[1] > span[0]]),
     )
-
-
-def _own_share(busy: Intervals) -> float | None:
-    if not len(busy.start_ns):
-        return None
-    begin, end = int(busy.start_ns[0]), int(busy.end_ns[-1])
-    return busy.inside(begin, end) / (end - begin) if end > begin else None
 
 
 def worst_of(figures: Sequence[PipelineFigures]) -> PipelineFigures:
     """Return the pipeline that waits most: the one that is shown in full."""
-    return max(figures, key=lambda one: one.bubble_fraction or 0.0)
+    return max(figures, key=lambda pipeline: pipeline.bubble_fraction or 0.0)

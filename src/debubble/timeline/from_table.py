@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.errors import NoPipeline
 from debubble.timeline.model import (
@@ -13,16 +14,15 @@ from debubble.timeline.model import (
     NEVER_WAITED_NS,
     UNKNOWN,
     Flags,
-    Intervals,
     Passes,
     PassKind,
     RankTimeline,
     Timeline,
+    union_of,
 )
-from debubble.timeline.transfers import Posted, match_transfers
+from debubble.timeline.transfers import RankMessages, match_transfers
 from debubble.timeline.work import Messages
 from debubble.trace.optable import Op, OpTable
-from debubble.trace.summary import merge
 
 _KINDS = {
     Op.FORWARD: PassKind.F,
@@ -32,9 +32,9 @@ _KINDS = {
 }
 # Which way a message goes, counted in stages.
 _SENDS = {Op.FORWARD_SEND: 1, Op.BACKWARD_SEND: -1}
+_RECEIVES = {Op.FORWARD_RECEIVE: -1, Op.BACKWARD_RECEIVE: 1}
 # First steps of production jobs took two to four times as long as the others.
 _FIRST_STEP = 1.5
-_RECEIVES = {Op.FORWARD_RECEIVE: -1, Op.BACKWARD_RECEIVE: 1}
 
 
 def build_from_table(table: OpTable) -> Timeline:
@@ -46,20 +46,19 @@ def build_from_table(table: OpTable) -> Timeline:
             hint="name the passes forward-compute, backward-compute, F, B, I or W",
             file=table.file,
         )
-    rank = _ranks(table)
+    rank = table.rank
+    if (rank < 0).any():  # not given: counted through pipelines and stages
+        stages = int(table.stage.max()) + 1
+        rank = (table.pipeline * stages + table.stage).astype(np.int32)
     start = table.start_ns + _lift(table)
     end = start + table.duration_ns
     transfers, _ = match_transfers(_posts(table, rank, start, end))
-    set_up = _set_up(table, start, end, is_pass)
     return Timeline(
-        ranks=tuple(
-            replace(line, set_up=set_up) for line in _lines(table, rank, start, end, is_pass)
-        ),
+        ranks=_lines(table, rank, start, end, is_pass),
         passes=_passes(table, rank, start, end, is_pass),
         transfers=transfers,
         steps=tuple(np.unique(table.step[is_pass]).tolist()),
         clock_uncertainty_ns=0,
-        gaps=(),
     )
 
 
@@ -68,24 +67,12 @@ def _set_up(table: OpTable, start: I64, end: I64, kept: Flags) -> tuple[tuple[in
 
     Timers show no set-up. But jobs count their steps, and the first of all never is without.
     """
-    steps, row = np.unique(table.step[kept], return_inverse=True)
-    if steps[0] != 0:
+    if table.step[kept].min() != 0:
         return ()
-    begin = np.full(len(steps), np.iinfo(np.int64).max, dtype=np.int64)
-    reach = np.full(len(steps), np.iinfo(np.int64).min, dtype=np.int64)
-    np.minimum.at(begin, row, start[kept])
-    np.maximum.at(reach, row, end[kept])
+    begin, reach, _ = _spans_of_steps(table.step[kept], start[kept], end[kept])
     lengths = reach - begin
     slow = lengths[0] > _FIRST_STEP * np.median(lengths)
     return ((0, "it is the job's first and took much longer"),) if slow else ()
-
-
-def _ranks(table: OpTable) -> I32:
-    """Return each row's rank: as given, else counted through pipelines and stages."""
-    if (table.rank >= 0).all():
-        return table.rank
-    stages = int(table.stage.max()) + 1
-    return (table.pipeline * stages + table.stage).astype(np.int32)
 
 
 def _lift(table: OpTable) -> I64:
@@ -93,15 +80,22 @@ def _lift(table: OpTable) -> I64:
 
     Tables often count each step from its own start. Then the time between steps is not known.
     """
-    steps, row = np.unique(table.step, return_inverse=True)
-    begin = np.full(len(steps), np.iinfo(np.int64).max, dtype=np.int64)
-    reach = np.full(len(steps), np.iinfo(np.int64).min, dtype=np.int64)
-    np.minimum.at(begin, row, table.start_ns)
-    np.maximum.at(reach, row, table.start_ns + table.duration_ns)
+    end = table.start_ns + table.duration_ns
+    begin, reach, row = _spans_of_steps(table.step, table.start_ns, end)
     if (begin[1:] >= reach[:-1]).all():
         return np.zeros(len(table), dtype=np.int64)
     lengths = reach - begin
     return (np.concatenate(([0], np.cumsum(lengths + 1)[:-1])) - begin)[row]
+
+
+def _spans_of_steps(step: NDArray[np.integer[Any]], start: I64, end: I64) -> tuple[I64, I64, I64]:
+    """Return when each step begins and ends, and which of them each row is of."""
+    steps, row = np.unique(step, return_inverse=True)
+    begin = np.full(len(steps), np.iinfo(np.int64).max, dtype=np.int64)
+    reach = np.full(len(steps), np.iinfo(np.int64).min, dtype=np.int64)
+    np.minimum.at(begin, row, start)
+    np.maximum.at(reach, row, end)
+    return begin, reach, row
 
 
 def _passes(table: OpTable, rank: I32, start: I64, end: I64, kept: Flags) -> Passes:
@@ -126,11 +120,12 @@ def _lines(
     table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags
 ) -> tuple[RankTimeline, ...]:
     lines = []
+    set_up = _set_up(table, start, end, is_pass)
     for name in np.unique(rank[is_pass]).tolist():
         mine = rank == name
         first = int(np.flatnonzero(mine)[0])
         stages = tuple(np.unique(table.stage[mine & is_pass]).tolist())
-        busy = _union(start[mine & is_pass], end[mine & is_pass])
+        busy = union_of(start[mine & is_pass], end[mine & is_pass])
         moves = mine & np.isin(table.op, (*_SENDS, *_RECEIVES))
         lines.append(
             RankTimeline(
@@ -140,36 +135,26 @@ def _lines(
                 stages=stages,
                 busy=busy,
                 occupied=busy,
-                apparent=_union(start[moves | (mine & is_pass)], end[moves | (mine & is_pass)]),
+                apparent=union_of(start[moves | (mine & is_pass)], end[moves | (mine & is_pass)]),
                 clock_offset_ns=0,
+                set_up=set_up,
             )
         )
     return tuple(sorted(lines, key=lambda line: (line.pipeline, line.position)))
 
 
-def _union(start: I64, end: I64) -> Intervals:
-    order = np.argsort(start, kind="stable")
-    merged = merge(start[order], end[order])
-    return Intervals(start_ns=merged[0], end_ns=merged[1])
-
-
-def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, Posted]:
+def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, RankMessages]:
     """Return each rank's messages; a peer is the rank of the neighbouring stage."""
-    place = {
-        key: number
-        for number, *key_parts in zip(
-            rank.tolist(), table.pipeline.tolist(), table.stage.tolist(), strict=True
-        )
-        for key in [tuple(key_parts)]
-    }
-    steps = {**_SENDS, **_RECEIVES}
+    stages = zip(table.pipeline.tolist(), table.stage.tolist(), strict=True)
+    home = dict(zip(stages, rank.tolist(), strict=True))
+    ways = {**_SENDS, **_RECEIVES}
     posts = {}
     for name in np.unique(rank).tolist():
-        rows = np.flatnonzero((rank == name) & np.isin(table.op, tuple(steps)))
+        rows = np.flatnonzero((rank == name) & np.isin(table.op, tuple(ways)))
         rows = rows[np.argsort(start[rows], kind="stable")]
         peers = [
-            place.get(
-                (int(table.pipeline[row]), int(table.stage[row]) + steps[Op(table.op[row])]), -1
+            home.get(
+                (int(table.pipeline[row]), int(table.stage[row]) + ways[Op(table.op[row])]), -1
             )
             for row in rows.tolist()
         ]
@@ -186,7 +171,7 @@ def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, Posted]
             timed=np.ones(len(rows), dtype=bool),
             waited_ns=np.full(len(rows), NEVER_WAITED_NS),
         )
-        posts[name] = Posted(messages=messages, step=table.step[rows].astype(np.int32))
+        posts[name] = RankMessages(messages=messages, step=table.step[rows].astype(np.int32))
     return posts
 
 

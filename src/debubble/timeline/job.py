@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from debubble.errors import Code, Gap
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import MemoryFigures, RankTimeline, Timeline
+from debubble.timeline.model import MemoryFigures, Timeline
 from debubble.trace.sidecar import Sidecar
 
 _Value = TypeVar("_Value")
@@ -48,14 +48,14 @@ class JobFacts:
             return None
         return round(profiled_ns / (1 + self.overhead_fraction))
 
-    def schedule_for(self, one: PipelineFigures) -> str | None:
+    def schedule_for(self, figures: PipelineFigures) -> str | None:
         """Return the schedule where the traces show none that is known."""
-        return self.schedule if one.schedule is None else None
+        return self.schedule if figures.schedule is None else None
 
-    def split_for(self, one: PipelineFigures) -> tuple[int, ...] | None:
+    def split_for(self, figures: PipelineFigures) -> tuple[int, ...] | None:
         """Return the layers of each stage where the traces do not show them all."""
-        stages = sum(len(rank.stages) for rank in one.ranks)
-        shown = sum(len(rank.layers) for rank in one.ranks)
+        stages = sum(len(rank.stages) for rank in figures.ranks)
+        shown = sum(len(rank.layers) for rank in figures.ranks)
         return self.split if len(self.split) == stages > shown else None
 
     def tokens_of_microbatch(self, microbatches: int | None) -> int | None:
@@ -65,26 +65,36 @@ class JobFacts:
         return self.tokens // microbatches
 
 
-def ask_job(sidecars: Iterable[Sidecar], one: PipelineFigures) -> JobFacts:
+def ask_job(sidecars: Iterable[Sidecar], figures: PipelineFigures) -> JobFacts:
     """Put the sidecars of a pipeline's ranks together, and hold them against its figures."""
-    names = {rank.rank for rank in one.ranks}
+    names = {rank.rank for rank in figures.ranks}
     mine = [sidecar for sidecar in sidecars if sidecar.rank in names]
+    steps = [said.steps for said in mine]
     gaps: list[Gap] = []
     facts = JobFacts(
         schedule=_agreed(mine, "schedule", lambda said: said.schedule, gaps),
         microbatches=_agreed(mine, "microbatches", lambda said: said.microbatches, gaps),
-        split=_agreed(mine, "split", lambda said: said.split or None, gaps) or (),
+        split=_agreed(mine, "split", lambda said: said.split, gaps) or (),
         tokens=_agreed(mine, "tokens", lambda said: said.tokens, gaps),
-        context_lengths=_agreed(
-            mine, "context lengths", lambda said: said.context_lengths or None, gaps
-        )
+        context_lengths=_agreed(mine, "context lengths", lambda said: said.context_lengths, gaps)
         or (),
-        unprofiled_step_s=_middle(said.steps.unprofiled_median_s for said in mine),
-        profiled_step_s=_middle(said.steps.profiled_median_s for said in mine),
-        steps_timed=min((len(s.steps.before_s) + len(s.steps.after_s) for s in mine), default=0),
-        overhead_fraction=_middle(said.steps.overhead_fraction for said in mine),
+        unprofiled_step_s=_middle(times.unprofiled_median_s for times in steps),
+        profiled_step_s=_middle(times.profiled_median_s for times in steps),
+        steps_timed=min((len(times.before_s) + len(times.after_s) for times in steps), default=0),
+        overhead_fraction=_middle(times.overhead_fraction for times in steps),
     )
-    gaps += _contradictions(facts, one)
+    layers = {layer.stage: layer.layers for rank in figures.ranks for layer in rank.layers}
+    claims: dict[str, tuple[object, object]] = {
+        "schedule": (facts.schedule, figures.schedule),
+        "microbatches": (facts.microbatches, figures.microbatches),
+    }
+    if len(layers) == len(facts.split) and set(layers) == set(range(len(layers))):
+        claims["split"] = (facts.split, tuple(layers[stage] for stage in sorted(layers)))
+    gaps += [
+        _differs(f"{what}: the job says {_shown(said)}, its traces show {_shown(shown)}")
+        for what, (said, shown) in claims.items()
+        if said and shown and said != shown
+    ]
     return replace(facts, gaps=tuple(gaps))
 
 
@@ -92,14 +102,15 @@ def tell_memory(timeline: Timeline, sidecars: Sequence[Sidecar]) -> Timeline:
     """Add what the jobs said of their devices' memory to what the traces show of it."""
     said = {sidecar.rank: sidecar for sidecar in sidecars}
     ranks = tuple(
-        replace(rank, memory=_told(rank, said[rank.rank])) if rank.rank in said else rank
+        replace(rank, memory=_add_memory(rank.memory, said[rank.rank]))
+        if rank.rank in said
+        else rank
         for rank in timeline.ranks
     )
     return replace(timeline, ranks=ranks)
 
 
-def _told(rank: RankTimeline, said: Sidecar) -> MemoryFigures | None:
-    known = rank.memory
+def _add_memory(known: MemoryFigures | None, said: Sidecar) -> MemoryFigures | None:
     if known is None:
         if said.max_allocated_bytes is None:
             return None
@@ -112,21 +123,17 @@ def _told(rank: RankTimeline, said: Sidecar) -> MemoryFigures | None:
             most_in_flight=0,
             limit_bytes=None,
         )
+    reserved = said.reserved_bytes if said.reserved_bytes is not None else said.max_reserved_bytes
+    others = None  # what is taken on the device by others than this process's PyTorch
+    if said.total_bytes is not None and said.free_bytes is not None and reserved is not None:
+        others = max(0, said.total_bytes - said.free_bytes - reserved)
     return replace(
         known,
         limit_bytes=known.limit_bytes if known.limit_bytes is not None else said.total_bytes,
         job_peak_bytes=said.max_allocated_bytes,
         free_bytes=said.free_bytes,
-        other_bytes=_others(said),
+        other_bytes=others,
     )
-
-
-def _others(said: Sidecar) -> int | None:
-    """Return what is taken on the device by others than this process's PyTorch."""
-    reserved = said.reserved_bytes if said.reserved_bytes is not None else said.max_reserved_bytes
-    if said.total_bytes is None or said.free_bytes is None or reserved is None:
-        return None
-    return max(0, said.total_bytes - said.free_bytes - reserved)
 
 
 def _agreed(
@@ -136,29 +143,13 @@ def _agreed(
     gaps: list[Gap],
 ) -> _Value | None:
     """Return what all ranks that say anything say; where they differ, none of it is used."""
-    said = {value: one for one in sidecars if (value := of(one)) is not None}
+    said = {value: sidecar for sidecar in sidecars if (value := of(sidecar)) not in {None, ()}}
     if len(said) < 2:
         return next(iter(said), None)
     shown = " and ".join(_shown(value) for value in said)
     file = next(iter(said.values())).file
     gaps.append(_differs(f"ranks say different {what} of one run: {shown}", file=file))
     return None
-
-
-def _contradictions(facts: JobFacts, one: PipelineFigures) -> list[Gap]:
-    """Name what the job says and its traces deny."""
-    layers = {layer.stage: layer.layers for rank in one.ranks for layer in rank.layers}
-    found: dict[str, tuple[object, object]] = {
-        "schedule": (facts.schedule, one.schedule),
-        "microbatches": (facts.microbatches, one.microbatches),
-    }
-    if len(layers) == len(facts.split) and set(layers) == set(range(len(layers))):
-        found["split"] = (facts.split, tuple(layers[stage] for stage in sorted(layers)))
-    return [
-        _differs(f"{what}: the job says {_shown(said)}, its traces show {_shown(shown)}")
-        for what, (said, shown) in found.items()
-        if said and shown and said != shown
-    ]
 
 
 def _differs(message: str, *, file: str = "") -> Gap:

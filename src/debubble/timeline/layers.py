@@ -39,7 +39,7 @@ _MOST_APART = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
+class PassKernels:
     """What one pass launched, in the order of the host."""
 
     name: I32
@@ -53,38 +53,34 @@ class StagePasses:
     """One forward pass of a stage, and one backward pass where it has any."""
 
     stage: int
-    forward: Launched
-    backward: Launched | None
+    forward: PassKernels
+    backward: PassKernels | None
 
 
 def count_layers(stages: Sequence[StagePasses]) -> dict[int, StageLayers]:
     """Return what each stage is made of; nothing where the stages have no unit in common."""
-    stages = sorted(stages, key=lambda one: one.stage)
-    if not stages:
-        return {}
-    names = [one.forward.name for one in stages]
-    unit = _find_unit(names)
+    stages = sorted(stages, key=lambda passes: passes.stage)
+    unit = _find_unit([passes.forward.name for passes in stages])
     if unit is None:
         return {}
-    starts = [_places(one, unit) for one in names]
-    counts = [len(one) for one in starts]
-    left = [len(one) - count * len(unit) for one, count in zip(names, counts, strict=True)]
-    if any(one > _MOST_LEFT_OVER * len(unit) for one in left[1:-1]) or not all(counts[1:-1]):
-        return {}
+    starts = [_places(passes.forward.name, unit) for passes in stages]
+    for passes, begins in list(zip(stages, starts, strict=True))[1:-1]:
+        left_over = len(passes.forward.name) - len(begins) * len(unit)
+        if left_over > _MOST_LEFT_OVER * len(unit) or not len(begins):
+            return {}
     found = {}
-    for one, begins in zip(stages, starts, strict=True):
-        inside = _inside(one.forward, begins, len(unit))
-        taken = one.forward.end_ns - one.forward.start_ns
+    for passes, begins in zip(stages, starts, strict=True):
+        inside, taken = _inside(passes.forward, begins, len(unit))
         first = int(begins[0]) if len(begins) else 0
         before = int(taken[:first][~inside[:first]].sum())
-        found[one.stage] = StageLayers(
-            stage=one.stage,
+        found[passes.stage] = StageLayers(
+            stage=passes.stage,
             layers=len(begins),
             layer_ns=int(taken[inside].sum()) // max(len(begins), 1),
             before_ns=before,
             after_ns=int(taken[~inside].sum()) - before,
         )
-    lasted = [one.layer_ns for one in found.values() if one.layers]
+    lasted = [layers.layer_ns for layers in found.values() if layers.layers]
     if max(lasted) > _MOST_APART * min(lasted):
         return {}
     return found | _backward(stages, found)
@@ -94,17 +90,17 @@ def _backward(
     stages: Sequence[StagePasses], found: dict[int, StageLayers]
 ) -> dict[int, StageLayers]:
     """Add what layers take backward, where as many units are found there as forward."""
-    passes = [(one.stage, one.backward) for one in stages if one.backward is not None]
+    passes = [(stage.stage, stage.backward) for stage in stages if stage.backward is not None]
     if len(passes) < len(stages):
         return {}
     counts = [found[stage].layers for stage, _ in passes]
-    unit = _find_unit([one.name for _, one in passes], counts)
+    unit = _find_unit([kernels.name for _, kernels in passes], counts)
     if unit is None:
         return {}
     measured = {}
-    for stage, one in passes:
-        begins = _places(one.name, unit)
-        inside, taken = _inside(one, begins, len(unit)), one.end_ns - one.start_ns
+    for stage, kernels in passes:
+        begins = _places(kernels.name, unit)
+        inside, taken = _inside(kernels, begins, len(unit))
         measured[stage] = replace(
             found[stage],
             backward_layer_ns=int(taken[inside].sum()) // max(len(begins), 1),
@@ -113,11 +109,12 @@ def _backward(
     return measured
 
 
-def _inside(one: Launched, begins: I64, size: int) -> Flags:
-    inside = np.zeros(len(one.name), dtype=bool)
+def _inside(kernels: PassKernels, begins: I64, size: int) -> tuple[Flags, I64]:
+    """Tell which kernels of a pass are of layers that begin so, and what each took."""
+    inside = np.zeros(len(kernels.name), dtype=bool)
     for begin in begins.tolist():
         inside[begin : begin + size] = True
-    return inside
+    return inside, kernels.end_ns - kernels.start_ns
 
 
 def recomputed_share(stages: Sequence[StagePasses]) -> float:
@@ -125,12 +122,14 @@ def recomputed_share(stages: Sequence[StagePasses]) -> float:
 
     torchtitan's default recomputes every other one.
     """
-    unit = _find_unit([one.forward.name for one in stages]) if stages else None
+    unit = _find_unit([passes.forward.name for passes in stages])
     if unit is None:
         return 0.0
-    both = [one for one in stages if one.backward is not None]
-    forward = sum(len(_places(one.forward.name, unit)) for one in both)
-    again = sum(len(_places(one.backward.name, unit)) for one in both if one.backward)
+    forward = again = 0
+    for passes in stages:
+        if passes.backward is not None:
+            forward += len(_places(passes.forward.name, unit))
+            again += len(_places(passes.backward.name, unit))
     return min(again / forward, 1.0) if forward else 0.0
 
 
@@ -139,20 +138,22 @@ def _find_unit(names: Sequence[I32], counts: Sequence[int] | None = None) -> I32
 
     Of those that are in each stage so many times, where counts are given.
     """
-    total = sum(len(one) for one in names)
+    if not names:
+        return None
+    total = sum(len(stage) for stage in names)
     best: list[tuple[float, int, I32]] = []
     seen: set[bytes] = set()
-    alike = {one.tobytes(): one for one in names}  # most stages launch the same
+    alike = {stage.tobytes(): stage for stage in names}  # most stages launch the same
     for unit in _candidates(names):
         if unit.tobytes() not in seen and not _repeats(unit):
             seen.add(unit.tobytes())
-            found = {key: len(_places(one, unit)) for key, one in alike.items()}
-            often = [found[one.tobytes()] for one in names]
+            found = {key: len(_places(stage, unit)) for key, stage in alike.items()}
+            often = [found[stage.tobytes()] for stage in names]
             if sum(often) > 1 if counts is None else often == list(counts):
                 best.append((sum(often) * len(unit) / max(total, 1), len(unit), unit))
     most = max((covered for covered, _, _ in best), default=0.0)
-    good = [one for one in best if one[0] >= _NEARLY * most >= _NEARLY * _LEAST_COVERED]
-    return min(good, key=lambda one: (one[1], -one[0]))[2] if good else None
+    good = [found for found in best if found[0] >= _NEARLY * most >= _NEARLY * _LEAST_COVERED]
+    return min(good, key=lambda found: (found[1], -found[0]))[2] if good else None
 
 
 def _repeats(unit: I32) -> bool:
@@ -166,19 +167,19 @@ def _repeats(unit: I32) -> bool:
 
 def _candidates(names: Sequence[I32]) -> Iterator[I32]:
     """Yield what repeats in a stage, and whole stages between first and last: one layer each."""
-    between = list({one.tobytes(): one for one in names[1:-1] or names}.values())
-    for one in {one.tobytes(): one for one in names}.values():
-        longest = min(len(one) // 2, _LONGEST_UNIT)
+    between = list({stage.tobytes(): stage for stage in names[1:-1] or names}.values())
+    for stage in {stage.tobytes(): stage for stage in names}.values():
+        longest = min(len(stage) // 2, _LONGEST_UNIT)
         for period in range(_SHORTEST_UNIT, longest + 1):
-            first, run = _longest_run(one[period:] == one[:-period])
+            first, run = _longest_run(stage[period:] == stage[:-period])
             if run >= period:
-                yield one[first : first + period]
+                yield stage[first : first + period]
                 yield from (other[:period] for other in between if len(other) >= period)
-    alone = [one for one in between if _SHORTEST_UNIT <= len(one) <= _LONGEST_UNIT]
+    alone = [stage for stage in between if _SHORTEST_UNIT <= len(stage) <= _LONGEST_UNIT]
     yield from alone
     # A stage may launch something more for its neighbour; what it shares with the last is a layer.
-    for one, end in ((names[0], names[-1]), *((one, names[-1]) for one in alone[:1])):
-        common = _longest_common(one[:_LONGEST_UNIT], end[:_LONGEST_UNIT])
+    for stage in (names[0], *alone[:1]):
+        common = _longest_common(stage[:_LONGEST_UNIT], names[-1][:_LONGEST_UNIT])
         if len(common) >= _SHORTEST_UNIT:
             yield common
 
@@ -190,13 +191,13 @@ def _places(names: I32, unit: I32) -> I64:
     begins = np.flatnonzero(names[: len(names) - len(unit) + 1] == unit[0])
     found = begins[(sliding_window_view(names, len(unit))[begins] == unit).all(axis=1)]
     kept: list[int] = []
-    for place in found.tolist():
-        if not kept or place >= kept[-1] + len(unit):
-            kept.append(place)
+    for begin in found.tolist():
+        if not kept or begin >= kept[-1] + len(unit):
+            kept.append(begin)
     return np.array(kept, dtype=np.int64)
 
 
-def _longest_run(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, int]:
+def _longest_run(flags: Flags) -> tuple[int, int]:
     """Return where the longest stretch of true values begins, and its length."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
     if not len(edges):
@@ -206,14 +207,14 @@ def _longest_run(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int
     return int(edges[2 * longest]), int(lengths[longest])
 
 
-def _longest_common(one: I32, other: I32) -> I32:
+def _longest_common(names: I32, others: I32) -> I32:
     """Return the longest stretch that two sequences have in common."""
     best_end, best = 0, 0
-    before = np.zeros(len(other) + 1, dtype=np.int64)
-    for place, name in enumerate(one.tolist()):
-        after = np.zeros(len(other) + 1, dtype=np.int64)
-        after[1:] = np.where(other == name, before[:-1] + 1, 0)
+    before = np.zeros(len(others) + 1, dtype=np.int64)
+    for end, name in enumerate(names.tolist(), start=1):
+        after = np.zeros(len(others) + 1, dtype=np.int64)
+        after[1:] = np.where(others == name, before[:-1] + 1, 0)
         if after.max() > best:
-            best, best_end = int(after.max()), place + 1
+            best, best_end = int(after.max()), end
         before = after
-    return one[best_end - best : best_end]
+    return names[best_end - best : best_end]

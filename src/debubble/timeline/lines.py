@@ -1,6 +1,7 @@
-"""All that is known of one rank in → its line of the timeline.
+"""All that is known of one rank in → its line of the timeline, its passes, its collectives.
 
-Small columns, made where the trace is; `replicas/` joins those of all ranks.
+Small columns, made where the trace is; `replicas/` joins those of all ranks. What runs beside a
+pass is taken out of it first: a gather of parameters or a batch's copy is launched in its midst.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from debubble.timeline.bubble import find_outside, lies_outside
-from debubble.timeline.layers import Launched, StagePasses
+from debubble.timeline.bubble import find_outside
+from debubble.timeline.layers import PassKernels, StagePasses
 from debubble.timeline.memory import measure_memory
 from debubble.timeline.model import (
     I64,
@@ -28,17 +29,15 @@ from debubble.timeline.model import (
 )
 from debubble.timeline.parallelism import Role, role_of
 from debubble.timeline.passes import Assignment
-from debubble.timeline.steps import Prepared, Steps, find_set_up, find_unfinished
+from debubble.timeline.steps import RankRecord, find_set_up, find_unfinished
 from debubble.timeline.work import (
     BEFORE_CAPTURE,
     Work,
     apparent_of,
-    busy_of,
     find_carried_out,
     find_synchronisations,
     held_up_of,
     number_passes,
-    occupied_of,
     synchronised_of,
     unissued_of,
 )
@@ -52,52 +51,230 @@ _KINDS = (
     (re.compile(r"all_?reduce", re.IGNORECASE), CollectiveKind.ALL_REDUCE),
 )
 _OTHER = 255
+# Collectives of no name that are in so few microbatches of so many are gradients' or parameters'.
+_FEW, _ENOUGH = 0.5, 4
 
 
-def collectives_of(
-    trace: RankTrace, work: Work, busy: Intervals, steps: Steps, in_forward: Flags
+def without_bystanders(rank: RankRecord, assignment: Assignment) -> tuple[Assignment, Flags]:
+    """Take out of the passes what is launched in their midst and is no work of theirs.
+
+    Gathers of sharded parameters and reductions of gradients run beside passes; copies of a batch
+    to the device come before forward passes, whenever the host has them ready. Return also which
+    work is such a gather or reduction: a collective of a data-parallel or sharded group. A group
+    that nothing names is one if its collectives are in few of the passes: those that share a stage
+    run in every one.
+    """
+    work, group = rank.work, rank.work.group
+    roles = [role_of(named) for named in rank.trace.groups]
+    in_pass = assignment.kind >= 0
+    microbatches = len(np.unique(assignment.microbatch[in_pass]))
+    data = np.array([role is Role.DATA for role in roles] + [False])[group] & (group >= 0)
+    for number in np.unique(group[group >= 0]).tolist():
+        if roles[number] is Role.UNKNOWN and microbatches >= _ENOUGH:
+            mine = group == number
+            among = len(np.unique(assignment.microbatch[in_pass & mine]))
+            if 0 < among <= _FEW * microbatches:
+                data |= mine
+    data &= work.collective
+    beside = data | ((assignment.kind == PassKind.F) & work.upload)
+    found = Assignment(
+        kind=np.where(beside, UNKNOWN, assignment.kind),
+        stage=np.where(beside, UNKNOWN, assignment.stage),
+        microbatch=np.where(beside, UNKNOWN, assignment.microbatch),
+    )
+    return found, data
+
+
+def passes_of(rank: RankRecord, assignment: Assignment, position: int, offset_ns: int) -> Passes:
+    """Gather the work of each pass, from its first start to its last end, on the common clock."""
+    kept = np.flatnonzero((assignment.kind >= 0) & (rank.work_step >= 0))
+    stage = np.where(assignment.stage[kept] >= 0, assignment.stage[kept], position)
+    (step, stage, kind, microbatch), group = number_passes(
+        rank.work_step[kept], stage, assignment.kind[kept], assignment.microbatch[kept]
+    )
+    start, end = rank.work.start_ns[kept] + offset_ns, rank.work.end_ns[kept] + offset_ns
+    starts = np.full(len(step), np.iinfo(np.int64).max, dtype=np.int64)
+    ends = np.full(len(step), np.iinfo(np.int64).min, dtype=np.int64)
+    issued = starts.copy()
+    np.minimum.at(starts, group, start)
+    np.maximum.at(ends, group, end)
+    np.minimum.at(issued, group, rank.work.issued_ns[kept])
+    return Passes(
+        rank=np.full(len(step), rank.rank, dtype=np.int32),
+        stage=stage.astype(np.int32),
+        kind=kind.astype(np.uint8),
+        microbatch=microbatch.astype(np.int32),
+        step=step.astype(np.int32),
+        issued_ns=issued + offset_ns,
+        start_ns=starts,
+        end_ns=ends,
+        busy_ns=_busy_of_groups(start, end, group, len(step)),
+    )
+
+
+def _busy_of_groups(start: I64, end: I64, group: I64, groups: int) -> I64:
+    """Return the union of the intervals of each group, all groups in one sweep."""
+    if not groups:
+        return np.zeros(0, dtype=np.int64)
+    begin = int(start.min())
+    apart = int(end.max()) - begin + 1  # lift each group above the one before it
+    lift = group * apart - begin
+    order = np.lexsort((start, group))
+    merged_start, merged_end = merge((start + lift)[order], (end + lift)[order])
+    busy = np.zeros(groups, dtype=np.int64)
+    np.add.at(busy, merged_start // apart, merged_end - merged_start)
+    return busy
+
+
+def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
+    rank: RankRecord,
+    assignment: Assignment,
+    data: Flags,
+    *,
+    stages: tuple[int, ...],
+    place: tuple[int, int],
+    offset: int,
+) -> RankTimeline:
+    """Return when a rank was busy and waited, and what it is made of, on the common clock.
+
+    `data` is which of its work gathers parameters or reduces gradients; `place` its pipeline and
+    its position there.
+    """
+    pipeline, position = place
+    trace, work, step = rank.trace, rank.work, rank.work_step
+    in_pass = assignment.kind >= 0
+    busy = work.union(~work.collective)
+    outside, named = find_outside(trace, work, in_pass, step)
+    calls = find_synchronisations(trace)
+    return RankTimeline(
+        rank=rank.rank,
+        pipeline=pipeline,
+        position=position,
+        stages=stages or (position,),
+        busy=busy.shifted(offset),
+        occupied=work.union(~outside).shifted(offset),
+        apparent=apparent_of(trace, work).shifted(offset),
+        unissued=unissued_of(work).shifted(offset),
+        data_parallel=_exposed(rank, in_pass, data, busy).shifted(offset),
+        synchronisations=replace(
+            calls, start_ns=calls.start_ns + offset, end_ns=calls.end_ns + offset
+        ),
+        held_up=held_up_of(trace).shifted(offset),
+        synchronised=synchronised_of(work, calls).shifted(offset),
+        clock_offset_ns=offset,
+        set_up=find_set_up(rank),
+        unfinished=find_unfinished(rank),
+        memory=measure_memory(trace, work, assignment, step),
+        outside=tuple((name, intervals.shifted(offset)) for name, intervals in named),
+        collectives=_collectives_of(rank, busy, assignment.kind == PassKind.F, offset),
+        file=trace.file,
+        base_ns=trace.header.base_time_ns,
+        **_device_of(trace),
+    )
+
+
+def _exposed(rank: RankRecord, in_pass: Flags, data: Flags, busy: Intervals) -> Intervals:
+    """Return when gathers and reductions ran that no compute covered, until a step's last pass.
+
+    What follows the last pass of a rank holds up none.
+    """
+    step, until = rank.work_step, np.zeros(len(rank.work), dtype=bool)
+    rows = np.arange(len(rank.work))
+    for number in np.unique(step[in_pass & (step >= 0)]).tolist():
+        until |= (step == number) & (rows <= np.flatnonzero(in_pass & (step == number))[-1])
+    return without(rank.work.union(data & until), busy)
+
+
+def _device_of(trace: RankTrace) -> dict[str, Any]:
+    """Return what is known of the device that most kernels ran on."""
+    devices = trace.kernels.device[trace.kernels.device >= 0]
+    number = int(np.bincount(devices).argmax()) if len(devices) else UNKNOWN
+    known = next((device for device in trace.header.devices if device.index == number), None)
+    return {
+        "device": (trace.header.host, number),
+        "device_name": known.name if known else "",
+        "multiprocessors": known.multiprocessors if known else None,
+    }
+
+
+def stage_passes_of(
+    rank: RankRecord, assignment: Assignment, position: int, numbers: dict[str, int]
+) -> list[StagePasses]:
+    """Return one forward and one backward pass of each stage of a rank, for its layers to be told.
+
+    The second of the last step: the first may still warm something up, and adds to no gradients;
+    all others launch the same kernels. `numbers` gives names their numbers on all ranks.
+    """
+
+    def launched(kind: PassKind, stage: int) -> PassKernels | None:
+        mine = (assignment.kind == kind) & (assignment.stage == stage) & (rank.work_step >= 0)
+        mine &= ~rank.work.collective
+        if not mine.any():
+            return None
+        number = min(1, int(assignment.microbatch[mine].max()))
+        last = int(rank.work_step[mine & (assignment.microbatch == number)].max(initial=-1))
+        rows = np.flatnonzero(mine & (assignment.microbatch == number) & (rank.work_step == last))
+        names = [rank.trace.names[name] for name in rank.work.name[rows].tolist()]
+        return PassKernels(
+            name=np.array([numbers.setdefault(n, len(numbers)) for n in names], dtype=np.int32),
+            start_ns=rank.work.start_ns[rows],
+            end_ns=rank.work.end_ns[rows],
+        )
+
+    found = []
+    for stage in np.unique(assignment.stage[assignment.kind == PassKind.F]).tolist():
+        forward = launched(PassKind.F, stage)
+        if forward is not None and len(forward.name):
+            number = stage if stage >= 0 else position
+            backward = launched(PassKind.B, stage)
+            found.append(StagePasses(stage=number, forward=forward, backward=backward))
+    return found
+
+
+def _collectives_of(
+    rank: RankRecord, busy: Intervals, in_forward: Flags, offset_ns: int
 ) -> RankCollectives | None:
     """List a rank's reductions and gathers; `in_forward` tells which work is of a forward pass.
 
-    None where there are none.
+    None where there are none. Times are laid on the pipeline's clock.
     """
-    kinds = np.array([_kind_of(name) for name in trace.names] or [_OTHER], dtype=np.uint8)
-    rows, issued, start, end = _on_device(trace) if len(trace.kernels) else _on_host(trace)
+    trace, work = rank.trace, rank.work
+    kinds = np.array(
+        [
+            next((kind for pattern, kind in _KINDS if pattern.search(name)), _OTHER)
+            for name in trace.names
+        ]
+        or [_OTHER],
+        dtype=np.uint8,
+    )
+    if len(trace.kernels):
+        rows, issued, start, end = _on_device(trace)
+    else:
+        carried, issued = find_carried_out(trace)
+        rows = np.flatnonzero(carried)
+        start = trace.operators.start_ns[rows]
+        end = start + trace.operators.duration_ns[rows]
     kind = kinds[trace.operators.name[rows]]
     kept = kind != _OTHER
     if not kept.any():
         return None
     order = np.flatnonzero(kept)[np.argsort(issued[kept], kind="stable")]
     rows, issued, start, end = rows[order], issued[order], start[order], end[order]
+    ready = np.minimum(np.maximum(issued, _computed_before(work, issued)), start)
+    covered = _covered_until(busy, end)
     return RankCollectives(
         groups=trace.groups,
         group=trace.operators.group[rows],
         kind=kind[order],
-        step=steps.at(issued),
-        ready_ns=np.minimum(np.maximum(issued, _computed_before(work, issued)), start),
-        start_ns=start,
-        end_ns=end,
-        exposed_ns=end - start - (_covered_until(busy, end) - _covered_until(busy, start)),
-        blocks=_covered_until(busy, end) == _covered_until(busy, end - 1),
+        step=rank.steps.at(issued),
+        ready_ns=ready + offset_ns,
+        start_ns=start + offset_ns,
+        end_ns=end + offset_ns,
+        exposed_ns=end - start - (covered - _covered_until(busy, start)),
+        blocks=covered == _covered_until(busy, end - 1),
         in_forward=_in_forward(work, in_forward, issued),
         message_bytes=trace.operators.message_bytes[rows],
     )
-
-
-def shift_collectives(found: RankCollectives | None, offset_ns: int) -> RankCollectives | None:
-    """Lay them on the pipeline's clock."""
-    if found is None:
-        return None
-    return replace(
-        found,
-        ready_ns=found.ready_ns + offset_ns,
-        start_ns=found.start_ns + offset_ns,
-        end_ns=found.end_ns + offset_ns,
-    )
-
-
-def _kind_of(name: str) -> int:
-    return next((kind for pattern, kind in _KINDS if pattern.search(name)), _OTHER)
 
 
 def _on_device(trace: RankTrace) -> tuple[I64, I64, I64, I64]:
@@ -118,13 +295,6 @@ def _on_device(trace: RankTrace) -> tuple[I64, I64, I64, I64]:
         issued = np.where(launch >= 0, launches.start_ns[np.maximum(launch, 0)], issued)
     start = kernels.start_ns[kernel]
     return rows, issued, start, start + kernels.duration_ns[kernel]
-
-
-def _on_host(trace: RankTrace) -> tuple[I64, I64, I64, I64]:
-    carried, issued = find_carried_out(trace)
-    rows = np.flatnonzero(carried)
-    start = trace.operators.start_ns[rows]
-    return rows, issued, start, start + trace.operators.duration_ns[rows]
 
 
 def _computed_before(work: Work, issued: I64) -> I64:
@@ -155,219 +325,3 @@ def _in_forward(work: Work, in_forward: Flags, issued: I64) -> Flags:
     row = rows[np.minimum(np.searchsorted(work.issued_ns[rows], issued), len(rows) - 1)]
     same: Flags = work.issued_ns[row] == issued
     return same & in_forward[row]
-
-
-# Collectives of no name that are in so few microbatches of so many are gradients' or parameters'.
-_FEW, _ENOUGH = 0.5, 4
-
-
-def without_bystanders(rank: Prepared, assignment: Assignment) -> tuple[Assignment, Flags]:
-    """Take out of the passes what is launched in their midst and is no work of theirs.
-
-    Gathers of sharded parameters and reductions of gradients run beside passes; copies of a batch
-    to the device come before forward passes, whenever the host has them ready. Return also which
-    work is such a gather or reduction.
-    """
-    work = rank.work
-    data = work.collective & _for_data(rank, assignment)
-    beside = data | ((assignment.kind == PassKind.F) & work.upload)
-    found = replace(
-        assignment,
-        kind=np.where(beside, UNKNOWN, assignment.kind),
-        stage=np.where(beside, UNKNOWN, assignment.stage),
-        microbatch=np.where(beside, UNKNOWN, assignment.microbatch),
-    )
-    return found, data
-
-
-def _for_data(rank: Prepared, assignment: Assignment) -> Flags:
-    """Tell which collectives are of data-parallel or sharded groups.
-
-    A group that nothing names is one if its collectives are in few of the passes: those that share
-    a stage run in every one.
-    """
-    group, groups = rank.work.group, rank.trace.groups
-    roles = np.array([role_of(one) is Role.DATA for one in groups] + [False])
-    found = roles[group] & (group >= 0)
-    unnamed = [
-        number
-        for number in np.unique(group[group >= 0]).tolist()
-        if role_of(groups[number]) is Role.UNKNOWN
-    ]
-    in_pass = assignment.kind >= 0
-    microbatches = len(np.unique(assignment.microbatch[in_pass]))
-    for number in unnamed:
-        mine = in_pass & (group == number)
-        among = len(np.unique(assignment.microbatch[mine]))
-        if microbatches >= _ENOUGH and 0 < among <= _FEW * microbatches:
-            found |= group == number
-    return found
-
-
-def passes_of(rank: Prepared, assignment: Assignment, position: int) -> Passes:
-    """Gather the work of each pass: from its first start to its last end."""
-    kept = np.flatnonzero((assignment.kind >= 0) & (rank.work_step >= 0))
-    stage = np.where(assignment.stage[kept] >= 0, assignment.stage[kept], position)
-    unique, group = number_passes(
-        rank.work_step[kept], stage, assignment.kind[kept], assignment.microbatch[kept]
-    )
-    start, end = rank.work.start_ns[kept], rank.work.end_ns[kept]
-    starts = np.full(unique.shape[1], np.iinfo(np.int64).max, dtype=np.int64)
-    issued = starts.copy()
-    ends = np.full(unique.shape[1], np.iinfo(np.int64).min, dtype=np.int64)
-    np.minimum.at(starts, group, start)
-    np.maximum.at(ends, group, end)
-    np.minimum.at(issued, group, rank.work.issued_ns[kept])
-    return Passes(
-        rank=np.full(unique.shape[1], rank.rank, dtype=np.int32),
-        stage=unique[1].astype(np.int32),
-        kind=unique[2].astype(np.uint8),
-        microbatch=unique[3].astype(np.int32),
-        step=unique[0].astype(np.int32),
-        issued_ns=issued,
-        start_ns=starts,
-        end_ns=ends,
-        busy_ns=_busy_of_groups(start, end, group, unique.shape[1]),
-    )
-
-
-def _busy_of_groups(start: I64, end: I64, group: I64, groups: int) -> I64:
-    """Return the union of the intervals of each group, all groups in one sweep."""
-    if not groups:
-        return np.zeros(0, dtype=np.int64)
-    begin = int(start.min())
-    apart = int(end.max()) - begin + 1  # lift each group above the one before it
-    lift = group * apart - begin
-    order = np.lexsort((start, group))
-    merged_start, merged_end = merge((start + lift)[order], (end + lift)[order])
-    busy = np.zeros(groups, dtype=np.int64)
-    np.add.at(busy, merged_start // apart, merged_end - merged_start)
-    return busy
-
-
-def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
-    rank: Prepared,
-    assignment: Assignment,
-    data: Flags,
-    *,
-    stages: tuple[int, ...],
-    place: tuple[int, int],
-    offset: int,
-) -> RankTimeline:
-    """Return when a rank was busy and waited, and what it is made of, on the common clock.
-
-    `data` is which of its work gathers parameters or reduces gradients.
-    """
-    pipeline, position = place
-    in_pass = assignment.kind >= 0
-    busy = busy_of(rank.work)
-    calls = find_synchronisations(rank.trace)
-    collectives = collectives_of(
-        rank.trace, rank.work, busy, rank.steps, assignment.kind == PassKind.F
-    )
-    return RankTimeline(
-        rank=rank.rank,
-        pipeline=pipeline,
-        position=position,
-        stages=stages or (position,),
-        busy=_shift(busy, offset),
-        occupied=_shift(
-            occupied_of(rank.work, lies_outside(rank.trace, rank.work, in_pass, rank.work_step)),
-            offset,
-        ),
-        apparent=_shift(apparent_of(rank.trace, rank.work), offset),
-        unissued=_shift(unissued_of(rank.work), offset),
-        data_parallel=_shift(_exposed(rank, in_pass, data, busy), offset),
-        synchronisations=replace(
-            calls, start_ns=calls.start_ns + offset, end_ns=calls.end_ns + offset
-        ),
-        held_up=_shift(held_up_of(rank.trace), offset),
-        synchronised=_shift(synchronised_of(rank.work, calls), offset),
-        clock_offset_ns=offset,
-        set_up=find_set_up(rank, rank.steps),
-        unfinished=find_unfinished(rank, rank.steps),
-        memory=measure_memory(rank.trace, rank.work, assignment, rank.work_step),
-        outside=tuple(
-            (name, _shift(intervals, offset))
-            for name, intervals in find_outside(rank.trace, rank.work, in_pass, rank.work_step)
-        ),
-        collectives=shift_collectives(collectives, offset),
-        file=rank.trace.file,
-        base_ns=rank.trace.header.base_time_ns,
-        **_device_of(rank.trace),
-    )
-
-
-def _exposed(rank: Prepared, in_pass: Flags, data: Flags, busy: Intervals) -> Intervals:
-    """Return when gathers and reductions ran that no compute covered, until a step's last pass.
-
-    What follows the last pass of a rank holds up none.
-    """
-    step, until = rank.work_step, np.zeros(len(rank.work), dtype=bool)
-    rows = np.arange(len(rank.work))
-    for number in np.unique(step[in_pass & (step >= 0)]).tolist():
-        until |= (step == number) & (rows <= np.flatnonzero(in_pass & (step == number))[-1])
-    kept = np.flatnonzero(data & until)
-    kept = kept[np.argsort(rank.work.start_ns[kept], kind="stable")]
-    start, end = merge(rank.work.start_ns[kept], rank.work.end_ns[kept])
-    return without(Intervals(start_ns=start, end_ns=end), busy)
-
-
-def _device_of(trace: RankTrace) -> dict[str, Any]:
-    """Return what is known of the device that most kernels ran on."""
-    devices = trace.kernels.device[trace.kernels.device >= 0]
-    number = int(np.bincount(devices).argmax()) if len(devices) else UNKNOWN
-    known = next((one for one in trace.header.devices if one.index == number), None)
-    return {
-        "device": (trace.header.host, number),
-        "device_name": known.name if known else "",
-        "multiprocessors": known.multiprocessors if known else None,
-    }
-
-
-def stage_passes_of(
-    rank: Prepared, assignment: Assignment, position: int, numbers: dict[str, int]
-) -> list[StagePasses]:
-    """Return one forward and one backward pass of each stage of a rank, for its layers to be told.
-
-    The second of the last step: the first may still warm something up, and adds to no gradients;
-    all others launch the same kernels. `numbers` gives names their numbers on all ranks.
-    """
-
-    def launched(kind: PassKind, stage: int) -> Launched | None:
-        mine = (assignment.kind == kind) & (assignment.stage == stage) & (rank.work_step >= 0)
-        mine &= ~rank.work.collective
-        if not mine.any():
-            return None
-        number = min(1, int(assignment.microbatch[mine].max()))
-        last = int(rank.work_step[mine & (assignment.microbatch == number)].max(initial=-1))
-        rows = np.flatnonzero(mine & (assignment.microbatch == number) & (rank.work_step == last))
-        names = [rank.trace.names[name] for name in rank.work.name[rows].tolist()]
-        return Launched(
-            name=np.array([numbers.setdefault(one, len(numbers)) for one in names], dtype=np.int32),
-            start_ns=rank.work.start_ns[rows],
-            end_ns=rank.work.end_ns[rows],
-        )
-
-    found = []
-    for stage in np.unique(assignment.stage[assignment.kind == PassKind.F]).tolist():
-        forward = launched(PassKind.F, stage)
-        if forward is not None and len(forward.name):
-            number = stage if stage >= 0 else position
-            backward = launched(PassKind.B, stage)
-            found.append(StagePasses(stage=number, forward=forward, backward=backward))
-    return found
-
-
-def _shift(intervals: Intervals, offset: int) -> Intervals:
-    return Intervals(start_ns=intervals.start_ns + offset, end_ns=intervals.end_ns + offset)
-
-
-def shift_passes(passes: Passes, offset: int) -> Passes:
-    """Lay passes on the common clock."""
-    return replace(
-        passes,
-        issued_ns=passes.issued_ns + offset,
-        start_ns=passes.start_ns + offset,
-        end_ns=passes.end_ns + offset,
-    )

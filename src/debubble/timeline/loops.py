@@ -1,16 +1,25 @@
 """Ranks that hold several stages each, with no label at all in → which pass is which.
 
 Messages that go around, from the last rank on to the first, show that stages do; they do not say
-which stage a message is for. The order of passes does: the number of messages gives microbatches
-and stages, and of the schedules with these sizes one runs forward and backward passes in the order
-seen on every rank, and sends after them what was sent. Where none does, nothing is named.
+which stage a message is for. The order of passes does. Two ranks of two stages each, Megatron's
+interleaved schedule, two microbatches; what the first rank's host launched between messages:
+
+    seen     main    main    main    main    autograd autograd autograd autograd
+    sends    to 1    to 1    to 1    to 1    to 1     to 1     nothing  nothing
+    →        0F0     0F1     2F0     2F1     2B0      2B1      0B0      0B1
+
+The number of messages gives microbatches and stages: six to the other rank are two microbatches of
+two stages, their outputs and the gradients of the second. Of the schedules with these sizes one
+runs forward and backward passes in the order seen on every rank, and sends after them what was
+sent; it names them. Where none does, or several do, nothing is named.
+
+docs/explanation/how-the-timeline-is-built.md ("Which work is which pass") tells why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +47,19 @@ class Host:
     """Messages that make one output."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pieces:
+    """The work of one rank in one step, cut where a pass may begin."""
+
+    rows: I64
+    """Where each piece begins in the rank's work, and behind the last one where it ends."""
+    backward: Flags
+    posted: I64
+    """Messages posted before each."""
+    action: I64
+    """The pass of each piece as a row of the order; -1 where it is none."""
+
+
 def holds_several(first: Host) -> bool:
     """Tell whether the first rank of a pipeline holds more than the first stage.
 
@@ -52,10 +74,11 @@ def holds_several(first: Host) -> bool:
 
 def name_around(hosts: Sequence[Host]) -> dict[int, Assignment] | None:
     """Name the passes of ranks around which stages go; None where no one order explains them."""
-    if not _goes_around(hosts):
-        return None
+    last = hosts[-1].posts.messages
+    if not (last.is_send & (last.peer == hosts[0].rank)).any():
+        return None  # the last rank passes nothing on to the first
     steps = sorted({step for host in hosts for step in np.unique(host.step).tolist() if step >= 0})
-    found: dict[tuple[int, int], _Pieces] = {}
+    found: list[list[_Pieces]] = []
     chosen: Order | None = None
     for step in steps:
         fitting = [fit for fit in _fits(hosts, step) if chosen is None or fit[0] == chosen]
@@ -63,16 +86,13 @@ def name_around(hosts: Sequence[Host]) -> dict[int, Assignment] | None:
             return None
         if fitting:
             chosen, pieces = fitting[0]
-            found |= {(host.rank, step): one for host, one in zip(hosts, pieces, strict=True)}
+            found.append(pieces)
     if chosen is None:
         return None
-    return {host.rank: _assign(host, found, chosen[place]) for place, host in enumerate(hosts)}
-
-
-def _goes_around(hosts: Sequence[Host]) -> bool:
-    """Tell whether the last rank passes anything on to the first."""
-    messages = hosts[-1].posts.messages
-    return bool((messages.is_send & (messages.peer == hosts[0].rank)).any())
+    return {
+        host.rank: _assign(host, [pieces[position] for pieces in found], chosen[position])
+        for position, host in enumerate(hosts)
+    }
 
 
 def count_pieces(host: Host, *, receives_first: bool) -> Assignment:
@@ -94,25 +114,16 @@ def count_pieces(host: Host, *, receives_first: bool) -> Assignment:
     return Assignment(kind=columns[0], stage=stage, microbatch=columns[1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pieces:
-    """The work of one rank in one step, cut where a pass may begin."""
-
-    rows: I64
-    """Where each piece begins in the rank's work, and behind the last one where it ends."""
-    backward: Flags
-    posted: I64
-    """Messages posted before each."""
-    action: I64
-    """The pass of each piece as a row of the order; -1 where it is none."""
-
-
 def _fits(hosts: Sequence[Host], step: int) -> Iterator[tuple[Order, list[_Pieces]]]:
     """Yield the orders that a step could have followed, and the pieces of each rank under them."""
     for order in _orders(hosts, step):
-        fits = (_fit(host, step, order, place, hosts) for place, host in enumerate(hosts))
-        known = [one for one in takewhile(lambda one: one is not None, fits) if one is not None]
-        if len(known) == len(hosts):
+        known: list[_Pieces] = []
+        for position, host in enumerate(hosts):
+            fitted = _fit(host, step, order, position, hosts)
+            if fitted is None:
+                break
+            known.append(fitted)
+        else:
             yield order, known
 
 
@@ -133,21 +144,21 @@ def _orders(hosts: Sequence[Host], step: int) -> Iterator[Order]:
             yield from (order for _, order in candidate_orders(placement, _TRAINS, microbatches))
 
 
-def _fit(host: Host, step: int, order: Order, place: int, hosts: Sequence[Host]) -> _Pieces | None:
+def _fit(
+    host: Host, step: int, order: Order, position: int, hosts: Sequence[Host]
+) -> _Pieces | None:
     """Lay the work of a rank beside its part of an order; None where they differ.
 
     Messages part passes; where receives are posted ahead, only waits do.
     """
-    actions = order[place]
-    sends = _sends(actions, place, [one.rank for one in hosts], order)
+    actions = order[position]
+    sends = _sends(order, position, [other.rank for other in hosts])
     for waits in (_NO_WAITS, host.posts.waits_ns):
-        pieces = _cut(host, step, waits, receives_first=place > 0)
+        pieces = _cut(host, step, waits, receives_first=position > 0)
         taken = _align(pieces.backward.tolist(), [action.kind == "B" for action in actions])
         if taken is None:
             continue
-        fitted = _Pieces(
-            rows=pieces.rows, backward=pieces.backward, posted=pieces.posted, action=taken
-        )
+        fitted = replace(pieces, action=taken)
         if _sends_agree(host, step, fitted, sends):
             return fitted
     return None
@@ -189,18 +200,19 @@ def _align(backward: Sequence[bool], expected: Sequence[bool]) -> I64 | None:
     return taken if due == len(expected) else None
 
 
-def _sends(
-    actions: Sequence[Action], place: int, ranks: Sequence[int], order: Order
-) -> dict[int, I64]:
-    """Return for each peer how many outputs go to it before each pass, and in all."""
-    home = {action.stage: rank for rank, mine in enumerate(order) for action in mine}
-    targets = [
-        home.get(action.stage + (1 if action.kind == "F" else -1), place) for action in actions
-    ]
+def _sends(order: Order, position: int, ranks: Sequence[int]) -> dict[int, I64]:
+    """Return for each peer how many outputs go to it before each pass of a rank, and in all."""
+    home = {action.stage: number for number, mine in enumerate(order) for action in mine}
+    targets = np.array(
+        [
+            home.get(action.stage + (1 if action.kind == "F" else -1), position)
+            for action in order[position]
+        ]
+    )
     return {
-        rank: np.concatenate(([0], np.cumsum(np.array(targets) == at)))
-        for at, rank in enumerate(ranks)
-        if at != place
+        rank: np.concatenate(([0], np.cumsum(targets == number)))
+        for number, rank in enumerate(ranks)
+        if number != position
     }
 
 
@@ -223,27 +235,21 @@ def _sends_agree(host: Host, step: int, pieces: _Pieces, sends: Mapping[int, I64
     return True
 
 
-def _assign(
-    host: Host, found: Mapping[tuple[int, int], _Pieces], actions: Sequence[Action]
-) -> Assignment:
+def _assign(host: Host, steps: Sequence[_Pieces], actions: Sequence[Action]) -> Assignment:
+    """Name the pieces of a rank; what comes just before a backward pass, a loss say, is of that."""
     columns = np.full((3, len(host.work)), UNKNOWN, dtype=np.int32)
-    for (rank, _), pieces in found.items():
-        if rank != host.rank:
-            continue
+    for pieces in steps:
         for piece in range(len(pieces.action)):
-            action = _of_next(pieces, piece)
-            if action >= 0:
-                name = actions[action]
+            row = int(pieces.action[piece])
+            if row < 0 and piece + 1 < len(pieces.action):
+                following = piece + 1
+                same = pieces.posted[piece] == pieces.posted[following]
+                leads = pieces.backward[following] and same
+                row = int(pieces.action[following]) if leads else UNKNOWN
+            if row >= 0:
+                action = actions[row]
                 here = slice(int(pieces.rows[piece]), int(pieces.rows[piece + 1]))
                 columns[:, here] = np.array(
-                    [[PassKind[name.kind]], [name.stage], [name.microbatch]]
+                    [[PassKind[action.kind]], [action.stage], [action.microbatch]]
                 )
     return Assignment(kind=columns[0], stage=columns[1], microbatch=columns[2])
-
-
-def _of_next(pieces: _Pieces, piece: int) -> int:
-    """Return a piece's pass; what comes just before a backward pass, a loss say, is of that."""
-    if pieces.action[piece] < 0 and piece + 1 < len(pieces.action):
-        leads = pieces.backward[piece + 1] and pieces.posted[piece] == pieces.posted[piece + 1]
-        return int(pieces.action[piece + 1]) if leads else UNKNOWN
-    return int(pieces.action[piece])

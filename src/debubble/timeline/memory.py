@@ -34,11 +34,21 @@ def measure_memory(
     if known.sum() < _FEWEST_SAMPLES or np.ptp(levels.in_flight[known]) == 0:
         known = row >= 0
     until = np.searchsorted(moments, levels.until_ns[known], side="left")
-    fit = _fit(levels.columns()[known], _lowest(allocated, row[known], until))
-    # Forward only, what is held between steps is outputs: passes made it, and no optimizer.
+    # The lowest level from each pass on, until the next; that after the pass itself at least.
+    spans = zip(row[known].tolist(), np.maximum(until, row[known] + 1).tolist(), strict=True)
+    lowest = np.array([allocated[first:end].min() for first, end in spans], dtype=np.int64)
+    fit = _fit(levels.columns()[known], lowest)
+    # Inside is from the first to the last piece of a step's passes. Forward only, what is held
+    # between steps is outputs: passes made it, and no optimizer.
     trains = bool((assignment.kind > PassKind.F).any())
-    inside = _while_passes_run(moments, levels) | (not trains)
+    inside = np.full(len(moments), not trains)
+    for number in np.unique(levels.step).tolist():
+        mine = levels.step == number
+        begun, over = levels.begun_ns[mine].min(), levels.after_ns[mine].max()
+        inside |= (moments >= begun) & (moments <= over)
     passes_peak = int(allocated[inside].max(initial=0)) or int(allocated.max())
+    used = set(np.unique(trace.kernels.device).tolist())
+    sizes = [d.memory_bytes for d in trace.header.devices if d.index in used and d.memory_bytes]
     return MemoryFigures(
         peak_bytes=int(allocated.max()),
         passes_peak_bytes=passes_peak,
@@ -50,18 +60,8 @@ def measure_memory(
         halfway_bytes=fit.halfway_bytes if fit else None,
         transient_bytes=max(0, passes_peak - fit.highest_bytes) if fit else None,
         most_in_flight=int(levels.in_flight.max(initial=0)),
-        limit_bytes=_limit(trace),
+        limit_bytes=min(sizes, default=None),
     )
-
-
-def _while_passes_run(moments: I64, levels: _Levels) -> Flags:
-    """Tell which moments lie between the first and the last piece of a step's passes."""
-    inside = np.zeros(len(moments), dtype=bool)
-    for number in np.unique(levels.step).tolist():
-        mine = levels.step == number
-        begun, over = levels.begun_ns[mine].min(), levels.after_ns[mine].max()
-        inside |= (moments >= begun) & (moments <= over)
-    return inside
 
 
 def allocator_curve(trace: RankTrace) -> tuple[I64, I64]:
@@ -74,20 +74,16 @@ def allocator_curve(trace: RankTrace) -> tuple[I64, I64]:
 
 
 def _of_compute(trace: RankTrace) -> Flags:
-    mine: Flags = trace.memory.device_type == _where_it_computes(trace)
-    return mine
-
-
-def _where_it_computes(trace: RankTrace) -> MemoryDevice:
     """Take the host's allocator where no device runs kernels: a pipeline on CPUs.
 
     torch counts the host's bytes from the profiler's start: activations and gradients are in it,
     weights that were there before are not.
     """
-    on_device = bool(len(trace.kernels)) or bool(
-        (trace.memory.device_type == MemoryDevice.DEVICE).any()
-    )
-    return MemoryDevice.DEVICE if on_device else MemoryDevice.CPU
+    on_device: Flags = trace.memory.device_type == MemoryDevice.DEVICE
+    if len(trace.kernels) or on_device.any():
+        return on_device
+    on_host: Flags = trace.memory.device_type == MemoryDevice.CPU
+    return on_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +133,7 @@ def _levels(work: Work, assignment: Assignment, step: I32) -> _Levels:
     np.minimum.at(begun, group, work.issued_ns[kept])
     order = np.argsort(issued, kind="stable")
     numbers, stage, kind = passes[0], passes[1], passes[2]
-    change = np.array([_KEEPS[PassKind(one)] for one in kind.tolist()], dtype=np.int64)
+    change = np.array([_KEEPS[PassKind(number)] for number in kind.tolist()], dtype=np.int64)
     stages, first_half = np.unique(stage), kind == PassKind.I
     # Where I has no kernels, as on torch's first stage, W is the whole backward pass.
     second_half = (kind == PassKind.W) & np.isin(stage, stage[first_half])
@@ -148,8 +144,8 @@ def _levels(work: Work, assignment: Assignment, step: I32) -> _Levels:
         held[mine] = np.cumsum(change[mine])
         halfway[mine] = np.cumsum(first_half[mine].astype(np.int64) - second_half[mine])
         sent[mine] = np.cumsum(first_half[mine])
-        for one in stages.tolist():
-            ended = np.cumsum((change[mine] < 0) & (stage[mine] == one))
+        for held_stage in stages.tolist():
+            ended = np.cumsum((change[mine] < 0) & (stage[mine] == held_stage))
             reduced[mine] += np.minimum(ended, 1) / len(stages)
     ends_step = np.diff(numbers[order], append=-1) != 0
     return _Levels(
@@ -162,15 +158,6 @@ def _levels(work: Work, assignment: Assignment, step: I32) -> _Levels:
         sent=sent[order],
         step=numbers[order],
         begun_ns=begun[order],
-    )
-
-
-def _lowest(allocated: I64, row: I64, until: I64) -> I64:
-    """Return the lowest level from each row on, until another; that of the row itself at least."""
-    after = np.maximum(until, row + 1)
-    return np.array(
-        [allocated[one:end].min() for one, end in zip(row.tolist(), after.tolist(), strict=True)],
-        dtype=np.int64,
     )
 
 
@@ -190,9 +177,3 @@ def _fit(columns: F64, allocated: I64) -> _Fit | None:
         halfway_bytes=round(halfway),
         highest_bytes=round(float((columns @ shares).max())),
     )
-
-
-def _limit(trace: RankTrace) -> int | None:
-    used = set(np.unique(trace.kernels.device).tolist())
-    sizes = [d.memory_bytes for d in trace.header.devices if d.index in used and d.memory_bytes]
-    return min(sizes, default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from debubble.errors import Gap
 from debubble.timeline.parallelism import Parallelism
 from debubble.trace.columns import Group
+from debubble.trace.summary import merge
 from debubble.units import NS_PER_US
 
 I64 = NDArray[np.int64]
@@ -36,7 +37,18 @@ class PassKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
+class Columns:
+    """Arrays of one length."""
+
+    def where(self, kept: Flags | I64) -> Self:
+        """Return a part of the rows."""
+        return type(self)(
+            **{column.name: getattr(self, column.name)[kept] for column in fields(self)}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes(Columns):
     """Stretches of compute, one a stage, microbatch and kind, sorted by start."""
 
     rank: I32
@@ -54,13 +66,9 @@ class Passes:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def where(self, kept: Flags | I64) -> Passes:
-        """Return a part of the rows."""
-        return Passes(**{column.name: getattr(self, column.name)[kept] for column in fields(self)})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfers:
+class Transfers(Columns):
     """Messages from rank to rank, each send matched with its receive, sorted by receive end."""
 
     source: I32
@@ -85,12 +93,6 @@ class Transfers:
 
     def __len__(self) -> int:
         return len(self.send_start_ns)
-
-    def where(self, kept: Flags | I64) -> Transfers:
-        """Return a part of the rows."""
-        return Transfers(
-            **{column.name: getattr(self, column.name)[kept] for column in fields(self)}
-        )
 
 
 def rows_by_hop(transfers: Transfers) -> dict[tuple[int, int], I64]:
@@ -137,6 +139,17 @@ class Intervals:
         last = np.searchsorted(self.start_ns, end_ns, side="left")
         start = np.maximum(self.start_ns[first:last], begin_ns)
         return int((np.minimum(self.end_ns[first:last], end_ns) - start).sum())
+
+    def shifted(self, offset_ns: int) -> Intervals:
+        """Return them on a clock that is ahead by so much."""
+        return Intervals(start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
+
+
+def union_of(start_ns: I64, end_ns: I64) -> Intervals:
+    """Return the union of stretches that may overlap, in any order."""
+    order = np.argsort(start_ns, kind="stable")
+    start, end = merge(start_ns[order], end_ns[order])
+    return Intervals(start_ns=start, end_ns=end)
 
 
 def split(intervals: Intervals, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:

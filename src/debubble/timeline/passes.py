@@ -14,6 +14,8 @@ of DeepSpeed's first rank, in the order of the host:
     autograd 107 kernels                                 │ backward pass 1
     main      18 kernels   gradients added to a sum      ┘
     main      36 kernels   forward pass 5: launched alike in every microbatch
+
+docs/explanation/how-the-timeline-is-built.md ("Which work is which pass") tells why.
 """
 
 from __future__ import annotations
@@ -32,6 +34,13 @@ from debubble.trace.columns import RankTrace
 _SIMPLE = re.compile(r"^(Forward|Backward) (\d{1,6})$")
 _ACTION = re.compile(r"^(\d{1,5})([FBIW])(\d{1,6})$")
 _OVERLAP = re.compile(r"^PP:\((.+);(.+)\)OVERLAP_F_B$")
+# What follows a backward pass and is not the end of a step follows nearly all of them; an optimizer
+# follows one in as many as a step has microbatches.
+_OFTEN = 0.6
+# So many kernels show how a forward pass begins, among at most so many times as many.
+_BEGINNING, _WITHIN = 32, 3
+# A forward pass that begins less alike is taken as it is.
+_ALIKE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,80 +59,6 @@ class Assignment:
     kind: I32
     stage: I32
     microbatch: I32
-
-
-def parse_label(name: str) -> Label | None:
-    """Read `Forward 3`, `PP:1F0`, `PP:(1F6;6B2)OVERLAP_F_B`; None for any other name."""
-    simple = _SIMPLE.match(name)
-    if simple:
-        number = int(simple[2])
-        if simple[1] == "Forward":
-            return Label(forward=(PassKind.F, UNKNOWN, number))
-        return Label(backward=(PassKind.B, UNKNOWN, number))
-    both = _OVERLAP.match(name)
-    parts = both.groups() if both else (name.removeprefix("PP:"),) if name.startswith("PP:") else ()
-    actions = [_parse_action(part) for part in parts]
-    if not actions or None in actions:
-        return None
-    forward = next((action for action in actions if action and action[0] is PassKind.F), None)
-    backward = next((action for action in actions if action and action[0] is not PassKind.F), None)
-    return Label(forward=forward, backward=backward)
-
-
-def _parse_action(text: str) -> tuple[PassKind, int, int] | None:
-    found = _ACTION.match(text)
-    return (PassKind[found[2]], int(found[1]), int(found[3])) if found else None
-
-
-def has_labels(trace: RankTrace) -> bool:
-    """Tell whether the schedule names any pass."""
-    return any(parse_label(name) for name in trace.names)
-
-
-def assign_by_labels(trace: RankTrace, work: Work) -> Assignment | None:
-    """Give work to the label whose window holds its launch; None where there are no labels.
-
-    Work of all threads counts: a backward pass is launched by autograd's thread while the label
-    stands on the schedule's own.
-    """
-    labels = [parse_label(name) for name in trace.names]
-    named = np.array([label is not None for label in labels] or [False])
-    annotations = trace.annotations
-    rows = np.flatnonzero(named[annotations.name] & (annotations.stream < 0))
-    if not len(rows):
-        return None
-    table = _tabulate(labels)[annotations.name[rows]]
-    starts = annotations.start_ns[rows]
-    row = np.searchsorted(starts, work.issued_ns, side="right") - 1
-    inside = (row >= 0) & (work.issued_ns < (starts + annotations.duration_ns[rows])[row])
-    passes = table[np.maximum(row, 0)]
-    has_forward, has_backward = passes[:, 0] >= 0, passes[:, 3] >= 0
-    backward = np.where(has_forward & has_backward, work.backward, has_backward)
-    chosen = np.where(backward[:, None], passes[:, 3:], passes[:, :3])
-    chosen = np.where(inside[:, None], chosen, UNKNOWN).astype(np.int32)
-    return Assignment(kind=chosen[:, 0], stage=chosen[:, 1], microbatch=chosen[:, 2])
-
-
-def _tabulate(labels: list[Label | None]) -> I64:
-    """Return six numbers a name: the forward pass and the backward pass, -1 where there is none."""
-    nothing = (UNKNOWN, UNKNOWN, UNKNOWN)
-    return np.array(
-        [
-            (*(label.forward or nothing), *(label.backward or nothing)) if label else nothing * 2
-            for label in labels
-        ],
-        dtype=np.int64,
-    )
-
-
-# What follows a backward pass and is not the end of a step follows nearly all of them; an optimizer
-# follows one in as many as a step has microbatches.
-_OFTEN = 0.6
-# So many kernels show how a forward pass begins, among at most so many times as many.
-_BEGINNING, _WITHIN = 32, 3
-# A forward pass that begins less alike is taken as it is.
-_ALIKE = 0.8
-_NO_ROWS: I64 = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +100,64 @@ class _Piece:
         return (self.posted, self.backward, self.step) == (other.posted, other.backward, other.step)
 
 
-@dataclass(slots=True)
-class _Count:
-    """What a step has seen so far."""
+def parse_label(name: str) -> Label | None:
+    """Read `Forward 3`, `PP:1F0`, `PP:(1F6;6B2)OVERLAP_F_B`; None for any other name."""
+    simple = _SIMPLE.match(name)
+    if simple:
+        number = int(simple[2])
+        if simple[1] == "Forward":
+            return Label(forward=(PassKind.F, UNKNOWN, number))
+        return Label(backward=(PassKind.B, UNKNOWN, number))
+    both = _OVERLAP.match(name)
+    parts = both.groups() if both else (name.removeprefix("PP:"),) if name.startswith("PP:") else ()
+    actions = [
+        (PassKind[found[2]], int(found[1]), int(found[3]))
+        for part in parts
+        if (found := _ACTION.match(part))
+    ]
+    if not actions or len(actions) < len(parts):
+        return None
+    forward = next((action for action in actions if action[0] is PassKind.F), None)
+    backward = next((action for action in actions if action[0] is not PassKind.F), None)
+    return Label(forward=forward, backward=backward)
 
-    forwards: int = 0
-    backwards: int = 0
+
+def has_labels(trace: RankTrace) -> bool:
+    """Tell whether the schedule names any pass."""
+    return any(parse_label(name) for name in trace.names)
+
+
+def assign_by_labels(trace: RankTrace, work: Work) -> Assignment | None:
+    """Give work to the label whose window holds its launch; None where there are no labels.
+
+    Work of all threads counts: a backward pass is launched by autograd's thread while the label
+    stands on the schedule's own.
+    """
+    labels = [parse_label(name) for name in trace.names]
+    named = np.array([label is not None for label in labels] or [False])
+    annotations = trace.annotations
+    rows = np.flatnonzero(named[annotations.name] & (annotations.stream < 0))
+    if not len(rows):
+        return None
+    nothing = (UNKNOWN, UNKNOWN, UNKNOWN)
+    # Six numbers a name: the forward pass and the backward pass, -1 where there is none.
+    numbers = np.array(
+        [
+            (*(label.forward or nothing), *(label.backward or nothing)) if label else nothing * 2
+            for label in labels
+        ],
+        dtype=np.int64,
+    )
+    table = numbers[annotations.name[rows]]
+    starts = annotations.start_ns[rows]
+    row = np.searchsorted(starts, work.issued_ns, side="right") - 1
+    inside = (row >= 0) & (work.issued_ns < (starts + annotations.duration_ns[rows])[row])
+    passes = table[np.maximum(row, 0)]
+    has_forward, has_backward = passes[:, 0] >= 0, passes[:, 3] >= 0
+    backward = np.where(has_forward & has_backward, work.backward, has_backward)
+    chosen = np.where(backward[:, None], passes[:, 3:], passes[:, :3])
+    chosen = np.where(inside[:, None], chosen, UNKNOWN).astype(np.int32)
+    return Assignment(kind=chosen[:, 0], stage=chosen[:, 1], microbatch=chosen[:, 2])
 
 
 def messages_a_pass(messages: Messages, work: Work, peer: int) -> int:
@@ -221,37 +208,37 @@ def _tell_passes(pieces: list[_Piece], posts: Posts, beside: Neighbours) -> None
     """Go through the pieces of a rank in the order of the host, and say which begin a pass."""
     messages = posts.messages
     arrives = ~messages.is_send
-    inputs = _running(arrives & (messages.peer == _rank(beside.previous)))
-    gradients = _running(arrives & (messages.peer == _rank(beside.next)))
-    outputs = _running(messages.is_send & (messages.peer == _rank(beside.next)))
-    counts: dict[int, _Count] = {}
-    began: dict[int, int] = {}
+    inputs = _running(arrives & (messages.peer == beside.previous))
+    gradients = _running(arrives & (messages.peer == beside.next))
+    outputs = _running(messages.is_send & (messages.peer == beside.next))
+    forwards: Counter[int] = Counter()  # seen so far, by step
+    backwards: Counter[int] = Counter()
     before: _Piece | None = None
     for number, piece in enumerate(pieces):
-        if piece.step < 0:
+        step = piece.step
+        if step < 0:
             continue
-        count = counts.setdefault(piece.step, _Count())
-        first = began.setdefault(piece.step, int(np.searchsorted(posts.step, piece.step)))
+        first = int(np.searchsorted(posts.step, step))
         goes_on = before is not None and piece.goes_on(before)
         if piece.backward:
             if beside.next is not None:
                 arrived = int(gradients[piece.posted] - gradients[first])
-                begins = arrived // posts.gradients_each > count.backwards
+                begins = arrived // posts.gradients_each > backwards[step]
             else:
-                begins = not goes_on and count.forwards > count.backwards
-            count.backwards += begins
-            if count.backwards:
-                piece.kind, piece.microbatch = PassKind.B, count.backwards - 1
+                begins = not goes_on and forwards[step] > backwards[step]
+            backwards[step] += begins
+            if backwards[step]:
+                piece.kind, piece.microbatch = PassKind.B, backwards[step] - 1
         else:
             if beside.previous is not None:
                 arrived = int(inputs[piece.posted] - inputs[first])
-                begins = arrived // posts.inputs_each > count.forwards
+                begins = arrived // posts.inputs_each > forwards[step]
             else:
                 following = _posted_after(pieces, number, posts)
                 begins = not goes_on and bool(outputs[following] > outputs[piece.posted])
             if begins:
-                piece.kind, piece.microbatch = PassKind.F, count.forwards
-                count.forwards += 1
+                piece.kind, piece.microbatch = PassKind.F, forwards[step]
+                forwards[step] += 1
             elif goes_on and before is not None:
                 piece.kind, piece.microbatch = before.kind, before.microbatch
         before = piece
@@ -261,14 +248,11 @@ def _posted_after(pieces: list[_Piece], number: int, posts: Posts) -> int:
     """Return how many messages of a piece's step were posted before anything else was launched."""
     piece = pieces[number]
     ended = int(np.searchsorted(posts.step, piece.step, side="right"))
-    for other in pieces[number + 1 :]:
+    for row in range(number + 1, len(pieces)):
+        other = pieces[row]
         if not other.goes_on(piece):
             return other.posted if other.step == piece.step else max(ended, piece.posted)
     return max(ended, piece.posted)
-
-
-def _rank(neighbour: int | None) -> int:
-    return -2 if neighbour is None else neighbour
 
 
 def _running(flags: Flags) -> I64:
@@ -283,27 +267,27 @@ def _part_forwards(pieces: list[_Piece], work: Work) -> list[_Piece]:
     alike, so that each is taken to begin where it goes on most like the others.
     """
     forwards = [piece for piece in pieces if piece.kind == PassKind.F]
-    launched = {piece.first: _computes(work, piece) for piece in forwards}
+    computes = ~(work.collective | work.upload)
+    launched = {
+        piece.first: np.flatnonzero(computes[piece.first : piece.end]) + piece.first
+        for piece in forwards
+    }
     names = Counter(tuple(work.name[rows].tolist()) for rows in launched.values())
-    several = [(-count, len(one), one) for one, count in names.items() if count > 1]
+    several = [(-count, len(same), same) for same, count in names.items() if count > 1]
     usual = min(several, default=(0, 0, ()))[2][:_BEGINNING]
     if not usual:
         return pieces
     parted: list[_Piece] = []
     for piece in pieces:
-        rows = launched[piece.first] if piece.kind == PassKind.F else _NO_ROWS
-        begin = _begins_like(work.name[rows].tolist(), usual)
-        if begin:
-            lead = replace(piece, end=int(rows[begin]), kind=UNKNOWN, microbatch=UNKNOWN)
-            parted.append(lead)
-            piece.first = lead.end
+        if piece.kind == PassKind.F:
+            rows = launched[piece.first]
+            begin = _begins_like(work.name[rows].tolist(), usual)
+            if begin:
+                lead = replace(piece, end=int(rows[begin]), kind=UNKNOWN, microbatch=UNKNOWN)
+                parted.append(lead)
+                piece.first = lead.end
         parted.append(piece)
     return parted
-
-
-def _computes(work: Work, piece: _Piece) -> I64:
-    rows = np.arange(piece.first, piece.end)
-    return rows[~(work.collective | work.upload)[piece.first : piece.end]]
 
 
 def _begins_like(names: list[int], usual: tuple[int, ...]) -> int:
@@ -339,8 +323,8 @@ def _join_neighbours(pieces: list[_Piece], work: Work) -> None:
         if (piece.posted, piece.step) == (before.posted, before.step)
     ]
     names = Counter(tuple(work.name[piece.first : piece.end].tolist()) for piece, _ in after)
-    usual, count = max(names.items(), key=lambda one: one[1], default=((), 0))
-    backwards = {(one.step, one.microbatch) for one in pieces if one.kind == PassKind.B}
+    usual, count = max(names.items(), key=lambda named: named[1], default=((), 0))
+    backwards = {(piece.step, piece.microbatch) for piece in pieces if piece.kind == PassKind.B}
     steps = {step for step, _ in backwards}
     if count <= _OFTEN * len(backwards) or count <= len(steps):
         return

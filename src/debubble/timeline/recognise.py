@@ -12,7 +12,7 @@ from debubble.schedules import Action, Order, Statement, candidate_orders
 from debubble.timeline.model import Passes, PassKind, RankTimeline, Timeline
 from debubble.units import show_count
 
-Key = tuple[int, str, int]
+PassName = tuple[int, str, int]
 """Stage, kind and microbatch of a pass."""
 
 
@@ -23,11 +23,36 @@ class Deviation:
     rank: int
     step: int
     place: int
-    """Among the passes of the rank in the step, from 0."""
+    """Of the pass among those of the rank in the step, from 0."""
     found: str | None
     """None where the rank ran nothing more."""
     expected: str | None
     """None where the order has nothing more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedSchedule:
+    """What the user states, held against what was measured."""
+
+    name: str
+    order: Order | None
+    """None where it has none for what was run."""
+    deviation: Deviation | None
+    gaps: tuple[Gap, ...]
+
+    @property
+    def chunks(self) -> int | None:
+        """The most stages that a rank has by it."""
+        if self.order is None:
+            return None
+        return max(len({action.stage for action in actions}) for actions in self.order)
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether all ranks followed it; None where that was not looked at."""
+        if any(gap.code is Code.SCHEDULE_UNCHECKED for gap in self.gaps):
+            return None
+        return not self.gaps
 
 
 def count_microbatches(timeline: Timeline, pipeline: int) -> int | None:
@@ -98,26 +123,22 @@ def _without_first_input_gradient(actions: list[Action]) -> list[Action]:
     return [action for action in actions if (action.stage, action.kind) != (0, "I")]
 
 
-def _orders(passes: Passes, ranks: list[RankTimeline]) -> Iterator[tuple[int, int, list[Key]]]:
+def _orders(passes: Passes, ranks: list[RankTimeline]) -> Iterator[tuple[int, int, list[PassName]]]:
     """Yield a rank's position, a step, and what it ran there in the order of starts."""
     positions = {rank.rank: position for position, rank in enumerate(ranks)}
-    place = np.array([positions[rank] for rank in passes.rank.tolist()], dtype=np.int32)
-    order = np.lexsort((passes.start_ns, passes.step, place))
-    rank, step = place[order], passes.step[order]
-    cuts = np.flatnonzero((np.diff(rank) != 0) | (np.diff(step) != 0)) + 1
-    for rows in np.split(order, cuts) if len(order) else ():
+    position = np.array([positions[rank] for rank in passes.rank.tolist()], dtype=np.int32)
+    order = np.lexsort((passes.start_ns, passes.step, position))
+    changes = (np.diff(position[order]) != 0) | (np.diff(passes.step[order]) != 0)
+    for rows in np.split(order, np.flatnonzero(changes) + 1) if len(order) else ():
         columns = (passes.stage[rows], passes.kind[rows], passes.microbatch[rows])
-        yield (
-            int(place[rows[0]]),
-            int(passes.step[rows[0]]),
-            [
-                (stage, PassKind(kind).name, microbatch)
-                for stage, kind, microbatch in zip(*(c.tolist() for c in columns), strict=True)
-            ],
-        )
+        ran = [
+            (stage, PassKind(kind).name, microbatch)
+            for stage, kind, microbatch in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+        yield int(position[rows[0]]), int(passes.step[rows[0]]), ran
 
 
-def _first_off(found: list[Key], expected: list[Action]) -> int | None:
+def _first_off(found: list[PassName], expected: list[Action]) -> int | None:
     """Return where a rank's passes leave those of an order; None if they are the same."""
     found = found.copy()
     for position, action in enumerate(expected):
@@ -126,31 +147,6 @@ def _first_off(found: list[Key], expected: list[Action]) -> int | None:
         if position >= len(found) or found[position] != action[:3]:
             return position
     return len(expected) if len(found) > len(expected) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatedSchedule:
-    """What the user states, held against what was measured."""
-
-    name: str
-    order: Order | None
-    """None where it has none for what was run."""
-    deviation: Deviation | None
-    gaps: tuple[Gap, ...]
-
-    @property
-    def chunks(self) -> int | None:
-        """The most stages that a rank has by it."""
-        if self.order is None:
-            return None
-        return max(len({action.stage for action in actions}) for actions in self.order)
-
-    @property
-    def agrees(self) -> bool | None:
-        """Whether all ranks followed it; None where that was not looked at."""
-        if any(gap.code is Code.SCHEDULE_UNCHECKED for gap in self.gaps):
-            return None
-        return not self.gaps
 
 
 def hold_against(
@@ -176,8 +172,18 @@ def hold_against(
     except UsageError as why:
         return _without_order(name, Code.SCHEDULE_DIFFERS, f"this cannot be {name}: {why.message}")
     deviation = find_deviation(timeline, pipeline, order)
-    gaps = (_differs(name, deviation),) if deviation else ()
-    return StatedSchedule(name=name, order=order, deviation=deviation, gaps=gaps)
+    if deviation is None:
+        return StatedSchedule(name=name, order=order, deviation=None, gaps=())
+    ran = f"ran {deviation.found}" if deviation.found else "ran nothing more"
+    has = f"has {deviation.expected}" if deviation.expected else "has nothing more"
+    left = Gap(
+        code=Code.SCHEDULE_DIFFERS,
+        message=f"left the stated schedule {name} in step {deviation.step}: "
+        f"as pass {show_count(deviation.place + 1)} it {ran}, where {name} {has}",
+        hint="theory is that of what was stated, by --schedule or by the sidecars",
+        rank=deviation.rank,
+    )
+    return StatedSchedule(name=name, order=order, deviation=deviation, gaps=(left,))
 
 
 def _unchecked(name: str, why: str) -> StatedSchedule:
@@ -188,15 +194,3 @@ def _unchecked(name: str, why: str) -> StatedSchedule:
 def _without_order(name: str, code: Code, message: str) -> StatedSchedule:
     gap = Gap(code=code, message=message, hint="leave --schedule out to see what is recognised")
     return StatedSchedule(name=name, order=None, deviation=None, gaps=(gap,))
-
-
-def _differs(name: str, off: Deviation) -> Gap:
-    ran = f"ran {off.found}" if off.found else "ran nothing more"
-    has = f"has {off.expected}" if off.expected else "has nothing more"
-    return Gap(
-        code=Code.SCHEDULE_DIFFERS,
-        message=f"left the stated schedule {name} in step {off.step}: "
-        f"as pass {show_count(off.place + 1)} it {ran}, where {name} {has}",
-        hint="theory is that of what was stated, by --schedule or by the sidecars",
-        rank=off.rank,
-    )

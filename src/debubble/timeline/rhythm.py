@@ -1,29 +1,41 @@
 """Work without marks in → steps, by the pipeline's own rhythm.
 
-Labels restart with each batch. Without labels, a rank that trains has finished every microbatch it
-began only at the end of a step; a first rank that does not train sends a batch and then takes the
-answer. The last rank of a pipeline may finish each microbatch at once: it goes by the messages that
-it gets from the rank before it. Where nothing repeats, nothing is guessed.
+A rank that trains has finished every microbatch it began only at the end of a step. What a second
+of three ranks ran, in the order of its host, and how many microbatches were in flight after it:
+
+    passes      F0 F1 B0 F2 B1 F3 B2 B3 │ F0 F1 B0 F2 B1 F3 B2 B3
+    in flight    1  2  1  2  1  2  1  0 │  1  2  1  2  1  2  1  0
+    →           step 0                  │ step 1
+
+A step ends where as few are in flight as ever and a forward pass follows. Labels are clearer: they
+restart, so a step begins with the first stage's forward pass of microbatch 0. A first rank that
+does not train sends a batch and then takes one answer. The last rank may finish each microbatch at
+once, B after F: it goes by the messages that it gets from the rank before it, and so its steps get
+their numbers. Where nothing repeats, nothing is guessed.
+
+docs/explanation/how-the-timeline-is-built.md ("Where no step is marked") tells why.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from debubble.timeline.chain import Chain
 from debubble.timeline.model import I32, I64, Flags, PassKind
 from debubble.timeline.passes import Assignment, Label, Neighbours, parse_label
-from debubble.timeline.steps import Prepared, Steps
-from debubble.timeline.transfers import Posted, find_shift
+from debubble.timeline.steps import RankRecord, Steps
+from debubble.timeline.transfers import find_shift
 from debubble.timeline.work import BEFORE_CAPTURE, Messages
 
 # Whatever was captured at all; work without a launch was issued before.
 _BEGIN = int(BEFORE_CAPTURE) + 1
+# What a rank sends to one and the same other rank is gradients, or it is not. A schedule that sends
+# both ways both kinds labels its passes.
+_UNCLEAR = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +45,57 @@ class Beats:
     begins_ns: I64
     cut: bool = False
     """Labels tell that the first one began before the capture."""
+    first: int = 0
+    """What the pipeline calls the first of them."""
+
+    def steps(self, lift: int = 0) -> Steps:
+        """Return them as windows that follow each other, their numbers raised by so much."""
+        number = np.arange(len(self.begins_ns)) + self.first + lift
+        end = np.append(self.begins_ns[1:], np.iinfo(np.int64).max)
+        return Steps(number=number.astype(np.int32), start_ns=self.begins_ns, end_ns=end)
 
 
-def beats_of_labels(one: Prepared, *, trains: bool) -> Beats | None:
+def infer_steps(
+    ranks: Sequence[RankRecord], chain: Chain, assigned: Mapping[int, Assignment]
+) -> dict[int, Steps] | None:
+    """Return the steps of each rank of a pipeline; None where its rhythm cannot be told.
+
+    The passes are assigned as if all were one step. Each rank tells by itself, or goes by the
+    messages of the rank before it.
+    """
+    captured = sorted(ranks, key=lambda rank: chain.ranks.index(rank.rank))
+    trains = any(bool(rank.work.backward.any()) for rank in captured)
+    found: dict[int, Beats] = {}
+    before: RankRecord | None = None
+    for rank in captured:
+        beside = chain.beside(rank.rank)
+        beats = beats_of_labels(rank, trains=trains)
+        if beats is None and trains and beside.next is not None:
+            beats = beats_of_training(rank, beside, assigned[rank.rank])
+        if beats is None and not trains and beside.previous is None:
+            beats = beats_of_answers(rank, assigned[rank.rank], chain.ranks[-1])
+        if before is not None:
+            theirs = found[before.rank]
+            if beats is None:
+                beats = _follow(before, rank, theirs)
+            else:
+                beats = _number_alike(before, rank, theirs, beats)
+        if beats is None:
+            return None
+        found[rank.rank] = beats
+        before = rank
+    lift = -min(beats.first for beats in found.values())
+    return {rank: beats.steps(lift) for rank, beats in found.items()}
+
+
+def beats_of_labels(rank: RankRecord, *, trains: bool) -> Beats | None:
     """Let a step begin with the first stage's forward pass of microbatch 0.
 
     Receives for it may have been posted since the pass before it. Batches of a single microbatch
     that nobody trains on are a server's.
     """
-    trace = one.trace
-    annotations = trace.annotations
-    labels = [parse_label(name) for name in trace.names]
+    annotations = rank.trace.annotations
+    labels = [parse_label(name) for name in rank.trace.names]
     named = np.array([label is not None for label in labels] or [False])
     labelled = np.flatnonzero(named[annotations.name] & (annotations.stream < 0))
     rows = [(row, labels[annotations.name[row]]) for row in labelled.tolist()]
@@ -51,236 +103,138 @@ def beats_of_labels(one: Prepared, *, trains: bool) -> Beats | None:
     if not forward or (not trains and max(number for _, number in forward) == 0):
         return None
     first = min(forward)
+
+    def begins_step(label: Label | None) -> bool:
+        return label is not None and label.forward is not None and label.forward[1:] == first
+
     begins: list[int] = []
     reach = _BEGIN
-    cut = bool(rows) and not _begins_with(rows[0][1], first)
     for row, label in rows:
         start = int(annotations.start_ns[row])
-        if _begins_with(label, first):
+        if begins_step(label):
             if not begins and reach > _BEGIN:
                 begins.append(_BEGIN)
-            begins.append(_posted_since(one, reach, start, trains=trains) if begins else _BEGIN)
+            begins.append(_posted_since(rank, reach, start, trains=trains) if begins else _BEGIN)
         reach = max(reach, start + int(annotations.duration_ns[row]))
-    return Beats(begins_ns=np.array(begins or [_BEGIN], dtype=np.int64), cut=cut)
+    return Beats(
+        begins_ns=np.array(begins or [_BEGIN], dtype=np.int64), cut=not begins_step(rows[0][1])
+    )
 
 
-def _begins_with(label: Label | None, forward: tuple[int, int]) -> bool:
-    return label is not None and label.forward is not None and label.forward[1:] == forward
-
-
-def _posted_since(one: Prepared, reach: int, start: int, *, trains: bool) -> int:
+def _posted_since(rank: RankRecord, reach: int, start: int, *, trains: bool) -> int:
     """Return when the first receive for a pass was posted, after the last send of the one before.
 
-    A first rank that does not train receives nothing but answers, and those end a step.
+    A first rank that does not train receives nothing but answers, and those end a step. A rank is
+    first if it sends before it receives anything.
     """
-    messages = one.messages
-    here = (messages.issued_ns >= reach) & (messages.issued_ns < start)
-    if not trains and not _has_inputs(one):
+    messages = rank.messages
+    if not trains and (not len(messages) or messages.is_send[0]):
         return start
+    here = (messages.issued_ns >= reach) & (messages.issued_ns < start)
     sent = messages.issued_ns[here & messages.is_send]
     after = int(sent[-1]) if len(sent) else reach
     received = messages.issued_ns[here & ~messages.is_send & (messages.issued_ns >= after)]
     return int(received[0]) if len(received) else start
 
 
-def _has_inputs(one: Prepared) -> bool:
-    """Tell a rank that receives before it first sends: it is not the first of its pipeline."""
-    return len(one.messages) > 0 and not bool(one.messages.is_send[0])
-
-
-def beats_of_training(one: Prepared, beside: Neighbours, assigned: Assignment) -> Beats | None:
+def beats_of_training(rank: RankRecord, beside: Neighbours, assigned: Assignment) -> Beats | None:
     """Let a step end where as few microbatches as ever are in flight, and none is begun before.
 
     How many were in flight when the capture began is not known; but no moment has fewer than none.
     """
-    passes = _in_host_order(assigned)
-    if not passes:
+    rows = np.flatnonzero(assigned.kind >= 0)
+    if not len(rows):
         return None
-    level = np.cumsum([1 if kind == PassKind.F else -1 for kind, _, _ in passes])
+    # Passes in the order the host issued them: where each begins in its work, and its kind.
+    changes = (np.diff(assigned.kind[rows]) != 0) | (np.diff(assigned.microbatch[rows]) != 0)
+    first = rows[np.concatenate(([True], changes))]
+    kind = assigned.kind[first]
+    level = np.cumsum(np.where(kind == PassKind.F, 1, -1))
     lowest = min(int(level.min()), 0)
-    starts = [0]
-    starts += [
-        place + 1
-        for place, (now, following) in enumerate(pairwise(passes))
-        if level[place] == lowest and now[0] != PassKind.F and following[0] == PassKind.F
-    ]
-    rows = [passes[start][1] for start in starts]
-    begins = [_first_message_or_work(one, beside, assigned, row) for row in rows]
-    if passes[0][0] != PassKind.F or beside.previous is not None:
+    ends = (level[:-1] == lowest) & (kind[:-1] != PassKind.F) & (kind[1:] == PassKind.F)
+    starts = first[np.concatenate(([True], ends))]
+    begins = [_first_message_or_work(rank, beside, assigned, row) for row in starts.tolist()]
+    if kind[0] != PassKind.F or beside.previous is not None:
         begins[0] = _BEGIN
     return Beats(begins_ns=np.array(begins, dtype=np.int64))
 
 
-def beats_of_answers(one: Prepared, assigned: Assignment, last: int) -> Beats | None:
+def _first_message_or_work(
+    rank: RankRecord, beside: Neighbours, assigned: Assignment, row: int
+) -> int:
+    """Return when the first pass of a step began on the host: its receive, or its own work.
+
+    On the first rank nothing parts it from what was launched before it, an optimizer say: but all
+    forward passes launch alike, as many pieces of work as most; the fewest where none is usual.
+    """
+    issued = rank.work.issued_ns
+    if beside.previous is not None:
+        messages = rank.messages
+        since = issued[row - 1] if row else BEFORE_CAPTURE
+        inputs = messages.issued_ns[~messages.is_send & (messages.peer == beside.previous)]
+        inputs = inputs[(inputs > since) & (inputs <= issued[row])]
+        return int(inputs[0]) if len(inputs) else int(issued[row])
+    forward = np.flatnonzero(assigned.kind == PassKind.F)
+    counts = np.unique(assigned.microbatch[forward], return_counts=True)[1]
+    sizes, often = np.unique(counts, return_counts=True)
+    size = int(sizes[often.argmax()]) if len(sizes) else 0
+    mine = forward[assigned.microbatch[forward] == assigned.microbatch[row]]
+    return int(issued[mine[-size]]) if 0 < size < len(mine) else int(issued[row])
+
+
+def beats_of_answers(rank: RankRecord, assigned: Assignment, last: int) -> Beats | None:
     """Let a first rank's step begin with the first pass after it took the last rank's answer.
 
-    A server's rank takes an answer for each batch that it sends; a batch has several microbatches.
+    A server's rank takes an answer for each batch that it sends; a batch has several microbatches,
+    each as many: only the first and the last may be cut.
     """
-    messages = one.messages
+    messages = rank.messages
     answers = messages.issued_ns[~messages.is_send & (messages.peer == last)]
     forward = np.flatnonzero(assigned.kind == PassKind.F)
     if not len(answers) or not len(forward):
         return None
     _, first = np.unique(assigned.microbatch[forward], return_index=True)
-    issued = one.work.issued_ns[forward[first]]
+    issued = rank.work.issued_ns[forward[first]]
     turn = np.searchsorted(answers, issued)
     turns, counts = np.unique(turn, return_counts=True)
     whole = counts[1:-1] if len(counts) > 2 else counts[:1]
-    if whole.min() < 2 or not _regular(counts.tolist()) or counts.max() > whole.max():
+    if whole.min() < 2 or whole.min() < whole.max() or counts.max() > whole.max():
         return None
-    begins = np.array([issued[turn == one_turn][0] for one_turn in turns], dtype=np.int64)
+    begins = np.array([issued[turn == number][0] for number in turns], dtype=np.int64)
     begins[0] = _BEGIN
     return Beats(begins_ns=begins)
 
 
-def _regular(counts: Sequence[int]) -> bool:
-    """Tell whether steps have as many microbatches; the first and the last may be cut."""
-    whole = counts[1:-1]
-    most = max(whole, default=max(counts))
-    return all(count == most for count in whole) and max(counts) <= most
-
-
-def _in_host_order(assigned: Assignment) -> list[tuple[int, int, int]]:
-    """Return the passes as (kind, first row, last row), in the order the host issued them."""
-    rows = np.flatnonzero(assigned.kind >= 0)
-    if not len(rows):
-        return []
-    kind, number = assigned.kind[rows], assigned.microbatch[rows]
-    cuts = np.flatnonzero((np.diff(kind) != 0) | (np.diff(number) != 0)) + 1
-    return [
-        (int(assigned.kind[part[0]]), int(part[0]), int(part[-1])) for part in np.split(rows, cuts)
-    ]
-
-
-def _first_message_or_work(
-    one: Prepared, beside: Neighbours, assigned: Assignment, row: int
-) -> int:
-    """Return when the first pass of a step began on the host: its receive, or its own work.
-
-    On the first rank nothing parts it from what was launched before it, an optimizer say: but all
-    forward passes launch alike.
-    """
-    issued = one.work.issued_ns
-    if beside.previous is not None:
-        messages = one.messages
-        before = row - 1
-        since = issued[before] if before >= 0 else BEFORE_CAPTURE
-        inputs = messages.issued_ns[~messages.is_send & (messages.peer == beside.previous)]
-        inputs = inputs[(inputs > since) & (inputs <= issued[row])]
-        return int(inputs[0]) if len(inputs) else int(issued[row])
-    size = _usual_size(assigned)
-    number = assigned.microbatch[row]
-    mine = np.flatnonzero((assigned.kind == PassKind.F) & (assigned.microbatch == number))
-    return int(issued[mine[-size]]) if 0 < size < len(mine) else int(issued[row])
-
-
-def _usual_size(assigned: Assignment) -> int:
-    """Return how many pieces of work most forward passes launch; the fewest where none is usual."""
-    forward = assigned.microbatch[assigned.kind == PassKind.F]
-    counts = np.unique(forward, return_counts=True)[1]
-    values, often = np.unique(counts, return_counts=True)
-    return int(values[often.argmax()]) if len(values) else 0
-
-
-# What a rank sends to one and the same other rank is gradients, or it is not. A schedule that sends
-# both ways both kinds labels its passes.
-_UNCLEAR = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Numbered:
-    """The steps of one rank in the numbers of its pipeline."""
-
-    beats: Beats
-    first: int
-
-    def of(self, moments_ns: I64) -> I32:
-        return self.steps().at(moments_ns)
-
-    def steps(self, lift: int = 0) -> Steps:
-        begins = self.beats.begins_ns
-        number = np.arange(len(begins)) + self.first + lift
-        end = np.append(begins[1:], np.iinfo(np.int64).max)
-        return Steps(number=number.astype(np.int32), start_ns=begins, end_ns=end)
-
-
-def infer_steps(
-    ranks: Sequence[Prepared], chain: Chain, assigned: Mapping[int, Assignment]
-) -> dict[int, Steps] | None:
-    """Return the steps of each rank of a pipeline; None where its rhythm cannot be told.
-
-    The passes are assigned as if all were one step.
-    """
-    mine = [next((one for one in ranks if one.rank == rank), None) for rank in chain.ranks]
-    captured = [one for one in mine if one is not None]
-    trains = any(bool(one.work.backward.any()) for one in captured)
-    numbered: dict[int, _Numbered] = {}
-    before: Prepared | None = None
-    for one in captured:
-        beats = _own_beats(one, chain, assigned[one.rank], trains=trains)
-        if beats is None and before is not None:
-            found = _follow(before, one, numbered[before.rank])
-        else:
-            found = None if beats is None else _aligned(before, one, numbered, beats)
-        if found is None:
-            return None
-        numbered[one.rank] = found
-        before = one
-    lift = -min(one.first for one in numbered.values())
-    return {rank: one.steps(lift) for rank, one in numbered.items()}
-
-
-def _own_beats(one: Prepared, chain: Chain, assigned: Assignment, *, trains: bool) -> Beats | None:
-    """Return what a rank tells by itself."""
-    labelled = beats_of_labels(one, trains=trains)
-    if labelled is not None:
-        return labelled
-    beside = chain.beside(one.rank)
-    if trains:
-        return beats_of_training(one, beside, assigned) if beside.next is not None else None
-    last = chain.ranks[-1]
-    return beats_of_answers(one, assigned, last) if beside.previous is None else None
-
-
-def _aligned(
-    before: Prepared | None, one: Prepared, numbered: Mapping[int, _Numbered], beats: Beats
-) -> _Numbered | None:
+def _number_alike(
+    before: RankRecord, rank: RankRecord, theirs: Beats, beats: Beats
+) -> Beats | None:
     """Give steps the numbers that the rank before gives them, by the messages both know."""
-    if before is None:
-        return _Numbered(beats=beats, first=0)
-    theirs = numbered[before.rank]
-    mine = _Numbered(beats=beats, first=0)
-    sends, receives = _hop(before, one)
+    sends, receives, at = _hop(before, rank)
     if not len(sends) or not len(receives):
-        return _Numbered(beats=beats, first=theirs.first)
-    shift = _shift(before, one, sends, receives)
-    at = np.arange(len(receives)) + shift
+        return replace(beats, first=theirs.first)
     known = (at >= 0) & (at < len(sends))
-    sent = theirs.of(before.messages.issued_ns[sends[at[known]]])
-    taken = mine.of(one.messages.issued_ns[receives[known]])
+    sent = theirs.steps().at(before.messages.issued_ns[sends[at[known]]])
+    taken = beats.steps().at(rank.messages.issued_ns[receives[known]])
     differences = Counter((sent - taken).tolist())
-    if not differences:
-        return None
-    return _Numbered(beats=beats, first=differences.most_common(1)[0][0])
+    return replace(beats, first=differences.most_common(1)[0][0]) if differences else None
 
 
-def _follow(before: Prepared, one: Prepared, theirs: _Numbered) -> _Numbered | None:
+def _follow(before: RankRecord, rank: RankRecord, theirs: Beats) -> Beats | None:
     """Let a rank's steps begin with the first message of each step of the rank before it."""
-    sends, receives = _hop(before, one)
+    sends, receives, at = _hop(before, rank)
     if not len(sends) or not len(receives):
         return None
-    at = np.arange(len(receives)) + _shift(before, one, sends, receives)
-    step = _steps_of_sends(theirs.of(before.messages.issued_ns[sends]), at)
+    step = _steps_of_sends(theirs.steps().at(before.messages.issued_ns[sends]), at)
     if step is None:
         return None
     begins = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
-    moments = one.messages.issued_ns[receives[begins]]
-    moments[0] = BEFORE_CAPTURE + 1
-    return _Numbered(beats=Beats(begins_ns=moments), first=int(step[0]))
+    moments = rank.messages.issued_ns[receives[begins]]
+    moments[0] = _BEGIN
+    return Beats(begins_ns=moments, first=int(step[0]))
 
 
 def _steps_of_sends(step: I32, at: I64) -> I64 | None:
-    """Return the steps of sends by their place; beyond what was captured, counted on."""
+    """Return the steps of sends by their rows; beyond what was captured, counted on."""
     first = np.flatnonzero(np.diff(step, prepend=step[0] - 1))
     known = (at >= 0) & (at < len(step))
     found: I64 = step[np.clip(at, 0, len(step) - 1)].astype(np.int64)
@@ -294,36 +248,31 @@ def _steps_of_sends(step: I32, at: I64) -> I64 | None:
     return np.where(known, found, counted)
 
 
-def _hop(before: Prepared, one: Prepared) -> tuple[I64, I64]:
-    sends = before.messages.is_send & (before.messages.peer == one.rank)
-    receives = ~one.messages.is_send & (one.messages.peer == before.rank)
-    return np.flatnonzero(sends), np.flatnonzero(receives)
+def _hop(before: RankRecord, rank: RankRecord) -> tuple[I64, I64, I64]:
+    """Return the rows of sends and receives of a hop, and to which send each receive belongs."""
+    posted = {before.rank: before.posted, rank.rank: rank.posted}
+    sends = posted[before.rank].rows(rank.rank, is_send=True)
+    receives = posted[rank.rank].rows(before.rank, is_send=False)
+    cut_off = 0
+    if len(sends) != len(receives) and len(sends) and len(receives):
+        cut_off = find_shift(posted, before.rank, rank.rank)
+    return sends, receives, np.arange(len(receives)) + cut_off
 
 
-def _shift(before: Prepared, one: Prepared, sends: I64, receives: I64) -> int:
-    """Return which send the first receive belongs to: 0 where nothing is cut off."""
-    if len(sends) == len(receives):
-        return 0
-    posted = {
-        each.rank: Posted(messages=each.messages, step=each.message_step) for each in (before, one)
-    }
-    return find_shift(posted, before.rank, one.rank)
-
-
-def leading(one: Prepared) -> Messages:
+def leading(rank: RankRecord) -> Messages:
     """Return a rank's messages from the first one that goes the forward way.
 
     A capture may begin in the middle of a step. What is sent after work of autograd is a gradient.
     """
-    messages, work = one.messages, one.work
+    messages, work = rank.messages, rank.work
     trains = bool(work.backward.any())
-    labelled = beats_of_labels(one, trains=trains)
+    labelled = beats_of_labels(rank, trains=trains)
     if labelled is not None:
         whole = len(labelled.begins_ns) > 1 and labelled.cut
         return messages.where(messages.issued_ns >= labelled.begins_ns[1]) if whole else messages
     if not len(messages) or not trains:
         return messages
-    gradients = messages.is_send & _after_backward(one)
+    gradients = messages.is_send & _after_backward(rank)
     ahead, behind = _ways(messages, gradients)
     if behind is None and ahead is None:
         return messages
@@ -334,11 +283,11 @@ def leading(one: Prepared) -> Messages:
     return messages.where(np.arange(len(messages)) >= int(wanted.argmax()))
 
 
-def _after_backward(one: Prepared) -> Flags:
+def _after_backward(rank: RankRecord) -> Flags:
     """Tell before which messages autograd worked, since the message before them with any work."""
-    until = np.searchsorted(one.work.issued_ns, one.messages.issued_ns)
+    until = np.searchsorted(rank.work.issued_ns, rank.messages.issued_ns)
     since = np.concatenate(([0], until[:-1]))
-    before = np.concatenate(([0], np.cumsum(one.work.backward)))
+    before = np.concatenate(([0], np.cumsum(rank.work.backward)))
     found = before[until] > before[since]
     for row in range(1, len(found)):
         if until[row] == since[row]:

@@ -22,11 +22,35 @@ from debubble.timeline.model import (
     RankTimeline,
     Timeline,
 )
-from debubble.timeline.work import Messages, Work, find_messages, find_waits, tell_waits
+from debubble.timeline.transfers import RankMessages
+from debubble.timeline.work import (
+    Messages,
+    Work,
+    find_messages,
+    find_waits,
+    names_like,
+    tell_waits,
+)
 from debubble.trace.columns import MemoryDevice, RankTrace
 from debubble.units import show_ranks
 
 _STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
+# NCCL's own ranges, torch's calls, RCCL's: a communicator is made at its first use.
+_COMMUNICATORS = re.compile(
+    r"(?:n|r)cclComm(?:Init|Split)|initNCCLComm|init_process_group|new_group|eager_connect"
+)
+# torch's pipelines send shapes along at the first step; `_shape_inference` needs `with_stack`.
+_SHAPES = re.compile(r"_shape_inference|_prepare_forward_infra")
+_QUEUES = re.compile(r"Launch|Memcpy.*Async|Memset.*Async")
+# A cache that grows by less has found its size; allocations are rounded to 2 MiB.
+_GROWTH = 0.02
+# Shapes are some hundred bytes, activations megabytes.
+_SMALL = 0.01
+# What shows that a rank was still setting up.
+COMMUNICATORS, SHAPES = "communicators were made", "shapes were sent along"
+ALLOCATOR, MESSAGES = "the allocator took its memory", "small messages went ahead"
+# Of so few steps none is left out for being cold: what is left would be too little to measure.
+_ALWAYS_KEPT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +102,7 @@ def marks_steps(trace: RankTrace) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class RankRecord:
     """A rank whose passes are still to be told."""
 
     trace: RankTrace
@@ -89,7 +113,12 @@ class Prepared:
     message_step: I32
     steps: Steps
 
-    def in_steps(self, steps: Steps) -> Prepared:
+    @property
+    def posted(self) -> RankMessages:
+        """Its messages, and the step of each."""
+        return RankMessages(messages=self.messages, step=self.message_step)
+
+    def in_steps(self, steps: Steps) -> RankRecord:
         """Return the same rank with other steps."""
         return replace(
             self,
@@ -99,10 +128,10 @@ class Prepared:
         )
 
 
-def prepare(trace: RankTrace, work: Work, steps: Steps) -> Prepared:
+def record_rank(trace: RankTrace, work: Work, steps: Steps) -> RankRecord:
     """List what a rank did, and in which step."""
     messages = tell_waits(find_messages(trace), work, find_waits(trace))
-    return Prepared(
+    return RankRecord(
         trace=trace,
         rank=trace.rank if trace.rank is not None else UNKNOWN,
         work=work,
@@ -113,81 +142,60 @@ def prepare(trace: RankTrace, work: Work, steps: Steps) -> Prepared:
     )
 
 
-# NCCL's own ranges, torch's calls, RCCL's: a communicator is made at its first use.
-_COMMUNICATORS = re.compile(
-    r"(?:n|r)cclComm(?:Init|Split)|initNCCLComm|init_process_group|new_group|eager_connect"
-)
-# torch's pipelines send shapes along at the first step; `_shape_inference` needs `with_stack`.
-_SHAPES = re.compile(r"_shape_inference|_prepare_forward_infra")
-_QUEUES = re.compile(r"Launch|Memcpy.*Async|Memset.*Async")
-# A cache that grows by less has found its size; allocations are rounded to 2 MiB.
-_GROWTH = 0.02
-# Shapes are some hundred bytes, activations megabytes.
-_SMALL = 0.01
-
-COMMUNICATORS, SHAPES = "communicators were made", "shapes were sent along"
-ALLOCATOR, MESSAGES = "the allocator took its memory", "small messages went ahead"
-
-
-def find_set_up(one: Prepared, steps: Steps) -> tuple[tuple[int, str], ...]:
-    """Return the steps in which a rank was still setting up, each with what was seen."""
-    if not len(steps.number):
+def find_set_up(rank: RankRecord) -> tuple[tuple[int, str], ...]:
+    """Return the steps in which a rank was still setting up, each with what showed it."""
+    if not len(rank.steps.number):
         return ()
-    seen = [
-        *((step, COMMUNICATORS) for step in _steps_with(one, steps, _COMMUNICATORS)),
-        *((step, SHAPES) for step in _steps_with(one, steps, _SHAPES)),
-        *((step, MESSAGES) for step in _leading(steps, _talkative(one, steps))),
-        *((step, ALLOCATOR) for step in _leading(steps, _growing(one, steps))),
-    ]
-    first: dict[int, str] = {}
-    for step, what in seen:
-        first.setdefault(step, what)
-    return tuple(sorted(first.items()))
+    signs = (
+        (ALLOCATOR, _leading(rank.steps, _growing(rank))),
+        (MESSAGES, _leading(rank.steps, _talkative(rank))),
+        (SHAPES, _steps_with(rank, _SHAPES)),
+        (COMMUNICATORS, _steps_with(rank, _COMMUNICATORS)),
+    )
+    seen = {step: what for what, steps in signs for step in steps}  # the last sign is the clearest
+    return tuple(sorted(seen.items()))
 
 
-def find_unfinished(one: Prepared, steps: Steps) -> tuple[int, ...]:
+def find_unfinished(rank: RankRecord) -> tuple[int, ...]:
     """Return the last step, where kernels of it were launched and not recorded, unlike before."""
-    trace = one.trace
+    trace, steps = rank.trace, rank.steps
     if not len(trace.kernels) or not len(trace.launches) or not len(steps.number):
         return ()
-    queues = _names_like(trace.names, _QUEUES)[trace.launches.name]
+    queues = names_like(trace, _QUEUES)[trace.launches.name]
     queues[trace.kernels.launch[trace.kernels.launch >= 0]] = False
     lost = steps.at(trace.launches.start_ns[queues])
     last = int(steps.at(trace.launches.start_ns)[-1])
     return (last,) if last >= 0 and set(lost.tolist()) == {last} else ()
 
 
-def _steps_with(one: Prepared, steps: Steps, pattern: re.Pattern[str]) -> list[int]:
-    named = _names_like(one.trace.names, pattern)
+def _steps_with(rank: RankRecord, pattern: re.Pattern[str]) -> list[int]:
+    trace, named = rank.trace, names_like(rank.trace, pattern)
     if not named.any():
         return []
-    moments = [
-        table.start_ns[named[table.name]]
-        for table in (one.trace.annotations, one.trace.operators, one.trace.cpu_operators)
-    ]
-    found = steps.at(np.concatenate(moments))
+    tables = (trace.annotations, trace.operators, trace.cpu_operators)
+    found = rank.steps.at(np.concatenate([t.start_ns[named[t.name]] for t in tables]))
     return sorted(set(found[found >= 0].tolist()))
 
 
-def _talkative(one: Prepared, steps: Steps) -> Flags:
+def _talkative(rank: RankRecord) -> Flags:
     """Tell which steps hold more small messages than most: shapes travel ahead of activations."""
-    size, at = one.messages.message_bytes, one.message_step
+    size, at = rank.messages.message_bytes, rank.message_step
     small = (size >= 0) & (size < _SMALL * size.max(initial=0))
-    counts = np.array([int(small[at == step].sum()) for step in steps.number.tolist()])
+    counts = np.array([int(small[at == step].sum()) for step in rank.steps.number.tolist()])
     more: Flags = counts > np.median(counts)
     return more
 
 
-def _growing(one: Prepared, steps: Steps) -> Flags:
+def _growing(rank: RankRecord) -> Flags:
     """Tell in which steps the allocator asked the device for more memory."""
-    memory = one.trace.memory
+    memory, steps = rank.trace.memory, rank.steps
     on_device = memory.device_type == MemoryDevice.DEVICE
     reserved, at = memory.reserved_bytes[on_device], steps.at(memory.start_ns[on_device])
     grown = np.zeros(len(steps.number), dtype=bool)
-    for place, step in enumerate(steps.number.tolist()):
+    for row, step in enumerate(steps.number.tolist()):
         mine = reserved[at == step]
         if len(mine):
-            grown[place] = mine.max() > mine[0] * (1 + _GROWTH)
+            grown[row] = mine.max() > mine[0] * (1 + _GROWTH)
     return grown
 
 
@@ -197,16 +205,8 @@ def _leading(steps: Steps, flags: Flags) -> list[int]:
     return [] if count == len(flags) else steps.number[:count].tolist()
 
 
-def _names_like(names: tuple[str, ...], pattern: re.Pattern[str]) -> Flags:
-    return np.array([bool(pattern.search(name)) for name in names] or [False], dtype=bool)
-
-
-# Of so few steps none is left out for being cold: what is left would be too little to measure.
-_ALWAYS_KEPT = 3
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class SkippedStep:
     """A step that no figure is made of."""
 
     step: int
@@ -214,27 +214,27 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class StepChoice:
     """The steps of one pipeline."""
 
     kept: tuple[int, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[SkippedStep, ...]
     partial: bool
     """No step is whole: the figures are of parts."""
     gaps: tuple[Gap, ...]
 
 
-def choose_steps(timeline: Timeline, pipeline: int, asked: int | None = None) -> Chosen:
+def choose_steps(timeline: Timeline, pipeline: int, asked: int | None = None) -> StepChoice:
     """Keep the steps that all ranks hold whole, without those in which set-up was seen.
 
     A step that was asked for is kept anyway, if all ranks hold some of it.
     """
     ranks = timeline.ranks_of(pipeline)
-    names = [rank.rank for rank in ranks]
-    passes = timeline.passes.where(np.isin(timeline.passes.rank, names))
+    names = {rank.rank for rank in ranks}
+    passes = timeline.passes.where(np.isin(timeline.passes.rank, list(names)))
     holders = {step: set(passes.rank[passes.step == step].tolist()) for step in timeline.steps}
-    absent = {step: set(names) - held for step, held in holders.items() if held}
-    common = [step for step, without in absent.items() if not without]
+    absent = {step: names - held for step, held in holders.items() if held}
+    common = [step for step, missing in absent.items() if not missing]
     cold = _cold(ranks, common)
     cut = {step: found for step in common if (found := _cut_on(passes, ranks, step))}
     if sum(step not in cut or step in cold for step in common) <= _ALWAYS_KEPT:
@@ -245,17 +245,17 @@ def choose_steps(timeline: Timeline, pipeline: int, asked: int | None = None) ->
     kept = warm or whole or common
     if asked in common:
         kept = sorted({*kept, asked})
-    uneven = {step: without for step, without in absent.items() if without}
+    uneven = {step: missing for step, missing in absent.items() if missing}
     reasons = ((uneven, Code.UNEVEN_STEPS), (cut, Code.CUT_STEPS), (cold, Code.COLD_STEPS))
     left_out = [
-        LeftOut(step=step, why=code)
+        SkippedStep(step=step, why=code)
         for steps, code in reasons
         for step in steps
         if step not in kept
     ]
-    return Chosen(
+    return StepChoice(
         kept=tuple(kept),
-        left_out=tuple(sorted(left_out, key=lambda one: one.step)),
+        left_out=tuple(sorted(left_out, key=lambda skipped: skipped.step)),
         partial=asked in cut or (bool(kept) and not whole),
         gaps=tuple(_gaps(uneven, cut, cold, kept)),
     )
@@ -294,17 +294,15 @@ def _cut_on(passes: Passes, ranks: Sequence[RankTimeline], step: int) -> set[int
         for stage in np.unique(here.stage).tolist()
     }
     most = max(int(count.max()) for count in counts.values())
-    backward = {stage: _backward(count) for stage, count in counts.items()}
+    # For so many microbatches all gradients were computed.
+    backward = {
+        stage: int(count[PassKind.B] + count[PassKind.W]) for stage, count in counts.items()
+    }
     unfinished = {stage for stage, count in backward.items() if 0 < count < most}
     if unfinished:
         unfinished |= {stage for stage, count in backward.items() if count == 0}
     cut = {stage for stage, count in counts.items() if count[PassKind.F] < most} | unfinished
     return {rank.rank for rank in ranks if cut & set(rank.stages) or step in rank.unfinished}
-
-
-def _backward(count: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
-    """Return for how many microbatches all gradients were computed."""
-    return int(count[PassKind.B] + count[PassKind.W])
 
 
 def _gaps(
@@ -313,10 +311,16 @@ def _gaps(
     cold: Mapping[int, str],
     kept: Sequence[int],
 ) -> Iterable[Gap]:
+    def steps(numbers: Iterable[int]) -> str:
+        return numbered("step", sorted(numbers))
+
+    def ranks(held: Mapping[int, set[int]]) -> str:
+        return numbered("rank", sorted(set().union(*held.values())))
+
     if uneven:
         yield Gap(
             code=Code.UNEVEN_STEPS,
-            message=f"{_named(uneven)} left out: {_ranks(uneven)} did not capture "
+            message=f"{steps(uneven)} left out: {ranks(uneven)} did not capture "
             + ("it" if len(uneven) == 1 else "all of them"),
             hint="capture the same steps on all ranks",
         )
@@ -324,7 +328,7 @@ def _gaps(
         parts = [step for step in cut if step in kept]
         yield Gap(
             code=Code.CUT_STEPS,
-            message=f"{_named(cut)} captured in part by {_ranks(cut)}; "
+            message=f"{steps(cut)} captured in part by {ranks(cut)}; "
             + ("there is no whole one, so figures are of the part" if parts else "left out"),
             hint="let the capture begin and end between two steps",
         )
@@ -332,16 +336,11 @@ def _gaps(
         step, what = next(iter(cold.items()))
         yield Gap(
             code=Code.COLD_STEPS,
-            message=f"{_named(cold)} left out: set-up was seen in step {step}, {what}",
+            message=f"{steps(cold)} left out: set-up was seen in step {step}, {what}",
             hint="let the job run a few steps before the capture",
         )
 
 
-def _named(steps: Iterable[int]) -> str:
-    numbers = sorted(steps)
-    return f"{'step' if len(numbers) == 1 else 'steps'} {show_ranks(numbers)}"
-
-
-def _ranks(steps: Mapping[int, set[int]]) -> str:
-    ranks = sorted(set().union(*steps.values()))
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {show_ranks(ranks)}"
+def numbered(noun: str, numbers: Sequence[int]) -> str:
+    """Say which ranks or steps are meant: `rank 3`, `steps 0-2`."""
+    return f"{noun if len(numbers) == 1 else noun + 's'} {show_ranks(numbers)}"

@@ -1,10 +1,14 @@
-"""A rank's kernels and operators in → what its host issued, in order."""
+"""A rank's kernels and operators in → what its host issued, in order.
+
+Work and messages are sorted by the moment the host issued them: that order is the schedule's, and
+all that names passes goes by it. Waits of the host and launches that were held up tell the rest.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,44 +17,22 @@ from debubble.timeline.model import (
     I64,
     NEVER_WAITED_NS,
     UNKNOWN,
+    Columns,
     Flags,
     Intervals,
     Synchronisations,
+    union_of,
 )
 from debubble.trace.columns import KernelKind, Operation, RankTrace
 from debubble.trace.summary import merge
 
-
-def number_passes(step: I32, stage: I32, kind: I32, microbatch: I32) -> tuple[I64, I64]:
-    """Return the passes as rows of (step, stage, kind, microbatch), and each piece's row.
-
-    The four numbers are packed into one: sorting plain integers is ten times quicker than rows.
-    """
-    columns = [column.astype(np.int64) for column in (step, stage, kind, microbatch)]
-    lowest = [int(column.min(initial=0)) for column in columns]
-    widths = [
-        int(column.max(initial=0)) - low + 1 for column, low in zip(columns, lowest, strict=True)
-    ]
-    key = np.zeros(len(step), dtype=np.int64)
-    for column, low, width in zip(columns, lowest, widths, strict=True):
-        key = key * width + (column - low)
-    packed, group = np.unique(key, return_inverse=True)
-    rows = np.empty((4, len(packed)), dtype=np.int64)
-    for row in (3, 2, 1, 0):
-        packed, rest = np.divmod(packed, widths[row])
-        rows[row] = rest + lowest[row]
-    return rows, group.reshape(-1)
-
-
+BEFORE_CAPTURE = np.int64(np.iinfo(np.int64).min)
 # On a CPU trace autograd runs on the thread that called it; its operators say so.
 _BACKWARD_OPERATOR = "autograd::engine::evaluate_function"
 _COMMUNICATION_OPERATOR = "c10d::"
 _CARRIED_OUT = "gloo:"
 _UPLOAD = "Memcpy HtoD"
 _RING_OPERATORS = ("c10d::send", "c10d::recv")
-
-
-BEFORE_CAPTURE = np.int64(np.iinfo(np.int64).min)
 # Calls of CUDA and HIP that keep the host until the device, or one of its streams, is done.
 _SYNCHRONISES = re.compile(r"(?:Device|Stream|Event)Synchronize")
 _WHOLE_DEVICE = re.compile(r"DeviceSynchronize")
@@ -81,9 +63,13 @@ class Work:
     def __len__(self) -> int:
         return len(self.issued_ns)
 
+    def union(self, kept: Flags) -> Intervals:
+        """Return when any of some pieces ran."""
+        return union_of(self.start_ns[kept], self.end_ns[kept])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
+class Messages(Columns):
     """Sends and receives, sorted by the moment the host issued them."""
 
     issued_ns: I64
@@ -105,18 +91,12 @@ class Messages:
     def __len__(self) -> int:
         return len(self.issued_ns)
 
-    def where(self, kept: Flags) -> Messages:
-        """Return a part of the rows."""
-        return Messages(
-            **{column.name: getattr(self, column.name)[kept] for column in fields(self)}
-        )
-
 
 def find_work(trace: RankTrace) -> Work:
     """List everything that computes: kernels by their launches, or operators of the CPU."""
     if not len(trace.kernels):
         return _cpu_work(trace)
-    kernels, launches = trace.kernels, trace.launches
+    kernels, launches, operators = trace.kernels, trace.launches, trace.operators
     kept = ~kernels.communication | (kernels.kind == KernelKind.COLLECTIVE)
     launch = kernels.launch[kept]
     known = launch >= 0
@@ -125,65 +105,63 @@ def find_work(trace: RankTrace) -> Work:
     # Without a launch in the trace it was issued before the capture began, and is of no step in it.
     issued = np.where(known, launches.start_ns[row], BEFORE_CAPTURE) if len(launches) else start
     caller = np.where(known, launches.thread[row], UNKNOWN) if len(launches) else launch
-    main = main_thread(trace)
+    group = np.full(len(kernels), UNKNOWN, dtype=np.int32)
+    carried = operators.kernel >= 0
+    group[operators.kernel[carried]] = operators.group[carried]
     order = np.lexsort((start, issued))
     return Work(
         issued_ns=issued[order],
         start_ns=start[order],
         end_ns=(start + kernels.duration_ns[kept])[order],
         name=kernels.name[kept][order],
-        backward=((caller != main) & (caller >= 0))[order],
+        backward=((caller != _main_thread(trace)) & (caller >= 0))[order],
         collective=kernels.communication[kept][order],
-        group=_groups_of_kernels(trace)[kept][order],
+        group=group[kept][order],
         upload=_names_that(trace, _UPLOAD)[kernels.name[kept]][order],
     )
 
 
-def _groups_of_kernels(trace: RankTrace) -> I32:
-    group = np.full(len(trace.kernels), UNKNOWN, dtype=np.int32)
-    carried = trace.operators.kernel >= 0
-    group[trace.operators.kernel[carried]] = trace.operators.group[carried]
-    return group
-
-
 def _cpu_work(trace: RankTrace) -> Work:
-    operators = trace.cpu_operators
-    communicates = _names_that(trace, _COMMUNICATION_OPERATOR)
-    backward = _names_that(trace, _BACKWARD_OPERATOR)
-    kept = ~communicates[operators.name] if len(operators) else np.zeros(0, dtype=bool)
-    issued, end, name, group = _cpu_collectives(trace)
-    computes = np.zeros(int(kept.sum()), dtype=bool)
-    start = np.concatenate((operators.start_ns[kept], issued))
+    """List operators that compute, and collectives from when they were asked for to their end.
+
+    Sends and receives around a ring are whole as they are.
+    """
+    computes, operators = trace.cpu_operators, trace.operators
+    kept = np.zeros(0, dtype=bool)
+    if len(computes):
+        kept = ~_names_that(trace, _COMMUNICATION_OPERATOR)[computes.name]
+    around = (operators.operation == Operation.COLLECTIVE) & _names_of(trace, *_RING_OPERATORS)
+    carried, asked = find_carried_out(trace)
+    ends = operators.start_ns + operators.duration_ns
+    backward = _names_that(trace, _BACKWARD_OPERATOR)[computes.name[kept]]
+    count, others = len(backward), int(carried.sum() + around.sum())
+    start = np.concatenate((computes.start_ns[kept], asked, operators.start_ns[around]))
+    end = (computes.start_ns + computes.duration_ns)[kept]
+    name = (computes.name[kept], operators.name[carried], operators.name[around])
+    none = np.full(count, UNKNOWN, dtype=np.int32)
     order = np.argsort(start, kind="stable")
     return Work(
         issued_ns=start[order],
         start_ns=start[order],
-        end_ns=np.concatenate(((operators.start_ns + operators.duration_ns)[kept], end))[order],
-        name=np.concatenate((operators.name[kept], name))[order],
-        backward=np.concatenate((backward[operators.name[kept]], np.zeros(len(end), dtype=bool)))[
-            order
-        ],
-        collective=np.concatenate((computes, np.ones(len(end), dtype=bool)))[order],
-        group=np.concatenate((np.full(len(computes), UNKNOWN, dtype=np.int32), group))[order],
+        end_ns=np.concatenate((end, ends[carried], ends[around]))[order],
+        name=np.concatenate(name)[order],
+        backward=np.concatenate((backward, np.zeros(others, dtype=bool)))[order],
+        collective=np.repeat([False, True], [count, others])[order],
+        group=np.concatenate((none, operators.group[carried], operators.group[around]))[order],
         upload=np.zeros(len(order), dtype=bool),
     )
 
 
-def _cpu_collectives(trace: RankTrace) -> tuple[I64, I64, I32, I32]:
-    """Return when each collective was asked for, when it ended, its name and its group.
-
-    Sends and receives around a ring are whole as they are.
-    """
-    operators = trace.operators
-    around = (operators.operation == Operation.COLLECTIVE) & _names_of(trace, *_RING_OPERATORS)
-    carried, issued = find_carried_out(trace)
-    ends = operators.start_ns + operators.duration_ns
-    return (
-        np.concatenate((issued, operators.start_ns[around])),
-        np.concatenate((ends[carried], ends[around])),
-        np.concatenate((operators.name[carried], operators.name[around])),
-        np.concatenate((operators.group[carried], operators.group[around])),
-    )
+def _main_thread(trace: RankTrace) -> int:
+    """Return the thread that runs the schedule: it posts the messages, or marks the steps."""
+    operators, annotations = trace.operators, trace.annotations
+    posts = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+    threads = operators.thread[posts & (operators.thread >= 0)].tolist()
+    marks = _names_that(trace, "ProfilerStep#")
+    if not threads and len(marks):
+        on_host = annotations.stream < 0
+        threads = annotations.thread[marks[annotations.name] & on_host].tolist()
+    return int(Counter(threads).most_common(1)[0][0]) if threads else UNKNOWN
 
 
 def find_carried_out(trace: RankTrace) -> tuple[Flags, I64]:
@@ -204,31 +182,6 @@ def find_carried_out(trace: RankTrace) -> tuple[Flags, I64]:
     return carried, issued
 
 
-def _names_of(trace: RankTrace, *begins: str) -> Flags:
-    """Tell which communication operators have a name that begins so."""
-    names = _names_that(trace, *begins)
-    return names[trace.operators.name] if len(names) else np.zeros(0, dtype=bool)
-
-
-def _names_that(trace: RankTrace, *begins: str) -> Flags:
-    return np.array([name.startswith(begins) for name in trace.names], dtype=bool)
-
-
-def main_thread(trace: RankTrace) -> int:
-    """Return the thread that runs the schedule: it posts the messages, or marks the steps."""
-    operators = trace.operators
-    posts = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
-    threads = operators.thread[posts & (operators.thread >= 0)].tolist()
-    if not threads:
-        marks = np.array([name.startswith("ProfilerStep#") for name in trace.names], dtype=bool)
-        annotations = trace.annotations
-        on_host = annotations.stream < 0
-        threads = (
-            annotations.thread[marks[annotations.name] & on_host].tolist() if len(marks) else []
-        )
-    return int(Counter(threads).most_common(1)[0][0]) if threads else UNKNOWN
-
-
 def find_messages(trace: RankTrace) -> Messages:
     """List sends and receives with the time they took on the device, or on the wire of gloo."""
     operators, kernels = trace.operators, trace.kernels
@@ -239,6 +192,8 @@ def find_messages(trace: RankTrace) -> Messages:
     start[carried] = kernels.start_ns[kernel[carried]]
     end[carried] = start[carried] + kernels.duration_ns[kernel[carried]]
     is_send = operators.operation[rows] == Operation.SEND
+    queue = np.full(len(rows), UNKNOWN, dtype=np.int32)
+    queue[carried] = kernels.stream[kernel[carried]]
     return Messages(
         issued_ns=operators.start_ns[rows],
         peer=operators.peer[rows],
@@ -247,94 +202,11 @@ def find_messages(trace: RankTrace) -> Messages:
         end_ns=end,
         message_bytes=operators.message_bytes[rows],
         fused=_find_exchanges(kernel, operators.peer[rows], is_send),
-        queue=np.where(carried, kernels.stream[kernel], UNKNOWN).astype(np.int32)
-        if len(kernels)
-        else np.full(len(rows), UNKNOWN, dtype=np.int32),
+        queue=queue,
         tag=operators.tag[rows],
         timed=carried | (not carried.any()),
         waited_ns=np.full(len(rows), NEVER_WAITED_NS),
     )
-
-
-def tell_waits(messages: Messages, work: Work, waits_ns: I64) -> Messages:
-    """Say which message each wait of the host was for.
-
-    A wait names no message; but nothing that is issued after it starts before its message is there.
-    Of those that fit, the work that follows began with the end of one; then what is received is
-    waited for first, then what was posted first. Messages of one kernel are waited for together.
-    """
-    waited = messages.waited_ns.copy()
-    following = np.searchsorted(work.issued_ns, waits_ns, side="right")
-    open_rows: list[int] = []
-    posted = 0
-    for moment, row in zip(waits_ns.tolist(), following.tolist(), strict=True):
-        while posted < len(messages) and messages.issued_ns[posted] < moment:
-            open_rows.append(posted)
-            posted += 1
-        begins = int(work.start_ns[row]) if row < len(work) else None
-        fitting = [one for one in open_rows if begins is None or messages.end_ns[one] <= begins]
-        if not fitting:
-            continue
-        chosen = min(
-            fitting,
-            key=lambda one: (
-                begins is None or begins - int(messages.end_ns[one]) > _AT_ONCE_NS,
-                bool(messages.is_send[one]),
-                one,
-            ),
-        )
-        together = [
-            one
-            for one in open_rows
-            if (messages.start_ns[one], messages.end_ns[one], messages.queue[one])
-            == (messages.start_ns[chosen], messages.end_ns[chosen], messages.queue[chosen])
-        ]
-        waited[together] = moment
-        open_rows = [one for one in open_rows if one not in together]
-    return replace(messages, waited_ns=waited)
-
-
-def find_synchronisations(trace: RankTrace) -> Synchronisations:
-    """List the calls that kept the host until work of its device was done."""
-    launches = trace.launches
-    named = [bool(_SYNCHRONISES.search(name)) for name in trace.names] or [False]
-    rows = np.flatnonzero(np.array(named)[launches.name])
-    whole = np.array([bool(_WHOLE_DEVICE.search(name)) for name in trace.names] or [False])
-    start = launches.start_ns[rows]
-    return Synchronisations(
-        start_ns=start,
-        end_ns=start + launches.duration_ns[rows],
-        whole=whole[launches.name[rows]],
-    )
-
-
-def held_up_of(trace: RankTrace) -> Intervals:
-    """Return when launches waited for room in the device's queue, which holds about a thousand."""
-    launches = trace.launches
-    named = np.array([bool(_SYNCHRONISES.search(name)) for name in trace.names] or [False])
-    rows = (launches.duration_ns > _LONG_LAUNCH_NS) & ~named[launches.name]
-    start = launches.start_ns[rows]
-    begun, ended = merge(start, start + launches.duration_ns[rows])
-    return Intervals(start_ns=begun, end_ns=ended)
-
-
-def synchronised_of(work: Work, calls: Synchronisations) -> Intervals:
-    """Return when a host was in such a call, or had yet to issue the first thing after it."""
-    row = np.searchsorted(work.issued_ns, calls.end_ns)
-    issued = np.append(work.issued_ns, calls.end_ns.max(initial=0))[row]
-    start, end = merge(calls.start_ns, np.maximum(issued, calls.end_ns))
-    return Intervals(start_ns=start, end_ns=end)
-
-
-def order_by_use(messages: Messages, step: I32) -> tuple[Messages, I32]:
-    """Return gloo's messages, and their steps, as their rank used them: receives when waited for.
-
-    They may be posted long ahead, and nothing but their end shows the wait.
-    """
-    used = np.where(messages.is_send, messages.issued_ns, messages.end_ns)
-    order = np.argsort(used, kind="stable")
-    columns = {one.name: getattr(messages, one.name)[order] for one in fields(messages)}
-    return Messages(**columns | {"issued_ns": used[order]}), np.maximum.accumulate(step[order])
 
 
 def _find_exchanges(kernel: I32, peer: I32, is_send: Flags) -> Flags:
@@ -352,15 +224,6 @@ def _find_exchanges(kernel: I32, peer: I32, is_send: Flags) -> Flags:
     return both[group] & (kernel >= 0)
 
 
-def find_waits(trace: RankTrace) -> I64:
-    """List when the host waited for messages: its waits in the groups that they go through."""
-    operators = trace.operators
-    posts = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
-    waits = operators.operation == Operation.WAIT
-    moments: I64 = operators.start_ns[waits & np.isin(operators.group, operators.group[posts])]
-    return moments
-
-
 def ends_of_posts(trace: RankTrace, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> I64:
     """Return when each receive was waited for: where its gloo annotation ends.
 
@@ -368,9 +231,7 @@ def ends_of_posts(trace: RankTrace, rows: np.ndarray[tuple[int], np.dtype[np.int
     """
     operators, annotations = trace.operators, trace.annotations
     end = operators.start_ns[rows] + operators.duration_ns[rows]
-    lives = np.array(
-        [name.startswith(("gloo:send", "gloo:recv")) for name in trace.names], dtype=bool
-    )
+    lives = _names_that(trace, "gloo:send", "gloo:recv")
     if not len(annotations) or not lives.any():
         return end
     alive = np.flatnonzero(lives[annotations.name] & (annotations.stream < 0))
@@ -384,14 +245,90 @@ def ends_of_posts(trace: RankTrace, rows: np.ndarray[tuple[int], np.dtype[np.int
     return np.where(inside & receives, waited_for, end)
 
 
-def busy_of(work: Work) -> Intervals:
-    """Return the union of all compute."""
-    return _union(work, ~work.collective)
+def find_waits(trace: RankTrace) -> I64:
+    """List when the host waited for messages: its waits in the groups that they go through."""
+    operators = trace.operators
+    posts = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+    waits = operators.operation == Operation.WAIT
+    moments: I64 = operators.start_ns[waits & np.isin(operators.group, operators.group[posts])]
+    return moments
 
 
-def _union(work: Work, kept: Flags) -> Intervals:
-    order = np.argsort(work.start_ns[kept], kind="stable")
-    start, end = merge(work.start_ns[kept][order], work.end_ns[kept][order])
+def tell_waits(messages: Messages, work: Work, waits_ns: I64) -> Messages:
+    """Say which message each wait of the host was for.
+
+    A wait names no message; but nothing that is issued after it starts before its message is there.
+    Of those that fit, the work that follows began with the end of one; then what is received is
+    waited for first, then what was posted first. Messages of one kernel are waited for together.
+    """
+    waited = messages.waited_ns.copy()
+    following = np.searchsorted(work.issued_ns, waits_ns, side="right")
+    open_rows: list[int] = []
+    posted = 0
+    for moment, next_work in zip(waits_ns.tolist(), following.tolist(), strict=True):
+        while posted < len(messages) and messages.issued_ns[posted] < moment:
+            open_rows.append(posted)
+            posted += 1
+        begins = int(work.start_ns[next_work]) if next_work < len(work) else None
+        fitting = [row for row in open_rows if begins is None or messages.end_ns[row] <= begins]
+        if not fitting:
+            continue
+        chosen = min(
+            fitting,
+            key=lambda row: (
+                begins is None or begins - int(messages.end_ns[row]) > _AT_ONCE_NS,
+                bool(messages.is_send[row]),
+                row,
+            ),
+        )
+        together = [
+            row
+            for row in open_rows
+            if (messages.start_ns[row], messages.end_ns[row], messages.queue[row])
+            == (messages.start_ns[chosen], messages.end_ns[chosen], messages.queue[chosen])
+        ]
+        waited[together] = moment
+        open_rows = [row for row in open_rows if row not in together]
+    return replace(messages, waited_ns=waited)
+
+
+def order_by_use(messages: Messages, step: I32) -> tuple[Messages, I32]:
+    """Return gloo's messages, and their steps, as their rank used them: receives when waited for.
+
+    They may be posted long ahead, and nothing but their end shows the wait.
+    """
+    used = np.where(messages.is_send, messages.issued_ns, messages.end_ns)
+    order = np.argsort(used, kind="stable")
+    ordered = replace(messages.where(order), issued_ns=used[order])
+    return ordered, np.maximum.accumulate(step[order])
+
+
+def find_synchronisations(trace: RankTrace) -> Synchronisations:
+    """List the calls that kept the host until work of its device was done."""
+    launches = trace.launches
+    rows = np.flatnonzero(names_like(trace, _SYNCHRONISES)[launches.name])
+    start = launches.start_ns[rows]
+    return Synchronisations(
+        start_ns=start,
+        end_ns=start + launches.duration_ns[rows],
+        whole=names_like(trace, _WHOLE_DEVICE)[launches.name[rows]],
+    )
+
+
+def held_up_of(trace: RankTrace) -> Intervals:
+    """Return when launches waited for room in the device's queue, which holds about a thousand."""
+    launches = trace.launches
+    waits = names_like(trace, _SYNCHRONISES)[launches.name]
+    rows = (launches.duration_ns > _LONG_LAUNCH_NS) & ~waits
+    start = launches.start_ns[rows]
+    return union_of(start, start + launches.duration_ns[rows])
+
+
+def synchronised_of(work: Work, calls: Synchronisations) -> Intervals:
+    """Return when a host was in such a call, or had yet to issue the first thing after it."""
+    row = np.searchsorted(work.issued_ns, calls.end_ns)
+    issued = np.append(work.issued_ns, calls.end_ns.max(initial=0))[row]
+    start, end = merge(calls.start_ns, np.maximum(issued, calls.end_ns))
     return Intervals(start_ns=start, end_ns=end)
 
 
@@ -408,14 +345,45 @@ def unissued_of(work: Work) -> Intervals:
     return Intervals(start_ns=covered[late], end_ns=issued[late])
 
 
-def occupied_of(work: Work, outside: Flags) -> Intervals:
-    """Return the union of everything but what is known to lie outside of the passes."""
-    return _union(work, ~outside)
-
-
 def apparent_of(trace: RankTrace, work: Work) -> Intervals:
     """Return the union of everything a dashboard takes for work."""
     if not len(trace.kernels):
-        return busy_of(work)
+        return work.union(~work.collective)
     start, end = merge(trace.kernels.start_ns, trace.kernels.start_ns + trace.kernels.duration_ns)
     return Intervals(start_ns=start, end_ns=end)
+
+
+def number_passes(step: I32, stage: I32, kind: I32, microbatch: I32) -> tuple[I64, I64]:
+    """Return the passes as rows of (step, stage, kind, microbatch), and each piece's row.
+
+    The four numbers are packed into one: sorting plain integers is ten times quicker than rows.
+    """
+    columns = [column.astype(np.int64) for column in (step, stage, kind, microbatch)]
+    lowest = [int(column.min(initial=0)) for column in columns]
+    widths = [
+        int(column.max(initial=0)) - low + 1 for column, low in zip(columns, lowest, strict=True)
+    ]
+    key = np.zeros(len(step), dtype=np.int64)
+    for column, low, width in zip(columns, lowest, widths, strict=True):
+        key = key * width + (column - low)
+    packed, group = np.unique(key, return_inverse=True)
+    rows = np.empty((4, len(packed)), dtype=np.int64)
+    for row in (3, 2, 1, 0):
+        packed, rest = np.divmod(packed, widths[row])
+        rows[row] = rest + lowest[row]
+    return rows, group.reshape(-1)
+
+
+def names_like(trace: RankTrace, pattern: re.Pattern[str]) -> Flags:
+    """Tell which names of a trace a pattern is found in; one at least, to be looked up in."""
+    return np.array([bool(pattern.search(name)) for name in trace.names] or [False], dtype=bool)
+
+
+def _names_of(trace: RankTrace, *begins: str) -> Flags:
+    """Tell which communication operators have a name that begins so."""
+    names = _names_that(trace, *begins)
+    return names[trace.operators.name] if len(names) else np.zeros(0, dtype=bool)
+
+
+def _names_that(trace: RankTrace, *begins: str) -> Flags:
+    return np.array([name.startswith(begins) for name in trace.names], dtype=bool)

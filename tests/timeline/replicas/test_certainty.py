@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from debubble.timeline.replicas.waits import (
-    chance_of_last,
-    middle_of_others,
-    student_tail,
-    surely_late,
-)
+from debubble.timeline.replicas.cells import middle_of_others
+from debubble.timeline.replicas.judge import chance_of_last, student_tail, surely_late
 
 SEEDS = 2000
 NOISES = {

@@ -1,31 +1,48 @@
-"""Pipelines that meet in collectives in → which replica drags, and why."""
+"""Pipelines that meet in collectives in → which replica drags the others, why, and how sure.
+
+Two questions, either of which may answer: is it last in more steps than chance lets it (which asks
+nothing of the noise, but takes ten steps of two replicas), and is its lead larger than what steps
+differ by (Student's test, the noise pooled over all replicas). Each is asked of the worst of all
+replicas, so each is held to its share of the error.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import TypeVar
 
 import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.timeline.figures import PipelineFigures, worst_of
-from debubble.timeline.model import RankCollectives
-from debubble.timeline.replicas.cells import Cells, join_groups, make_cells
-from debubble.timeline.replicas.waits import (
+from debubble.timeline.model import F64, RankCollectives
+from debubble.timeline.replicas.cells import (
     Arrivals,
+    Cells,
+    join_groups,
+    make_cells,
     measure_arrivals,
     replay_without,
     spread_of_ends,
-    surely_late,
 )
-from debubble.units import show_ranks
+from debubble.timeline.steps import numbered
 
-Key = TypeVar("Key")
-
+DRAGS, NONE, UNDECIDED = "drags", "none", "undecided"
 # A difference that explains less of the lead than this is not its reason.
 _LEAST_PART = 0.3
+# A lead of less than a hundredth of the step is not worth a hunt.
+_LEAST_LEAD = 0.01
+# Last in so many of the steps, and not surely: worth another capture.
+_OFTEN = 0.75
+# How often equal replicas may be told apart, over both questions: tests/timeline counts.
+ERROR = 0.005
+FEWEST_STEPS = 2
+# Of two steps that both had a spike, Student's test of 16 replicas named one in 50 runs of equals.
+_FEWEST_FOR_STUDENT = 3
+# Beyond so many degrees of freedom Student's distribution no longer moves.
+_MOST_FREEDOM = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,112 +58,9 @@ class Difference:
     outside: str | None = None
     """What of the time between two steps, as `find` names it."""
     here_ns: int
-    elsewhere_ns: int
-    step_ns: int
+    elsewhere_ns: int = 0
+    step_ns: int = 0
     """What it comes to in a step, one after the other."""
-
-
-def explain(
-    mine: Sequence[PipelineFigures], others: Sequence[PipelineFigures], lead_ns: float
-) -> Difference | None:
-    """Return the largest difference; None where none is large enough to be the reason."""
-    found = [*_stages(mine, others), *_hops(mine, others), *_outside(mine, others)]
-    largest = max(found, key=lambda one: one.step_ns, default=None)
-    return largest if largest and largest.step_ns >= _LEAST_PART * lead_ns else None
-
-
-def _stages(mine: Sequence[PipelineFigures], others: Sequence[PipelineFigures]) -> list[Difference]:
-    """Compare what a stage takes for a microbatch, all its passes together."""
-    elsewhere: dict[int, list[int]] = {}
-    for one in others:
-        for stage, length in _by_stage(one).items():
-            elsewhere.setdefault(stage, []).append(length)
-    return [
-        Difference(
-            what="stage",
-            stage=stage,
-            here_ns=here,
-            elsewhere_ns=there,
-            step_ns=(here - there) * (one.microbatches or 1),
-        )
-        for one in mine
-        for stage, here in _by_stage(one).items()
-        if (there := _middle(elsewhere, stage)) is not None
-    ]
-
-
-def _by_stage(one: PipelineFigures) -> dict[int, int]:
-    lengths: dict[int, int] = {}
-    for row in one.stages:
-        lengths[row.stage] = lengths.get(row.stage, 0) + row.median_ns
-    return lengths
-
-
-def _hops(mine: Sequence[PipelineFigures], others: Sequence[PipelineFigures]) -> list[Difference]:
-    """Compare hops by the places of their ranks: replicas have the same."""
-    elsewhere: dict[tuple[int, int], list[int]] = {}
-    for one in others:
-        for way, wire_ns in _ways(one):
-            elsewhere.setdefault(way, []).append(wire_ns)
-    found = []
-    for one in mine:
-        place = {rank.rank: rank.position for rank in one.ranks}
-        for hop in one.hops:
-            there = _middle(elsewhere, (place[hop.source], place[hop.destination]))
-            if hop.wire_ns is not None and there is not None:
-                found.append(
-                    Difference(
-                        what="hop",
-                        hop=(hop.source, hop.destination),
-                        hop_stages=hop.stages[0] if len(hop.stages) == 1 else None,
-                        here_ns=hop.wire_ns,
-                        elsewhere_ns=there,
-                        step_ns=(hop.wire_ns - there) * (one.microbatches or 1),
-                    )
-                )
-    return found
-
-
-def _ways(one: PipelineFigures) -> list[tuple[tuple[int, int], int]]:
-    place = {rank.rank: rank.position for rank in one.ranks}
-    return [
-        ((place[hop.source], place[hop.destination]), hop.wire_ns)
-        for hop in one.hops
-        if hop.wire_ns is not None
-    ]
-
-
-def _outside(
-    mine: Sequence[PipelineFigures], others: Sequence[PipelineFigures]
-) -> list[Difference]:
-    """Compare what lies between two steps, but for reductions: those hold the wait itself."""
-    names = {name for one in mine for name in one.outside_ns} - {"reduction"}
-    found = []
-    for one in mine:
-        for name in sorted(names):
-            here = one.outside_ns.get(name, 0)
-            there = round(median(other.outside_ns.get(name, 0) for other in others))
-            found.append(
-                Difference(
-                    what="outside",
-                    outside=name,
-                    here_ns=here,
-                    elsewhere_ns=there,
-                    step_ns=here - there,
-                )
-            )
-    return found
-
-
-def _middle(elsewhere: Mapping[Key, Sequence[int]], key: Key) -> int | None:
-    return round(median(elsewhere[key])) if key in elsewhere else None
-
-
-DRAGS, NONE, UNDECIDED = "drags", "none", "undecided"
-# A lead of less than a hundredth of the step is not worth a hunt.
-_LEAST_LEAD = 0.01
-# Last in so many of the steps, and not surely: worth another capture.
-_OFTEN = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +105,7 @@ class ReplicaFigures:
         """What the judgement had to do without."""
         if not self.absent:
             return ()
-        who = f"{'rank' if len(self.absent) == 1 else 'ranks'} {show_ranks(self.absent)}"
+        who = numbered("rank", self.absent)
         return (
             Gap(
                 code=Code.MISSING_REPLICAS,
@@ -204,7 +118,7 @@ class ReplicaFigures:
     @property
     def waited_ns(self) -> int:
         """Device time a step, over all ranks."""
-        return sum(one.waited_ns for one in self.replicas)
+        return sum(replica.waited_ns for replica in self.replicas)
 
 
 def shown_of(
@@ -216,25 +130,25 @@ def shown_of(
     """
     if replicas is not None and replicas.verdict == DRAGS and replicas.slowest is not None:
         dragging = replicas.replicas[replicas.slowest].pipelines
-        return worst_of([one for one in figures if one.pipeline in dragging])
-    whole = [one for one in figures if not one.absent]
+        return worst_of([pipeline for pipeline in figures if pipeline.pipeline in dragging])
+    whole = [pipeline for pipeline in figures if not pipeline.absent]
     return worst_of(whole or figures)
 
 
 def judge_run(figures: Sequence[PipelineFigures]) -> ReplicaFigures | None:
     """Judge the pipelines of a run, where several were measured and reduce something together."""
-    measured = [one for one in figures if one.windows and one.one_run]
+    measured = [pipeline for pipeline in figures if pipeline.windows and pipeline.one_run]
     collectives = {
         rank.rank: rank.collectives
-        for one in measured
-        for rank in one.ranks
+        for pipeline in measured
+        for rank in pipeline.ranks
         if rank.collectives is not None
     }
-    pipelines = {
-        one.pipeline: one.ranks[0].members or tuple(rank.rank for rank in one.ranks)
-        for one in measured
+    members = {
+        pipeline.pipeline: pipeline.ranks[0].members or tuple(rank.rank for rank in pipeline.ranks)
+        for pipeline in measured
     }
-    return judge_replicas(collectives, pipelines, measured)
+    return judge_replicas(collectives, members, measured)
 
 
 def judge_replicas(
@@ -246,7 +160,8 @@ def judge_replicas(
 
     None where no two replicas reduce anything together.
     """
-    steps = _common_steps(figures)
+    kept = [{window.step for window in pipeline.windows} for pipeline in figures]
+    steps = sorted(set.intersection(*kept)) if kept else []
     if len(pipelines) < 2 or not steps:
         return None
     joined = join_groups(collectives, pipelines)
@@ -254,84 +169,59 @@ def judge_replicas(
     cells = make_cells(collectives, joined, pipeline_of, steps)
     if not cells:
         return None
-    count = max(joined.replica.values()) + 1
-    arrivals = measure_arrivals(cells, steps, count)
-    step_ns = _step_ns(figures)
+    by_replica: list[list[PipelineFigures]] = [[] for _ in range(max(joined.replica.values()) + 1)]
+    for pipeline in figures:
+        by_replica[joined.replica[pipeline.pipeline]].append(pipeline)
+    lengths = [pipeline.step_time_ns or pipeline.batch_latency_ns for pipeline in figures]
+    step_ns = median([length for length in lengths if length] or [0.0])
+    arrivals = measure_arrivals(cells, steps, len(by_replica))
     spread = spread_of_ends(cells)
-    slowest = _leads(arrivals)
-    sure = slowest is not None and surely_late(arrivals.late_ns, arrivals.last, slowest)
-    verdict = _verdict(arrivals, slowest, step_ns, spread, sure=sure)
-    if verdict == NONE:
-        slowest = None
-    saved = None if slowest is None else _saved(cells, slowest)
-    by_replica: dict[int, list[PipelineFigures]] = {number: [] for number in range(count)}
-    for one in figures:
-        by_replica[joined.replica[one.pipeline]].append(one)
+    slowest, verdict = _find_slowest(arrivals, step_ns, spread)
+    saved, why = None, None
+    if slowest is not None:
+        others = [other for at, mine in enumerate(by_replica) if at != slowest for other in mine]
+        lead = float(np.nanmean(arrivals.late_ns[:, slowest]))
+        saved, why = _saved(cells, slowest), explain(by_replica[slowest], others, lead)
+    waited = float(np.median(arrivals.waited_ns.sum(axis=1)))
+    devices = sum(len(pipeline.ranks) for pipeline in figures)
     return ReplicaFigures(
-        replicas=tuple(_replica(mine, arrivals, at) for at, mine in by_replica.items()),
+        replicas=tuple(_replica(mine, arrivals, at) for at, mine in enumerate(by_replica)),
         steps=tuple(steps),
         verdict=verdict,
         slowest=slowest,
         saved_ns=saved,
         saved_fraction=None if saved is None or not step_ns else saved / step_ns,
-        waited_fraction=_share(arrivals, figures, step_ns),
-        why=_why(by_replica, arrivals, slowest),
+        waited_fraction=waited / (devices * step_ns) if step_ns else None,
+        why=why,
         absent=joined.absent,
         end_spread_ns=round(spread),
     )
 
 
-def _why(
-    by_replica: Mapping[int, Sequence[PipelineFigures]], arrivals: Arrivals, slowest: int | None
-) -> Difference | None:
-    if slowest is None:
-        return None
-    others = [one for number, mine in by_replica.items() if number != slowest for one in mine]
-    return explain(by_replica[slowest], others, float(np.nanmean(arrivals.late_ns[:, slowest])))
-
-
-def _common_steps(figures: Sequence[PipelineFigures]) -> list[int]:
-    kept = [{window.step for window in one.windows} for one in figures]
-    return sorted(set.intersection(*kept)) if kept else []
-
-
-def _step_ns(figures: Sequence[PipelineFigures]) -> float:
-    lengths = [one.step_time_ns or one.batch_latency_ns for one in figures]
-    known = [length for length in lengths if length]
-    return median(known) if known else 0.0
-
-
-def _leads(arrivals: Arrivals) -> int | None:
-    """Return the replica that comes latest, over all steps."""
+def _find_slowest(arrivals: Arrivals, step_ns: float, spread_ns: float) -> tuple[int | None, str]:
+    """Return the replica that comes latest over all steps, if any leads, and the verdict on it."""
     known = np.flatnonzero(np.isfinite(arrivals.late_ns).any(axis=0))
     if not len(known):
-        return None
-    return int(known[np.nanmean(arrivals.late_ns[:, known], axis=0).argmax()])
-
-
-def _verdict(
-    arrivals: Arrivals, slowest: int | None, step_ns: float, spread_ns: float, *, sure: bool
-) -> str:
-    if slowest is None:
-        return NONE
+        return None, NONE
+    slowest = int(known[np.nanmean(arrivals.late_ns[:, known], axis=0).argmax()])
     lead = float(np.nanmean(arrivals.late_ns[:, slowest]))
     if lead < max(_LEAST_LEAD * step_ns, spread_ns):
-        return NONE
-    if sure:
-        return DRAGS
+        return None, NONE
+    if surely_late(arrivals.late_ns, arrivals.last, slowest):
+        return slowest, DRAGS
     often = float(np.nanmean(arrivals.last[:, slowest] == 1)) >= _OFTEN
-    return UNDECIDED if often else NONE
+    return (slowest, UNDECIDED) if often else (None, NONE)
 
 
 def _saved(cells: Sequence[Cells], replica: int) -> int:
     """Return what a step would be shorter: reductions of other stages may then end last."""
     ends: dict[tuple[int, int], list[tuple[int, float]]] = {}
-    for one in cells:
-        which, gained = replay_without(one, replica)
-        mine = one.replica[which] == replica
-        for lane in range(one.rank.shape[2]):
-            keys = one.step[which].tolist(), one.pipeline[which, :, lane][mine].tolist()
-            last = one.end_ns[which, :, lane, -1][mine].tolist()
+    for cell in cells:
+        which, gained = replay_without(cell, replica)
+        mine = cell.replica[which] == replica
+        for lane in range(cell.rank.shape[2]):
+            keys = cell.step[which].tolist(), cell.pipeline[which, :, lane][mine].tolist()
+            last = cell.end_ns[which, :, lane, -1][mine].tolist()
             for step, pipeline, end, gain in zip(*keys, last, gained.tolist(), strict=True):
                 ends.setdefault((step, pipeline), []).append((end, gain))
     saved = [
@@ -341,18 +231,116 @@ def _saved(cells: Sequence[Cells], replica: int) -> int:
     return max(0, round(median(saved)))
 
 
-def _share(arrivals: Arrivals, figures: Sequence[PipelineFigures], step_ns: float) -> float | None:
-    devices = sum(len(one.ranks) for one in figures)
-    waited = float(np.median(arrivals.waited_ns.sum(axis=1)))
-    return waited / (devices * step_ns) if step_ns else None
-
-
 def _replica(mine: Sequence[PipelineFigures], arrivals: Arrivals, number: int) -> Replica:
     late = arrivals.late_ns[:, number]
     return Replica(
-        pipelines=tuple(one.pipeline for one in mine),
-        ranks=tuple(sorted(rank.rank for one in mine for rank in one.ranks)),
+        pipelines=tuple(pipeline.pipeline for pipeline in mine),
+        ranks=tuple(sorted(rank.rank for pipeline in mine for rank in pipeline.ranks)),
         late_ns=round(float(np.nanmedian(late))) if np.isfinite(late).any() else None,
         last=int(np.nansum(arrivals.last[:, number] == 1)),
         waited_ns=round(float(np.median(arrivals.waited_ns[:, number]))),
     )
+
+
+def explain(
+    mine: Sequence[PipelineFigures], others: Sequence[PipelineFigures], lead_ns: float
+) -> Difference | None:
+    """Return the largest difference; None where none is large enough to be the reason.
+
+    Between two steps reductions are not compared: they hold the wait itself.
+    """
+    outside = sorted({name for pipeline in mine for name in pipeline.outside_ns} - {"reduction"})
+    elsewhere: dict[tuple[str, object], list[int]] = {}
+    for pipeline in others:
+        for key, length in _lengths(pipeline, outside).items():
+            elsewhere.setdefault(key, []).append(length.here_ns)
+    found = []
+    for pipeline in mine:
+        for key, length in _lengths(pipeline, outside).items():
+            if key in elsewhere:
+                there = round(median(elsewhere[key]))
+                times = 1 if length.what == "outside" else pipeline.microbatches or 1
+                step_ns = (length.here_ns - there) * times
+                found.append(replace(length, elsewhere_ns=there, step_ns=step_ns))
+    largest = max(found, key=lambda difference: difference.step_ns, default=None)
+    return largest if largest and largest.step_ns >= _LEAST_PART * lead_ns else None
+
+
+def _lengths(
+    pipeline: PipelineFigures, outside: Sequence[str]
+) -> dict[tuple[str, object], Difference]:
+    """Return what a pipeline takes where, yet to be compared with what the others take there.
+
+    For a microbatch on each stage, all its passes together, and over each hop, by the positions of
+    its ranks, which replicas share; and for a step outside of it.
+    """
+    stages: dict[int, int] = {}
+    for row in pipeline.stages:
+        stages[row.stage] = stages.get(row.stage, 0) + row.median_ns
+    found: dict[tuple[str, object], Difference] = {
+        ("stage", stage): Difference(what="stage", stage=stage, here_ns=length)
+        for stage, length in stages.items()
+    }
+    position = {rank.rank: rank.position for rank in pipeline.ranks}
+    for hop in pipeline.hops:
+        if hop.wire_ns is not None:
+            found["hop", (position[hop.source], position[hop.destination])] = Difference(
+                what="hop",
+                hop=(hop.source, hop.destination),
+                hop_stages=hop.stages[0] if len(hop.stages) == 1 else None,
+                here_ns=hop.wire_ns,
+            )
+    for name in outside:
+        here = pipeline.outside_ns.get(name, 0)
+        found["outside", name] = Difference(what="outside", outside=name, here_ns=here)
+    return found
+
+
+def surely_late(late_ns: F64, last: F64, replica: int) -> bool:
+    """Tell whether a replica's lead is no accident; never of a single step."""
+    mine = late_ns[:, replica]
+    known = np.flatnonzero(np.isfinite(late_ns).any(axis=0))
+    replica = int(np.searchsorted(known, replica))
+    late_ns, last = late_ns[:, known], last[:, known]
+    steps = int(np.isfinite(mine).sum())
+    if steps < FEWEST_STEPS or np.nanmean(mine) <= 0:
+        return False
+    replicas = late_ns.shape[1]
+    chance = chance_of_last(int(np.nansum(last[:, replica] == 1)), steps, replicas)
+    return bool(min(chance, _chance_of_lead(late_ns, replica)) * replicas <= ERROR / 2)
+
+
+def chance_of_last(times: int, steps: int, replicas: int) -> float:
+    """Return how likely one of equal replicas is last in so many steps, or more."""
+    each = 1 / replicas
+    return math.fsum(
+        math.comb(steps, n) * each**n * (1 - each) ** (steps - n) for n in range(times, steps + 1)
+    )
+
+
+def _chance_of_lead(late_ns: F64, replica: int) -> float:
+    steps, replicas = late_ns.shape
+    if steps < _FEWEST_FOR_STUDENT:
+        return 1.0
+    off = late_ns - np.nanmean(late_ns, axis=0)
+    freedom = (steps - 1) * (replicas - 1)
+    pooled = float(np.nansum(off**2)) / (freedom * replicas / (replicas - 1))
+    own = float(np.nansum(off[:, replica] ** 2)) / (steps - 1)
+    noise = math.sqrt(max(pooled, own) / steps)
+    lead = float(np.nanmean(late_ns[:, replica]))
+    return student_tail(lead / noise, freedom) if noise else 0.0
+
+
+def student_tail(t: float, freedom: int) -> float:
+    """Return how likely Student's t is larger, by its finite series for whole degrees."""
+    freedom = min(freedom, _MOST_FREEDOM)
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, square = math.sin(angle), math.cos(angle) ** 2
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for number in range(1 + odd, freedom, 2):
+        total += term
+        term *= square * number / (number + 1)
+    within = 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return max(0.0, (1 - within) / 2)
