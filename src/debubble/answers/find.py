@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from debubble.analysis import Analysis
@@ -22,18 +20,13 @@ from debubble.answers.ledger import (
     answer_savings,
 )
 from debubble.answers.links import HopPart, hop_parts
-from debubble.errors import Code, NoPipeline, as_gap
-from debubble.fleet.survey import NoPipelineIn
+from debubble.answers.no_pipeline import SCHEMA, say_busy
+from debubble.answers.replicas import ReplicasPart, answer_replicas
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
-from debubble.timeline.replicas import DRAGS, UNDECIDED, Difference, Replica, ReplicaFigures
-from debubble.trace.run import Run
-from debubble.units import NS_PER_S, counted, show_duration, show_members, show_ranks, show_share
-
-SCHEMA = "debubble.find/1"
-# So many ranks are named one by one.
-_FEW = 16
+from debubble.timeline.replicas import DRAGS
+from debubble.units import NS_PER_S, counted, show_members
 
 
 class FrameworkPart(Part, frozen=True, kw_only=True):
@@ -219,47 +212,6 @@ class PipelinePart(Part, frozen=True, kw_only=True):
     peak_memory_bytes: int | None
 
 
-class ReplicaPart(Part, frozen=True, kw_only=True):
-    """One replica."""
-
-    replica: int
-    pipelines: list[int]
-    ranks: list[int]
-    late_s: float | None
-    last_steps: int
-    waited_s: float
-
-
-class DifferencePart(Part, frozen=True, kw_only=True):
-    """What takes longer in one replica than elsewhere."""
-
-    what: str
-    stage: int | None
-    from_rank: int | None
-    to_rank: int | None
-    outside: str | None
-    here_s: float
-    elsewhere_s: float
-    step_s: float
-
-
-class ReplicasPart(Part, frozen=True, kw_only=True):
-    """What replicas wait for each other."""
-
-    verdict: str
-    slowest: int | None
-    saved_s: float | None
-    saved_fraction: float | None
-    waited_s: float
-    waited_fraction: float | None
-    why: DifferencePart | None
-    steps: list[int]
-    missing_ranks: list[int]
-    end_spread_s: float
-    replicas: list[ReplicaPart]
-    sentence: str
-
-
 class FindAnswer(Answer, frozen=True, kw_only=True):
     """The pipeline to look into in full, the others as a line each."""
 
@@ -301,40 +253,6 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
             for rank in (self.ledger.ranks if self.ledger else ())
         ]
         return {"numbers": [numbers], "ledger": ledger} | found
-
-
-class NoPipelineRun(Part, frozen=True, kw_only=True):
-    """What was read."""
-
-    capture: str
-    captures: list[str]
-    kind: None = None
-    pipelines: list[list[int]] = msgspec.field(default_factory=list)
-    missing_ranks: list[int]
-
-
-class BusyPart(Part, frozen=True, kw_only=True):
-    """A rank's own share."""
-
-    rank: int
-    busy_fraction: float | None
-
-
-class BusyRanks(Part, frozen=True, kw_only=True):
-    """The same of all ranks."""
-
-    ranks: list[BusyPart]
-
-
-class NoPipelineAnswer(Answer, frozen=True, kw_only=True):
-    """What holds without a pipeline."""
-
-    schema: str = SCHEMA
-    run: NoPipelineRun
-    numbers: None = None
-    utilisation: BusyRanks
-    verdict: str
-    warnings: list[Warned]
 
 
 def answer_find(analysis: Analysis) -> FindAnswer:
@@ -389,26 +307,6 @@ def answer_find(analysis: Analysis) -> FindAnswer:
         warnings=list_warnings(analysis.warnings),
     )
     return msgspec.structs.replace(answer, unknown=explain_nulls(answer, _reasons(pipeline)))
-
-
-def answer_no_pipeline(why: NoPipelineIn) -> NoPipelineAnswer:
-    """Say that there is no pipeline, and each rank's own share."""
-    run = why.run
-    return NoPipelineAnswer(
-        run=NoPipelineRun(
-            capture=run.found.capture.name,
-            captures=[capture.name for capture in run.found.captures],
-            missing_ranks=list(run.missing_ranks),
-        ),
-        utilisation=BusyRanks(
-            ranks=[
-                BusyPart(rank=rank.rank, busy_fraction=rank.busy_fraction)
-                for rank in run.summarised()
-            ]
-        ),
-        verdict=_say_no_pipeline(run, why),
-        warnings=list_warnings([*run.gaps, as_gap(why, code=Code.NO_PIPELINE)]),
-    )
 
 
 def _run_part(analysis: Analysis) -> RunPart:
@@ -549,85 +447,6 @@ def _pipeline_part(pipeline: PipelineFigures) -> PipelinePart:
     )
 
 
-def answer_replicas(found: ReplicaFigures | None) -> ReplicasPart | None:
-    """Return which replica drags the others, why, and what that costs."""
-    if found is None:
-        return None
-    why = found.why
-    return ReplicasPart(
-        verdict=found.verdict,
-        slowest=found.slowest,
-        saved_s=seconds(found.saved_ns),
-        saved_fraction=found.saved_fraction,
-        waited_s=found.waited_ns / NS_PER_S,
-        waited_fraction=found.waited_fraction,
-        why=None
-        if why is None
-        else DifferencePart(
-            what=why.what,
-            stage=why.stage,
-            from_rank=why.hop[0] if why.hop else None,
-            to_rank=why.hop[1] if why.hop else None,
-            outside=why.outside,
-            here_s=why.here_ns / NS_PER_S,
-            elsewhere_s=why.elsewhere_ns / NS_PER_S,
-            step_s=why.step_ns / NS_PER_S,
-        ),
-        steps=list(found.steps),
-        missing_ranks=list(found.absent),
-        end_spread_s=found.end_spread_ns / NS_PER_S,
-        replicas=[
-            ReplicaPart(
-                replica=number,
-                pipelines=list(replica.pipelines),
-                ranks=list(replica.ranks),
-                late_s=seconds(replica.late_ns),
-                last_steps=replica.last,
-                waited_s=replica.waited_ns / NS_PER_S,
-            )
-            for number, replica in enumerate(found.replicas)
-        ],
-        sentence=_say_replicas(found),
-    )
-
-
-def _say_replicas(found: ReplicaFigures) -> str:
-    if found.slowest is None:
-        waits = show_share(found.waited_fraction)
-        return f"No replica drags the others: {waits} of the time waits for one or another."
-    late = found.replicas[found.slowest]
-    lead = show_duration(late.late_ns or 0)
-    if found.verdict == UNDECIDED:
-        where = f"in {late.last} of {counted(len(found.steps), 'step')}, by {lead}"
-        chance = "too few steps, or too uneven, to call it more than chance"
-        return f"{_replica_name(late)} came last to the reductions, {where}: {chance}."
-    others = "other" if len(found.replicas) == 2 else f"{len(found.replicas) - 1} others"
-    why = f": {_say_difference(found.why)}" if found.why else ""
-    shorter = f"{show_duration(found.saved_ns or 0)} ({show_share(found.saved_fraction)})"
-    return (
-        f"{_replica_name(late)} drags the {others}{why}. "
-        f"It comes {lead} late to the reductions; without that a step would be {shorter} "
-        f"shorter. Replicas wait {show_share(found.waited_fraction)} of the time for each other."
-    )
-
-
-def _replica_name(replica: Replica) -> str:
-    noun = "Pipelines" if len(replica.pipelines) > 1 else "Pipeline"
-    return f"{noun} {show_ranks(replica.pipelines)} (ranks {show_members(replica.ranks)})"
-
-
-def _say_difference(why: Difference) -> str:
-    here, there = show_duration(why.here_ns), show_duration(why.elsewhere_ns)
-    if why.what == "stage":
-        return f"its stage {why.stage} takes {here} a microbatch, {there} elsewhere"
-    if why.hop is not None:
-        source, destination = why.hop
-        return f"a message from rank {source} to {destination} takes {here}, {there} elsewhere"
-    what = (why.outside or "").replace("_", " ")
-    named = "something else" if what == "other" else what
-    return f"{named} between its steps takes {here}, {there} elsewhere"
-
-
 def say_bubble(analysis: Analysis) -> str:
     """Say the bubble in a sentence."""
     pipeline, count = analysis.pipeline, len(analysis.pipelines)
@@ -635,7 +454,7 @@ def say_bubble(analysis: Analysis) -> str:
     which = "the one that drags" if drags else "the worst"
     of = f" (pipeline {pipeline.pipeline}, {which} of {count})" if count > 1 else ""
     if pipeline.bubble_fraction is None:
-        shares = _say_busy([(own.rank, own.busy_fraction) for own in pipeline.shares])
+        shares = say_busy([(own.rank, own.busy_fraction) for own in pipeline.shares])
         return f"The bubble cannot be told: {_why_no_bubble(pipeline)}. Busy: {shares}."
     who = "Ranks wait"
     if pipeline.absent:
@@ -685,21 +504,6 @@ def _why_no_bubble(pipeline: PipelineFigures) -> str:
     if pipeline.kind == "stream":
         return "no span that all ranks share"
     return pipeline.gaps[-1].message if pipeline.gaps else "no such step on all ranks"
-
-
-def _say_no_pipeline(run: Run, why: NoPipeline) -> str:
-    shares = _say_busy([(rank.rank, rank.busy_fraction) for rank in run.summarised()])
-    return f"{why.message[:1].upper()}{why.message[1:]}. Busy: {shares}."
-
-
-def _say_busy(shares: Sequence[tuple[int, float | None]]) -> str:
-    if len(shares) <= _FEW:
-        return ", ".join(f"rank {rank} {show_share(share)}" for rank, share in shares)
-    known = [share for _, share in shares if share is not None]
-    if not known:
-        return "unknown"
-    least, most = show_share(min(known)), show_share(max(known))
-    return f"{len(known)} ranks {least if least == most else f'{least} to {most}'}"
 
 
 def _percent(fraction: float) -> str:

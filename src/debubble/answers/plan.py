@@ -20,13 +20,14 @@ from debubble.answers.change import (
     start_from,
     warnings_of,
 )
+from debubble.answers.kv_cache import CachePart, answer_cache, say_cache
 from debubble.answers.ledger import answer_bottleneck
 from debubble.answers.links import HopPart, hop_parts
 from debubble.errors import Gap, UsageError
 from debubble.plan.change import Change
 from debubble.plan.context_length import OtherLength, Survivor, at_length
 from debubble.plan.emit import EMITTERS, can_emit, emit
-from debubble.plan.kv_cache import Cache, CacheCapacity, CachePlan
+from debubble.plan.kv_cache import Cache
 from debubble.plan.link import Repair
 from debubble.plan.option import Option, headroom_after
 from debubble.plan.overlap import Overlap
@@ -144,32 +145,6 @@ class LengthPart(Part, frozen=True, kw_only=True):
     tokens: float | None
     unchanged: UnchangedPart
     options: list[OptionThere]
-    assumptions: list[str]
-
-
-class CacheOptionPart(Part, frozen=True, kw_only=True):
-    """A split, by the tokens that its KV cache holds."""
-
-    change: ChangePart
-    tokens: int
-    tokens_by_rank: list[int | None]
-    limited_by_rank: int
-    tokens_gain_fraction: float | None
-    batch_latency_s: float
-    interval: IntervalPart
-    throughput_gain_fraction: float
-
-
-class CachePart(Part, frozen=True, kw_only=True):
-    """What a KV cache holds with the split in use, and with others."""
-
-    bytes_per_token_layer: float
-    utilisation_fraction: float
-    measured_tokens: int
-    tokens: int
-    tokens_by_rank: list[int | None]
-    limited_by_rank: int
-    options: list[CacheOptionPart]
     assumptions: list[str]
 
 
@@ -291,7 +266,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     if length is not None:
         findings += _say_length(plan, length, tokens)
     if plan.cache is not None:
-        findings.append(_say_cache(plan, plan.cache))
+        findings.append(say_cache(plan, plan.cache))
     verdict = _verdict(plan)
     if bottleneck:
         verdict = f"{_begin(bottleneck)}."
@@ -333,7 +308,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         if overlap
         else None,
         context_length=_length_part(plan, length, tokens) if length else None,
-        kv_cache=_cache_part(plan, plan.cache) if plan.cache else None,
+        kv_cache=answer_cache(plan, plan.cache) if plan.cache else None,
         emitted=_emit_best(plan, emit_for) if emit_for else None,
         tellable_framework=_tellable(plan),
         bottleneck=bottleneck,
@@ -454,40 +429,6 @@ def _length_part(plan: Plan, other: OtherLength, tokens: float | None) -> Length
         ],
         assumptions=list(then.assumptions),
     )
-
-
-def _cache_part(plan: Plan, cache: CachePlan) -> CachePart:
-    return CachePart(
-        bytes_per_token_layer=cache.cache.token_layer_bytes,
-        utilisation_fraction=cache.cache.utilisation,
-        measured_tokens=cache.cache.measured_tokens,
-        tokens=cache.now.tokens,
-        tokens_by_rank=list(cache.now.by_stage),
-        limited_by_rank=_limited_by(plan, cache.now),
-        options=[
-            CacheOptionPart(
-                change=change_part(found.option.change),
-                tokens=found.capacity.tokens,
-                tokens_by_rank=list(found.capacity.by_stage),
-                limited_by_rank=_limited_by(plan, found.capacity),
-                tokens_gain_fraction=found.gain,
-                batch_latency_s=found.option.window_ns / NS_PER_S,
-                interval=IntervalPart(
-                    batch_latency_s=[
-                        found.option.low_ns / NS_PER_S,
-                        found.option.high_ns / NS_PER_S,
-                    ]
-                ),
-                throughput_gain_fraction=found.option.throughput_gain,
-            )
-            for found in cache.options
-        ],
-        assumptions=list(cache.assumptions),
-    )
-
-
-def _limited_by(plan: Plan, capacity: CacheCapacity) -> int:
-    return plan.baseline.ranks[capacity.limited_by].rank
 
 
 def _verdict(plan: Plan) -> str:
@@ -621,18 +562,3 @@ def say_fate(other: OtherLength, survivor: Survivor) -> str:
     if survivor.guess and survivor.gain > 0:
         return "try"
     return "gains" if survivor.sure else "noise"
-
-
-def _say_cache(plan: Plan, cache: CachePlan) -> str:
-    """Say what the cache holds, who limits it, and the split that holds most."""
-    limit = f"rank {_limited_by(plan, cache.now)} has no room for more"
-    now = f"The KV cache holds {cache.now.tokens:,} tokens: {limit}."
-    best = next(iter(cache.options), None)
-    if best is None or best.capacity.tokens <= cache.now.tokens:
-        return f"{now} No split holds more."
-    gain = "" if best.gain is None else f" ({best.gain:+.0%})"
-    cost = f"throughput changes by {best.option.throughput_gain:+.0%}"
-    if best.option.throughput_low <= 0 <= best.option.throughput_high:
-        cost = "batches take as long, within the noise"
-    words = describe(best.option.change)
-    return f"{now} With {words} it holds {best.capacity.tokens:,}{gain}, and {cost}."

@@ -12,9 +12,10 @@ import msgspec
 
 from debubble.answers.base import Answer
 from debubble.answers.compare import CompareAnswer
-from debubble.answers.find import FindAnswer, NoPipelineAnswer
+from debubble.answers.find import FindAnswer
 from debubble.answers.inspect import InspectAnswer
 from debubble.answers.links import LinksAnswer
+from debubble.answers.no_pipeline import NoPipelineAnswer
 from debubble.answers.plan import PlanAnswer
 from debubble.answers.simulate import SimulateAnswer
 

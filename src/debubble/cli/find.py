@@ -7,8 +7,9 @@ import shlex
 import click
 
 from debubble.analysis import Analysis
-from debubble.answers.find import FindAnswer, answer_find, answer_no_pipeline
+from debubble.answers.find import FindAnswer, answer_find
 from debubble.answers.inspect import answer_ranks
+from debubble.answers.no_pipeline import answer_no_pipeline
 from debubble.cli.gates import judge_bubbles, refuse_to_judge
 from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
 from debubble.cli.pictures import Pictures, picture_options

@@ -9,13 +9,13 @@ from debubble.answers.base import Warned
 from debubble.answers.find import (
     FindAnswer,
     FrameworkPart,
-    NoPipelineAnswer,
     PipelinePart,
-    ReplicasPart,
     StagePart,
 )
 from debubble.answers.ledger import WITHOUT_TRACE, AccountPart, WaitedFor, say_remedy
 from debubble.answers.links import HopPart
+from debubble.answers.no_pipeline import NoPipelineAnswer
+from debubble.answers.replicas import ReplicasPart
 from debubble.ledger.model import Cause
 from debubble.ledger.savings import ALL
 from debubble.ledger.verdict import MATTERS

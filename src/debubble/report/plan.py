@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from debubble.answers.kv_cache import CachePart
 from debubble.answers.plan import (
-    CachePart,
     LengthPart,
     PlanAnswer,
     RefusedPart,

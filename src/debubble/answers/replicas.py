@@ -1,0 +1,127 @@
+"""What replicas wait for each other in → which one drags, why, and what that costs."""
+
+from __future__ import annotations
+
+from debubble.answers.base import Part, seconds
+from debubble.timeline.replicas import UNDECIDED, Difference, Replica, ReplicaFigures
+from debubble.units import NS_PER_S, counted, show_duration, show_members, show_ranks, show_share
+
+
+class ReplicaPart(Part, frozen=True, kw_only=True):
+    """One replica."""
+
+    replica: int
+    pipelines: list[int]
+    ranks: list[int]
+    late_s: float | None
+    last_steps: int
+    waited_s: float
+
+
+class DifferencePart(Part, frozen=True, kw_only=True):
+    """What takes longer in one replica than elsewhere."""
+
+    what: str
+    stage: int | None
+    from_rank: int | None
+    to_rank: int | None
+    outside: str | None
+    here_s: float
+    elsewhere_s: float
+    step_s: float
+
+
+class ReplicasPart(Part, frozen=True, kw_only=True):
+    """What replicas wait for each other."""
+
+    verdict: str
+    slowest: int | None
+    saved_s: float | None
+    saved_fraction: float | None
+    waited_s: float
+    waited_fraction: float | None
+    why: DifferencePart | None
+    steps: list[int]
+    missing_ranks: list[int]
+    end_spread_s: float
+    replicas: list[ReplicaPart]
+    sentence: str
+
+
+def answer_replicas(found: ReplicaFigures | None) -> ReplicasPart | None:
+    """Return which replica drags the others, why, and what that costs."""
+    if found is None:
+        return None
+    why = found.why
+    return ReplicasPart(
+        verdict=found.verdict,
+        slowest=found.slowest,
+        saved_s=seconds(found.saved_ns),
+        saved_fraction=found.saved_fraction,
+        waited_s=found.waited_ns / NS_PER_S,
+        waited_fraction=found.waited_fraction,
+        why=None
+        if why is None
+        else DifferencePart(
+            what=why.what,
+            stage=why.stage,
+            from_rank=why.hop[0] if why.hop else None,
+            to_rank=why.hop[1] if why.hop else None,
+            outside=why.outside,
+            here_s=why.here_ns / NS_PER_S,
+            elsewhere_s=why.elsewhere_ns / NS_PER_S,
+            step_s=why.step_ns / NS_PER_S,
+        ),
+        steps=list(found.steps),
+        missing_ranks=list(found.absent),
+        end_spread_s=found.end_spread_ns / NS_PER_S,
+        replicas=[
+            ReplicaPart(
+                replica=number,
+                pipelines=list(replica.pipelines),
+                ranks=list(replica.ranks),
+                late_s=seconds(replica.late_ns),
+                last_steps=replica.last,
+                waited_s=replica.waited_ns / NS_PER_S,
+            )
+            for number, replica in enumerate(found.replicas)
+        ],
+        sentence=_say_replicas(found),
+    )
+
+
+def _say_replicas(found: ReplicaFigures) -> str:
+    if found.slowest is None:
+        waits = show_share(found.waited_fraction)
+        return f"No replica drags the others: {waits} of the time waits for one or another."
+    late = found.replicas[found.slowest]
+    lead = show_duration(late.late_ns or 0)
+    if found.verdict == UNDECIDED:
+        where = f"in {late.last} of {counted(len(found.steps), 'step')}, by {lead}"
+        chance = "too few steps, or too uneven, to call it more than chance"
+        return f"{_replica_name(late)} came last to the reductions, {where}: {chance}."
+    others = "other" if len(found.replicas) == 2 else f"{len(found.replicas) - 1} others"
+    why = f": {_say_difference(found.why)}" if found.why else ""
+    shorter = f"{show_duration(found.saved_ns or 0)} ({show_share(found.saved_fraction)})"
+    return (
+        f"{_replica_name(late)} drags the {others}{why}. "
+        f"It comes {lead} late to the reductions; without that a step would be {shorter} "
+        f"shorter. Replicas wait {show_share(found.waited_fraction)} of the time for each other."
+    )
+
+
+def _replica_name(replica: Replica) -> str:
+    noun = "Pipelines" if len(replica.pipelines) > 1 else "Pipeline"
+    return f"{noun} {show_ranks(replica.pipelines)} (ranks {show_members(replica.ranks)})"
+
+
+def _say_difference(why: Difference) -> str:
+    here, there = show_duration(why.here_ns), show_duration(why.elsewhere_ns)
+    if why.what == "stage":
+        return f"its stage {why.stage} takes {here} a microbatch, {there} elsewhere"
+    if why.hop is not None:
+        source, destination = why.hop
+        return f"a message from rank {source} to {destination} takes {here}, {there} elsewhere"
+    what = (why.outside or "").replace("_", " ")
+    named = "something else" if what == "other" else what
+    return f"{named} between its steps takes {here}, {there} elsewhere"
