@@ -16,6 +16,7 @@ from debubble.answers.links import answer_links
 from debubble.report.find import find_page
 from debubble.report.html.find import find_report
 from debubble.report.html.page import report_markup
+from debubble.report.html.views import pipelines_shown
 from debubble.report.links import links_page
 from debubble.report.markdown import as_markdown
 from debubble.report.text import print_page
@@ -44,7 +45,9 @@ def test_every_view_of_a_run_has_the_same_figures(folder):
     found, links = answer_find(run), answer_links(run)
     page = find_page(found)
     text = as_text(page)
-    markup = html.unescape(re.sub(r"<[^>]+>", " ", report_markup(find_report(run, page, "run"))))
+    markup = html.unescape(
+        re.sub(r"<[^>]+>", " ", report_markup(find_report(pipelines_shown(run), page, "run")))
+    )
     figures = set(FIGURE.findall(text))
     assert len(figures) > 20
     assert figures <= set(FIGURE.findall(as_markdown(page).replace("\\", "")))

@@ -12,6 +12,7 @@ from support.traces.recordings import H200
 
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for
+from debubble.ledger.verdict import name_causes
 from debubble.report.mermaid import MOST_EDGES, draw_mermaid
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
@@ -45,7 +46,8 @@ def parse(text):
 
 def diagram(timeline, answer="Ranks wait."):
     figures = measure_pipeline(timeline, 0)
-    return draw_mermaid(figures, account_for(timeline, figures), answer)
+    ledger = account_for(timeline, figures)
+    return draw_mermaid(figures, ledger, name_causes(ledger) if ledger else (), answer)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def test_what_mermaid_would_not_draw_is_refused():
     ranks = MOST_EDGES // 2 + 2
     timeline = timeline_of("1f1b", ranks, 1)
     with pytest.raises(UsageError, match=f"no more than {MOST_EDGES} lines"):
-        draw_mermaid(measure_pipeline(timeline, 0), None, "")
+        draw_mermaid(measure_pipeline(timeline, 0), None, (), "")
 
 
 def test_the_command_line_prints_it_alone(tmp_path):

@@ -20,6 +20,7 @@ from debubble.errors import UsageError
 from debubble.ledger.waits import list_waits
 from debubble.report.chrome import write_chrome, write_file
 from debubble.report.html.find import find_report, no_pipeline_report
+from debubble.report.html.views import pipelines_shown
 from debubble.report.lanes import draw_lanes, frame_step
 from debubble.report.mermaid import draw_mermaid
 from debubble.report.svg import draw_svg
@@ -76,9 +77,11 @@ class Pictures:
             write_file(Path(self.svg), picture, force=self.force)
             _say(f"{self.svg} written", quiet=quiet)
         if self.html is not None:
-            write_html(find_report(analysis, page, words), Path(self.html), quiet=quiet)
+            write_html(
+                find_report(pipelines_shown(analysis), page, words), Path(self.html), quiet=quiet
+            )
         if self.mermaid:
-            click.echo(draw_mermaid(analysis, page.answer))
+            click.echo(draw_mermaid(pipeline, analysis.ledger, analysis.causes, page.answer))
 
     def report_no_pipeline(self, page: Page, words: str, *, quiet: bool) -> None:
         """Write the one file that says something without a pipeline."""

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from debubble.analysis import Analysis
 from debubble.errors import UsageError
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import CAUSES as ALL_CAUSES
@@ -35,16 +34,17 @@ _ESCAPES = {'"': "quot", "<": "lt", ">": "gt", "&": "amp", "#": "35", "`": "96"}
 Blamed = tuple[Named, Look, str]
 
 
-def draw_mermaid(analysis: Analysis, answer: str) -> str:
+def draw_mermaid(
+    one: PipelineFigures, ledger: Ledger | None, causes: Sequence[Named], answer: str
+) -> str:
     """Draw ranks with their stages and waits, and a line for each hop and direction."""
-    one, ledger = analysis.pipeline, analysis.ledger
     edges = [(hop, pair) for hop in one.hops for pair in hop.stages]
     if len(edges) > MOST_EDGES:
         raise UsageError(
             f"Mermaid draws no more than {MOST_EDGES} lines, and this pipeline has {len(edges)}",
             hint="draw it with --svg",
         )
-    blamed = _blamed(analysis.causes)
+    blamed = _blamed(causes)
     lines = ["```mermaid", "---", f"title: {json.dumps(printable(answer))}", "---", "flowchart LR"]
     for rank in one.ranks:
         lines += [f"    {line}" for line in _rank(one, ledger, rank, blamed)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.analysis import Analysis
 from debubble.report.html.charts import (
     MOST_RANKS,
     Cell,
@@ -21,19 +20,8 @@ from debubble.timeline.figures import PipelineFigures
 from debubble.units import counted, show_bytes, show_duration, show_rate, show_share
 
 
-def find_report(analysis: Analysis, page: Page, run: str) -> Report:
+def find_report(shown: Sequence[Shown], page: Page, run: str) -> Report:
     """Lay out the report; the worst pipeline comes first and is shown first."""
-    first, held = analysis.pipeline, analysis.timeline.pipelines
-    others = [one for one in analysis.pipelines if one is not first and one.pipeline in held]
-    shown = [
-        Shown(
-            timeline=analysis.timeline,
-            figures=one,
-            ledger=analysis.ledger_of(one),
-            traces=analysis.traces,
-        )
-        for one in (first, *others)
-    ]
     report = Report(verb="find", run=run, page=page, tiles=tiles_of(shown[0].figures))
     add_timeline(report, shown)
     for one in shown:

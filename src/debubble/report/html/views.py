@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.analysis import Analysis
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import NUMBER_OF
 from debubble.ledger.waits import Wait, list_waits
@@ -57,6 +58,21 @@ class Shown:
     ledger: Ledger | None
     traces: Sequence[RankTrace] = ()
     """Of its ranks, where they are at hand: they hold the memory curves."""
+
+
+def pipelines_shown(analysis: Analysis) -> list[Shown]:
+    """Return every pipeline that is held, the one to look into first."""
+    first, held = analysis.pipeline, analysis.timeline.pipelines
+    others = [each for each in analysis.pipelines if each is not first and each.pipeline in held]
+    return [
+        Shown(
+            timeline=analysis.timeline,
+            figures=figures,
+            ledger=analysis.ledger_of(figures),
+            traces=analysis.traces,
+        )
+        for figures in (first, *others)
+    ]
 
 
 def views_of(shown: Shown, most_bytes: int = MOST_BYTES) -> tuple[list[View], int]:
