@@ -19,7 +19,7 @@ from pathlib import Path
 from large_trace import write_large_trace
 
 from debubble.trace.engine import Engine, GivenEngine, engine_at
-from debubble.trace.run import Found, find_run, read_run
+from debubble.trace.run import RunFiles, find_run, read_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.services.dask_cluster import started_cluster
@@ -71,13 +71,13 @@ def compare_engines(folder: Path, ranks: int, copies: int, repeats: int) -> floa
     return ratio
 
 
-def seconds(found: Found, engine: Engine) -> float:
+def seconds(found: RunFiles, engine: Engine) -> float:
     began = time.perf_counter()
     read_run(found, engine=engine)
     return time.perf_counter() - began
 
 
-def kernels(found: Found, engine: Engine) -> list[int]:
+def kernels(found: RunFiles, engine: Engine) -> list[int]:
     return [int(trace.kernels.start_ns.sum()) for trace in read_run(found, engine=engine).ranks]
 
 

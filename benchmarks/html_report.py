@@ -24,7 +24,7 @@ from support.services.browser import CHROMIUM, Page, open_browser
 from debubble.ledger.ledger import build_ledger
 from debubble.report.html.find import find_report
 from debubble.report.html.page import report_markup
-from debubble.report.html.views import Shown
+from debubble.report.html.views import PipelineView
 from debubble.report.text import Page as Answer
 from debubble.schedules import order_of
 from debubble.simulate.as_timeline import as_timeline
@@ -94,7 +94,7 @@ def write_case(ranks: int, microbatches: int, path: Path) -> float:
     figures = measure_pipeline(timeline, 0)
     ledger = build_ledger(timeline, 0, timeline.steps)
     began = time.perf_counter()
-    shown = Shown(timeline=timeline, figures=figures, ledger=ledger)
+    shown = PipelineView(timeline=timeline, figures=figures, ledger=ledger)
     path.write_text(report_markup(find_report([shown], Answer(answer="A benchmark."), "made up")))
     return time.perf_counter() - began
 

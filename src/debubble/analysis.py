@@ -28,7 +28,7 @@ from debubble.timeline.job import JobFacts, ask_job
 from debubble.timeline.model import PassKind, Timeline
 from debubble.timeline.replicas import ReplicaFigures
 from debubble.trace.columns import RankTrace
-from debubble.trace.run import Found, Run
+from debubble.trace.run import Run, RunFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class Analysis:
 
 
 def analyse_found(
-    found: Found,
+    found: RunFiles,
     question: Question | None = None,
     means: Means | None = None,
     wires: Wires | None = None,

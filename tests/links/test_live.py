@@ -11,8 +11,8 @@ import pytest
 
 from debubble.errors import LogError, UsageError
 from debubble.links.live.measured import (
-    Measured,
-    Place,
+    HopTestResult,
+    RankSite,
     Rung,
     judge_measured,
     pairs_of,
@@ -50,8 +50,8 @@ def rungs_of(hops, slow=(), times=4.0):
 def chain(ranks, slow=(), hosts=None):
     hops = [hop for pair in pairs_of(ranks, every=False) for hop in (pair, pair[::-1])]
     names = hosts or ["a"] * ranks
-    places = tuple(Place(rank=rank, host=names[rank], device="cpu") for rank in range(ranks))
-    return Measured(
+    places = tuple(RankSite(rank=rank, host=names[rank], device="cpu") for rank in range(ranks))
+    return HopTestResult(
         backend="gloo", job_bytes=None, places=places, rungs=rungs_of(hops, slow), second=()
     )
 

@@ -8,7 +8,7 @@ from support.measurements import sampled
 from support.services.watch_service import analysis
 
 from debubble.measure.store import Store
-from debubble.watch.analyse import Planned
+from debubble.watch.analyse import PlannedChange
 from debubble.watch.config import Drift
 from debubble.watch.journal import Journal
 from debubble.watch.judge import Judge
@@ -95,20 +95,22 @@ def test_what_got_faster_is_told_where_both_sides_are_watched(tmp_path):
 
 
 def test_a_plan_is_outdated_once_three_captures_agree_on_another(watched):
-    assert watched.captures(4, plan=Planned(change="")) == []
-    other = Planned(change="split 3,5", gain=0.2)
+    assert watched.captures(4, plan=PlannedChange(change="")) == []
+    other = PlannedChange(change="split 3,5", gain=0.2)
     assert watched.captures(2, plan=other) == []
-    assert watched.captures(1, plan=Planned(change="split 4,4", gain=0.1)) == []
+    assert watched.captures(1, plan=PlannedChange(change="split 4,4", gain=0.1)) == []
     assert watched.captures(3, plan=other) == ["plan_outdated"]
     assert watched.acknowledge().data["today"] == "split 3,5"
     assert watched.captures(5, plan=other) == []
 
 
 def test_a_run_that_was_never_tuned_is_no_alert(watched):
-    assert watched.captures(6, plan=Planned(change="split 3,5", gain=0.2)) == []
+    assert watched.captures(6, plan=PlannedChange(change="split 3,5", gain=0.2)) == []
 
 
 def test_a_plan_that_was_carried_out_is_accepted(watched):
-    watched.captures(4, plan=Planned(change="split 3,5", gain=0.2))
-    assert watched.captures(4, plan=Planned(change="")) == []
-    assert watched.captures(4, plan=Planned(change="split 3,5", gain=0.2)) == ["plan_outdated"]
+    watched.captures(4, plan=PlannedChange(change="split 3,5", gain=0.2))
+    assert watched.captures(4, plan=PlannedChange(change="")) == []
+    assert watched.captures(4, plan=PlannedChange(change="split 3,5", gain=0.2)) == [
+        "plan_outdated"
+    ]

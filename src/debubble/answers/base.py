@@ -16,7 +16,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of an answer. Units stand in the names; what cannot be said is null."""
 
 
-class Warned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AnswerWarning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something missing or broken that the answer had to do without."""
 
     code: Code
@@ -86,10 +86,12 @@ def seconds(nanoseconds: float | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / NS_PER_S
 
 
-def list_warnings(gaps: Sequence[Gap]) -> list[Warned]:
+def list_warnings(gaps: Sequence[Gap]) -> list[AnswerWarning]:
     """Return gaps as every answer lists them."""
     return [
-        Warned(code=gap.code, message=gap.message, hint=gap.hint, rank=gap.rank, file=gap.file)
+        AnswerWarning(
+            code=gap.code, message=gap.message, hint=gap.hint, rank=gap.rank, file=gap.file
+        )
         for gap in gaps
     ]
 

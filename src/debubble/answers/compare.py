@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.answers.base import Answer, Part, Warned, list_warnings
+from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.errors import Gap
 from debubble.measure.comparison import Comparison, Confidence, Delta, MemoryChange, Verdict
 from debubble.measure.measurement import Measurement, middle
@@ -108,7 +108,7 @@ class CompareAnswer(Answer, frozen=True, kw_only=True):
     reasons: list[str]
     notes: list[str]
     sentence: str
-    warnings: list[Warned]
+    warnings: list[AnswerWarning]
 
     def tables(self) -> dict[str, list[dict[str, object]]]:
         """Return the tables of the answer: what each number did comes first."""

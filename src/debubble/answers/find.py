@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from debubble.analysis import Analysis
-from debubble.answers.base import Answer, Part, Warned, explain_nulls, list_warnings, seconds
+from debubble.answers.base import Answer, AnswerWarning, Part, explain_nulls, list_warnings, seconds
 from debubble.answers.ledger import (
     WITHOUT_TRACE,
     AccountPart,
@@ -241,7 +241,7 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     unknown: dict[str, str] = msgspec.field(default_factory=dict)
     """Why what is null cannot be said."""
     verdict: str
-    warnings: list[Warned]
+    warnings: list[AnswerWarning]
 
     def tables(self) -> dict[str, list[dict[str, object]]]:
         """Return the tables of the answer: numbers and the ledger by rank are tables, too."""

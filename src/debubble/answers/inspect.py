@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.answers.base import Answer, Part, Warned, list_warnings, seconds
+from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
 from debubble.errors import Code
 from debubble.trace.optable import Op, OpTable
 from debubble.trace.run import Run
@@ -74,7 +74,7 @@ class InspectAnswer(Answer, frozen=True, kw_only=True):
     op_tables: list[OpTablePart]
     left_alone: list[str]
     verdict: str
-    warnings: list[Warned]
+    warnings: list[AnswerWarning]
 
 
 def answer_inspect(run: Run) -> InspectAnswer:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from debubble.analysis import Analysis
-from debubble.answers.base import Answer, Part, Warned, list_warnings, seconds
+from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
 from debubble.ledger.hop_health import HopHealth, LinkHealth
 from debubble.ledger.verdict import LITTLE, MATTERS
 from debubble.links.history import SCHEMA
@@ -106,7 +106,7 @@ class LinksAnswer(Answer, frozen=True, kw_only=True):
     findings: list[str]
     """One sentence for each further slow hop."""
     verdict: str
-    warnings: list[Warned]
+    warnings: list[AnswerWarning]
 
 
 def answer_links(analysis: Analysis) -> LinksAnswer:

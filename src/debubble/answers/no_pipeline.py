@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from debubble.answers.base import Answer, Part, Warned, list_warnings
+from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.errors import Code, NoPipeline, as_gap
 from debubble.fleet.survey import NoPipelineIn
 from debubble.trace.run import Run
@@ -48,7 +48,7 @@ class NoPipelineAnswer(Answer, frozen=True, kw_only=True):
     numbers: None = None
     utilisation: BusyRanks
     verdict: str
-    warnings: list[Warned]
+    warnings: list[AnswerWarning]
 
 
 def answer_no_pipeline(why: NoPipelineIn) -> NoPipelineAnswer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from debubble.analysis import Analysis
-from debubble.answers.base import Answer, Part, Warned, list_warnings, seconds
+from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
 from debubble.answers.change import (
     ChangePart,
     IntervalPart,
@@ -179,7 +179,7 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     findings: list[str]
     """What follows the verdict, a sentence each."""
     verdict: str
-    warnings: list[Warned]
+    warnings: list[AnswerWarning]
 
     @property
     def recommended(self) -> list[OptionPart]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from debubble.analysis import Analysis
-from debubble.answers.base import Answer, Part, Warned, list_warnings, seconds
+from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
 from debubble.answers.change import (
     ChangePart,
     IntervalPart,
@@ -30,7 +30,7 @@ from debubble.plan.option import Idea
 from debubble.plan.overlap import measure_slowdown, say_slowdown
 from debubble.schedules import SCHEDULES, Order, state_schedule
 from debubble.simulate.communication import WAITED, Communication, usual_communication
-from debubble.simulate.hand_set import UNIT_NS, GivenCosts, mean_lengths
+from debubble.simulate.hand_set import UNIT_NS, GivenCosts, mean_of_stages
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline
@@ -121,7 +121,7 @@ class SimulateAnswer(Answer, frozen=True, kw_only=True):
     findings: list[str]
     """What follows the verdict, a sentence each."""
     verdict: str
-    warnings: list[Warned]
+    warnings: list[AnswerWarning]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +278,7 @@ def answer_by_hand(  # noqa: PLR0913 (what was asked, and what came out)
     theory = TheoryPart(
         # The formula is for one stage a rank.
         bubble_fraction=bubble_fraction(len(order), microbatches) if stages == len(order) else None,
-        schedule_bubble_fraction=ideal_bubble(order, mean_lengths(costs.passes)),
+        schedule_bubble_fraction=ideal_bubble(order, mean_of_stages(costs.passes)),
     )
     if theory.bubble_fraction is not None:
         sizes = (

@@ -29,7 +29,7 @@ from debubble.measure.comparison import Verdict
 from debubble.measure.measurement import Measurement, join_measurements
 from debubble.report.compare import compare_page
 from debubble.report.html.compare import compare_report
-from debubble.report.html.views import Shown
+from debubble.report.html.views import PipelineView
 from debubble.trace.source import is_url
 from debubble.units import parse_bytes, parse_share
 
@@ -112,10 +112,10 @@ class _Side:
     captures: tuple[Analysis, ...]
     """Those that were read; a name in the history has numbers alone."""
 
-    def shown(self) -> list[Shown]:
+    def shown(self) -> list[PipelineView]:
         """Return its captures as they are drawn."""
         return [
-            Shown(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
+            PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
             for run in self.captures
         ]
 

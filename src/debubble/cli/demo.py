@@ -23,7 +23,7 @@ from debubble.demo.workload import (
 )
 from debubble.errors import MissingExtra, UsageError
 from debubble.report.demo import demo_json, demo_page
-from debubble.tune.once import Improved, improve_once
+from debubble.tune.once import Improvement, improve_once
 from debubble.tune.setting import Setting, Template
 from debubble.tune.trial import Bench
 
@@ -110,7 +110,7 @@ def _prepare(out: Path, *, force: bool) -> None:
         shutil.rmtree(out / name, ignore_errors=True)
 
 
-def _commands(template: Template, made: Improved, out: Path) -> list[str]:
+def _commands(template: Template, made: Improvement, out: Path) -> list[str]:
     """Write what was done as one would type it."""
     before, after = (shlex.quote(str(out / name)) for name in ("before", "after"))
 

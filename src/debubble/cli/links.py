@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from debubble.analysis import Analysis, Wires
-from debubble.answers.base import Answer, Warned
+from debubble.answers.base import Answer, AnswerWarning
 from debubble.answers.links import answer_links, verdicts_of
 from debubble.cli.gates import judge_slow
 from debubble.cli.options import (
@@ -280,7 +280,7 @@ class _Answer:
 
     page: Page
     data: Answer | dict[str, Any]
-    gaps: Sequence[Gap | Warned]
+    gaps: Sequence[Gap | AnswerWarning]
     rates: dict[Hop, float]
     slow: list[Hop]
     verdicts: list[Verdict]

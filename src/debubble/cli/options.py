@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from debubble.answers.base import Answer, Warned
+from debubble.answers.base import Answer, AnswerWarning
 from debubble.errors import Gap, UsageError
 from debubble.trace.engine import Progress
 from debubble.trace.source import is_url
@@ -181,7 +181,7 @@ def drawing_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
 
 
-def exit_strictly(gaps: Sequence[Gap | Warned], manners: Manners) -> None:
+def exit_strictly(gaps: Sequence[Gap | AnswerWarning], manners: Manners) -> None:
     """Exit with 2 where there are warnings and the user asked for that."""
     if manners.strict and gaps:
         raise click.exceptions.Exit(EXIT_STRICT)

@@ -25,7 +25,7 @@ from debubble.errors import UsageError
 from debubble.plan.emit import EMITTERS
 from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
 from debubble.report.html.plan import plan_report
-from debubble.report.html.views import Shown
+from debubble.report.html.views import PipelineView
 from debubble.report.plan import plan_page
 from debubble.units import parse_bytes, parse_duration, parse_share
 
@@ -145,7 +145,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         following = f"debubble plan {words} --emit {answer.tellable_framework}"
     page = plan_page(answer, "" if manners.quiet or framework else following)
     if picture is not None:
-        shown = Shown(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
+        shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         write_html(plan_report(answer, shown, page, words), picture, quiet=manners.quiet)
     print_answer(page, answer, manners)
     exit_strictly(answer.warnings, manners)

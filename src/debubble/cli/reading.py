@@ -18,7 +18,7 @@ from debubble.fleet.question import Question
 from debubble.fleet.survey import Means, inspect_run
 from debubble.trace.digest.place import DigestPlace, place_digests
 from debubble.trace.engine import LOCAL, Engine, Progress, engine_at
-from debubble.trace.run import Found, Run, find_run, warn_of_unread
+from debubble.trace.run import Run, RunFiles, find_run, warn_of_unread
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 from debubble.units import parse_bytes
 
@@ -54,7 +54,7 @@ class Reader:
         with ending_cleanly(), progress("reading", quiet=quiet) as show:
             return analyse_found(found, question, self._means(places, found, show), wires)
 
-    def _find(self, places: Sequence[str]) -> Found:
+    def _find(self, places: Sequence[str]) -> RunFiles:
         found = find_run(places, capture=self.capture, limits=self.limits)
         files = len(found.capture.files)
         if self.rank is not None and files > 1:
@@ -64,7 +64,7 @@ class Reader:
             )
         return found if self.capture else warn_of_unread(places, found)
 
-    def _means(self, places: Sequence[str], found: Found, show: Progress) -> Means:
+    def _means(self, places: Sequence[str], found: RunFiles, show: Progress) -> Means:
         return Means(
             engine=self.engine,
             limits=self.limits,
@@ -73,14 +73,14 @@ class Reader:
             on_progress=show,
         )
 
-    def _digests(self, places: Sequence[str], found: Found) -> DigestPlace | None:
+    def _digests(self, places: Sequence[str], found: RunFiles) -> DigestPlace | None:
         if self.digest is None:
             return None
         files = [file.file for capture in found.captures for file in capture.files]
         return place_digests(self.digest, places, files)
 
 
-def _say_which(found: Found, wanted: str | None) -> None:
+def _say_which(found: RunFiles, wanted: str | None) -> None:
     """Say on stderr which of several captures is read, unless the user or a warning said it."""
     said = any(gap.code in {Code.NEWER_INCOMPLETE, Code.SEVERAL_RUNS} for gap in found.gaps)
     count = len(found.captures)

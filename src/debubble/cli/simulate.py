@@ -29,7 +29,7 @@ from debubble.report.lanes import draw_lanes
 from debubble.report.simulate import simulate_page
 from debubble.schedules import Order, Statement, state_schedule
 from debubble.simulate.communication import Communication
-from debubble.simulate.hand_set import UNIT_NS, HandSet, settle_costs, simulate_order
+from debubble.simulate.hand_set import UNIT_NS, HandSetCosts, settle_costs, simulate_order
 from debubble.timeline.figures import measure_pipeline
 from debubble.units import PLAIN_NUMBER, counted, parse_bytes, parse_duration
 
@@ -278,7 +278,7 @@ def _order(statement: Statement, ranks: int | None, microbatches: int | None) ->
     return statement.order_for(ranks, microbatches, chunks)
 
 
-def _hand_set(said: Mapping[str, str | None]) -> tuple[HandSet, bool]:
+def _hand_set(said: Mapping[str, str | None]) -> tuple[HandSetCosts, bool]:
     """Read the costs, all of them times or all of them plain numbers."""
     read = {
         flag: [_read(value) for value in text.split(",")]
@@ -297,7 +297,7 @@ def _hand_set(said: Mapping[str, str | None]) -> tuple[HandSet, bool]:
         flag.removeprefix("--").replace("-", "_"): [number for number, _ in values]
         for flag, values in read.items()
     }
-    return HandSet(**given), False not in plain
+    return HandSetCosts(**given), False not in plain
 
 
 def _read(text: str) -> tuple[float, bool]:

@@ -30,7 +30,7 @@ from debubble.report.tune import (
 from debubble.schedules import SCHEDULES
 from debubble.tune.decide import Budget
 from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run, remember
-from debubble.tune.loop import Loop, Tuned
+from debubble.tune.loop import Loop, Tuning
 from debubble.tune.prospects import Prospects, Scope, look_ahead
 from debubble.tune.setting import Setting, Template, read_setting, read_template
 from debubble.tune.standing import Standing
@@ -206,7 +206,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
 def _tune(  # noqa: PLR0913 (what the flags came to)
     bench: Bench, budget: Budget, scope: Scope, history: Store | None, name: str, *, quiet: bool
-) -> Tuned:
+) -> Tuning:
     """Run the loop; say on stderr what it does, and keep each run in the history."""
 
     def say(line: str) -> None:

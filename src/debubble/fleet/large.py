@@ -23,7 +23,7 @@ import numpy as np
 
 from debubble.errors import EngineError, Gap, TraceError
 from debubble.fleet.question import Question, measure_asked
-from debubble.timeline.build import NoChain, build_part, find_parts
+from debubble.timeline.build import NoPipelineHere, build_part, find_parts
 from debubble.timeline.chain import choose_groups, rank_of, translate_peers
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import tell_memory
@@ -33,9 +33,9 @@ from debubble.trace.columns import UNKNOWN, Group, Operation, Operators, RankTra
 from debubble.trace.digest import pack_digest, read_digest, unpack_digest
 from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import Engine, LocalEngine, Progress, map_files
-from debubble.trace.formats import Format, Recognised
+from debubble.trace.formats import Format, TraceFile
 from debubble.trace.reading import Reading, read_file
-from debubble.trace.run import Found, Run, settle_run, unreadable
+from debubble.trace.run import Run, RunFiles, settle_run, unreadable
 from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import Limits
 from debubble.trace.summary import RankSummary, summarise
@@ -142,7 +142,7 @@ class Fleet:
 
 
 def read_fleet(  # noqa: PLR0913 (one argument a question)
-    found: Found,
+    found: RunFiles,
     spool: Spool | None,
     *,
     engine: Engine,
@@ -183,9 +183,7 @@ def read_fleet(  # noqa: PLR0913 (one argument a question)
     return Fleet(run=replace(run, summaries=tuple(summaries)), stored=all_stored, marked=marked)
 
 
-def scout_file(
-    known: Recognised, limits: Limits, digests: DigestPlace | None = None
-) -> ScoutReport:
+def scout_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = None) -> ScoutReport:
     """Read a file and send back little; the rest comes as digests."""
     reading = read_file(known, limits, digests)
     is_digest = known.format is Format.DIGEST
@@ -261,7 +259,7 @@ class _Interning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartOrder(Recognised):
+class PartOrder(TraceFile):
     """A part of a run to be measured, as a worker is handed it."""
 
     stored: tuple[StoredRank, ...]
@@ -282,7 +280,7 @@ class PartOrder(Recognised):
 class PartFigures:
     """What comes back of it."""
 
-    timeline: Timeline | NoChain
+    timeline: Timeline | NoPipelineHere
     """Without its passes, transfers and intervals."""
     figures: tuple[PipelineFigures, ...] = ()
 
@@ -292,7 +290,7 @@ class WholePart:
     """A part with everything in it."""
 
     traces: tuple[RankTrace, ...]
-    timeline: Timeline | NoChain
+    timeline: Timeline | NoPipelineHere
 
 
 def order_parts(fleet: Fleet, question: Question) -> tuple[list[PartOrder], tuple[Gap, ...]]:
@@ -333,7 +331,7 @@ def measure_parts(
 def measure_part(order: PartOrder, limits: Limits) -> PartFigures:
     """Measure all pipelines of a part, and send back their figures alone."""
     built = load_part(order, limits).timeline
-    if isinstance(built, NoChain):
+    if isinstance(built, NoPipelineHere):
         return PartFigures(timeline=built)
     figures = measure_asked(built, built.pipelines, order.sidecars, order.question)
     slim = replace(

@@ -22,7 +22,7 @@ from debubble.timeline.replicas import ReplicaFigures, judge_run, shown_of
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, Progress
-from debubble.trace.run import Found, Run, read_run
+from debubble.trace.run import Run, RunFiles, read_run
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Means:
     held_ranks: int = HELD_RANKS
     """Up to so many files are held at once."""
 
-    def read(self, found: Found) -> Run:
+    def read(self, found: RunFiles) -> Run:
         """Read a run that is held whole."""
         return read_run(
             found,
@@ -89,7 +89,7 @@ class Means:
             digests=self.digests,
         )
 
-    def scout(self, found: Found, spool: Spool | None) -> Fleet:
+    def scout(self, found: RunFiles, spool: Spool | None) -> Fleet:
         """Read a run that is not."""
         from debubble.fleet.large import read_fleet  # noqa: PLC0415 (only large runs need it)
 
@@ -105,7 +105,7 @@ class Means:
 
 
 def survey_run(
-    found: Found, question: Question | None = None, means: Means | None = None
+    found: RunFiles, question: Question | None = None, means: Means | None = None
 ) -> Survey:
     """Read a run and measure the pipelines asked about; raises `NoPipelineIn` where it has none."""
     means, question = means or Means(), question or Question()
@@ -120,7 +120,7 @@ def survey_run(
         return _survey_fleet(fleet, question, means)
 
 
-def inspect_run(found: Found, means: Means | None = None) -> Run:
+def inspect_run(found: RunFiles, means: Means | None = None) -> Run:
     """Read a run for what its files hold; of a large one ranks come light, with summaries."""
     means = means or Means()
     if len(found.capture.files) <= means.held_ranks:

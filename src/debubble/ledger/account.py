@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from debubble.costs.passes import PassCosts, collectives_of
 from debubble.ledger.model import NUMBER_OF, Account, Cause, RootKind
-from debubble.links.expectation import Expected
+from debubble.links.expectation import ExpectedTimes
 from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import I64, Flags, Intervals, RankTimeline, split, without
 
@@ -277,7 +277,7 @@ class _Cutter:
         self,
         step: MeasuredStep,
         costs: PassCosts,
-        expected: Expected,
+        expected: ExpectedTimes,
         collectives: tuple[Intervals, ...],
         data: tuple[Intervals, ...],
     ) -> None:
@@ -352,7 +352,7 @@ def account_step(
     step: MeasuredStep,
     ranks: tuple[RankTimeline, ...],
     costs: PassCosts,
-    expected: Expected,
+    expected: ExpectedTimes,
 ) -> Account:
     """Cut ranks and window into intervals with one cause each; nothing is left out."""
     begin, length = step.begin_ns, int(step.times.pass_end.max())

@@ -13,7 +13,7 @@ import numpy as np
 
 from debubble.costs.passes import PassCosts, trailing_activity
 from debubble.ledger.model import Cause
-from debubble.links.expectation import Expected
+from debubble.links.expectation import ExpectedTimes
 from debubble.simulate.engine import Engine, run_shared
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import hop_of
@@ -44,7 +44,7 @@ class Remedies:
     """Inside each pass: of its own."""
     data_ns: I64
     """Inside each pass: gathers and reductions that run beside passes."""
-    expected: Expected
+    expected: ExpectedTimes
     slope: float
     """What each rank at work adds to the passes of the others; 0 unless they share a device."""
 

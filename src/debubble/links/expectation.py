@@ -54,7 +54,7 @@ _ALIKE = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedTimes:
     """What each message of a step should take.
 
     The wire counts from when both sides are there; where messages are buffered, from the send's
@@ -76,7 +76,7 @@ class Expected:
 
 def expect_wire(
     steps: tuple[MeasuredStep, ...], wires: Mapping[Hop, str] | None = None
-) -> tuple[Expected, ...]:
+) -> tuple[ExpectedTimes, ...]:
     """Return what each message of each step should have taken.
 
     Hops of one class carry messages of one size, one way or both ways at once, over one kind of
@@ -107,7 +107,7 @@ def expect_wire(
     other_way = wires_took.of_other_way(hop, peers, together)
     ends = np.cumsum([len(step.fused) for step in steps]).tolist()
     return tuple(
-        Expected(
+        ExpectedTimes(
             wire=wires_took.usual[rows],
             drain=drains_took.usual[rows],
             seen=_as_it_came(step, wires_took.usual[rows], drains_took.usual[rows]),

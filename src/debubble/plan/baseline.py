@@ -32,7 +32,7 @@ from debubble.simulate.engine import Engine
 from debubble.simulate.events import OrderCycle
 from debubble.simulate.planned import plan_program
 from debubble.simulate.predict import WhatIf, predict
-from debubble.simulate.source import Pooled, Source, measure_source, pool_sources
+from debubble.simulate.source import PooledSource, Source, measure_source, pool_sources
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import PassKind, RankTimeline, Timeline
 
@@ -71,7 +71,7 @@ class Baseline:
     """What the run took against what its own simulation says; predictions are multiplied by it."""
     communication: Communication
     """How messages travel: that way, of those its framework has, whose simulation lands nearest."""
-    pooled: Pooled | None = None
+    pooled: PooledSource | None = None
     """What another run adds, where one was given."""
     other_correction: float | None = None
     """Of that other run, by its own simulation."""

@@ -16,7 +16,7 @@ from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, quick_latency_s, weigh
 from debubble.simulate.communication import WAITED
-from debubble.simulate.engine import covered_ns, under
+from debubble.simulate.engine import covered_by, covered_ns
 from debubble.simulate.predict import mean_lengths
 from debubble.timeline.model import F64, Flags, Timeline
 from debubble.units import NS_PER_S
@@ -117,7 +117,7 @@ def _classes(timeline: Timeline, baseline: Baseline) -> Iterator[tuple[F64, F64]
             (timeline.passes.rank == rank.rank) & (timeline.passes.microbatch > 0)
         )
         length = (mine.end_ns - mine.start_ns) * _alone(timeline, baseline, rank.rank)
-        beside = under(
+        beside = covered_by(
             mine.start_ns, mine.end_ns, begun[touches], transfers.receive_end_ns[touches]
         )
         for stage, kind in sorted(set(zip(mine.stage.tolist(), mine.kind.tolist(), strict=True))):

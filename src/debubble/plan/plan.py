@@ -23,7 +23,7 @@ from debubble.plan.option import (
     weigh,
 )
 from debubble.plan.overlap import Overlap
-from debubble.plan.schedule import ALL, Allowed, Refused
+from debubble.plan.schedule import ALL, Permissions, Refused
 from debubble.plan.split import Partition, best_split
 from debubble.timeline.model import Timeline
 from debubble.units import show_bytes
@@ -97,7 +97,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     most_microbatches: int | None = None,
     links: LinkHealth | None = None,
     cache: Cache | None = None,
-    allowed: Allowed = ALL,
+    allowed: Permissions = ALL,
 ) -> Plan:
     """Weigh each lever, then the best of them together; refuse what does not fit."""
     refused: list[Refused] = []
@@ -143,7 +143,7 @@ def _ideas(
     partition: Partition | None,
     most: int | None,
     refused: list[Refused],
-    allowed: Allowed = ALL,
+    allowed: Permissions = ALL,
 ) -> list[Idea]:
     """Return what is worth a closer look: each lever alone, the best together."""
 

@@ -45,7 +45,7 @@ def ideas(baseline: Baseline) -> Iterator[Idea | Refused]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allowed:
+class Permissions:
     """What may change; everything, as it stands."""
 
     split: bool = True
@@ -74,13 +74,13 @@ class Allowed:
         return (self.split or change.split is None) and (self.overlap or not change.overlap)
 
 
-ALL = Allowed()
+ALL = Permissions()
 
 
-def runnable_by(framework: str | None) -> Allowed:
+def runnable_by(framework: str | None) -> Permissions:
     """Return what a framework can run; everything, where none is known.
 
     DeepSpeed has one schedule. Megatron overlaps transfers with its interleaved one, and not else.
     """
     schedules = schedules_of(framework)
-    return ALL if schedules is None else Allowed(schedules=schedules, overlap=False)
+    return ALL if schedules is None else Permissions(schedules=schedules, overlap=False)

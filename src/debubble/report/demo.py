@@ -1,4 +1,4 @@
-"""An `Improved` in → what `debubble demo` prints out: the whole loop, step by step."""
+"""An `Improvement` in → what `debubble demo` prints out: the whole loop, step by step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from debubble.answers.find import answer_find
 from debubble.report.find import find_page
 from debubble.report.inspect import gap_json
 from debubble.report.text import Page, Table
-from debubble.tune.once import Improved
+from debubble.tune.once import Improvement
 from debubble.units import NS_PER_S, show_duration, show_share
 
 SCHEMA = "debubble.demo/1"
 
 
-def demo_page(made: Improved, what_it_is: str, out: Path, commands: list[str]) -> Page:
+def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]) -> Page:
     """Lay out what was found, what was foretold, what came, and where it lies."""
     page = Page(answer=say_comparison(made.compared))
     change, window_ns = describe(made.option.change), made.option.window_ns
@@ -48,7 +48,7 @@ def demo_page(made: Improved, what_it_is: str, out: Path, commands: list[str]) -
     return page
 
 
-def demo_json(made: Improved, what_it_is: str, out: Path, commands: list[str]) -> dict[str, Any]:
+def demo_json(made: Improvement, what_it_is: str, out: Path, commands: list[str]) -> dict[str, Any]:
     """Return all of it as data."""
     return {
         "schema": SCHEMA,
@@ -69,16 +69,16 @@ def demo_json(made: Improved, what_it_is: str, out: Path, commands: list[str]) -
     }
 
 
-def error_of(made: Improved) -> float:
+def error_of(made: Improvement) -> float:
     """Return how far the measured batch latency is off the one that was foretold."""
     return _latency_ns(made) / made.option.window_ns - 1
 
 
-def _latency_ns(made: Improved) -> float:
+def _latency_ns(made: Improvement) -> float:
     return median(made.after.measurement.batch_latencies_s) * NS_PER_S
 
 
-def _found(made: Improved) -> str:
+def _found(made: Improvement) -> str:
     page = find_page(answer_find(made.before.analysis))
     return " ".join([page.answer, *page.findings[:1]])
 

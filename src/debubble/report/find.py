@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from debubble.answers.base import Warned
+from debubble.answers.base import AnswerWarning
 from debubble.answers.find import (
     FindAnswer,
     FrameworkPart,
@@ -83,7 +83,7 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
 
 def no_pipeline_page(found: NoPipelineAnswer, ranks: Table, next_command: str = "") -> Page:
     """Say that there is no pipeline, and what holds without one."""
-    warnings: list[Warned] = list(found.warnings)
+    warnings: list[AnswerWarning] = list(found.warnings)
     return Page(
         answer=found.verdict, tables=[ranks], gaps=list(warnings), next_command=next_command
     )

@@ -10,7 +10,7 @@ from debubble.errors import Gap
 from debubble.links.expectation import Hop
 from debubble.links.history import SCHEMA
 from debubble.links.judge import Judgement, Verdict
-from debubble.links.live.measured import LiveHop, Measured, Rung, Times
+from debubble.links.live.measured import HopTestResult, LiveHop, Rung, Times
 from debubble.links.logs.model import (
     CopyLog,
     Half,
@@ -293,7 +293,7 @@ def _matrix_json(test: Matrix) -> dict[str, Any]:
 
 
 def live_page(
-    measured: Measured, hops: Sequence[LiveHop], gaps: Sequence[Gap], next_command: str
+    measured: HopTestResult, hops: Sequence[LiveHop], gaps: Sequence[Gap], next_command: str
 ) -> Page:
     """Lay out the answer: which hop is slow and who is ill, then every hop."""
     page = Page(answer=live_answer(hops))
@@ -353,7 +353,7 @@ def _sentence(one: LiveHop) -> str:
     return f"hop {one.hop[0]} → {one.hop[1]} {one.judgement.why}, {rate}{more}"
 
 
-def _about(measured: Measured) -> str:
+def _about(measured: HopTestResult) -> str:
     samples = min((rung.one_way.n for rung in measured.rungs), default=0)
     hosts = len({place.host for place in measured.places})
     return (
@@ -363,7 +363,9 @@ def _about(measured: Measured) -> str:
     )
 
 
-def live_json(measured: Measured, hops: Sequence[LiveHop], gaps: Sequence[Gap]) -> dict[str, Any]:
+def live_json(
+    measured: HopTestResult, hops: Sequence[LiveHop], gaps: Sequence[Gap]
+) -> dict[str, Any]:
     """Return the answer as data."""
     return {
         "schema": SCHEMA,

@@ -17,7 +17,7 @@ from rich.text import Text
 from debubble.report.names import printable
 
 if TYPE_CHECKING:
-    from debubble.answers.base import Warned
+    from debubble.answers.base import AnswerWarning
     from debubble.errors import Gap
 
 # So many of anything are listed one by one.
@@ -96,7 +96,7 @@ class Page:
     drawing: list[Text] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    gaps: list[Gap | Warned] = field(default_factory=list)
+    gaps: list[Gap | AnswerWarning] = field(default_factory=list)
     next_command: str = ""
 
 
@@ -124,7 +124,7 @@ def print_page(page: Page, console: Console) -> None:
         console.print(f"next: {_safe(page.next_command)}", soft_wrap=True)
 
 
-def _print_gaps(gaps: Sequence[Gap | Warned], console: Console) -> None:
+def _print_gaps(gaps: Sequence[Gap | AnswerWarning], console: Console) -> None:
     """Print warnings; of many alike the first few, and how many more there are."""
     if gaps:
         console.print()

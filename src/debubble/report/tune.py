@@ -1,4 +1,4 @@
-"""A `Tuned` in → what `debubble tune` prints out, as text or JSON."""
+"""A `Tuning` in → what `debubble tune` prints out, as text or JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from debubble.answers.compare import answer_side
 from debubble.measure.measurement import Measurement, middle
 from debubble.report.text import Page, Table
 from debubble.tune.journal import Expected, Run
-from debubble.tune.loop import Tuned
+from debubble.tune.loop import Tuning
 from debubble.tune.prospects import Prospects
 from debubble.tune.setting import Setting
 from debubble.tune.trial import LOG, Kind
@@ -32,7 +32,7 @@ _WORDS = {
 }
 
 
-def tune_page(tuned: Tuned, records: str, next_command: str) -> Page:
+def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
     """Lay out the winner, every run, what was refused, and where the records are."""
     page = Page(answer=tune_answer(tuned))
     page.findings = [*_findings(tuned), *_untellable(tuned.prospects)]
@@ -78,7 +78,7 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
     return page
 
 
-def tune_answer(tuned: Tuned) -> str:
+def tune_answer(tuned: Tuning) -> str:
     """Say what came of it in a sentence."""
     standing, winner = tuned.standing, tuned.winner
     spent = _spent(standing.runs)
@@ -98,7 +98,7 @@ def tune_answer(tuned: Tuned) -> str:
     return f"No setting is clearly better: keep {standing.now}; {spent}."
 
 
-def tune_json(tuned: Tuned) -> dict[str, Any]:
+def tune_json(tuned: Tuning) -> dict[str, Any]:
     """Return all of it as data."""
     standing, winner = tuned.standing, tuned.winner
     compared = None if standing.best is None else standing.compared(standing.best)
@@ -179,7 +179,7 @@ def say_end(run: Run) -> str:
     return f"run {run.number}: {_WORDS[run.outcome.kind]}{told}"
 
 
-def _findings(tuned: Tuned) -> list[str]:
+def _findings(tuned: Tuning) -> list[str]:
     standing, winner = tuned.standing, tuned.winner
     said = []
     if winner is not None:
@@ -212,7 +212,7 @@ def _untellable(found: Prospects) -> list[str]:
     ]
 
 
-def _run_table(tuned: Tuned) -> Table:
+def _run_table(tuned: Tuning) -> Table:
     table = Table(
         columns=("run", "setting", "outcome", "bubble", "batch", "peak", "throughput", "foretold"),
         title="every run, in its order",
@@ -238,7 +238,7 @@ def _foretold(expected: Expected) -> str:
     return f"{expected.gain:+.1%} ({expected.low:+.0%} to {expected.high:+.0%})"
 
 
-def _last_expected(tuned: Tuned, setting: Setting) -> Expected | None:
+def _last_expected(tuned: Tuning, setting: Setting) -> Expected | None:
     found = [run.expected for run in tuned.standing.of(setting) if run.expected is not None]
     return found[-1] if found else None
 
@@ -268,7 +268,7 @@ def _peak(one: Measurement) -> str:
     return show_bytes(max(peaks)) if peaks else "–"
 
 
-def _run_json(tuned: Tuned, run: Run) -> dict[str, Any]:
+def _run_json(tuned: Tuning, run: Run) -> dict[str, Any]:
     one = run.outcome.measurement
     return {
         "run": run.number,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from debubble.schedules.finish import (
-    Held,
+    Holdings,
     can_finish,
     check_order,
     hold,
@@ -23,7 +23,7 @@ from debubble.schedules.stated import (
 __all__ = [
     "SCHEDULES",
     "Action",
-    "Held",
+    "Holdings",
     "Order",
     "Placement",
     "Shape",

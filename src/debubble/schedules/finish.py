@@ -17,7 +17,7 @@ Pass = tuple[int, str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Holdings:
     """What one rank holds, a row before its first pass and after each: [row, stage of the rank]."""
 
     stages: tuple[int, ...]
@@ -50,7 +50,7 @@ def find_fault(order: Order) -> str | None:
     return next(filter(None, (look(order) for look in faults)), None)
 
 
-def hold(actions: list[Action]) -> Held:
+def hold(actions: list[Action]) -> Holdings:
     """Count over the passes of one rank."""
     stages = tuple(sorted({action.stage for action in actions}))
     column = {stage: number for number, stage in enumerate(stages)}
@@ -61,7 +61,7 @@ def hold(actions: list[Action]) -> Held:
         change[at] = {"F": 1, "I": 0}.get(action.kind, -1)
         waits[at] = {"I": 1, "W": -1}.get(action.kind, 0)
         grads[at] = action.kind in {"B", "W"}
-    return Held(
+    return Holdings(
         stages=stages,
         in_flight=np.cumsum(change, axis=0),
         halfway=np.cumsum(waits, axis=0),

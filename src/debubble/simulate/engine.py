@@ -213,13 +213,13 @@ def covered_ns(program: Program, times: Times) -> F64:
     for rank in range(len(program.ranks)):
         mine = program.passes.place == rank
         touches = (place[messages.sent] == rank) | (place[messages.received] == rank)
-        covered[mine] = under(
+        covered[mine] = covered_by(
             times.pass_start[mine], times.pass_end[mine], begun[touches], over[touches]
         )
     return covered
 
 
-def under(start_ns: I64, end_ns: I64, begun_ns: I64, over_ns: I64) -> F64:
+def covered_by(start_ns: I64, end_ns: I64, begun_ns: I64, over_ns: I64) -> F64:
     """Return how much of each stretch lies under some others; a second dimension holds runs."""
     length = (end_ns - start_ns).astype(np.float64)
     # Two messages at once cover no more than one does.

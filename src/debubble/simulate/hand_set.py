@@ -53,7 +53,7 @@ class GivenCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandSet:
+class HandSetCosts:
     """Nanoseconds, one value for all or one a stage; None where nothing was said."""
 
     forward: Sequence[float] | None = None
@@ -64,7 +64,7 @@ class HandSet:
     """One for all hops, or one a hop: from each stage to the next."""
 
 
-def settle_costs(hand_set: HandSet, stages: int) -> GivenCosts:
+def settle_costs(hand_set: HandSetCosts, stages: int) -> GivenCosts:
     """Fill in what was not said: a backward pass is two forward ones, and its halves are equal."""
     if hand_set.backward and (hand_set.input_grad or hand_set.weight_grad):
         raise UsageError(
@@ -104,7 +104,7 @@ def simulate_order(order: Order, costs: GivenCosts, communication: Communication
     return as_timeline(program, Engine(program).run(give_lengths(program, costs)))
 
 
-def mean_lengths(passes: Mapping[PassKind, I64]) -> dict[str, float]:
+def mean_of_stages(passes: Mapping[PassKind, I64]) -> dict[str, float]:
     """Return what each kind of pass would take if all stages were equal."""
     return {kind.name: float(of_stage.mean()) for kind, of_stage in passes.items()}
 

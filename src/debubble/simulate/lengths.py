@@ -24,7 +24,7 @@ from debubble.timeline.model import I32, I64, U8, Flags, Intervals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SeenLengths:
     """Of which messages wire and drain were measured, and not inferred from others."""
 
     wire: Flags
@@ -39,7 +39,7 @@ def measure_lengths(  # noqa: PLR0913 (what hosts and collectives did besides)
     free_ns: I64,
     beside: tuple[Intervals, ...] = (),
     begin_ns: int = 0,
-) -> tuple[Lengths, Seen, I64]:
+) -> tuple[Lengths, SeenLengths, I64]:
     """Take waits out of what was measured, so that a replay puts them back in.
 
     Return also what passes waited, before they began, for what ran `beside` them: that stays with
@@ -121,7 +121,7 @@ def _typical(gaps: I64, *classes: I32 | U8) -> I64:
     return typical
 
 
-def _message_lengths(program: Program, times: Times) -> tuple[dict[str, I64], Seen]:
+def _message_lengths(program: Program, times: Times) -> tuple[dict[str, I64], SeenLengths]:
     """Return what sending, wire and drain took of each message, and which of these were seen.
 
     A receive ends when its message has travelled and has been taken in. Of a buffered message only
@@ -164,7 +164,7 @@ def _message_lengths(program: Program, times: Times) -> tuple[dict[str, I64], Se
         "wire": np.where(buffered, wires, met).astype(np.int64),
         "drain": np.where(buffered, drains, met).astype(np.int64),
     }
-    return lengths, Seen(wire=~buffered | (known & wire_last), drain=known & ~wire_last)
+    return lengths, SeenLengths(wire=~buffered | (known & wire_last), drain=known & ~wire_last)
 
 
 def _hidden(program: Program, begun: I64, times: Times) -> Flags:

@@ -26,7 +26,7 @@ import numpy as np
 from debubble.costs.passes import data_parallel_of
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.host_calls import Hosts, find_syncs, find_waits
-from debubble.simulate.lengths import Seen, measure_lengths
+from debubble.simulate.lengths import SeenLengths, measure_lengths
 from debubble.simulate.program import (
     NONE,
     BatchTable,
@@ -65,7 +65,7 @@ class MeasuredStep:
     program: Program
     times: Times
     lengths: Lengths
-    seen: Seen
+    seen: SeenLengths
     """Of messages."""
     transfer_bytes: I64
     """Of each message of the program."""

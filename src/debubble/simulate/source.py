@@ -70,7 +70,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pooled:
+class PooledSource:
     """What two runs tell together."""
 
     source: Source
@@ -198,7 +198,7 @@ def same_tokens(ratio: float) -> bool:
     return abs(ratio - 1) < _SAME
 
 
-def pool_sources(source: Source, other: Source, stated_ratio: float | None = None) -> Pooled:
+def pool_sources(source: Source, other: Source, stated_ratio: float | None = None) -> PooledSource:
     """Add what another run tells; its tokens against the first one's may be stated."""
     _refuse_strangers(source, other)
     ratio = _token_ratio(source, other, stated_ratio)
@@ -207,7 +207,9 @@ def pool_sources(source: Source, other: Source, stated_ratio: float | None = Non
         joined = replace(
             source, passes=_join(first, second), wires=join_pools(source.wires, other.wires)
         )
-        return Pooled(source=joined, token_ratio=1.0, gaps=tuple(_contradictions(first, second)))
+        return PooledSource(
+            source=joined, token_ratio=1.0, gaps=tuple(_contradictions(first, second))
+        )
     grown = replace(
         source,
         passes=replace(
@@ -217,7 +219,7 @@ def pool_sources(source: Source, other: Source, stated_ratio: float | None = Non
         ),
         wires=replace(source.wires, other=(ratio, other.wires)),
     )
-    return Pooled(source=grown, token_ratio=ratio, gaps=())
+    return PooledSource(source=grown, token_ratio=ratio, gaps=())
 
 
 def _refuse_strangers(source: Source, other: Source) -> None:

@@ -63,7 +63,7 @@ from debubble.units import counted, show_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoChain:
+class NoPipelineHere:
     """Ranks that make no pipeline, and what they exchange instead."""
 
     messages: int
@@ -91,7 +91,7 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
 
 def build_part(
     named: Sequence[RankTrace], *, marked: bool, may_infer: bool = True
-) -> Timeline | NoChain:
+) -> Timeline | NoPipelineHere:
     """Turn unlabelled ranks into pipelines of named passes on one clock, if they make any.
 
     `marked`: some rank of the run, of this part or not, marks steps.
@@ -100,7 +100,7 @@ def build_part(
     ranks, rings = _record_ranks(named, marked=marked)
     chains = _order_ranks(ranks)
     if not chains:
-        return NoChain(messages=sum(len(rank.messages) for rank in ranks), rings=rings)
+        return NoPipelineHere(messages=sum(len(rank.messages) for rank in ranks), rings=rings)
 
     # Steps. The profiler's marks, else the pipelines' own rhythm → the step of work and messages.
     gaps = _beside_marks(ranks, chains) if marked else []
@@ -428,16 +428,16 @@ def find_parts(named: Sequence[RankTrace]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ranks) for ranks in parts.values())
 
 
-def all_inferred_alike(parts: Sequence[Timeline | NoChain]) -> bool:
+def all_inferred_alike(parts: Sequence[Timeline | NoPipelineHere]) -> bool:
     """Tell whether the rhythm told the steps of all pipelines, or of none."""
     return len({part.inferred for part in parts if isinstance(part, Timeline)}) <= 1
 
 
-def join_parts(parts: Sequence[Timeline | NoChain], gaps: Sequence[Gap] = ()) -> Timeline:
+def join_parts(parts: Sequence[Timeline | NoPipelineHere], gaps: Sequence[Gap] = ()) -> Timeline:
     """Put the timelines of strangers together, pipelines numbered in the order of their ranks."""
     built = [part for part in parts if isinstance(part, Timeline)]
     if not built:
-        raise _no_pipeline([part for part in parts if isinstance(part, NoChain)], gaps)
+        raise _no_pipeline([part for part in parts if isinstance(part, NoPipelineHere)], gaps)
     members = sorted(members for part in built for members in part.members.values())
     numbers = {ranks: number for number, ranks in enumerate(members)}
     built = [renumber(part, numbers) for part in built]
@@ -467,7 +467,7 @@ def renumber(part: Timeline, numbers: Mapping[tuple[int, ...], int]) -> Timeline
     )
 
 
-def _no_pipeline(parts: Sequence[NoChain], unknown_groups: Sequence[Gap]) -> NoPipeline:
+def _no_pipeline(parts: Sequence[NoPipelineHere], unknown_groups: Sequence[Gap]) -> NoPipeline:
     posts = sum(part.messages for part in parts)
     if not posts and any(part.rings for part in parts):
         return NoPipeline(

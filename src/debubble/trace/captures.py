@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from debubble.errors import Code, Gap, RunNotFound
-from debubble.trace.formats import Format, Recognised
+from debubble.trace.formats import Format, TraceFile
 from debubble.trace.source import strip_extensions
 
 # Seconds, milliseconds or nanoseconds since 1970, as TensorBoard, vLLM and SGLang write them.
@@ -32,7 +32,7 @@ class Capture:
     """Files that were recorded together, at most one a rank."""
 
     name: str
-    files: tuple[Recognised, ...]
+    files: tuple[TraceFile, ...]
     duplicates: tuple[tuple[int, tuple[str, ...]], ...] = ()
     """Ranks that have several files: none of them is read, because nothing tells which is meant."""
     stamp: float = 0.0
@@ -54,7 +54,7 @@ class _Gathering:
     """A capture in the making, named by its family."""
 
     name: str
-    files: list[Recognised] = field(default_factory=list)
+    files: list[TraceFile] = field(default_factory=list)
     stamp: float = 0.0
     ranks: set[int] = field(default_factory=set)
     """Whose files they are, as far as that is known."""
@@ -73,12 +73,12 @@ class _Gathering:
         self.name = "/".join(folder for folder, _ in shared)
 
 
-def group_captures(files: Sequence[Recognised], *, named: bool = False) -> tuple[Capture, ...]:
+def group_captures(files: Sequence[TraceFile], *, named: bool = False) -> tuple[Capture, ...]:
     """Sort files into captures, oldest first. Files named one by one belong together."""
     ranks = [file.rank for file in files if file.rank is not None]
     if named and len(set(ranks)) == len(ranks):
         return (_finish(_Gathering(name=_family(files[0].named), files=list(files))),)
-    families: defaultdict[str, list[Recognised]] = defaultdict(list)
+    families: defaultdict[str, list[TraceFile]] = defaultdict(list)
     for file in files:
         families[_family(file.named)].append(file)
     gatherings = [part for name, family in families.items() for part in _split(name, family)]
@@ -124,7 +124,7 @@ def _family(file: str) -> str:
     return "/".join(tidy)
 
 
-def _split(name: str, family: list[Recognised]) -> Iterable[_Gathering]:
+def _split(name: str, family: list[TraceFile]) -> Iterable[_Gathering]:
     """Cut a family where a rank comes again, in the order of the stamps."""
     stamped = sorted(((_stamp(file.named), file) for file in family), key=lambda pair: pair[0])
     current = _Gathering(name=name)
@@ -174,7 +174,7 @@ def _merge_nodes(gatherings: list[_Gathering]) -> list[_Gathering]:
 
 def _finish(gathering: _Gathering, shared: tuple[int, int] = (0, 0)) -> Capture:
     """Set ranks with several files aside; name the capture by what sets it apart, or its folder."""
-    by_rank: defaultdict[int | None, list[Recognised]] = defaultdict(list)
+    by_rank: defaultdict[int | None, list[TraceFile]] = defaultdict(list)
     for file in gathering.files:
         one_a_rank = file.rank is not None and file.format in {Format.KINETO, Format.DIGEST}
         by_rank[file.rank if one_a_rank else None].append(file)

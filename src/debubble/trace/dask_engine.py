@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from debubble import __version__
 from debubble.errors import EngineError, MissingExtra
-from debubble.trace.formats import Recognised
+from debubble.trace.formats import TraceFile
 from debubble.trace.source import Limits, is_url
 from debubble.units import counted
 
@@ -35,7 +35,7 @@ _TALKATIVE = ("distributed", "tornado")
 # Names enough to know where to look.
 _WORKERS_SHOWN = 3
 
-_Known = TypeVar("_Known", bound=Recognised)
+_Known = TypeVar("_Known", bound=TraceFile)
 _Result = TypeVar("_Result")
 
 
@@ -47,7 +47,7 @@ class DaskEngine:
     without_workers_s: float = _WITHOUT_WORKERS_S
 
     @contextmanager
-    def hire(self, files: Sequence[Recognised]) -> Iterator[DaskCrew]:
+    def hire(self, files: Sequence[TraceFile]) -> Iterator[DaskCrew]:
         """Lend the cluster's workers once each is known to be able to do the work."""
         try:
             from distributed import Client  # noqa: PLC0415 (an extra)
@@ -91,7 +91,7 @@ class DaskCrew:
         self._checked: set[str] = set()
         self._paths: list[str] = []
 
-    def check(self, files: Sequence[Recognised]) -> None:
+    def check(self, files: Sequence[TraceFile]) -> None:
         """Refuse a cluster that cannot do the work, before any is sent."""
         if not self._threads:
             raise EngineError(

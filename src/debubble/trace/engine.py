@@ -29,7 +29,7 @@ from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
 from debubble.errors import TraceError, TraceTooLarge, UsageError
-from debubble.trace.formats import Recognised
+from debubble.trace.formats import TraceFile
 from debubble.trace.source import Limits, size_of
 
 # Below this, starting worker processes takes longer than reading (4 ranks of 5 MB: 0.2 s).
@@ -53,7 +53,7 @@ _DEATH_SIGNAL = 1
 
 _CLUSTER_SCHEMES = ("tcp", "tls", "ws", "wss")
 
-_Known = TypeVar("_Known", bound=Recognised)
+_Known = TypeVar("_Known", bound=TraceFile)
 _Result = TypeVar("_Result")
 Task = Callable[[_Known, Limits], _Result]
 Progress = Callable[[int, int], None]
@@ -89,7 +89,7 @@ class Crew(Protocol):
 class Engine(Protocol):
     """Lends a crew for some files; nothing is left running or queued once it is given back."""
 
-    def hire(self, files: Sequence[Recognised]) -> AbstractContextManager[Crew | None]:
+    def hire(self, files: Sequence[TraceFile]) -> AbstractContextManager[Crew | None]:
         """Lend a crew, or None where the files are best read right here."""
         ...
 
@@ -257,7 +257,7 @@ class _Shift(Generic[_Known, _Result]):
             raise error
 
 
-def _lost(known: Recognised) -> TraceError:
+def _lost(known: TraceFile) -> TraceError:
     """Say that whoever reads a file dies of it."""
     return TraceError(
         "was not read: a worker process died, perhaps for want of memory",
@@ -267,7 +267,7 @@ def _lost(known: Recognised) -> TraceError:
     )
 
 
-def _failed(known: Recognised, error: OSError) -> TraceError:
+def _failed(known: TraceFile, error: OSError) -> TraceError:
     """Say that a file was tried often enough."""
     return TraceError(
         f"was not read: failed {_TRIES} times, the last time with: {error or type(error).__name__}",
@@ -277,7 +277,7 @@ def _failed(known: Recognised, error: OSError) -> TraceError:
     )
 
 
-def too_large(known: Recognised) -> TraceTooLarge:
+def too_large(known: TraceFile) -> TraceTooLarge:
     """Say that a file does not fit."""
     return TraceTooLarge(
         "does not fit into memory",
@@ -295,7 +295,7 @@ class LocalEngine:
     worth_bytes: int | None = None
 
     @contextmanager
-    def hire(self, files: Sequence[Recognised]) -> Iterator[Crew | None]:
+    def hire(self, files: Sequence[TraceFile]) -> Iterator[Crew | None]:
         """Lend a process pool, where the files are worth one and other processes can see them."""
         worth = _WORTH_A_POOL_BYTES if self.worth_bytes is None else self.worth_bytes
         in_memory = any(known.file.startswith("memory://") for known in files)
@@ -322,7 +322,7 @@ class GivenEngine:
     executor: Executor
 
     @contextmanager
-    def hire(self, files: Sequence[Recognised]) -> Iterator[Crew | None]:  # noqa: ARG002
+    def hire(self, files: Sequence[TraceFile]) -> Iterator[Crew | None]:  # noqa: ARG002
         """Lend the executor as it is."""
         workers = int(getattr(self.executor, "_max_workers", 0)) or os.cpu_count() or 1
         yield ExecutorCrew(self.executor, workers)

@@ -42,7 +42,7 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recognised:
+class TraceFile:
     """A file, what it is, and whose it is as far as its first bytes and its name tell."""
 
     file: str
@@ -70,7 +70,7 @@ class Recognised:
         return self.format not in {Format.PICTURE, Format.OTHER_JSON, Format.OTHER}
 
 
-def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> Recognised:
+def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> TraceFile:
     """Say what a file is. Raises `TraceError` where it cannot be opened or is empty."""
     source = Source(file, limits)
     prefix = source.prefix(_PREFIX_BYTES)
@@ -78,10 +78,10 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> Recognised:
         problem = source.damage or "is empty"
         raise TraceError(problem, hint="record the trace again", file=file)
     if prefix.startswith(_SQLITE_MAGIC):
-        return Recognised(file=file, format=Format.NSIGHT, rank=rank_from_name(file))
+        return TraceFile(file=file, format=Format.NSIGHT, rank=rank_from_name(file))
     if looks_like_digest(prefix):
         head = peek_head(prefix, file)
-        known = Recognised(file=file, format=Format.DIGEST, world_size=head.world_size, head=head)
+        known = TraceFile(file=file, format=Format.DIGEST, world_size=head.world_size, head=head)
         rank = rank_from_name(known.named) if head.rank is None else head.rank
         return known if head.table else replace(known, rank=rank)
     opening = scan_opening(prefix)
@@ -91,14 +91,14 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> Recognised:
             hint="give the traces that it was made of",
             file=file,
         )
-        return Recognised(file=file, format=Format.PICTURE, why_not=picture)
+        return TraceFile(file=file, format=Format.PICTURE, why_not=picture)
     cut_off = not opening.ended and _KINETO_FIELDS & opening.fields.keys()
     if opening.events_at >= 0 or cut_off:
         header = parse_header(opening.fields)
         rank = rank_from_name(file) if header.rank is None else header.rank
-        return Recognised(file=file, format=Format.KINETO, rank=rank, world_size=header.world_size)
+        return TraceFile(file=file, format=Format.KINETO, rank=rank, world_size=header.world_size)
     if sniff_op_table(prefix):
-        return Recognised(file=file, format=Format.OP_TABLE)
+        return TraceFile(file=file, format=Format.OP_TABLE)
     is_json = _is_json(prefix, opening)
     why_not = TraceError(
         "is neither a Kineto trace nor an Nsight export nor an op table nor a digest",
@@ -108,7 +108,7 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> Recognised:
     if prefix[:1] in {b"{", b"["} or is_json:
         why_not = not_a_trace(opening.fields, file)
     kind = Format.OTHER_JSON if is_json else Format.OTHER
-    return Recognised(file=file, format=kind, why_not=why_not)
+    return TraceFile(file=file, format=kind, why_not=why_not)
 
 
 def rank_from_name(file: str) -> int | None:

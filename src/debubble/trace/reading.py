@@ -10,7 +10,7 @@ from debubble.trace.digest import read_digest
 from debubble.trace.digest.content import copy_digest, keep_table, keep_traces, read_table
 from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import too_large
-from debubble.trace.formats import Format, Recognised, recognise
+from debubble.trace.formats import Format, TraceFile, recognise
 from debubble.trace.kineto import read_kineto
 from debubble.trace.optable import OpTable, read_op_table
 from debubble.trace.sidecar import Sidecar
@@ -34,7 +34,7 @@ class Reading:
     gaps: tuple[Gap, ...] = ()
 
 
-def read_file(known: Recognised, limits: Limits, digests: DigestPlace | None = None) -> Reading:
+def read_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = None) -> Reading:
     """Read one file of any format, and keep its digests where there is a place for them.
 
     Errors are returned, so that they come back from workers.
@@ -52,7 +52,7 @@ def read_file(known: Recognised, limits: Limits, digests: DigestPlace | None = N
         return Reading(error=too_large(known))
 
 
-def _read(known: Recognised, limits: Limits) -> Reading:
+def _read(known: TraceFile, limits: Limits) -> Reading:
     if known.format is Format.DIGEST and known.head is not None and known.head.table:
         return Reading(table=read_table(known.file, limits))
     if known.format is Format.DIGEST:
@@ -71,7 +71,7 @@ def _read(known: Recognised, limits: Limits) -> Reading:
     return Reading(traces=(read_kineto(known.file, limits),))
 
 
-def _read_instead(known: Recognised, limits: Limits, digests: DigestPlace | None) -> Reading:
+def _read_instead(known: TraceFile, limits: Limits, digests: DigestPlace | None) -> Reading:
     """Read the trace that a damaged digest lies beside; of several ranks, the digest's alone."""
     try:
         reading = read_file(recognise(known.instead, limits), limits, digests)
@@ -82,7 +82,7 @@ def _read_instead(known: Recognised, limits: Limits, digests: DigestPlace | None
     return replace(reading, traces=tuple(t for t in reading.traces if t.rank == known.rank))
 
 
-def _keep(known: Recognised, reading: Reading, place: DigestPlace, limits: Limits) -> Reading:
+def _keep(known: TraceFile, reading: Reading, place: DigestPlace, limits: Limits) -> Reading:
     if known.format is Format.DIGEST:
         gaps = copy_digest(known.file, known.rank, place, limits)
     elif reading.table is not None:

@@ -20,7 +20,7 @@ from debubble.trace.columns import Operation, RankTrace
 from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
 from debubble.trace.digest.place import DigestPlace, stamp_of
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress, map_files
-from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
+from debubble.trace.formats import Format, TraceFile, rank_from_name, recognise
 from debubble.trace.optable import OpTable
 from debubble.trace.reading import Reading, read_file
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
@@ -34,7 +34,7 @@ _PLACES_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class RunFiles:
     """The files of one capture, before they are read."""
 
     capture: Capture
@@ -48,7 +48,7 @@ class Found:
 class Run:
     """One capture, read. `ranks` is sorted; op tables hold all their ranks themselves."""
 
-    found: Found
+    found: RunFiles
     ranks: tuple[RankTrace, ...]
     tables: tuple[OpTable, ...]
     world_size: int | None
@@ -66,7 +66,7 @@ class Run:
 
 def find_run(
     places: Sequence[str], *, capture: str | None = None, limits: Limits = DEFAULT_LIMITS
-) -> Found:
+) -> RunFiles:
     """Find the traces the user means; the newest complete capture where there are several."""
     files, named = expand(places)
     digest_files = [file for file in files if file.endswith(DIGEST_SUFFIX)]
@@ -86,13 +86,13 @@ def find_run(
     traces = sorted([*digests, *traces], key=lambda known: order[known.file])
     captures = group_captures(traces, named=named)
     chosen, more = choose_capture(captures, capture)
-    return Found(
+    return RunFiles(
         capture=chosen, captures=captures, left_alone=tuple(left_alone), gaps=(*gaps, *more)
     )
 
 
 def read_run(  # noqa: PLR0913 (each may be left out)
-    found: Found,
+    found: RunFiles,
     *,
     engine: Engine = LOCAL,
     executor: Executor | None = None,
@@ -118,7 +118,7 @@ def read_run(  # noqa: PLR0913 (each may be left out)
         return settle_run(found, readings, rank)
 
 
-def settle_run(found: Found, readings: Iterable[Reading], rank: int | None = None) -> Run:
+def settle_run(found: RunFiles, readings: Iterable[Reading], rank: int | None = None) -> Run:
     """Put what came of the files together, in whatever form their ranks come."""
     gaps = [*found.gaps, *(_duplicate(rank, files) for rank, files in found.capture.duplicates)]
     ranks: list[RankTrace] = []
@@ -188,7 +188,7 @@ def missing_ranks(ranks: Sequence[RankTrace]) -> tuple[int, ...]:
     return tuple(sorted(expected - captured))
 
 
-def warn_of_unread(places: Sequence[str], found: Found) -> Found:
+def warn_of_unread(places: Sequence[str], found: RunFiles) -> RunFiles:
     """Add a warning where nothing of a place is read that the user named: it is of another run.
 
     One place may hold many captures over time: the newest is meant, and nothing is warned of.
@@ -240,10 +240,10 @@ def named_like_a_trace(file: str) -> bool:
 
 def _recognise_all(
     files: Sequence[str], limits: Limits, *, named: bool
-) -> tuple[list[Recognised], list[str], list[Gap]]:
+) -> tuple[list[TraceFile], list[str], list[Gap]]:
     """Return traces, JSON that is something else, and what a trace should be and is not."""
 
-    def recognise_or_not(file: str) -> Recognised | TraceError:
+    def recognise_or_not(file: str) -> TraceFile | TraceError:
         try:
             return recognise(file, limits)
         except TraceError as error:
@@ -269,15 +269,15 @@ def _recognise_all(
 
 
 def _pair_digests(
-    digests: Iterable[Recognised], files: Collection[str]
-) -> tuple[list[Recognised], frozenset[str], list[Gap]]:
+    digests: Iterable[TraceFile], files: Collection[str]
+) -> tuple[list[TraceFile], frozenset[str], list[Gap]]:
     """Take the digest where it is of the very trace beside it, and otherwise the trace.
 
     Returned are the digests to read, the traces that need not be read for them, and what differs.
     """
-    by_trace: defaultdict[str, list[Recognised]] = defaultdict(list)
+    by_trace: defaultdict[str, list[TraceFile]] = defaultdict(list)
     known_files = frozenset(files)
-    read: list[Recognised] = []
+    read: list[TraceFile] = []
     for digest in digests:
         if digest.named in known_files and digest.named != digest.file:
             by_trace[digest.named].append(digest)

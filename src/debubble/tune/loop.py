@@ -19,7 +19,7 @@ from debubble.tune.trial import LOG, Bench, Kind, Reading, end_marked, read_capt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
+class Tuning:
     """What came of it all."""
 
     bench: Bench
@@ -59,7 +59,7 @@ class Loop:
     _readings: dict[int, Reading] = field(default_factory=dict)
     _looks: dict[int, Prospects] = field(default_factory=dict)
 
-    def run(self) -> Tuned:
+    def run(self) -> Tuning:
         """Run until nothing more can be gained, or the budget is spent."""
         for start in self.journal.unfinished:  # of a tuning that was killed: it may still run
             end_marked(start.token)
@@ -69,7 +69,7 @@ class Loop:
             if isinstance(chosen, Next):
                 self._run(chosen)
                 continue
-            return Tuned(
+            return Tuning(
                 bench=self.bench,
                 standing=self.standing,
                 prospects=self.look(),

@@ -19,7 +19,7 @@ from debubble.measure.comparison import Comparison
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
-from debubble.plan.schedule import Allowed
+from debubble.plan.schedule import Permissions
 from debubble.tune.setting import Setting
 from debubble.tune.trial import LOG, Bench, Reading, run_trial
 from debubble.units import show_share
@@ -34,7 +34,7 @@ _REST_OVER_FIRST = 1.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Improved:
+class Improvement:
     """One change, and what came of it."""
 
     before: Reading
@@ -61,7 +61,7 @@ class Improved:
 
 def improve_once(
     bench: Bench, *, most_microbatches: int, seconds: float, on_step: Callable[[str], None]
-) -> Improved:
+) -> Improvement:
     """Capture the command as it is, apply the best split and count, capture that, compare.
 
     Disturbed captures are made anew where all of it still ends within so many seconds.
@@ -99,7 +99,7 @@ def improve_once(
         baseline,
         before.timeline,
         most_microbatches=most_microbatches,
-        allowed=Allowed(schedules=frozenset(), overlap=False, link=False, hold="microbatch"),
+        allowed=Permissions(schedules=frozenset(), overlap=False, link=False, hold="microbatch"),
     )
     if not plan.recommended:
         raise TuneError(
@@ -110,7 +110,7 @@ def improve_once(
     if setting is None:
         raise TuneError("the command cannot be told the change", hint="give it {split}")
     after = capture(setting, "after", 0.0)
-    return Improved(
+    return Improvement(
         before=before,
         plan=plan,
         option=option,

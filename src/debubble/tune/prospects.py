@@ -11,7 +11,7 @@ from debubble.plan.change import Hold
 from debubble.plan.microbatches import MOST_A_RANK
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
-from debubble.plan.schedule import Allowed, Refused
+from debubble.plan.schedule import Permissions, Refused
 from debubble.tune.journal import Expected, Run
 from debubble.tune.setting import Setting
 from debubble.tune.standing import Standing
@@ -68,7 +68,7 @@ def look_ahead(
     # The plan's own bound, by the first setting: it must not move with what was tried.
     count = standing.now.microbatches or baseline.source.microbatches
     most = scope.most_microbatches or max(MOST_A_RANK * len(baseline.ranks), 2 * count)
-    tellable = Allowed(
+    tellable = Permissions(
         link=False,
         split=source.setting.split is not None,
         microbatches=source.setting.microbatches is not None,

@@ -68,7 +68,7 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedChange:
     """What the planner would do today."""
 
     change: str
@@ -92,7 +92,7 @@ class Finding:
     schedule: str | None
     stages: tuple[Stage, ...]
     hops: tuple[Hop, ...]
-    plan: Planned | None
+    plan: PlannedChange | None
     """None where no plan can be made."""
     warnings: tuple[str, ...]
     report: str
@@ -247,7 +247,7 @@ def _hop(one: HopHealth) -> Hop:
     )
 
 
-def _plan(run: Analysis) -> tuple[Planned | None, str]:
+def _plan(run: Analysis) -> tuple[PlannedChange | None, str]:
     """Plan on today's costs, or say why not."""
     if run.pipeline.kind == "stream":
         return None, NO_PLAN_FOR_A_STREAM
@@ -258,8 +258,8 @@ def _plan(run: Analysis) -> tuple[Planned | None, str]:
         return None, str(error)
     best = plan.recommended[:1]
     if not best:
-        return Planned(change=""), ""
-    return Planned(change=describe(best[0].change), gain=best[0].throughput_gain), ""
+        return PlannedChange(change=""), ""
+    return PlannedChange(change=describe(best[0].change), gain=best[0].throughput_gain), ""
 
 
 def _as_text(page: Page) -> str:

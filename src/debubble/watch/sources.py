@@ -13,7 +13,7 @@ from typing import Any
 from debubble.errors import Code, DebubbleError, RunNotFound, TraceError
 from debubble.trace.captures import group_captures
 from debubble.trace.digest.place import BESIDE, SUFFIX, DigestPlace
-from debubble.trace.formats import Format, Recognised, rank_from_name, recognise
+from debubble.trace.formats import Format, TraceFile, rank_from_name, recognise
 from debubble.trace.run import find_run, named_like_a_trace, read_run
 from debubble.trace.sidecar import is_sidecar, read_sidecar, sidecar_of
 from debubble.trace.source import Limits, is_url, locate, plain_errors
@@ -50,7 +50,7 @@ class Scanner:
         self.source = source
         self._limits = limits
         self._clock = clock
-        self._known: dict[Entry, Recognised | None] = {}
+        self._known: dict[Entry, TraceFile | None] = {}
         self._done: set[Entry] = set()
         self._since: dict[tuple[Entry, ...], float] = {}
 
@@ -95,11 +95,11 @@ class Scanner:
             return False
         return digests == BESIDE or file.startswith(f"{digests}/")
 
-    def _recognise(self, entry: Entry) -> Recognised | None:
+    def _recognise(self, entry: Entry) -> TraceFile | None:
         """Say what a file is; a damaged trace stands beside its ranks, to be recorded as such."""
         if entry in self._known:
             return self._known[entry]
-        damaged = Recognised(file=entry.file, format=Format.KINETO, rank=rank_from_name(entry.file))
+        damaged = TraceFile(file=entry.file, format=Format.KINETO, rank=rank_from_name(entry.file))
         try:
             known = recognise(entry.file, self._limits)
         except TraceError:

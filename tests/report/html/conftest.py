@@ -12,7 +12,7 @@ from support.traces.recordings import H200
 from debubble.ledger.hop_health import account_for
 from debubble.report.html.find import find_report
 from debubble.report.html.page import report_markup
-from debubble.report.html.views import Shown
+from debubble.report.html.views import PipelineView
 from debubble.report.text import Page
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
@@ -26,7 +26,7 @@ def recorded():
     timeline = build_run(run)
     figures = measure_pipeline(timeline, 0)
     ledger = account_for(timeline, figures)
-    return Shown(timeline=timeline, figures=figures, ledger=ledger, traces=run.ranks)
+    return PipelineView(timeline=timeline, figures=figures, ledger=ledger, traces=run.ranks)
 
 
 @pytest.fixture(scope="session")

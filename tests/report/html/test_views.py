@@ -12,7 +12,7 @@ from debubble.ledger.ledger import build_ledger
 from debubble.ledger.model import CAUSES, Cause
 from debubble.report.html.find import find_report
 from debubble.report.html.page import report_markup
-from debubble.report.html.views import Shown, tick_for, views_of
+from debubble.report.html.views import PipelineView, tick_for, views_of
 from debubble.report.text import Page
 from debubble.timeline.figures import measure_pipeline
 
@@ -85,7 +85,7 @@ def large():
     timeline = timeline_of("zb-h1", 16, 64, one_way=100_000)
     ledger = build_ledger(timeline, 0, timeline.steps)
     figures = measure_pipeline(timeline, 0)
-    return Shown(timeline=timeline, figures=figures, ledger=ledger)
+    return PipelineView(timeline=timeline, figures=figures, ledger=ledger)
 
 
 def test_sixteen_ranks_and_sixty_four_microbatches_stay_far_below_six_megabytes(large):

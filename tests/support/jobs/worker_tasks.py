@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 from debubble.errors import TraceError
-from debubble.trace.formats import Format, Recognised
+from debubble.trace.formats import Format, TraceFile
 
 
 def orders(folder, names):
     """Files as tasks are handed them; a name is a rank where it is a number."""
     return [
-        Recognised(
+        TraceFile(
             file=str(folder / name),
             format=Format.KINETO,
             rank=int(name) if name.isdigit() else None,

@@ -15,7 +15,7 @@ import time
 from support.traces.recordings import H200
 
 from debubble.measure.measurement import Measurement
-from debubble.watch.analyse import Analysis, Finding, Planned
+from debubble.watch.analyse import Analysis, Finding, PlannedChange
 
 # A guard against hanging, far above what a busy machine needs.
 PATIENCE_S = 120
@@ -144,7 +144,7 @@ def finding(**given):
             "schedule": "1f1b",
             "stages": (),
             "hops": (),
-            "plan": Planned(change=""),
+            "plan": PlannedChange(change=""),
             "warnings": (),
             "report": "a report",
         }

@@ -80,7 +80,7 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankSite:
     """Where a rank runs."""
 
     rank: int
@@ -89,13 +89,13 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class HopTestResult:
     """A hop test."""
 
     backend: str
     job_bytes: int | None
     """The size that the job itself sends."""
-    places: tuple[Place, ...]
+    places: tuple[RankSite, ...]
     rungs: tuple[Rung, ...]
     second: tuple[Rung, ...]
     """Slow hops once more, and their ends with other partners."""
@@ -156,7 +156,7 @@ def times_of(seconds: Sequence[float]) -> Times:
     )
 
 
-def write_measured(measured: Measured) -> str:
+def write_measured(measured: HopTestResult) -> str:
     """Write a test as JSON."""
     return json.dumps({"schema": SCHEMA, **asdict(measured)}, indent=1)
 
@@ -166,14 +166,14 @@ def is_measured(data: Any) -> bool:
     return isinstance(data, dict) and data.get("schema") == SCHEMA
 
 
-def read_measured(data: dict[str, Any], file: str) -> Measured:
+def read_measured(data: dict[str, Any], file: str) -> HopTestResult:
     """Read a test."""
     try:
-        return Measured(
+        return HopTestResult(
             backend=str(data["backend"]),
             job_bytes=None if data["job_bytes"] is None else int(data["job_bytes"]),
             places=tuple(
-                Place(rank=int(row["rank"]), host=str(row["host"]), device=str(row["device"]))
+                RankSite(rank=int(row["rank"]), host=str(row["host"]), device=str(row["device"]))
                 for row in data["places"]
             ),
             rungs=tuple(map(_rung, data["rungs"])),
@@ -208,7 +208,7 @@ def _times(row: dict[str, Any]) -> Times:
 
 
 def judge_measured(
-    measured: Measured,
+    measured: HopTestResult,
     *,
     classes: Mapping[Hop, LinkClass] | None = None,
     history: Mapping[Hop, Past] | None = None,
@@ -253,7 +253,7 @@ def _at_best(first: Sequence[Rung], again: Sequence[Rung]) -> tuple[Rung, ...]:
     )
 
 
-def second_pass(measured: Measured) -> tuple[Hop, ...]:
+def second_pass(measured: HopTestResult) -> tuple[Hop, ...]:
     """Return slow hops, to be measured again, and their ends with others that are well."""
     slow = [judged.hop for judged in judge_measured(measured) if judged.judgement.slow]
     ill = {rank for hop in slow for rank in hop}
@@ -282,7 +282,11 @@ def _ladders(rungs: Iterable[Rung]) -> dict[Hop, tuple[Rung, ...]]:
 
 
 def _judge(
-    hop: Hop, ladders: Ladders, places: Sequence[Place], wire: LinkClass | None, past: Past | None
+    hop: Hop,
+    ladders: Ladders,
+    places: Sequence[RankSite],
+    wire: LinkClass | None,
+    past: Past | None,
 ) -> Judgement:
     large = _large(ladders[hop])
     found: list[Judgement | None] = []
@@ -305,7 +309,7 @@ def _large(rungs: Sequence[Rung]) -> list[Rung]:
     return [rung for rung in rungs if rung.size_bytes >= _LARGE * rungs[-1].size_bytes]
 
 
-def _by_peers(hop: Hop, ladders: Ladders, places: Sequence[Place]) -> Judgement | None:
+def _by_peers(hop: Hop, ladders: Ladders, places: Sequence[RankSite]) -> Judgement | None:
     """Hold the large sizes against the middle of what hops over the same kind of wire take.
 
     As with traces, nearly all messages must be slow: on a noisy machine the peers' medians rise,
@@ -325,7 +329,7 @@ def _by_peers(hop: Hop, ladders: Ladders, places: Sequence[Place]) -> Judgement 
     return judge_ratio(median(typical), slow=median(quick) > SLOW, against="peers")
 
 
-def _peers_of(hop: Hop, size: int, ladders: Ladders, places: Sequence[Place]) -> list[Times]:
+def _peers_of(hop: Hop, size: int, ladders: Ladders, places: Sequence[RankSite]) -> list[Times]:
     """Return what messages of a size take on other hops: inside a host, or between hosts."""
     host = {place.rank: place.host for place in places}
 
@@ -341,7 +345,9 @@ def _peers_of(hop: Hop, size: int, ladders: Ladders, places: Sequence[Place]) ->
     ]
 
 
-def _who_is_ill(hop: Hop, again: Ladders, ladders: Ladders, places: Sequence[Place]) -> str | None:
+def _who_is_ill(
+    hop: Hop, again: Ladders, ladders: Ladders, places: Sequence[RankSite]
+) -> str | None:
     """Say whether an end is slow with others, too, in the same direction, and about as slow.
 
     On a busy machine a partner may look slow for a while, but not in all its messages: that is no

@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from debubble.errors import LinkTestError, MissingExtra
 from debubble.links.expectation import Hop
-from debubble.links.live.measured import Measured, Place, Rung, pairs_of, second_pass, times_of
+from debubble.links.live.measured import (
+    HopTestResult,
+    RankSite,
+    Rung,
+    pairs_of,
+    second_pass,
+    times_of,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +67,7 @@ class Round:
     both_ways: list[float]
 
 
-def run_rank(test: HopTest, on_progress: Progress) -> Measured | None:
+def run_rank(test: HopTest, on_progress: Progress) -> HopTestResult | None:
     """Take part in a hop test; return what was measured on the first rank, None on others."""
     try:
         import torch  # noqa: PLC0415 (an extra)
@@ -92,13 +99,13 @@ def run_rank(test: HopTest, on_progress: Progress) -> Measured | None:
         dist.destroy_process_group()
 
 
-def _measure(test: HopTest, probe: Probe, on_progress: Progress) -> Measured | None:
+def _measure(test: HopTest, probe: Probe, on_progress: Progress) -> HopTestResult | None:
     pairs = pairs_of(probe.ranks, every=test.every_pair)
     probe.open(pairs)
     hops = tuple(hop for pair in pairs for hop in (pair, pair[::-1]))
     rungs = probe.climb(hops, test.sizes, on_progress, both=True)
-    place = Place(rank=probe.rank, host=socket.gethostname(), device=probe.device_name)
-    measured = Measured(
+    place = RankSite(rank=probe.rank, host=socket.gethostname(), device=probe.device_name)
+    measured = HopTestResult(
         backend=test.backend or "",
         job_bytes=test.job_bytes,
         places=probe.gather([place]),

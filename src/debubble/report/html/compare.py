@@ -8,13 +8,13 @@ from debubble.answers.compare import LABELS, CompareAnswer, show_change, show_nu
 from debubble.report.html.charts import Pair, pair_bars
 from debubble.report.html.page import Board, Report, Slot
 from debubble.report.html.sections import board_section, chart_section
-from debubble.report.html.views import MOST_BYTES, Shown, views_of
+from debubble.report.html.views import MOST_BYTES, PipelineView, views_of
 from debubble.report.text import Page
 from debubble.units import show_bytes
 
 
 def compare_report(
-    found: CompareAnswer, sides: Sequence[Sequence[Shown]], page: Page, run: str
+    found: CompareAnswer, sides: Sequence[Sequence[PipelineView]], page: Page, run: str
 ) -> Report:
     """Lay out before and after: their steps on one axis, their numbers, their memory.
 
@@ -79,7 +79,7 @@ def _bytes(count: int | None) -> str:
     return "not known" if count is None else show_bytes(count)
 
 
-def _add_steps(report: Report, sides: Sequence[Sequence[Shown]]) -> None:
+def _add_steps(report: Report, sides: Sequence[Sequence[PipelineView]]) -> None:
     slots = []
     for title, captures in zip(("before", "after"), sides, strict=True):
         views = [view for one in captures for view in views_of(one, MOST_BYTES // 4)[0]]

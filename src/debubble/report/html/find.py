@@ -14,13 +14,13 @@ from debubble.report.html.charts import (
 )
 from debubble.report.html.page import Board, Report, Slot
 from debubble.report.html.sections import board_section, chart_section, replay_section
-from debubble.report.html.views import MOST_BYTES, Shown, View, views_of
+from debubble.report.html.views import MOST_BYTES, PipelineView, View, views_of
 from debubble.report.text import Page
 from debubble.timeline.figures import PipelineFigures
 from debubble.units import counted, show_bytes, show_duration, show_rate, show_share
 
 
-def find_report(shown: Sequence[Shown], page: Page, run: str) -> Report:
+def find_report(shown: Sequence[PipelineView], page: Page, run: str) -> Report:
     """Lay out the report; the worst pipeline comes first and is shown first."""
     report = Report(verb="find", run=run, page=page, tiles=tiles_of(shown[0].figures))
     add_timeline(report, shown)
@@ -49,7 +49,7 @@ def tiles_of(one: PipelineFigures) -> list[tuple[str, str]]:
     return [tile for tile in tiles if tile]
 
 
-def add_timeline(report: Report, shown: Sequence[Shown]) -> None:
+def add_timeline(report: Report, shown: Sequence[PipelineView]) -> None:
     """Add the lanes of all pipelines and steps, with what comes of the replays."""
     views: list[View] = []
     dropped = 0
@@ -80,7 +80,7 @@ def add_timeline(report: Report, shown: Sequence[Shown]) -> None:
         report.sections.append(replay_section())
 
 
-def _add_charts(report: Report, one: Shown, *, alone: bool) -> None:
+def _add_charts(report: Report, one: PipelineView, *, alone: bool) -> None:
     pipeline = None if alone else one.figures.pipeline
     if one.ledger is not None:
         steps = counted(len(one.ledger.steps), "step")
@@ -109,7 +109,7 @@ def _add_charts(report: Report, one: Shown, *, alone: bool) -> None:
     )
 
 
-def _hops(one: Shown) -> str:
+def _hops(one: PipelineView) -> str:
     hops = one.figures.hops
     if not hops or len(one.figures.ranks) > MOST_RANKS:
         return ""

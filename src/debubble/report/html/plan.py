@@ -10,7 +10,7 @@ from debubble.answers.plan import PlanAnswer
 from debubble.report.html.find import add_timeline
 from debubble.report.html.page import Report
 from debubble.report.html.sections import chart_section, safe
-from debubble.report.html.views import Shown
+from debubble.report.html.views import PipelineView
 from debubble.report.text import Page
 from debubble.units import NS_PER_S, show_bytes, show_duration, show_seconds
 
@@ -225,7 +225,7 @@ def _shape(style: str, x: float, y: float) -> str:
     return f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="6.5"/>'
 
 
-def plan_report(found: PlanAnswer, shown: Shown, page: Page, run: str) -> Report:
+def plan_report(found: PlanAnswer, shown: PipelineView, page: Page, run: str) -> Report:
     """Lay out the options, then the run as it is."""
     points = points_of(found)
     report = Report(verb="plan", run=run, page=page, tiles=_tiles(found))

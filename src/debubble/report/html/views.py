@@ -50,7 +50,7 @@ _MEMORY_BINS = 700
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class PipelineView:
     """One pipeline, as it is drawn."""
 
     timeline: Timeline
@@ -60,12 +60,12 @@ class Shown:
     """Of its ranks, where they are at hand: they hold the memory curves."""
 
 
-def pipelines_shown(analysis: Analysis) -> list[Shown]:
+def pipelines_shown(analysis: Analysis) -> list[PipelineView]:
     """Return every pipeline that is held, the one to look into first."""
     first, held = analysis.pipeline, analysis.timeline.pipelines
     others = [each for each in analysis.pipelines if each is not first and each.pipeline in held]
     return [
-        Shown(
+        PipelineView(
             timeline=analysis.timeline,
             figures=figures,
             ledger=analysis.ledger_of(figures),
@@ -75,7 +75,7 @@ def pipelines_shown(analysis: Analysis) -> list[Shown]:
     ]
 
 
-def views_of(shown: Shown, most_bytes: int = MOST_BYTES) -> tuple[list[View], int]:
+def views_of(shown: PipelineView, most_bytes: int = MOST_BYTES) -> tuple[list[View], int]:
     """Return the steps of a pipeline until the page is full, and how many are left out."""
     if not shown.figures.one_run:
         return [], 0
@@ -103,14 +103,14 @@ def _texts(view: object) -> Iterable[str]:
             yield from _texts(one)
 
 
-def _steps(shown: Shown) -> list[int | None]:
+def _steps(shown: PipelineView) -> list[int | None]:
     """Return steps that have a ledger, else all that were measured; None is the whole capture."""
     if shown.ledger is not None:
         return [step.number for step in shown.ledger.steps]
     return [window.step for window in shown.figures.windows] or [None]
 
 
-def _view(shown: Shown, step: int | None, waits: Sequence[Wait]) -> View:
+def _view(shown: PipelineView, step: int | None, waits: Sequence[Wait]) -> View:
     ranks = shown.figures.ranks
     passes = _passes_of(shown, step)
     if len(passes):
@@ -140,7 +140,7 @@ def _lane(rank: RankTimeline) -> dict[str, str]:
     }
 
 
-def _passes_of(shown: Shown, step: int | None) -> Passes:
+def _passes_of(shown: PipelineView, step: int | None) -> Passes:
     passes, names = shown.timeline.passes, [rank.rank for rank in shown.figures.ranks]
     mine = np.isin(passes.rank, names)
     return passes.where(mine if step is None else mine & (passes.step == step))
@@ -193,7 +193,9 @@ def _wait_columns(
     }
 
 
-def _message_columns(shown: Shown, step: int | None, begin: int, length: int) -> dict[str, str]:
+def _message_columns(
+    shown: PipelineView, step: int | None, begin: int, length: int
+) -> dict[str, str]:
     """Write messages from the moment both sides are there, or they leave into a buffer."""
     ranks, every = shown.figures.ranks, shown.timeline.transfers
     names = [rank.rank for rank in ranks]
@@ -216,7 +218,7 @@ def _departure(moved: Transfers) -> I64:
     return np.where(buffered, moved.send_start_ns, both)
 
 
-def _memory(shown: Shown, begin: int, length: int) -> list[dict[str, Any]]:
+def _memory(shown: PipelineView, begin: int, length: int) -> list[dict[str, Any]]:
     """Write each rank's allocator curve: the highest and the last point of each bit of time."""
     traces = {trace.rank: trace for trace in shown.traces}
     curves = []
@@ -254,7 +256,7 @@ def _thinned(moments: I64, held: I64, begin: int, length: int) -> I64:
     return np.unique(np.concatenate((ends, highest)))
 
 
-def _replays(shown: Shown, step: int | None, length: int) -> list[dict[str, Any]]:
+def _replays(shown: PipelineView, step: int | None, length: int) -> list[dict[str, Any]]:
     """Write the step replayed unchanged, and with nothing wrong: the same passes, other times."""
     ledger = shown.ledger
     if ledger is None or not ledger.replays:
