@@ -27,7 +27,7 @@ async def read(port: int, deadline: float, times: list[float]) -> None:
     await asyncio.sleep(random.random())  # noqa: S311 (not all at once)
     paths = ("/metrics", "/")
     number = 0
-    while time.monotonic() < deadline:
+    while not number or time.monotonic() < deadline:
         began = time.monotonic()
         path = paths[number % 2]
         writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())

@@ -35,7 +35,7 @@ def test_a_benchmark_still_runs(name, tmp_path):
     done = subprocess.run(
         [sys.executable, str(FOLDER / f"{name}.py"), "--tiny"],
         env=os.environ | {"DEBUBBLE_HISTORY": f"sqlite:///{tmp_path}/history.db"},
-        cwd=tmp_path,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
