@@ -32,27 +32,18 @@ def read_all(*files: str) -> None:
 
 def find(*files: str) -> None:
     """Print the seconds of reading ranks, and those of all that `find` does beyond it."""
-    from debubble.report.find_json import find_json
-
-    from debubble.ledger.hop_health import account_for
+    from debubble.analysis import analyse_found
+    from debubble.answers.find import answer_find
     from debubble.report.find import find_page
-    from debubble.timeline.build import build_run
-    from debubble.timeline.figures import measure_pipeline, worst_of
-    from debubble.timeline.job import ask_job
     from debubble.trace.run import find_run, read_run
 
+    found = find_run(files)
     began = time.perf_counter()
-    run = read_run(find_run(files))
+    read_run(found)
     read = time.perf_counter() - began
     began = time.perf_counter()
-    timeline = build_run(run)
-    figures = [measure_pipeline(timeline, pipeline) for pipeline in timeline.pipelines]
-    worst = worst_of(figures)
-    job = ask_job(run.sidecars, worst)
-    ledger = account_for(timeline, worst)
-    find_page(figures, ledger, job, (), "")
-    find_json(run, timeline, figures, ledger, (), job=job, links=ledger.links if ledger else None)
-    print(read, time.perf_counter() - began)
+    find_page(answer_find(analyse_found(found)))
+    print(read, time.perf_counter() - began - read)
 
 
 def read_as_peer(file: str) -> None:
