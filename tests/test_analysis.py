@@ -13,7 +13,7 @@ from support.traces.recordings import H200
 import debubble
 from debubble.analysis import analyse_found
 from debubble.cli import cli
-from debubble.fleet.question import Question
+from debubble.fleet.survey import Question
 from debubble.schedules import Statement, order_of, state_schedule
 from debubble.simulate.theory import ideal_bubble
 from debubble.trace.run import find_run
@@ -66,9 +66,8 @@ ONCE = {
     "debubble.timeline.job": ("ask_job",),
     "debubble.ledger.ledger": ("build_ledger",),
     "debubble.ledger.hop_health": ("account_for",),
-    "debubble.links.hop_times": ("time_hops",),
     "debubble.links.judge": ("judge_hops",),
-    "debubble.links.expectation": ("expect_wire",),
+    "debubble.links.hop_times": ("expect_wire", "time_hops"),
     "debubble.ledger.verdict": ("name_causes", "find_bottleneck"),
     "debubble.measure.measurement": ("measure_run",),
     "debubble.plan.baseline": ("measure_baseline",),

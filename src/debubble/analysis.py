@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from debubble.errors import Gap
-from debubble.fleet.question import Question
-from debubble.fleet.survey import Means, Survey, survey_run
+from debubble.fleet.survey import Means, Question, Survey, survey_run
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.verdict import Bottleneck, Named, find_bottleneck, name_causes
-from debubble.links.expectation import Hop
+from debubble.links.hop_times import Hop
 from debubble.links.judge import Past
 from debubble.links.wiring import Wiring, read_topologies, read_wiring
 from debubble.measure.measurement import Measurement, measure_run

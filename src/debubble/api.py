@@ -24,8 +24,7 @@ from debubble.answers.find import FindAnswer, answer_find
 from debubble.answers.links import LinksAnswer, answer_links
 from debubble.answers.plan import PlanAnswer, answer_plan
 from debubble.answers.simulate import Request, SimulateAnswer, answer_simulate
-from debubble.fleet.question import Question
-from debubble.fleet.survey import Means
+from debubble.fleet.survey import Means, Question
 from debubble.links.history import read_history
 from debubble.measure.compare import DEFAULT_THRESHOLD
 from debubble.measure.compare import compare as compare_runs

@@ -12,7 +12,7 @@ from support.traces.recordings import H200
 from debubble.analysis import analyse_found
 from debubble.answers.find import FindAnswer, answer_find
 from debubble.errors import UsageError
-from debubble.fleet.question import Question
+from debubble.fleet.survey import Question
 from debubble.trace.run import find_run
 
 FIELDS = {

@@ -16,8 +16,7 @@ from debubble.analysis import analyse_found
 from debubble.answers.find import answer_find
 from debubble.answers.inspect import answer_inspect
 from debubble.errors import Code, DebubbleError
-from debubble.fleet.question import Question
-from debubble.fleet.survey import Means, NoPipelineIn, inspect_run, survey_run
+from debubble.fleet.survey import Means, NoPipelineIn, Question, inspect_run, survey_run
 from debubble.trace.digest import read_digest
 from debubble.trace.digest.place import place_digests
 from debubble.trace.engine import GivenEngine

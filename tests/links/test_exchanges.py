@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.timelines.noisy_links import Case, tell
 
-from debubble.links.expectation import of_other_way
+from debubble.links.hop_times import of_other_way
 
 # Nine of ten lie around what is usual, and one is late.
 HEALTHY = np.concatenate((np.linspace(0.9, 1.1, 90), np.linspace(2.0, 7.0, 10)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from debubble.links.expectation import middle_of_others
+from debubble.links.hop_times import middle_of_others
 
 TIMES = st.integers(1, 9).map(float)
 

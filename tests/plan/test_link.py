@@ -8,8 +8,7 @@ from support.timelines.engine_runs import MS, planned_run
 
 from debubble.answers.plan import answer_of_plan
 from debubble.errors import UsageError
-from debubble.ledger.hop_health import account_for, judge_links
-from debubble.ledger.repair import saved_by_repair
+from debubble.ledger.hop_health import account_for, judge_links, saved_by_repair
 from debubble.ledger.verdict import name_causes
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change

@@ -10,9 +10,8 @@ import pytest
 from debubble.schedules import order_of
 from debubble.simulate.communication import OF_ONE_SCHEDULE, Communication
 from debubble.simulate.engine import Engine
-from debubble.simulate.events import NEVER_NS, OrderCycle
 from debubble.simulate.planned import plan_program
-from debubble.simulate.program import Lengths, SyncTable
+from debubble.simulate.program import NEVER_NS, Lengths, OrderCycle, SyncTable
 
 ALL = [way for way in Communication if way not in OF_ONE_SCHEDULE]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from debubble.simulate.events import EventGraph, OrderCycle
+from debubble.simulate.program import EventGraph, OrderCycle
 
 
 @st.composite

@@ -22,9 +22,9 @@ from debubble.simulate.communication import (
     usual_communication,
 )
 from debubble.simulate.engine import Engine
-from debubble.simulate.events import OrderCycle
 from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
+from debubble.simulate.program import OrderCycle
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.model import PassKind
 

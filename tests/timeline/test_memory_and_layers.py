@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.traces.recordings import recorded_run
 
 from debubble.timeline.build import build_timeline
-from debubble.timeline.layers import PassKernels, StagePasses, count_layers, recomputed_share
+from debubble.timeline.memory import PassKernels, StagePasses, count_layers, recomputed_share
 from debubble.trace.run import find_run, read_run
 
 MIB = 1024**2

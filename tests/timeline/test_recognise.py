@@ -14,7 +14,7 @@ from support.traces.recordings import recorded_run
 from debubble.errors import UsageError
 from debubble.schedules import SCHEDULES, order_of
 from debubble.timeline.build import build_timeline
-from debubble.timeline.recognise import count_microbatches, recognise_schedule
+from debubble.timeline.figures import count_microbatches, recognise_schedule
 from debubble.trace.run import find_run, read_run
 
 

@@ -12,7 +12,7 @@ from support.timelines.by_hand import timeline_of_order
 
 from debubble.errors import Code, UsageError
 from debubble.schedules import SCHEDULES, Statement, order_of, state_schedule
-from debubble.timeline.recognise import count_microbatches, hold_against
+from debubble.timeline.figures import count_microbatches, hold_against
 
 
 def held(timeline, statement, *, streams=False):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from support.traces.kineto_events import annotation, document, kernel, operator, write
 from support.traces.recordings import H200
 
+from debubble.trace.columns import busy_intervals, merge, summarise
 from debubble.trace.kineto import read_kineto
-from debubble.trace.summary import busy_intervals, merge, summarise
 
 
 def busy_ns(trace):

@@ -23,7 +23,7 @@ from debubble.cli.options import (
 )
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import Gap, UsageError
-from debubble.fleet.question import Question
+from debubble.fleet.survey import Question
 from debubble.measure.compare import DEFAULT_THRESHOLD, compare
 from debubble.measure.comparison import Verdict
 from debubble.measure.measurement import Measurement, join_measurements

@@ -15,8 +15,7 @@ from debubble.cli.options import Manners, exit_strictly, output_options, print_a
 from debubble.cli.pictures import Pictures, picture_options
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
-from debubble.fleet.question import Question
-from debubble.fleet.survey import NoPipelineIn
+from debubble.fleet.survey import NoPipelineIn, Question
 from debubble.report.find import find_page, no_pipeline_page
 from debubble.report.inspect import rank_table
 from debubble.schedules import state_schedule

@@ -14,7 +14,7 @@ from debubble.cli.measuring import store_url, with_tokens
 from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
-from debubble.fleet.question import Question
+from debubble.fleet.survey import Question
 from debubble.measure.store import Record, Store
 from debubble.report.history import history_csv, history_json, history_page, write_parquet
 

@@ -28,10 +28,10 @@ from debubble.cli.options import (
 )
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import DebubbleError, Gap, UsageError
-from debubble.fleet.question import Question
+from debubble.fleet.survey import Question
 from debubble.links.classes import LinkClass
-from debubble.links.expectation import Hop
 from debubble.links.history import read_history
+from debubble.links.hop_times import Hop
 from debubble.links.judge import Past, Verdict
 from debubble.links.live.launch import run_here
 from debubble.links.live.measured import FEWEST_SAMPLES, is_measured, judge_measured, read_measured

@@ -11,7 +11,7 @@ from debubble.answers.change import Tokens
 from debubble.cli.options import Decorator, gathered
 from debubble.cli.reading import Reader
 from debubble.errors import UsageError
-from debubble.fleet.question import Question
+from debubble.fleet.survey import Question
 from debubble.schedules import SCHEDULES, state_schedule
 
 

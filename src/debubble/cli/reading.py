@@ -14,8 +14,7 @@ import click
 from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.cli.options import gathered, progress
 from debubble.errors import Code, UsageError
-from debubble.fleet.question import Question
-from debubble.fleet.survey import Means, inspect_run
+from debubble.fleet.survey import Means, Question, inspect_run
 from debubble.trace.digest.place import DigestPlace, place_digests
 from debubble.trace.engine import LOCAL, Engine, Progress, engine_at
 from debubble.trace.run import Run, RunFiles, find_run, warn_of_unread

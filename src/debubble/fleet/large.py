@@ -22,14 +22,23 @@ from typing import IO, TypeVar
 import numpy as np
 
 from debubble.errors import EngineError, Gap, TraceError
-from debubble.fleet.question import Question, measure_asked
+from debubble.fleet.survey import Question, measure_asked
 from debubble.timeline.build import NoPipelineHere, build_part, find_parts
 from debubble.timeline.chain import choose_groups, rank_of, translate_peers
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import tell_memory
 from debubble.timeline.model import RankTimeline, Timeline, no_intervals
 from debubble.timeline.steps import marks_steps
-from debubble.trace.columns import UNKNOWN, Group, Operation, Operators, RankTrace, Table
+from debubble.trace.columns import (
+    UNKNOWN,
+    Group,
+    Operation,
+    Operators,
+    RankSummary,
+    RankTrace,
+    Table,
+    summarise,
+)
 from debubble.trace.digest import pack_digest, read_digest, unpack_digest
 from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import Engine, LocalEngine, Progress, map_files
@@ -38,7 +47,6 @@ from debubble.trace.reading import Reading, read_file
 from debubble.trace.run import Run, RunFiles, settle_run, unreadable
 from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import Limits
-from debubble.trace.summary import RankSummary, summarise
 from debubble.units import show_ranks
 
 # Digests lie on this machine, so parts are built on it, whoever read the ranks.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from debubble.costs.passes import PassCosts, collectives_of
 from debubble.ledger.model import NUMBER_OF, Account, Cause, RootKind
-from debubble.links.expectation import ExpectedTimes
+from debubble.links.hop_times import ExpectedTimes
 from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import I64, Flags, Intervals, RankTimeline, split, without
 

@@ -1,4 +1,7 @@
-"""A measured pipeline in → each of its hops: what it takes, the verdict, what it costs."""
+"""A measured pipeline in → each of its hops: what it takes, the verdict, what it costs.
+
+The one place where a slow hop gets its price: `find`, `links` and `plan` all ask here.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,56 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+import numpy as np
+
 from debubble.costs.passes import surely_share
 from debubble.ledger.ledger import Ledger, build_ledger
-from debubble.ledger.repair import saved_by_repair, saved_by_repairs, times_expected
-from debubble.links.classes import CLASSES, LinkClass, nvlink_of, wires_between
-from debubble.links.expectation import Hop
-from debubble.links.hop_times import HopTimes, time_hops
+from debubble.ledger.savings import Remedies, saved_by
+from debubble.links.classes import CLASSES, LinkClass, nccl_command, nvlink_of, wires_between
+from debubble.links.hop_times import Hop, HopTimes, time_hops
 from debubble.links.judge import Judgement, Past, Verdict, judge_hops, judge_ratio
-from debubble.links.nccl_command import nccl_command
 from debubble.links.wiring import Wiring
+from debubble.simulate.lengths import hop_of
+from debubble.simulate.program import Lengths
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline
 from debubble.timeline.steps import only_steps
+
+
+def times_expected(ledger: Ledger, hop: Hop) -> float | None:
+    """Return how many times as long a hop's messages mostly take as those of its peers."""
+    number = _number(ledger, hop)
+    times = [one.expected.wire_times[hop_of(one.step.program) == number] for one in ledger.remedies]
+    found = np.concatenate(times) if times else np.zeros(0)
+    return float(np.median(found)) if len(found) else None
+
+
+def saved_by_repair(ledger: Ledger, hops: Sequence[Hop], share: float | None = None) -> int:
+    """Replay the steps with some hops as fast as their peers, or at a share of what they take."""
+    numbers = [_number(ledger, hop) for hop in hops]
+    return saved_by(ledger.remedies, lambda one: one.repaired_hops(numbers, share))
+
+
+def saved_by_repairs(ledger: Ledger, shares: Mapping[Hop, float | None]) -> int:
+    """Replay the steps with all these hops repaired at once, each as `saved_by_repair` would."""
+    numbers = {_number(ledger, hop): share for hop, share in shares.items()}
+
+    def repaired(one: Remedies) -> Lengths:
+        each = [one.repaired_hops([number], share) for number, share in numbers.items()]
+        return replace(
+            one.step.lengths,
+            sending=np.minimum.reduce([lengths.sending for lengths in each]),
+            wire=np.minimum.reduce([lengths.wire for lengths in each]),
+            drain=np.minimum.reduce([lengths.drain for lengths in each]),
+        )
+
+    return saved_by(ledger.remedies, repaired)
+
+
+def _number(ledger: Ledger, hop: Hop) -> int:
+    names = [one.rank for one in ledger.ranks]
+    return names.index(hop[0]) * len(names) + names.index(hop[1])
+
 
 _NO_WIRING = Wiring(stated={}, guessed={})
 

@@ -23,9 +23,9 @@ from debubble.ledger.culprits import Culprit, find_culprits
 from debubble.ledger.model import Account, Cause
 from debubble.ledger.savings import REMEDIES, Remedies, Replays, replay_pairs, replay_step
 from debubble.links.classes import wires_between
-from debubble.links.expectation import Hop, expect_wire
-from debubble.simulate.events import OrderCycle
+from debubble.links.hop_times import Hop, expect_wire
 from debubble.simulate.measured import MeasuredStep, measure_step
+from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import I64, Intervals, RankTimeline, Timeline
 from debubble.timeline.steps import only_steps
 from debubble.units import counted

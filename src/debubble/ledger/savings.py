@@ -13,12 +13,11 @@ import numpy as np
 
 from debubble.costs.passes import PassCosts, trailing_activity
 from debubble.ledger.model import Cause
-from debubble.links.expectation import ExpectedTimes
+from debubble.links.hop_times import ExpectedTimes
 from debubble.simulate.engine import Engine, run_shared
-from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
-from debubble.simulate.program import Lengths, Program, Times
+from debubble.simulate.program import NEVER_NS, Lengths, Program, Times
 from debubble.timeline.model import F64, I64, Flags
 
 SCHEDULE, HEAD_OF_LINE, ALL = "schedule", "head_of_line", "all"

@@ -14,7 +14,7 @@ import numpy as np
 from debubble.ledger.ledger import Ledger, Saving
 from debubble.ledger.model import Cause, RootKind
 from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE, saved_by
-from debubble.links.expectation import Hop
+from debubble.links.hop_times import Hop
 from debubble.simulate.lengths import hop_of
 
 # What buys less than a fiftieth of the batch is not worth a name: steps vary by more.

@@ -8,8 +8,7 @@ from statistics import median
 from typing import Any
 
 from debubble.errors import LogError
-from debubble.links.expectation import Hop
-from debubble.links.hop_times import Fit
+from debubble.links.hop_times import Fit, Hop
 from debubble.links.judge import Past
 from debubble.links.logs.read import load_json, read_text
 from debubble.units import NS_PER_S

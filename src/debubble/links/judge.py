@@ -9,8 +9,7 @@ from enum import StrEnum
 import numpy as np
 
 from debubble.links.classes import LinkClass
-from debubble.links.expectation import Hop, middle_of_others
-from debubble.links.hop_times import FEWEST, Fit, HopTimes
+from debubble.links.hop_times import FEWEST, Fit, Hop, HopTimes, middle_of_others
 from debubble.timeline.model import F64
 
 # A hop is slow from so many times what it should take. Healthy hops of the recorded runs differ by

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from debubble.errors import Code, Gap, UsageError
 from debubble.links.classes import LinkClass, find_class, guess_class
-from debubble.links.expectation import Hop
+from debubble.links.hop_times import Hop
 from debubble.links.logs.model import NvlinkStatus, Topology
 from debubble.links.logs.read import read_log, read_text
 from debubble.links.logs.topology import class_of_join

@@ -29,9 +29,9 @@ from debubble.simulate.communication import (
     usual_communication,
 )
 from debubble.simulate.engine import Engine
-from debubble.simulate.events import OrderCycle
 from debubble.simulate.planned import plan_program
 from debubble.simulate.predict import WhatIf, predict
+from debubble.simulate.program import OrderCycle
 from debubble.simulate.source import PooledSource, Source, measure_source, pool_sources
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import PassKind, RankTimeline, Timeline

@@ -14,7 +14,7 @@ import numpy as np
 
 from debubble.costs.wire_pools import WirePools, pool_wires
 from debubble.ledger.hop_health import LinkHealth
-from debubble.links.expectation import Hop
+from debubble.links.hop_times import Hop
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, weigh

@@ -21,7 +21,7 @@ from debubble.errors import UsageError
 from debubble.ledger.model import Cause
 from debubble.ledger.waits import Wait
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
-from debubble.trace.summary import merge
+from debubble.trace.columns import merge
 from debubble.units import NS_PER_US, show_bytes
 
 

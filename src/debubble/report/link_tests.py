@@ -7,8 +7,8 @@ from html import escape
 from typing import Any
 
 from debubble.errors import Gap
-from debubble.links.expectation import Hop
 from debubble.links.history import SCHEMA
+from debubble.links.hop_times import Hop
 from debubble.links.judge import Judgement, Verdict
 from debubble.links.live.measured import HopTestResult, LiveHop, Rung, Times
 from debubble.links.logs.model import (

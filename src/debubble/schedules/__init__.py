@@ -10,8 +10,17 @@ from debubble.schedules.finish import (
     most_in_flight,
     most_with_gradients,
 )
-from debubble.schedules.model import Action, Order, Placement, Shape, place_stages
-from debubble.schedules.named import SCHEDULES, candidate_orders, order_of, placement_of
+from debubble.schedules.named import (
+    SCHEDULES,
+    Action,
+    Order,
+    Placement,
+    Shape,
+    candidate_orders,
+    order_of,
+    place_stages,
+    placement_of,
+)
 from debubble.schedules.stated import (
     Statement,
     format_order,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import UsageError
-from debubble.schedules.model import Action, Order
+from debubble.schedules.named import Action, Order
 
 Pass = tuple[int, str, int]
 """Stage, F, B (also for I: both give the input gradient) or W, microbatch."""

@@ -14,8 +14,15 @@ from typing import cast
 
 from debubble.errors import TraceTooLarge, UsageError
 from debubble.schedules.finish import check_order
-from debubble.schedules.model import Action, Kind, Order
-from debubble.schedules.named import SCHEDULES, can_have_chunks, order_of, placement_of
+from debubble.schedules.named import (
+    SCHEDULES,
+    Action,
+    Kind,
+    Order,
+    can_have_chunks,
+    order_of,
+    placement_of,
+)
 from debubble.trace.source import Limits, Source
 from debubble.units import counted, show_bytes
 

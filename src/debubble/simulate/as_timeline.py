@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.simulate.events import NEVER_NS
-from debubble.simulate.program import NONE, BatchTable, Program, Times, in_exchange
+from debubble.simulate.program import NEVER_NS, NONE, BatchTable, Program, Times, in_exchange
 from debubble.timeline.model import (
     I32,
     I64,
@@ -17,7 +16,7 @@ from debubble.timeline.model import (
     Timeline,
     Transfers,
 )
-from debubble.trace.summary import merge
+from debubble.trace.columns import merge
 
 
 def as_timeline(

@@ -26,8 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from debubble.costs.passes import time_under, trailing_activity
-from debubble.simulate.events import NEVER_NS, Delays, EventGraph
-from debubble.simulate.program import Lengths, Program, Times
+from debubble.simulate.program import NEVER_NS, Delays, EventGraph, Lengths, Program, Times
 from debubble.timeline.model import F64, I64, Flags
 
 # Many runs go through in blocks that a processor's cache can hold.

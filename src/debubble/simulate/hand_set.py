@@ -16,9 +16,8 @@ from debubble.schedules import Order
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine
-from debubble.simulate.events import NEVER_NS
 from debubble.simulate.planned import plan_program
-from debubble.simulate.program import Lengths, Program, in_exchange
+from debubble.simulate.program import NEVER_NS, Lengths, Program, in_exchange
 from debubble.timeline.model import I32, I64, Flags, PassKind, Timeline
 from debubble.units import NS_PER_S, counted
 

@@ -17,9 +17,8 @@ from debubble.errors import UsageError
 from debubble.schedules import Order
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine, covered_ns
-from debubble.simulate.events import NEVER_NS
 from debubble.simulate.planned import plan_program
-from debubble.simulate.program import Lengths, Program, Times, in_exchange
+from debubble.simulate.program import NEVER_NS, Lengths, Program, Times, in_exchange
 from debubble.simulate.source import Source, moment_of
 from debubble.timeline.model import F64, I64, PassKind
 

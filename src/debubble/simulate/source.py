@@ -24,9 +24,9 @@ from debubble.costs.passes import (
 )
 from debubble.costs.wire_pools import WirePools, join_pools, pool_wires
 from debubble.errors import Code, Gap, UsageError
-from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import pass_gaps
 from debubble.simulate.measured import MeasuredStep, measure_step
+from debubble.simulate.program import NEVER_NS
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import I64, Intervals, PassKind, RankTimeline, Timeline, without
 from debubble.timeline.steps import only_steps

@@ -26,18 +26,21 @@ from debubble.timeline.chain import (
 from debubble.timeline.clock import align, contradict, find_mixed, shift_transfers
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.job import tell_memory
-from debubble.timeline.layers import StagePasses, count_layers, recomputed_share
 from debubble.timeline.lines import line_of, passes_of, stage_passes_of, without_bystanders
-from debubble.timeline.loops import Host, count_pieces, holds_several, name_around
+from debubble.timeline.memory import StagePasses, count_layers, recomputed_share
 from debubble.timeline.model import Passes, RankTimeline, Timeline, join_columns
 from debubble.timeline.parallelism import Parallelism, divide, read_shape
 from debubble.timeline.passes import (
     Assignment,
+    Host,
     Posts,
     assign_by_labels,
     assign_by_structure,
+    count_pieces,
     has_labels,
+    holds_several,
     messages_a_pass,
+    name_around,
 )
 from debubble.timeline.rhythm import infer_steps, leading
 from debubble.timeline.steps import (

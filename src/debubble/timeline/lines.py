@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from debubble.timeline.bubble import find_outside
-from debubble.timeline.layers import PassKernels, StagePasses
-from debubble.timeline.memory import measure_memory
+from debubble.timeline.memory import PassKernels, StagePasses, measure_memory
 from debubble.timeline.model import (
     I64,
     UNKNOWN,
@@ -41,8 +40,7 @@ from debubble.timeline.work import (
     synchronised_of,
     unissued_of,
 )
-from debubble.trace.columns import Operation, RankTrace
-from debubble.trace.summary import merge
+from debubble.trace.columns import Operation, RankTrace, merge
 
 # As torch, NCCL and gloo spell them: `c10d::allreduce_`, `_reduce_scatter_base_`, `AllGather`.
 _KINDS = (

@@ -1,15 +1,227 @@
-"""One rank's allocator in → what it holds always, per microbatch in flight, and for a moment."""
+"""A rank's allocations and kernels in → what its memory is for, and its layers.
+
+A layer is the unit that all stages have in common: they launch the same names over and over. Inside
+a layer kernels repeat as well, so that a stage alone may show a repetition that is no layer; and a
+stage of one layer shows none at all. Forward kernels, names shortened:
+
+    stage 0   embedding  norm gemm attention gemm norm gemm act gemm  norm gemm attention …
+    stage 1              norm gemm attention gemm norm gemm act gemm  norm gemm attention …
+    stage 3              norm gemm attention gemm norm gemm act gemm  norm head loss
+
+What is not of layers is the first stage's embedding and the last one's head and loss. Where a stage
+between them has much left over, its layers are not alike, and nothing is counted.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from debubble.timeline.model import F64, I32, I64, Flags, MemoryFigures, PassKind
+from debubble.timeline.model import F64, I32, I64, Flags, MemoryFigures, PassKind, StageLayers
 from debubble.timeline.passes import Assignment
 from debubble.timeline.work import Work, number_passes
 from debubble.trace.columns import MemoryDevice, RankTrace
+
+# A layer is at least this many kernels: single elementwise kernels in a row are no layers.
+_SHORTEST_UNIT = 2
+# Units are looked for up to this many kernels; a transformer layer has some 10 to 60.
+_LONGEST_UNIT = 600
+# A unit twice as long may cover as much, or a little more by chance: the shortest that covers so
+# much of the best is the layer.
+_NEARLY = 0.98
+# What makes up less of all stages is no layer of theirs.
+_LEAST_COVERED = 0.3
+# A stage between first and last has nothing but layers; what lies between them is less than this
+# share of one.
+_MOST_LEFT_OVER = 0.5
+# Layers that are alike do not take several times as long on one stage as on another.
+_MOST_APART = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassKernels:
+    """What one pass launched, in the order of the host."""
+
+    name: I32
+    """Numbered alike on all ranks."""
+    start_ns: I64
+    end_ns: I64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePasses:
+    """One forward pass of a stage, and one backward pass where it has any."""
+
+    stage: int
+    forward: PassKernels
+    backward: PassKernels | None
+
+
+def count_layers(stages: Sequence[StagePasses]) -> dict[int, StageLayers]:
+    """Return what each stage is made of; nothing where the stages have no unit in common."""
+    stages = sorted(stages, key=lambda passes: passes.stage)
+    unit = _find_unit([passes.forward.name for passes in stages])
+    if unit is None:
+        return {}
+    starts = [_places(passes.forward.name, unit) for passes in stages]
+    for passes, begins in list(zip(stages, starts, strict=True))[1:-1]:
+        left_over = len(passes.forward.name) - len(begins) * len(unit)
+        if left_over > _MOST_LEFT_OVER * len(unit) or not len(begins):
+            return {}
+    found = {}
+    for passes, begins in zip(stages, starts, strict=True):
+        inside, taken = _inside(passes.forward, begins, len(unit))
+        first = int(begins[0]) if len(begins) else 0
+        before = int(taken[:first][~inside[:first]].sum())
+        found[passes.stage] = StageLayers(
+            stage=passes.stage,
+            layers=len(begins),
+            layer_ns=int(taken[inside].sum()) // max(len(begins), 1),
+            before_ns=before,
+            after_ns=int(taken[~inside].sum()) - before,
+        )
+    lasted = [layers.layer_ns for layers in found.values() if layers.layers]
+    if max(lasted) > _MOST_APART * min(lasted):
+        return {}
+    return found | _backward(stages, found)
+
+
+def _backward(
+    stages: Sequence[StagePasses], found: dict[int, StageLayers]
+) -> dict[int, StageLayers]:
+    """Add what layers take backward, where as many units are found there as forward."""
+    passes = [(stage.stage, stage.backward) for stage in stages if stage.backward is not None]
+    if len(passes) < len(stages):
+        return {}
+    counts = [found[stage].layers for stage, _ in passes]
+    unit = _find_unit([kernels.name for _, kernels in passes], counts)
+    if unit is None:
+        return {}
+    measured = {}
+    for stage, kernels in passes:
+        begins = _places(kernels.name, unit)
+        inside, taken = _inside(kernels, begins, len(unit))
+        measured[stage] = replace(
+            found[stage],
+            backward_layer_ns=int(taken[inside].sum()) // max(len(begins), 1),
+            backward_rest_ns=int(taken[~inside].sum()),
+        )
+    return measured
+
+
+def _inside(kernels: PassKernels, begins: I64, size: int) -> tuple[Flags, I64]:
+    """Tell which kernels of a pass are of layers that begin so, and what each took."""
+    inside = np.zeros(len(kernels.name), dtype=bool)
+    for begin in begins.tolist():
+        inside[begin : begin + size] = True
+    return inside, kernels.end_ns - kernels.start_ns
+
+
+def recomputed_share(stages: Sequence[StagePasses]) -> float:
+    """Return of how many layers, as a share, backward passes launch the forward kernels once more.
+
+    torchtitan's default recomputes every other one.
+    """
+    unit = _find_unit([passes.forward.name for passes in stages])
+    if unit is None:
+        return 0.0
+    forward = again = 0
+    for passes in stages:
+        if passes.backward is not None:
+            forward += len(_places(passes.forward.name, unit))
+            again += len(_places(passes.backward.name, unit))
+    return min(again / forward, 1.0) if forward else 0.0
+
+
+def _find_unit(names: Sequence[I32], counts: Sequence[int] | None = None) -> I32 | None:
+    """Return the shortest sequence that, over and over, makes up most of all stages.
+
+    Of those that are in each stage so many times, where counts are given.
+    """
+    if not names:
+        return None
+    total = sum(len(stage) for stage in names)
+    best: list[tuple[float, int, I32]] = []
+    seen: set[bytes] = set()
+    alike = {stage.tobytes(): stage for stage in names}  # most stages launch the same
+    for unit in _candidates(names):
+        if unit.tobytes() not in seen and not _repeats(unit):
+            seen.add(unit.tobytes())
+            found = {key: len(_places(stage, unit)) for key, stage in alike.items()}
+            often = [found[stage.tobytes()] for stage in names]
+            if sum(often) > 1 if counts is None else often == list(counts):
+                best.append((sum(often) * len(unit) / max(total, 1), len(unit), unit))
+    most = max((covered for covered, _, _ in best), default=0.0)
+    good = [found for found in best if found[0] >= _NEARLY * most >= _NEARLY * _LEAST_COVERED]
+    return min(good, key=lambda found: (found[1], -found[0]))[2] if good else None
+
+
+def _repeats(unit: I32) -> bool:
+    """Tell whether a sequence is itself a shorter one over and over."""
+    return any(
+        (unit[period:] == unit[:-period]).all()
+        for period in range(1, len(unit) // 2 + 1)
+        if len(unit) % period == 0
+    )
+
+
+def _candidates(names: Sequence[I32]) -> Iterator[I32]:
+    """Yield what repeats in a stage, and whole stages between first and last: one layer each."""
+    between = list({stage.tobytes(): stage for stage in names[1:-1] or names}.values())
+    for stage in {stage.tobytes(): stage for stage in names}.values():
+        longest = min(len(stage) // 2, _LONGEST_UNIT)
+        for period in range(_SHORTEST_UNIT, longest + 1):
+            first, run = _longest_run(stage[period:] == stage[:-period])
+            if run >= period:
+                yield stage[first : first + period]
+                yield from (other[:period] for other in between if len(other) >= period)
+    alone = [stage for stage in between if _SHORTEST_UNIT <= len(stage) <= _LONGEST_UNIT]
+    yield from alone
+    # A stage may launch something more for its neighbour; what it shares with the last is a layer.
+    for stage in (names[0], *alone[:1]):
+        common = _longest_common(stage[:_LONGEST_UNIT], names[-1][:_LONGEST_UNIT])
+        if len(common) >= _SHORTEST_UNIT:
+            yield common
+
+
+def _places(names: I32, unit: I32) -> I64:
+    """Return where a unit begins in a sequence, copies that overlap left out."""
+    if len(unit) > len(names):
+        return np.zeros(0, dtype=np.int64)
+    begins = np.flatnonzero(names[: len(names) - len(unit) + 1] == unit[0])
+    found = begins[(sliding_window_view(names, len(unit))[begins] == unit).all(axis=1)]
+    kept: list[int] = []
+    for begin in found.tolist():
+        if not kept or begin >= kept[-1] + len(unit):
+            kept.append(begin)
+    return np.array(kept, dtype=np.int64)
+
+
+def _longest_run(flags: Flags) -> tuple[int, int]:
+    """Return where the longest stretch of true values begins, and its length."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
+    if not len(edges):
+        return 0, 0
+    lengths = edges[1::2] - edges[::2]
+    longest = int(lengths.argmax())
+    return int(edges[2 * longest]), int(lengths[longest])
+
+
+def _longest_common(names: I32, others: I32) -> I32:
+    """Return the longest stretch that two sequences have in common."""
+    best_end, best = 0, 0
+    before = np.zeros(len(others) + 1, dtype=np.int64)
+    for end, name in enumerate(names.tolist(), start=1):
+        after = np.zeros(len(others) + 1, dtype=np.int64)
+        after[1:] = np.where(others == name, before[:-1] + 1, 0)
+        if after.max() > best:
+            best, best_end = int(after.max()), end
+        before = after
+    return names[best_end - best : best_end]
+
 
 # What a pass does to the microbatches whose activations a stage must keep. With a split backward
 # pass they are free after the weight gradient.

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from debubble.errors import Gap
 from debubble.timeline.parallelism import Parallelism
-from debubble.trace.columns import Group
-from debubble.trace.summary import merge
+from debubble.trace.columns import Group, merge
 from debubble.units import NS_PER_US
 
 I64 = NDArray[np.int64]

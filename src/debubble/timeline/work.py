@@ -23,8 +23,7 @@ from debubble.timeline.model import (
     Synchronisations,
     union_of,
 )
-from debubble.trace.columns import KernelKind, Operation, RankTrace
-from debubble.trace.summary import merge
+from debubble.trace.columns import KernelKind, Operation, RankTrace, merge
 
 BEFORE_CAPTURE = np.int64(np.iinfo(np.int64).min)
 # On a CPU trace autograd runs on the thread that called it; its operators say so.

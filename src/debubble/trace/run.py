@@ -16,7 +16,7 @@ from functools import partial
 
 from debubble.errors import Code, Gap, RunNotFound, TraceError, as_gap
 from debubble.trace.captures import Capture, choose_capture, group_captures
-from debubble.trace.columns import Operation, RankTrace
+from debubble.trace.columns import Operation, RankSummary, RankTrace, summarise
 from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
 from debubble.trace.digest.place import DigestPlace, stamp_of
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress, map_files
@@ -25,7 +25,6 @@ from debubble.trace.optable import OpTable
 from debubble.trace.reading import Reading, read_file
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
-from debubble.trace.summary import RankSummary, summarise
 from debubble.units import counted, show_ranks
 
 # Thousands of names make no message clearer.

@@ -24,8 +24,7 @@ from typing import Any
 
 from debubble.errors import LogError, UsageError
 from debubble.links.classes import LinkClass
-from debubble.links.expectation import Hop, middle_of_others
-from debubble.links.hop_times import Fit, fit_line
+from debubble.links.hop_times import Fit, Hop, fit_line, middle_of_others
 from debubble.links.judge import (
     SLOW,
     SLOW_FOR_ITS_CLASS,

@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from debubble.errors import LinkTestError, MissingExtra
-from debubble.links.expectation import Hop
+from debubble.links.hop_times import Hop
 from debubble.links.live.measured import (
     HopTestResult,
     RankSite,

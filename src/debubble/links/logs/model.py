@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from debubble.errors import LogError
-from debubble.links.expectation import Hop
+from debubble.links.hop_times import Hop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

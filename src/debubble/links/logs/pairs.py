@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from debubble.errors import Code, Gap
 from debubble.links.classes import LinkClass
-from debubble.links.expectation import Hop
-from debubble.links.hop_times import Fit, fit_line
+from debubble.links.hop_times import Fit, Hop, fit_line
 from debubble.links.judge import Judgement, Past, judge_by_class, judge_time, unknown
 from debubble.links.logs.model import CopyLog, Log, MatrixLog, NcclLog, NvlinkStatus
 from debubble.links.wiring import inactive_links

@@ -9,7 +9,7 @@ from debubble.answers.ledger import say_remedy
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Cause
 from debubble.ledger.savings import ALL
-from debubble.links.expectation import Hop
+from debubble.links.hop_times import Hop
 from debubble.report.html.palette import say_cause
 from debubble.report.html.sections import hatched, safe
 from debubble.units import show_duration, show_share

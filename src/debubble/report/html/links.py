@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from debubble.links.expectation import Hop
+from debubble.links.hop_times import Hop
 from debubble.report.html.charts import MOST_RANKS, Cell, matrix_markup, slowness_of
 from debubble.report.html.page import Report
 from debubble.report.html.sections import chart_section
