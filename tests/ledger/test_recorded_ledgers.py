@@ -103,7 +103,7 @@ def test_gaps_are_modelled_and_not_copied():
 
 
 @here
-def test_the_long_last_stage_is_blamed_and_the_even_split_foretold():
+def test_the_long_last_stage_is_blamed_and_the_even_split_predicted():
     ledger = shared_ledger("h200/1f1b_m8_split3337")
     first = name_causes(ledger)[0]
     assert (first.cause, first.stage, first.rank) == (Cause.IMBALANCE, 3, 3)

@@ -72,7 +72,7 @@ def test_the_trade_against_latency_is_shown():
     assert best.option.throughput_gain < 0  # an uneven split is slower
     page = plan_page(answer_of_plan(plan))
     said = next(one for one in page.findings if one.startswith("The KV cache holds"))
-    assert f"it holds {best.capacity.tokens:,} ({best.gain:+.0%})" in said
+    assert f"it holds {best.capacity.tokens:,} ({100 * best.gain:+.0f} %)" in said
     found = answer_of_plan(plan).to_dict()["kv_cache"]
     assert found["tokens"] == plan.cache.now.tokens
     assert found["options"][0]["change"] == {"split": list(best.option.change.split)}

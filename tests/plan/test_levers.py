@@ -151,7 +151,7 @@ def test_what_is_the_bottleneck_is_said_first_and_what_helps_after_it():
     page = plan_page(said)
     assert page.answer == "The bubble is not your bottleneck: hosts are."
     best = plan.recommended[0].throughput_gain
-    assert f"{best:+.0%}" in page.findings[0]
+    assert f"{100 * best:+.0f} %" in page.findings[0]
     assert said.to_dict()["bottleneck"] == "the bubble is not your bottleneck: hosts are"
 
 

@@ -88,7 +88,7 @@ def test_a_framework_that_can_run_no_sure_option_gets_the_best_one_that_may_be_n
     (split,) = [line for line in answer.text.splitlines() if line.startswith("split 5,3,4,4  ")]
     assert split.split()[-1] == "noise"
     written = answer.text.split("for torchtitan, split 5,3,4,4:")[1]
-    assert "# this one may be within the noise of a run: +1% (" in written
+    assert "# this one may be within the noise of a run: +1 % (" in written
     assert "--parallelism.module_fqns_per_model_part" in written
 
 
@@ -158,7 +158,7 @@ def test_two_lengths_tell_how_a_plan_fares_at_a_third(recorded_data, tmp_path):
         ("--latency 0ms", "a batch takes some time"),
         ("--tokens 2048", "how many tokens a microbatch has as it is cannot be told"),
         ("--tokens some", "is no number of tokens"),
-        ("--tokens 5000x", "cannot be foretold from this run"),
+        ("--tokens 5000x", "cannot be predicted from this run"),
         ("--tokens 9 --also-tokens 512", "--also-tokens is about --also"),
         ("--also tests/data/h200/fwd_closed_m4", "one of the runs trains"),
         ("--also tests/data/h200/1f1b_p3_m7", "the runs have 2 and 3 ranks"),

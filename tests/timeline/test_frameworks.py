@@ -141,15 +141,15 @@ def test_how_messages_travel_is_told_and_the_run_is_simulated_as_it_is(folder, w
     assert baseline.correction == pytest.approx(1, abs=0.05)
 
 
-def foretold(folder, **change):
+def predicted(folder, **change):
     return weigh(baseline_of(folder), Idea(lever="split", change=Change(**change)))
 
 
-def test_a_split_that_was_run_is_foretold():
+def test_a_split_that_was_run_is_predicted():
     """torchtitan 2,3,2,1 with its head: 1,1,1,5 took 427 ms, 2,2,2,2 took 272 ms."""
     folder = beside("tt_1f1b_m8")
-    assert foretold(folder, split=(1, 1, 1, 5)).window_ns / MS == pytest.approx(427, rel=0.1)
-    assert foretold(folder, split=(2, 2, 2, 2)).window_ns / MS == pytest.approx(272, rel=0.05)
+    assert predicted(folder, split=(1, 1, 1, 5)).window_ns / MS == pytest.approx(427, rel=0.1)
+    assert predicted(folder, split=(2, 2, 2, 2)).window_ns / MS == pytest.approx(272, rel=0.05)
 
 
 @pytest.mark.slow

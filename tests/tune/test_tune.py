@@ -168,7 +168,7 @@ def test_a_memory_limit_is_never_exceeded_by_the_winner(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_takes_more_memory_than_was_foretold_never_wins(tmp_path):
+def test_a_run_that_takes_more_memory_than_was_predicted_never_wins(tmp_path):
     limit = int(4.5 * GIB)
     tuned = tune(bench_of(tmp_path, "--do", "bloat", "--at", "16"), runs=4, limit_bytes=limit)
     assert Kind.OVER_MEMORY in kinds(tuned)

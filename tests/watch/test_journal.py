@@ -11,7 +11,7 @@ from support.services.watch_service import analysis
 
 from debubble.measure.store import Store
 from debubble.watch import tables
-from debubble.watch.analyse import Analysis, Hop
+from debubble.watch.analyse import Hop, Outcome
 from debubble.watch.journal import MOST_ATTEMPTS, Journal
 
 
@@ -71,7 +71,7 @@ def test_claims_of_a_dead_service_are_taken_up_and_given_up_after_some_deaths(jo
 
 
 def test_a_capture_that_cannot_be_read_is_recorded_as_such(journal):
-    finish(journal, claim(journal), Analysis(problem="is empty"))
+    finish(journal, claim(journal), Outcome(problem="is empty"))
     (row,) = journal.captures("s", most=5)
     assert (row.state, row.problem, row.finding) == ("unreadable", "is empty", None)
     assert claim(journal) is None

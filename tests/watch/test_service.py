@@ -19,7 +19,7 @@ from support.services.watch_service import PATIENCE_S, Watching, place_capture, 
 
 from debubble.measure.store import Store
 from debubble.watch import tables
-from debubble.watch.analyse import Analysis
+from debubble.watch.analyse import Outcome
 from debubble.watch.journal import Journal
 from debubble.watch.webhooks import Webhooks
 
@@ -325,7 +325,7 @@ def queue_alert(database, target):
         journal.raise_alert(
             connection, claim, "traffic_moved", "x", {"message": "m"}, now_s=1.0, targets=[target]
         )
-    journal.finish(claim, Analysis(problem="made up"), now_s=1.0, follow=lambda *_: None)
+    journal.finish(claim, Outcome(problem="made up"), now_s=1.0, follow=lambda *_: None)
     store.close()
 
 

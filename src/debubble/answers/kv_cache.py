@@ -77,8 +77,8 @@ def say_cache(plan: Plan, cache: CachePlan) -> str:
     best = next(iter(cache.options), None)
     if best is None or best.capacity.tokens <= cache.now.tokens:
         return f"{now} No split holds more."
-    gain = "" if best.gain is None else f" ({best.gain:+.0%})"
-    cost = f"throughput changes by {best.option.throughput_gain:+.0%}"
+    gain = "" if best.gain is None else f" ({100 * best.gain:+.0f} %)"
+    cost = f"throughput changes by {100 * best.option.throughput_gain:+.0f} %"
     if best.option.throughput_low <= 0 <= best.option.throughput_high:
         cost = "batches take as long, within the noise"
     words = describe(best.option.change)

@@ -461,7 +461,7 @@ def _begin(words: str) -> str:
 
 def show_gain(middle: float, low: float, high: float) -> str:
     """Write a gain with what four of five lie in."""
-    return f"{middle:+.0%} ({low:+.0%} to {high:+.0%})"
+    return f"{100 * middle:+.0f} % ({100 * low:+.0f} % to {100 * high:+.0f} %)"
 
 
 def _gain(option: Option) -> str:
@@ -503,10 +503,10 @@ def _say_overlap(overlap: Overlap) -> str:
     elif even <= 1.0:
         pays = "it gains nothing, even if compute does not slow"
     else:
-        pays = f"it pays while compute slows by less than {even - 1:.0%} beside messages"
+        pays = f"it pays while compute slows by less than {100 * (even - 1):.0f} % beside messages"
     if overlap.slowdown is None:
         return f"Transfers beside compute: unknown, try it; {pays}."
-    seen = f"{overlap.slowdown - 1:.0%}"
+    seen = f"{100 * (overlap.slowdown - 1):.0f} %"
     return f"Transfers beside compute, which slows it by {seen} in this run: {pays}."
 
 
@@ -558,7 +558,7 @@ def say_fate(other: OtherLength, survivor: Survivor) -> str:
     if survivor is other.best:
         return "still best" if survivor.option is other.best_here else "best there"
     if survivor.high < 0:
-        return f"loses {-survivor.gain:.0%}"
+        return f"loses {100 * (-survivor.gain):.0f} %"
     if survivor.guess and survivor.gain > 0:
         return "try"
     return "gains" if survivor.sure else "noise"

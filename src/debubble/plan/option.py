@@ -216,7 +216,8 @@ def _assumed(baseline: Baseline, idea: Idea) -> Iterator[str]:
     if baseline.microbatch_scale(change) != 1.0:
         yield from _grown(baseline)
     if source.passes.slope:
-        yield f"ranks share a device: each at work slows the others by {source.passes.slope:.1%}"
+        slope = f"{100 * source.passes.slope:.1f} %"
+        yield f"ranks share a device: each at work slows the others by {slope}"
     if change.microbatches or change.schedule:
         yield from source.wires.assumed
     if source.microbatches == 1 and change.microbatches:

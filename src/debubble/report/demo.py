@@ -21,12 +21,16 @@ SCHEMA = "debubble.demo/1"
 
 
 def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]) -> Page:
-    """Lay out what was found, what was foretold, what came, and where it lies."""
+    """Lay out what was found, what was predicted, what came, and where it lies."""
     page = Page(answer=say_comparison(made.compared))
     change, window_ns = describe(made.option.change), made.option.window_ns
     gain = made.option.throughput_gain
-    planned = f"{change}, foretold a batch in {show_duration(window_ns)}, {gain:+.0%} throughput"
-    measured = f"a batch in {show_duration(_latency_ns(made))}, {error_of(made):+.1%} off that"
+    planned = (
+        f"{change}, predicted a batch in {show_duration(window_ns)}, {100 * gain:+.0f} % throughput"
+    )
+    measured = (
+        f"a batch in {show_duration(_latency_ns(made))}, {100 * error_of(made):+.1f} % off that"
+    )
     page.findings = [
         f"Found: {_lower(_found(made))}",
         f"Planned: {planned}.",
@@ -70,7 +74,7 @@ def demo_json(made: Improvement, what_it_is: str, out: Path, commands: list[str]
 
 
 def error_of(made: Improvement) -> float:
-    """Return how far the measured batch latency is off the one that was foretold."""
+    """Return how far the measured batch latency is off the one that was predicted."""
     return _latency_ns(made) / made.option.window_ns - 1
 
 

@@ -43,7 +43,7 @@ def _option_table(found: PlanAnswer) -> Table:
             "as it is",
             show_seconds(now.numbers.batch_latency_s),
             "",
-            f"{now.numbers.bubble_fraction:.0%}",
+            f"{100 * now.numbers.bubble_fraction:.0f} %",
             "",
             least_left(now.headroom_bytes) or "unknown",
             "",
@@ -56,8 +56,8 @@ def _option_table(found: PlanAnswer) -> Table:
                 option.words,
                 show_seconds(option.numbers.batch_latency_s),
                 f"{show_seconds(low)} - {show_seconds(high)}",
-                f"{option.numbers.bubble_fraction:.0%}",
-                f"{option.throughput_gain_fraction:+.1%}",
+                f"{100 * option.numbers.bubble_fraction:.0f} %",
+                f"{100 * option.throughput_gain_fraction:+.1f} %",
                 least_left(option.headroom_bytes) or "unknown",
                 option.advice,
             )
@@ -78,8 +78,8 @@ def _length_table(found: PlanAnswer, length: LengthPart) -> Table:
                 "–" if there.rank is None else str(there.rank),
                 found.options[there.option].words,
                 show_seconds(there.numbers.batch_latency_s),
-                f"{there.numbers.bubble_fraction:.0%}",
-                f"{there.throughput_gain_fraction:+.1%}",
+                f"{100 * there.numbers.bubble_fraction:.0f} %",
+                f"{100 * there.throughput_gain_fraction:+.1f} %",
                 least_left(there.headroom_bytes) or "unknown",
                 there.fate,
             )
@@ -109,10 +109,10 @@ def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
             (
                 ",".join(map(str, option.change.split or ())),
                 f"{option.tokens:,}",
-                "–" if gain is None else f"{gain:+.0%}",
+                "–" if gain is None else f"{100 * gain:+.0f} %",
                 f"rank {option.limited_by_rank}",
                 show_seconds(option.batch_latency_s),
-                f"{option.throughput_gain_fraction:+.1%}",
+                f"{100 * option.throughput_gain_fraction:+.1f} %",
             )
         )
     return table

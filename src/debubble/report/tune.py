@@ -62,13 +62,13 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
         return page
     worth = [one for one in found.tries if one.worth]
     if not worth:
-        page.findings = ["Then nothing: no option is foretold to gain beyond the noise."]
+        page.findings = ["Then nothing: no option is predicted to gain beyond the noise."]
     table = Table(columns=("would try", "throughput", "batch"), title="then, the best first")
     for one in worth:
         table.rows.append(
             (
                 str(one.setting),
-                _foretold(one.expected),
+                _predicted(one.expected),
                 show_duration(one.expected.batch_latency_s * NS_PER_S),
             )
         )
@@ -83,11 +83,12 @@ def tune_answer(tuned: Tuning) -> str:
     standing, winner = tuned.standing, tuned.winner
     spent = _spent(standing.runs)
     if winner is not None:
-        foretold = _last_expected(tuned, winner)
-        said = f" (foretold {foretold.gain:+.1%})" if foretold else ""
+        predicted = _last_expected(tuned, winner)
+        said = f" (predicted {100 * predicted.gain:+.1f} %)" if predicted else ""
         if not standing.of(standing.now):
             return f"{_sentence(winner)}: the best that fits memory; {spent}."
-        return f"{_sentence(winner)}: {standing.gain_of(winner):+.1%} throughput{said}; {spent}."
+        gain = f"{100 * standing.gain_of(winner):+.1f} %"
+        return f"{_sentence(winner)}: {gain} throughput{said}; {spent}."
     if standing.best is None:
         return f"No setting that was tried fits memory; {spent}."
     tried = {run.setting for run in standing.runs} - {standing.now}
@@ -166,7 +167,7 @@ def setting_json(setting: Setting) -> dict[str, Any]:
 
 def say_start(setting: Setting, why: str, expected: Expected | None, done: int) -> str:
     """Say which run begins."""
-    said = f", foretold {_foretold(expected)}" if expected else ""
+    said = f", predicted {_predicted(expected)}" if expected else ""
     return f"run {done + 1}: {setting} ({why}{said})"
 
 
@@ -188,9 +189,12 @@ def _findings(tuned: Tuning) -> list[str]:
         compared = standing.compared(winner)
         if compared is not None:
             rate = compared.delta("throughput")
-            wide = f" ({rate.low:+.1%} to {rate.high:+.1%})" if rate.low is not None else ""
+            wide = ""
+            if rate.low is not None and rate.high is not None:
+                wide = f" ({100 * rate.low:+.1f} % to {100 * rate.high:+.1f} %)"
+            change = f"{100 * (rate.change or 0.0):+.1f} %"
             said.append(
-                f"All runs together: throughput {rate.change or 0.0:+.1%}{wide}, {counts}; "
+                f"All runs together: throughput {change}{wide}, {counts}; "
                 f"{compared.confidence.value}."
             )
     if standing.ignored_knobs:
@@ -207,14 +211,14 @@ def _findings(tuned: Tuning) -> list[str]:
 def _untellable(found: Prospects) -> list[str]:
     return [
         f"Not tried, for the command has no {{{one.lever}}}: {describe(one.option.change)}, "
-        f"foretold {one.option.throughput_gain:+.0%}."
+        f"predicted {100 * one.option.throughput_gain:+.0f} %."
         for one in found.untellable
     ]
 
 
 def _run_table(tuned: Tuning) -> Table:
     table = Table(
-        columns=("run", "setting", "outcome", "bubble", "batch", "peak", "throughput", "foretold"),
+        columns=("run", "setting", "outcome", "bubble", "batch", "peak", "throughput", "predicted"),
         title="every run, in its order",
     )
     for run in tuned.standing.runs:
@@ -227,15 +231,16 @@ def _run_table(tuned: Tuning) -> Table:
                 "–" if one is None else _bubble(one),
                 "–" if one is None else _latency(one),
                 "–" if one is None else _peak(one),
-                "–" if one is None else f"{tuned.standing.gain_of_run(run):+.1%}",
-                _foretold(run.expected) if run.expected else "–",
+                "–" if one is None else f"{100 * tuned.standing.gain_of_run(run):+.1f} %",
+                _predicted(run.expected) if run.expected else "–",
             )
         )
     return table
 
 
-def _foretold(expected: Expected) -> str:
-    return f"{expected.gain:+.1%} ({expected.low:+.0%} to {expected.high:+.0%})"
+def _predicted(expected: Expected) -> str:
+    wide = f"{100 * expected.low:+.0f} % to {100 * expected.high:+.0f} %"
+    return f"{100 * expected.gain:+.1f} % ({wide})"
 
 
 def _last_expected(tuned: Tuning, setting: Setting) -> Expected | None:

@@ -295,7 +295,8 @@ def _contradictions(model: PassModel, other: PassModel) -> Iterator[Gap]:
             yield Gap(
                 code=Code.COSTS_DIFFER,
                 message=f"{_name(kind, first=first)} takes {factor:.2f} times as long a layer in "
-                f"the other run; within a run passes differ by {spread:.0%}. The mean is used",
+                f"the other run; within a run passes differ by {100 * spread:.0f} %. "
+                "The mean is used",
                 hint="leave --also out, or give a run of the same model, devices and size",
             )
 

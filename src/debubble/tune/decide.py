@@ -107,7 +107,7 @@ def decide(standing: Standing, budget: Budget, look: Callable[[], Prospects]) ->
                 return Next(setting=standing.now, why="drift")
             return Next(setting=prospect.setting, why="try", expected=prospect.expected)
     if not duel:
-        return Stop(why="nothing more is foretold to gain beyond the noise")
+        return Stop(why="nothing more is predicted to gain beyond the noise")
     return Next(setting=duel[-left:][0], why="confirm")
 
 

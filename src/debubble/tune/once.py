@@ -103,7 +103,7 @@ def improve_once(
     )
     if not plan.recommended:
         raise TuneError(
-            "nothing is foretold to gain", hint="give it fewer microbatches to begin with"
+            "nothing is predicted to gain", hint="give it fewer microbatches to begin with"
         )
     option = plan.recommended[0]
     setting = now.after(option.change, len(now.split or ()))

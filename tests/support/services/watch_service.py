@@ -15,7 +15,7 @@ import time
 from support.traces.recordings import H200
 
 from debubble.measure.measurement import Measurement
-from debubble.watch.analyse import Analysis, Finding, PlannedChange
+from debubble.watch.analyse import Finding, Outcome, PlannedChange
 
 # A guard against hanging, far above what a busy machine needs.
 PATIENCE_S = 120
@@ -153,4 +153,4 @@ def finding(**given):
 
 
 def analysis(measurement: Measurement, **given):
-    return Analysis(finding=finding(**given), measurement=measurement, seconds=0.1)
+    return Outcome(finding=finding(**given), measurement=measurement, seconds=0.1)

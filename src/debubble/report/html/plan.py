@@ -62,7 +62,7 @@ def points_of(found: PlanAnswer) -> list[Point]:
                 high_ns=high * NS_PER_S,
                 peak_bytes=max(peaks, default=None),
                 style="do" if option.recommended else "dont",
-                gain=f"{option.throughput_gain_fraction:+.0%}",
+                gain=f"{100 * option.throughput_gain_fraction:+.0f} %",
             )
         )
     return points
@@ -246,13 +246,13 @@ def _tiles(found: PlanAnswer) -> list[tuple[str, str]]:
     now = found.baseline.numbers
     tiles = [
         (show_seconds(now.batch_latency_s), "batch latency now"),
-        (f"{now.bubble_fraction:.0%}", "bubble now"),
+        (f"{100 * now.bubble_fraction:.0f} %", "bubble now"),
     ]
     if found.recommended:
         best = found.recommended[0]
         tiles += [
-            (f"{best.throughput_gain_fraction:+.0%}", "throughput, best option"),
+            (f"{100 * best.throughput_gain_fraction:+.0f} %", "throughput, best option"),
             (show_seconds(best.numbers.batch_latency_s), "batch latency, best option"),
-            (f"{best.numbers.bubble_fraction:.0%}", "bubble, best option"),
+            (f"{100 * best.numbers.bubble_fraction:.0f} %", "bubble, best option"),
         ]
     return tiles
