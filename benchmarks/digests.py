@@ -20,9 +20,9 @@ from pathlib import Path
 
 from read import COPIES, large, show
 
+from debubble.trace.captures import recognise
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest import pack_digest, read_digest
-from debubble.trace.formats import recognise
 from debubble.trace.kineto import read_kineto
 from debubble.trace.run import find_run, read_run
 

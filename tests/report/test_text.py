@@ -7,8 +7,8 @@ import io
 from rich.console import Console
 
 from debubble.errors import Code, Gap
-from debubble.report.names import printable
 from debubble.report.text import Page, Table, print_page
+from debubble.units import printable
 
 
 def drawn(page, **options):

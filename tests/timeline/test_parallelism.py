@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from debubble.timeline.parallelism import Parallelism, Role, divide, read_shape, role_of
+from debubble.timeline.model import Parallelism, Role, divide, read_shape, role_of
 from debubble.trace.columns import Group
 
 

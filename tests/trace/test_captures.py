@@ -8,8 +8,7 @@ import pytest
 from support.traces.kineto_events import document, kernel, write
 
 from debubble.errors import RunNotFound
-from debubble.trace.captures import group_captures
-from debubble.trace.formats import Format, TraceFile
+from debubble.trace.captures import Format, TraceFile, group_captures
 from debubble.trace.run import find_run, read_run
 
 

@@ -14,9 +14,9 @@ from support.traces.rank_traces import assert_same
 from support.traces.recordings import H200
 
 from debubble.errors import Code, RunNotFound
+from debubble.trace.captures import Format, recognise
 from debubble.trace.digest import read_digest
 from debubble.trace.digest.place import DigestPlace, place_digests
-from debubble.trace.formats import Format, recognise
 from debubble.trace.run import find_run, read_run
 from debubble.trace.sidecar import SCHEMA
 

@@ -7,7 +7,7 @@ from support.traces.kineto_events import document, kernel, write
 from support.traces.recordings import H200, PUBLIC
 
 from debubble.errors import TraceError
-from debubble.trace.formats import Format, rank_from_name, recognise
+from debubble.trace.captures import Format, rank_from_name, recognise
 
 
 def test_a_trace_is_known_by_its_content_and_tells_its_rank(tmp_path):

@@ -11,8 +11,8 @@ import pytest
 from support.traces.recordings import PUBLIC, existing
 
 from debubble.errors import NotATrace, TraceError
+from debubble.trace.captures import Format, recognise
 from debubble.trace.columns import KernelKind, Operation
-from debubble.trace.formats import Format, recognise
 from debubble.trace.nsight import read_nsight
 
 MFU = PUBLIC / "nsys-ai" / "mfu_2gpu_before.sqlite"

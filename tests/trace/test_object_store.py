@@ -16,7 +16,7 @@ from support.traces.recordings import H200
 
 from debubble.errors import RunNotFound, TraceError
 from debubble.trace import source
-from debubble.trace.formats import recognise
+from debubble.trace.captures import recognise
 from debubble.trace.run import find_run, read_run
 from debubble.trace.source import Source
 

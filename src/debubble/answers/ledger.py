@@ -8,9 +8,8 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Part, seconds
-from debubble.ledger.culprits import Culprit, find_culprits
 from debubble.ledger.ledger import Ledger, Saving
-from debubble.ledger.model import Cause
+from debubble.ledger.model import Cause, Culprit, find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
 from debubble.ledger.verdict import LITTLE, OF_ANY_PIPELINE, Bottleneck, Named
 from debubble.units import NS_PER_S, show_duration

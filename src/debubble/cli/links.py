@@ -42,7 +42,7 @@ from debubble.report.html.links import links_report
 from debubble.report.link_tests import draw_matrix, live_json, live_page, logs_json, logs_page
 from debubble.report.links import links_page
 from debubble.report.text import Page
-from debubble.trace.formats import recognise
+from debubble.trace.captures import recognise
 from debubble.trace.source import Limits, Source, expand
 
 _PREFIX_BYTES = 64 * 1024

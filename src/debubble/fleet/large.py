@@ -29,6 +29,7 @@ from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import tell_memory
 from debubble.timeline.model import RankTimeline, Timeline, no_intervals
 from debubble.timeline.steps import marks_steps
+from debubble.trace.captures import Format, TraceFile
 from debubble.trace.columns import (
     UNKNOWN,
     Group,
@@ -42,7 +43,6 @@ from debubble.trace.columns import (
 from debubble.trace.digest import pack_digest, read_digest, unpack_digest
 from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import Engine, LocalEngine, Progress, map_files
-from debubble.trace.formats import Format, TraceFile
 from debubble.trace.reading import Reading, read_file
 from debubble.trace.run import Run, RunFiles, settle_run, unreadable
 from debubble.trace.sidecar import Sidecar

@@ -19,8 +19,7 @@ from debubble.costs.passes import (
 )
 from debubble.errors import Code, Gap
 from debubble.ledger.account import account_step
-from debubble.ledger.culprits import Culprit, find_culprits
-from debubble.ledger.model import Account, Cause
+from debubble.ledger.model import Account, Cause, Culprit, find_culprits
 from debubble.ledger.savings import REMEDIES, Remedies, Replays, replay_pairs, replay_step
 from debubble.links.classes import wires_between
 from debubble.links.hop_times import Hop, expect_wire

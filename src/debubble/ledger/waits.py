@@ -7,9 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from debubble.ledger.culprits import name_root
 from debubble.ledger.ledger import Ledger
-from debubble.ledger.model import CAUSES, Account, Cause
+from debubble.ledger.model import CAUSES, Account, Cause, name_root
 from debubble.simulate.measured import MeasuredStep
 
 

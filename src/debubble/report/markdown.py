@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from debubble.report.names import printable
 from debubble.report.text import WORDS, Page, Table
+from debubble.units import printable
 
 _ESCAPED = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_[]<>|#"})
 

@@ -15,12 +15,11 @@ from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import CAUSES as ALL_CAUSES
 from debubble.ledger.model import Cause
 from debubble.ledger.verdict import MATTERS, Named
-from debubble.report.names import printable
 from debubble.report.palette import CAUSES, Look
 from debubble.timeline.figures import PipelineFigures, StageFigures
 from debubble.timeline.model import PassKind, RankTimeline
 from debubble.timeline.transfers import HopFigures
-from debubble.units import show_bytes, show_duration, show_share
+from debubble.units import printable, show_bytes, show_duration, show_share
 
 # What Mermaid draws by default, as GitHub has it; beyond, it shows an error instead.
 MOST_EDGES = 500

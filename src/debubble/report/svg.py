@@ -18,10 +18,9 @@ import numpy as np
 from debubble.ledger.model import Cause
 from debubble.report.chrome import assign_tracks
 from debubble.report.lanes import Frame, decimals_of, round_distance
-from debubble.report.names import printable
 from debubble.report.palette import CAUSES, DARK, KINDS, LABEL_INK, LIGHT, TILE, Ground, Look
 from debubble.timeline.model import I64, PassKind, RankTimeline
-from debubble.units import show_duration
+from debubble.units import printable, show_duration
 
 _WIDTH, _LEFT, _RIGHT, _PADDING = 1000, 66, 84, 14
 _ACROSS = _WIDTH - _LEFT - _RIGHT

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from debubble.report.names import printable
+from debubble.units import printable
 
 if TYPE_CHECKING:
     from debubble.answers.base import AnswerWarning

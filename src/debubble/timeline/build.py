@@ -28,8 +28,15 @@ from debubble.timeline.from_table import build_from_table
 from debubble.timeline.job import tell_memory
 from debubble.timeline.lines import line_of, passes_of, stage_passes_of, without_bystanders
 from debubble.timeline.memory import StagePasses, count_layers, recomputed_share
-from debubble.timeline.model import Passes, RankTimeline, Timeline, join_columns
-from debubble.timeline.parallelism import Parallelism, divide, read_shape
+from debubble.timeline.model import (
+    Parallelism,
+    Passes,
+    RankTimeline,
+    Timeline,
+    divide,
+    join_columns,
+    read_shape,
+)
 from debubble.timeline.passes import (
     Assignment,
     Host,

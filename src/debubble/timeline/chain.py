@@ -31,8 +31,7 @@ from itertools import pairwise, product
 import numpy as np
 
 from debubble.errors import Code, Gap
-from debubble.timeline.model import I32, I64, UNKNOWN, Flags
-from debubble.timeline.parallelism import Role, role_of
+from debubble.timeline.model import I32, I64, UNKNOWN, Flags, Role, role_of
 from debubble.timeline.passes import Neighbours
 from debubble.timeline.work import Messages, Work, ends_of_posts, find_messages
 from debubble.trace.columns import Group, KernelKind, Operation, RankTrace

@@ -24,9 +24,10 @@ from debubble.timeline.model import (
     PassKind,
     RankCollectives,
     RankTimeline,
+    Role,
+    role_of,
     without,
 )
-from debubble.timeline.parallelism import Role, role_of
 from debubble.timeline.passes import Assignment
 from debubble.timeline.steps import RankRecord, find_set_up, find_unfinished
 from debubble.timeline.work import (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from debubble.errors import Gap, TraceError
+from debubble.trace.captures import Format, TraceFile, recognise
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest import read_digest
 from debubble.trace.digest.content import copy_digest, keep_table, keep_traces, read_table
 from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import too_large
-from debubble.trace.formats import Format, TraceFile, recognise
 from debubble.trace.kineto import read_kineto
 from debubble.trace.optable import OpTable, read_op_table
 from debubble.trace.sidecar import Sidecar

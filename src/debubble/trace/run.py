@@ -15,12 +15,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from debubble.errors import Code, Gap, RunNotFound, TraceError, as_gap
-from debubble.trace.captures import Capture, choose_capture, group_captures
+from debubble.trace.captures import (
+    Capture,
+    Format,
+    TraceFile,
+    choose_capture,
+    group_captures,
+    rank_from_name,
+    recognise,
+)
 from debubble.trace.columns import Operation, RankSummary, RankTrace, summarise
 from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
 from debubble.trace.digest.place import DigestPlace, stamp_of
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress, map_files
-from debubble.trace.formats import Format, TraceFile, rank_from_name, recognise
 from debubble.trace.optable import OpTable
 from debubble.trace.reading import Reading, read_file
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from debubble.errors import Code, DebubbleError, RunNotFound, TraceError
-from debubble.trace.captures import group_captures
+from debubble.trace.captures import Format, TraceFile, group_captures, rank_from_name, recognise
 from debubble.trace.digest.place import BESIDE, SUFFIX, DigestPlace
-from debubble.trace.formats import Format, TraceFile, rank_from_name, recognise
 from debubble.trace.run import find_run, named_like_a_trace, read_run
 from debubble.trace.sidecar import is_sidecar, read_sidecar, sidecar_of
 from debubble.trace.source import Limits, is_url, locate, plain_errors

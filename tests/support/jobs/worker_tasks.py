@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from debubble.errors import TraceError
-from debubble.trace.formats import Format, TraceFile
+from debubble.trace.captures import Format, TraceFile
 
 
 def orders(folder, names):

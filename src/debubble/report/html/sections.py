@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from debubble.report.html.palette import CAUSE_LOOKS, KINDS, Look, say_cause
-from debubble.report.names import printable
 from debubble.report.text import Table
+from debubble.units import printable
 
 
 def safe(text: object) -> str:

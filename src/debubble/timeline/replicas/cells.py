@@ -27,8 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.timeline.model import F64, I64, Flags, RankCollectives
-from debubble.timeline.parallelism import Role, role_of
+from debubble.timeline.model import F64, I64, Flags, RankCollectives, Role, role_of
 from debubble.trace.columns import Group
 
 # A collective that begins so soon after the one before it was queued behind it.
