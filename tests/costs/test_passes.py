@@ -350,3 +350,14 @@ def test_growth_adds_up_to_the_measured_pass():
 def test_a_typical_pass_is_the_median_where_no_first_one_was_told():
     costs = PassCosts(median={(0, F): 7}, equal={(0, F): 7}, first={})
     assert costs.typical((0, F), 0) == costs.typical((0, F), 3) == 7
+
+
+def test_stamps_as_traces_have_them_are_counted_as_small_ones_are():
+    begun, over = np.arange(8) * 1_000, np.arange(8) * 1_000 + 600
+    start, end = np.array([100, 3_300]), np.array([5_200, 9_000])
+    small = time_under(start, end, begun, over)
+    assert small.tolist() == [500 + 4 * 600 + 200, 300 + 4 * 600]
+    years = 1_800_000_000_000_000_000
+    assert time_under(start + years, end + years, begun + years, over + years).tolist() == (
+        small.tolist()
+    )

@@ -431,7 +431,11 @@ def time_under(start_ns: I64 | F64, end_ns: I64 | F64, begun_ns: I64, over_ns: I
             for run in range(start_ns.shape[1])
         ]
         return np.stack(runs, axis=1)
-    begun, over = np.sort(begun_ns).astype(np.float64), np.sort(over_ns).astype(np.float64)
+    # Stamps of a trace are too large to be added up: times count from the first of the others.
+    origin = begun_ns.min() if len(begun_ns) else 0
+    start_ns, end_ns = start_ns - origin, end_ns - origin
+    begun = np.sort(begun_ns - origin).astype(np.float64)
+    over = np.sort(over_ns - origin).astype(np.float64)
     sums = [np.concatenate(([0.0], np.cumsum(moments))) for moments in (begun, over)]
 
     def lasted_until(moment: I64 | F64) -> F64:

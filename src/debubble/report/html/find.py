@@ -93,8 +93,8 @@ def _add_charts(report: Report, one: PipelineView, *, alone: bool) -> None:
             ),
             chart_section(
                 "What it would buy",
-                "Each by replaying the measured steps with one thing put right. They overlap: "
-                "savings do not add up.",
+                "Each by replaying the measured steps with one thing put right, or two that hide "
+                "each other. They overlap: savings do not add up.",
                 saving_bars(one.ledger),
                 pipeline,
             ),
