@@ -33,6 +33,10 @@ def test_what_is_said_of_a_hop_is_the_same_in_find_links_and_plan(folder, tmp_pa
     answers = {verb: told(verb, folder, tmp_path) for verb in ("find", "links", "plan")}
     assert answers["find"] is not None
     assert answers["links"] is not None
+    streams = answers["find"]["run"]["kind"] == "stream"
+    assert (answers["plan"] is None) is streams
+    for answer in answers.values():
+        assert streams or answer["warnings"] == answers["find"]["warnings"]
     rows = {
         verb: {
             (hop["from_rank"], hop["to_rank"]): {name: hop[name] for name in SAME}

@@ -25,10 +25,12 @@ from debubble.plan.option import (
 from debubble.plan.overlap import Overlap
 from debubble.plan.schedule import ALL, Permissions, Refused
 from debubble.plan.split import Partition, best_split
+from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import Timeline
 from debubble.units import show_bytes
 
 # Of each lever so many are looked at closely and shown.
+_NEVER_ENDS = "posted as this run posts them, its messages would wait for each other in a circle"
 _SHOWN = 3
 # Of the best schedules so many are combined with other levers.
 _COMBINED = 2
@@ -163,7 +165,7 @@ def _ideas(
 
     if partition is not None and partition.split == baseline.source.split:
         partition = None
-    orders = _most(baseline, keep(schedule.ideas(baseline)))
+    orders = _most(baseline, keep(schedule.ideas(baseline)), refused)
     alone: list[Idea | Refused] = list(microbatches.ideas(baseline, most))
     if partition is not None:
         alone.append(Idea(lever="split", change=Change(split=partition.split)))
@@ -172,7 +174,7 @@ def _ideas(
         other = Change(recompute=not baseline.ranks[0].recomputes)
         alone.append(Idea(lever="recompute", change=other))
     together = _together(baseline, partition, orders, most, allowed.hold or "microbatch")
-    return keep(alone) + orders + _most(baseline, keep(together))
+    return keep(alone) + orders + _most(baseline, keep(together), refused)
 
 
 def _too_large(lever: str, change: Change, left: Sequence[Headroom] | None) -> Refused:
@@ -184,15 +186,17 @@ def _too_large(lever: str, change: Change, left: Sequence[Headroom] | None) -> R
     )
 
 
-def _most(baseline: Baseline, ideas: Sequence[Idea]) -> list[Idea]:
-    """Return the few that do the most work a second, by means."""
-
-    def time_per_work(idea: Idea) -> float:
+def _most(baseline: Baseline, ideas: Sequence[Idea], refused: list[Refused]) -> list[Idea]:
+    """Return the few that do the most work a second, by means; what could not end is refused."""
+    timed = []
+    for idea in ideas:
         count = idea.change.microbatches or baseline.source.microbatches
         work = count * baseline.microbatch_scale(idea.change)
-        return quick_latency_s(baseline, idea.change) / work
-
-    return sorted(ideas, key=time_per_work)[:_SHOWN]
+        try:
+            timed.append((quick_latency_s(baseline, idea.change) / work, idea))
+        except OrderCycle:
+            refused.append(Refused(lever=idea.lever, change=idea.change, reason=_NEVER_ENDS))
+    return [idea for _, idea in sorted(timed, key=lambda pair: pair[0])[:_SHOWN]]
 
 
 def _together(
@@ -242,6 +246,6 @@ def _on_top_of_repairs(repairs: Sequence[Repair], most: int | None) -> Iterator[
     mended, hops = repairs[0].baseline, repairs[0].option.change.repaired
     ideas = _ideas(mended, _partition(mended, []), most, [])
     sized = [idea for idea in ideas if idea.change.hold == "microbatch"]
-    for idea in _most(mended, sized)[:_COMBINED]:
+    for idea in _most(mended, sized, [])[:_COMBINED]:
         change = replace(idea.change, repaired=hops)
         yield weigh(mended, replace(idea, lever="combined", change=change))
