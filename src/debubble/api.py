@@ -25,7 +25,7 @@ from debubble.answers.links import LinksAnswer, answer_links
 from debubble.answers.plan import PlanAnswer, answer_plan
 from debubble.answers.simulate import Request, SimulateAnswer, answer_simulate
 from debubble.fleet.survey import Means, Question
-from debubble.links.history import read_history
+from debubble.links.wiring import read_history
 from debubble.measure.compare import DEFAULT_THRESHOLD
 from debubble.measure.compare import compare as compare_runs
 from debubble.plan.change import Hold

@@ -11,9 +11,9 @@ from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
 from debubble.ledger.hop_health import HopHealth, LinkHealth
 from debubble.ledger.verdict import LITTLE, MATTERS
-from debubble.links.history import SCHEMA
 from debubble.links.hop_times import Spread
 from debubble.links.judge import Verdict
+from debubble.links.wiring import SCHEMA
 from debubble.timeline.transfers import HopFigures
 from debubble.units import counted, show_duration, show_rate
 

@@ -87,7 +87,9 @@ def command(
     page = demo_page(made, about, out, commands)
     page.next_command = "" if manners.quiet else f"debubble find {shlex.quote(str(out / 'before'))}"
     print_answer(page, demo_json(made, about, out, commands), manners)
-    exit_strictly((*made.before.gaps, *made.after.gaps, *made.gaps), manners)
+    exit_strictly(
+        (*made.before.measured_warnings, *made.after.measured_warnings, *made.gaps), manners
+    )
 
 
 def what_it_is(workload: Workload) -> str:

@@ -30,15 +30,14 @@ from debubble.cli.reading import Reader, trace_options
 from debubble.errors import DebubbleError, Gap, UsageError
 from debubble.fleet.survey import Question
 from debubble.links.classes import LinkClass
-from debubble.links.history import read_history
 from debubble.links.hop_times import Hop
 from debubble.links.judge import Past, Verdict
 from debubble.links.live.launch import run_here
 from debubble.links.live.measured import FEWEST_SAMPLES, is_measured, judge_measured, read_measured
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import load_json, looks_like_log, read_log, read_text
-from debubble.links.wiring import parse_classes, read_topologies
-from debubble.report.html.links import links_report
+from debubble.links.wiring import parse_classes, read_history, read_topologies
+from debubble.report.html.find import links_report
 from debubble.report.link_tests import draw_matrix, live_json, live_page, logs_json, logs_page
 from debubble.report.links import links_page
 from debubble.report.text import Page

@@ -264,11 +264,6 @@ class Fit:
     worst_error: float
     """How far the line is off at the size it fits worst, as a share of what was measured."""
 
-    @property
-    def half_bytes(self) -> float:
-        """The size at which half of the time is latency."""
-        return self.latency_ns * self.bytes_per_s / NS_PER_S
-
     def time_ns(self, size: float) -> float:
         """Return what a message of some bytes takes."""
         return self.latency_ns + size * NS_PER_S / self.bytes_per_s

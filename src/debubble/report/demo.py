@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from debubble.answers.base import list_warnings
 from debubble.answers.change import change_part, describe
 from debubble.answers.compare import answer_compare, say_comparison
 from debubble.answers.find import answer_find
 from debubble.report.find import find_page
-from debubble.report.inspect import gap_json
 from debubble.report.text import Page, Table
 from debubble.tune.once import Improvement
 from debubble.units import NS_PER_S, show_duration, show_share
@@ -65,11 +65,13 @@ def demo_json(made: Improvement, what_it_is: str, out: Path, commands: list[str]
         },
         "measured": {"batch_latency_s": _latency_ns(made) / NS_PER_S},
         "error_fraction": error_of(made),
-        "compare": answer_compare(made.compared, (*made.before.gaps, *made.after.gaps)).to_dict(),
+        "compare": answer_compare(
+            made.compared, (*made.before.measured_warnings, *made.after.measured_warnings)
+        ).to_dict(),
         "verdict": made.compared.verdict.value,
         "records": {"before": str(out / "before"), "after": str(out / "after")},
         "commands": commands,
-        "warnings": [gap_json(gap) for gap in made.gaps],
+        "warnings": msgspec.to_builtins(list_warnings(made.gaps)),
     }
 
 
@@ -83,7 +85,7 @@ def _latency_ns(made: Improvement) -> float:
 
 
 def _found(made: Improvement) -> str:
-    page = find_page(answer_find(made.before.analysis))
+    page = find_page(answer_find(made.before))
     return " ".join([page.answer, *page.findings[:1]])
 
 

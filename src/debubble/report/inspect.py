@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from debubble.answers.inspect import InspectAnswer, RankPart
 from debubble.report.text import FEW, Page, Table, farthest
@@ -16,9 +15,6 @@ from debubble.units import (
     show_seconds,
     show_share,
 )
-
-if TYPE_CHECKING:
-    from debubble.errors import Gap
 
 _FILES_NAMED = 2
 
@@ -51,18 +47,6 @@ def inspect_page(found: InspectAnswer, next_command: str = "") -> Page:
         others = f" and {counted(more, 'more file')}" if more > 0 else ""
         page.notes.append(f"left alone, no traces: {named}{others}")
     return page
-
-
-def gap_json(gap: Gap) -> dict[str, Any]:
-    """Return a gap as every verb's `warnings` hold it."""
-    full = {
-        "code": gap.code,
-        "message": gap.message,
-        "hint": gap.hint,
-        "rank": gap.rank,
-        "file": gap.file,
-    }
-    return {key: value for key, value in full.items() if value not in {None, ""}}
 
 
 def rank_table(ranks: Sequence[RankPart]) -> Table:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+import msgspec
+
+from debubble.answers.base import list_warnings
 from debubble.errors import Gap
-from debubble.links.history import SCHEMA
 from debubble.links.hop_times import Hop
 from debubble.links.judge import Judgement, Verdict
 from debubble.links.live.measured import HopTestResult, LiveHop, Rung, Times
@@ -22,7 +24,7 @@ from debubble.links.logs.model import (
     Topology,
 )
 from debubble.links.logs.pairs import PairResult
-from debubble.report.inspect import gap_json
+from debubble.links.wiring import SCHEMA
 from debubble.report.text import Page, Table
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_rate
 
@@ -195,7 +197,7 @@ def logs_json(
         "logs": [_log_json(log) for log in logs],
         "commands": [],
         "verdict": logs_answer(logs, pairs),
-        "warnings": [gap_json(gap) for gap in gaps],
+        "warnings": msgspec.to_builtins(list_warnings(gaps)),
     }
 
 
@@ -377,7 +379,7 @@ def live_json(
         "logs": [],
         "commands": [],
         "verdict": live_answer(hops),
-        "warnings": [gap_json(gap) for gap in gaps],
+        "warnings": msgspec.to_builtins(list_warnings(gaps)),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,7 +138,7 @@ def _fault_in_pairs(order: Order) -> str | None:
 def _fault_in_waits(order: Order) -> str | None:
     """Run the order: each rank goes on until it lacks an input, and is woken when that is made."""
     stages = 1 + max(action.stage for actions in order for action in actions)
-    cells = [list(_cells(actions)) for actions in order]
+    cells = [list(cells_of(actions)) for actions in order]
     at = [0] * len(order)
     made: set[Pass] = set()
     sleepers: dict[Pass, list[int]] = defaultdict(list)
@@ -164,13 +164,11 @@ def _fault_in_waits(order: Order) -> str | None:
     return None
 
 
-def _cells(actions: list[Action]) -> Iterator[tuple[Action, ...]]:
-    """Yield what runs as one: a pass, or a pair that overlaps."""
-    position = 0
-    while position < len(actions):
-        width = 2 if actions[position].overlap else 1
-        yield tuple(actions[position : position + width])
-        position += width
+def cells_of(actions: Iterable[Action]) -> Iterator[tuple[Action, ...]]:
+    """Yield passes, those that run as one together."""
+    rest = iter(actions)
+    for action in rest:
+        yield (action, next(rest)) if action.overlap else (action,)
 
 
 def _needs(cell: tuple[Action, ...], stages: int) -> Iterator[Pass]:

@@ -14,13 +14,14 @@ from this order alone: docs/explanation/how-predictions-are-made.md, "How messag
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
 from typing import NamedTuple
 
 from debubble.schedules import Action, Order
+from debubble.schedules.finish import cells_of
 
 # How many stages of a rank torch keeps gathered at a time.
 _MOST_GATHERED = 3
@@ -211,13 +212,6 @@ def wire_up(order: Order) -> Wiring:
         ahead=frozenset(s for s, rank in home.items() if home.get(s + 1, rank) != rank),
         back=frozenset(s for s, rank in home.items() if home.get(s - 1, rank) != rank),
     )
-
-
-def cells_of(actions: Iterable[Action]) -> Iterator[Cell]:
-    """Yield passes, those that run as one together."""
-    rest = iter(actions)
-    for action in rest:
-        yield (action, next(rest)) if action.overlap else (action,)
 
 
 def write_hosts(wiring: Wiring, communication: Communication) -> list[HostProgram]:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from debubble.analysis import Analysis
 from debubble.measure.compare import compare
 from debubble.measure.measurement import Measurement
 from debubble.tune.setting import Setting
-from debubble.tune.trial import Kind, Outcome, Reading
+from debubble.tune.trial import Kind, Outcome
 from debubble.units import show_bytes
 
 # Of the shift in time that another split should bring, less than this is none at all.
@@ -21,13 +22,13 @@ class First:
     """The first run, that others are held against."""
 
     setting: Setting
-    reading: Reading
+    reading: Analysis
 
 
 def judge(
     outcome: Outcome,
     setting: Setting,
-    reading: Reading | None,
+    reading: Analysis | None,
     *,
     first: First | None,
     limit_bytes: int | None,
@@ -46,7 +47,7 @@ def judge(
     return outcome
 
 
-def what_was_ignored(setting: Setting, reading: Reading, first: First) -> list[str]:
+def what_was_ignored(setting: Setting, reading: Analysis, first: First) -> list[str]:
     """Return which of the things that were to change did not, as far as traces tell."""
     found = []
     for knob in setting.differing(first.setting):
@@ -80,7 +81,7 @@ def _say_ignored(knob: str, setting: Setting, measured: Measurement) -> str:
     return f"{asked} the measured {knob} did not change"
 
 
-def _stages_stayed(setting: Setting, reading: Reading, first: First) -> bool:
+def _stages_stayed(setting: Setting, reading: Analysis, first: First) -> bool:
     """Tell by the time that each stage takes whether layers moved, where none are told apart."""
     told, was = setting.split, first.setting.split
     before, after = stage_shares(first.reading), stage_shares(reading)
@@ -91,10 +92,10 @@ def _stages_stayed(setting: Setting, reading: Reading, first: First) -> bool:
     return came < _MOVED * asked
 
 
-def stage_shares(reading: Reading) -> list[float]:
+def stage_shares(reading: Analysis) -> list[float]:
     """Return the share of all passes' time that each stage takes."""
     passes = reading.timeline.passes
-    mine = passes.where(np.isin(passes.rank, [rank.rank for rank in reading.figures.ranks]))
+    mine = passes.where(np.isin(passes.rank, [rank.rank for rank in reading.pipeline.ranks]))
     took = (mine.end_ns - mine.start_ns).astype(np.float64)
     sums = np.bincount(mine.stage, weights=took)
     shares: list[float] = (sums / max(float(sums.sum()), 1.0)).tolist()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from debubble.analysis import Analysis
 from debubble.errors import TuneError, UsageError
 from debubble.measure.comparison import Verdict
 from debubble.tune.decide import Budget, Next, Stop, decide
@@ -15,7 +16,7 @@ from debubble.tune.judge import First, contradicts, judge
 from debubble.tune.prospects import Prospects, Scope, look_ahead
 from debubble.tune.setting import Setting
 from debubble.tune.standing import Standing
-from debubble.tune.trial import LOG, Bench, Kind, Reading, end_marked, read_capture, run_trial
+from debubble.tune.trial import LOG, Bench, Kind, end_marked, read_capture, run_trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class Loop:
     """Told of each run before it starts, with how many are over."""
     on_end: Callable[[Run], None]
     clock: Callable[[], float] = time.time
-    _readings: dict[int, Reading] = field(default_factory=dict)
+    _readings: dict[int, Analysis] = field(default_factory=dict)
     _looks: dict[int, Prospects] = field(default_factory=dict)
 
     def run(self) -> Tuning:
@@ -113,7 +114,7 @@ class Loop:
                 ) from error
             return look_ahead(standing, first, self._read(first), None, self.scope)
 
-    def _read(self, run: Run) -> Reading:
+    def _read(self, run: Run) -> Analysis:
         if run.number not in self._readings:
             self._readings[run.number] = read_capture(self.bench.folder_of(run.number))
         return self._readings[run.number]

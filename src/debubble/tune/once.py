@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from debubble.analysis import Analysis
 from debubble.errors import Code, Gap, TuneError
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Comparison
@@ -21,7 +22,7 @@ from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
 from debubble.plan.schedule import Permissions
 from debubble.tune.setting import Setting
-from debubble.tune.trial import LOG, Bench, Reading, run_trial
+from debubble.tune.trial import LOG, Bench, run_trial
 from debubble.units import show_share
 
 # Passes of a quiet machine take up to 1.4 % more than usual on the mean, by 34 captures of 2 cores;
@@ -37,11 +38,11 @@ _REST_OVER_FIRST = 1.6
 class Improvement:
     """One change, and what came of it."""
 
-    before: Reading
+    before: Analysis
     plan: Plan
     option: Option
     setting: Setting
-    after: Reading
+    after: Analysis
     compared: Comparison
 
     @property
@@ -68,7 +69,7 @@ def improve_once(
     """
     now, until_s = bench.template.now, time.monotonic() + seconds
 
-    def capture(setting: Setting, name: str, rest: float) -> Reading:
+    def capture(setting: Setting, name: str, rest: float) -> Analysis:
         """Run the command until the machine was left alone, or the time is up; keep the last run.
 
         `rest` is how long what must follow takes, against the capture itself.
@@ -94,7 +95,7 @@ def improve_once(
 
     before = capture(now, "before", _REST_OVER_FIRST)
     on_step("planning")
-    baseline = measure_baseline(before.timeline, before.figures, layers=now.split)
+    baseline = measure_baseline(before.timeline, before.pipeline, layers=now.split)
     plan = make_plan(
         baseline,
         before.timeline,
@@ -120,10 +121,12 @@ def improve_once(
     )
 
 
-def excess(reading: Reading) -> float:
+def excess(reading: Analysis) -> float:
     """Return how much longer passes took, on the mean, than those of their stage usually do."""
     passes = reading.timeline.passes
-    passes = passes.where(np.isin(passes.step, [window.step for window in reading.figures.windows]))
+    passes = passes.where(
+        np.isin(passes.step, [window.step for window in reading.pipeline.windows])
+    )
     took = (passes.end_ns - passes.start_ns).astype(np.float64)
     usual = np.zeros(len(took))
     for alike in np.unique(np.stack((passes.stage, passes.kind)), axis=1).T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from debubble.analysis import Analysis
 from debubble.errors import UsageError
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline, stages_of
 from debubble.plan.change import Hold
@@ -15,7 +16,7 @@ from debubble.plan.schedule import Permissions, Refused
 from debubble.tune.journal import Expected, Run
 from debubble.tune.setting import Setting
 from debubble.tune.standing import Standing
-from debubble.tune.trial import Kind, Reading
+from debubble.tune.trial import Kind
 from debubble.units import NS_PER_S
 
 
@@ -61,7 +62,7 @@ class Prospects:
 
 
 def look_ahead(
-    standing: Standing, source: Run, reading: Reading, other: Reading | None, scope: Scope
+    standing: Standing, source: Run, reading: Analysis, other: Analysis | None, scope: Scope
 ) -> Prospects:
     """Fit costs to a run, and to another beside it, and plan from there."""
     baseline = _fit(source.setting, reading, other, scope)
@@ -88,16 +89,16 @@ def look_ahead(
     )
 
 
-def _fit(setting: Setting, reading: Reading, other: Reading | None, scope: Scope) -> Baseline:
+def _fit(setting: Setting, reading: Analysis, other: Analysis | None, scope: Scope) -> Baseline:
     layers = setting.split if reading.measurement.split is None else None
     also = None
     if other is not None:
-        also = AlsoRun(timeline=other.timeline, figures=other.figures)
+        also = AlsoRun(timeline=other.timeline, figures=other.pipeline)
 
     def fit(also: AlsoRun | None) -> Baseline:
         return measure_baseline(
             reading.timeline,
-            reading.figures,
+            reading.pipeline,
             layers=layers,
             limit_bytes=scope.limit_bytes,
             schedule=setting.schedule,
@@ -179,7 +180,7 @@ def _as_bad(run: Run, knob: str, value: object) -> bool:
 
 
 def _untellable(
-    source: Run, baseline: Baseline, reading: Reading, scope: Scope, most: int
+    source: Run, baseline: Baseline, reading: Analysis, scope: Scope, most: int
 ) -> tuple[Untellable, ...]:
     """Return the best option of each lever that the command has no placeholder for."""
     levers = ("split", "microbatches", "schedule")

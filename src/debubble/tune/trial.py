@@ -17,10 +17,8 @@ from pathlib import Path
 from debubble.analysis import Analysis, analyse_found
 from debubble.capture.files import list_captures, prepare_out
 from debubble.capture.settings import Settings, environment_for
-from debubble.errors import DebubbleError, Gap
+from debubble.errors import DebubbleError
 from debubble.measure.measurement import Measurement
-from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import Timeline
 from debubble.trace.run import find_run
 from debubble.tune.setting import Setting, Template
 
@@ -114,36 +112,9 @@ def end_marked(token: str) -> int:
     return ended
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """A run as its traces show it."""
-
-    analysis: Analysis
-
-    @property
-    def timeline(self) -> Timeline:
-        """All ranks on one clock."""
-        return self.analysis.timeline
-
-    @property
-    def figures(self) -> PipelineFigures:
-        """Of the pipeline that waits most."""
-        return self.analysis.pipeline
-
-    @property
-    def measurement(self) -> Measurement:
-        """What is compared."""
-        return self.analysis.measurement
-
-    @property
-    def gaps(self) -> tuple[Gap, ...]:
-        """What was found wanting."""
-        return self.analysis.measured_warnings
-
-
-def read_capture(folder: Path | str) -> Reading:
+def read_capture(folder: Path | str) -> Analysis:
     """Read the newest capture of a folder or URL; of several pipelines, the one that waits most."""
-    return Reading(analysis=analyse_found(find_run([str(folder)])))
+    return analyse_found(find_run([str(folder)]))
 
 
 class Kind(StrEnum):
@@ -195,7 +166,7 @@ def run_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
     token: str,
     timeout_s: float | None,
     cut_s: float | None,
-) -> tuple[Outcome, Reading | None]:
+) -> tuple[Outcome, Analysis | None]:
     """Run the command once and read the traces that it leaves in a folder.
 
     Beyond `timeout_s` it hangs; beyond `cut_s` the budget is spent, whatever it does.
@@ -234,7 +205,9 @@ def run_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
         return came_of(Kind.UNREADABLE, str(error))
     measurement = reading.measurement
     if not measurement.samples or measurement.partial:
-        why = "; ".join(str(gap) for gap in reading.gaps) or "no step was captured whole"
+        why = (
+            "; ".join(str(gap) for gap in reading.measured_warnings) or "no step was captured whole"
+        )
         return came_of(Kind.UNREADABLE, why)
     return Outcome(kind=Kind.MEASURED, seconds=ended.seconds, measurement=measurement), reading
 

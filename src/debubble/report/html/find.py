@@ -1,9 +1,10 @@
-"""Measured pipelines in → the report of `debubble find --html`."""
+"""Measured pipelines, or hops, in → the reports of `find --html` and `links --html`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from debubble.links.hop_times import Hop
 from debubble.report.html.charts import (
     MOST_RANKS,
     Cell,
@@ -18,6 +19,23 @@ from debubble.report.html.views import MOST_BYTES, PipelineView, View, views_of
 from debubble.report.text import Page
 from debubble.timeline.figures import PipelineFigures
 from debubble.units import counted, show_bytes, show_duration, show_rate, show_share
+
+
+def links_report(rates: Mapping[Hop, float], slow: Sequence[Hop], page: Page, run: str) -> Report:
+    """Lay out the matrix of hops; their figures follow as in the terminal."""
+    report = Report(verb="links", run=run, page=page)
+    ranks = sorted({rank for hop in rates for rank in hop})
+    if rates and len(ranks) <= MOST_RANKS:
+        slowness = slowness_of({hop: 1 / rate for hop, rate in rates.items()})
+        cells = {
+            hop: Cell(slowness=slowness[hop], lines=(show_rate(rate),), slow=hop in slow)
+            for hop, rate in rates.items()
+        }
+        words = (
+            "Rows send, columns receive; the fuller the colour, the slower; a slow hop is framed."
+        )
+        report.sections.append(chart_section("Hops", words, matrix_markup(ranks, cells)))
+    return report
 
 
 def find_report(shown: Sequence[PipelineView], page: Page, run: str) -> Report:
