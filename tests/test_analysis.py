@@ -80,7 +80,7 @@ ONCE = {
 def test_each_expensive_fact_is_worked_out_once_a_command(verb, form, monkeypatch, tmp_path):
     counts = Counter()
     # Import all that the verbs ask for, so that every name a function is known by is counted.
-    for module in ("find", "links", "plan", "compare", "pictures"):
+    for module in ("find", "links", "plan", "compare"):
         importlib.import_module(f"debubble.cli.{module}")
 
     def counted(function):

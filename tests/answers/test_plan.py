@@ -159,6 +159,7 @@ def test_a_notebook_shows_the_verdict_and_options_are_a_table(found):
     assert row["numbers.batch_latency_s"] == found.options[0].numbers.batch_latency_s
 
 
+@pytest.mark.slow
 def test_the_verbs_are_called_by_their_names_though_packages_have_them_too():
     words = "import debubble; debubble.find; print(*map(callable, (debubble.links, debubble.plan, "
     words += "debubble.simulate))); from debubble.plan.change import Change; debubble.plan.__name__"
