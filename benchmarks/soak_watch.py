@@ -30,15 +30,17 @@ def main() -> None:
     given = parser.parse_args()
     captures, kills = (6, 1) if given.tiny else (given.captures, given.kills)
     with tempfile.TemporaryDirectory(prefix="debubble-soak-") as place:
-        soak(Path(place), captures, kills, given.workers)
+        soak(Path(place), captures, kills, given.workers, at_once=given.tiny)
 
 
-def soak(folder: Path, captures: int, kills: int, workers: int) -> None:
+def soak(folder: Path, captures: int, kills: int, workers: int, *, at_once: bool) -> None:
     config = write_config(folder, workers)
     rng = random.Random(1)  # noqa: S311 (when to kill)
     arriving = threading.Thread(target=arrive, args=(folder / "traces", captures), daemon=True)
     began = time.monotonic()
     arriving.start()
+    if at_once:  # a busy machine may take longer to write a capture than it takes to settle
+        arriving.join()
     bugs: list[str] = []
     for _ in range(kills):
         watch = Watch(config)
