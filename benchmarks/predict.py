@@ -17,7 +17,7 @@ from statistics import median, pstdev
 
 from debubble.plan.baseline import Baseline, measure_baseline
 from debubble.plan.change import Change
-from debubble.plan.link import mend
+from debubble.plan.levers.link import mend
 from debubble.simulate.predict import predict
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import PipelineFigures, measure_pipeline

@@ -13,7 +13,7 @@ from debubble.ledger.verdict import name_causes
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change
 from debubble.plan.emit import EMITTERS, emit
-from debubble.plan.link import repairs
+from debubble.plan.levers.link import repairs
 from debubble.plan.plan import make_plan
 from debubble.report.plan import plan_page
 from debubble.timeline.build import build_run

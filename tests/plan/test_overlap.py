@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.timelines.engine_runs import MS, overlapped_ns, planned_run
 
-from debubble.plan.overlap import consider
+from debubble.plan.levers.overlap import consider
 from debubble.plan.plan import make_plan
 
 # A run of which the first forward passes run beside messages, and later ones do not.

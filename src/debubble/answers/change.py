@@ -11,6 +11,7 @@ from debubble.answers.base import Part
 from debubble.errors import Code, Gap, UsageError
 from debubble.plan.baseline import AlsoRun, Baseline
 from debubble.plan.change import Change
+from debubble.plan.levers import LEVERS
 from debubble.plan.option import Headroom
 from debubble.timeline.job import JobFacts
 from debubble.units import PLAIN_NUMBER, counted
@@ -34,6 +35,7 @@ class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
     token_scale: float | None = None
     hops: list[str] | None = None
     """Rates, as they were given: `2:3=5GB/s`."""
+    by_hand: str | None = None
 
 
 class IntervalPart(Part, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,35 +66,18 @@ def change_part(change: Change, hops: Sequence[str] = ()) -> ChangePart:
         repaired_hops=[list(hop) for hop in change.repaired] if change.repaired else None,
         token_scale=change.token_scale,
         hops=list(hops) or None,
+        by_hand=change.by_hand,
     )
 
 
 def describe(change: Change) -> str:
     """Say a change in words."""
-    parts = []
-    if change.repaired:
-        parts.append(f"repair {name_hops(change.repaired)}")
-    if change.schedule:
-        chunks = f" with {change.chunks} stages a rank" if (change.chunks or 1) > 1 else ""
-        parts.append(f"schedule {change.schedule}{chunks}")
-    if change.split:
-        parts.append(f"split {','.join(map(str, change.split))}")
-    if change.microbatches:
-        of = " of the same batch" if change.hold == "batch" else ""
-        parts.append(f"{counted(change.microbatches, 'microbatch', 'microbatches')}{of}")
-    if change.overlap is not None:
-        parts.append("transfers beside compute" if change.overlap else "no overlap")
-    if change.recompute is not None:
-        parts.append("activations recomputed" if change.recompute else "activations kept")
+    parts = [said for lever in LEVERS if (said := lever.words(change))]
+    if change.by_hand is not None:
+        parts.append(change.by_hand)
     if change.token_scale is not None:
         parts.append(f"{change.token_scale:.3g} times as many tokens")
     return ", ".join(parts) or "nothing changed"
-
-
-def name_hops(hops: Sequence[tuple[int, int]]) -> str:
-    """Name a hop, or both ways between two ranks."""
-    names = " and ".join(f"{here}:{there}" for here, there in hops)
-    return f"hops {names}" if len(hops) > 1 else f"hop {names}"
 
 
 def headroom_bytes(ranks: Sequence[Headroom] | None) -> list[int | None] | None:

@@ -15,7 +15,6 @@ from debubble.answers.change import (
     change_part,
     describe,
     headroom_bytes,
-    name_hops,
     peak_bytes,
     start_from,
     warnings_of,
@@ -28,11 +27,11 @@ from debubble.plan.change import Change
 from debubble.plan.context_length import OtherLength, Survivor, at_length
 from debubble.plan.emit import EMITTERS, can_emit, emit
 from debubble.plan.kv_cache import Cache
-from debubble.plan.link import Repair
+from debubble.plan.lever import Refused, runnable_by
+from debubble.plan.levers.link import Repair, name_hops
+from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
-from debubble.plan.overlap import Overlap
 from debubble.plan.plan import WORTH_A_TRY, Plan, make_plan
-from debubble.plan.schedule import Refused, runnable_by
 from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
 
 SCHEMA = "debubble.plan/1"

@@ -26,8 +26,8 @@ from debubble.plan.ask import Asked, ask
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
 from debubble.plan.hop import Hop, set_hops
+from debubble.plan.levers.overlap import measure_slowdown, say_slowdown
 from debubble.plan.option import Idea
-from debubble.plan.overlap import measure_slowdown, say_slowdown
 from debubble.schedules import SCHEDULES, Order, state_schedule
 from debubble.simulate.communication import WAITED, Communication, usual_communication
 from debubble.simulate.hand_set import UNIT_NS, GivenCosts, mean_of_stages

@@ -33,6 +33,8 @@ class Change:
     """Hops to be as others are, each by the ranks that send and receive."""
     token_scale: float | None = None
     """How many times as many tokens a microbatch has."""
+    by_hand: str | None = None
+    """What else is done, in words: no framework can be told it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 
 from debubble.errors import NoSplitFits, UsageError
 from debubble.ledger.hop_health import LinkHealth
-from debubble.plan import link, microbatches, overlap, schedule
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
 from debubble.plan.kv_cache import Cache, CachePlan, plan_cache
-from debubble.plan.link import Repair
+from debubble.plan.lever import ALL, Permissions, Refused, Start, Weighed
+from debubble.plan.levers import LEVERS
+from debubble.plan.levers.link import Repair
+from debubble.plan.levers.microbatches import counts as counts_worth_trying
+from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import (
     Headroom,
     Idea,
@@ -22,15 +25,13 @@ from debubble.plan.option import (
     quick_latency_s,
     weigh,
 )
-from debubble.plan.overlap import Overlap
-from debubble.plan.schedule import ALL, Permissions, Refused
 from debubble.plan.split import Partition, best_split
 from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import Timeline
 from debubble.units import show_bytes
 
-# Of each lever so many are looked at closely and shown.
 _NEVER_ENDS = "posted as this run posts them, its messages would wait for each other in a circle"
+# Of all combinations so many are looked at closely and shown.
 _SHOWN = 3
 # Of the best schedules so many are combined with other levers.
 _COMBINED = 2
@@ -103,30 +104,38 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
 ) -> Plan:
     """Weigh each lever, then the best of them together; refuse what does not fit."""
     refused: list[Refused] = []
-    partition = _partition(baseline, refused) if allowed.split else None
-    ideas = _ideas(baseline, partition, most_microbatches, refused, allowed)
+    start = Start(
+        baseline=baseline,
+        timeline=timeline,
+        partition=_partition(baseline, refused) if allowed.split else None,
+        most_microbatches=most_microbatches,
+        links=links,
+    )
+    ideas, weighed = _ideas(start, refused, allowed)
     options = [weigh(baseline, idea) for idea in ideas]
-    lapped = overlap.consider(baseline, timeline) if allowed.overlap else None
-    if lapped is not None and lapped.option.fits_memory is False:
-        refused.append(_too_large("overlap", lapped.option.change, lapped.option.headroom))
-    elif lapped is not None:
-        options.append(lapped.option)
+    for own in weighed:
+        option = own.option
+        # A repair takes no memory that the run does not take already.
+        if option.fits_memory is False and not option.change.repaired:
+            refused.append(_too_large(option.lever, option.change, option.headroom))
+        else:
+            options.append(option)
     cached = None
     if cache is not None:
         try:
-            cached = plan_cache(baseline, cache, partition.split if partition else None)
+            best = start.partition.split if start.partition else None
+            cached = plan_cache(baseline, cache, best)
         except UsageError as error:
             refused.append(Refused(lever="kv_cache", change=Change(), reason=str(error)))
-    repairs = link.repairs(baseline, timeline, links) if allowed.link else []
-    options += [repair.option for repair in repairs]
-    options += _on_top_of_repairs(repairs, most_microbatches)
+    repairs = [own for own in weighed if isinstance(own, Repair)]
+    options += _on_top_of_repairs(start, repairs)
     return Plan(
         baseline=baseline,
         options=tuple(sorted(options, key=lambda option: -option.throughput_gain)),
         refused=tuple(refused),
         cache=cached,
-        partition=partition,
-        overlap=lapped,
+        partition=start.partition,
+        overlap=next((own for own in weighed if isinstance(own, Overlap)), None),
         repairs=tuple(repairs),
         links=links,
     )
@@ -141,40 +150,42 @@ def _partition(baseline: Baseline, refused: list[Refused]) -> Partition | None:
 
 
 def _ideas(
-    baseline: Baseline,
-    partition: Partition | None,
-    most: int | None,
-    refused: list[Refused],
-    allowed: Permissions = ALL,
-) -> list[Idea]:
-    """Return what is worth a closer look: each lever alone, the best together."""
+    start: Start, refused: list[Refused], allowed: Permissions
+) -> tuple[list[Idea], list[Weighed]]:
+    """Return what is worth a closer look, each lever alone and the best together.
 
-    def keep(found: Iterable[Idea | Refused]) -> list[Idea]:
+    What a lever has weighed by itself is apart.
+    """
+    baseline = start.baseline
+    weighed: list[Weighed] = []
+
+    def keep(found: Iterable[Idea | Weighed | Refused]) -> list[Idea]:
         """Keep what is allowed and may fit; the rest is refused before any time is spent on it."""
         ideas = []
-        for idea in allowed.of(found, baseline.source.chunks):
-            if isinstance(idea, Refused):
-                refused.append(idea)
+        for idea in found:
+            if not isinstance(idea, Idea | Refused):
+                weighed.append(idea)
+            elif not allowed.permits(idea.change, baseline.source.chunks):
                 continue
-            left = headroom_after(baseline, idea.change)
-            if all_fit(left) is False:
+            elif isinstance(idea, Refused):
+                refused.append(idea)
+            elif all_fit(left := headroom_after(baseline, idea.change)) is False:
                 refused.append(_too_large(idea.lever, idea.change, left))
             else:
                 ideas.append(idea)
         return ideas
 
-    if partition is not None and partition.split == baseline.source.split:
-        partition = None
-    orders = _most(baseline, keep(schedule.ideas(baseline)), refused)
-    alone: list[Idea | Refused] = list(microbatches.ideas(baseline, most))
-    if partition is not None:
-        alone.append(Idea(lever="split", change=Change(split=partition.split)))
-    if baseline.schedule != "forward-only" and baseline.source.split is not None:
-        # The other way to have activations: recomputed, or kept.
-        other = Change(recompute=not baseline.ranks[0].recomputes)
-        alone.append(Idea(lever="recompute", change=other))
-    together = _together(baseline, partition, orders, most, allowed.hold or "microbatch")
-    return keep(alone) + orders + _most(baseline, keep(together), refused)
+    alone: dict[str, list[Idea]] = {}
+    for lever in LEVERS:
+        if allowed.bars(lever.key):
+            continue
+        ideas = keep(lever.ideas(start))
+        if lever.shown is not None:
+            ideas = _most(baseline, ideas, refused, lever.shown)
+        alone[lever.key] = ideas
+    together = keep(_together(start, alone["schedule"], allowed.hold or "microbatch"))
+    ideas = [idea for found in alone.values() for idea in found]
+    return ideas + _most(baseline, together, refused), weighed
 
 
 def _too_large(lever: str, change: Change, left: Sequence[Headroom] | None) -> Refused:
@@ -186,7 +197,9 @@ def _too_large(lever: str, change: Change, left: Sequence[Headroom] | None) -> R
     )
 
 
-def _most(baseline: Baseline, ideas: Sequence[Idea], refused: list[Refused]) -> list[Idea]:
+def _most(
+    baseline: Baseline, ideas: Sequence[Idea], refused: list[Refused], shown: int = _SHOWN
+) -> list[Idea]:
     """Return the few that do the most work a second, by means; what could not end is refused."""
     timed = []
     for idea in ideas:
@@ -196,19 +209,14 @@ def _most(baseline: Baseline, ideas: Sequence[Idea], refused: list[Refused]) -> 
             timed.append((quick_latency_s(baseline, idea.change) / work, idea))
         except OrderCycle:
             refused.append(Refused(lever=idea.lever, change=idea.change, reason=_NEVER_ENDS))
-    return [idea for _, idea in sorted(timed, key=lambda pair: pair[0])[:_SHOWN]]
+    return [idea for _, idea in sorted(timed, key=lambda pair: pair[0])[:shown]]
 
 
-def _together(
-    baseline: Baseline,
-    partition: Partition | None,
-    orders: Sequence[Idea],
-    most: int | None,
-    hold: Hold,
-) -> Iterator[Idea]:
+def _together(start: Start, orders: Sequence[Idea], hold: Hold) -> Iterator[Idea]:
     """Combine the best schedules and counts, with the best split where stages are as many."""
-    counts = microbatches.counts(baseline, most)[:2]
-    splits = dict(_splits_by_count(baseline, partition, counts, hold))
+    baseline = start.baseline
+    counts = counts_worth_trying(baseline, start.most_microbatches)[:2]
+    splits = dict(_splits_by_count(start, counts, hold))
     for idea in (Idea(lever="combined", change=Change()), *orders[:_COMBINED]):
         for count in (None, *counts):
             change = replace(idea.change, microbatches=count, hold=hold)
@@ -225,10 +233,11 @@ def _together(
 
 
 def _splits_by_count(
-    baseline: Baseline, partition: Partition | None, counts: Sequence[int], hold: Hold
+    start: Start, counts: Sequence[int], hold: Hold
 ) -> Iterator[tuple[int | None, tuple[int, ...]]]:
     """Yield the best split for each count: a short batch likes its last stage small."""
-    if partition is None:
+    baseline, partition = start.baseline, start.partition
+    if partition is None or partition.split == baseline.source.split:
         return
     yield None, partition.split
     for count in counts:
@@ -239,12 +248,13 @@ def _splits_by_count(
             yield count, partition.split
 
 
-def _on_top_of_repairs(repairs: Sequence[Repair], most: int | None) -> Iterator[Option]:
+def _on_top_of_repairs(start: Start, repairs: Sequence[Repair]) -> Iterator[Option]:
     """Weigh the best of the other levers on the run with its best repair, where that pays."""
     if not repairs or repairs[0].option.throughput_low <= WORTH:
         return
     mended, hops = repairs[0].baseline, repairs[0].option.change.repaired
-    ideas = _ideas(mended, _partition(mended, []), most, [])
+    repaired = replace(start, baseline=mended, partition=_partition(mended, []))
+    ideas, _ = _ideas(repaired, [], Permissions(link=False, overlap=False))
     sized = [idea for idea in ideas if idea.change.hold == "microbatch"]
     for idea in _most(mended, sized, [])[:_COMBINED]:
         change = replace(idea.change, repaired=hops)

@@ -18,9 +18,9 @@ from debubble.errors import Code, Gap, TuneError
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Comparison
 from debubble.plan.baseline import measure_baseline
+from debubble.plan.lever import Permissions
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
-from debubble.plan.schedule import Permissions
 from debubble.tune.setting import Setting
 from debubble.tune.trial import LOG, Bench, run_trial
 from debubble.units import show_share

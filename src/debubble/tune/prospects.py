@@ -9,10 +9,10 @@ from debubble.analysis import Analysis
 from debubble.errors import UsageError
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline, stages_of
 from debubble.plan.change import Hold
-from debubble.plan.microbatches import MOST_A_RANK
+from debubble.plan.lever import Permissions, Refused
+from debubble.plan.levers.microbatches import MOST_A_RANK
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
-from debubble.plan.schedule import Permissions, Refused
 from debubble.tune.journal import Expected, Run
 from debubble.tune.setting import Setting
 from debubble.tune.standing import Standing

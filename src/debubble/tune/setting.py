@@ -67,7 +67,7 @@ class Setting:
 
         A schedule with other stages a rank needs another split: an even one, unless it is said.
         """
-        if change.recompute is not None:
+        if change.recompute is not None or change.by_hand is not None:
             return None
         wanted: dict[str, object] = {}
         if change.microbatches is not None:

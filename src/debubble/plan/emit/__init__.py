@@ -53,6 +53,8 @@ def emit(framework: str, change: Change, setting: Setting) -> str:
         )
     if change.repaired:
         raise cannot(framework, "to repair a link", "repair it, then plan again")
+    if change.by_hand:
+        raise cannot(framework, f"this: {change.by_hand}", "do it, then plan again")
     if change.recompute is None:
         return EMITTERS[framework](change, setting)
     if framework not in _RECOMPUTE:

@@ -14,6 +14,7 @@ import numpy as np
 from debubble.costs.passes import trailing_activity
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
+from debubble.plan.lever import Lever, Start
 from debubble.plan.option import Idea, Option, quick_latency_s, weigh
 from debubble.simulate.communication import WAITED
 from debubble.simulate.engine import covered_by, covered_ns
@@ -166,3 +167,20 @@ def _break_even(baseline: Baseline, free_share: float) -> float | None:
     before, after = gained[first - 1], gained[first]
     step = _TRIED[first] - _TRIED[first - 1]
     return float(_TRIED[first - 1] + step * before / (before - after))
+
+
+def ideas(start: Start) -> Iterator[Overlap]:
+    """Yield overlap, weighed, where there is none yet."""
+    found = consider(start.baseline, start.timeline)
+    if found is not None:
+        yield found
+
+
+def words(change: Change) -> str:
+    """Say whether transfers run beside compute."""
+    if change.overlap is None:
+        return ""
+    return "transfers beside compute" if change.overlap else "no overlap"
+
+
+LEVER = Lever(key="overlap", position=50, ideas=ideas, words=words)

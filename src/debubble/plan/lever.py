@@ -1,19 +1,18 @@
-"""The lever of order: every schedule that the framework can run, and what may be changed at all."""
+"""What a lever is, what it is asked with, and what may be changed at all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
-from debubble.errors import UsageError
+from debubble.ledger.hop_health import LinkHealth
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
-from debubble.plan.emit.torch import TORCH_SCHEDULES
-from debubble.plan.option import Idea
-from debubble.schedules import SCHEDULES
+from debubble.plan.option import Idea, Option
+from debubble.plan.split import Partition
 from debubble.simulate.communication import schedules_of
-
-_FROM_FILE = "torch runs it as an order of your own (CSV), through its runtime"
+from debubble.timeline.model import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,23 +24,40 @@ class Refused:
     reason: str
 
 
-def ideas(baseline: Baseline) -> Iterator[Idea | Refused]:
-    """Yield every other schedule of the run's kind, or what forbids it."""
-    trains = baseline.schedule != "forward-only"
-    for name, schedule in SCHEDULES.items():
-        if name == baseline.schedule or (name == "forward-only") == trains:
-            continue
-        chunks = max(baseline.source.chunks, schedule.least_chunks)
-        if schedule.most_chunks is not None:
-            chunks = min(chunks, schedule.most_chunks)
-        change = Change(schedule=name, chunks=chunks)
-        try:
-            baseline.what_if(change)
-        except UsageError as error:
-            yield Refused(lever="schedule", change=change, reason=error.message)
-        else:
-            assumed = () if name in TORCH_SCHEDULES else (_FROM_FILE,)
-            yield Idea(lever="schedule", change=change, assumptions=assumed)
+class Weighed(Protocol):
+    """What a lever has weighed by itself, having more to say of it than other levers do."""
+
+    @property
+    def option(self) -> Option:
+        """What would be done, and what it buys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What levers are asked with."""
+
+    baseline: Baseline
+    timeline: Timeline
+    partition: Partition | None = None
+    """The best split of the run as it is; None where there is none to be found."""
+    most_microbatches: int | None = None
+    links: LinkHealth | None = None
+    """What each hop takes and costs, where that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """One kind of change: where it can be had, and how it is said."""
+
+    key: str
+    """What options carry as their `lever`."""
+    position: int
+    """Its place where levers stand in a row, as in the words of a change."""
+    ideas: Callable[[Start], Iterable[Idea | Weighed | Refused]]
+    words: Callable[[Change], str] = lambda _: ""
+    """Says what a change does with this lever, unless the change says it itself (`by_hand`)."""
+    shown: int | None = None
+    """Of its ideas so many are weighed, those with the most work a second by means; else all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +74,9 @@ class Permissions:
     hold: Hold | None = None
     """What stays when the number of microbatches changes; None where either can."""
 
-    def of(self, found: Iterable[Idea | Refused], chunks: int) -> Iterator[Idea | Refused]:
-        """Yield what is allowed of what was found; `chunks` is stages a rank as it is."""
-        return (idea for idea in found if self.permits(idea.change, chunks))
+    def bars(self, lever: str) -> bool:
+        """Tell whether a lever need not be asked at all."""
+        return getattr(self, lever, True) is False
 
     def permits(self, change: Change, chunks: int) -> bool:
         """Tell whether a change is allowed: more stages a rank need another split too."""

@@ -17,6 +17,7 @@ from debubble.ledger.hop_health import LinkHealth
 from debubble.links.hop_times import Hop
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
+from debubble.plan.lever import Lever, Start
 from debubble.plan.option import Idea, Option, weigh
 from debubble.timeline.model import Timeline
 from debubble.timeline.steps import only_steps
@@ -79,3 +80,22 @@ def _without(baseline: Baseline, timeline: Timeline, hops: Sequence[Hop]) -> Wir
     others = replace(kept, transfers=moved.where(~mine))
     pools = pool_wires(others, baseline.ranks[0].pipeline)
     return replace(pools, other=baseline.source.wires.other)
+
+
+def ideas(start: Start) -> list[Repair]:
+    """Return the repairs of slow links, weighed."""
+    return repairs(start.baseline, start.timeline, start.links)
+
+
+def words(change: Change) -> str:
+    """Name the hops that are repaired."""
+    return f"repair {name_hops(change.repaired)}" if change.repaired else ""
+
+
+def name_hops(hops: Sequence[Hop]) -> str:
+    """Name a hop, or both ways between two ranks."""
+    names = " and ".join(f"{here}:{there}" for here, there in hops)
+    return f"hops {names}" if len(hops) > 1 else f"hop {names}"
+
+
+LEVER = Lever(key="link", position=10, ideas=ideas, words=words)
