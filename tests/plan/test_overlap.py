@@ -17,7 +17,7 @@ APART = ("forward-only", 4, 12)
 @pytest.mark.slow
 @pytest.mark.parametrize("slowdown", [1.0, 1.2, 2.0])
 def test_what_messages_do_to_compute_is_told_from_passes_with_and_without(slowdown):
-    found = consider(*planned_run(*RUN, wire_ns=4 * MS, slowdown=slowdown, noise=0.01))
+    found = consider(planned_run(*RUN, wire_ns=4 * MS, slowdown=slowdown, noise=0.01)[0])
     assert found.slowdown == pytest.approx(slowdown, rel=0.02)
 
 
@@ -25,7 +25,7 @@ def test_what_messages_do_to_compute_is_told_from_passes_with_and_without(slowdo
 @pytest.mark.parametrize("slowdown", [1.0, 1.2, 2.0])
 def test_the_run_with_overlap_is_predicted(slowdown):
     how = {"wire_ns": 4 * MS, "slowdown": slowdown, "noise": 0.01}
-    found = consider(*planned_run(*RUN, **how))
+    found = consider(planned_run(*RUN, **how)[0])
     assert found.option.window_ns == pytest.approx(overlapped_ns(*RUN, **how), rel=0.02)
 
 
@@ -33,9 +33,9 @@ def test_the_run_with_overlap_is_predicted(slowdown):
 @pytest.mark.parametrize(("slowdown", "gains"), [(1.0, True), (1.2, True), (2.0, False)])
 def test_it_is_said_to_gain_exactly_where_it_does(slowdown, gains):
     how = {"wire_ns": 4 * MS, "slowdown": slowdown}
-    baseline, timeline = planned_run(*RUN, **how)
+    baseline, _ = planned_run(*RUN, **how)
     assert (overlapped_ns(*RUN, **how) < baseline.source.window_ns) == gains
-    found = consider(baseline, timeline)
+    found = consider(baseline)
     assert (found.option.throughput_gain > 0) == gains
     assert (found.slowdown < found.break_even) == gains
 
@@ -48,8 +48,8 @@ def test_a_gain_within_the_noise_or_none_is_not_recommended(slowdown):
 
 
 def test_at_break_even_the_run_with_overlap_takes_what_it_takes_now():
-    baseline, timeline = planned_run(*RUN, wire_ns=4 * MS)
-    even = consider(baseline, timeline).break_even
+    baseline, _ = planned_run(*RUN, wire_ns=4 * MS)
+    even = consider(baseline).break_even
     then = overlapped_ns(*RUN, wire_ns=4 * MS, slowdown=even)
     assert then == pytest.approx(baseline.source.window_ns, rel=0.005)
 
@@ -64,4 +64,4 @@ def test_where_nothing_overlaps_the_slowdown_is_unknown_and_overlap_not_recommen
 
 
 def test_where_messages_run_beside_compute_already_there_is_no_such_lever():
-    assert consider(*planned_run("zb-h1", 4, 8)) is None
+    assert consider(planned_run("zb-h1", 4, 8)[0]) is None

@@ -26,14 +26,13 @@ from debubble.plan.ask import Asked, ask
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
 from debubble.plan.hop import Hop, set_hops
-from debubble.plan.levers.overlap import measure_slowdown, say_slowdown
+from debubble.plan.levers.overlap import say_slowdown, slowdown_beside
 from debubble.plan.option import Idea
 from debubble.schedules import SCHEDULES, Order, state_schedule
 from debubble.simulate.communication import WAITED, Communication, usual_communication
 from debubble.simulate.hand_set import UNIT_NS, GivenCosts, mean_of_stages
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import Timeline
 from debubble.units import NS_PER_S, counted, parse_rate, show_duration, show_share
 
 SCHEMA = "debubble.simulate/1"
@@ -162,7 +161,7 @@ def ask_run(analysis: Analysis, request: Request, also: Analysis | None = None) 
         limit_bytes=request.memory_limit_bytes,
         schedule=request.schedule_measured,
     )
-    return ask(baseline, _idea(baseline, analysis.timeline, request, tokens))
+    return ask(baseline, _idea(baseline, request, tokens))
 
 
 def answer_simulate(
@@ -386,7 +385,7 @@ def _findings(asked: Asked, hops: tuple[str, ...]) -> list[str]:
     return said
 
 
-def _idea(baseline: Baseline, timeline: Timeline, request: Request, tokens: Tokens) -> Idea:
+def _idea(baseline: Baseline, request: Request, tokens: Tokens) -> Idea:
     """Make a change of what is asked for; what is as it was already is no change."""
     order = None if request.schedule is None else _order_of_file(baseline, request)
     schedule = request.schedule or baseline.schedule
@@ -431,13 +430,8 @@ def _idea(baseline: Baseline, timeline: Timeline, request: Request, tokens: Toke
         )
     idea = Idea(lever="asked", change=change)
     if change.overlap:
-        slowdown = measure_slowdown(timeline, baseline)
-        idea = Idea(
-            lever="asked",
-            change=change,
-            slowdown=slowdown or 1.0,
-            assumptions=(say_slowdown(slowdown),),
-        )
+        said = say_slowdown(slowdown_beside(baseline))
+        idea = Idea(lever="asked", change=change, assumptions=(said,))
     rates = dict(_hop(text) for text in request.hops)
     return set_hops(baseline, idea, rates) if rates else idea
 

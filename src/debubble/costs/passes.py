@@ -3,12 +3,18 @@
 Two answers. `measure_passes` gives medians by stage and kind, for what a run was. `fit_passes`
 gives a model, for what a changed run would be:
 
-    time = (layers + extra) x exp(base(kind, rank) + slope x ranks at work)
+    time = (layers + extra) x exp(base(kind, rank) + slope x ranks at work) x slowed(share)
 
 An embedding on the first stage and a head on the last are extra, in layers, forward and backward
 each its own. The slope is 0 unless ranks share a device and the run shows that they slow each
 other. The base of a step's first backward passes is its own: they have no gradients to add theirs
-to.
+to. The share is that of the pass beside which the rank sends or receives:
+
+    compute   [   F 1   ][   F 2   ]    a message's kernel spins on multiprocessors until it is
+    messages     [recv·········]        done, waiting or not: compute has fewer meanwhile. Half of
+                                        F 1 lies beside it, three quarters of F 2
+
+So a schedule that overlaps has longer passes than one that does not, by the same layers.
 
 With more or fewer tokens, of one run: passes grow as tokens do, but adding to gradients that are
 there does not. Of two runs with different numbers of tokens: a line through both, with a constant;
@@ -30,6 +36,7 @@ from debubble.timeline.model import (
     PassKind,
     RankTimeline,
     Timeline,
+    Transfers,
     no_intervals,
     without,
 )
@@ -55,10 +62,22 @@ TRAILING_NS = 40_000_000
 _SEEN_WITHIN, _STEEPEST = 0.5, 0.1
 # How sure the run itself must be that ranks slow each other, where devices do not tell.
 _SURE = 2.5
+# What is known before a run tells. Within runs that share a device, a rank at work added this to
+# the logarithm of the others' times; a message's kernel this to the compute beside it, on parts of
+# 30 multiprocessors: seven recorded runs that overlap, of two frameworks, 0.12 to 0.17. Of larger
+# devices it takes a smaller part.
+_AT_WORK, _AT_WORK_SPREAD = 0.045, 0.015
+_BESIDE, _BESIDE_SPREAD, _OF_MULTIPROCESSORS = 0.14, 0.03, 30
+_MOST_BESIDE = 2.0
+# Passes whose shares beside messages differ by this much, of a standard deviation times the root
+# of their number, tell what that does to them.
+_TELLS = 1.5
 # Less than this of a layer is what lies between layers, not an embedding or a head.
 _LEAST_EXTRA = 0.1
 # One run predicted half and twice its tokens 20 and 27 % wrong: one pair of recorded runs.
 ONE_RUN_SPREAD = 0.2
+# Of a pass, so much stays with half the tokens: kernels begin and end. Recorded, 0 to 0.05.
+_STAYS = 0.04
 # Whole backward passes of a first stage that is written as a weight gradient alone.
 WHOLE = 4
 # These do not add to gradients.
@@ -120,6 +139,12 @@ class PassModel:
     """By kind, what first and last stage have besides their layers, in layers."""
     activity: dict[Class, float]
     """Ranks at work, on the mean, during passes of each class."""
+    beside: float
+    """What a message's kernel adds to the compute beside it, of the logarithm."""
+    tells_beside: bool
+    """Whether the run shows that itself."""
+    shares: dict[Class, float]
+    """Of passes of each class, on the mean, what lies beside messages."""
     growth: dict[Kind, Growth]
     """How passes of each kind grow with tokens."""
     growth_spread: float = ONE_RUN_SPREAD
@@ -162,10 +187,16 @@ class PassModel:
         }
         return replace(self, base=base)
 
-    def with_slope(self, slope: float) -> PassModel:
-        """Explain the same times by another slope: the steeper, the lower the bases."""
-        base = {of: log + (self.slope - slope) * self.activity[of] for of, log in self.base.items()}
-        return replace(self, base=base, slope=slope)
+    def with_slopes(self, slope: float, beside: float) -> PassModel:
+        """Explain the same times by other slopes: the steeper, the lower the bases."""
+        base = {
+            of: log
+            + (self.slope - slope) * self.activity[of]
+            + float(slowed_beside(self.beside, self.shares[of]))
+            - float(slowed_beside(beside, self.shares[of]))
+            for of, log in self.base.items()
+        }
+        return replace(self, base=base, slope=slope, beside=beside)
 
 
 def measure_passes(passes: Passes, ranks: tuple[RankTimeline, ...]) -> PassCosts:
@@ -259,10 +290,11 @@ def fit_passes(
         here = passes.step == step
         activity[here] = trailing_activity(passes.start_ns[here], passes.end_ns[here])
     rows_of = _rows_of_classes(passes, ranks)
-    seen, spread = _slope_within(rows_of, logs, activity)
+    shares = beside_messages(passes, timeline.transfers)
+    (seen, beside), (spread, _), tells = _slopes(rows_of, logs, (activity, shares), ranks)
     slopes = surely_share(ranks) or (may_share(ranks) and seen > _SURE * spread)
     slope = min(max(seen / _SEEN_WITHIN, 0.0), _STEEPEST) if slopes else 0.0
-    rest = logs - slope * activity
+    rest = logs - slope * activity - slowed_beside(beside, shares)
     base = {of: float(rest[rows].mean()) for of, rows in rows_of.items()}
     residuals = rest.copy()
     for of, rows in rows_of.items():
@@ -277,8 +309,35 @@ def fit_passes(
         layers=layers,
         extras=extras,
         activity={of: float(activity[rows].mean()) for of, rows in rows_of.items()},
+        beside=beside,
+        tells_beside=tells,
+        shares={of: float(shares[rows].mean()) for of, rows in rows_of.items()},
         growth=grow_by_one_run(base),
     )
+
+
+def slowed_beside(beside: float, share: F64 | float) -> F64:
+    """Return what a share of a pass beside messages adds to it, of the logarithm.
+
+    A moment beside them does exp(-beside) of a moment's work.
+    """
+    added: F64 = -np.log1p(-(1 - np.exp(-beside)) * np.asarray(share))
+    return added
+
+
+def beside_messages(passes: Passes, transfers: Transfers) -> F64:
+    """Return the share of each pass beside which its rank sends or receives, waiting included."""
+    shares = np.zeros(len(passes))
+    for rank in np.unique(passes.rank).tolist():
+        mine = passes.rank == rank
+        sends, takes = transfers.source == rank, transfers.destination == rank
+        shares[mine] = share_under(
+            passes.start_ns[mine],
+            passes.end_ns[mine],
+            np.concatenate((transfers.send_start_ns[sends], transfers.receive_start_ns[takes])),
+            np.concatenate((transfers.send_end_ns[sends], transfers.receive_end_ns[takes])),
+        )
+    return shares
 
 
 def _extras(
@@ -335,21 +394,43 @@ def _rows_of_classes(passes: Passes, ranks: Sequence[RankTimeline]) -> dict[Clas
     return rows
 
 
-def _slope_within(
-    rows_of: Mapping[Class, list[int]], logs: F64, activity: F64
-) -> tuple[float, float]:
-    """Return how times follow activity within their classes, and the standard error of that."""
-    y, x = logs.copy(), activity.copy()
+def _slopes(
+    rows_of: Mapping[Class, list[int]],
+    logs: F64,
+    met: tuple[F64, F64],
+    ranks: Sequence[RankTimeline],
+) -> tuple[tuple[float, float], tuple[float, float], bool]:
+    """Return how times follow what they met, ranks at work and messages, within their classes.
+
+    With the standard error of each, and whether the run itself tells of messages. What other runs
+    showed counts as much as it was sure; of devices that ranks do not share nothing is known.
+    """
+    y, x, shared = logs.copy(), np.stack(met, axis=1), surely_share(ranks)
     for rows in rows_of.values():
         y[rows] -= y[rows].mean()
-        x[rows] -= x[rows].mean()
-    spread = float(x @ x)
-    free = len(y) - len(rows_of) - 1
-    if spread < 1e-9 or free < 1:
-        return 0.0, np.inf
-    slope = float(x @ y) / spread
-    rest = y - slope * x
-    return slope, float(np.sqrt(rest @ rest / free / spread))
+        x[rows] -= x[rows].mean(axis=0)
+    free = len(y) - len(rows_of) - 2
+    parts = [rank.multiprocessors for rank in ranks if rank.multiprocessors]
+    beside = _BESIDE * _OF_MULTIPROCESSORS / float(np.median(parts)) if parts else 0.0
+    known = np.array([_AT_WORK if shared else 0.0, beside])
+    sure = np.array([_AT_WORK_SPREAD if shared else np.inf, max(beside / 4, _BESIDE_SPREAD)])
+    if free < 1:
+        return (0.0, beside), (np.inf, np.inf), False
+    weight = np.diag(1 / sure**2)
+    noise = max(float(y @ y) / free, 1e-6)
+    for _ in range(3):  # what is left of the times once both are known
+        informed = x.T @ x / noise + weight
+        spread = np.linalg.pinv(informed)
+        found = spread @ (x.T @ y / noise + weight @ known)
+        noise = max(float(((y - x @ found) ** 2).sum()) / free, 1e-6)
+    seen = float(x[:, 0] @ x[:, 0]) > 1e-9
+    errors = np.sqrt(np.maximum(np.diag(spread), 0.0))
+    slope, error = (float(found[0]), float(errors[0])) if seen else (0.0, np.inf)
+    return (
+        (slope, float(np.clip(found[1], 0.0, _MOST_BESIDE))),
+        (error, float(errors[1])),
+        float(np.sqrt(x[:, 1] @ x[:, 1])) > _TELLS,
+    )
 
 
 def grow_by_one_run(base: Bases) -> dict[Kind, Growth]:
@@ -361,7 +442,7 @@ def grow_by_one_run(base: Bases) -> dict[Kind, Growth]:
         if not first and alone is not None and kind not in _NO_GRADIENTS:
             shares[kind, first].append(1 - float(np.exp(alone - own)))
     return {
-        kind: Growth(constant=max(0.0, float(np.mean(seen)))) if seen else Growth()
+        kind: Growth(constant=min(_STAYS + max(0.0, float(np.mean(seen)) if seen else 0.0), 1.0))
         for kind, seen in shares.items()
     }
 
@@ -418,6 +499,25 @@ def trailing_activity(start_ns: I64, end_ns: I64) -> F64:
     """
     until = end_ns.astype(np.float64)
     return time_under(until - TRAILING_NS, until, start_ns, end_ns) / TRAILING_NS
+
+
+def share_under(start_ns: I64, end_ns: I64, begun_ns: I64, over_ns: I64) -> F64:
+    """Return the share of each stretch that lies under some others, however many.
+
+    A second dimension holds many runs, each by itself.
+    """
+    if start_ns.ndim > 1:
+        runs = [
+            share_under(start_ns[:, run], end_ns[:, run], begun_ns[:, run], over_ns[:, run])
+            for run in range(start_ns.shape[1])
+        ]
+        return np.stack(runs, axis=1)
+    order = np.argsort(begun_ns, kind="stable")
+    begun, until = begun_ns[order], np.maximum.accumulate(over_ns[order])
+    apart = np.append(True, begun[1:] > until[:-1])[: len(begun)]
+    ends = until[np.append(apart[1:], True)[: len(begun)]]
+    share: F64 = time_under(start_ns, end_ns, begun[apart], ends) / np.maximum(end_ns - start_ns, 1)
+    return share
 
 
 def time_under(start_ns: I64 | F64, end_ns: I64 | F64, begun_ns: I64, over_ns: I64) -> F64:

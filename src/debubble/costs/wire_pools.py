@@ -1,15 +1,20 @@
-"""Matched transfers in → what messages took, kept as they were seen: their tail is the point.
+"""Matched transfers in → what messages took: typical times, tails, and what others add.
 
-Medians miss real runs by a tenth. So messages are drawn from those measured, by what they met:
+Medians miss real runs by a tenth, for tails are the point. A message is measured by what it met:
 
     send         [send]          the receiver waited: from the send's start on it is `one_way`
     receive   [recv···]
-    send      [send]             it was there already: what the receive lasts is its `drain`
-    receive          [recv]      (and what the send lasted, `sending`)
+    send      [send]             it was there already: what the receive lasts is its `drain`,
+    receive          [recv]      what the send lasted `sending`
     0 to 1    [exchange]         an exchange, from when both were there: `both_ways`
     1 to 0       [exch.]
 
-What is drawn, and why: docs/explanation/how-predictions-are-made.md.
+    1 to 2    [send]             others on their way make it longer: by `contention` each
+    2 to 3      [send··]
+    0 to 1      [send·········]  a stall: what it takes beyond twice its time is a tail
+
+Each is held against what is typical of its kind. Those of one step are drawn together: steps differ
+in how often the wire stalls. What is drawn, and why: docs/explanation/how-predictions-are-made.md.
 """
 
 from __future__ import annotations
@@ -19,12 +24,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.timeline.model import F64, I64, Flags, Timeline, Transfers
+from debubble.costs.passes import surely_share, time_under
+from debubble.timeline.model import F64, I64, U8, Flags, Timeline, Transfers
 
 # Both ways at once against one way, where a run shows only one of them.
 _BOTH_OVER_ONE = 1.15
-# Taking in what is there already, against the wire.
-DRAIN_OVER_WIRE = 0.5
+# Taking in what is there already, and handing over what is to be sent, against the wire.
+DRAIN_OVER_WIRE, _SENDING_OVER_WIRE = 0.5, 0.65
 # Fewer are no sample.
 _FEWEST = 4
 # A hop that takes so many times as long as the others is slow; tails alone do not make it so.
@@ -35,87 +41,160 @@ _NEARLY_ALL = 0.25
 BUFFERED_BYTES = 2.5 * 1024**2
 # Small messages are buffered whole; some of their time is seen all the same.
 _LEAST_SEEN = 0.25
-# Steps from the quickest to the slowest message, where two samples are laid over each other.
-_STEPS = 101
+# Beyond so many times what is typical, a message was held up: that is a tail.
+_TAIL = 2.0
+# From launch to launch of one program tails take more or less by this share: recorded runs.
+_LAUNCHES = 0.5
+# Another message on its way adds so much to the logarithm of a time. Recorded runs whose ranks
+# share a host's loopback agree within the spread; of others nothing is known beforehand.
+_SHARED, _SHARED_SPREAD = 0.36, 0.06
+_APART, _APART_SPREAD = 0.0, 0.15
+_MOST_CONTENTION = 0.6
+# A message of half the size takes 0.55 to 0.65 of the time, its drain and its send half of it.
+_WIRE_GROWS, _ENDS_GROW = 0.75, 1.0
 
 Hop = tuple[int, int]
 """Places of the rank that sends and of the rank that receives."""
+_BOTH, _ONE, _SENDING, _DRAIN, _SENT, _LATE = range(6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Messages of one size as they were measured, those of slow hops left out."""
+
+    kind: U8
+    """What was seen of it: an exchange, one way, its sending, or its drain."""
+    took_ns: F64
+    others: F64
+    """Messages of others on their way meanwhile, on the mean."""
+    step: I64
+
+    def of(self, kind: int) -> F64:
+        """Return what messages of a kind took."""
+        took: F64 = self.took_ns[self.kind == kind]
+        return took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WirePools:
     """Nanoseconds of messages of one size."""
 
-    both_ways: F64
-    one_way: F64
+    both_ways: float
+    """What is typical, with no other on the way."""
+    one_way: float
     """From the send's start to the receive's end, the receiver waiting."""
-    drain: F64
+    drain: float
     """Of the receive, the message being there."""
-    sending: F64
+    sending: float
     """Of the send alone, buffered."""
+    body: F64
+    """Of each measured message: how many times what is typical, a tail left out."""
+    tail_ns: F64
+    """And what it took beyond that."""
+    step: I64
+    """And its step, counted from 0."""
+    contention: float
+    """What each other message on its way adds, of the logarithm of the time."""
     message_bytes: int
     """Below 0 where not known."""
     buffers: bool
     """A send may end before its receive begins."""
     assumed: tuple[str, ...]
     """What the run does not show, in words."""
-    seen: Mapping[str, F64]
-    """The four of them as far as they were measured."""
+    messages: Messages
     slow: Mapping[Hop, float]
     """Of hops slower than all others, how many times as long messages take; not in the pools."""
+    shared: bool = False
+    """All ranks are on one device."""
     other: tuple[float, WirePools] | None = None
     """Messages of another size: how many times as large they are, and what they took."""
     batched: bool = False
     """Some kernel carried several messages."""
 
-    def of_size(self, scale: float) -> WirePools:
-        """Return what messages take that are so many times as large.
+    @property
+    def mean_body(self) -> float:
+        """What a message takes on the mean, against what is typical, a tail left out."""
+        return float(self.body.mean())
 
-        Of one size: in proportion. Of two: between them, each share of the messages lies between
-        what it took with either, for tails do not grow as messages do; beyond, in proportion.
+    @property
+    def mean_tail_ns(self) -> float:
+        """What tails add on the mean."""
+        return float(self.tail_ns.mean())
+
+    def of_size(self, scale: float) -> WirePools:
+        """Return what messages take that are so many times as large; tails stay as they are.
+
+        Of one size: a little less than in proportion. Of two: between them.
         """
         if scale == 1.0:
             return self
-        pools = {name: getattr(self, name) for name in _POOLS}
-        if self.other is not None:
-            size, larger = self.other
-            way = min(max((scale - 1) / (size - 1), 0.0), 1.0)
-            scale /= 1 + way * (size - 1)
-            at = np.linspace(0.0, 1.0, _STEPS)
-            pools = {
-                name: (1 - way) * np.quantile(pool, at)
-                + way * np.quantile(getattr(larger, name), at)
-                for name, pool in pools.items()
-            }
-        return replace(self, **{name: pool * scale for name, pool in pools.items()})
+        grown = {}
+        for name, power in _GROWS.items():
+            typical, rest = getattr(self, name), scale
+            if self.other is not None:
+                size, larger = self.other
+                way = min(max((scale - 1) / (size - 1), 0.0), 1.0)
+                typical = (1 - way) * typical + way * getattr(larger, name)
+                rest = scale / (1 + way * (size - 1))
+            grown[name] = typical * rest**power
+        return replace(self, **grown)
+
+    def draw(self, random: np.random.Generator, rows: int, runs: int) -> tuple[F64, F64]:
+        """Draw body and tail of so many messages, in each of many runs from one measured step."""
+        order = np.argsort(self.step, kind="stable")
+        _, first, count = np.unique(self.step[order], return_index=True, return_counts=True)
+        if len(first) == 0 or count.min() < _FEWEST:
+            first, count = np.zeros(1, dtype=np.int64), np.array([len(self.step)])
+        steps = random.integers(len(first), size=runs)
+        picked = order[first[steps] + (random.random((rows, runs)) * count[steps]).astype(np.int64)]
+        often = random.gamma(_LAUNCHES**-2, _LAUNCHES**2, runs)
+        return self.body[picked], self.tail_ns[picked] * often
 
 
-_POOLS = ("both_ways", "one_way", "drain", "sending")
+_GROWS = {
+    "both_ways": _WIRE_GROWS,
+    "one_way": _WIRE_GROWS,
+    "drain": _ENDS_GROW,
+    "sending": _ENDS_GROW,
+}
 
 
 def pool_wires(timeline: Timeline, pipeline: int) -> WirePools:
     """Gather the messages between ranks of a pipeline; slow hops are kept apart."""
-    places = {rank.rank: rank.position for rank in timeline.ranks_of(pipeline)}
+    ranks = timeline.ranks_of(pipeline)
+    places = {rank.rank: rank.position for rank in ranks}
     transfers = timeline.transfers
     mine = np.isin(transfers.source, list(places)) & np.isin(transfers.destination, list(places))
     largest = int(transfers.message_bytes[mine].max(initial=-1))
     chosen = transfers.where(mine & (transfers.message_bytes == largest))
     batched = _with_others(chosen)[0].any() or chosen.fused.any()
     slow = _slow_hops(chosen)
+    kept = np.ones(len(chosen), dtype=bool)
     for sender, receiver in slow:
-        chosen = chosen.where((chosen.source != sender) | (chosen.destination != receiver))
+        kept &= (chosen.source != sender) | (chosen.destination != receiver)
+    messages, buffers = _measure(chosen, kept)
+    pools = _fit(messages, largest, buffers=buffers, shared=surely_share(ranks))
     by_place = {(places[here], places[there]): times for (here, there), times in slow.items()}
-    return replace(_pool(chosen, largest), slow=by_place, batched=bool(batched))
+    return replace(pools, slow=by_place, batched=bool(batched))
 
 
 def join_pools(pools: WirePools, other: WirePools) -> WirePools:
     """Put the messages of two runs, all of one size, together."""
-    joined = _complete(
-        {name: np.concatenate((pools.seen[name], other.seen[name])) for name in _POOLS},
+    own, more = pools.messages, other.messages
+    later = more.step + 1 + int(own.step.max(initial=-1))
+    messages = Messages(
+        kind=np.concatenate((own.kind, more.kind)),
+        took_ns=np.concatenate((own.took_ns, more.took_ns)),
+        others=np.concatenate((own.others, more.others)),
+        step=np.concatenate((own.step, later)),
+    )
+    joined = _fit(
+        messages,
         pools.message_bytes,
         buffers=pools.buffers or other.buffers,
+        shared=pools.shared and other.shared,
     )
-    return replace(joined, slow=pools.slow)
+    return replace(joined, slow=pools.slow, batched=pools.batched)
 
 
 def _slow_hops(transfers: Transfers) -> dict[Hop, float]:
@@ -145,51 +224,109 @@ def _slow_hops(transfers: Transfers) -> dict[Hop, float]:
     return slow
 
 
-def _pool(transfers: Transfers, message_bytes: int) -> WirePools:
-    wire, fused = _wire(transfers), transfers.fused
-    early = _early(transfers)
+def _measure(transfers: Transfers, kept: Flags) -> tuple[Messages, bool]:
+    """Measure what is seen of each message that is kept; tell whether any was buffered."""
+    wire, fused, early = _wire(transfers), transfers.fused, _early(transfers)
+    sent, over = transfers.send_start_ns, transfers.receive_end_ns
+    both_there = np.maximum(sent, transfers.receive_start_ns)
     # Of a receive that begins while its message travels only the rest is seen: it tells no wire.
-    waited = ~fused & (transfers.receive_start_ns <= transfers.send_start_ns)
-    if not (waited | fused).any():
+    waited = ~fused & (transfers.receive_start_ns <= sent)
+    if not ((waited | fused) & kept).any():
         waited = ~fused & ~early
-        whole = (transfers.receive_end_ns - transfers.send_start_ns).astype(np.float64)
-        wire = np.where(waited, whole, wire)
-    sending = np.minimum(transfers.send_end_ns, transfers.receive_end_ns) - transfers.send_start_ns
-    seen = {
-        "both_ways": wire[fused],
-        "one_way": wire[waited],
-        "drain": wire[early],
-        "sending": np.maximum(sending[~fused].astype(np.float64), 0),
-    }
-    return _complete(seen, message_bytes, buffers=bool(early.any()))
+        wire = np.where(waited, (over - sent).astype(np.float64), wire)
+    sending = np.minimum(transfers.send_end_ns, over) - sent
+    # On its way it is from when it leaves to when it is there, as far as either side shows it.
+    leaves = np.where(fused, both_there, sent)
+    arrives = np.maximum(np.where(early, transfers.send_end_ns, over), leaves)
+    beside = time_under(leaves, arrives, leaves, arrives) / np.maximum(arrives - leaves, 1) - 1
+    others = np.maximum(beside - fused, 0.0)  # the other half of an exchange is part of it
+    parts = [
+        (_BOTH, fused, wire),
+        (_ONE, waited, wire),
+        (_SENDING, early, sending.astype(np.float64)),
+        (_DRAIN, early, wire),
+        (_SENT, ~fused & ~early, sending.astype(np.float64)),
+        (_LATE, ~fused & ~early & ~waited, (over - sent).astype(np.float64)),
+    ]
+    rows = [np.flatnonzero(mine & kept) for _, mine, _ in parts]
+    every = np.concatenate(rows)
+    steps = np.unique(transfers.step[every], return_inverse=True)[1].reshape(-1)
+    messages = Messages(
+        kind=np.repeat(np.arange(len(parts), dtype=np.uint8), [len(part) for part in rows]),
+        took_ns=np.concatenate(
+            [np.maximum(took[part], 0.0) for part, (_, _, took) in zip(rows, parts, strict=True)]
+        ),
+        others=others[every],
+        step=steps.astype(np.int64),
+    )
+    return messages, bool((early & kept).any())
 
 
-def _complete(seen: Mapping[str, F64], message_bytes: int, *, buffers: bool) -> WirePools:
-    """Put something in place of what was not seen, and say so."""
-    both, one_way, drain = seen["both_ways"], seen["one_way"], seen["drain"]
+def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool) -> WirePools:
+    """Tell what is typical, what others add, and what is left; say what was not seen."""
+    contention = _contention(messages, shared=shared)
+    alone = messages.took_ns / np.exp(contention * messages.others)
+    both, one_way, sending, drain = (
+        _typical(alone[np.isin(messages.kind, kinds)])
+        for kinds in ((_BOTH,), (_ONE,), (_SENDING, _SENT), (_DRAIN,))
+    )
     said = []
-    if len(one_way) < _FEWEST:
+    if len(messages.of(_ONE)) < _FEWEST and both is not None:
         said.append("one way takes what both ways at once take, over 1.15")
-        one_way = both / _BOTH_OVER_ONE if len(both) else one_way
-    if len(one_way) == 0:
-        said = ["transfers take no time: none was seen"]
-        one_way = np.zeros(1)
-    if len(both) == 0:
-        said.append("both ways at once take 1.15 times one way")
+        one_way = both / _BOTH_OVER_ONE
+    if one_way is None:
+        said, one_way = ["transfers take no time: none was seen"], 0.0
+    if both is None:
+        said += ["both ways at once take 1.15 times one way"] if one_way else []
         both = one_way * _BOTH_OVER_ONE
-    if len(drain) == 0:
-        drain = one_way * DRAIN_OVER_WIRE
+    # Each message once: a stall that the receiver came too late to see is one, too.
+    shapes = np.isin(messages.kind, (_BOTH, _ONE, _SENDING, _LATE))
+    usual = np.array([both, one_way, sending or 0.0, 0.0, 0.0, one_way])
+    typical = usual[messages.kind[shapes]]
+    body = np.minimum(alone[shapes] / np.maximum(typical, 1.0), _TAIL)
+    beside = np.exp(contention * messages.others[shapes])
+    tail = np.where(body < _TAIL, 0.0, messages.took_ns[shapes] - body * typical * beside)
+    step = messages.step[shapes]
+    if not len(body):
+        body, tail, step = np.ones(1), np.zeros(1), np.zeros(1, dtype=np.int64)
     return WirePools(
         both_ways=both,
         one_way=one_way,
-        drain=drain,
-        sending=seen["sending"] if len(seen["sending"]) else one_way,
+        drain=one_way * DRAIN_OVER_WIRE if drain is None else drain,
+        sending=one_way * _SENDING_OVER_WIRE if sending is None else sending,
+        body=body,
+        tail_ns=np.maximum(tail, 0.0),
+        step=step,
+        contention=contention,
         message_bytes=message_bytes,
         buffers=buffers,
         assumed=tuple(said),
-        seen=seen,
+        messages=messages,
         slow={},
+        shared=shared,
     )
+
+
+def _typical(took_ns: F64) -> float | None:
+    return float(np.median(took_ns)) if len(took_ns) else None
+
+
+def _contention(messages: Messages, *, shared: bool) -> float:
+    """Return what each other message adds: what the run shows, drawn to what others showed."""
+    known, spread = (_SHARED, _SHARED_SPREAD) if shared else (_APART, _APART_SPREAD)
+    xs, ys = [np.zeros(0)], [np.zeros(0)]
+    for kind in (_BOTH, _ONE):
+        mine = messages.kind == kind
+        took = np.maximum(messages.took_ns[mine], 1.0)
+        usual = took < _TAIL * np.median(took) if len(took) else np.zeros(0, dtype=bool)
+        if usual.sum() >= _FEWEST:
+            x, y = messages.others[mine][usual], np.log(took[usual])
+            xs.append(x - x.mean())
+            ys.append(y - y.mean())
+    x, y = np.concatenate(xs), np.concatenate(ys)
+    noise = max(float(y @ y) / max(len(y) - 1, 1), 1e-4)
+    seen = (known / spread**2 + float(x @ y) / noise) / (1 / spread**2 + float(x @ x) / noise)
+    return float(min(max(seen, 0.0), _MOST_CONTENTION))
 
 
 def _early(transfers: Transfers) -> Flags:

@@ -137,7 +137,7 @@ class Asked:
 
 def ask(baseline: Baseline, idea: Idea) -> Asked:
     """Predict one change; where nothing changes, show the simulation as it is, uncorrected."""
-    nothing = idea == replace(idea, change=Change(), slowdown=1.0, wire_scale={}, wire_ns={})
+    nothing = idea == replace(idea, change=Change(), wire_scale={}, wire_ns={})
     if nothing:
         baseline = replace(baseline, correction=1.0)
         idea = replace(idea, lever=_NOTHING)

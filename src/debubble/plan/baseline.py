@@ -23,13 +23,14 @@ from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.schedules import Order, order_of
 from debubble.simulate.communication import (
+    MADE_UP,
     TOGETHER,
     Communication,
     possible_ways,
     usual_communication,
 )
 from debubble.simulate.engine import Engine
-from debubble.simulate.planned import plan_program
+from debubble.simulate.planned import planned_engine
 from debubble.simulate.predict import WhatIf, predict
 from debubble.simulate.program import OrderCycle
 from debubble.simulate.source import PooledSource, Source, measure_source, pool_sources
@@ -38,6 +39,8 @@ from debubble.timeline.model import PassKind, RankTimeline, Timeline
 
 # More than a plan asks for; an engine of 4,000 passes takes a few megabytes.
 _KEPT = 32
+# A simulation that misses the run as it is by more may not price anything.
+FITS = 0.05
 # Ties the middle of the draws to the measured run; enough for half a percent.
 _DRAWS = 64
 
@@ -69,8 +72,12 @@ class Baseline:
     """The batch latency that changes are held against."""
     correction: float
     """What the run took against what its own simulation says; predictions are multiplied by it."""
+    misfit: float
+    """By how much the simulation of the run as it is misses it, of the logarithm."""
     communication: Communication
     """How messages travel: that way, of those its framework has, whose simulation lands nearest."""
+    stated: bool = False
+    """Whether somebody said how messages travel."""
     pooled: PooledSource | None = None
     """What another run adds, where one was given."""
     other_correction: float | None = None
@@ -137,7 +144,7 @@ class Baseline:
         """Return what runs the order of a change."""
         way, meets = self._communication(change), not self.source.wires.buffers
         if change.order is not None:
-            return Engine(plan_program(change.order, way, rendezvous=meets))
+            return planned_engine(change.order, way, rendezvous=meets)
         return engine_for(self._sizes(change), way, rendezvous=meets)
 
     def _sizes(self, change: Change) -> tuple[str, int, int, int | None]:
@@ -204,6 +211,8 @@ class Baseline:
     def _communication(self, change: Change) -> Communication:
         if change.overlap:
             return Communication.ASYNCHRONOUS
+        if self.stated or self.communication is Communication.LATENCY:
+            return self.communication
         if change.schedule is None or change.schedule == self.schedule:
             return self.communication
         return usual_communication(change.schedule, self.framework)
@@ -223,6 +232,7 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     schedule: str | None = None,
     latency_ns: float | None = None,
     also: AlsoRun | None = None,
+    communication: Communication | None = None,
 ) -> Baseline:
     """Fit a run, alone or with another of its model, and hold its own simulation against it.
 
@@ -252,7 +262,7 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         if other.schedule is not None:
             correction = _way_that_lands(other, other.schedule)[1]
     window_ns = latency_ns or source.window_ns
-    way, off = _way_that_lands(source, name)
+    way, off = _way_that_lands(source, name, communication)
     return Baseline(
         source=source,
         schedule=name,
@@ -261,7 +271,9 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         limits=_limits(source.ranks, limit_bytes),
         window_ns=window_ns,
         correction=off * window_ns / source.window_ns,
+        misfit=log(off),
         communication=way,
+        stated=communication is not None,
         pooled=pooled,
         other_correction=correction,
     )
@@ -290,7 +302,7 @@ def engine_for(
     sizes: tuple[str, int, int, int | None], communication: Communication, *, rendezvous: bool
 ) -> Engine:
     """Return what runs the order of these sizes."""
-    return Engine(plan_program(order_for(*sizes), communication, rendezvous=rendezvous))
+    return planned_engine(order_for(*sizes), communication, rendezvous=rendezvous)
 
 
 def even_split(layers: int, stages: int) -> tuple[int, ...]:
@@ -322,26 +334,48 @@ def _sizes(source: Source, schedule: str) -> tuple[str, int, int, int | None]:
     return schedule, len(source.ranks), source.microbatches, source.chunks
 
 
-def _way_that_lands(source: Source, schedule: str) -> tuple[Communication, float]:
+def _way_that_lands(
+    source: Source, schedule: str, stated: Communication | None = None
+) -> tuple[Communication, float]:
     """Return how a run communicated, and what it took against its simulation that way.
 
-    Of several ways that a framework has, those go that put messages together where the run sent
-    each by itself, or the other way round; the simulation of the run as it is tells of the rest.
+    The way that is stated; else that of the framework's ways, the usual one first, that puts
+    messages together where the run did so and whose simulation of the run as it is lands on it.
+    Where the framework does not show, or none of its ways lands, any way that is known is tried.
+    Where no message was seen, none is made up: results are there at once.
     """
+    order = _order(source, schedule)
     framework = source.ranks[0].parallelism.framework
-    found = []
     ways = possible_ways(schedule, framework)
-    alike = [way for way in ways if (way in TOGETHER) == source.wires.batched]
-    for way in alike or ways:
-        same = WhatIf(
-            order=_order(source, schedule), communication=way, layers=source.passes.layers
-        )
+    found: list[tuple[Communication, float]] = []
+
+    def lands(way: Communication) -> bool:
+        same = WhatIf(order=order, communication=way, layers=source.passes.layers)
         engine = engine_for(_sizes(source, schedule), way, rendezvous=not source.wires.buffers)
         try:
             window_ns = predict(source, same, draws=_DRAWS, engine=engine).window_ns
         except OrderCycle:
-            continue
+            return False
         found.append((way, source.window_ns / window_ns))
+        return abs(log(found[-1][1])) <= log(1 + FITS)
+
+    if stated is not None:
+        if not lands(stated) and not found:
+            raise UsageError(
+                f"no run goes so: {schedule} with {stated} messages would wait for itself",
+                hint="leave --communication out: the way that fits the run is looked for",
+            )
+    elif not source.wires.one_way and not source.wires.both_ways:
+        lands(Communication.LATENCY)
+    else:
+        alike = [way for way in ways if (way in TOGETHER) == source.wires.batched] or list(ways)
+        fits = [way for way in alike if lands(way)]
+        if not fits and framework is None:
+            tried = {*alike, *MADE_UP}
+            others = [way for way in Communication if way not in tried]
+            any(lands(way) for way in others if (way in TOGETHER) == source.wires.batched)
+    if not found:
+        lands(Communication.LATENCY)
     return min(found, key=lambda way_and_off: abs(log(way_and_off[1])))
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from debubble.errors import UsageError
 from debubble.plan.baseline import Baseline
 from debubble.plan.option import Idea
@@ -35,7 +33,7 @@ def set_hops(baseline: Baseline, idea: Idea, rates: Mapping[Hop, float]) -> Idea
         )
     slower: dict[Hop, int] = {}
     quicker: dict[Hop, float] = {}
-    typical = float(np.median(wires.one_way))
+    typical = wires.one_way
     for (sender, receiver), rate in rates.items():
         hop = positions.get(sender, -1), positions.get(receiver, -1)
         if hop not in hops:

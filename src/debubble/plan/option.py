@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import hypot
 
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
@@ -66,10 +67,6 @@ class Idea:
     lever: str
     change: Change
     assumptions: tuple[str, ...] = ()
-    slowdown: float = 1.0
-    """Of compute, while messages run beside it."""
-    free_share: float = 1.0
-    """What passes would take, against now, if no message had been beside them."""
     wire_scale: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """Of single hops, by positions in the pipeline."""
     wire_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -116,9 +113,11 @@ def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Op
     source, change = baseline.source, idea.change
     found = predict_idea(baseline, idea) if found is None else found
     factor = baseline.correction_for(change)
-    window, low, high = (
-        round(ns * factor) for ns in (found.window_ns, found.low_ns, found.high_ns)
-    )
+    # What the run as it is is missed by, a change may be missed by as well.
+    off = abs(baseline.misfit) * found.window_ns
+    low = found.window_ns - hypot(found.window_ns - found.low_ns, off)
+    high = found.window_ns + hypot(found.high_ns - found.window_ns, off)
+    window, low, high = (round(ns * factor) for ns in (found.window_ns, low, high))
     work = (change.microbatches or source.microbatches) * baseline.microbatch_scale(change)
     now = source.microbatches / (baseline.window_ns + source.outside_ns)
     gains = [work / (ns + source.outside_ns) / now - 1 for ns in (window, high, low)]
@@ -141,13 +140,7 @@ def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Op
 def predict_idea(baseline: Baseline, idea: Idea) -> Prediction:
     """Simulate a change many times over."""
     what_if = baseline.what_if(idea.change)
-    what_if = replace(
-        what_if,
-        pass_scale=what_if.pass_scale * idea.free_share,
-        compute_slowdown=idea.slowdown,
-        wire_scale=idea.wire_scale,
-        wire_ns=idea.wire_ns,
-    )
+    what_if = replace(what_if, wire_scale=idea.wire_scale, wire_ns=idea.wire_ns)
     passes = sum(len(actions) for actions in what_if.order)
     draws = max(_FEWEST, min(_DRAWS, _PASSES // passes))
     return predict(baseline.source, what_if, draws=draws, engine=baseline.engine(idea.change))
@@ -156,7 +149,7 @@ def predict_idea(baseline: Baseline, idea: Idea) -> Prediction:
 def quick_latency_s(baseline: Baseline, change: Change) -> float:
     """Return the batch latency of a change, every pass and message at its mean."""
     engine = baseline.engine(change)
-    lengths = mean_lengths(engine.program, baseline.source, baseline.what_if(change))
+    lengths = mean_lengths(engine, baseline.source, baseline.what_if(change))
     return float(engine.windows(lengths)[0]) * baseline.correction / NS_PER_S
 
 

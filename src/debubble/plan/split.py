@@ -127,7 +127,7 @@ def time_splits(baseline: Baseline, change: Change) -> Evaluate:
     engine = baseline.engine(change)
     program, stages = engine.program, len(what_if.layers)
     extra = extra_layers(program, baseline.source.passes)[:, None]
-    unit = mean_lengths(program, baseline.source, replace(what_if, layers=(1.0,) * stages))
+    unit = mean_lengths(engine, baseline.source, what_if, layers=(1.0,) * stages)
     one_layer = unit.passes[:, None] / (1 + extra)
 
     def latencies(splits: I64) -> F64:

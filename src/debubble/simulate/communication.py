@@ -60,6 +60,14 @@ class Communication(StrEnum):
 # torch runs the two passes of a pair one after the other: the second needs its input later.
 ONE_BY_ONE = frozenset({Communication.RUNTIME, Communication.DEFERRED})
 
+# Messages start whenever they can, beside compute or not.
+BESIDE_COMPUTE = frozenset(
+    {Communication.RUNTIME, Communication.DEFERRED, Communication.ASYNCHRONOUS}
+)
+
+# No framework sends so: papers do, and plans of what overlap would buy.
+MADE_UP = frozenset({Communication.LATENCY, Communication.ASYNCHRONOUS})
+
 # The ways of frameworks that run a schedule of their own: other orders may wait in a circle there.
 OF_ONE_SCHEDULE = {
     Communication.BLOCKING: "1f1b",

@@ -25,8 +25,16 @@ from functools import cached_property
 
 import numpy as np
 
-from debubble.costs.passes import time_under, trailing_activity
-from debubble.simulate.program import NEVER_NS, Delays, EventGraph, Lengths, Program, Times
+from debubble.costs.passes import trailing_activity
+from debubble.simulate.program import (
+    NEVER_NS,
+    Delays,
+    EventGraph,
+    Lengths,
+    OrderCycle,
+    Program,
+    Times,
+)
 from debubble.timeline.model import F64, I64, Flags
 
 # Many runs go through in blocks that a processor's cache can hold.
@@ -34,6 +42,8 @@ _RUNS_AT_ONCE = 256
 # When passes are at work follows from how long they take: from here on windows move by less than
 # a thousandth, on the recorded runs.
 _ROUNDS = 4
+# A pass that begins so soon after a batch could start competes with it.
+_AT_ONCE_NS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,13 @@ class Engine:
             last = last + (lasted[:, None] if lasted.ndim < last.ndim else lasted)
             found.append(np.atleast_1d(last.max(axis=0) - begun.min(axis=0)))
         return np.concatenate(found)
+
+    def waits_in_a_circle(self) -> bool:
+        """Tell whether this program can never end."""
+        try:
+            return self._free is None
+        except OrderCycle:
+            return True
 
     def _of_passes(self) -> tuple[Edges, ...]:
         """Let a pass start after the pass before it and its inputs, and end after its start."""
@@ -200,29 +217,23 @@ def run_shared(engine: Engine, lengths: Lengths, *, measured_activity: F64, slop
     return times
 
 
-def covered_ns(program: Program, times: Times) -> F64:
-    """Return how long each pass runs beside messages of its rank, in each of many runs.
+def in_a_pass(program: Program, times: Times, ready_ns: I64, until_ns: I64) -> Flags:
+    """Tell batches whose rank runs one pass all the while from when they could start on.
 
-    Waiting for the other side is no message.
+    A second dimension holds many runs.
     """
-    messages, place = program.messages, program.batches.place
-    begun = np.maximum(times.batch_start[messages.sent], times.batch_start[messages.received])
-    over = times.batch_end[messages.received]
-    covered = np.zeros(times.pass_start.shape)
+    passes, batches = program.passes, program.batches
+    inside: Flags = np.zeros(ready_ns.shape, dtype=bool)
     for rank in range(len(program.ranks)):
-        mine = program.passes.place == rank
-        touches = (place[messages.sent] == rank) | (place[messages.received] == rank)
-        covered[mine] = covered_by(
-            times.pass_start[mine], times.pass_end[mine], begun[touches], over[touches]
-        )
-    return covered
-
-
-def covered_by(start_ns: I64, end_ns: I64, begun_ns: I64, over_ns: I64) -> F64:
-    """Return how much of each stretch lies under some others; a second dimension holds runs."""
-    length = (end_ns - start_ns).astype(np.float64)
-    # Two messages at once cover no more than one does.
-    return np.clip(time_under(start_ns, end_ns, begun_ns, over_ns), 0.0, length)
+        mine, own = np.flatnonzero(passes.place == rank), np.flatnonzero(batches.place == rank)
+        for run in range(ready_ns.shape[1]) if ready_ns.ndim > 1 else [()]:
+            at = (slice(None), run) if run != () else (slice(None),)
+            start, end = times.pass_start[mine][at], times.pass_end[mine][at]
+            ready, until = ready_ns[own][at], until_ns[own][at]
+            last = np.searchsorted(start, ready + _AT_ONCE_NS, side="right") - 1
+            there = (last >= 0) & (end[np.maximum(last, 0)] > until)
+            inside[(own, *at[1:])] = there
+    return inside
 
 
 class Network:

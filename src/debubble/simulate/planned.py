@@ -16,6 +16,7 @@ from debubble.simulate.communication import (
     wire_up,
     write_hosts,
 )
+from debubble.simulate.engine import Engine
 from debubble.simulate.program import (
     NONE,
     BatchTable,
@@ -78,6 +79,18 @@ def plan_program(
         pairs=_rows(built.pairs),
         waits=np.array(built.waits, dtype=np.int64).reshape(-1, 2),
     )
+
+
+def planned_engine(order: Order, communication: Communication, *, rendezvous: bool) -> Engine:
+    """Return what runs an order; where senders would wait in a circle, messages are buffered.
+
+    A framework that runs an order does not hang in it: what would hang is sent in another way than
+    is known.
+    """
+    engine = Engine(plan_program(order, communication, rendezvous=rendezvous))
+    if rendezvous and engine.waits_in_a_circle():
+        return Engine(plan_program(order, communication))
+    return engine
 
 
 def _rows(numbers: Iterable[int]) -> I64:

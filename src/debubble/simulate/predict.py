@@ -1,30 +1,41 @@
 """A measured run and a change in → what the changed run would take, as an interval.
 
-Passes are drawn from the run's own residuals, messages from those it sent. Where ranks share a
-device, how many are at work slows each: that is found by simulating again until it agrees.
+Passes are drawn from the run's own residuals, messages from those it sent. What they meet in the
+changed run makes them longer or shorter: ranks at work on the same device and messages beside a
+pass, other messages on the wire, compute where a message's kernel would start. That is found by
+simulating again until it agrees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from debubble.costs.passes import WHOLE, PassModel, trailing_activity
+from debubble.costs.passes import (
+    WHOLE,
+    PassModel,
+    share_under,
+    slowed_beside,
+    time_under,
+    trailing_activity,
+)
 from debubble.costs.wire_pools import BUFFERED_BYTES
 from debubble.errors import UsageError
 from debubble.schedules import Order
-from debubble.simulate.communication import Communication
-from debubble.simulate.engine import Engine, covered_ns
-from debubble.simulate.planned import plan_program
+from debubble.simulate.communication import BESIDE_COMPUTE, Communication
+from debubble.simulate.engine import Engine, in_a_pass
+from debubble.simulate.planned import planned_engine
 from debubble.simulate.program import NEVER_NS, Lengths, Program, Times, in_exchange
 from debubble.simulate.source import Source, moment_of
-from debubble.timeline.model import F64, I64, PassKind
+from debubble.timeline.model import F64, Flags, PassKind
 
 # Input and weight gradients apart take so much more than together: measured.
 _SPLIT_COSTS = 1.05
 _ROUNDS = 4
+# Draws that tell what is met, of a run of one rank; of more ranks fewer do.
+_SAMPLED = 64
 # From launch to launch medians of the same run differ by 2.5 %, measured over five launches; what
 # the model leaves out is as much again and more, by the predictions that were tried.
 _LAUNCH_SPREAD = 0.045
@@ -48,8 +59,8 @@ class WhatIf:
     """How many times as many tokens a microbatch has."""
     recomputed: float = 0.0
     """Layers that backward passes run forward more than in the run, as a share; below 0 fewer."""
-    compute_slowdown: float = 1.0
-    """Of compute, while messages of its rank travel."""
+    beside: float | None = None
+    """What messages beside compute add to it, of the logarithm; None: as the run has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +76,41 @@ class Prediction:
     program: Program
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """What passes and messages meet in a run, on the mean of some draws."""
+
+    at_work: F64
+    """Of each pass: ranks at work."""
+    beside: F64
+    """Of each pass: the share beside messages."""
+    others: F64
+    """Of each message: other messages on their way."""
+    late: F64
+    """Of each batch: how often its rank computes where it could start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draws:
+    """What chance decides, a column for each run."""
+
+    noise: F64
+    """Of each pass, of the logarithm."""
+    slope: F64
+    body: F64
+    """Of each message, against what is typical."""
+    tail_ns: F64
+
+    def first(self, runs: int) -> _Draws:
+        """Return the first few runs."""
+        return _Draws(
+            noise=self.noise[:, :runs],
+            slope=self.slope[:runs],
+            body=self.body[:, :runs],
+            tail_ns=self.tail_ns[:, :runs],
+        )
+
+
 def predict(
     source: Source,
     what_if: WhatIf,
@@ -76,31 +122,24 @@ def predict(
     """Simulate a changed run many times over; who has its engine already may hand it over."""
     random = np.random.default_rng(seed)
     if engine is None:
-        rendezvous = not source.wires.buffers
-        engine = Engine(plan_program(what_if.order, what_if.communication, rendezvous=rendezvous))
-    program = engine.program
-    base = _log_lengths(program, source.passes, what_if)
-    noise = random.choice(source.passes.residuals, size=(len(base), draws))
-    slope = np.maximum(random.normal(source.passes.slope, source.passes.slope_spread, draws), 0.0)
-    slope = slope if source.passes.slope else np.zeros(draws)
-    # A steeper slope means that the same times were seen with a lower base.
-    seen = _mean_activity(source)
-    fixed = _other_lengths(program, source, what_if, random.choice, draws)
-    inside, before = _data_ns(program, source)
-    data = (inside + before)[:, None]
-    activity = np.full((len(base), draws), seen)
-    besides, beside = 1 - 1 / what_if.compute_slowdown, np.zeros((len(base), draws))
-    for _ in range(_ROUNDS if source.passes.slope or besides else 1):
-        slowed = slope * activity - (slope - source.passes.slope) * seen
-        lengths = np.exp(base[:, None] + slowed + noise) + beside + data
-        times = engine.run(Lengths(passes=np.rint(lengths).astype(np.int64), **fixed))
-        if source.passes.slope:
-            activity = trailing_activity(times.pass_start, times.pass_end)
-        if besides:
-            beside = besides * covered_ns(program, times)
-    unsure = source.passes.growth_spread * float(np.log(what_if.token_scale))
-    spread = random.normal(0.0, np.hypot(_LAUNCH_SPREAD, unsure), draws)
+        meets = not source.wires.buffers
+        engine = planned_engine(what_if.order, what_if.communication, rendezvous=meets)
+    program, model = engine.program, source.passes
+    slope = np.maximum(random.normal(model.slope, model.slope_spread, draws), 0.0)
+    body, tail = source.wires.draw(random, len(program.messages), draws)
+    drawn = _Draws(
+        noise=random.choice(model.residuals, size=(len(program.passes), draws)),
+        slope=slope if model.slope else np.zeros(draws),
+        body=body,
+        tail_ns=tail,
+    )
+    met = _meet(engine, source, what_if, drawn)
+    times = engine.run(_lengths(program, source, what_if, drawn, met))
+    unsure = model.growth_spread * float(np.log(what_if.token_scale))
+    wide = np.linalg.norm([_LAUNCH_SPREAD, unsure, source.window_spread])
+    spread = random.normal(0.0, wide, draws)
     windows = times.window_ns.astype(np.float64)
+    inside, before = _data_ns(program, source)
     # What is gathered among passes occupies a rank, as in a measured run.
     gathered = float(inside.sum())
     own = (times.pass_end - times.pass_start).sum(axis=0) - gathered - float(before.sum())
@@ -117,19 +156,146 @@ def predict(
     )
 
 
-def mean_lengths(program: Program, source: Source, what_if: WhatIf) -> Lengths:
-    """Return every pass and message at its mean: one run, to compare candidates by."""
-    logs = _log_lengths(program, source.passes, what_if)
-    worked = np.exp(logs) * usual_factor(source) + sum(_data_ns(program, source))
-    fixed = _other_lengths(program, source, what_if, _mean_of, 1)
+def mean_lengths(
+    engine: Engine, source: Source, what_if: WhatIf, layers: tuple[float, ...] | None = None
+) -> Lengths:
+    """Return every pass and message at its mean: one run, to compare candidates by.
+
+    With other `layers`, each meets what it met with those of the run that is asked for.
+    """
+    program, wires = engine.program, source.wires
+    messages = (len(program.messages), 1)
+    usual = float(np.log(np.exp(source.passes.residuals).mean()))
+    drawn = _Draws(
+        noise=np.full((len(program.passes), 1), usual),
+        slope=np.array([source.passes.slope]),
+        body=np.full(messages, wires.mean_body),
+        tail_ns=np.full(messages, wires.mean_tail_ns),
+    )
+    met = _meet(engine, source, what_if, drawn)
+    what_if = what_if if layers is None else replace(what_if, layers=layers)
+    found = _lengths(program, source, what_if, drawn, met).columns()
     return Lengths(
-        passes=np.rint(worked).astype(np.int64),
-        **{name: column[:, 0] if column.ndim > 1 else column for name, column in fixed.items()},
+        **{name: column[:, 0] if column.ndim > 1 else column for name, column in found.items()}
     )
 
 
-def _mean_of(pool: F64, size: tuple[int, int]) -> F64:
-    return np.full(size, pool.mean())
+def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Met:
+    """Run a few draws until what everything meets agrees with how long it takes."""
+    program, wires = engine.program, source.wires
+    messages, places = program.messages, program.batches.place
+    drawn = drawn.first(max(1, _SAMPLED // len(program.ranks)))
+    beside = source.passes.beside if what_if.beside is None else what_if.beside
+    waits_for_room = what_if.communication in BESIDE_COMPUTE and source.late_gap_ns > 0
+    rated = _rated_hops(program, source, what_if)
+    exchanged = in_exchange(messages.sent, messages.received)[:, None]
+    met = Met(
+        at_work=np.full(len(program.passes), _mean_activity(source)),
+        beside=np.zeros(len(program.passes)),
+        others=np.zeros(len(messages)),
+        late=np.zeros(len(places)),
+    )
+    for _ in range(_ROUNDS):
+        lengths = _lengths(program, source, what_if, drawn, met)
+        times = engine.run(lengths)
+        # What waits for nothing is there from the first pass on.
+        begun = np.maximum(times.batch_start, times.pass_start.min(axis=0))
+        found: dict[str, F64] = {}
+        if source.passes.slope:
+            at_work = trailing_activity(times.pass_start, times.pass_end)
+            found["at_work"] = at_work.mean(axis=1)
+        if beside:
+            shares = np.zeros(times.pass_start.shape)
+            for rank in range(len(program.ranks)):
+                mine, own = program.passes.place == rank, places == rank
+                shares[mine] = share_under(
+                    times.pass_start[mine],
+                    times.pass_end[mine],
+                    begun[own],
+                    times.batch_end[own],
+                )
+            found["beside"] = shares.mean(axis=1)
+        if wires.contention and len(messages):
+            sent, taken = begun[messages.sent], begun[messages.received]
+            leaves = np.where(messages.rendezvous[:, None], np.maximum(sent, taken), sent)
+            arrives = leaves + np.maximum(lengths.wire, 1)
+            under = time_under(leaves, arrives, leaves[~rated], arrives[~rated])
+            others = under / (arrives - leaves) - ~rated[:, None] - (exchanged & ~rated[:, None])
+            found["others"] = np.maximum(others, 0.0).mean(axis=1)
+        if waits_for_room:
+            gaps = source.batch_gap_ns + (source.late_gap_ns - source.batch_gap_ns) * met.late
+            ready = begun - np.rint(gaps).astype(np.int64)[:, None]
+            found["late"] = in_a_pass(program, times, ready, begun).mean(axis=1)
+        if not found:
+            break
+        met = replace(met, **found)
+    return met
+
+
+def _lengths(program: Program, source: Source, what_if: WhatIf, drawn: _Draws, met: Met) -> Lengths:
+    """Return how long everything takes that meets what it meets, a column for each draw."""
+    model, passes, batches = source.passes, program.passes, program.batches
+    beside = model.beside if what_if.beside is None else what_if.beside
+    # A steeper slope means that the same times were seen with a lower base.
+    seen = _mean_activity(source)
+    slowed = drawn.slope * met.at_work[:, None] - (drawn.slope - model.slope) * seen
+    base = _log_lengths(program, model, what_if) + slowed_beside(beside, met.beside)
+    inside, before = _data_ns(program, source)
+    worked = np.exp(base[:, None] + slowed + drawn.noise) + (inside + before)[:, None]
+    messages, wires = program.messages, source.wires.of_size(what_if.token_scale)
+    exchanged = in_exchange(messages.sent, messages.received)[:, None]
+    # Both messages of an exchange are one.
+    pair = np.sort(np.stack((messages.sent, messages.received)), axis=0)
+    _, one = np.unique(pair, axis=1, return_index=True)
+    _, exchange = np.unique(pair, axis=1, return_inverse=True)
+    drawn_by = np.where(exchanged[:, 0], one[exchange.reshape(-1)], np.arange(len(messages)))
+    body, tail = drawn.body[drawn_by], drawn.tail_ns[drawn_by]
+    slowed = body * np.exp(wires.contention * met.others)[:, None]
+    wire = np.where(exchanged, wires.both_ways, wires.one_way) * slowed + tail
+    sending = np.where(exchanged, wire, wires.sending * slowed + tail)
+    drain = np.where(exchanged, wire, wires.drain * slowed)
+    places = batches.place
+    for (here, there), scale in what_if.wire_scale.items():
+        mine = (places[messages.sent] == here) & (places[messages.received] == there)
+        wire[mine], drain[mine] = wire[mine] * scale, drain[mine] * scale
+    for (here, there), least in _least_ns(source, what_if).items():
+        mine = (places[messages.sent] == here) & (places[messages.received] == there)
+        # What is buffered on its way has gone before its receive begins; of unknown sizes, nothing.
+        buffered = BUFFERED_BYTES / wires.message_bytes if wires.message_bytes > 0 else 0.0
+        rest = least * max(0.0, 1 - buffered)
+        wire[mine] = np.maximum(wire[mine], least)
+        drain[mine] = np.maximum(drain[mine], np.where(exchanged[mine], least, rest))
+    gaps = source.batch_gap_ns + (source.late_gap_ns - source.batch_gap_ns) * met.late
+    return Lengths(
+        passes=np.rint(worked).astype(np.int64),
+        pass_gaps=np.full(len(passes), source.pass_gap_ns),
+        batch_gaps=np.rint(gaps).astype(np.int64),
+        sending=np.rint(sending).astype(np.int64),
+        wire=np.rint(wire).astype(np.int64),
+        drain=np.rint(drain).astype(np.int64),
+        pass_floor=np.where(passes.before < 0, 0, NEVER_NS),
+        batch_floor=np.full(len(batches), NEVER_NS),
+    )
+
+
+def _least_ns(source: Source, what_if: WhatIf) -> dict[tuple[int, int], int]:
+    """Return what messages take at least, by hop: of slow ones, and of those that are set."""
+    usual = source.wires.of_size(what_if.token_scale).one_way
+    slow = {
+        hop: round(times * usual)
+        for hop, times in source.wires.slow.items()
+        if hop not in what_if.wire_scale
+    }
+    return {**slow, **what_if.wire_ns}
+
+
+def _rated_hops(program: Program, source: Source, what_if: WhatIf) -> Flags:
+    """Tell messages of hops that hold them back: they are on no one else's way."""
+    messages, places = program.messages, program.batches.place
+    rated = np.zeros(len(messages), dtype=bool)
+    for here, there in _least_ns(source, what_if):
+        rated |= (places[messages.sent] == here) & (places[messages.received] == there)
+    return rated
 
 
 def usual_factor(source: Source) -> float:
@@ -225,52 +391,3 @@ def _whole_backward(model: PassModel, *, first: bool, place: int) -> float:
             hint="a run of forward passes is planned as forward-only",
         )
     return float(np.log(sum(np.exp(half) for half in halves if half is not None) / _SPLIT_COSTS))
-
-
-def _other_lengths(
-    program: Program,
-    source: Source,
-    what_if: WhatIf,
-    draw: Callable[..., F64],
-    draws: int,
-) -> dict[str, I64]:
-    """Draw what messages take, both messages of an exchange together; add gaps and floors."""
-    messages, wires = program.messages, source.wires.of_size(what_if.token_scale)
-    exchanged = in_exchange(messages.sent, messages.received)[:, None]
-    size = (len(messages), draws)
-    pair = np.stack(
-        (np.minimum(messages.sent, messages.received), np.maximum(messages.sent, messages.received))
-    )
-    _, exchange = np.unique(pair, axis=1, return_inverse=True)
-    exchange = exchange.reshape(-1)
-    both = draw(wires.both_ways, size=(int(exchange.max(initial=-1)) + 1, draws))[exchange]
-    wire = np.where(exchanged, both, draw(wires.one_way, size=size))
-    drain = np.where(exchanged, wire, draw(wires.drain, size=size))
-    sending = np.where(exchanged, wire, draw(wires.sending, size=size))
-    places = program.batches.place
-    usual = float(np.median(wires.one_way))
-    slow = {
-        hop: round(times * usual)
-        for hop, times in wires.slow.items()
-        if hop not in what_if.wire_scale
-    }
-    for (here, there), scale in what_if.wire_scale.items():
-        mine = (places[messages.sent] == here) & (places[messages.received] == there)
-        wire[mine], drain[mine] = wire[mine] * scale, drain[mine] * scale
-    for (here, there), least in {**slow, **what_if.wire_ns}.items():
-        mine = (places[messages.sent] == here) & (places[messages.received] == there)
-        # What is buffered on its way has gone before its receive begins; of unknown sizes, nothing.
-        buffered = BUFFERED_BYTES / wires.message_bytes if wires.message_bytes > 0 else 0.0
-        rest = least * max(0.0, 1 - buffered)
-        wire[mine] = np.maximum(wire[mine], least)
-        drain[mine] = np.maximum(drain[mine], np.where(exchanged[mine], least, rest))
-    passes, batches = program.passes, program.batches
-    return {
-        "pass_gaps": np.full(len(passes), source.pass_gap_ns),
-        "batch_gaps": np.full(len(batches), source.batch_gap_ns),
-        "sending": np.rint(sending).astype(np.int64),
-        "wire": np.rint(wire).astype(np.int64),
-        "drain": np.rint(drain).astype(np.int64),
-        "pass_floor": np.where(passes.before < 0, 0, NEVER_NS),
-        "batch_floor": np.full(len(batches), NEVER_NS),
-    }

@@ -24,7 +24,8 @@ from debubble.costs.passes import (
 )
 from debubble.costs.wire_pools import WirePools, join_pools, pool_wires
 from debubble.errors import Code, Gap, UsageError
-from debubble.simulate.lengths import pass_gaps
+from debubble.simulate.engine import in_a_pass
+from debubble.simulate.lengths import batch_gaps, pass_gaps
 from debubble.simulate.measured import MeasuredStep, measure_step
 from debubble.simulate.program import NEVER_NS
 from debubble.timeline.figures import PipelineFigures
@@ -35,6 +36,13 @@ from debubble.timeline.steps import only_steps
 _SAME = 0.01
 # Two runs tell how passes grow; the tails of their messages stay a sample of few.
 _TWO_RUNS_SPREAD = 0.05
+
+# The standard error of a median over that of a mean.
+_OF_MEDIAN = 1.25
+# Fewer batches that start beside compute tell nothing. Then a kernel of messages is taken to wait
+# this share of a layer's forward pass for multiprocessors (recorded: 0.12 to 0.18), or of a stage's.
+_FEWEST_LATE = 40
+_LATE_OF_LAYER, _LATE_OF_PASS = 0.14, 0.035
 
 Moment = tuple[int, int, str]
 """Stage, kind, and whether of the first, the last or any other microbatch."""
@@ -61,9 +69,14 @@ class Source:
     pass_gap_ns: int
     """From when a pass could start to its start; a host that its device keeps has yet to launch."""
     batch_gap_ns: int
+    """From when a batch of messages could start to its start."""
+    late_gap_ns: int
+    """The same where its rank computes: its kernel waits for multiprocessors."""
     outside_ns: int
     """From a step's window to the next one's: optimizer, reductions, data loading."""
     window_ns: int
+    window_spread: float
+    """How unsure the middle of few steps is, of its logarithm."""
     bubble_fraction: float
     busy_share: float
     """Of a pass's stretch, what is compute."""
@@ -115,9 +128,17 @@ def measure_source(
         for before, after in pairwise(figures.windows)
         if after.step == before.step + 1
     ]
+    model = fit_passes(kept, figures.pipeline, known)
+    gaps = _batch_gaps(measured)
+    late = _rounded_mean(gaps[1])
+    forward = [base for (kind, _, _), base in model.base.items() if kind == PassKind.F]
+    if sum(map(len, gaps[1])) < _FEWEST_LATE and forward:
+        share = _LATE_OF_LAYER if known else _LATE_OF_PASS
+        on_devices = any(rank.multiprocessors for rank in ranks)
+        late = round(share * float(np.exp(np.median(forward)))) if on_devices else 0
     return Source(
         ranks=ranks,
-        passes=fit_passes(kept, figures.pipeline, known),
+        passes=model,
         wires=pool_wires(kept, figures.pipeline),
         split=known,
         steps=tuple(steps),
@@ -129,12 +150,22 @@ def measure_source(
             inside_passes(passes, ranks, _occupying_data).sum() / max(gathers.sum(), 1)
         ),
         pass_gap_ns=_rounded_mean([_gaps_of_devices(step) for step in measured]),
-        batch_gap_ns=_rounded_mean([step.lengths.batch_gaps for step in measured]),
+        batch_gap_ns=_rounded_mean(gaps[0]),
+        late_gap_ns=late,
         outside_ns=max(0, round(float(np.median(between)))) if between else 0,
         window_ns=figures.batch_latency_ns,
+        window_spread=_spread_of_middle([w.end_ns - w.start_ns for w in figures.windows]),
         bubble_fraction=figures.bubble_fraction or 0.0,
         busy_share=float(passes.busy_ns.sum() / max(stretch, 1)),
     )
+
+
+def _spread_of_middle(windows_ns: Sequence[int]) -> float:
+    """Return the standard error of the median of some steps, as a share of it."""
+    if len(windows_ns) < 2:
+        return 0.0
+    spread = float(np.std(windows_ns, ddof=1) / np.mean(windows_ns))
+    return _OF_MEDIAN * spread / float(np.sqrt(len(windows_ns)))
 
 
 def _gaps_of_devices(step: MeasuredStep) -> I64:
@@ -143,6 +174,20 @@ def _gaps_of_devices(step: MeasuredStep) -> I64:
     found = pass_gaps(step.program, step.times, never) - step.data_gaps_ns
     gaps: I64 = np.maximum(found[found < -NEVER_NS // 2], 0)
     return gaps
+
+
+def _batch_gaps(measured: Sequence[MeasuredStep]) -> tuple[list[I64], list[I64]]:
+    """Return the gaps before batches whose rank is idle, and before those whose rank computes."""
+    idle, late = [], []
+    for step in measured:
+        times = step.times
+        gaps = batch_gaps(step.program, times, step.lengths.batch_floor)
+        ready = times.batch_start - gaps
+        computes = in_a_pass(step.program, times, ready, times.batch_start)
+        known = gaps < -NEVER_NS // 2
+        idle.append(np.maximum(gaps[known & ~computes], 0))
+        late.append(np.maximum(gaps[known & computes], 0))
+    return idle, late
 
 
 def _rounded_mean(parts: Sequence[I64]) -> int:
@@ -263,8 +308,13 @@ def _token_ratio(source: Source, other: Source, stated: float | None) -> float:
 def _with_one_slope(model: PassModel, other: PassModel) -> tuple[PassModel, PassModel]:
     """Let ranks slow each other alike in both runs, as in that which shows it more."""
     steeper = model if model.slope >= other.slope else other
+    telling = other if other.tells_beside and not model.tells_beside else model
     first, second = (
-        replace(run.with_slope(steeper.slope), slope_spread=steeper.slope_spread)
+        replace(
+            run.with_slopes(steeper.slope, telling.beside),
+            slope_spread=steeper.slope_spread,
+            tells_beside=telling.tells_beside,
+        )
         for run in (model, other)
     )
     return first, second
@@ -278,6 +328,7 @@ def _join(model: PassModel, other: PassModel) -> PassModel:
         base=base,
         residuals=np.concatenate((model.residuals, other.residuals)),
         activity={**other.activity, **model.activity},
+        shares={**other.shares, **model.shares},
         growth=grow_by_one_run(base),
     )
 

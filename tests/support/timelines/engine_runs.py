@@ -63,17 +63,17 @@ def run_unsteadily(
 
 
 def _beside(program, times):
-    """Nanoseconds of each pass in which a message of its rank is under way."""
+    """Nanoseconds of each pass in which its rank sends or receives, waiting or not."""
     found = np.zeros(len(program.passes))
-    messages, place = program.messages, program.batches.place
+    place, first = program.batches.place, times.pass_start.min()
     for row in range(len(program.passes)):
         start, end = times.pass_start[row], times.pass_end[row]
-        for sent, received in zip(messages.sent, messages.received, strict=True):
-            if program.passes.place[row] in (place[sent], place[received]):
-                begun = max(times.batch_start[sent], times.batch_start[received])
-                over = times.batch_end[received]
+        done = start
+        for batch in np.argsort(times.batch_start, kind="stable"):
+            if place[batch] == program.passes.place[row]:
+                begun, over = max(times.batch_start[batch], first, done), times.batch_end[batch]
                 found[row] += max(0, min(end, over) - max(start, begun))
-        found[row] = min(found[row], end - start)
+                done = max(done, over)
     return found
 
 
