@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from debubble.ledger.model import Cause
+from debubble.ledger.causes import Cause
 from debubble.report.palette import CAUSES, DARK, KINDS, LABEL_INK, LIGHT
 from debubble.timeline.model import PassKind
 
