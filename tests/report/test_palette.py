@@ -87,3 +87,9 @@ def test_every_cause_has_a_look_and_waits_differ_without_colour():
     hatches = [CAUSES[cause].hatch for cause in WAITS]
     assert all(hatches)
     assert len(set(hatches)) == len(hatches)
+
+
+def test_no_two_causes_have_one_letter():
+    signs = [cause.about.sign for cause in WAITS]
+    assert all(signs)
+    assert len(set(signs)) == len(signs)

@@ -1,5 +1,7 @@
 """How passes and waits look in every picture: a colour and, for waits, a hatch of its own.
 
+What each wait looks like is in `ledger/causes.py`, beside all else that is known of its cause.
+
 Colours are of Okabe and Ito's set, darkened where lines would be too faint, so that people who see
 colours differently tell them apart. All of them stand on light and on dark ground. Colour is never
 the only sign: passes carry letters or numbers, waits differ by hatch.
