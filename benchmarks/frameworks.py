@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support.traces.framework_count import count  # noqa: E402 (the tests' own, which shares nothing with us)
 
+from debubble.ledger.causes import Cause  # noqa: E402
 from debubble.ledger.ledger import build_ledger  # noqa: E402
-from debubble.ledger.model import Cause  # noqa: E402
 from debubble.plan.baseline import Baseline, measure_baseline  # noqa: E402
 from debubble.plan.change import Change  # noqa: E402
 from debubble.plan.option import Idea, weigh  # noqa: E402

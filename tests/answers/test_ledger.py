@@ -8,8 +8,8 @@ import pytest
 from support.traces.recordings import H200
 
 from debubble.answers.ledger import say_cause, say_remedy
+from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger
-from debubble.ledger.model import Cause
 from debubble.ledger.verdict import name_causes
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline

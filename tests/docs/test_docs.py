@@ -10,7 +10,7 @@ from support.services.console import REPOSITORY, matches, type_command
 
 from debubble.cli import VERBS
 from debubble.errors import Code
-from debubble.ledger.model import Cause
+from debubble.ledger.causes import Cause
 from debubble.plan.emit import EMITTERS
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]

@@ -18,8 +18,8 @@ from support.simulator.written_traces import Writing, write_run
 from support.traces.recordings import H200
 
 from debubble.errors import Code
+from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger
-from debubble.ledger.model import Cause
 from debubble.ledger.verdict import find_bottleneck, name_causes
 from debubble.timeline.bubble import measure_windows
 from debubble.timeline.build import build_run

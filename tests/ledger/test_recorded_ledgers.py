@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support.traces.recordings import H200, SHARED
 
+from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import account_for
-from debubble.ledger.model import Cause
 from debubble.ledger.verdict import find_bottleneck, name_causes
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from debubble.ledger.model import Cause
+from debubble.ledger.causes import Cause
 from debubble.report.palette import CAUSES, DARK, KINDS, LABEL_INK, LIGHT
 from debubble.timeline.model import PassKind
 
@@ -87,3 +87,9 @@ def test_every_cause_has_a_look_and_waits_differ_without_colour():
     hatches = [CAUSES[cause].hatch for cause in WAITS]
     assert all(hatches)
     assert len(set(hatches)) == len(hatches)
+
+
+def test_no_two_causes_have_one_letter():
+    signs = [cause.about.sign for cause in WAITS]
+    assert all(signs)
+    assert len(set(signs)) == len(signs)

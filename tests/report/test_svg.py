@@ -14,8 +14,8 @@ from support.timelines.by_hand import a_timeline
 from support.timelines.engine_runs import timeline_of
 from support.traces.recordings import H200
 
+from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import account_for
-from debubble.ledger.model import Cause
 from debubble.ledger.waits import list_waits
 from debubble.report.lanes import frame_step
 from debubble.report.palette import CAUSES, KINDS

@@ -14,8 +14,8 @@ from support.traces.framework_count import count
 from support.traces.recordings import DATA, SHARED, existing
 
 from debubble.answers.ledger import say_cause
+from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger
-from debubble.ledger.model import Cause
 from debubble.ledger.verdict import name_causes
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change

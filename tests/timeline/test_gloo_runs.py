@@ -17,8 +17,8 @@ from debubble.api import find
 from debubble.demo import Workload
 from debubble.demo.truth import read_truth
 from debubble.errors import NoPipeline
+from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger
-from debubble.ledger.model import Cause
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run

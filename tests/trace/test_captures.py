@@ -8,7 +8,8 @@ import pytest
 from support.traces.kineto_events import document, kernel, write
 
 from debubble.errors import RunNotFound
-from debubble.trace.captures import Format, TraceFile, group_captures
+from debubble.trace.captures import group_captures
+from debubble.trace.format import TraceFile
 from debubble.trace.run import find_run, read_run
 
 
@@ -131,13 +132,11 @@ def test_a_rank_found_twice_only_after_reading_is_a_duplicate_too(tmp_path):
 
 def test_twenty_thousand_captures_are_sorted_in_no_time():
     files = [
-        TraceFile(
-            file=f"it_{i // 2}/rank{i % 2}.json", format=Format.KINETO, rank=i % 2, world_size=4
-        )
+        TraceFile(file=f"it_{i // 2}/rank{i % 2}.json", format="kineto", rank=i % 2, world_size=4)
         for i in range(20_000)
     ]
     files += [
-        TraceFile(file=f"x.{1_700_000_000_000}.{i}.json", format=Format.KINETO, rank=i)
+        TraceFile(file=f"x.{1_700_000_000_000}.{i}.json", format="kineto", rank=i)
         for i in range(20_000)
     ]
     began = time.monotonic()

@@ -14,7 +14,7 @@ from support.traces.rank_traces import assert_same
 from support.traces.recordings import H200
 
 from debubble.errors import Code, RunNotFound
-from debubble.trace.captures import Format, recognise
+from debubble.trace.captures import recognise
 from debubble.trace.digest import read_digest
 from debubble.trace.digest.place import DigestPlace, place_digests
 from debubble.trace.run import find_run, read_run
@@ -55,7 +55,7 @@ def test_a_digest_is_known_by_its_content_and_by_the_name_of_its_trace(traces):
     read(traces, digests=BESIDE)
     (traces / "rank1.debubble.npz").rename(traces / "whatever")
     known = recognise(str(traces / "whatever"))
-    assert (known.format, known.rank, known.world_size) == (Format.DIGEST, 1, 2)
+    assert (known.format, known.rank, known.world_size) == ("digest", 1, 2)
     assert known.named == str(traces / "rank1.json.gz")
 
 
@@ -88,7 +88,7 @@ def test_digests_alone_are_a_run(traces):
     after = read(traces)
     for left, right in zip(before.ranks, after.ranks, strict=True):
         assert_same(left, right)
-    assert [known.format for known in after.found.capture.files] == [Format.DIGEST] * 2
+    assert [known.format for known in after.found.capture.files] == ["digest"] * 2
 
 
 def test_some_traces_and_some_digests_are_one_capture(traces):

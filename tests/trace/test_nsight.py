@@ -11,9 +11,9 @@ import pytest
 from support.traces.recordings import PUBLIC, existing
 
 from debubble.errors import NotATrace, TraceError
-from debubble.trace.captures import Format, recognise
+from debubble.trace.captures import recognise
 from debubble.trace.columns import KernelKind, Operation
-from debubble.trace.nsight import read_nsight
+from debubble.trace.nsight.read import read_nsight
 
 MFU = PUBLIC / "nsys-ai" / "mfu_2gpu_before.sqlite"
 
@@ -488,7 +488,7 @@ def test_reading_writes_nothing_beside_the_file(export, monkeypatch):
 
 def test_a_database_is_known_by_its_first_bytes(export):
     export.db.commit()
-    assert recognise(str(export.path)).format is Format.NSIGHT
+    assert recognise(str(export.path)).format == "nsight"
 
 
 def test_the_public_two_gpu_export_reads_with_its_all_to_alls_as_collectives():

@@ -291,7 +291,7 @@ def test_a_file_that_does_not_fit_into_memory_does_not_stop_the_others(tmp_path,
             raise MemoryError
         return real(file, limits)
 
-    monkeypatch.setattr("debubble.trace.reading.read_kineto", read_or_fail)
+    monkeypatch.setattr("debubble.trace.kineto.read.read_kineto", read_or_fail)
     run = read(tmp_path)
     assert codes(run) == ["unreadable", "missing_ranks"]
     assert "does not fit into memory" in run.gaps[0].message

@@ -8,8 +8,9 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Part, seconds
+from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.ledger import Ledger, Saving
-from debubble.ledger.model import Cause, Culprit, find_culprits
+from debubble.ledger.model import Culprit, find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
 from debubble.ledger.verdict import LITTLE, OF_ANY_PIPELINE, Bottleneck, Named
 from debubble.units import NS_PER_S, show_duration
@@ -20,23 +21,11 @@ _WORTH_A_WORD = 0.1
 WITHOUT_TRACE = (
     "waits for ranks without a trace cannot be told from gaps inside passes: they are unexplained"
 )
-REMEDIES = {
-    Cause.IMBALANCE: "equal stages",
-    Cause.JITTER: "passes that take as long as they mostly do",
-    Cause.TRANSFER: "healthy transfers that take no time",
-    Cause.SLOW_LINK: "every transfer as fast as those of its peers",
-    Cause.HOST: "hosts that issue in time",
-    Cause.HOST_SYNC: "hosts that run ahead of their devices",
-    Cause.COLLECTIVE: "no collectives inside passes",
-    Cause.DATA_PARALLEL: "gathers and reductions that passes cover",
+REMEDIES = {str(cause): cause.about.remedied for cause in Cause} | {
     HEAD_OF_LINE: "messages that do not queue behind others",
     SCHEDULE: "twice as many microbatches, the same work",
 }
-_BOTTLENECKS = {
-    "host": "hosts that launch too late",
-    "host_sync": "hosts that their devices keep",
-    "collective": "collectives inside passes",
-    "data_parallel": "gathers and reductions that no compute covers",
+_BOTTLENECKS = {str(cause): cause.about.bottleneck for cause in Cause if cause.about.bottleneck} | {
     "gaps": "gaps between small kernels inside passes",
     "data_loading": "data loading between steps",
     "optimizer": "the optimizer between steps",
@@ -285,21 +274,17 @@ def _say_culprit(ledger: Ledger, named: Named) -> str:
     megatron = any(rank.parallelism.framework == "megatron" for rank in ledger.ranks)
     setting = " after each exchange (Megatron's batch_p2p_sync)" if megatron else ""
     any_pipeline = "as in any pipeline, " if named.cause in OF_ANY_PIPELINE else ""
-    sentences = {
-        Cause.SLOW_LINK: f"single transfers take far longer than most, most of them over {hop}",
-        Cause.TRANSFER: f"{any_pipeline}transfers are waited for, most over {hop}",
-        Cause.JITTER: f"passes of rank {named.rank} vary",
-        Cause.HOST: f"the host of rank {named.rank} issues too late",
-        Cause.HOST_SYNC: f"hosts wait until their devices are done{setting}, "
-        f"most on rank {named.rank}",
-        Cause.COLLECTIVE: f"collectives inside passes, most on rank {named.rank}",
-        Cause.DATA_PARALLEL: "gathers of parameters and reductions of gradients are waited for, "
-        f"most on rank {named.rank}",
-        HEAD_OF_LINE: "messages stand behind others in a queue (head-of-line blocking), "
-        f"most behind {hop}",
-        SCHEDULE: f"{any_pipeline}the schedule itself makes ranks wait",
-    }
-    return sentences.get(named.cause, named.cause.replace("_", " "))
+    if named.cause == HEAD_OF_LINE:
+        blames = (
+            "messages stand behind others in a queue (head-of-line blocking), most behind {hop}"
+        )
+    elif named.cause == SCHEDULE:
+        blames = "the schedule itself makes ranks wait"
+    elif len(named.saving.causes) > 1:
+        blames = named.cause
+    else:
+        blames = CAUSE_OF[named.cause].about.blames or named.cause
+    return any_pipeline + blames.format(rank=named.rank, hop=hop, setting=setting)
 
 
 def _besides(ledger: Ledger, stage: int) -> str:

@@ -29,7 +29,6 @@ from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import tell_memory
 from debubble.timeline.model import RankTimeline, Timeline, no_intervals
 from debubble.timeline.steps import marks_steps
-from debubble.trace.captures import Format, TraceFile
 from debubble.trace.columns import (
     UNKNOWN,
     Group,
@@ -41,10 +40,11 @@ from debubble.trace.columns import (
     summarise,
 )
 from debubble.trace.digest import pack_digest, read_digest, unpack_digest
+from debubble.trace.digest.archive import NAME as DIGEST
 from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import Engine, LocalEngine, Progress, map_files
-from debubble.trace.reading import Reading, read_file
-from debubble.trace.run import Run, RunFiles, settle_run, unreadable
+from debubble.trace.format import Reading, TraceFile
+from debubble.trace.run import Run, RunFiles, read_file, settle_run, unreadable
 from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import Limits
 from debubble.units import show_ranks
@@ -194,7 +194,7 @@ def read_fleet(  # noqa: PLR0913 (one argument a question)
 def scout_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = None) -> ScoutReport:
     """Read a file and send back little; the rest comes as digests."""
     reading = read_file(known, limits, digests)
-    is_digest = known.format is Format.DIGEST
+    is_digest = known.head is not None
     scouts = tuple(
         Scout(
             summary=summarise(trace),
@@ -309,7 +309,7 @@ def order_parts(fleet: Fleet, question: Question) -> tuple[list[PartOrder], tupl
     orders = [
         PartOrder(
             file=f"ranks {show_ranks(ranks)}",
-            format=Format.DIGEST,
+            format=DIGEST,
             stored=tuple(fleet.stored[rank] for rank in ranks),
             members=tuple((rank, members[rank]) for rank in ranks if rank in members),
             sidecars=tuple(sidecars[rank] for rank in ranks if rank in sidecars),

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.costs.passes import PassCosts, collectives_of
-from debubble.ledger.model import NUMBER_OF, Account, Cause, RootKind
+from debubble.ledger.causes import CAUSES, NUMBER_OF, Cause, RootKind, Stretch
+from debubble.ledger.model import Account
 from debubble.links.hop_times import ExpectedTimes
 from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import I64, Flags, Intervals, RankTimeline, split, without
@@ -235,11 +236,12 @@ def _inputs(step: MeasuredStep) -> list[tuple[int, int, int]]:
     return found
 
 
-Stretch = tuple[int, int, Cause]
+Cut = tuple[int, int, Cause]
 AnyArray = NDArray[np.generic]
 _COMPUTE, _COLLECTIVE = NUMBER_OF[Cause.COMPUTE], NUMBER_OF[Cause.COLLECTIVE]
 _HOST, _UNEXPLAINED = NUMBER_OF[Cause.HOST], NUMBER_OF[Cause.UNEXPLAINED]
 _HOST_SYNC, _DATA_PARALLEL = NUMBER_OF[Cause.HOST_SYNC], NUMBER_OF[Cause.DATA_PARALLEL]
+_CLAIMING = tuple((cause, cause.about.claims) for cause in CAUSES if cause.about.claims)
 _NEVER = np.iinfo(np.int64).max
 _OF_RANKS = {
     RootKind.HOST: Cause.HOST,
@@ -261,10 +263,10 @@ class _Rows:
     root: list[int] = field(default_factory=list)
     queued: list[bool] = field(default_factory=list)
 
-    def add(self, stretch: Stretch, piece: Piece) -> None:
-        self.start.append(stretch[0])
-        self.end.append(stretch[1])
-        self.cause.append(NUMBER_OF[stretch[2]])
+    def add(self, cut: Cut, piece: Piece) -> None:
+        self.start.append(cut[0])
+        self.end.append(cut[1])
+        self.cause.append(NUMBER_OF[cut[2]])
         self.kind.append(piece.kind)
         self.root.append(piece.row)
         self.queued.append(piece.queued)
@@ -290,7 +292,7 @@ class _Cutter:
         self._first = [times.pass_start[passes.place == one].min(initial=_NEVER) for one in places]
         self._last = [times.pass_end[passes.place == one].max(initial=0) for one in places]
 
-    def cut(self, waiter: int, piece: Piece) -> Iterator[Stretch]:
+    def cut(self, waiter: int, piece: Piece) -> Iterator[Cut]:
         """Yield the causes of a piece of a wait, in order of time."""
         if piece.kind is RootKind.PASS:
             yield from self._cut_pass(waiter, piece)
@@ -299,7 +301,7 @@ class _Cutter:
         else:
             yield piece.begin, piece.end, _OF_RANKS.get(piece.kind, Cause.UNEXPLAINED)
 
-    def _cut_pass(self, waiter: int, piece: Piece) -> Iterator[Stretch]:
+    def _cut_pass(self, waiter: int, piece: Piece) -> Iterator[Cut]:
         """Cut by how far the pass was: an equal share, its stage's excess, its own."""
         passes = self._step.program.passes
         key = (int(passes.stage[piece.row]), int(passes.kind[piece.row]))
@@ -326,7 +328,7 @@ class _Cutter:
                 Cause.JITTER,
             )
 
-    def _cut_message(self, piece: Piece) -> Iterator[Stretch]:
+    def _cut_message(self, piece: Piece) -> Iterator[Cut]:
         messages, times = self._step.program.messages, self._step.times
         both = max(
             int(times.batch_start[messages.sent[piece.row]]),
@@ -374,12 +376,22 @@ def account_step(
         rows = _Rows(place)
         for wait in waits:
             for piece in blame.follow(place, *wait):
-                for stretch in cutter.cut(place, piece):
-                    rows.add(stretch, piece)
+                for cut in cutter.cut(place, piece):
+                    rows.add(_claimed(step, place, piece, cut) if _CLAIMING else cut, piece)
         parts.append(_in_order(place, known, rows))
     return Account(
         **{one.name: np.concatenate([part[one.name] for part in parts]) for one in fields(Account)}
     )
+
+
+def _claimed(step: MeasuredStep, place: int, piece: Piece, cut: Cut) -> Cut:
+    """Put a stretch under the first cause that claims it."""
+    begin, end, cause = cut
+    stretch = Stretch(
+        begin=begin, end=end, cause=cause, place=place, kind=piece.kind, root=piece.row
+    )
+    taken = next((other for other, claims in _CLAIMING if claims(step, stretch)), cause)
+    return begin, end, taken
 
 
 def _cut_rank(
@@ -445,7 +457,7 @@ def _in_order(place: int, known: tuple[I64, I64, I64], rows: _Rows) -> dict[str,
 
 def _steps(
     begin: int, end: int, parts: tuple[tuple[int, Cause], ...], rest: Cause
-) -> Iterator[Stretch]:
+) -> Iterator[Cut]:
     """Cut a stretch at the given distances from its begin, each under its cause."""
     at = begin
     for distance, cause in parts:

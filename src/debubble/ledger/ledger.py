@@ -19,8 +19,9 @@ from debubble.costs.passes import (
 )
 from debubble.errors import Code, Gap
 from debubble.ledger.account import account_step
-from debubble.ledger.model import Account, Cause, Culprit, find_culprits
-from debubble.ledger.savings import REMEDIES, Remedies, Replays, replay_pairs, replay_step
+from debubble.ledger.causes import REMEDIES, Cause
+from debubble.ledger.model import Account, Culprit, find_culprits
+from debubble.ledger.savings import Remedies, Replays, replay_pairs, replay_step
 from debubble.links.classes import wires_between
 from debubble.links.hop_times import Hop, expect_wire
 from debubble.simulate.measured import MeasuredStep, measure_step
@@ -170,7 +171,7 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
     )
     gaps = list(_doubts(measured))
     try:
-        replays = tuple(replay_step(one) for one in remedies)
+        replays = tuple(replay_step(one, REMEDIES) for one in remedies)
     except OrderCycle as error:
         replays = ()
         gaps.append(Gap(code=Code.ORDER_CYCLE, message=f"no replay: {error}", hint=error.hint))
@@ -236,7 +237,7 @@ def _savings(
         and sum(account.total_of(cause) for account in accounts) >= _SEEN * total
     ]
     pairs = list(combinations(seen, 2))
-    windows = [replay_pairs(one, pairs) for one in remedies]
+    windows = [replay_pairs(one, REMEDIES, pairs) for one in remedies]
     hidden: dict[tuple[str, str], int] = {}
     for pair in pairs:
         both = round(

@@ -1,52 +1,16 @@
-"""The types of the ledger: causes, intervals that each stand under one, and who was waited for."""
+"""The types of the ledger: intervals that each stand under one cause, and who was waited for."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from enum import IntEnum, StrEnum
 
 import numpy as np
 
+from debubble.ledger.causes import CAUSES, NUMBER_OF, Cause, RootKind
 from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import I32, I64, U8, Flags, PassKind, RankTimeline
-
-
-class Cause(StrEnum):
-    """What a nanosecond was spent on. What remains is unexplained, never folded into another."""
-
-    COMPUTE = "compute"
-    COLLECTIVE = "collective"
-    DATA_PARALLEL = "data_parallel"
-    WARM_UP = "warm_up"
-    TURNAROUND = "turnaround"
-    DRAIN = "drain"
-    IMBALANCE = "imbalance"
-    JITTER = "jitter"
-    TRANSFER = "transfer"
-    SLOW_LINK = "slow_link"
-    HOST = "host"
-    HOST_SYNC = "host_sync"
-    UNEXPLAINED = "unexplained"
-
-
-CAUSES = tuple(Cause)
-NUMBER_OF = {cause: number for number, cause in enumerate(CAUSES)}
-
-
-class RootKind(IntEnum):
-    """What a wait comes down to in the end: something that is not itself waiting."""
-
-    PASS = 0
-    MESSAGE = 1
-    HOST = 2
-    NOTHING = 3
-    HOST_SYNC = 4
-    """A host that had been kept until its device was done, and had yet to issue what runs next."""
-    COLLECTIVE = 5
-    DATA_PARALLEL = 6
-    """A gather or reduction that runs beside passes, and that the next one waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

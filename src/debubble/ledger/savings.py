@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
 from debubble.costs.passes import PassCosts, trailing_activity
-from debubble.ledger.model import Cause
 from debubble.links.hop_times import ExpectedTimes
 from debubble.simulate.engine import Engine, run_shared
 from debubble.simulate.lengths import hop_of
@@ -224,23 +224,15 @@ def _of(places: np.ndarray[tuple[int], np.dtype[np.int32]], place: int | None) -
     return every
 
 
-# What is put right to remove each cause.
-REMEDIES: dict[Cause, Callable[[Remedies], Lengths]] = {
-    Cause.IMBALANCE: Remedies.equal_stages,
-    Cause.JITTER: Remedies.no_jitter,
-    Cause.TRANSFER: Remedies.free_wire,
-    Cause.SLOW_LINK: Remedies.expected_wires,
-    Cause.HOST: Remedies.no_host,
-    Cause.HOST_SYNC: Remedies.no_sync,
-    Cause.COLLECTIVE: Remedies.no_collectives,
-    Cause.DATA_PARALLEL: Remedies.no_data_parallel,
-}
+_Cause = TypeVar("_Cause", bound=str)
+Remedy = Callable[[Remedies], Lengths]
+"""Returns the lengths of a step with something put right."""
 
 
-def replay_step(remedies: Remedies) -> Replays:
+def replay_step(remedies: Remedies, by_cause: Mapping[_Cause, Remedy]) -> Replays:
     """Replay a step unchanged, and without each cause."""
     step = remedies.step
-    changes = {str(cause): remedy(remedies) for cause, remedy in REMEDIES.items()}
+    changes = {str(cause): remedy(remedies) for cause, remedy in by_cause.items()}
     changes[ALL] = remedies.nothing_wrong()
     unchanged, *windows = remedies.replay([step.lengths, *changes.values()])
     without = dict(zip(changes, windows, strict=True))
@@ -252,8 +244,8 @@ def replay_step(remedies: Remedies) -> Replays:
 
 
 def replay_pairs(
-    remedies: Remedies, pairs: Sequence[tuple[Cause, Cause]]
-) -> dict[tuple[Cause, Cause], int]:
+    remedies: Remedies, by_cause: Mapping[_Cause, Remedy], pairs: Sequence[tuple[_Cause, _Cause]]
+) -> dict[tuple[_Cause, _Cause], int]:
     """Return the window of a step with two causes removed at once, for each pair."""
     unchanged = remedies.step.lengths.columns()
 
@@ -267,7 +259,7 @@ def replay_pairs(
         return combined
 
     changed = {
-        cause: REMEDIES[cause](remedies).columns()
+        cause: by_cause[cause](remedies).columns()
         for cause in {one for pair in pairs for one in pair}
     }
     lengths = [
@@ -293,7 +285,7 @@ def _with_half_the_waits(remedies: Remedies, window_ns: int) -> int:
     return round(halved * float(np.exp(remedies.slope * at_work)))
 
 
-def saved_by(remedies: Sequence[Remedies], remedy: Callable[[Remedies], Lengths]) -> int:
+def saved_by(remedies: Sequence[Remedies], remedy: Remedy) -> int:
     """Return what one remedy would save: the median over steps."""
     windows = [one.replay([one.step.lengths, remedy(one)]) for one in remedies]
     return round(median(before - after for before, after in windows))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from debubble.ledger.causes import CAUSE_OF, Cause, RootKind
 from debubble.ledger.ledger import Ledger, Saving
-from debubble.ledger.model import Cause, RootKind
 from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE, saved_by
 from debubble.links.hop_times import Hop
 from debubble.simulate.lengths import hop_of
@@ -83,7 +83,7 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
     if saving.cause == SCHEDULE or len(saving.causes) > 1:
         return Named(cause=saving.cause, saving=saving)
     if saving.cause in {Cause.COLLECTIVE, Cause.DATA_PARALLEL}:
-        cause = Cause(saving.cause)
+        cause = CAUSE_OF[saving.cause]
         times = [ledger.causes(place)[cause] for place in range(len(ledger.ranks))]
         return Named(
             cause=saving.cause, saving=saving, rank=ledger.ranks[int(np.argmax(times))].rank
@@ -150,13 +150,8 @@ def find_bottleneck(ledger: Ledger, outside_ns: dict[str, int]) -> Bottleneck | 
         return None
     batch = ledger.batch_latency_ns
     mean = {cause: round(share * batch) for cause, share in ledger.shares().items()}
-    others = {
-        "host": mean[Cause.HOST],
-        "host_sync": mean[Cause.HOST_SYNC],
-        "collective": mean[Cause.COLLECTIVE],
-        "data_parallel": mean[Cause.DATA_PARALLEL],
-        "gaps": mean[Cause.UNEXPLAINED],
-    }
+    others = {str(cause): length for cause, length in mean.items() if cause.about.bottleneck}
+    others["gaps"] = mean[Cause.UNEXPLAINED]
     besides = {*others, Cause.COMPUTE}
     waits = sum(length for cause, length in mean.items() if cause not in besides | {"unexplained"})
     found = max((others | outside_ns).items(), key=lambda one: one[1])

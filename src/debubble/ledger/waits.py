@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from debubble.ledger.causes import CAUSES, Cause
 from debubble.ledger.ledger import Ledger
-from debubble.ledger.model import CAUSES, Account, Cause, name_root
+from debubble.ledger.model import Account, name_root
 from debubble.simulate.measured import MeasuredStep
 
 

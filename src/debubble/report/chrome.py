@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from debubble import __version__
 from debubble.errors import UsageError
-from debubble.ledger.model import Cause
 from debubble.ledger.waits import Wait
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
 from debubble.trace.columns import merge
@@ -50,16 +49,6 @@ def write_file(path: Path, data: bytes, *, force: bool) -> None:
 
 
 Event = dict[str, Any]
-_COLOURS = {
-    Cause.IMBALANCE: "terrible",
-    Cause.JITTER: "bad",
-    Cause.SLOW_LINK: "terrible",
-    Cause.TRANSFER: "thread_state_iowait",
-    Cause.DATA_PARALLEL: "thread_state_unknown",
-    Cause.HOST: "yellow",
-    Cause.HOST_SYNC: "olive",
-    Cause.UNEXPLAINED: "black",
-}
 
 # Numbers of tracks: room for as many that overlap in each kind.
 _TRACK_ROOM = 100_000
@@ -196,7 +185,7 @@ def _explained_waits(waits: Sequence[Wait]) -> Iterator[Event]:
             name += f": {wait.waits_for}"
         event = _slice(name, "wait", (wait.rank, _WAITS), (wait.start_ns, wait.end_ns))
         args = {"cause": str(wait.cause), "waits_for": wait.waits_for, "step": wait.step}
-        yield {**event, "cname": _COLOURS.get(wait.cause, "grey"), "args": args}
+        yield {**event, "cname": wait.cause.about.perfetto, "args": args}
 
 
 def _windows(passes: Passes) -> list[tuple[int, int]]:

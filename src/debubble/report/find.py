@@ -16,7 +16,7 @@ from debubble.answers.ledger import WITHOUT_TRACE, AccountPart, WaitedFor, say_r
 from debubble.answers.links import HopPart
 from debubble.answers.no_pipeline import NoPipelineAnswer
 from debubble.answers.replicas import ReplicasPart
-from debubble.ledger.model import Cause
+from debubble.ledger.causes import Cause
 from debubble.ledger.savings import ALL
 from debubble.ledger.verdict import MATTERS
 from debubble.report.text import FEW, STANDING_OUT, Page, Table, farthest

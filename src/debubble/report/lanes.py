@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from debubble.errors import UsageError
-from debubble.ledger.model import Cause
+from debubble.ledger.causes import Cause
 from debubble.ledger.waits import Wait
 from debubble.report.palette import CAUSES, KINDS
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
@@ -97,27 +97,8 @@ _STYLES = {
     "W": ("black on yellow", "black on bright_yellow"),
 }
 # What a rank waits for; the signs differ without colour, too.
-_SIGNS = {
-    Cause.WARM_UP: "<",
-    Cause.TURNAROUND: "·",
-    Cause.DRAIN: ">",
-    Cause.IMBALANCE: "!",
-    Cause.JITTER: "~",
-    Cause.TRANSFER: _WIRE,
-    Cause.SLOW_LINK: "%",
-    Cause.DATA_PARALLEL: "+",
-    Cause.HOST: "^",
-    Cause.HOST_SYNC: "&",
-    Cause.UNEXPLAINED: "?",
-}
-_WAIT_STYLES = {
-    "!": "red",
-    "~": "magenta",
-    "%": "bold red",
-    "^": "yellow",
-    "&": "yellow",
-    "?": "bold",
-}
+_SIGNS = {cause: cause.about.sign for cause in Cause if cause.about.sign}
+_WAIT_STYLES = {cause.about.sign: cause.about.style for cause in _SIGNS}
 # A tick's label and some air.
 _TICK_COLUMNS = 9
 

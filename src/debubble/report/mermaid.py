@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from debubble.errors import UsageError
+from debubble.ledger.causes import CAUSE_OF, Cause
+from debubble.ledger.causes import CAUSES as ALL_CAUSES
 from debubble.ledger.ledger import Ledger
-from debubble.ledger.model import CAUSES as ALL_CAUSES
-from debubble.ledger.model import Cause
 from debubble.ledger.verdict import MATTERS, Named
 from debubble.report.palette import CAUSES, Look
 from debubble.timeline.figures import PipelineFigures, StageFigures
@@ -113,7 +113,7 @@ def _blamed(causes: Sequence[Named]) -> list[Blamed]:
         whole = one.saving.batch_latency_ns + one.saving.saved_ns
         saved = one.saving.saved_ns if one.culprit_saved_ns is None else one.culprit_saved_ns
         if one.cause in _FRAMED and saved >= MATTERS * whole:
-            look = CAUSES[Cause(one.cause)]
+            look = CAUSES[CAUSE_OF[one.cause]]
             found.append((one, look, f"{look.word}: {show_duration(saved)}"))
     return found
 

@@ -15,7 +15,7 @@ from html import escape
 
 import numpy as np
 
-from debubble.ledger.model import Cause
+from debubble.ledger.causes import Cause
 from debubble.report.chrome import assign_tracks
 from debubble.report.lanes import Frame, decimals_of, round_distance
 from debubble.report.palette import CAUSES, DARK, KINDS, LABEL_INK, LIGHT, TILE, Ground, Look

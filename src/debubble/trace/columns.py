@@ -399,3 +399,33 @@ def merge(start: I64, end: I64) -> tuple[I64, I64]:
     first = np.concatenate(([True], start[1:] > reach[:-1]))
     last = np.concatenate((first[1:], [True]))
     return start[first], reach[last]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTable:
+    """All operations of a job, sorted by step and start. Starts may count from each step's own."""
+
+    file: str
+    format: str
+    """`csv`, `jsonl` or `parquet`."""
+    names: tuple[str, ...]
+    """The operations as the table spells them."""
+    step: I64
+    pipeline: I32
+    stage: I32
+    microbatch: I32
+    """-1 where the table does not tell, as is usual for transfers."""
+    op: U8
+    name: I32
+    start_ns: I64
+    duration_ns: I64
+    rank: I32
+    message_bytes: I64
+    peer: I32
+    layer: I32
+    events: int
+    inflated_bytes: int
+    gaps: tuple[Gap, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.step)

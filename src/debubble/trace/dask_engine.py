@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from debubble import __version__
 from debubble.errors import EngineError, MissingExtra
-from debubble.trace.captures import TraceFile
+from debubble.trace.format import TraceFile
 from debubble.trace.source import Limits, is_url
 from debubble.units import counted
 

@@ -29,7 +29,7 @@ from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
 from debubble.errors import TraceError, TraceTooLarge, UsageError
-from debubble.trace.captures import TraceFile
+from debubble.trace.format import TraceFile
 from debubble.trace.source import Limits, size_of
 
 # Below this, starting worker processes takes longer than reading (4 ranks of 5 MB: 0.2 s).

@@ -16,20 +16,19 @@ from functools import partial
 
 from debubble.errors import Code, Gap, RunNotFound, TraceError, as_gap
 from debubble.trace.captures import (
+    FORMATS,
+    GIVE_TRACES,
     Capture,
-    Format,
-    TraceFile,
     choose_capture,
     group_captures,
-    rank_from_name,
     recognise,
 )
-from debubble.trace.columns import Operation, RankSummary, RankTrace, summarise
+from debubble.trace.columns import Operation, OpTable, RankSummary, RankTrace, summarise
+from debubble.trace.digest.content import copy_digest, keep_table, keep_traces
 from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
 from debubble.trace.digest.place import DigestPlace, stamp_of
-from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress, map_files
-from debubble.trace.optable import OpTable
-from debubble.trace.reading import Reading, read_file
+from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress, map_files, too_large
+from debubble.trace.format import OTHER, OTHER_JSON, PICTURE, Reading, TraceFile, rank_from_name
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
 from debubble.units import counted, show_ranks
@@ -122,6 +121,45 @@ def read_run(  # noqa: PLR0913 (each may be left out)
             for _, outcome in outcomes
         )
         return settle_run(found, readings, rank)
+
+
+def read_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = None) -> Reading:
+    """Read one file of any format, and keep its digests where there is a place for them.
+
+    Errors are returned, so that they come back from workers.
+    """
+    try:
+        reading = replace(FORMATS[known.format].read(known, limits), beside=known.named)
+        return reading if digests is None else _keep(known, reading, digests, limits)
+    except TraceError as error:
+        if error.rank is None:
+            error.rank = known.rank
+        if known.instead:
+            return replace(_read_instead(known, limits, digests), error=error)
+        return Reading(error=error)
+    except MemoryError:
+        return Reading(error=too_large(known))
+
+
+def _read_instead(known: TraceFile, limits: Limits, digests: DigestPlace | None) -> Reading:
+    """Read the trace that a damaged digest lies beside; of several ranks, the digest's alone."""
+    try:
+        reading = read_file(recognise(known.instead, limits), limits, digests)
+    except TraceError as error:
+        return Reading(error=error)
+    if known.head is None or known.head.parts == 1:
+        return reading
+    return replace(reading, traces=tuple(t for t in reading.traces if t.rank == known.rank))
+
+
+def _keep(known: TraceFile, reading: Reading, place: DigestPlace, limits: Limits) -> Reading:
+    if known.head is not None:
+        gaps = copy_digest(known.file, known.rank, place, limits)
+    elif reading.table is not None:
+        gaps = keep_table(known.file, reading.table, place)
+    else:
+        gaps = keep_traces(known.file, reading.traces, place)
+    return replace(reading, gaps=gaps)
 
 
 def settle_run(found: RunFiles, readings: Iterable[Reading], rank: int | None = None) -> Run:
@@ -240,8 +278,7 @@ def unreadable(error: TraceError) -> Gap:
 def named_like_a_trace(file: str) -> bool:
     """Tell a file that should be a trace by its name, whatever is in it."""
     name = file.lower()
-    words = (".json", ".gz", "trace", ".sqlite", ".parquet", ".csv", DIGEST_SUFFIX)
-    return any(word in name for word in words)
+    return any(word in name for known in FORMATS.values() for word in known.in_names)
 
 
 def _recognise_all(
@@ -262,14 +299,14 @@ def _recognise_all(
             if named or named_like_a_trace(file) or os.path.isdir(file):  # noqa: PTH112
                 gaps.append(unreadable(known))
             continue
-        is_garbage = known.format is Format.OTHER and named_like_a_trace(file)
+        is_garbage = known.format == OTHER and named_like_a_trace(file)
         if known.is_trace:
             traces.append(known)
-        elif known.format is Format.PICTURE and len(files) > 1:
+        elif known.format == PICTURE and len(files) > 1:
             left_alone.append(file)
         elif known.why_not and (named or is_garbage):
             gaps.append(unreadable(known.why_not))
-        elif known.format in {Format.PICTURE, Format.OTHER_JSON}:
+        elif known.format in {PICTURE, OTHER_JSON}:
             left_alone.append(file)
     return traces, left_alone, gaps
 
@@ -324,7 +361,7 @@ def _nothing_found(
     seen = f"; {counted(len(left_alone), 'JSON file')} there, none of them a trace"
     return RunNotFound(
         f"no traces in {', '.join(places)}{seen if left_alone else ''}",
-        hint="give torch.profiler's Chrome traces, `nsys export --type sqlite` files, or op tables",
+        hint=GIVE_TRACES,
     )
 
 

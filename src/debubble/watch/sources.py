@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from debubble.errors import Code, DebubbleError, RunNotFound, TraceError
-from debubble.trace.captures import Format, TraceFile, group_captures, rank_from_name, recognise
+from debubble.trace.captures import group_captures, recognise
 from debubble.trace.digest.place import BESIDE, SUFFIX, DigestPlace
+from debubble.trace.format import OTHER, TraceFile, rank_from_name
+from debubble.trace.kineto.document import NAME as KINETO
 from debubble.trace.run import find_run, named_like_a_trace, read_run
 from debubble.trace.sidecar import is_sidecar, read_sidecar, sidecar_of
 from debubble.trace.source import Limits, is_url, locate, plain_errors
@@ -98,14 +100,14 @@ class Scanner:
         """Say what a file is; a damaged trace stands beside its ranks, to be recorded as such."""
         if entry in self._known:
             return self._known[entry]
-        damaged = TraceFile(file=entry.file, format=Format.KINETO, rank=rank_from_name(entry.file))
+        damaged = TraceFile(file=entry.file, format=KINETO, rank=rank_from_name(entry.file))
         try:
             known = recognise(entry.file, self._limits)
         except TraceError:
             return damaged if named_like_a_trace(entry.file) else None
         if known.is_trace:
             return known
-        is_garbage = known.format is Format.OTHER and named_like_a_trace(entry.file)
+        is_garbage = known.format == OTHER and named_like_a_trace(entry.file)
         return damaged if is_garbage else None
 
 

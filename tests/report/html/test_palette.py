@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from debubble.ledger.model import CAUSES, Cause
+from debubble.ledger.causes import CAUSES, Cause
 from debubble.report.html.palette import (
     CAUSE_LOOKS,
     DARK,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support.timelines.engine_runs import timeline_of
 
+from debubble.ledger.causes import CAUSES, Cause
 from debubble.ledger.ledger import build_ledger
-from debubble.ledger.model import CAUSES, Cause
 from debubble.report.html.find import find_report
 from debubble.report.html.page import report_markup
 from debubble.report.html.views import PipelineView, tick_for, views_of

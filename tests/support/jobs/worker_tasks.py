@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from debubble.errors import TraceError
-from debubble.trace.captures import Format, TraceFile
+from debubble.trace.format import TraceFile
 
 
 def orders(folder, names):
@@ -16,7 +16,7 @@ def orders(folder, names):
     return [
         TraceFile(
             file=str(folder / name),
-            format=Format.KINETO,
+            format="kineto",
             rank=int(name) if name.isdigit() else None,
         )
         for name in names

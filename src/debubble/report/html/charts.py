@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from debubble.answers.ledger import say_remedy
+from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import Ledger
-from debubble.ledger.model import Cause
 from debubble.ledger.savings import ALL
 from debubble.links.hop_times import Hop
 from debubble.report.html.palette import say_cause

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from debubble.ledger.model import CAUSES, Cause
+from debubble.ledger.causes import CAUSES
 from debubble.report import palette
 from debubble.timeline.model import PassKind
 
@@ -75,87 +75,15 @@ KINDS = {
     )
     for kind, look in palette.KINDS.items()
 }
-_RISING = (0x88, 0x44, 0x22, 0x11, 0x88, 0x44, 0x22, 0x11)
-_FALLING = (0x11, 0x22, 0x44, 0x88, 0x11, 0x22, 0x44, 0x88)
-_DOTS = (0x00, 0x22, 0x00, 0x00, 0x00, 0x88, 0x00, 0x00)
-_CROSSED = (0x81, 0x42, 0x24, 0x18, 0x18, 0x24, 0x42, 0x81)
-_UPRIGHT = (0x22,) * 8
-_LEVEL = (0xFF, 0x00, 0x00, 0x00) * 2
-_DENSE = (0xCC, 0x66, 0x33, 0x99, 0xCC, 0x66, 0x33, 0x99)
-_GRID = (0xFF, 0x80, 0x80, 0x80, 0xFF, 0x08, 0x08, 0x08)
-_LADDER = (0x66, 0x66, 0x7E, 0x66) * 2
-_PLUSES = (0x10, 0x38, 0x10, 0x00, 0x01, 0x83, 0x01, 0x00)
-_CHECKS = (0xCC, 0xCC, 0x33, 0x33) * 2
-_WEAVE = (0xF0, 0x00, 0x00, 0x00, 0x0F, 0x00, 0x00, 0x00)
-
-
-def _colour(cause: Cause) -> str:
-    return palette.CAUSES[cause].colour
-
-
 CAUSE_LOOKS = {
-    Cause.COMPUTE: Look(fill="#5f86a8", ink="#000000", words="at work"),
-    Cause.COLLECTIVE: Look(
-        fill="#b08a4e", ink="#3d2a05", words="a collective inside a pass", hatch=_WEAVE
-    ),
-    Cause.DATA_PARALLEL: Look(
-        fill=_colour(Cause.DATA_PARALLEL),
-        ink="#ffe9f5",
-        words="parameters gathered, gradients reduced",
-        hatch=_PLUSES,
-    ),
-    Cause.WARM_UP: Look(
-        fill="#c9ced6",
-        ink="#5c6672",
-        words="the schedule: nothing had come yet",
-        hatch=_RISING,
-        dark=("#3d4651", "#8b96a3"),
-    ),
-    Cause.TURNAROUND: Look(
-        fill="#dfe3e8",
-        ink="#5c6672",
-        words="the schedule: between passes",
-        hatch=_DOTS,
-        dark=("#2b333c", "#8b96a3"),
-    ),
-    Cause.DRAIN: Look(
-        fill="#c9ced6",
-        ink="#5c6672",
-        words="the schedule: nothing more to do",
-        hatch=_FALLING,
-        dark=("#3d4651", "#8b96a3"),
-    ),
-    Cause.IMBALANCE: Look(
-        fill=_colour(Cause.IMBALANCE),
-        ink="#521f00",
-        words="a stage beyond its equal share",
-        hatch=_CROSSED,
-    ),
-    Cause.JITTER: Look(
-        fill=_colour(Cause.JITTER),
-        ink="#2b0a1e",
-        words="a pass longer than most of its kind",
-        hatch=_UPRIGHT,
-    ),
-    Cause.TRANSFER: Look(
-        fill=_colour(Cause.TRANSFER), ink="#04233c", words="a message on its wire", hatch=_LEVEL
-    ),
-    Cause.SLOW_LINK: Look(
-        fill=_colour(Cause.SLOW_LINK),
-        ink="#ffe3e0",
-        words="a wire slower than its peers",
-        hatch=_DENSE,
-    ),
-    Cause.HOST: Look(
-        fill=_colour(Cause.HOST), ink="#3a2400", words="a host that had not launched", hatch=_GRID
-    ),
-    Cause.HOST_SYNC: Look(
-        fill=_colour(Cause.HOST_SYNC),
-        ink="#f6e3c4",
-        words="a host that its device had kept",
-        hatch=_LADDER,
-    ),
-    Cause.UNEXPLAINED: Look(fill="#7d7d7d", ink="#f2f2f2", words="nobody knows", hatch=_CHECKS),
+    cause: Look(
+        fill=cause.about.fill or cause.about.colour,
+        ink=cause.about.ink,
+        words=cause.about.meaning,
+        hatch=cause.about.bits,
+        dark=cause.about.dark,
+    )
+    for cause in CAUSES
 }
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis import Analysis
+from debubble.ledger.causes import NUMBER_OF
 from debubble.ledger.ledger import Ledger
-from debubble.ledger.model import NUMBER_OF
 from debubble.ledger.waits import Wait, list_waits
 from debubble.simulate.program import Times
 from debubble.timeline.figures import PipelineFigures

@@ -1,6 +1,17 @@
 """`RankTrace` and its sidecar in → a digest of a few kilobytes → the same `RankTrace` out."""
 
-from debubble.trace.digest.archive import Head, Stamp, peek_head
-from debubble.trace.digest.content import pack_digest, read_digest, unpack_digest
+from debubble.trace.digest.archive import NAME, peek_head, recognise
+from debubble.trace.digest.content import pack_digest, read_digest, read_known, unpack_digest
+from debubble.trace.digest.place import SUFFIX
+from debubble.trace.format import Format, Head, Stamp
 
-__all__ = ["Head", "Stamp", "pack_digest", "peek_head", "read_digest", "unpack_digest"]
+__all__ = ["FORMAT", "Head", "Stamp", "pack_digest", "peek_head", "read_digest", "unpack_digest"]
+
+FORMAT = Format(
+    name=NAME,
+    a_file="a digest",
+    position=40,
+    in_names=(SUFFIX,),
+    recognise=recognise,
+    read=read_known,
+)

@@ -18,7 +18,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -28,9 +28,11 @@ from numpy.typing import NDArray
 
 from debubble.errors import TraceError, TraceTooLarge
 from debubble.trace.columns import I64, MOST_RANKS
+from debubble.trace.format import Head, TraceFile, rank_from_name
 from debubble.trace.source import Limits
 from debubble.units import show_bytes
 
+NAME = "digest"
 SCHEMA = "debubble.digest/1"
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
 
@@ -66,32 +68,6 @@ Columns = dict[str, NDArray[Any]]
 # By table and column, the type of its values.
 Wanted = Mapping[str, Mapping[str, type[np.integer[Any]]]]
 _Kind = TypeVar("_Kind")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
-    """What tells one recording from another of the same name."""
-
-    bytes: int
-    """Size of the trace as it lies there."""
-    tail: int
-    """CRC-32 of its last 4 KiB: the end of a gzip file holds the checksum of all of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """Whose digest it is, told by the first bytes."""
-
-    file: str
-    """The trace, as it was named when it was read."""
-    rank: int | None = None
-    world_size: int | None = None
-    stamp: Stamp | None = None
-    part: int = 0
-    parts: int = 1
-    """Of a trace with several ranks, each has its digest."""
-    table: bool = False
-    """True for an op table, which holds all its ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +136,16 @@ def unpack(data: bytes, file: str, limits: Limits) -> Content:
 def looks_like_digest(prefix: bytes) -> bool:
     """Tell a digest of any version by its first bytes."""
     return prefix.startswith(_ZIP_MAGIC) and prefix[_LOCAL.size :].startswith(_HEAD_NAME.encode())
+
+
+def recognise(file: str, prefix: bytes) -> TraceFile | None:
+    """Tell a digest by its head, which also says whose trace it is of."""
+    if not looks_like_digest(prefix):
+        return None
+    head = peek_head(prefix, file)
+    known = TraceFile(file=file, format=NAME, world_size=head.world_size, head=head)
+    rank = rank_from_name(known.named) if head.rank is None else head.rank
+    return known if head.table else replace(known, rank=rank)
 
 
 def peek_head(prefix: bytes, file: str) -> Head:

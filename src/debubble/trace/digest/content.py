@@ -29,6 +29,7 @@ from debubble.trace.columns import (
     MemoryDevice,
     Operation,
     Operators,
+    OpTable,
     RankTrace,
     Table,
     Thread,
@@ -36,9 +37,7 @@ from debubble.trace.columns import (
     column_types,
 )
 from debubble.trace.digest.archive import (
-    Head,
     Layout,
-    Stamp,
     as_json,
     check_range,
     damaged,
@@ -49,7 +48,8 @@ from debubble.trace.digest.archive import (
     unpack_tables,
 )
 from debubble.trace.digest.place import BESIDE, DigestPlace, stamp_of, write_digest
-from debubble.trace.optable import Op, OpTable
+from debubble.trace.format import Head, Reading, Stamp, TraceFile
+from debubble.trace.optable import Op
 from debubble.trace.sidecar import Sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 
@@ -129,6 +129,14 @@ def pack_digest(
         parts=parts,
     )
     return pack(head, as_json(description), columns)
+
+
+def read_known(known: TraceFile, limits: Limits) -> Reading:
+    """Read the rank, or the table, that a digest was made of."""
+    if known.head is not None and known.head.table:
+        return Reading(table=read_table(known.file, limits))
+    trace, sidecar = read_digest(known.file, limits)
+    return Reading(traces=(replace(trace, rank=known.rank),), sidecar=sidecar)
 
 
 def read_digest(file: str, limits: Limits = DEFAULT_LIMITS) -> tuple[RankTrace, Sidecar | None]:

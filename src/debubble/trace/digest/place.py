@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from debubble.errors import TraceError
-from debubble.trace.digest.archive import Head, Stamp, looks_like_digest, peek_head
+from debubble.trace.digest.archive import looks_like_digest, peek_head
+from debubble.trace.format import Head, Stamp
 from debubble.trace.source import (
     is_url,
     locate,

@@ -1,5 +1,17 @@
 """torch.profiler Chrome traces in → `RankTrace` out."""
 
-from debubble.trace.kineto.read import read_kineto
+from debubble.trace.format import Format
+from debubble.trace.kineto.document import NAME, recognise
+from debubble.trace.kineto.read import read_kineto, read_known
 
-__all__ = ["read_kineto"]
+__all__ = ["FORMAT", "read_kineto"]
+
+FORMAT = Format(
+    name=NAME,
+    a_file="a Kineto trace",
+    ask_for="torch.profiler's Chrome traces",
+    position=10,
+    in_names=(".json", ".gz", "trace"),
+    recognise=recognise,
+    read=read_known,
+)

@@ -16,6 +16,7 @@ import msgspec
 
 from debubble.errors import NotATrace, TraceError
 from debubble.trace.columns import MOST_RANKS, Device, Header
+from debubble.trace.format import PICTURE, TraceFile, rank_from_name
 from debubble.trace.kineto.events import (
     AnyKind,
     Batch,
@@ -55,6 +56,13 @@ _VERSION_FIELDS = {
     "pytorch_version": "torch",
 }
 _MAX_BASE_NS = 4 * 10**18
+
+NAME = "kineto"
+# Fields that only a Kineto file begins with, should its header be longer than the prefix.
+_KINETO_FIELDS = frozenset({"schemaVersion", "deviceProperties", "distributedInfo", "traceName"})
+# What `--perfetto` writes names us where a profiler names its file, and tells no rank or device.
+_OUR_NAME = re.compile(r"debubble \d+\.\d")
+_OF_A_JOB = frozenset({"deviceProperties", "distributedInfo"})
 
 
 class Section(Enum):
@@ -285,6 +293,31 @@ def scan_trailing_fields(data: bytes, *, bare: bool = False) -> tuple[dict[str, 
     except (ValueError, IndexError, RecursionError):
         return fields, False
     return fields, not events_again and _skip(text, position) == len(text)
+
+
+def recognise(file: str, prefix: bytes) -> TraceFile | None:
+    """Tell a trace by its list of events or by its header, and what we drew ourselves."""
+    opening = scan_opening(prefix)
+    if _is_picture(opening):
+        picture = TraceError(
+            "is a picture that `--perfetto` wrote, not a trace",
+            hint="give the traces that it was made of",
+            file=file,
+        )
+        return TraceFile(file=file, format=PICTURE, why_not=picture)
+    cut_off = not opening.ended and _KINETO_FIELDS & opening.fields.keys()
+    if opening.events_at < 0 and not cut_off:
+        return None
+    header = parse_header(opening.fields)
+    rank = rank_from_name(file) if header.rank is None else header.rank
+    return TraceFile(file=file, format=NAME, rank=rank, world_size=header.world_size)
+
+
+def _is_picture(opening: Opening) -> bool:
+    """Tell what we drew ourselves, which may lie beside the traces that it shows."""
+    name = opening.fields.get("traceName")
+    ours = isinstance(name, str) and _OUR_NAME.match(name) is not None
+    return ours and not _OF_A_JOB & opening.fields.keys()
 
 
 def not_a_trace(fields: dict[str, Any], file: str) -> NotATrace:

@@ -7,13 +7,17 @@ from collections.abc import Iterator
 
 from debubble.errors import Code, Gap, NotATrace, TraceError
 from debubble.trace.columns import Header, RankTrace, Thread
-from debubble.trace.kineto.document import Document, not_a_trace, parse_header
+from debubble.trace.format import Reading, TraceFile
+from debubble.trace.kineto.document import NAME, Document, not_a_trace, parse_header
 from debubble.trace.kineto.reduce import FOREIGN_DEVICE, Reducer
 from debubble.trace.kineto.tables import BadTimes, Tables, make_tables
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 from debubble.units import counted, show_count
 
-FORMAT = "kineto"
+
+def read_known(known: TraceFile, limits: Limits) -> Reading:
+    """Read the one rank of a file."""
+    return Reading(traces=(read_kineto(known.file, limits),))
 
 
 def read_kineto(file: str, limits: Limits = DEFAULT_LIMITS) -> RankTrace:
@@ -29,7 +33,7 @@ def read_kineto(file: str, limits: Limits = DEFAULT_LIMITS) -> RankTrace:
     tables = make_tables(reducer, header, bad)
     return RankTrace(
         file=file,
-        format=FORMAT,
+        format=NAME,
         header=header,
         names=reducer.names.all(),
         threads=tuple(

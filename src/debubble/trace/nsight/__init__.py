@@ -1,5 +1,38 @@
 """Nsight Systems SQLite exports in → `RankTrace`s out."""
 
-from debubble.trace.nsight.read import read_nsight
+from __future__ import annotations
 
-__all__ = ["read_nsight"]
+from dataclasses import replace
+
+from debubble.trace.format import Format, Reading, TraceFile, rank_from_name
+from debubble.trace.source import Limits, local_copy
+
+_SQLITE_MAGIC = b"SQLite format 3\0"
+
+
+def recognise(file: str, prefix: bytes) -> TraceFile | None:
+    """Tell a database; whether it is an export shows when it is read."""
+    if not prefix.startswith(_SQLITE_MAGIC):
+        return None
+    return TraceFile(file=file, format=FORMAT.name, rank=rank_from_name(file))
+
+
+def read_known(known: TraceFile, limits: Limits) -> Reading:  # noqa: ARG001 (it is read where it lies)
+    """Read every process of an export."""
+    from debubble.trace.nsight.read import read_nsight  # noqa: PLC0415 (rare, and 30 ms)
+
+    with local_copy(known.file) as path:
+        traces = tuple(replace(trace, file=known.file) for trace in read_nsight(path))
+    return Reading(traces=traces)
+
+
+FORMAT = Format(
+    name="nsight",
+    a_file="an Nsight export",
+    ask_for="`nsys export --type sqlite` files",
+    position=20,
+    in_names=(".sqlite",),
+    recognise=recognise,
+    read=read_known,
+    one_a_rank=False,
+)

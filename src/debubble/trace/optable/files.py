@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 
 from debubble.errors import MissingExtra, TraceError, TraceTooLarge
 from debubble.trace.columns import I64
+from debubble.trace.format import TraceFile
 from debubble.units import NS_PER_S, NS_PER_US
 
+NAME = "op table"
 Values = Sequence[object] | NDArray[Any]
 
 
@@ -199,6 +201,11 @@ def sniff_op_table(prefix: bytes) -> str:
         return "jsonl" if _looks_like_ops(names) else ""
     header = first.decode("utf-8", "replace")
     return "csv" if _looks_like_ops(header.split(_delimiter(header))) else ""
+
+
+def recognise(file: str, prefix: bytes) -> TraceFile | None:
+    """Tell a table by the names of its columns."""
+    return TraceFile(file=file, format=NAME) if sniff_op_table(prefix) else None
 
 
 def read_raw(path: str, data: bytes | None) -> RawTable:

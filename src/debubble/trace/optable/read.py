@@ -8,13 +8,14 @@ names none has the unit given by the caller, else that of the table's other time
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from debubble.errors import Code, Gap, TraceError, UsageError
-from debubble.trace.columns import I32, I64, U8, UNKNOWN
+from debubble.trace.columns import I64, UNKNOWN, OpTable
+from debubble.trace.format import Reading, TraceFile
 from debubble.trace.optable.files import (
     DEFAULT_UNIT,
     NS_PER,
@@ -27,13 +28,13 @@ from debubble.trace.optable.files import (
     read_integers,
     read_raw,
     read_times,
-    sniff_op_table,
     spellings,
 )
+from debubble.trace.source import Limits, Source
 from debubble.units import show_duration
 
-__all__ = ["Op", "OpTable", "read_op_table", "sniff_op_table"]
-
+# Op tables are held whole, some ten times their size; this is about four million passes.
+_TABLE_BYTES = 256 * 1024**2
 _REQUIRED: Final = ("step", "stage", "microbatch", "op", "start")
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
@@ -45,34 +46,11 @@ _NAMES_SHOWN: Final = 30
 _PASS_KEY: Final = ("step", "pipeline", "rank", "stage", "microbatch", "op", "layer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpTable:
-    """All operations of a job, sorted by step and start. Starts may count from each step's own."""
-
-    file: str
-    format: str
-    """`csv`, `jsonl` or `parquet`."""
-    names: tuple[str, ...]
-    """The operations as the table spells them."""
-    step: I64
-    pipeline: I32
-    stage: I32
-    microbatch: I32
-    """-1 where the table does not tell, as is usual for transfers."""
-    op: U8
-    name: I32
-    start_ns: I64
-    duration_ns: I64
-    rank: I32
-    message_bytes: I64
-    peer: I32
-    layer: I32
-    events: int
-    inflated_bytes: int
-    gaps: tuple[Gap, ...] = field(default=())
-
-    def __len__(self) -> int:
-        return len(self.step)
+def read_known(known: TraceFile, limits: Limits) -> Reading:
+    """Read a table whole."""
+    held = replace(limits, inflated_bytes=min(limits.inflated_bytes, _TABLE_BYTES))
+    data = b"".join(Source(known.file, held).pieces())
+    return Reading(table=read_op_table(known.file, data=data))
 
 
 def read_op_table(path: str, *, data: bytes | None = None, unit: str | None = None) -> OpTable:

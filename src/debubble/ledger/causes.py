@@ -1,0 +1,285 @@
+"""Every cause, once: what it is called, what puts it right, how it looks and what is said of it.
+
+Causes are members of `Cause`. Which stretches of a wait are whose is cut in `account.py`; a cause
+that `claims` stretches takes them from the cause that they would have been under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from debubble.ledger.savings import Remedies, Remedy
+from debubble.simulate.measured import MeasuredStep
+
+
+class RootKind(IntEnum):
+    """What a wait comes down to in the end: something that is not itself waiting."""
+
+    PASS = 0
+    MESSAGE = 1
+    HOST = 2
+    NOTHING = 3
+    HOST_SYNC = 4
+    """A host that had been kept until its device was done, and had yet to issue what runs next."""
+    COLLECTIVE = 5
+    DATA_PARALLEL = 6
+    """A gather or reduction that runs beside passes, and that the next one waits for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A part of a wait under one cause, from the start of the window."""
+
+    begin: int
+    end: int
+    cause: Cause
+    place: int
+    """Of the rank that waits, in its pipeline."""
+    kind: RootKind
+    root: int
+    """The row of the pass or message waited for; the place of the rank whose host was late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What belongs to a cause."""
+
+    key: str
+    word: str
+    """In pictures and their legends."""
+    meaning: str
+    """What a rank waits for, in a few words."""
+    remedy: Remedy | None = None
+    """The lengths of a step without it; None where nothing can be put right by itself."""
+    remedied: str = ""
+    """What that supposes, as in "equal stages would save 3 ms"."""
+    blames: str = ""
+    """Whose it mostly is: a sentence with {rank}, {hop} and, for a framework's own, {setting}."""
+    bottleneck: str = ""
+    """What it is called where it takes more than all waiting; empty where it is waiting itself."""
+    claims: Callable[[MeasuredStep, Stretch], bool] | None = None
+    """Tells which stretches of waits it takes from the cause that they would be under."""
+    colour: str
+    """On light and dark ground; see `report/palette.py`."""
+    strokes: str = ""
+    """Its hatch in pictures, in a tile of 8 × 8 as an SVG path; empty where it is filled."""
+    fill: str = ""
+    """In the report, where it is not `colour`."""
+    ink: str
+    """Of its hatch in the report."""
+    bits: tuple[int, ...] = ()
+    """That hatch: eight rows of eight bits; nothing for a plain ground."""
+    dark: tuple[str, str] | None = None
+    """Fill and ink in the dark, where those of the light would shout."""
+    sign: str = ""
+    """Its letter in lanes of text."""
+    style: str = "dim"
+    """Of that letter, on a terminal with colours."""
+    perfetto: str = "grey"
+    """One of the colours that Perfetto has names for."""
+
+
+_GREY = "#767b82"
+
+
+class Cause(StrEnum):
+    """What a nanosecond was spent on. What remains is unexplained, never folded into another."""
+
+    about: About
+
+    def __new__(cls, about: About) -> Cause:  # noqa: PYI034 (an enum cannot be derived from)
+        """Be the key, and know the rest."""
+        cause = str.__new__(cls, about.key)
+        cause._value_ = about.key
+        cause.about = about
+        return cause
+
+    COMPUTE = About(
+        key="compute",
+        word="compute",
+        meaning="at work",
+        colour="#56b4e9",
+        fill="#5f86a8",
+        ink="#000000",
+    )
+    COLLECTIVE = About(
+        key="collective",
+        word="collective",
+        meaning="a collective inside a pass",
+        remedy=Remedies.no_collectives,
+        remedied="no collectives inside passes",
+        blames="collectives inside passes, most on rank {rank}",
+        bottleneck="collectives inside passes",
+        colour="#cc79a7",
+        fill="#b08a4e",
+        ink="#3d2a05",
+        bits=(0xF0, 0x00, 0x00, 0x00, 0x0F, 0x00, 0x00, 0x00),
+    )
+    DATA_PARALLEL = About(
+        key="data_parallel",
+        word="data parallel",
+        meaning="parameters gathered, gradients reduced",
+        remedy=Remedies.no_data_parallel,
+        remedied="gathers and reductions that passes cover",
+        blames="gathers of parameters and reductions of gradients are waited for, "
+        "most on rank {rank}",
+        bottleneck="gathers and reductions that no compute covers",
+        colour="#a05c86",
+        strokes="M0 4h8M4 0v8",
+        ink="#ffe9f5",
+        bits=(0x10, 0x38, 0x10, 0x00, 0x01, 0x83, 0x01, 0x00),
+        sign="+",
+        perfetto="thread_state_unknown",
+    )
+    WARM_UP = About(
+        key="warm_up",
+        word="warm-up",
+        meaning="the schedule: nothing had come yet",
+        colour=_GREY,
+        strokes="M-1 9L9 -1M-1 1L1 -1M7 9L9 7",
+        fill="#c9ced6",
+        ink="#5c6672",
+        bits=(0x88, 0x44, 0x22, 0x11, 0x88, 0x44, 0x22, 0x11),
+        dark=("#3d4651", "#8b96a3"),
+        sign="<",
+    )
+    TURNAROUND = About(
+        key="turnaround",
+        word="turnaround",
+        meaning="the schedule: between passes",
+        colour=_GREY,
+        strokes="M1 2h2M5 6h2",
+        fill="#dfe3e8",
+        ink="#5c6672",
+        bits=(0x00, 0x22, 0x00, 0x00, 0x00, 0x88, 0x00, 0x00),
+        dark=("#2b333c", "#8b96a3"),
+        sign="·",
+    )
+    DRAIN = About(
+        key="drain",
+        word="drain",
+        meaning="the schedule: nothing more to do",
+        colour=_GREY,
+        strokes="M-1 -1L9 9M-1 7L1 9M7 -1L9 1",
+        fill="#c9ced6",
+        ink="#5c6672",
+        bits=(0x11, 0x22, 0x44, 0x88, 0x11, 0x22, 0x44, 0x88),
+        dark=("#3d4651", "#8b96a3"),
+        sign=">",
+    )
+    IMBALANCE = About(
+        key="imbalance",
+        word="imbalance",
+        meaning="a stage beyond its equal share",
+        remedy=Remedies.equal_stages,
+        remedied="equal stages",
+        colour="#d55e00",
+        strokes="M-1 -1L9 9M-1 9L9 -1",
+        ink="#521f00",
+        bits=(0x81, 0x42, 0x24, 0x18, 0x18, 0x24, 0x42, 0x81),
+        sign="!",
+        style="red",
+        perfetto="terrible",
+    )
+    JITTER = About(
+        key="jitter",
+        word="jitter",
+        meaning="a pass longer than most of its kind",
+        remedy=Remedies.no_jitter,
+        remedied="passes that take as long as they mostly do",
+        blames="passes of rank {rank} vary",
+        colour="#b0568c",
+        strokes="M0 6L2 2L6 6L8 2M0 6L-2 2",
+        ink="#2b0a1e",
+        bits=(0x22,) * 8,
+        sign="~",
+        style="magenta",
+        perfetto="bad",
+    )
+    TRANSFER = About(
+        key="transfer",
+        word="transfer",
+        meaning="a message on its wire",
+        remedy=Remedies.free_wire,
+        remedied="healthy transfers that take no time",
+        blames="transfers are waited for, most over {hop}",
+        colour="#2a7ab8",
+        strokes="M0 2h8M0 6h8",
+        ink="#04233c",
+        bits=(0xFF, 0x00, 0x00, 0x00) * 2,
+        sign="=",
+        perfetto="thread_state_iowait",
+    )
+    SLOW_LINK = About(
+        key="slow_link",
+        word="slow link",
+        meaning="a wire slower than its peers",
+        remedy=Remedies.expected_wires,
+        remedied="every transfer as fast as those of its peers",
+        blames="single transfers take far longer than most, most of them over {hop}",
+        colour="#d1342f",
+        strokes="M0 1h8M0 2h8M0 5h8M0 6h8",
+        ink="#ffe3e0",
+        bits=(0xCC, 0x66, 0x33, 0x99, 0xCC, 0x66, 0x33, 0x99),
+        sign="%",
+        style="bold red",
+        perfetto="terrible",
+    )
+    HOST = About(
+        key="host",
+        word="host",
+        meaning="a host that had not launched",
+        remedy=Remedies.no_host,
+        remedied="hosts that issue in time",
+        blames="the host of rank {rank} issues too late",
+        bottleneck="hosts that launch too late",
+        colour="#b07000",
+        strokes="M2 0v8M6 0v8",
+        ink="#3a2400",
+        bits=(0xFF, 0x80, 0x80, 0x80, 0xFF, 0x08, 0x08, 0x08),
+        sign="^",
+        style="yellow",
+        perfetto="yellow",
+    )
+    HOST_SYNC = About(
+        key="host_sync",
+        word="host sync",
+        meaning="a host that its device had kept",
+        remedy=Remedies.no_sync,
+        remedied="hosts that run ahead of their devices",
+        blames="hosts wait until their devices are done{setting}, most on rank {rank}",
+        bottleneck="hosts that their devices keep",
+        colour="#9a6a1c",
+        strokes="M2 0v8M6 0v8M0 4h8",
+        ink="#f6e3c4",
+        bits=(0x66, 0x66, 0x7E, 0x66) * 2,
+        sign="&",
+        style="yellow",
+        perfetto="olive",
+    )
+    UNEXPLAINED = About(
+        key="unexplained",
+        word="unexplained",
+        meaning="nobody knows",
+        colour=_GREY,
+        strokes="M4 0v8M0 4h8",
+        fill="#7d7d7d",
+        ink="#f2f2f2",
+        bits=(0xCC, 0xCC, 0x33, 0x33) * 2,
+        sign="?",
+        style="bold",
+        perfetto="black",
+    )
+
+
+CAUSES = tuple(Cause)
+CAUSE_OF = {cause.about.key: cause for cause in CAUSES}
+NUMBER_OF = {cause: number for number, cause in enumerate(CAUSES)}
+# What is put right to remove each cause; of passes themselves last.
+REMEDIES: dict[Cause, Remedy] = {
+    cause: cause.about.remedy
+    for cause in sorted(CAUSES, key=lambda cause: cause in {"collective", "data_parallel"})
+    if cause.about.remedy is not None
+}

@@ -1,0 +1,119 @@
+"""What a format is: how a file is known by its first bytes, and what is read from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from debubble.errors import Gap, TraceError
+from debubble.trace.columns import OpTable, RankTrace
+from debubble.trace.sidecar import Sidecar
+from debubble.trace.source import Limits
+
+# What a file can be that is no trace.
+PICTURE, OTHER_JSON, OTHER = "debubble's picture", "other JSON", "other"
+
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_PARALLEL_IN_NAME = re.compile(r"(?:^|[-_.])(?:tp|pp)[-_]?(\d{1,5})(?=[-_.]|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What tells one recording from another of the same name."""
+
+    bytes: int
+    """Size of the trace as it lies there."""
+    tail: int
+    """CRC-32 of its last 4 KiB: the end of a gzip file holds the checksum of all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Whose digest it is, told by the first bytes."""
+
+    file: str
+    """The trace, as it was named when it was read."""
+    rank: int | None = None
+    world_size: int | None = None
+    stamp: Stamp | None = None
+    part: int = 0
+    parts: int = 1
+    """Of a trace with several ranks, each has its digest."""
+    table: bool = False
+    """True for an op table, which holds all its ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFile:
+    """A file, what it is, and whose it is as far as its first bytes and its name tell."""
+
+    file: str
+    format: str
+    """The name of its format; what is none, by what it is."""
+    rank: int | None = None
+    world_size: int | None = None
+    why_not: TraceError | None = None
+    """For what is no trace: how to say so."""
+    head: Head | None = None
+    """What a digest says of its trace."""
+    instead: str = ""
+    """The trace that a digest lies beside, should the digest turn out to be damaged."""
+
+    @property
+    def named(self) -> str:
+        """What tells rank and capture: a digest bears the name of its trace, in its own place."""
+        if self.head is None:
+            return self.file
+        own = re.split(r"[/\\]", self.file)[-1]
+        return self.file.removesuffix(own) + re.split(r"[/\\]", self.head.file)[-1]
+
+    @property
+    def is_trace(self) -> bool:
+        """True for what can be read."""
+        return self.why_not is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What came of one file: the traces in it, or a table, or the reason why not."""
+
+    traces: tuple[RankTrace, ...] = ()
+    table: OpTable | None = None
+    error: TraceError | None = None
+    beside: str = ""
+    """The trace that a sidecar would lie beside."""
+    sidecar: Sidecar | None = None
+    """What a digest kept of the sidecar."""
+    gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One way to write traces down. A package of `trace/` that has one as `FORMAT` is a format."""
+
+    name: str
+    a_file: str
+    """What one file of it is called in a sentence: "an op table"."""
+    ask_for: str = ""
+    """How it is called where somebody is asked for traces; empty where it is not asked for."""
+    position: int
+    """Its place in lists; formats are asked in this order whether a file is theirs."""
+    in_names: tuple[str, ...]
+    """What names of such files hold: one that cannot be read is then missed, not passed over."""
+    recognise: Callable[[str, bytes], TraceFile | None]
+    """Tells by a file's name and first bytes what it is: by content, never by extension."""
+    read: Callable[[TraceFile, Limits], Reading]
+    one_a_rank: bool = True
+    """Whether a file holds one rank: of several files of one rank nothing tells which is meant."""
+
+
+def rank_from_name(file: str) -> int | None:
+    """Find the rank in a path: `rank3.json`, `…_rank-3…`, `rank_3/trace.json`, SGLang's `-TP-3`."""
+    for part in reversed(re.split(r"[/\\]", file)):
+        found = _RANK_IN_NAME.findall(part)
+        if found:
+            return int(found[-1])
+    name = re.split(r"[/\\]", file)[-1]
+    found = _PARALLEL_IN_NAME.findall(name)
+    return int(found[0]) if len(found) == 1 else None
