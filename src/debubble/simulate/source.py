@@ -40,7 +40,7 @@ _TWO_RUNS_SPREAD = 0.05
 # The standard error of a median over that of a mean.
 _OF_MEDIAN = 1.25
 # Fewer batches that start beside compute tell nothing. Then a kernel of messages is taken to wait
-# this share of a layer's forward pass for multiprocessors (recorded: 0.12 to 0.18), or of a stage's.
+# this share of a layer's forward pass for multiprocessors (recorded: 0.12 to 0.18), or a stage's.
 _FEWEST_LATE = 40
 _LATE_OF_LAYER, _LATE_OF_PASS = 0.14, 0.035
 
