@@ -1,4 +1,4 @@
-"""Foretell recorded GPU runs from each other, and hold each against what was measured.
+"""Predict recorded GPU runs from each other, and hold each against what was measured.
 
 Measured is the median of the unprofiled steps of rank 0 (`truth0.json`); beside it, the error
 against the target's own profiled window. A pair's noise is the spread of the target's steps.
@@ -33,7 +33,7 @@ MEMORY_BAR, MEMORY_BAR_OF_M = 0.03, 0.06
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A run to foretell from another."""
+    """A run to predict from another."""
 
     source: str
     target: str
@@ -58,13 +58,13 @@ PAIRS = (
     Pair(source="fwd_closed_m8", target="fwd_closed_m8_slow12", hop=(1, 2, 1.3e9)),
     Pair(source="fwd_closed_m8_slow12", target="fwd_closed_m8", repaired=(1, 2)),
 )
-# Of what is shipped no run is another one changed: they are foretold as they are.
+# Of what is shipped no run is another one changed: they are predicted as they are.
 TINY = tuple(Pair(source=name, target=name) for name in ("1f1b_p2_m4", "fwd_closed_m4"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What was foretold of a pair, beside what was measured."""
+    """What was predicted of a pair, beside what was measured."""
 
     pair: Pair
     predicted_s: float
@@ -112,8 +112,8 @@ def load(
     return baseline, figures, truths
 
 
-def foretell(runs: Path, pair: Pair, *, unprofiled: bool = False) -> Result:
-    """Foretell a pair; the source's own unprofiled latency may be known, as captures will tell."""
+def predict_pair(runs: Path, pair: Pair, *, unprofiled: bool = False) -> Result:
+    """Predict a pair; the source's own unprofiled latency may be known, as captures will tell."""
     baseline, _, _ = load(runs / pair.source, pair.repaired, unprofiled=unprofiled)
     _, figures, truths = load(runs / pair.target)
     what_if = baseline.what_if(pair.change)
@@ -183,17 +183,17 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
     given = parser.parse_args()
     if given.tiny:
-        show([foretell(SHIPPED, pair) for pair in TINY])
+        show([predict_pair(SHIPPED, pair) for pair in TINY])
         return
     runs = given.runs
     if not runs.is_dir():
-        print(f"no recorded runs in {runs}: nothing foretold")
+        print(f"no recorded runs in {runs}: nothing predicted")
         return
     pairs = [p for p in PAIRS if (runs / p.source).is_dir() and (runs / p.target).is_dir()]
     for unprofiled in (False, True):
         known = "and the source's unprofiled latency" if unprofiled else "alone"
         print(f"from the source's traces {known}:")
-        show([foretell(runs, pair, unprofiled=unprofiled) for pair in pairs])
+        show([predict_pair(runs, pair, unprofiled=unprofiled) for pair in pairs])
 
 
 def show(results: list[Result]) -> None:

@@ -156,11 +156,11 @@ def answer_compare(found: Comparison, gaps: Sequence[Gap] = ()) -> CompareAnswer
             for change in found.memory
         ],
         setting=[
-            DifferencePart(what=differs.what, before=differs.before, after=differs.after)
+            DifferencePart(what=differs.name, before=differs.before, after=differs.after)
             for differs in found.setting
         ],
         environment=[
-            DifferencePart(what=differs.what, before=differs.before, after=differs.after)
+            DifferencePart(what=differs.name, before=differs.before, after=differs.after)
             for differs in found.environment
         ],
         verdict=found.verdict.value,
@@ -222,19 +222,19 @@ def say_comparison(found: Comparison) -> str:
         return f"Not comparable: {'; '.join(found.reasons)}."
     if found.verdict is Verdict.UNSAFE_MEMORY:
         return f"Unsafe: {_say_memory(found.memory)}; {_say_speed(found)}."
-    what = {
+    word = {
         Verdict.BETTER: "Better",
         Verdict.WORSE: "Worse",
         Verdict.NO_CLEAR_CHANGE: "No clear change",
     }[found.verdict]
     because = f"; {found.reasons[0]}" if found.reasons else ""
     if found.confidence is Confidence.TESTED:
-        return f"{what}: {_say_speed(found)}{because}."
+        return f"{word}: {_say_speed(found)}{because}."
     first, second = found.deciding.before, found.deciding.after
     counts = f"{first.count if first else 0} and {second.count if second else 0}"
     needed = found.needed or least_samples()
     return (
-        f"{what}, as far as {counts} steps tell: {_say_speed(found)}{because}; "
+        f"{word}, as far as {counts} steps tell: {_say_speed(found)}{because}; "
         f"indicative, a test needs about {needed} steps a side."
     )
 

@@ -228,12 +228,12 @@ def answer_bottleneck(found: Bottleneck | None) -> BottleneckPart | None:
     if found is None:
         return None
     waits = show_duration(found.waits_ns)
-    what = _BOTTLENECKS.get(found.what, found.what.replace("_", " "))
+    name = _BOTTLENECKS.get(found.what, found.what.replace("_", " "))
     if found.what == "compute":
         says = f"compute is; ranks wait {waits} a step"
     else:
-        takes = f"take{'s' if what[:4] == 'the ' else ''} {show_duration(found.length_ns)} a step"
-        says = f"{what} {takes}, ranks wait for each other {waits}"
+        takes = f"take{'s' if name[:4] == 'the ' else ''} {show_duration(found.length_ns)} a step"
+        says = f"{name} {takes}, ranks wait for each other {waits}"
     return BottleneckPart(
         what=found.what,
         length_s=found.length_ns / NS_PER_S,
@@ -255,8 +255,8 @@ def say_cause(ledger: Ledger, named: Named) -> str:
         share = named.culprit_saved_ns / max(before, 1)
         little = "would buy little: " if share < LITTLE else "would save "
         amount = f"{show_duration(named.culprit_saved_ns)} of {show_duration(before)}"
-        them = "it" if len(named.slow_hops) == 1 else "them"
-        return f"{culprit}; repairing {them} {little}{amount} ({100 * share:.0f} %)"
+        hops = "it" if len(named.slow_hops) == 1 else "them"
+        return f"{culprit}; repairing {hops} {little}{amount} ({100 * share:.0f} %)"
     if len(named.saving.causes) > 1:
         return f"{say_remedy(named.cause)} together would save {buys}: each hides the other"
     if named.cause == SCHEDULE:
@@ -308,10 +308,10 @@ def _besides(ledger: Ledger, stage: int) -> str:
     found = next((layers for layers in every if layers.stage == stage), None)
     if found is None or found.rest_ns < _WORTH_A_WORD * found.layer_ns:
         return ""
-    what = "head and loss" if found.after_ns >= found.before_ns else "embedding"
+    part = "head and loss" if found.after_ns >= found.before_ns else "embedding"
     whole = found.layers * found.layer_ns + found.rest_ns
     rest = max(found.after_ns, found.before_ns)
-    return f" ({what}: {show_duration(rest)} of {show_duration(whole)} forward)"
+    return f" ({part}: {show_duration(rest)} of {show_duration(whole)} forward)"
 
 
 def _say_slow(named: Named) -> str:

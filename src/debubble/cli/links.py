@@ -307,16 +307,23 @@ def _of_traces(analysis: Analysis, words: str) -> _Answer:
 
 def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
     logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
-    ranks = sorted({one.rank for log in logs for one in getattr(log, "ranks", ())})
+    ranks = sorted({place.rank for log in logs for place in getattr(log, "ranks", ())})
     pairs = pairs_in(logs, classes=_classes_of(known, ranks), history=known.history)
     gaps = doubts_about(logs)
     return _Answer(
         page=logs_page(logs, pairs, gaps, "torchrun … -m debubble.links"),
         data=logs_json(logs, pairs, gaps),
         gaps=gaps,
-        rates={hop: one.bytes_per_s for one in pairs for hop in (one.pair, one.pair[::-1])},
-        slow=[hop for one in pairs if one.judgement.slow for hop in (one.pair, one.pair[::-1])],
-        verdicts=[one.judgement.verdict for one in pairs],
+        rates={
+            hop: result.bytes_per_s for result in pairs for hop in (result.pair, result.pair[::-1])
+        },
+        slow=[
+            hop
+            for result in pairs
+            if result.judgement.slow
+            for hop in (result.pair, result.pair[::-1])
+        ],
+        verdicts=[result.judgement.verdict for result in pairs],
     )
 
 
@@ -331,9 +338,9 @@ def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer
         page=live_page(measured, hops, gaps, ""),
         data=live_json(measured, hops, gaps),
         gaps=tuple(gaps),
-        rates={one.hop: one.bytes_per_s for one in hops},
-        slow=[one.hop for one in hops if one.judgement.slow],
-        verdicts=[one.judgement.verdict for one in hops],
+        rates={hop.hop: hop.bytes_per_s for hop in hops},
+        slow=[hop.hop for hop in hops if hop.judgement.slow],
+        verdicts=[hop.judgement.verdict for hop in hops],
     )
 
 

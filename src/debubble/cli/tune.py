@@ -312,5 +312,5 @@ def _is_another(said: object, shown: object) -> bool:
 
 
 def _commands(template: Template, found: Prospects | None) -> list[tuple[Setting, tuple[str, ...]]]:
-    tries = [one.setting for one in (found.tries if found else ()) if one.worth]
-    return [(one, template.fill(one)) for one in (template.now, *tries)]
+    tries = [prospect.setting for prospect in (found.tries if found else ()) if prospect.worth]
+    return [(setting, template.fill(setting)) for setting in (template.now, *tries)]

@@ -40,7 +40,7 @@ def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]
     for name in ("bubble", "batch_latency", "step_time", "throughput"):
         delta = made.compared.delta(name)
         if delta.before and delta.after:
-            cells = [_shown(name, one.median) for one in (delta.before, delta.after)]
+            cells = [_shown(name, side.median) for side in (delta.before, delta.after)]
             table.rows.append((name.replace("_", " "), *cells))
     page.tables, page.gaps = [table], list(made.gaps)
     page.notes = [

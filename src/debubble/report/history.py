@@ -43,19 +43,19 @@ def history_page(records: Sequence[Record]) -> Page:
         columns=("name", "kept", "steps", "bubble", "batch", "peak", "schedule", "m", "tags")
     )
     for record in records:
-        one = record.measurement
-        latency = middle(one.batch_latencies_s)
-        peaks = [rank.peak_bytes for rank in one.memory if rank.peak_bytes is not None]
+        measurement = record.measurement
+        latency = middle(measurement.batch_latencies_s)
+        peaks = [rank.peak_bytes for rank in measurement.memory if rank.peak_bytes is not None]
         table.rows.append(
             (
                 record.name,
                 _stamp(record),
-                str(len(one.samples)),
-                show_share(middle(one.bubble_fractions)),
+                str(len(measurement.samples)),
+                show_share(middle(measurement.bubble_fractions)),
                 "–" if latency is None else show_duration(latency * NS_PER_S),
                 show_bytes(max(peaks)) if peaks else "–",
-                one.schedule or "–",
-                str(one.microbatches or "–"),
+                measurement.schedule or "–",
+                str(measurement.microbatches or "–"),
                 " ".join(f"{key}={value}" for key, value in record.tags.items()),
             )
         )
@@ -84,10 +84,10 @@ def history_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Return every sample as a row, under the names of `COLUMNS`."""
     rows = []
     for record in records:
-        one = record.measurement
-        split = ",".join(map(str, one.split or ()))
+        measurement = record.measurement
+        split = ",".join(map(str, measurement.split or ()))
         tags = ";".join(f"{key}={value}" for key, value in record.tags.items())
-        for sample in one.samples:
+        for sample in measurement.samples:
             values = (
                 record.name,
                 _stamp(record),
@@ -96,8 +96,8 @@ def history_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                 sample.bubble_fraction,
                 sample.batch_latency_s,
                 sample.step_time_s,
-                one.microbatches,
-                one.schedule,
+                measurement.microbatches,
+                measurement.schedule,
                 split,
                 tags,
             )

@@ -51,7 +51,9 @@ def frame_step(
     ranks = timeline.ranks_of(pipeline)
     passes = timeline.passes.where(np.isin(timeline.passes.rank, [r.rank for r in ranks]))
     known = sorted(set(passes.step.tolist()))
-    whole = [one for one in known if len(set(passes.rank[passes.step == one])) == len(ranks)]
+    whole = [
+        number for number in known if len(set(passes.rank[passes.step == number])) == len(ranks)
+    ]
     chosen = step if step is not None else (whole or known or [None])[0]
     if chosen not in known:
         raise UsageError(
@@ -188,9 +190,9 @@ def _longest(waits: Sequence[Wait]) -> list[Text]:
     named = [wait for wait in waits if wait.waits_for]
     if not named:
         return []
-    one = max(named, key=lambda wait: wait.end_ns - wait.start_ns)
-    length, why = show_duration(one.end_ns - one.start_ns), one.cause.replace("_", " ")
-    return [Text(f"longest: rank {one.rank} waits {length} for {one.waits_for} ({why})")]
+    longest = max(named, key=lambda wait: wait.end_ns - wait.start_ns)
+    length, why = show_duration(longest.end_ns - longest.start_ns), longest.cause.replace("_", " ")
+    return [Text(f"longest: rank {longest.rank} waits {length} for {longest.waits_for} ({why})")]
 
 
 def _look(frame: Frame, width: int, units: str) -> _View:

@@ -98,7 +98,7 @@ def logs_page(
 
 def logs_answer(logs: Sequence[Log], pairs: Sequence[PairResult]) -> str:
     """Say it in a sentence."""
-    slow = [one for one in pairs if one.judgement.slow]
+    slow = [result for result in pairs if result.judgement.slow]
     if slow:
         return f"{_named(slow[0])} {slow[0].judgement.why}, {show_rate(slow[0].bytes_per_s)}."
     if pairs:
@@ -110,22 +110,22 @@ def logs_answer(logs: Sequence[Log], pairs: Sequence[PairResult]) -> str:
     return f"{counted(len(logs), 'log')} read; none of them measures one hop by itself."
 
 
-def _named(one: PairResult) -> str:
-    return f"Hop {one.pair[0]} ↔ {one.pair[1]}"
+def _named(result: PairResult) -> str:
+    return f"Hop {result.pair[0]} ↔ {result.pair[1]}"
 
 
 def _pair_table(pairs: Sequence[PairResult]) -> Table:
     table = Table(columns=("hop", "largest", "rate", "latency", "bandwidth", "verdict", "file"))
-    for one in pairs:
+    for result in pairs:
         table.rows.append(
             (
-                f"{one.pair[0]} ↔ {one.pair[1]}",
-                show_bytes(one.size_bytes),
-                show_rate(one.bytes_per_s),
-                "–" if one.fit is None else show_duration(one.fit.latency_ns),
-                "–" if one.fit is None else show_rate(one.fit.bytes_per_s),
-                str(one.judgement.verdict),
-                one.file,
+                f"{result.pair[0]} ↔ {result.pair[1]}",
+                show_bytes(result.size_bytes),
+                show_rate(result.bytes_per_s),
+                "–" if result.fit is None else show_duration(result.fit.latency_ns),
+                "–" if result.fit is None else show_rate(result.fit.bytes_per_s),
+                str(result.judgement.verdict),
+                result.file,
             )
         )
     return table
@@ -152,9 +152,9 @@ def _table(log: Log) -> Table:
 
 
 def _nccl_table(log: NcclLog) -> Table:
-    what = log.test or "nccl-tests"
+    test = log.test or "nccl-tests"
     table = Table(
-        title=f"{log.file}: {what}, {counted(len(log.ranks), 'rank')}",
+        title=f"{log.file}: {test}, {counted(len(log.ranks), 'rank')}",
         columns=("size", "time", "algbw", "busbw", "in place", "busbw in place"),
     )
     for row in log.rows:
@@ -193,7 +193,7 @@ def logs_json(
         "schema": SCHEMA,
         "source": "logs",
         "batch_latency_s": None,
-        "hops": [hop for one in pairs for hop in _hops_json(one)],
+        "hops": [hop for result in pairs for hop in _hops_json(result)],
         "logs": [_log_json(log) for log in logs],
         "commands": [],
         "verdict": logs_answer(logs, pairs),
@@ -201,28 +201,28 @@ def logs_json(
     }
 
 
-def _hops_json(one: PairResult) -> list[dict[str, Any]]:
+def _hops_json(result: PairResult) -> list[dict[str, Any]]:
     """Return both directions: the test sends both ways at once, and tells them not apart."""
-    judgement: Judgement = one.judgement
+    judgement: Judgement = result.judgement
     return [
         {
             "from_rank": here,
             "to_rank": there,
-            "bytes": one.size_bytes,
-            "one_message_s": one.time_s,
-            "one_message_bytes_per_s": one.bytes_per_s,
-            "bytes_per_s": one.bytes_per_s,
-            "alpha_s": one.fit.latency_ns / NS_PER_S if one.fit else None,
-            "beta_bytes_per_s": one.fit.bytes_per_s if one.fit else None,
-            "fit_error_fraction": one.fit.worst_error if one.fit else None,
+            "bytes": result.size_bytes,
+            "one_message_s": result.time_s,
+            "one_message_bytes_per_s": result.bytes_per_s,
+            "bytes_per_s": result.bytes_per_s,
+            "alpha_s": result.fit.latency_ns / NS_PER_S if result.fit else None,
+            "beta_bytes_per_s": result.fit.bytes_per_s if result.fit else None,
+            "fit_error_fraction": result.fit.worst_error if result.fit else None,
             "verdict": str(judgement.verdict),
             "against": judgement.against,
             "times": judgement.times,
             "why": judgement.why,
             "cost_per_batch_s": None,
-            "file": one.file,
+            "file": result.file,
         }
-        for here, there in (one.pair, one.pair[::-1])
+        for here, there in (result.pair, result.pair[::-1])
     ]
 
 
@@ -299,8 +299,8 @@ def live_page(
 ) -> Page:
     """Lay out the answer: which hop is slow and who is ill, then every hop."""
     page = Page(answer=live_answer(hops))
-    slow = [one for one in hops if one.judgement.slow]
-    page.findings = [f"{_sentence(one)}." for one in slow[1:]]
+    slow = [hop for hop in hops if hop.judgement.slow]
+    page.findings = [f"{_sentence(hop)}." for hop in slow[1:]]
     table = Table(
         columns=(
             "hop",
@@ -313,19 +313,19 @@ def live_page(
             "verdict",
         )
     )
-    for one in hops:
-        last = one.rungs[-1]
-        both = one.both_ways_bytes_per_s
+    for hop in hops:
+        last = hop.rungs[-1]
+        both = hop.both_ways_bytes_per_s
         table.rows.append(
             (
-                f"{one.hop[0]} → {one.hop[1]}",
+                f"{hop.hop[0]} → {hop.hop[1]}",
                 show_bytes(last.size_bytes),
                 show_duration(last.one_way.alone_s * NS_PER_S),
-                show_rate(one.bytes_per_s),
+                show_rate(hop.bytes_per_s),
                 "–" if both is None else show_rate(both),
-                "–" if one.fit is None else show_duration(one.fit.latency_ns),
-                "–" if one.fit is None else show_rate(one.fit.bytes_per_s),
-                str(one.judgement.verdict),
+                "–" if hop.fit is None else show_duration(hop.fit.latency_ns),
+                "–" if hop.fit is None else show_rate(hop.fit.bytes_per_s),
+                str(hop.judgement.verdict),
             )
         )
     page.tables = [table]
@@ -337,22 +337,22 @@ def live_page(
 
 def live_answer(hops: Sequence[LiveHop]) -> str:
     """Say it in a sentence."""
-    slow = [one for one in hops if one.judgement.slow]
+    slow = [hop for hop in hops if hop.judgement.slow]
     if slow:
         more = f", and {counted(len(slow) - 1, 'more hop')}" if len(slow) > 1 else ""
         return f"{_sentence(slow[0])[0].upper()}{_sentence(slow[0])[1:]}{more}."
-    healthy = sum(one.judgement.verdict == Verdict.HEALTHY for one in hops)
+    healthy = sum(hop.judgement.verdict == Verdict.HEALTHY for hop in hops)
     if not healthy:
         return f"Unknown: {hops[0].judgement.why}." if hops else "No hop was measured."
     rest = len(hops) - healthy
     return f"{counted(healthy, 'hop')} healthy{f'; {rest} unknown' if rest else ''}."
 
 
-def _sentence(one: LiveHop) -> str:
+def _sentence(hop: LiveHop) -> str:
     ill = {None: "", "link": "; with others both ranks are well: it is the link between them"}
-    more = ill.get(one.ill, f"; {one.ill} is slow with others, too")
-    rate = show_rate(one.bytes_per_s)
-    return f"hop {one.hop[0]} → {one.hop[1]} {one.judgement.why}, {rate}{more}"
+    more = ill.get(hop.ill, f"; {hop.ill} is slow with others, too")
+    rate = show_rate(hop.bytes_per_s)
+    return f"hop {hop.hop[0]} → {hop.hop[1]} {hop.judgement.why}, {rate}{more}"
 
 
 def _about(measured: HopTestResult) -> str:
@@ -374,7 +374,7 @@ def live_json(
         "source": "measured",
         "backend": measured.backend,
         "batch_latency_s": None,
-        "hops": [_hop_json(one, measured.job_bytes) for one in hops],
+        "hops": [_hop_json(hop, measured.job_bytes) for hop in hops],
         "second_pass": [_rung_json(rung) for rung in measured.second],
         "logs": [],
         "commands": [],
@@ -383,26 +383,26 @@ def live_json(
     }
 
 
-def _hop_json(one: LiveHop, job_bytes: int | None) -> dict[str, Any]:
-    last = one.rungs[-1]
-    job = next((rung for rung in one.rungs if rung.size_bytes == job_bytes), last)
+def _hop_json(hop: LiveHop, job_bytes: int | None) -> dict[str, Any]:
+    last = hop.rungs[-1]
+    job = next((rung for rung in hop.rungs if rung.size_bytes == job_bytes), last)
     return {
-        "from_rank": one.hop[0],
-        "to_rank": one.hop[1],
+        "from_rank": hop.hop[0],
+        "to_rank": hop.hop[1],
         "bytes": job.size_bytes,
         "one_message_s": job.one_way.alone_s,
         "one_message_bytes_per_s": job.size_bytes / job.one_way.alone_s,
-        "bytes_per_s": one.bytes_per_s,
-        "both_ways_bytes_per_s": one.both_ways_bytes_per_s,
-        "alpha_s": one.fit.latency_ns / NS_PER_S if one.fit else None,
-        "beta_bytes_per_s": one.fit.bytes_per_s if one.fit else None,
-        "fit_error_fraction": one.fit.worst_error if one.fit else None,
-        "ladder": [_rung_json(rung) for rung in one.rungs],
-        "verdict": str(one.judgement.verdict),
-        "against": one.judgement.against,
-        "times": one.judgement.times,
-        "why": one.judgement.why,
-        "ill": one.ill,
+        "bytes_per_s": hop.bytes_per_s,
+        "both_ways_bytes_per_s": hop.both_ways_bytes_per_s,
+        "alpha_s": hop.fit.latency_ns / NS_PER_S if hop.fit else None,
+        "beta_bytes_per_s": hop.fit.bytes_per_s if hop.fit else None,
+        "fit_error_fraction": hop.fit.worst_error if hop.fit else None,
+        "ladder": [_rung_json(rung) for rung in hop.rungs],
+        "verdict": str(hop.judgement.verdict),
+        "against": hop.judgement.against,
+        "times": hop.judgement.times,
+        "why": hop.judgement.why,
+        "ill": hop.ill,
         "cost_per_batch_s": None,
     }
 

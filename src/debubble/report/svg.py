@@ -193,9 +193,9 @@ def _passes(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
     boxes: defaultdict[tuple[PassKind, bool], list[Box]] = defaultdict(list)
     labels: defaultdict[tuple[str, float], list[str]] = defaultdict(list)
     for rank in frame.ranks:
-        for one in _of_rank(frame, rank, tops[rank.rank]):
-            boxes[one.kind, one.other].append(one.box)
-            for style, size, text in one.numbers:
+        for drawn in _of_rank(frame, rank, tops[rank.rank]):
+            boxes[drawn.kind, drawn.other].append(drawn.box)
+            for style, size, text in drawn.numbers:
                 labels[style, size].append(text)
     for (kind, other), found in boxes.items():
         pale = ' opacity=".4"' if other else ""

@@ -32,7 +32,7 @@ def farthest(values: Sequence[float | None], count: int = STANDING_OUT) -> set[i
     if not known:
         return set()
     middle = float(np.median([value for _, value in known]))
-    ranked = sorted(known, key=lambda one: (-abs(one[1] - middle), one[0]))
+    ranked = sorted(known, key=lambda entry: (-abs(entry[1] - middle), entry[0]))
     return {place for place, _ in ranked[:count]}
 
 

@@ -39,7 +39,9 @@ def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
     page.tables = [_run_table(tuned)]
     if tuned.prospects.refused:
         table = Table(columns=("refused", "why"))
-        table.rows = [(describe(one.change), one.reason) for one in tuned.prospects.refused]
+        table.rows = [
+            (describe(option.change), option.reason) for option in tuned.prospects.refused
+        ]
         page.tables.append(table)
     page.notes = [f"stopped: {tuned.stop.why}"]
     failed = [run for run in tuned.standing.runs if run.outcome.message]
@@ -60,16 +62,16 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
             "with --traces of a run as it is, or once it has run, this shows what that is",
         ]
         return page
-    worth = [one for one in found.tries if one.worth]
+    worth = [prospect for prospect in found.tries if prospect.worth]
     if not worth:
         page.findings = ["Then nothing: no option is predicted to gain beyond the noise."]
     table = Table(columns=("would try", "throughput", "batch"), title="then, the best first")
-    for one in worth:
+    for prospect in worth:
         table.rows.append(
             (
-                str(one.setting),
-                _predicted(one.expected),
-                show_duration(one.expected.batch_latency_s * NS_PER_S),
+                str(prospect.setting),
+                _predicted(prospect.expected),
+                show_duration(prospect.expected.batch_latency_s * NS_PER_S),
             )
         )
     page.tables = [table] if worth else []
@@ -116,19 +118,19 @@ def tune_json(tuned: Tuning) -> dict[str, Any]:
         "runs": [_run_json(tuned, run) for run in standing.runs],
         "refused": [
             {
-                "lever": one.lever,
-                "change": msgspec.to_builtins(change_part(one.change)),
-                "reason": one.reason,
+                "lever": option.lever,
+                "change": msgspec.to_builtins(change_part(option.change)),
+                "reason": option.reason,
             }
-            for one in tuned.prospects.refused
+            for option in tuned.prospects.refused
         ],
         "not_tellable": [
             {
-                "lever": one.lever,
-                "change": msgspec.to_builtins(change_part(one.option.change)),
-                "throughput_gain_fraction": one.option.throughput_gain,
+                "lever": untold.lever,
+                "change": msgspec.to_builtins(change_part(untold.option.change)),
+                "throughput_gain_fraction": untold.option.throughput_gain,
             }
-            for one in tuned.prospects.untellable
+            for untold in tuned.prospects.untellable
         ],
         "stopped": tuned.stop.why,
         "budget_spent": tuned.stop.spent,
@@ -142,18 +144,18 @@ def dry_json(
     commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects | None
 ) -> dict[str, Any]:
     """Return what would be run as data."""
-    tries = [] if found is None else [one for one in found.tries if one.worth]
+    tries = [] if found is None else [prospect for prospect in found.tries if prospect.worth]
     return {
         "schema": SCHEMA,
         "dry_run": True,
         "first": list(commands[0][1]),
         "tries": [
             {
-                "setting": setting_json(one.setting),
+                "setting": setting_json(prospect.setting),
                 "command": list(words),
-                "expected": _expected_json(one.expected),
+                "expected": _expected_json(prospect.expected),
             }
-            for one, (_, words) in zip(tries, commands[1:], strict=True)
+            for prospect, (_, words) in zip(tries, commands[1:], strict=True)
         ],
         "warnings": [],
     }
@@ -173,10 +175,10 @@ def say_start(setting: Setting, why: str, expected: Expected | None, done: int) 
 
 def say_end(run: Run) -> str:
     """Say what came of a run, in a line."""
-    one = run.outcome.measurement
+    measurement = run.outcome.measurement
     told = f": {run.outcome.message}" if run.outcome.message else ""
-    if run.outcome.kind is Kind.MEASURED and one is not None:
-        told = f": batch latency {_latency(one)}, bubble {_bubble(one)}"
+    if run.outcome.kind is Kind.MEASURED and measurement is not None:
+        told = f": batch latency {_latency(measurement)}, bubble {_bubble(measurement)}"
     return f"run {run.number}: {_WORDS[run.outcome.kind]}{told}"
 
 
@@ -210,9 +212,9 @@ def _findings(tuned: Tuning) -> list[str]:
 
 def _untellable(found: Prospects) -> list[str]:
     return [
-        f"Not tried, for the command has no {{{one.lever}}}: {describe(one.option.change)}, "
-        f"predicted {100 * one.option.throughput_gain:+.0f} %."
-        for one in found.untellable
+        f"Not tried, for the command has no {{{untold.lever}}}: {describe(untold.option.change)}, "
+        f"predicted {100 * untold.option.throughput_gain:+.0f} %."
+        for untold in found.untellable
     ]
 
 
@@ -222,16 +224,16 @@ def _run_table(tuned: Tuning) -> Table:
         title="every run, in its order",
     )
     for run in tuned.standing.runs:
-        one = run.outcome.measurement
+        measurement = run.outcome.measurement
         table.rows.append(
             (
                 str(run.number),
                 f"{run.setting}{' ←' if run.setting == tuned.winner else ''}",
                 _WORDS[run.outcome.kind],
-                "–" if one is None else _bubble(one),
-                "–" if one is None else _latency(one),
-                "–" if one is None else _peak(one),
-                "–" if one is None else f"{100 * tuned.standing.gain_of_run(run):+.1f} %",
+                "–" if measurement is None else _bubble(measurement),
+                "–" if measurement is None else _latency(measurement),
+                "–" if measurement is None else _peak(measurement),
+                "–" if measurement is None else f"{100 * tuned.standing.gain_of_run(run):+.1f} %",
                 _predicted(run.expected) if run.expected else "–",
             )
         )
@@ -258,23 +260,23 @@ def _spent(runs: tuple[Run, ...]) -> str:
     return f"{counted(len(runs), 'run')} in {show_duration(seconds * NS_PER_S)}"
 
 
-def _bubble(one: Measurement) -> str:
-    share = middle(one.bubble_fractions)
+def _bubble(measurement: Measurement) -> str:
+    share = middle(measurement.bubble_fractions)
     return "–" if share is None else show_share(share)
 
 
-def _latency(one: Measurement) -> str:
-    seconds = middle(one.batch_latencies_s)
+def _latency(measurement: Measurement) -> str:
+    seconds = middle(measurement.batch_latencies_s)
     return "–" if seconds is None else show_duration(seconds * NS_PER_S)
 
 
-def _peak(one: Measurement) -> str:
-    peaks = [rank.peak_bytes for rank in one.memory if rank.peak_bytes is not None]
+def _peak(measurement: Measurement) -> str:
+    peaks = [rank.peak_bytes for rank in measurement.memory if rank.peak_bytes is not None]
     return show_bytes(max(peaks)) if peaks else "–"
 
 
 def _run_json(tuned: Tuning, run: Run) -> dict[str, Any]:
-    one = run.outcome.measurement
+    measurement = run.outcome.measurement
     return {
         "run": run.number,
         "setting": setting_json(run.setting),
@@ -282,8 +284,10 @@ def _run_json(tuned: Tuning, run: Run) -> dict[str, Any]:
         "outcome": run.outcome.kind.value,
         "message": run.outcome.message or None,
         "seconds": run.outcome.seconds,
-        "measured": None if one is None else msgspec.to_builtins(answer_side(one)),
-        "throughput_gain_fraction": None if one is None else tuned.standing.gain_of_run(run),
+        "measured": None if measurement is None else msgspec.to_builtins(answer_side(measurement)),
+        "throughput_gain_fraction": None
+        if measurement is None
+        else tuned.standing.gain_of_run(run),
         "expected": _expected_json(run.expected),
         "traces": str(tuned.bench.folder_of(run.number)),
         "output": str(tuned.bench.folder_of(run.number) / LOG),

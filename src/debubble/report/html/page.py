@@ -159,13 +159,14 @@ def _digest(text: str) -> str:
 def _findings(page: Page) -> str:
     if not page.findings:
         return ""
-    return f'<ul class="findings">{"".join(f"<li>{safe(one)}</li>" for one in page.findings)}</ul>'
+    listed = "".join(f"<li>{safe(finding)}</li>" for finding in page.findings)
+    return f'<ul class="findings">{listed}</ul>'
 
 
 def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
     shown = "".join(
-        f'<div class="tile"><b>{safe(figure)}</b><span>{safe(what)}</span></div>'
-        for figure, what in tiles
+        f'<div class="tile"><b>{safe(figure)}</b><span>{safe(words)}</span></div>'
+        for figure, words in tiles
     )
     return f'<div class="tiles">{shown}</div>' if shown else ""
 

@@ -96,11 +96,11 @@ def _texts(view: object) -> Iterable[str]:
     if isinstance(view, str):
         yield view
     elif isinstance(view, Mapping):
-        for one in view.values():
-            yield from _texts(one)
+        for part in view.values():
+            yield from _texts(part)
     elif isinstance(view, Sequence):
-        for one in view:
-            yield from _texts(one)
+        for part in view:
+            yield from _texts(part)
 
 
 def _steps(shown: PipelineView) -> list[int | None]:
@@ -147,8 +147,8 @@ def _passes_of(shown: PipelineView, step: int | None) -> Passes:
 
 
 def _places(rank: Any, ranks: Sequence[RankTimeline]) -> I64:
-    place = {one.rank: number for number, one in enumerate(ranks)}
-    return np.array([place[one] for one in np.asarray(rank).tolist()], dtype=np.int64)
+    place = {lane.rank: number for number, lane in enumerate(ranks)}
+    return np.array([place[number] for number in np.asarray(rank).tolist()], dtype=np.int64)
 
 
 def _counts(lane: I64, ranks: Sequence[RankTimeline]) -> list[int]:
@@ -261,7 +261,7 @@ def _replays(shown: PipelineView, step: int | None, length: int) -> list[dict[st
     ledger = shown.ledger
     if ledger is None or not ledger.replays:
         return []
-    remedies = next(one for one in ledger.remedies if one.step.number == step)
+    remedies = next(remedy for remedy in ledger.remedies if remedy.step.number == step)
     same, ideal = remedies.run(remedies.step.lengths), remedies.run(remedies.nothing_wrong())
     return [
         _replayed("replayed", "the model of this step, nothing changed", same, length),
