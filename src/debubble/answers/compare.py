@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.errors import Gap
-from debubble.measure.comparison import Comparison, Confidence, Delta, MemoryChange, Verdict
+from debubble.measure.comparison import Comparison, Confidence, MemoryChange, Verdict
 from debubble.measure.measurement import Measurement, middle
 from debubble.measure.statistics import Spread, least_samples
 from debubble.units import show_bytes, show_seconds, show_share
@@ -243,18 +243,14 @@ def _say_speed(found: Comparison) -> str:
     delta = found.deciding
     if delta.change is None or delta.before is None or delta.after is None:
         return f"{LABELS[delta.name]} is not known"
-    said = f"{LABELS[delta.name]} {show_change(delta.name, delta.change)}{_say_range(delta)}"
+    said = f"{LABELS[delta.name]} {show_change(delta.name, delta.change)}"
+    if delta.low is not None and delta.high is not None:
+        said += f" ({show_interval([delta.low, delta.high])})"
     first = show_number(delta.name, delta.before.median)
     second = show_number(delta.name, delta.after.median)
     if delta.name == "throughput":
         return f"{said}, {first} to {second} {found.throughput_unit} per second"
     return f"{said}, {first} to {second}"
-
-
-def _say_range(delta: Delta) -> str:
-    if delta.low is None or delta.high is None:
-        return ""
-    return f" ({show_interval([delta.low, delta.high])})"
 
 
 def _say_memory(changes: Sequence[MemoryChange]) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Part, seconds
-from debubble.ledger.ledger import Ledger, Saving
+from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Cause, Culprit, find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
 from debubble.ledger.verdict import LITTLE, OF_ANY_PIPELINE, Bottleneck, Named
@@ -250,24 +250,20 @@ def say_remedy(causes: str) -> str:
 def say_cause(ledger: Ledger, named: Named) -> str:
     """Say a cause, whose it is, and what putting it right would buy, in a sentence."""
     before = ledger.batch_latency_ns
-    culprit, buys = _say_culprit(ledger, named), _say_buys(named.saving)
+    culprit, saving = _say_culprit(ledger, named), named.saving
     if named.culprit_saved_ns is not None and named.slow_hops:
         share = named.culprit_saved_ns / max(before, 1)
         little = "would buy little: " if share < LITTLE else "would save "
         amount = f"{show_duration(named.culprit_saved_ns)} of {show_duration(before)}"
         hops = "it" if len(named.slow_hops) == 1 else "them"
         return f"{culprit}; repairing {hops} {little}{amount} ({100 * share:.0f} %)"
-    if len(named.saving.causes) > 1:
+    whole = show_duration(saving.batch_latency_ns + saving.saved_ns)
+    buys = f"{show_duration(saving.saved_ns)} of {whole} ({100 * saving.saved_fraction:.0f} %)"
+    if len(saving.causes) > 1:
         return f"{say_remedy(named.cause)} together would save {buys}: each hides the other"
     if named.cause == SCHEDULE:
         return f"{culprit}; twice as many microbatches would save {buys} on the same work"
     return f"{culprit}; {REMEDIES[named.cause]} would save {buys}"
-
-
-def _say_buys(saving: Saving) -> str:
-    before = saving.batch_latency_ns + saving.saved_ns
-    share = f"{100 * saving.saved_fraction:.0f} %"
-    return f"{show_duration(saving.saved_ns)} of {show_duration(before)} ({share})"
 
 
 def _say_culprit(ledger: Ledger, named: Named) -> str:

@@ -32,7 +32,7 @@ from debubble.tune.decide import Budget
 from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run, remember
 from debubble.tune.loop import Loop, Tuning
 from debubble.tune.prospects import Prospects, Scope, look_ahead
-from debubble.tune.setting import Setting, Template, read_setting, read_template
+from debubble.tune.setting import Setting, read_setting, read_template
 from debubble.tune.standing import Standing
 from debubble.tune.trial import Bench, Kind, Outcome, read_capture
 from debubble.units import parse_bytes, parse_duration, parse_share
@@ -189,7 +189,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     bench = Bench(template=template, steps=steps, wait=wait, folder=out)
     if dry_run:
         found = _foresee(bench, budget, scope, traces)
-        commands = _commands(template, found)
+        tries = [prospect.setting for prospect in (found.tries if found else ()) if prospect.worth]
+        commands = [(setting, template.fill(setting)) for setting in (template.now, *tries)]
         page, data = dry_page(commands, found), dry_json(commands, found)
         print_answer(page, data, manners)
         return
@@ -309,8 +310,3 @@ def _is_another(said: object, shown: object) -> bool:
     if isinstance(said, tuple) and isinstance(shown, tuple) and len(said) == len(shown):
         return sum(said) == sum(shown) and said != shown
     return said != shown
-
-
-def _commands(template: Template, found: Prospects | None) -> list[tuple[Setting, tuple[str, ...]]]:
-    tries = [prospect.setting for prospect in (found.tries if found else ()) if prospect.worth]
-    return [(setting, template.fill(setting)) for setting in (template.now, *tries)]

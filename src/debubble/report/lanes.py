@@ -159,7 +159,10 @@ def draw_lanes(  # noqa: PLR0913 (what, of it which part, and how)
     for, where a simulated run has no times but ratios.
     """
     frame = frame_step(timeline, pipeline, step, waits)
-    view = _look(frame, max(width, _NARROWEST), units)
+    margin = max(len(f"rank {rank.rank} ") for rank in frame.ranks)
+    columns = max(width, _NARROWEST) - margin
+    edges = np.rint(np.linspace(frame.begin_ns, frame.end_ns, columns + 1)).astype(np.int64)
+    view = _View(step=frame.step, edges_ns=edges, margin=margin, units=units)
     lines = [Text(f"{frame.name}; a column is {view.column}")]
     for rank in frame.ranks:
         arrivals = timeline.transfers.where(timeline.transfers.destination == rank.rank)
@@ -181,7 +184,8 @@ def _idle(arrivals: Transfers, waits: Sequence[Wait], view: _View) -> NDArray[np
         np.add.at(by_cause, [causes.index(wait.cause) for wait in waits], share)
         signs = np.array([_SIGNS[cause] for cause in causes])
         return np.where(by_cause.any(axis=0), signs[by_cause.argmax(axis=0)], _BLANK)
-    wired = _share(_both_there(arrivals), arrivals.receive_end_ns, view).sum(axis=0) >= 0.5
+    both_there = np.maximum(arrivals.send_start_ns, arrivals.receive_start_ns)
+    wired = _share(both_there, arrivals.receive_end_ns, view).sum(axis=0) >= 0.5
     return np.where(wired, _WIRE, _WAIT)
 
 
@@ -193,15 +197,6 @@ def _longest(waits: Sequence[Wait]) -> list[Text]:
     longest = max(named, key=lambda wait: wait.end_ns - wait.start_ns)
     length, why = show_duration(longest.end_ns - longest.start_ns), longest.cause.replace("_", " ")
     return [Text(f"longest: rank {longest.rank} waits {length} for {longest.waits_for} ({why})")]
-
-
-def _look(frame: Frame, width: int, units: str) -> _View:
-    """Cut a step into columns."""
-    margin = max(len(f"rank {rank.rank} ") for rank in frame.ranks)
-    edges = np.linspace(frame.begin_ns, frame.end_ns, width - margin + 1)
-    return _View(
-        step=frame.step, edges_ns=np.rint(edges).astype(np.int64), margin=margin, units=units
-    )
 
 
 def _lane(passes: Passes, idle: NDArray[np.str_], rank: RankTimeline, view: _View) -> list[Text]:
@@ -243,12 +238,6 @@ def _share(start: I64, end: I64, view: _View) -> np.ndarray[tuple[int, int], np.
         last - first, 1
     )
     return share
-
-
-def _both_there(transfers: Transfers) -> I64:
-    """Return when data began to flow, as the receiver saw it."""
-    both: I64 = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
-    return both
 
 
 def _paint(  # noqa: PLR0913, PLR0917 (a row of the drawing)

@@ -12,7 +12,7 @@ from debubble.answers.base import list_warnings
 from debubble.errors import Gap
 from debubble.links.hop_times import Hop
 from debubble.links.judge import Judgement, Verdict
-from debubble.links.live.measured import HopTestResult, LiveHop, Rung, Times
+from debubble.links.live.measured import HopTestResult, LiveHop, Rung
 from debubble.links.logs.model import (
     CopyLog,
     Half,
@@ -414,10 +414,6 @@ def _rung_json(rung: Rung) -> dict[str, Any]:
         "bytes": rung.size_bytes,
         "one_way_s": rung.one_way.median_s,
         "one_way_p95_s": rung.one_way.p95_s,
-        "both_ways_s": _median(rung.both_ways),
+        "both_ways_s": rung.both_ways.median_s if rung.both_ways else None,
         "n": rung.one_way.n,
     }
-
-
-def _median(times: Times | None) -> float | None:
-    return times.median_s if times else None

@@ -16,7 +16,7 @@ from debubble.ledger.model import CAUSES as ALL_CAUSES
 from debubble.ledger.model import Cause
 from debubble.ledger.verdict import MATTERS, Named
 from debubble.report.palette import CAUSES, Look
-from debubble.timeline.figures import PipelineFigures, StageFigures
+from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import PassKind, RankTimeline
 from debubble.timeline.transfers import HopFigures
 from debubble.units import printable, show_bytes, show_duration, show_share
@@ -50,13 +50,10 @@ def draw_mermaid(
     for hop, (source, to) in edges:
         why = [words for named, _, words in blamed if named.hop == (hop.source, hop.destination)]
         label = _lines([*_hop(hop), *why])
-        lines.append(f'    s{source} {_arrow(source, to)}|"{label}"| s{to}')
+        arrow = "-->" if to > source else "-.->"
+        lines.append(f'    s{source} {arrow}|"{label}"| s{to}')
     lines += [f"    {line}" for line in _frames(blamed, edges)]
     return "\n".join([*lines, "```"])
-
-
-def _arrow(source: int, to: int) -> str:
-    return "-->" if to > source else "-.->"
 
 
 def _rank(
@@ -66,15 +63,12 @@ def _rank(
     yield f'subgraph r{rank.rank}["rank {rank.rank}"]'
     for stage, own in groupby(rows, lambda row: row.stage):
         why = [words for culprit, _, words in blamed if culprit.stage == stage]
-        yield f'    s{stage}["{_lines([f"stage {stage}", *map(_pass, own), *why])}"]'
+        took = [f"{PassKind(row.kind).name} {show_duration(row.median_ns)}" for row in own]
+        yield f'    s{stage}["{_lines([f"stage {stage}", *took, *why])}"]'
     waits = _waits(pipeline, ledger, rank)
     if waits:
         yield f'    w{rank.rank}("{_lines(waits)}")'
     yield "end"
-
-
-def _pass(row: StageFigures) -> str:
-    return f"{PassKind(row.kind).name} {show_duration(row.median_ns)}"
 
 
 def _waits(pipeline: PipelineFigures, ledger: Ledger | None, rank: RankTimeline) -> list[str]:
@@ -131,9 +125,8 @@ def _frames(
 
 
 def _lines(parts: Sequence[str]) -> str:
-    return "<br/>".join(map(_escape, parts))
-
-
-def _escape(text: str) -> str:
-    """Write a label's text with Mermaid's codes for what would end it or be taken for HTML."""
-    return "".join(f"#{_ESCAPES[sign]};" if sign in _ESCAPES else sign for sign in printable(text))
+    """Write a label, with Mermaid's codes for what would end it or be taken for HTML."""
+    return "<br/>".join(
+        "".join(f"#{_ESCAPES[sign]};" if sign in _ESCAPES else sign for sign in printable(part))
+        for part in parts
+    )

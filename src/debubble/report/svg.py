@@ -61,7 +61,7 @@ def draw_svg(frame: Frame, answer: str) -> str:
     legend, height = _legend(frame, bottom + 44)
     parts = [
         f'<svg xmlns="{_XMLNS}" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" {_SETTING}>',
-        f'<title id="answer">{_text(answer)}</title>',
+        f'<title id="answer">{escape(_harmless(answer))}</title>',
         _style(),
         f"<defs>{''.join(_patterns(frame))}</defs>",
         f'<rect class="page" width="{_WIDTH}" height="{height}" rx="8"/>',
@@ -77,10 +77,6 @@ def draw_svg(frame: Frame, answer: str) -> str:
 
 def _harmless(text: str) -> str:
     return _NO_XML.sub("\ufffd", printable(text))
-
-
-def _text(text: str) -> str:
-    return escape(_harmless(text))
 
 
 def _style() -> str:
@@ -233,9 +229,10 @@ def _of_rank(frame: Frame, rank: RankTimeline, top: int) -> Iterator[_Drawn]:
             start, end, kind, step, microbatch = (column[row] for column in columns)
             left, right = _x(frame, start), _x(frame, end)
             y = top + tracks[row] * height
-            size = _size(digits, right - left - _BETWEEN) if microbatch >= 0 else None
+            fitting = (s for s in _PRINT if digits * _DIGIT * s + 0.4 <= right - left - _BETWEEN)
+            size = next(fitting, None)
             numbers = []
-            if size:
+            if size and microbatch >= 0:
                 middle = (left + right - _BETWEEN) / 2
                 text = _number(str(microbatch), middle, y + height / 2 + 0.36 * size)
                 numbers.append(("n", size, text))
@@ -262,11 +259,6 @@ def _side_by_side(start: I64, end: I64) -> Iterator[list[int]]:
         together.append(row)
     if together:
         yield together
-
-
-def _size(digits: int, width: float) -> float | None:
-    """Return the largest print in which a number fits."""
-    return next((size for size in _PRINT if digits * _DIGIT * size + 0.4 <= width), None)
 
 
 def _number(number: str, x: float, y: float) -> str:

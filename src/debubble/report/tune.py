@@ -83,7 +83,8 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
 def tune_answer(tuned: Tuning) -> str:
     """Say what came of it in a sentence."""
     standing, winner = tuned.standing, tuned.winner
-    spent = _spent(standing.runs)
+    seconds = sum(run.outcome.seconds for run in standing.runs)
+    spent = f"{counted(len(standing.runs), 'run')} in {show_duration(seconds * NS_PER_S)}"
     if winner is not None:
         predicted = _last_expected(tuned, winner)
         said = f" (predicted {100 * predicted.gain:+.1f} %)" if predicted else ""
@@ -253,11 +254,6 @@ def _last_expected(tuned: Tuning, setting: Setting) -> Expected | None:
 def _sentence(setting: Setting) -> str:
     words = str(setting)
     return f"{words[:1].upper()}{words[1:]}"
-
-
-def _spent(runs: tuple[Run, ...]) -> str:
-    seconds = sum(run.outcome.seconds for run in runs)
-    return f"{counted(len(runs), 'run')} in {show_duration(seconds * NS_PER_S)}"
 
 
 def _bubble(measurement: Measurement) -> str:

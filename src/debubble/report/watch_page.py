@@ -101,7 +101,8 @@ def _document(title: str, parts: Sequence[str]) -> str:
 
 def _alert(alert: Mapping[str, Any]) -> str:
     done = alert["acknowledged_s"] is not None
-    button = "" if done else _acknowledge(alert["id"])
+    action = f"/alerts/{int(alert['id'])}/acknowledge"
+    form = f"<form method='post' action='{action}'><button>Acknowledge</button></form>"
     words = [f"<strong>{escape(alert['kind'])}</strong> {escape(alert.get('message', ''))}"]
     change = alert.get("batch_latency_s")
     if isinstance(change, dict):
@@ -110,13 +111,8 @@ def _alert(alert: Mapping[str, Any]) -> str:
             for part in ("traffic_moved", "buckets_slower")
         )
         words.append(f"Of the change in batch latency {moved} are traffic, {slower} are speed.")
-    words.append(f"<small>{_when(alert['raised_s'])}</small> {button}")
+    words.append(f"<small>{_when(alert['raised_s'])}</small> {'' if done else form}")
     return f"<div class='alert{' done' if done else ''}'>{'<br>'.join(words)}</div>"
-
-
-def _acknowledge(number: int) -> str:
-    action = f"/alerts/{int(number)}/acknowledge"
-    return f"<form method='post' action='{action}'><button>Acknowledge</button></form>"
 
 
 def _pipeline(pipeline: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str:

@@ -50,15 +50,6 @@ def _numbers(found: CompareAnswer) -> str:
 
 
 def _memory(found: CompareAnswer) -> str:
-    pairs = _peaks(found)
-    if not pairs:
-        return ""
-    words = "Peaks of each rank; a dashed line is the device's limit."
-    return chart_section("Memory", words, pair_bars(pairs, "Peak memory before and after"))
-
-
-def _peaks(found: CompareAnswer) -> list[Pair]:
-    """Return the peaks of each rank, before and after, with its limit."""
     pairs = []
     for change in found.memory:
         left = change.headroom_bytes
@@ -76,7 +67,10 @@ def _peaks(found: CompareAnswer) -> list[Pair]:
                 limit=change.limit_bytes,
             )
         )
-    return pairs
+    if not pairs:
+        return ""
+    words = "Peaks of each rank; a dashed line is the device's limit."
+    return chart_section("Memory", words, pair_bars(pairs, "Peak memory before and after"))
 
 
 def _bytes(count: int | None) -> str:

@@ -76,7 +76,9 @@ class Report:
 
 def report_markup(report: Report) -> str:
     """Return the whole file."""
-    style, script = _style(), _script()
+    style = style_variables() + _asset("report.css")
+    parts = "\n".join(_asset(name) for name in _SCRIPTS)
+    script = f'"use strict";\n(() => {{\n{parts}\n}})();\n'
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -140,15 +142,6 @@ def _data(report: Report) -> str:
 @cache
 def _asset(name: str) -> str:
     return (files(__package__) / "assets" / name).read_text("utf-8")
-
-
-def _style() -> str:
-    return style_variables() + _asset("report.css")
-
-
-def _script() -> str:
-    parts = "\n".join(_asset(name) for name in _SCRIPTS)
-    return f'"use strict";\n(() => {{\n{parts}\n}})();\n'
 
 
 def _digest(text: str) -> str:

@@ -17,7 +17,7 @@ from debubble.ledger.waits import Wait, list_waits
 from debubble.simulate.program import Times
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.memory import allocator_curve
-from debubble.timeline.model import I64, Passes, RankTimeline, Timeline, Transfers
+from debubble.timeline.model import I64, Passes, RankTimeline, Timeline
 from debubble.trace.columns import RankTrace
 
 AnyArray = NDArray[Any]
@@ -112,7 +112,9 @@ def _steps(shown: PipelineView) -> list[int | None]:
 
 def _view(shown: PipelineView, step: int | None, waits: Sequence[Wait]) -> View:
     ranks = shown.figures.ranks
-    passes = _passes_of(shown, step)
+    every = shown.timeline.passes
+    mine = np.isin(every.rank, [rank.rank for rank in ranks])
+    passes = every.where(mine if step is None else mine & (every.step == step))
     if len(passes):
         begin, end = int(passes.start_ns.min()), int(passes.end_ns.max())
     else:
@@ -138,12 +140,6 @@ def _lane(rank: RankTimeline) -> dict[str, str]:
         "rank": f"rank {rank.rank}",
         "stages": f"stage{'s' if len(rank.stages) > 1 else ''} {stages}",
     }
-
-
-def _passes_of(shown: PipelineView, step: int | None) -> Passes:
-    passes, names = shown.timeline.passes, [rank.rank for rank in shown.figures.ranks]
-    mine = np.isin(passes.rank, names)
-    return passes.where(mine if step is None else mine & (passes.step == step))
 
 
 def _places(rank: Any, ranks: Sequence[RankTimeline]) -> I64:
@@ -201,7 +197,9 @@ def _message_columns(
     names = [rank.rank for rank in ranks]
     mine = np.isin(every.source, names) & np.isin(every.destination, names)
     moved = every.where(mine if step is None else mine & (every.step == step))
-    start = _departure(moved)
+    buffered = moved.send_end_ns < moved.receive_start_ns
+    both = np.maximum(moved.send_start_ns, moved.receive_start_ns)
+    start = np.where(buffered, moved.send_start_ns, both)
     order = np.argsort(start, kind="stable")
     return {
         "source": pack(_places(moved.source, ranks)[order], "u2"),
@@ -210,12 +208,6 @@ def _message_columns(
         "end": pack(ticks(moved.receive_end_ns[order], begin, length), "u4"),
         "bytes": pack(moved.message_bytes[order], "f4"),
     }
-
-
-def _departure(moved: Transfers) -> I64:
-    buffered = moved.send_end_ns < moved.receive_start_ns
-    both = np.maximum(moved.send_start_ns, moved.receive_start_ns)
-    return np.where(buffered, moved.send_start_ns, both)
 
 
 def _memory(shown: PipelineView, begin: int, length: int) -> list[dict[str, Any]]:
