@@ -56,12 +56,14 @@ def frame_step(
     ]
     chosen = step if step is not None else (whole or known or [None])[0]
     if chosen not in known:
+        where = "" if chosen is None else f" in step {chosen}"
         raise UsageError(
-            f"there is nothing to draw: no pass in step {chosen}",
+            f"there is nothing to draw: no pass{where}",
             hint=f"--step takes one of: {', '.join(map(str, known))}" if known else "",
         )
     here = passes.where(passes.step == chosen)
-    begin, end = int(here.start_ns.min()), int(here.end_ns.max())
+    begin = int(here.start_ns.min())
+    end = max(int(here.end_ns.max()), begin + 1)
     of = f"pipeline {pipeline}, " if len(timeline.pipelines) > 1 else ""
     return Frame(
         step=chosen,
@@ -126,16 +128,18 @@ _TICK_COLUMNS = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """The time that is drawn, and how: edges of the columns, one more than columns."""
+    """The time that is drawn, and how."""
 
     step: int
+    begin_ns: int
     edges_ns: I64
+    """Of the columns, after the begin; one more than columns."""
     margin: int
     units: str
 
     @property
     def column_ns(self) -> float:
-        return float(self.edges_ns[1] - self.edges_ns[0])
+        return float(self.edges_ns[-1]) / (len(self.edges_ns) - 1)
 
     @property
     def column(self) -> str:
@@ -161,8 +165,13 @@ def draw_lanes(  # noqa: PLR0913 (what, of it which part, and how)
     frame = frame_step(timeline, pipeline, step, waits)
     margin = max(len(f"rank {rank.rank} ") for rank in frame.ranks)
     columns = max(width, _NARROWEST) - margin
-    edges = np.rint(np.linspace(frame.begin_ns, frame.end_ns, columns + 1)).astype(np.int64)
-    view = _View(step=frame.step, edges_ns=edges, margin=margin, units=units)
+    view = _View(
+        step=frame.step,
+        begin_ns=frame.begin_ns,
+        edges_ns=np.rint(np.linspace(0, frame.length_ns, columns + 1)).astype(np.int64),
+        margin=margin,
+        units=units,
+    )
     lines = [Text(f"{frame.name}; a column is {view.column}")]
     for rank in frame.ranks:
         arrivals = timeline.transfers.where(timeline.transfers.destination == rank.rank)
@@ -233,6 +242,7 @@ def _owners(passes: Passes, view: _View) -> I64:
 def _share(start: I64, end: I64, view: _View) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Return how much of each column (across) each interval (down) covers."""
     first, last = view.edges_ns[:-1], view.edges_ns[1:]
+    start, end = start - view.begin_ns, end - view.begin_ns
     covered = np.minimum(end[:, None], last) - np.maximum(start[:, None], first)
     share: np.ndarray[tuple[int, int], np.dtype[np.float64]] = np.maximum(covered, 0) / np.maximum(
         last - first, 1
@@ -263,11 +273,16 @@ def _axis(view: _View) -> str:
     """Write the time in ms, or in units, under the columns, at round distances."""
     columns = len(view.edges_ns) - 1
     column_ms = view.column_ns / _NS_PER_MS
+    unit = f" {view.units or 'ms'}"
     apart = round_distance(_TICK_COLUMNS * column_ms)
     decimals = decimals_of(apart)
+    # The first label has the unit as well, and the next begins after it.
+    if len(f"|{0:.{decimals}f}{unit}") * column_ms >= apart:
+        apart = round_distance(2 * apart)
+        decimals = decimals_of(apart)
     cells = [_BLANK] * (view.margin + columns)
     for tick in range(int(columns * column_ms / apart) + 1):
-        label = f"|{tick * apart:.{decimals}f}" + (f" {view.units or 'ms'}" if tick == 0 else "")
+        label = f"|{tick * apart:.{decimals}f}" + (unit if tick == 0 else "")
         at = view.margin + round(tick * apart / column_ms)
         if at + len(label) <= len(cells):
             cells[at : at + len(label)] = label

@@ -51,22 +51,24 @@ def draw_matrix(ranks: Sequence[int], rates: Mapping[Hop, float], slow: Sequence
         middle = _MARGIN + _CELL * place + _CELL / 2
         parts.append(f'<text x="{middle:.0f}" y="{_MARGIN - 12}">{rank}</text>')
         parts.append(f'<text x="{_MARGIN - 20}" y="{middle + 5:.0f}">{rank}</text>')
-    for row, here in enumerate(ranks):
-        for column, there in enumerate(ranks):
-            rate = rates.get((here, there))
-            x, y = _MARGIN + _CELL * column, _MARGIN + _CELL * row
-            parts.append(_cell(x, y, rate, most, is_slow=(here, there) in slow))
+    # One rectangle for all pairs that have no rate: of hundreds of ranks they are nearly all.
+    inside = f'width="{_CELL}" height="{_CELL}" fill="#f7f7f7" stroke="#dddddd"'
+    across = _CELL * len(ranks)
+    parts.append(
+        f'<defs><pattern id="none" x="{_MARGIN}" y="{_MARGIN}" width="{_CELL}" height="{_CELL}"'
+        f' patternUnits="userSpaceOnUse"><rect {inside}/></pattern></defs>'
+        f'<rect x="{_MARGIN}" y="{_MARGIN}" width="{across}" height="{across}" fill="url(#none)"/>'
+    )
+    position = {rank: number for number, rank in enumerate(ranks)}
+    for (here, there), rate in sorted(rates.items()):
+        x, y = _MARGIN + _CELL * position[there], _MARGIN + _CELL * position[here]
+        parts.append(_cell(x, y, rate, most, is_slow=(here, there) in slow))
     legend = f"darker is slower; framed: slow; fastest {show_rate(most)}" if rates else "no rates"
     parts.append(f'<text x="{side / 2:.0f}" y="{side + 12}">{escape(legend)}</text>')
     return "\n".join([*parts, "</g></svg>", ""])
 
 
-def _cell(x: int, y: int, rate: float | None, most: float, *, is_slow: bool) -> str:
-    if rate is None:
-        return (
-            f'<rect x="{x}" y="{y}" width="{_CELL}" height="{_CELL}" fill="#f7f7f7"'
-            ' stroke="#dddddd"/>'
-        )
+def _cell(x: int, y: int, rate: float, most: float, *, is_slow: bool) -> str:
     way = 1 - rate / most
     colour = [round(light + way * (dark - light)) for light, dark in zip(_FAST, _SLOW, strict=True)]
     ink = "white" if way > 0.5 else "black"

@@ -269,9 +269,11 @@ def _names(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
     """Write each rank's name before its lane, and after it how much of the step it waits."""
     for rank in frame.ranks:
         y = tops[rank.rank] + _LANE / 2 + 4
+        name = f"rank {rank.rank}"
+        size = min(12.0, (_LEFT - 8) / (_DIGIT * len(name)))
         yield (
-            f'<text class="ink" x="{_LEFT - 8}" y="{y:g}" font-size="12" text-anchor="end">'
-            f"rank {rank.rank}</text>"
+            f'<text class="ink" x="{_LEFT - 8}" y="{y:g}" font-size="{size:.4g}" text-anchor="end">'
+            f"{name}</text>"
         )
         if len(rank.stages) > 1:
             yield (

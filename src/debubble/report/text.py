@@ -77,8 +77,8 @@ WORDS = frozenset(
 
 # Between two columns of a table.
 _BETWEEN_COLUMNS = 3
-# A longer word, such as a path, is broken where a table would not fit.
-_LONGEST_WORD = 24
+# So short a name stays on its line: `10 → 11`, `healthy`.
+_SHORT_NAME = 12
 # Warnings with one code that are printed one by one.
 _ALIKE_SHOWN = 4
 
@@ -157,15 +157,24 @@ def _safe(text: str) -> str:
 def _lay_out(table: Table, width: int) -> list[dict[int, int]]:
     """Return the columns that fit beside each other, each with its width; the first in every part.
 
-    A figure is never broken and nothing is cut: words wrap, and what does not fit goes below.
+    Nothing is cut. Words wrap between words, and what does not fit goes below: a figure, or a path,
+    is only broken where it is longer than a line.
     """
-    whole, least = [], []
+    whole: list[int] = []
+    least: list[int] = []
     for place, column in enumerate(table.columns):
         cells = [printable(row[place]) for row in table.rows]
-        longest = max(map(cell_len, column.split()), default=0)
-        for cell in cells:
-            longest = max([longest, *map(cell_len, cell.split() if column in WORDS else [cell])])
-        least.append(min(longest, _LONGEST_WORD if column in WORDS else width))
+        unbroken = [
+            part
+            for cell in cells
+            for part in (
+                cell.split() if column in WORDS and cell_len(cell) > _SHORT_NAME else [cell]
+            )
+        ]
+        # The first column stands beside each of the others.
+        room = width - _BETWEEN_COLUMNS - least[0] if place else (width - _BETWEEN_COLUMNS) // 2
+        longest = max(map(cell_len, [*column.split(), *unbroken]), default=0)
+        least.append(min(longest, room))
         whole.append(max(map(cell_len, [column, *cells])))
     parts, free = [[0]], width - least[0]
     for place in range(1, len(least)):

@@ -231,15 +231,15 @@ def plan_report(found: PlanAnswer, shown: PipelineView, page: Page, run: str) ->
     """Lay out the options, then the run as it is."""
     points = points_of(found)
     report = Report(verb="plan", run=run, page=page, tiles=_tiles(found))
-    report.sections.append(
-        chart_section(
-            "Options: latency against memory",
-            "Disc: do it; ring: within the noise, or worse; diamond: the run as it is. Percents "
-            "are throughput: a larger batch may take longer and still do more a second. Upright "
-            "strokes: four of five runs.",
-            scatter(points, limit_of(found)) + option_list(points),
+    chart = scatter(points, limit_of(found))
+    title = "Options: latency against memory" if chart else "Options"
+    words = "Percents are throughput: a larger batch may take longer and still do more a second."
+    if chart:
+        words = (
+            "Disc: do it; ring: within the noise, or worse; diamond: the run as it is. "
+            f"{words} Upright strokes: four of five runs."
         )
-    )
+    report.sections.append(chart_section(title, words, chart + option_list(points)))
     add_timeline(report, [shown])
     return report
 

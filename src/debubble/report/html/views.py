@@ -26,7 +26,7 @@ _MOST = 2**31
 
 
 def pack(column: AnyArray, kind: str) -> str:
-    """Write a column as base64 of little-endian numbers: u1, u2, u4, i2, f4."""
+    """Write a column as base64 of little-endian numbers: u1, u2, u4, i2, i4, f4."""
     return base64.b64encode(column.astype(f"<{kind}").tobytes()).decode("ascii")
 
 
@@ -163,7 +163,7 @@ def _pass_columns(
         "start": pack(ticks(passes.start_ns[order], begin, length), "u4"),
         "end": pack(ticks(passes.end_ns[order], begin, length), "u4"),
         "kind": pack(passes.kind[order], "u1"),
-        "microbatch": pack(passes.microbatch[order], "i2"),
+        "microbatch": pack(passes.microbatch[order], "i4"),
         "stage": pack(passes.stage[order], "i2"),
     }
 
@@ -184,7 +184,7 @@ def _wait_columns(
         "start": pack(ticks(start[order], begin, length), "u4"),
         "end": pack(ticks(end[order], begin, length), "u4"),
         "cause": pack(cause[order], "u1"),
-        "whom": pack(whom[order], "u2"),
+        "whom": pack(whom[order], "u4"),
         "names": names,
     }
 
