@@ -8,11 +8,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from debubble.answers.link_tests import answer_live, answer_logs
 from debubble.links.judge import Judgement, Verdict
 from debubble.links.live.measured import HopTestResult, LiveHop, RankSite, Rung, times_of
 from debubble.links.logs.pairs import pairs_in
 from debubble.links.logs.read import read_log
-from debubble.report.link_tests import draw_matrix, live_json, live_page, logs_json, logs_page
+from debubble.report.link_tests import draw_matrix, live_page, logs_page
 
 OWN = Path(__file__).parents[1] / "data" / "links"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -73,13 +74,13 @@ def test_each_kind_of_log_is_listed_under_its_file(kind):
     assert f"{kind}.txt" in table.title
     assert CELLS[kind] in table.rows
     assert page.answer == "1 log read; none of them measures one hop by itself."
-    assert json.loads(json.dumps(logs_json([log], (), ())))["logs"][0]["file"] == f"{kind}.txt"
+    assert json.loads(answer_logs([log], (), ()).to_json())["logs"][0]["file"] == f"{kind}.txt"
 
 
 def test_a_test_of_two_ranks_is_told_of_both_directions():
     log = read_log((OWN / "sendrecv_2ranks.txt").read_text("utf-8"), "log")
     pairs = pairs_in([log], classes={}, history={})
-    page, data = logs_page([log], pairs, (), "next"), logs_json([log], pairs, ())
+    page, data = logs_page([log], pairs, (), "next"), answer_logs([log], pairs, ()).to_dict()
     assert page.answer.startswith("Hop 0 ↔ 1: ")
     assert [(each["from_rank"], each["to_rank"]) for each in data["hops"]] == [(0, 1), (1, 0)]
     assert data["verdict"] == page.answer
@@ -119,7 +120,7 @@ def test_a_hop_that_was_not_measured_both_ways_has_a_dash_and_a_null():
     hops = [hop(0, 1, both=False)]
     row = live_page(measured(*hops), hops, (), "").tables[0].rows[0]
     assert row[1:5] == ("977 KiB", "1.00 ms", "1.00 GB/s", "–")
-    data = live_json(measured(*hops), hops, ())["hops"][0]
+    data = answer_live(measured(*hops), hops, ()).to_dict()["hops"][0]
     assert (data["both_ways_bytes_per_s"], data["ladder"][0]["both_ways_s"]) == (None, None)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from debubble.answers.tune import answer_dry_run, answer_tune
 from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS, Settings
 from debubble.cli.measuring import store_url
 from debubble.cli.options import Manners, gathered, output_options, print_answer
@@ -20,11 +21,9 @@ from debubble.measure.measurement import Measurement
 from debubble.measure.store import Store
 from debubble.plan.change import Hold
 from debubble.report.tune import (
-    dry_json,
     dry_page,
     say_end,
     say_start,
-    tune_json,
     tune_page,
 )
 from debubble.schedules import SCHEDULES
@@ -191,7 +190,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         found = _foresee(bench, budget, scope, traces)
         tries = [prospect.setting for prospect in (found.tries if found else ()) if prospect.worth]
         commands = [(setting, template.fill(setting)) for setting in (template.now, *tries)]
-        page, data = dry_page(commands, found), dry_json(commands, found)
+        page, data = dry_page(commands, found), answer_dry_run(commands, found)
         print_answer(page, data, manners)
         return
     if not name.strip() or "," in name:
@@ -202,7 +201,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         tuned = _tune(bench, budget, scope, history, name, quiet=manners.quiet)
         records = f", and {name}/… in the history" if history is not None else NO_HISTORY
     following = "" if manners.quiet or tuned.winner is None else shlex.join(tuned.command)
-    print_answer(tune_page(tuned, records, following), tune_json(tuned), manners)
+    print_answer(tune_page(tuned, records, following), answer_tune(tuned), manners)
 
 
 def _tune(  # noqa: PLR0913 (what the flags came to)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
-import msgspec
-
-from debubble.answers.change import change_part, describe
-from debubble.answers.compare import answer_side
+from debubble.answers.change import describe
+from debubble.answers.tune import say_tuning
 from debubble.measure.measurement import Measurement, middle
 from debubble.report.text import Page, Table
 from debubble.tune.journal import Expected, Run
 from debubble.tune.loop import Tuning
 from debubble.tune.prospects import Prospects
 from debubble.tune.setting import Setting
-from debubble.tune.trial import LOG, Kind
-from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
+from debubble.tune.trial import Kind
+from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
 
-SCHEMA = "debubble.tune/1"
 _WORDS = {
     Kind.MEASURED: "measured",
     Kind.OVER_MEMORY: "over memory",
@@ -34,7 +30,7 @@ _WORDS = {
 
 def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
     """Lay out the winner, every run, what was refused, and where the records are."""
-    page = Page(answer=tune_answer(tuned))
+    page = Page(answer=say_tuning(tuned))
     page.findings = [*_findings(tuned), *_untellable(tuned.prospects)]
     page.tables = [_run_table(tuned)]
     if tuned.prospects.refused:
@@ -78,94 +74,6 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
     page.findings += _untellable(found)
     page.notes = [shlex.join(words) for _, words in commands[1:]]
     return page
-
-
-def tune_answer(tuned: Tuning) -> str:
-    """Say what came of it in a sentence."""
-    standing, winner = tuned.standing, tuned.winner
-    seconds = sum(run.outcome.seconds for run in standing.runs)
-    spent = f"{counted(len(standing.runs), 'run')} in {show_duration(seconds * NS_PER_S)}"
-    if winner is not None:
-        predicted = _last_expected(tuned, winner)
-        said = f" (predicted {100 * predicted.gain:+.1f} %)" if predicted else ""
-        if not standing.of(standing.now):
-            return f"{_sentence(winner)}: the best that fits memory; {spent}."
-        gain = f"{100 * standing.gain_of(winner):+.1f} %"
-        return f"{_sentence(winner)}: {gain} throughput{said}; {spent}."
-    if standing.best is None:
-        return f"No setting that was tried fits memory; {spent}."
-    tried = {run.setting for run in standing.runs} - {standing.now}
-    if tuned.stop.spent and not tried:
-        return f"Nothing was tried: the budget allows no more; {spent}."
-    if not tried:
-        return f"Nothing to gain beyond the noise: keep {standing.now}; {spent}."
-    return f"No setting is clearly better: keep {standing.now}; {spent}."
-
-
-def tune_json(tuned: Tuning) -> dict[str, Any]:
-    """Return all of it as data."""
-    standing, winner = tuned.standing, tuned.winner
-    compared = None if standing.best is None else standing.compared(standing.best)
-    return {
-        "schema": SCHEMA,
-        "command": list(tuned.bench.template.words),
-        "now": setting_json(standing.now),
-        "winner": None if winner is None else setting_json(winner),
-        "winner_command": list(tuned.command),
-        "throughput_gain_fraction": None if winner is None else standing.gain_of(winner),
-        "expected": None if winner is None else _expected_json(_last_expected(tuned, winner)),
-        "verdict": None if compared is None else compared.verdict.value,
-        "confidence": None if compared is None else compared.confidence.value,
-        "runs": [_run_json(tuned, run) for run in standing.runs],
-        "refused": [
-            {
-                "lever": option.lever,
-                "change": msgspec.to_builtins(change_part(option.change)),
-                "reason": option.reason,
-            }
-            for option in tuned.prospects.refused
-        ],
-        "not_tellable": [
-            {
-                "lever": untold.lever,
-                "change": msgspec.to_builtins(change_part(untold.option.change)),
-                "throughput_gain_fraction": untold.option.throughput_gain,
-            }
-            for untold in tuned.prospects.untellable
-        ],
-        "stopped": tuned.stop.why,
-        "budget_spent": tuned.stop.spent,
-        "records": str(tuned.bench.folder),
-        "sentence": tune_answer(tuned),
-        "warnings": [],
-    }
-
-
-def dry_json(
-    commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects | None
-) -> dict[str, Any]:
-    """Return what would be run as data."""
-    tries = [] if found is None else [prospect for prospect in found.tries if prospect.worth]
-    return {
-        "schema": SCHEMA,
-        "dry_run": True,
-        "first": list(commands[0][1]),
-        "tries": [
-            {
-                "setting": setting_json(prospect.setting),
-                "command": list(words),
-                "expected": _expected_json(prospect.expected),
-            }
-            for prospect, (_, words) in zip(tries, commands[1:], strict=True)
-        ],
-        "warnings": [],
-    }
-
-
-def setting_json(setting: Setting) -> dict[str, Any]:
-    """Return what the command is told."""
-    values = {knob: getattr(setting, knob) for knob in setting.knobs()}
-    return {knob: list(v) if isinstance(v, tuple) else v for knob, v in values.items()}
 
 
 def say_start(setting: Setting, why: str, expected: Expected | None, done: int) -> str:
@@ -246,16 +154,6 @@ def _predicted(expected: Expected) -> str:
     return f"{100 * expected.gain:+.1f} % ({wide})"
 
 
-def _last_expected(tuned: Tuning, setting: Setting) -> Expected | None:
-    found = [run.expected for run in tuned.standing.of(setting) if run.expected is not None]
-    return found[-1] if found else None
-
-
-def _sentence(setting: Setting) -> str:
-    words = str(setting)
-    return f"{words[:1].upper()}{words[1:]}"
-
-
 def _bubble(measurement: Measurement) -> str:
     share = middle(measurement.bubble_fractions)
     return "–" if share is None else show_share(share)
@@ -269,34 +167,3 @@ def _latency(measurement: Measurement) -> str:
 def _peak(measurement: Measurement) -> str:
     peaks = [rank.peak_bytes for rank in measurement.memory if rank.peak_bytes is not None]
     return show_bytes(max(peaks)) if peaks else "–"
-
-
-def _run_json(tuned: Tuning, run: Run) -> dict[str, Any]:
-    measurement = run.outcome.measurement
-    return {
-        "run": run.number,
-        "setting": setting_json(run.setting),
-        "why": run.why,
-        "outcome": run.outcome.kind.value,
-        "message": run.outcome.message or None,
-        "seconds": run.outcome.seconds,
-        "measured": None if measurement is None else msgspec.to_builtins(answer_side(measurement)),
-        "throughput_gain_fraction": None
-        if measurement is None
-        else tuned.standing.gain_of_run(run),
-        "expected": _expected_json(run.expected),
-        "traces": str(tuned.bench.folder_of(run.number)),
-        "output": str(tuned.bench.folder_of(run.number) / LOG),
-    }
-
-
-def _expected_json(expected: Expected | None) -> dict[str, Any] | None:
-    if expected is None:
-        return None
-    peaks = expected.peak_memory_bytes
-    return {
-        "throughput_gain_fraction": expected.gain,
-        "interval": {"throughput_gain_fraction": [expected.low, expected.high]},
-        "batch_latency_s": expected.batch_latency_s,
-        "peak_memory_bytes": None if peaks is None else list(peaks),
-    }
