@@ -77,7 +77,7 @@ bench-peers: $(VENV)/.dev ## the same beside HolisticTraceAnalysis, in a venv of
 	.venv-peers/bin/python -m pip --disable-pip-version-check --quiet install traceinsight==0.6.1
 	$(BIN)/python benchmarks/read.py --peer .venv-peers/bin/python
 
-accuracy: $(VENV)/.dev ## recorded GPU runs foretold from each other; real pipelines here, on a quiet machine
+accuracy: $(VENV)/.dev ## recorded GPU runs predicted from each other; real pipelines here, on a quiet machine
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/frameworks.py
 	$(BIN)/python -m pytest -m accuracy

@@ -1,8 +1,8 @@
 """What `debubble.step()` costs a loop between captures: `python benchmarks/capture.py`.
 
-Steps of a real optimizer loop inside an open capture that waits; by lot each is told to it or not,
-and timed by the processor time of this process, which neighbours do not add to. Prints the ratio of
-the medians and its 95 % interval; the bar is 0.5 %.
+Steps of a real optimizer loop inside an open capture that waits; each is told to it or not, at
+random, and timed by the processor time of this process, which neighbours do not add to. Prints the
+ratio of the medians and its 95 % interval; the bar is 0.5 %.
 """
 
 from __future__ import annotations

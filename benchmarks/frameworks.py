@@ -1,4 +1,4 @@
-"""Read recorded runs of Megatron, torchtitan and DeepSpeed, and foretell them from each other.
+"""Read recorded runs of Megatron, torchtitan and DeepSpeed, and predict them from each other.
 
 Bubble and window are held against an independent count, predictions against the windows of runs of
 the changed job. Only runs of one start of the machine may be compared: on another start its

@@ -229,7 +229,7 @@ def truths_of(folder: Path) -> list[dict]:
     return [json.loads(file.read_text()) for file in files]
 
 
-def foretell(data: Path, of: Pair) -> Result:
+def predict_pair(data: Path, of: Pair) -> Result:
     """Predict a pair from the source's traces alone."""
     baseline, timeline, _ = load(data / of.source, of.layers)
     if of.repaired:
@@ -357,7 +357,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
     given = parser.parse_args()
     if given.tiny:
-        results = [foretell(SHIPPED, replace(of, window=True)) for of in TINY]
+        results = [predict_pair(SHIPPED, replace(of, window=True)) for of in TINY]
         show(results)
         judge(results)
         return
@@ -366,7 +366,7 @@ def main() -> None:
         return
     show_fits(given.data)
     there = [of for of in PAIRS if (given.data / of.source).is_dir()]
-    results = [foretell(given.data, of) for of in there]
+    results = [predict_pair(given.data, of) for of in there]
     show(results)
     print()
     judge([result for result in results if not result.pair.other_start])

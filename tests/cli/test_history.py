@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from pyarrow import parquet
-from support.services.console import type_command
+from support.services.console import REPOSITORY, type_command
 
 STORE = "--store sqlite:///history.db"
 RUN = "tests/data/h200/1f1b_p2_m4"
@@ -62,3 +63,13 @@ def test_a_tag_without_a_value_is_refused(tmp_path):
     found = type_command(f"debubble history add {RUN} --name a --tag commit {STORE}", tmp_path)
     assert found.code == 2
     assert "'commit' is no tag" in found.text
+
+
+@pytest.mark.slow
+def test_what_the_traces_lack_is_a_warning_in_the_text_and_in_the_data(tmp_path):
+    shutil.copy(REPOSITORY / RUN / "rank0.json.gz", tmp_path / "rank0.json.gz")
+    words = f"debubble history add rank0.json.gz --name part {STORE}"
+    text = type_command(words, tmp_path)
+    assert "warning: " in text.text
+    data = json.loads(type_command(f"{words} --json", tmp_path).text)
+    assert data["warnings"]

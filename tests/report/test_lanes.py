@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 from support.services.console import type_command
 from support.timelines.by_hand import a_timeline
@@ -101,3 +104,38 @@ def test_the_command_line_draws_below_its_answer(tmp_path):
 def test_a_step_without_passes_cannot_be_drawn():
     with pytest.raises(UsageError, match="no pass in step 7"):
         drawn(a_timeline(TWO_RANKS), step=7)
+
+
+def moved(timeline, by_ns, divided_by=1):
+    """The same passes at another time, and as many times shorter."""
+    passes = timeline.passes
+    times = {
+        name: getattr(passes, name) // divided_by + by_ns
+        for name in ("issued_ns", "start_ns", "end_ns")
+    }
+    return replace(timeline, passes=replace(passes, **times))
+
+
+def test_a_step_that_takes_no_time_is_drawn():
+    lines = drawn(moved(a_timeline(TWO_RANKS), 0, divided_by=10**9))
+    assert lines[0].startswith("step 0; a column is")
+    assert lines[1].startswith("rank 0 ")
+
+
+def test_lanes_do_not_depend_on_the_date():
+    today = 1_763_000_000_123_456_789
+    short = a_timeline(TWO_RANKS)
+    assert drawn(moved(short, today, 10_000)) == drawn(moved(short, 0, 10_000))
+
+
+@pytest.mark.parametrize("divided_by", [1, 7, 1000, 30_000, 91_000, 170_000])
+def test_labels_of_the_axis_do_not_run_into_each_other(divided_by):
+    axis = drawn(moved(a_timeline(TWO_RANKS), 0, divided_by))[-2]
+    assert re.fullmatch(r" +\|0(\.0+)? ms( +\|[0-9.]+)+", axis), axis
+
+
+def test_a_run_without_a_single_pass_is_refused_without_naming_a_step():
+    timeline = a_timeline(TWO_RANKS)
+    empty = replace(timeline, passes=timeline.passes.where(timeline.passes.rank < 0))
+    with pytest.raises(UsageError, match=r"no pass$"):
+        drawn(empty)

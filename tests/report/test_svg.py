@@ -207,3 +207,17 @@ def test_the_picture_in_the_readme_is_the_one_drawn_now(tmp_path, request):
         kept.write_text(drawn_now, "utf-8")
     assert kept.read_text("utf-8") == drawn_now
     assert "docs/pictures/timeline.svg" in (REPOSITORY / "README.md").read_text("utf-8")
+
+
+def test_a_step_that_takes_no_time_is_drawn():
+    picture = drawn(frame_step(a_timeline([(0, 0, "F", 0, 0, 5, 5)], stages=((0,),)), 0, None))
+    assert "rank 0" in texts(picture)
+
+
+def test_the_name_of_a_rank_among_thousands_stays_inside_the_picture():
+    timeline = a_timeline([(0, 0, "F", 0, 0, 0, 8)], stages=((0,),))
+    rank = replace(timeline.ranks[0], rank=16_383)
+    passes = replace(timeline.passes, rank=timeline.passes.rank + 16_383)
+    frame = frame_step(replace(timeline, ranks=(rank,), passes=passes), 0, None)
+    [name] = [text for text in drawn(frame).iter(f"{SVG}text") if text.text == "rank 16383"]
+    assert float(name.get("x")) + 0.1 >= 0.57 * float(name.get("font-size")) * len(name.text)

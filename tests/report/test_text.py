@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from debubble.errors import Code, Gap
@@ -11,9 +12,9 @@ from debubble.report.text import Page, Table, print_page
 from debubble.units import printable
 
 
-def drawn(page, **options):
+def drawn(page, width=80, **options):
     out = io.StringIO()
-    print_page(page, Console(file=out, width=80, highlight=False, **options))
+    print_page(page, Console(file=out, width=width, highlight=False, **options))
     return out.getvalue()
 
 
@@ -44,3 +45,90 @@ def test_control_characters_in_names_do_not_reach_the_terminal():
 def test_names_that_are_no_valid_text_can_still_be_printed():
     assert printable("a\udcff\nb") == "a?\\nb"
     assert printable("a\nb", breaks=True) == "a\nb"
+
+
+WIDE = Table(
+    columns=("hop", "size", "one message", "rate", "wait", "buffered", "class", "verdict", "file"),
+    rows=[
+        (
+            f"{rank} → {rank + 1}",
+            "8.00 MiB",
+            "7.68 ms",
+            "1.09 GB/s",
+            "10.2 ms",
+            "25.0 %",
+            "nvlink4",
+            "healthy",
+            f"a folder/of-a-name-that-does-not-end-for-a-while/rank{rank}.json",
+        )
+        for rank in range(3)
+    ],
+)
+
+
+@pytest.mark.parametrize("width", [30, 40, 80, 120, 200])
+def test_nothing_of_a_wide_table_is_cut_and_no_line_is_wider_than_the_terminal(width):
+    text = drawn(Page(answer="x", tables=[WIDE]), width=width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in text
+    for cell in {cell for row in WIDE.rows for cell in row[:-1]}:
+        assert any(cell in line for line in lines), cell
+    for rank in range(3):
+        path = f"of-a-name-that-does-not-end-for-a-while/rank{rank}.json"
+        assert path in (text if width >= 80 else "".join(text.split()))
+
+
+def test_columns_that_do_not_fit_go_below_under_the_first_one():
+    blocks = drawn(Page(answer="x", tables=[WIDE]), width=60).split("\n\n")[1:]
+    assert len(blocks) > 1
+    for block in blocks:
+        assert block.lstrip().splitlines()[0].strip()
+        assert [line[:5] for line in block.splitlines() if "→" in line] == [
+            "0 → 1",
+            "1 → 2",
+            "2 → 3",
+        ]
+
+
+def test_a_table_that_fits_is_one_block_without_a_break():
+    table = Table(columns=("rank", "busy", "why"), rows=[("0", "61.2 %", "it waits for rank 1")])
+    lines = drawn(Page(answer="x", tables=[table])).splitlines()
+    assert [line.split() for line in lines if "61.2" in line] == [
+        ["0", "61.2", "%", "it", "waits", "for", "rank", "1"]
+    ]
+
+
+def test_a_long_list_of_figures_wraps_and_keeps_each_of_them():
+    figures = " ".join(str(100 + number) for number in range(64))
+    table = Table(columns=("test", "figures", "sum"), rows=[("copy", figures, "8416 GB/s")])
+    text = drawn(Page(answer="x", tables=[table]))
+    assert max(map(len, text.splitlines())) <= 80
+    assert [word for word in text.split() if word.isdigit() and len(word) == 3] == figures.split()
+
+
+def test_names_of_emoji_are_names():
+    assert ":warning:" in drawn(Page(answer=":warning:"), emoji=False)
+
+
+def test_of_many_warnings_alike_the_first_few_are_printed_and_the_rest_counted():
+    gaps = [Gap(code=Code.MALFORMED, message=f"bad line {number}") for number in range(9)]
+    gaps.append(Gap(code=Code.LOG_CUT, message="a log ends early"))
+    text = drawn(Page(answer="x", gaps=gaps), soft_wrap=True)
+    assert [f"bad line {number}" in text for number in range(9)] == [True] * 4 + [False] * 5
+    assert f"5 more like it: {Code.MALFORMED}" in text
+    assert "a log ends early" in text
+
+
+def test_a_first_column_longer_than_a_line_leaves_room_for_the_others():
+    path = "a-folder-with-a-name-that-is-longer-than-any-terminal/" * 3
+    table = Table(columns=("trace", "rows", "verdict"), rows=[(path, "1,301,930", "healthy")])
+    text = drawn(Page(answer="x", tables=[table]))
+    assert max(map(len, text.splitlines())) <= 80
+    assert any("1,301,930" in line and "healthy" in line for line in text.splitlines())
+    assert path in "".join(text.replace("1,301,930", "").replace("healthy", "").split())
+
+
+def test_a_path_alone_in_its_table_is_whole_where_it_fits_the_line():
+    path = "/mnt/a-folder-with-a-long-name/and-another-one/below-it/rank0.json.gz"
+    assert path in drawn(Page(answer="x", tables=[Table(columns=("trace",), rows=[(path,)])]))

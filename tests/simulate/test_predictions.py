@@ -21,7 +21,7 @@ def results():
     sys.modules["predict"] = predict
     _spec.loader.exec_module(predict)
     existing(predict.RUNS)
-    return [predict.foretell(predict.RUNS, pair) for pair in predict.PAIRS]
+    return [predict.predict_pair(predict.RUNS, pair) for pair in predict.PAIRS]
 
 
 @pytest.mark.slow
@@ -49,5 +49,5 @@ def test_peak_memory_is_predicted(results):
 
 
 def test_the_same_source_predicts_the_same(results):
-    again = predict.foretell(predict.RUNS, predict.PAIRS[0])
+    again = predict.predict_pair(predict.RUNS, predict.PAIRS[0])
     assert again.predicted_s == results[0].predicted_s

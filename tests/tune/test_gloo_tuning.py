@@ -158,7 +158,7 @@ def test_with_nothing_to_gain_it_stops_early(tmp_path):
 
 
 @pytest.mark.accuracy
-def test_the_demo_is_better_every_time_and_foretells_what_comes(tmp_path):
+def test_the_demo_is_better_every_time_and_predicts_what_comes(tmp_path):
     verdicts, errors, seconds = [], [], []
     for number in range(DEMOS):
         began = time.monotonic()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from support.tuning import PLACEHOLDERS, bench_of, play_here, runs_of, tune
 
+from debubble.answers.tune import TuneAnswer, answer_tune
 from debubble.errors import TuneError, UsageError
 from debubble.tune.trial import Kind
 
@@ -203,3 +205,14 @@ def test_a_command_may_read_its_setting_from_the_environment(tmp_path):
     bench = bench_of(tmp_path, words=())
     tune(bench, runs=2)
     assert runs_of(bench) == ["3,3,3,7 4 1f1b 0", "4,4,4,4 16 1f1b 0"]
+
+
+@pytest.mark.slow
+def test_the_answer_is_typed_and_says_what_came_of_every_run(usual):
+    answer = answer_tune(usual)
+    assert msgspec.json.decode(answer.to_json(), type=TuneAnswer, strict=True) == answer
+    data = answer.to_dict()
+    knobs = usual.winner.knobs()
+    assert set(data["winner"]) == set(knobs)
+    assert [run["run"] for run in data["runs"]] == [run.number for run in usual.standing.runs]
+    assert data["sentence"].startswith(str(usual.winner)[:1].upper())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.errors import Gap
-from debubble.measure.comparison import Comparison, Confidence, Delta, MemoryChange, Verdict
+from debubble.measure.comparison import Comparison, Confidence, MemoryChange, Verdict
 from debubble.measure.measurement import Measurement, middle
 from debubble.measure.statistics import Spread, least_samples
 from debubble.units import show_bytes, show_seconds, show_share
@@ -156,11 +156,11 @@ def answer_compare(found: Comparison, gaps: Sequence[Gap] = ()) -> CompareAnswer
             for change in found.memory
         ],
         setting=[
-            DifferencePart(what=differs.what, before=differs.before, after=differs.after)
+            DifferencePart(what=differs.name, before=differs.before, after=differs.after)
             for differs in found.setting
         ],
         environment=[
-            DifferencePart(what=differs.what, before=differs.before, after=differs.after)
+            DifferencePart(what=differs.name, before=differs.before, after=differs.after)
             for differs in found.environment
         ],
         verdict=found.verdict.value,
@@ -222,19 +222,19 @@ def say_comparison(found: Comparison) -> str:
         return f"Not comparable: {'; '.join(found.reasons)}."
     if found.verdict is Verdict.UNSAFE_MEMORY:
         return f"Unsafe: {_say_memory(found.memory)}; {_say_speed(found)}."
-    what = {
+    word = {
         Verdict.BETTER: "Better",
         Verdict.WORSE: "Worse",
         Verdict.NO_CLEAR_CHANGE: "No clear change",
     }[found.verdict]
     because = f"; {found.reasons[0]}" if found.reasons else ""
     if found.confidence is Confidence.TESTED:
-        return f"{what}: {_say_speed(found)}{because}."
+        return f"{word}: {_say_speed(found)}{because}."
     first, second = found.deciding.before, found.deciding.after
     counts = f"{first.count if first else 0} and {second.count if second else 0}"
     needed = found.needed or least_samples()
     return (
-        f"{what}, as far as {counts} steps tell: {_say_speed(found)}{because}; "
+        f"{word}, as far as {counts} steps tell: {_say_speed(found)}{because}; "
         f"indicative, a test needs about {needed} steps a side."
     )
 
@@ -243,18 +243,14 @@ def _say_speed(found: Comparison) -> str:
     delta = found.deciding
     if delta.change is None or delta.before is None or delta.after is None:
         return f"{LABELS[delta.name]} is not known"
-    said = f"{LABELS[delta.name]} {show_change(delta.name, delta.change)}{_say_range(delta)}"
+    said = f"{LABELS[delta.name]} {show_change(delta.name, delta.change)}"
+    if delta.low is not None and delta.high is not None:
+        said += f" ({show_interval([delta.low, delta.high])})"
     first = show_number(delta.name, delta.before.median)
     second = show_number(delta.name, delta.after.median)
     if delta.name == "throughput":
         return f"{said}, {first} to {second} {found.throughput_unit} per second"
     return f"{said}, {first} to {second}"
-
-
-def _say_range(delta: Delta) -> str:
-    if delta.low is None or delta.high is None:
-        return ""
-    return f" ({show_interval([delta.low, delta.high])})"
 
 
 def _say_memory(changes: Sequence[MemoryChange]) -> str:

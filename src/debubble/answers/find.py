@@ -282,7 +282,7 @@ def answer_find(analysis: Analysis) -> FindAnswer:
                 for shares in pipeline.shares
             ],
         ),
-        outside={what: length / NS_PER_S for what, length in pipeline.outside_ns.items()},
+        outside={part: length / NS_PER_S for part, length in pipeline.outside_ns.items()},
         stream=_stream_part(analysis),
         shape=None
         if pipeline.shape is None

@@ -9,7 +9,7 @@ import msgspec
 from debubble.analysis import Analysis
 from debubble.answers.base import Part, seconds
 from debubble.ledger.causes import CAUSE_OF, Cause
-from debubble.ledger.ledger import Ledger, Saving
+from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Culprit, find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
 from debubble.ledger.verdict import LITTLE, OF_ANY_PIPELINE, Bottleneck, Named
@@ -217,12 +217,12 @@ def answer_bottleneck(found: Bottleneck | None) -> BottleneckPart | None:
     if found is None:
         return None
     waits = show_duration(found.waits_ns)
-    what = _BOTTLENECKS.get(found.what, found.what.replace("_", " "))
+    name = _BOTTLENECKS.get(found.what, found.what.replace("_", " "))
     if found.what == "compute":
         says = f"compute is; ranks wait {waits} a step"
     else:
-        takes = f"take{'s' if what[:4] == 'the ' else ''} {show_duration(found.length_ns)} a step"
-        says = f"{what} {takes}, ranks wait for each other {waits}"
+        takes = f"take{'s' if name[:4] == 'the ' else ''} {show_duration(found.length_ns)} a step"
+        says = f"{name} {takes}, ranks wait for each other {waits}"
     return BottleneckPart(
         what=found.what,
         length_s=found.length_ns / NS_PER_S,
@@ -239,24 +239,20 @@ def say_remedy(causes: str) -> str:
 def say_cause(ledger: Ledger, named: Named) -> str:
     """Say a cause, whose it is, and what putting it right would buy, in a sentence."""
     before = ledger.batch_latency_ns
-    culprit, buys = _say_culprit(ledger, named), _say_buys(named.saving)
+    culprit, saving = _say_culprit(ledger, named), named.saving
     if named.culprit_saved_ns is not None and named.slow_hops:
         share = named.culprit_saved_ns / max(before, 1)
         little = "would buy little: " if share < LITTLE else "would save "
         amount = f"{show_duration(named.culprit_saved_ns)} of {show_duration(before)}"
-        them = "it" if len(named.slow_hops) == 1 else "them"
-        return f"{culprit}; repairing {them} {little}{amount} ({100 * share:.0f} %)"
-    if len(named.saving.causes) > 1:
+        hops = "it" if len(named.slow_hops) == 1 else "them"
+        return f"{culprit}; repairing {hops} {little}{amount} ({100 * share:.0f} %)"
+    whole = show_duration(saving.batch_latency_ns + saving.saved_ns)
+    buys = f"{show_duration(saving.saved_ns)} of {whole} ({100 * saving.saved_fraction:.0f} %)"
+    if len(saving.causes) > 1:
         return f"{say_remedy(named.cause)} together would save {buys}: each hides the other"
     if named.cause == SCHEDULE:
         return f"{culprit}; twice as many microbatches would save {buys} on the same work"
     return f"{culprit}; {REMEDIES[named.cause]} would save {buys}"
-
-
-def _say_buys(saving: Saving) -> str:
-    before = saving.batch_latency_ns + saving.saved_ns
-    share = f"{100 * saving.saved_fraction:.0f} %"
-    return f"{show_duration(saving.saved_ns)} of {show_duration(before)} ({share})"
 
 
 def _say_culprit(ledger: Ledger, named: Named) -> str:
@@ -293,10 +289,10 @@ def _besides(ledger: Ledger, stage: int) -> str:
     found = next((layers for layers in every if layers.stage == stage), None)
     if found is None or found.rest_ns < _WORTH_A_WORD * found.layer_ns:
         return ""
-    what = "head and loss" if found.after_ns >= found.before_ns else "embedding"
+    part = "head and loss" if found.after_ns >= found.before_ns else "embedding"
     whole = found.layers * found.layer_ns + found.rest_ns
     rest = max(found.after_ns, found.before_ns)
-    return f" ({what}: {show_duration(rest)} of {show_duration(whole)} forward)"
+    return f" ({part}: {show_duration(rest)} of {show_duration(whole)} forward)"
 
 
 def _say_slow(named: Named) -> str:

@@ -232,15 +232,14 @@ def say_links(links: LinkHealth) -> str:
             f"No hop differs from its peers ({counted(healthy, 'hop')}{unknown}), and no message "
             "shows what they carry: --class NAME says what they should."
         )
-    shares = ", ".join(f"{_about(share)} of {wire}" for wire, share in links.alike.of_wires.items())
+    shares = ", ".join(
+        f"{'more than all' if share > 1 else f'about {max(100 * share, 1):.0f} %'} of {wire}"
+        for wire, share in links.alike.of_wires.items()
+    )
     return (
         f"No hop is slower than its peers: all {healthy} alike at "
         f"{show_rate(links.alike.bytes_per_s)}{unknown}; {shares}: is that what you have?"
     )
-
-
-def _about(share: float) -> str:
-    return "more than all" if share > 1 else f"about {max(100 * share, 1):.0f} %"
 
 
 def _opening(first: HopHealth, links: LinkHealth) -> str:

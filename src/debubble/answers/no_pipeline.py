@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
-from debubble.errors import Code, NoPipeline, as_gap
+from debubble.errors import Code, as_gap
 from debubble.fleet.survey import NoPipelineIn
-from debubble.trace.run import Run
 from debubble.units import show_share
 
 SCHEMA = "debubble.find/1"
@@ -54,6 +53,7 @@ class NoPipelineAnswer(Answer, frozen=True, kw_only=True):
 def answer_no_pipeline(why: NoPipelineIn) -> NoPipelineAnswer:
     """Say that there is no pipeline, and each rank's own share."""
     run = why.run
+    shares = say_busy([(rank.rank, rank.busy_fraction) for rank in run.summarised()])
     return NoPipelineAnswer(
         run=NoPipelineRun(
             capture=run.found.capture.name,
@@ -66,14 +66,9 @@ def answer_no_pipeline(why: NoPipelineIn) -> NoPipelineAnswer:
                 for rank in run.summarised()
             ]
         ),
-        verdict=_say_no_pipeline(run, why),
+        verdict=f"{why.message[:1].upper()}{why.message[1:]}. Busy: {shares}.",
         warnings=list_warnings([*run.gaps, as_gap(why, code=Code.NO_PIPELINE)]),
     )
-
-
-def _say_no_pipeline(run: Run, why: NoPipeline) -> str:
-    shares = say_busy([(rank.rank, rank.busy_fraction) for rank in run.summarised()])
-    return f"{why.message[:1].upper()}{why.message[1:]}. Busy: {shares}."
 
 
 def say_busy(shares: Sequence[tuple[int, float | None]]) -> str:

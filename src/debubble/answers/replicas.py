@@ -122,6 +122,6 @@ def _say_difference(why: Difference) -> str:
     if why.hop is not None:
         source, destination = why.hop
         return f"a message from rank {source} to {destination} takes {here}, {there} elsewhere"
-    what = (why.outside or "").replace("_", " ")
-    named = "something else" if what == "other" else what
+    part = (why.outside or "").replace("_", " ")
+    named = "something else" if part == "other" else part
     return f"{named} between its steps takes {here}, {there} elsewhere"

@@ -13,20 +13,28 @@ import msgspec
 from debubble.answers.base import Answer
 from debubble.answers.compare import CompareAnswer
 from debubble.answers.find import FindAnswer
+from debubble.answers.history import HistoryAnswer
 from debubble.answers.inspect import InspectAnswer
+from debubble.answers.link_tests import LiveAnswer, LogsAnswer
 from debubble.answers.links import LinksAnswer
 from debubble.answers.no_pipeline import NoPipelineAnswer
 from debubble.answers.plan import PlanAnswer
 from debubble.answers.simulate import SimulateAnswer
+from debubble.answers.tune import DryRunAnswer, TuneAnswer
 
 ANSWERS: dict[str, type[Answer]] = {
     "inspect": InspectAnswer,
     "find": FindAnswer,
     "find-no-pipeline": NoPipelineAnswer,
     "links": LinksAnswer,
+    "links-logs": LogsAnswer,
+    "links-measured": LiveAnswer,
     "simulate": SimulateAnswer,
     "plan": PlanAnswer,
     "compare": CompareAnswer,
+    "history": HistoryAnswer,
+    "tune": TuneAnswer,
+    "tune-dry-run": DryRunAnswer,
 }
 FOLDER = Path(__file__).parent / "schemas"
 

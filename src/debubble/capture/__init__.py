@@ -20,9 +20,9 @@ __all__ = ["capture", "step"]
 class _CallablePackage(ModuleType):
     """`debubble.capture` names the package as soon as it is imported: calling it must work too."""
 
-    def __call__(self, *given: Any, **settings: Any) -> Session:
+    def __call__(self, *arguments: Any, **settings: Any) -> Session:
         """Begin a capture; see `debubble.capture.session.capture`."""
-        return capture(*given, **settings)
+        return capture(*arguments, **settings)
 
 
 sys.modules[__name__].__class__ = _CallablePackage

@@ -63,7 +63,7 @@ class Beat:
         """Let a schedule's step end the one before, from start to start, optimizer and all."""
 
         @wraps(original)
-        def run_step(schedule: Any, *given: Any, **settings: Any) -> Any:
+        def run_step(schedule: Any, *arguments: Any, **settings: Any) -> Any:
             if not self.scheduled:
                 self.scheduled = True
                 self._close()
@@ -71,7 +71,7 @@ class Beat:
                 self._open(schedule)
             elif self.session is not None and self.giver == id(schedule):
                 step()
-            return original(schedule, *given, **settings)
+            return original(schedule, *arguments, **settings)
 
         return run_step
 

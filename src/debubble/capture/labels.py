@@ -76,20 +76,20 @@ class Pipeline:
         return int(self.stages[0].num_stages) if self.stages else None
 
 
-def find_pipeline(given: Any) -> Pipeline:
+def find_pipeline(parts: Any) -> Pipeline:
     """Return what the user's schedule, stage or list of stages is made of."""
-    if given is None:
+    if parts is None:
         return Pipeline()
-    if isinstance(given, list | tuple):
-        stages, schedule = tuple(given), None
-    elif hasattr(given, "forward_one_chunk"):
-        stages, schedule = (given,), None
+    if isinstance(parts, list | tuple):
+        stages, schedule = tuple(parts), None
+    elif hasattr(parts, "forward_one_chunk"):
+        stages, schedule = (parts,), None
     else:
-        stages = tuple(getattr(given, "_stages", None) or [getattr(given, "_stage", None)])
-        schedule = given
+        stages = tuple(getattr(parts, "_stages", None) or [getattr(parts, "_stage", None)])
+        schedule = parts
     if not stages or not all(hasattr(stage, "forward_one_chunk") for stage in stages):
         raise UsageError(
-            f"{type(given).__name__} is no schedule and no stage of torch.distributed.pipelining",
+            f"{type(parts).__name__} is no schedule and no stage of torch.distributed.pipelining",
             hint="give one of those, or nothing: passes are then told by their structure",
         )
     return Pipeline(stages=stages, schedule=schedule)
@@ -115,10 +115,12 @@ def label_passes(pipeline: Pipeline) -> Iterator[Labels]:
         yield labels
 
 
-def _name_pass(stage: int, kind: str, keyword: str, *given: Any, **settings: Any) -> str:
+def _name_pass(stage: int, kind: str, keyword: str, *arguments: Any, **settings: Any) -> str:
     """Name a pass; its microbatch, the first argument, may be given by its name as well."""
-    microbatch = settings[keyword] if keyword in settings else given[0]
-    if kind == "B" and not settings.get("full_backward", given[2] if len(given) > 2 else True):
+    microbatch = settings[keyword] if keyword in settings else arguments[0]
+    if kind == "B" and not settings.get(
+        "full_backward", arguments[2] if len(arguments) > 2 else True
+    ):
         kind = "I"
     return f"PP:{stage}{kind}{microbatch}"
 
@@ -136,13 +138,13 @@ def _wrap(
         return
 
     @wraps(original)
-    def labelled(*given: Any, **settings: Any) -> Any:
-        label = "" if _named_already(sys._getframe(1)) else name(*given, **settings)  # noqa: SLF001
+    def labelled(*arguments: Any, **settings: Any) -> Any:
+        label = "" if _named_already(sys._getframe(1)) else name(*arguments, **settings)  # noqa: SLF001
         if not label:
-            return original(*given, **settings)
+            return original(*arguments, **settings)
         labels.added += 1
         with record_function(label):
-            return original(*given, **settings)
+            return original(*arguments, **settings)
 
     if method in vars(owner):
         undo.callback(setattr, owner, method, original)

@@ -49,9 +49,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, least in {"steps": 1, "wait": 0, "keep": 1, "tokens": 1}.items():
-            given = getattr(self, name)
-            if given is not None and given < least:
-                raise UsageError(f"{name} is {given}", hint=f"give at least {least}")
+            steps = getattr(self, name)
+            if steps is not None and steps < least:
+                raise UsageError(f"{name} is {steps}", hint=f"give at least {least}")
         if self.every is not None and self.every < self.length:
             raise UsageError(
                 f"every is {self.every}, but one capture takes {self.length} steps: "
@@ -65,16 +65,16 @@ class Settings:
         return 3 * self.steps + PROFILER_WARMUP_STEPS + SETTLING_STEPS
 
 
-def environment_for(settings: Settings, given: Mapping[str, str]) -> dict[str, str]:
+def environment_for(settings: Settings, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which every Python process captures itself."""
-    if VARIABLE in given:
+    if VARIABLE in inherited:
         raise UsageError(
             "this job is being captured already", hint=f"unset {VARIABLE}, or leave out the outer"
         )
     order = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     order["out"] = str(settings.out.resolve())
-    path = [str(INJECTED), *filter(None, [given.get("PYTHONPATH")])]
-    return {**given, VARIABLE: json.dumps(order), "PYTHONPATH": os.pathsep.join(path)}
+    path = [str(INJECTED), *filter(None, [inherited.get("PYTHONPATH")])]
+    return {**inherited, VARIABLE: json.dumps(order), "PYTHONPATH": os.pathsep.join(path)}
 
 
 def read_order(environment: Mapping[str, str]) -> Settings | None:

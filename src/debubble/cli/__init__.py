@@ -142,7 +142,9 @@ def main(words: Sequence[str] | None = None) -> None:
             _print_error(error)
         _end(str(error), error.hint)
     except click.ClickException as error:
-        usage = UsageError(error.format_message(), hint=_usage_hint(error))
+        context = getattr(error, "ctx", None)
+        hint = f"{context.command_path} --help" if context else "debubble --help"
+        usage = UsageError(error.format_message(), hint=hint)
         if as_json:
             _print_error(usage)
         _end(str(usage), usage.hint)
@@ -194,8 +196,3 @@ def complain(message: str, hint: str = "") -> None:
     click.echo(f"error: {printable(message, breaks=True)}", err=True)
     if hint:
         click.echo(f"\nhint: {printable(hint, breaks=True)}", err=True)
-
-
-def _usage_hint(error: click.ClickException) -> str:
-    context = getattr(error, "ctx", None)
-    return f"{context.command_path} --help" if context else "debubble --help"

@@ -166,13 +166,15 @@ def _measure(
         measurements += kept
         if not kept:
             question = Question(pipeline=pipeline)
-            one = reader.analyse([word], question, quiet=quiet)
-            captures.append(one)
-            measurements.append(one.measurement)
+            analysis = reader.analyse([word], question, quiet=quiet)
+            captures.append(analysis)
+            measurements.append(analysis.measurement)
     if not measurements:
         raise UsageError(f"{words!r} names no run", hint="give traces, or names in the history")
     return _Side(
         measurement=join_measurements(measurements),
-        gaps=tuple(dict.fromkeys(gap for one in captures for gap in one.measured_warnings)),
+        gaps=tuple(
+            dict.fromkeys(gap for analysis in captures for gap in analysis.measured_warnings)
+        ),
         captures=tuple(captures),
     )

@@ -31,8 +31,8 @@ def judge_bubbles(figures: Sequence[PipelineFigures], allowed: float) -> None:
     Where none does, every one has to be known: a pipeline that is seen in part, or whose bubble
     cannot be told, might.
     """
-    doubts = {one.pipeline: _doubt(one) for one in figures}
-    known = [one.bubble_fraction for one in figures if not doubts[one.pipeline]]
+    doubts = {pipeline.pipeline: _doubt(pipeline) for pipeline in figures}
+    known = [pipeline.bubble_fraction for pipeline in figures if not doubts[pipeline.pipeline]]
     if any(bubble is not None and bubble > allowed for bubble in known):
         close_gate()
     for pipeline, doubt in doubts.items():
@@ -45,14 +45,14 @@ def judge_bubbles(figures: Sequence[PipelineFigures], allowed: float) -> None:
             )
 
 
-def _doubt(one: PipelineFigures) -> str:
+def _doubt(pipeline: PipelineFigures) -> str:
     """Say why a bubble does not tell; nothing where it does."""
-    if one.bubble_fraction is None or not one.one_run:
+    if pipeline.bubble_fraction is None or not pipeline.one_run:
         return "cannot be told"
-    if one.absent:
-        ranks = "rank" if len(one.absent) == 1 else "ranks"
-        return f"is of a part, with no trace of {ranks} {show_members(one.absent)}"
-    return "is of parts of steps" if one.cut else ""
+    if pipeline.absent:
+        ranks = "rank" if len(pipeline.absent) == 1 else "ranks"
+        return f"is of a part, with no trace of {ranks} {show_members(pipeline.absent)}"
+    return "is of parts of steps" if pipeline.cut else ""
 
 
 def judge_slow(verdicts: Sequence[Verdict]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +9,14 @@ from pathlib import Path
 
 import click
 
+from debubble.answers.history import answer_history
 from debubble.cli.measuring import store_url, with_tokens
 from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
 from debubble.fleet.survey import Question
 from debubble.measure.store import Record, Store
-from debubble.report.history import history_csv, history_json, history_page, write_parquet
+from debubble.report.history import history_csv, history_page, write_parquet
 
 store_option = click.option("--store", metavar="URL", help="sqlite:///… or postgresql://…")
 
@@ -61,7 +61,7 @@ def add(  # noqa: PLR0913 (one argument a flag)
     page = history_page([record])
     page.answer = f"Kept as {name}."
     page.gaps = list(gaps)
-    print_answer(page, history_json([record]), manners)
+    print_answer(page, answer_history([record], gaps), manners)
     exit_strictly(gaps, manners)
 
 
@@ -72,7 +72,7 @@ def list_all(*, store: str | None, manners: Manners) -> None:
     """List all measurements, oldest first."""
     with opened(store) as history:
         records = history.records()
-    print_answer(history_page(records), history_json(records), manners)
+    print_answer(history_page(records), answer_history(records), manners)
 
 
 @command.command("show")
@@ -83,8 +83,7 @@ def show(*, name: str, store: str | None, manners: Manners) -> None:
     """Show the measurements of one NAME; with --json every sample."""
     with opened(store) as history:
         records = history.named(name)
-    data = history_json(records, whole=True)
-    print_answer(history_page(records), data, manners)
+    print_answer(history_page(records), answer_history(records, whole=True), manners)
 
 
 @command.command("tag")
@@ -124,7 +123,7 @@ def export(*, as_csv: bool, parquet: Path | None, force: bool, store: str | None
     if as_csv:
         click.echo(history_csv(records), nl=False)
         return
-    click.echo(json.dumps(history_json(records, whole=True), indent=2, allow_nan=False))
+    click.echo(answer_history(records, whole=True).to_json())
 
 
 @command.command("prune")

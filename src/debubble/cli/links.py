@@ -13,6 +13,7 @@ import click
 
 from debubble.analysis import Analysis, Wires
 from debubble.answers.base import Answer, AnswerWarning
+from debubble.answers.link_tests import answer_live, answer_logs
 from debubble.answers.links import answer_links, verdicts_of
 from debubble.cli.gates import judge_slow
 from debubble.cli.options import (
@@ -38,7 +39,7 @@ from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import load_json, looks_like_log, read_log, read_text
 from debubble.links.wiring import parse_classes, read_history, read_topologies
 from debubble.report.html.find import links_report
-from debubble.report.link_tests import draw_matrix, live_json, live_page, logs_json, logs_page
+from debubble.report.link_tests import draw_matrix, live_page, logs_page
 from debubble.report.links import links_page
 from debubble.report.text import Page
 from debubble.trace.captures import recognise
@@ -307,16 +308,23 @@ def _of_traces(analysis: Analysis, words: str) -> _Answer:
 
 def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
     logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
-    ranks = sorted({one.rank for log in logs for one in getattr(log, "ranks", ())})
+    ranks = sorted({place.rank for log in logs for place in getattr(log, "ranks", ())})
     pairs = pairs_in(logs, classes=_classes_of(known, ranks), history=known.history)
     gaps = doubts_about(logs)
     return _Answer(
         page=logs_page(logs, pairs, gaps, "torchrun … -m debubble.links"),
-        data=logs_json(logs, pairs, gaps),
+        data=answer_logs(logs, pairs, gaps),
         gaps=gaps,
-        rates={hop: one.bytes_per_s for one in pairs for hop in (one.pair, one.pair[::-1])},
-        slow=[hop for one in pairs if one.judgement.slow for hop in (one.pair, one.pair[::-1])],
-        verdicts=[one.judgement.verdict for one in pairs],
+        rates={
+            hop: result.bytes_per_s for result in pairs for hop in (result.pair, result.pair[::-1])
+        },
+        slow=[
+            hop
+            for result in pairs
+            if result.judgement.slow
+            for hop in (result.pair, result.pair[::-1])
+        ],
+        verdicts=[result.judgement.verdict for result in pairs],
     )
 
 
@@ -329,11 +337,11 @@ def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer
     _, gaps = read_topologies(known.topologies)
     return _Answer(
         page=live_page(measured, hops, gaps, ""),
-        data=live_json(measured, hops, gaps),
+        data=answer_live(measured, hops, gaps),
         gaps=tuple(gaps),
-        rates={one.hop: one.bytes_per_s for one in hops},
-        slow=[one.hop for one in hops if one.judgement.slow],
-        verdicts=[one.judgement.verdict for one in hops],
+        rates={hop.hop: hop.bytes_per_s for hop in hops},
+        slow=[hop.hop for hop in hops if hop.judgement.slow],
+        verdicts=[hop.judgement.verdict for hop in hops],
     )
 
 

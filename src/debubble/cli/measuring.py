@@ -11,9 +11,9 @@ from debubble.measure.measurement import Measurement
 from debubble.measure.store import Store, default_url
 
 
-def with_tokens(one: Measurement, tokens: int | None) -> Measurement:
+def with_tokens(measurement: Measurement, tokens: int | None) -> Measurement:
     """Add the tokens of a microbatch, where the user knows them."""
-    return one if tokens is None else replace(one, tokens=tokens)
+    return measurement if tokens is None else replace(measurement, tokens=tokens)
 
 
 def store_url(stated: str | None) -> str:

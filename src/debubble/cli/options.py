@@ -188,7 +188,7 @@ def exit_strictly(gaps: Sequence[Gap | AnswerWarning], manners: Manners) -> None
 
 
 @contextmanager
-def progress(what: str, *, quiet: bool) -> Iterator[Progress]:
+def progress(title: str, *, quiet: bool) -> Iterator[Progress]:
     """Lend a function that shows how far the work is, on a terminal, after a moment's patience."""
     if quiet or not sys.stderr.isatty():
         yield lambda _done, _total: None
@@ -198,7 +198,7 @@ def progress(what: str, *, quiet: bool) -> Iterator[Progress]:
 
     began = time.monotonic()
     with Bar(console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        task = bar.add_task(what, total=None, visible=False)
+        task = bar.add_task(title, total=None, visible=False)
 
         def show(done: int, total: int) -> None:
             late = time.monotonic() - began > _PATIENCE_S

@@ -15,7 +15,7 @@ from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.cli.options import gathered, progress
 from debubble.errors import Code, UsageError
 from debubble.fleet.survey import Means, Question, inspect_run
-from debubble.trace.digest.place import DigestPlace, place_digests
+from debubble.trace.digest.place import place_digests
 from debubble.trace.engine import LOCAL, Engine, Progress, engine_at
 from debubble.trace.run import Run, RunFiles, find_run, warn_of_unread
 from debubble.trace.source import DEFAULT_LIMITS, Limits
@@ -64,19 +64,17 @@ class Reader:
         return found if self.capture else warn_of_unread(places, found)
 
     def _means(self, places: Sequence[str], found: RunFiles, show: Progress) -> Means:
+        digests = None
+        if self.digest is not None:
+            files = [file.file for capture in found.captures for file in capture.files]
+            digests = place_digests(self.digest, places, files)
         return Means(
             engine=self.engine,
             limits=self.limits,
             rank=self.rank,
-            digests=self._digests(places, found),
+            digests=digests,
             on_progress=show,
         )
-
-    def _digests(self, places: Sequence[str], found: RunFiles) -> DigestPlace | None:
-        if self.digest is None:
-            return None
-        files = [file.file for capture in found.captures for file in capture.files]
-        return place_digests(self.digest, places, files)
 
 
 def _say_which(found: RunFiles, wanted: str | None) -> None:

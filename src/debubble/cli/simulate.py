@@ -215,7 +215,7 @@ by_hand_options = gathered(
     ),
     click.option(
         "--communication",
-        type=click.Choice([str(one) for one in Communication]),
+        type=click.Choice(list(map(str, Communication))),
         help="How messages are posted and waited for.  [default: latency]",
     ),
 )
@@ -293,11 +293,11 @@ def _hand_set(said: Mapping[str, str | None]) -> tuple[HandSetCosts, bool]:
         )
     if False in plain and "--forward" not in read:
         raise UsageError("what does a forward pass take?", hint="give --forward, such as 18.5ms")
-    given = {
+    costs = {
         flag.removeprefix("--").replace("-", "_"): [number for number, _ in values]
         for flag, values in read.items()
     }
-    return HandSetCosts(**given), False not in plain
+    return HandSetCosts(**costs), False not in plain
 
 
 def _read(text: str) -> tuple[float, bool]:

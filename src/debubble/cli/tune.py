@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from debubble.answers.tune import answer_dry_run, answer_tune
 from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS, Settings
 from debubble.cli.measuring import store_url
 from debubble.cli.options import Manners, gathered, output_options, print_answer
@@ -20,11 +21,9 @@ from debubble.measure.measurement import Measurement
 from debubble.measure.store import Store
 from debubble.plan.change import Hold
 from debubble.report.tune import (
-    dry_json,
     dry_page,
     say_end,
     say_start,
-    tune_json,
     tune_page,
 )
 from debubble.schedules import SCHEDULES
@@ -32,7 +31,7 @@ from debubble.tune.decide import Budget
 from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run, remember
 from debubble.tune.loop import Loop, Tuning
 from debubble.tune.prospects import Prospects, Scope, look_ahead
-from debubble.tune.setting import Setting, Template, read_setting, read_template
+from debubble.tune.setting import Setting, read_setting, read_template
 from debubble.tune.standing import Standing
 from debubble.tune.trial import Bench, Kind, Outcome, read_capture
 from debubble.units import parse_bytes, parse_duration, parse_share
@@ -189,8 +188,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     bench = Bench(template=template, steps=steps, wait=wait, folder=out)
     if dry_run:
         found = _foresee(bench, budget, scope, traces)
-        commands = _commands(template, found)
-        page, data = dry_page(commands, found), dry_json(commands, found)
+        tries = [prospect.setting for prospect in (found.tries if found else ()) if prospect.worth]
+        commands = [(setting, template.fill(setting)) for setting in (template.now, *tries)]
+        page, data = dry_page(commands, found), answer_dry_run(commands, found)
         print_answer(page, data, manners)
         return
     if not name.strip() or "," in name:
@@ -201,7 +201,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         tuned = _tune(bench, budget, scope, history, name, quiet=manners.quiet)
         records = f", and {name}/… in the history" if history is not None else NO_HISTORY
     following = "" if manners.quiet or tuned.winner is None else shlex.join(tuned.command)
-    print_answer(tune_page(tuned, records, following), tune_json(tuned), manners)
+    print_answer(tune_page(tuned, records, following), answer_tune(tuned), manners)
 
 
 def _tune(  # noqa: PLR0913 (what the flags came to)
@@ -309,8 +309,3 @@ def _is_another(said: object, shown: object) -> bool:
     if isinstance(said, tuple) and isinstance(shown, tuple) and len(said) == len(shown):
         return sum(said) == sum(shown) and said != shown
     return said != shown
-
-
-def _commands(template: Template, found: Prospects | None) -> list[tuple[Setting, tuple[str, ...]]]:
-    tries = [one.setting for one in (found.tries if found else ()) if one.worth]
-    return [(one, template.fill(one)) for one in (template.now, *tries)]

@@ -389,8 +389,8 @@ def _changed(pairs: Mapping[str, tuple[object, object]]) -> tuple[Difference, ..
         return "not known" if value is None or not str(value) else str(value)
 
     return tuple(
-        Difference(what=what, before=show(first), after=show(second))
-        for what, (first, second) in pairs.items()
+        Difference(name=name, before=show(first), after=show(second))
+        for name, (first, second) in pairs.items()
         if first != second
     )
 

@@ -73,7 +73,7 @@ class MemoryChange:
 class Difference:
     """Something besides the numbers that is not the same."""
 
-    what: str
+    name: str
     before: str
     after: str
 
@@ -107,7 +107,7 @@ class Comparison:
 
     def delta(self, name: str) -> Delta:
         """Return what one number did."""
-        return next(one for one in self.deltas if one.name == name)
+        return next(delta for delta in self.deltas if delta.name == name)
 
     @property
     def deciding(self) -> Delta:

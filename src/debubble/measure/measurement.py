@@ -158,9 +158,9 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
 
     A capture that is given twice is no more evidence than once.
     """
-    given = len(parts)
+    count = len(parts)
     parts = tuple({_identity(part, number): part for number, part in enumerate(parts)}.values())
-    first = replace(parts[0], repeated=parts[0].repeated + given - len(parts))
+    first = replace(parts[0], repeated=parts[0].repeated + count - len(parts))
     if len(parts) == 1:
         return first
     for other in parts[1:]:

@@ -64,9 +64,9 @@ def capture_json(captures: Sequence[Path]) -> dict[str, Any]:
 
 def server_page(answer: ServerAnswer, next_command: str) -> Page:
     """Say what a server left."""
-    what = f"{counted(len(answer.files), 'trace')} of {answer.kind} at {answer.url}."
+    held = f"{counted(len(answer.files), 'trace')} of {answer.kind} at {answer.url}."
     missing = f"{answer.kind} at {answer.url} was profiled."
-    page = Page(answer=what if answer.files else missing)
+    page = Page(answer=held if answer.files else missing)
     if answer.files:
         table = Table(columns=("trace",))
         table.rows += [(str(file),) for file in answer.files]

@@ -99,7 +99,7 @@ def _rank_events(timeline: Timeline, rank: RankTimeline, waits: Sequence[Wait]) 
     passes = timeline.passes.where(timeline.passes.rank == rank.rank)
     yield from _names(rank)
     yield from _pass_events(passes)
-    siblings = [one.rank for one in timeline.ranks_of(rank.pipeline)]
+    siblings = [sibling.rank for sibling in timeline.ranks_of(rank.pipeline)]
     everyone = timeline.passes.where(np.isin(timeline.passes.rank, siblings))
     mine = [wait for wait in waits if wait.rank == rank.rank]
     explained = {wait.step for wait in mine}
@@ -133,8 +133,8 @@ def _name_tracks(events: Sequence[Event]) -> list[Event]:
     return named
 
 
-def _metadata(rank: int, what: str, track: int = 0, **args: Any) -> Event:
-    return {"ph": "M", "name": what, "pid": rank, "tid": track, "ts": 0, "args": args}
+def _metadata(rank: int, kind: str, track: int = 0, **args: Any) -> Event:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": track, "ts": 0, "args": args}
 
 
 def _slice(name: str, category: str, place: tuple[int, int], span: tuple[int, int]) -> Event:
@@ -153,12 +153,12 @@ def _pass_events(passes: Passes) -> Iterator[Event]:
     columns = (getattr(passes, name).tolist() for name in Passes.__dataclass_fields__)
     tracks = assign_tracks(passes.start_ns, passes.end_ns)
     for track, row in zip(tracks, zip(*columns, strict=True), strict=True):
-        one = dict(zip(Passes.__dataclass_fields__, row, strict=True))
-        place = one["rank"], _PASSES + track
-        name = f"{PassKind(one['kind']).name}{one['microbatch']}"
-        args = {key: one[key] for key in ("stage", "microbatch", "step")}
-        args["busy_us"] = _us(one["busy_ns"])
-        yield {**_slice(name, "pass", place, (one["start_ns"], one["end_ns"])), "args": args}
+        cells = dict(zip(Passes.__dataclass_fields__, row, strict=True))
+        place = cells["rank"], _PASSES + track
+        name = f"{PassKind(cells['kind']).name}{cells['microbatch']}"
+        args = {key: cells[key] for key in ("stage", "microbatch", "step")}
+        args["busy_us"] = _us(cells["busy_ns"])
+        yield {**_slice(name, "pass", place, (cells["start_ns"], cells["end_ns"])), "args": args}
 
 
 def _wait_events(passes: Passes, everyone: Passes, rank: int) -> Iterator[Event]:
@@ -227,14 +227,18 @@ def _transfer_events(transfers: Transfers) -> list[Event]:
     columns = [getattr(transfers, name).tolist() for name in Transfers.__dataclass_fields__]
     events: list[Event] = []
     for number, row in enumerate(zip(*columns, strict=True)):
-        one = dict(zip(Transfers.__dataclass_fields__, row, strict=True))
-        source, destination = one["source"], one["destination"]
-        out = (source, _SENDS + sends[number]), (one["send_start_ns"], one["send_end_ns"])
+        message = dict(zip(Transfers.__dataclass_fields__, row, strict=True))
+        source, destination = message["source"], message["destination"]
+        out = (source, _SENDS + sends[number]), (message["send_start_ns"], message["send_end_ns"])
         into = (
             (destination, _RECEIVES + receives[number]),
-            (one["receive_start_ns"], one["receive_end_ns"]),
+            (message["receive_start_ns"], message["receive_end_ns"]),
         )
-        args = {"bytes": one["message_bytes"], "step": one["step"], "fused": one["fused"]}
+        args = {
+            "bytes": message["message_bytes"],
+            "step": message["step"],
+            "fused": message["fused"],
+        }
         events += [
             {**_slice(f"send to {destination}", "send", *out), "args": args},
             {**_slice(f"receive from {source}", "receive", *into), "args": args},
@@ -262,7 +266,7 @@ def _arrow(
 def _by_rank(rank: NDArray[np.int32], start: I64, end: I64) -> Sequence[int]:
     """Return each message's track among those of its rank."""
     tracks = np.zeros(len(rank), dtype=np.int64)
-    for one in np.unique(rank):
-        mine = rank == one
+    for owner in np.unique(rank):
+        mine = rank == owner
         tracks[mine] = assign_tracks(start[mine], end[mine])
     return tracks.tolist()

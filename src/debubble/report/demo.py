@@ -31,8 +31,9 @@ def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]
     measured = (
         f"a batch in {show_duration(_latency_ns(made))}, {100 * error_of(made):+.1f} % off that"
     )
+    found = _found(made)
     page.findings = [
-        f"Found: {_lower(_found(made))}",
+        f"Found: {found[:1].lower()}{found[1:]}",
         f"Planned: {planned}.",
         f"Measured: {measured}.",
     ]
@@ -40,7 +41,7 @@ def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]
     for name in ("bubble", "batch_latency", "step_time", "throughput"):
         delta = made.compared.delta(name)
         if delta.before and delta.after:
-            cells = [_shown(name, one.median) for one in (delta.before, delta.after)]
+            cells = [_shown(name, side.median) for side in (delta.before, delta.after)]
             table.rows.append((name.replace("_", " "), *cells))
     page.tables, page.gaps = [table], list(made.gaps)
     page.notes = [
@@ -87,10 +88,6 @@ def _latency_ns(made: Improvement) -> float:
 def _found(made: Improvement) -> str:
     page = find_page(answer_find(made.before))
     return " ".join([page.answer, *page.findings[:1]])
-
-
-def _lower(sentence: str) -> str:
-    return f"{sentence[:1].lower()}{sentence[1:]}"
 
 
 def _shown(name: str, value: float) -> str:

@@ -114,7 +114,7 @@ def cause_table(account: AccountPart, batch_latency_s: float | None) -> Table:
     )
     for cause, share in account.shares.items():
         if account.causes[cause]:
-            most = next((one for one in account.culprits if one.cause == cause), None)
+            most = next((culprit for culprit in account.culprits if culprit.cause == cause), None)
             table.rows.append(
                 (
                     cause.replace("_", " "),
@@ -314,7 +314,7 @@ def say_framework(found: FindAnswer) -> str:
         "data": known.data,
         "sharded": known.sharded,
     }
-    parts = [f"{what} {size}" for what, size in sizes.items() if size and size > 1]
+    parts = [f"{kind} {size}" for kind, size in sizes.items() if size and size > 1]
     if known.microbatch_size is not None:
         samples = counted(known.microbatch_size, "sample")
         parts.append(f"microbatches of {samples} x {show_count(known.sequence or 0)} tokens")
@@ -406,6 +406,6 @@ def _say_shape(found: FindAnswer) -> str:
 
 def _say_outside(found: FindAnswer) -> str:
     parts = [
-        f"{what.replace('_', ' ')} {show_seconds(length)}" for what, length in found.outside.items()
+        f"{part.replace('_', ' ')} {show_seconds(length)}" for part, length in found.outside.items()
     ]
     return f"between two steps: {', '.join(parts)}" if parts else ""

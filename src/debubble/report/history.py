@@ -1,24 +1,20 @@
-"""Records in → what `debubble history` prints out, as text, JSON, CSV or Parquet."""
+"""Records in → what `debubble history` prints out, as text, CSV or Parquet."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from debubble.answers.compare import answer_side
+from debubble.answers.history import created_at
 from debubble.errors import MissingExtra, StoreError
 from debubble.measure.measurement import middle
 from debubble.measure.store import Record
 from debubble.report.text import Page, Table
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
 
-SCHEMA = "debubble.history/1"
 COLUMNS: dict[str, type] = {
     "name": str,
     "created": str,
@@ -43,19 +39,19 @@ def history_page(records: Sequence[Record]) -> Page:
         columns=("name", "kept", "steps", "bubble", "batch", "peak", "schedule", "m", "tags")
     )
     for record in records:
-        one = record.measurement
-        latency = middle(one.batch_latencies_s)
-        peaks = [rank.peak_bytes for rank in one.memory if rank.peak_bytes is not None]
+        measurement = record.measurement
+        latency = middle(measurement.batch_latencies_s)
+        peaks = [rank.peak_bytes for rank in measurement.memory if rank.peak_bytes is not None]
         table.rows.append(
             (
                 record.name,
-                _stamp(record),
-                str(len(one.samples)),
-                show_share(middle(one.bubble_fractions)),
+                created_at(record),
+                str(len(measurement.samples)),
+                show_share(middle(measurement.bubble_fractions)),
                 "–" if latency is None else show_duration(latency * NS_PER_S),
                 show_bytes(max(peaks)) if peaks else "–",
-                one.schedule or "–",
-                str(one.microbatches or "–"),
+                measurement.schedule or "–",
+                str(measurement.microbatches or "–"),
                 " ".join(f"{key}={value}" for key, value in record.tags.items()),
             )
         )
@@ -63,41 +59,24 @@ def history_page(records: Sequence[Record]) -> Page:
     return page
 
 
-def history_json(records: Sequence[Record], *, whole: bool = False) -> dict[str, Any]:
-    """Return records as data; whole: with every sample."""
-    listed = []
-    for record in records:
-        entry = {
-            "number": record.number,
-            "name": record.name,
-            "created": _stamp(record),
-            "tags": record.tags,
-            **msgspec.to_builtins(answer_side(record.measurement)),
-        }
-        if whole:
-            entry["measurement"] = msgspec.to_builtins(record.measurement)
-        listed.append(entry)
-    return {"schema": SCHEMA, "records": listed, "warnings": []}
-
-
 def history_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Return every sample as a row, under the names of `COLUMNS`."""
     rows = []
     for record in records:
-        one = record.measurement
-        split = ",".join(map(str, one.split or ()))
+        measurement = record.measurement
+        split = ",".join(map(str, measurement.split or ()))
         tags = ";".join(f"{key}={value}" for key, value in record.tags.items())
-        for sample in one.samples:
+        for sample in measurement.samples:
             values = (
                 record.name,
-                _stamp(record),
+                created_at(record),
                 sample.capture,
                 sample.step,
                 sample.bubble_fraction,
                 sample.batch_latency_s,
                 sample.step_time_s,
-                one.microbatches,
-                one.schedule,
+                measurement.microbatches,
+                measurement.schedule,
                 split,
                 tags,
             )
@@ -137,7 +116,3 @@ def write_parquet(records: Sequence[Record], out: Path) -> None:
         ) from error
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _stamp(record: Record) -> str:
-    return datetime.fromtimestamp(record.created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

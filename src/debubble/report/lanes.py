@@ -51,15 +51,19 @@ def frame_step(
     ranks = timeline.ranks_of(pipeline)
     passes = timeline.passes.where(np.isin(timeline.passes.rank, [r.rank for r in ranks]))
     known = sorted(set(passes.step.tolist()))
-    whole = [one for one in known if len(set(passes.rank[passes.step == one])) == len(ranks)]
+    whole = [
+        number for number in known if len(set(passes.rank[passes.step == number])) == len(ranks)
+    ]
     chosen = step if step is not None else (whole or known or [None])[0]
     if chosen not in known:
+        where = "" if chosen is None else f" in step {chosen}"
         raise UsageError(
-            f"there is nothing to draw: no pass in step {chosen}",
+            f"there is nothing to draw: no pass{where}",
             hint=f"--step takes one of: {', '.join(map(str, known))}" if known else "",
         )
     here = passes.where(passes.step == chosen)
-    begin, end = int(here.start_ns.min()), int(here.end_ns.max())
+    begin = int(here.start_ns.min())
+    end = max(int(here.end_ns.max()), begin + 1)
     of = f"pipeline {pipeline}, " if len(timeline.pipelines) > 1 else ""
     return Frame(
         step=chosen,
@@ -105,16 +109,18 @@ _TICK_COLUMNS = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """The time that is drawn, and how: edges of the columns, one more than columns."""
+    """The time that is drawn, and how."""
 
     step: int
+    begin_ns: int
     edges_ns: I64
+    """Of the columns, after the begin; one more than columns."""
     margin: int
     units: str
 
     @property
     def column_ns(self) -> float:
-        return float(self.edges_ns[1] - self.edges_ns[0])
+        return float(self.edges_ns[-1]) / (len(self.edges_ns) - 1)
 
     @property
     def column(self) -> str:
@@ -138,7 +144,15 @@ def draw_lanes(  # noqa: PLR0913 (what, of it which part, and how)
     for, where a simulated run has no times but ratios.
     """
     frame = frame_step(timeline, pipeline, step, waits)
-    view = _look(frame, max(width, _NARROWEST), units)
+    margin = max(len(f"rank {rank.rank} ") for rank in frame.ranks)
+    columns = max(width, _NARROWEST) - margin
+    view = _View(
+        step=frame.step,
+        begin_ns=frame.begin_ns,
+        edges_ns=np.rint(np.linspace(0, frame.length_ns, columns + 1)).astype(np.int64),
+        margin=margin,
+        units=units,
+    )
     lines = [Text(f"{frame.name}; a column is {view.column}")]
     for rank in frame.ranks:
         arrivals = timeline.transfers.where(timeline.transfers.destination == rank.rank)
@@ -160,7 +174,8 @@ def _idle(arrivals: Transfers, waits: Sequence[Wait], view: _View) -> NDArray[np
         np.add.at(by_cause, [causes.index(wait.cause) for wait in waits], share)
         signs = np.array([_SIGNS[cause] for cause in causes])
         return np.where(by_cause.any(axis=0), signs[by_cause.argmax(axis=0)], _BLANK)
-    wired = _share(_both_there(arrivals), arrivals.receive_end_ns, view).sum(axis=0) >= 0.5
+    both_there = np.maximum(arrivals.send_start_ns, arrivals.receive_start_ns)
+    wired = _share(both_there, arrivals.receive_end_ns, view).sum(axis=0) >= 0.5
     return np.where(wired, _WIRE, _WAIT)
 
 
@@ -169,18 +184,9 @@ def _longest(waits: Sequence[Wait]) -> list[Text]:
     named = [wait for wait in waits if wait.waits_for]
     if not named:
         return []
-    one = max(named, key=lambda wait: wait.end_ns - wait.start_ns)
-    length, why = show_duration(one.end_ns - one.start_ns), one.cause.replace("_", " ")
-    return [Text(f"longest: rank {one.rank} waits {length} for {one.waits_for} ({why})")]
-
-
-def _look(frame: Frame, width: int, units: str) -> _View:
-    """Cut a step into columns."""
-    margin = max(len(f"rank {rank.rank} ") for rank in frame.ranks)
-    edges = np.linspace(frame.begin_ns, frame.end_ns, width - margin + 1)
-    return _View(
-        step=frame.step, edges_ns=np.rint(edges).astype(np.int64), margin=margin, units=units
-    )
+    longest = max(named, key=lambda wait: wait.end_ns - wait.start_ns)
+    length, why = show_duration(longest.end_ns - longest.start_ns), longest.cause.replace("_", " ")
+    return [Text(f"longest: rank {longest.rank} waits {length} for {longest.waits_for} ({why})")]
 
 
 def _lane(passes: Passes, idle: NDArray[np.str_], rank: RankTimeline, view: _View) -> list[Text]:
@@ -217,17 +223,12 @@ def _owners(passes: Passes, view: _View) -> I64:
 def _share(start: I64, end: I64, view: _View) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Return how much of each column (across) each interval (down) covers."""
     first, last = view.edges_ns[:-1], view.edges_ns[1:]
+    start, end = start - view.begin_ns, end - view.begin_ns
     covered = np.minimum(end[:, None], last) - np.maximum(start[:, None], first)
     share: np.ndarray[tuple[int, int], np.dtype[np.float64]] = np.maximum(covered, 0) / np.maximum(
         last - first, 1
     )
     return share
-
-
-def _both_there(transfers: Transfers) -> I64:
-    """Return when data began to flow, as the receiver saw it."""
-    both: I64 = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
-    return both
 
 
 def _paint(  # noqa: PLR0913, PLR0917 (a row of the drawing)
@@ -253,11 +254,16 @@ def _axis(view: _View) -> str:
     """Write the time in ms, or in units, under the columns, at round distances."""
     columns = len(view.edges_ns) - 1
     column_ms = view.column_ns / _NS_PER_MS
+    unit = f" {view.units or 'ms'}"
     apart = round_distance(_TICK_COLUMNS * column_ms)
     decimals = decimals_of(apart)
+    # The first label has the unit as well, and the next begins after it.
+    if len(f"|{0:.{decimals}f}{unit}") * column_ms >= apart:
+        apart = round_distance(2 * apart)
+        decimals = decimals_of(apart)
     cells = [_BLANK] * (view.margin + columns)
     for tick in range(int(columns * column_ms / apart) + 1):
-        label = f"|{tick * apart:.{decimals}f}" + (f" {view.units or 'ms'}" if tick == 0 else "")
+        label = f"|{tick * apart:.{decimals}f}" + (unit if tick == 0 else "")
         at = view.margin + round(tick * apart / column_ms)
         if at + len(label) <= len(cells):
             cells[at : at + len(label)] = label

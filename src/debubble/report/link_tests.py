@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
 
-import msgspec
-
-from debubble.answers.base import list_warnings
+from debubble.answers.link_tests import GB, say_live, say_logs, say_slow_hop
 from debubble.errors import Gap
 from debubble.links.hop_times import Hop
-from debubble.links.judge import Judgement, Verdict
-from debubble.links.live.measured import HopTestResult, LiveHop, Rung, Times
+from debubble.links.live.measured import HopTestResult, LiveHop
 from debubble.links.logs.model import (
     CopyLog,
-    Half,
     Log,
-    Matrix,
     MatrixLog,
     NcclLog,
     NvlinkStatus,
     Topology,
 )
 from debubble.links.logs.pairs import PairResult
-from debubble.links.wiring import SCHEMA
 from debubble.report.text import Page, Table
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_rate
 
@@ -51,22 +44,24 @@ def draw_matrix(ranks: Sequence[int], rates: Mapping[Hop, float], slow: Sequence
         middle = _MARGIN + _CELL * place + _CELL / 2
         parts.append(f'<text x="{middle:.0f}" y="{_MARGIN - 12}">{rank}</text>')
         parts.append(f'<text x="{_MARGIN - 20}" y="{middle + 5:.0f}">{rank}</text>')
-    for row, here in enumerate(ranks):
-        for column, there in enumerate(ranks):
-            rate = rates.get((here, there))
-            x, y = _MARGIN + _CELL * column, _MARGIN + _CELL * row
-            parts.append(_cell(x, y, rate, most, is_slow=(here, there) in slow))
+    # One rectangle for all pairs that have no rate: of hundreds of ranks they are nearly all.
+    inside = f'width="{_CELL}" height="{_CELL}" fill="#f7f7f7" stroke="#dddddd"'
+    across = _CELL * len(ranks)
+    parts.append(
+        f'<defs><pattern id="none" x="{_MARGIN}" y="{_MARGIN}" width="{_CELL}" height="{_CELL}"'
+        f' patternUnits="userSpaceOnUse"><rect {inside}/></pattern></defs>'
+        f'<rect x="{_MARGIN}" y="{_MARGIN}" width="{across}" height="{across}" fill="url(#none)"/>'
+    )
+    position = {rank: number for number, rank in enumerate(ranks)}
+    for (here, there), rate in sorted(rates.items()):
+        x, y = _MARGIN + _CELL * position[there], _MARGIN + _CELL * position[here]
+        parts.append(_cell(x, y, rate, most, is_slow=(here, there) in slow))
     legend = f"darker is slower; framed: slow; fastest {show_rate(most)}" if rates else "no rates"
     parts.append(f'<text x="{side / 2:.0f}" y="{side + 12}">{escape(legend)}</text>')
     return "\n".join([*parts, "</g></svg>", ""])
 
 
-def _cell(x: int, y: int, rate: float | None, most: float, *, is_slow: bool) -> str:
-    if rate is None:
-        return (
-            f'<rect x="{x}" y="{y}" width="{_CELL}" height="{_CELL}" fill="#f7f7f7"'
-            ' stroke="#dddddd"/>'
-        )
+def _cell(x: int, y: int, rate: float, most: float, *, is_slow: bool) -> str:
     way = 1 - rate / most
     colour = [round(light + way * (dark - light)) for light, dark in zip(_FAST, _SLOW, strict=True)]
     ink = "white" if way > 0.5 else "black"
@@ -80,14 +75,11 @@ def _cell(x: int, y: int, rate: float | None, most: float, *, is_slow: bool) -> 
     )
 
 
-_GB = 1e9
-
-
 def logs_page(
     logs: Sequence[Log], pairs: Sequence[PairResult], gaps: Sequence[Gap], next_command: str
 ) -> Page:
     """Lay out the answer: what the logs tell of hops, then each of them."""
-    page = Page(answer=logs_answer(logs, pairs))
+    page = Page(answer=say_logs(logs, pairs))
     if pairs:
         page.tables.append(_pair_table(pairs))
     page.tables += [_table(log) for log in logs]
@@ -96,36 +88,18 @@ def logs_page(
     return page
 
 
-def logs_answer(logs: Sequence[Log], pairs: Sequence[PairResult]) -> str:
-    """Say it in a sentence."""
-    slow = [one for one in pairs if one.judgement.slow]
-    if slow:
-        return f"{_named(slow[0])} {slow[0].judgement.why}, {show_rate(slow[0].bytes_per_s)}."
-    if pairs:
-        first = pairs[0]
-        return (
-            f"{_named(first)}: {show_rate(first.bytes_per_s)} a direction with messages both ways,"
-            f" {first.judgement.verdict}: {first.judgement.why}."
-        )
-    return f"{counted(len(logs), 'log')} read; none of them measures one hop by itself."
-
-
-def _named(one: PairResult) -> str:
-    return f"Hop {one.pair[0]} ↔ {one.pair[1]}"
-
-
 def _pair_table(pairs: Sequence[PairResult]) -> Table:
     table = Table(columns=("hop", "largest", "rate", "latency", "bandwidth", "verdict", "file"))
-    for one in pairs:
+    for result in pairs:
         table.rows.append(
             (
-                f"{one.pair[0]} ↔ {one.pair[1]}",
-                show_bytes(one.size_bytes),
-                show_rate(one.bytes_per_s),
-                "–" if one.fit is None else show_duration(one.fit.latency_ns),
-                "–" if one.fit is None else show_rate(one.fit.bytes_per_s),
-                str(one.judgement.verdict),
-                one.file,
+                f"{result.pair[0]} ↔ {result.pair[1]}",
+                show_bytes(result.size_bytes),
+                show_rate(result.bytes_per_s),
+                "–" if result.fit is None else show_duration(result.fit.latency_ns),
+                "–" if result.fit is None else show_rate(result.fit.bytes_per_s),
+                str(result.judgement.verdict),
+                result.file,
             )
         )
     return table
@@ -138,7 +112,7 @@ def _table(log: Log) -> Table:
         return _matrix_table(log)
     table = Table(title=log.file, columns=("name", "rate"))
     if isinstance(log, CopyLog):
-        table.rows = [(name, show_rate(rate * _GB)) for name, rate in log.rates_gb_s]
+        table.rows = [(name, show_rate(rate * GB)) for name, rate in log.rates_gb_s]
     elif isinstance(log, Topology):
         table.columns = ("hop", "name")
         table.rows = [(f"{a} → {b}", how) for (a, b), how in log.joins.items()]
@@ -146,15 +120,15 @@ def _table(log: Log) -> Table:
         table.columns = ("device", "name", "links", "rate")
         for index, name, links in log.devices:
             active = [rate for rate in links if rate is not None]
-            row = str(index), name, f"{len(active)} of {len(links)}", show_rate(sum(active) * _GB)
+            row = str(index), name, f"{len(active)} of {len(links)}", show_rate(sum(active) * GB)
             table.rows.append(row)
     return table
 
 
 def _nccl_table(log: NcclLog) -> Table:
-    what = log.test or "nccl-tests"
+    test = log.test or "nccl-tests"
     table = Table(
-        title=f"{log.file}: {what}, {counted(len(log.ranks), 'rank')}",
+        title=f"{log.file}: {test}, {counted(len(log.ranks), 'rank')}",
         columns=("size", "time", "algbw", "busbw", "in place", "busbw in place"),
     )
     for row in log.rows:
@@ -163,10 +137,10 @@ def _nccl_table(log: NcclLog) -> Table:
             (
                 show_bytes(row.size_bytes),
                 "–" if out is None else show_duration(out.time_us * 1000),
-                "–" if out is None else show_rate(out.algbw_gb_s * _GB),
-                "–" if out is None else show_rate(out.busbw_gb_s * _GB),
+                "–" if out is None else show_rate(out.algbw_gb_s * GB),
+                "–" if out is None else show_rate(out.busbw_gb_s * GB),
                 "–" if into is None else show_duration(into.time_us * 1000),
-                "–" if into is None else show_rate(into.busbw_gb_s * _GB),
+                "–" if into is None else show_rate(into.busbw_gb_s * GB),
             )
         )
     return table
@@ -185,122 +159,13 @@ def _matrix_table(log: MatrixLog) -> Table:
     return table
 
 
-def logs_json(
-    logs: Sequence[Log], pairs: Sequence[PairResult], gaps: Sequence[Gap]
-) -> dict[str, Any]:
-    """Return the answer as data; what the environment held is not in it."""
-    return {
-        "schema": SCHEMA,
-        "source": "logs",
-        "batch_latency_s": None,
-        "hops": [hop for one in pairs for hop in _hops_json(one)],
-        "logs": [_log_json(log) for log in logs],
-        "commands": [],
-        "verdict": logs_answer(logs, pairs),
-        "warnings": msgspec.to_builtins(list_warnings(gaps)),
-    }
-
-
-def _hops_json(one: PairResult) -> list[dict[str, Any]]:
-    """Return both directions: the test sends both ways at once, and tells them not apart."""
-    judgement: Judgement = one.judgement
-    return [
-        {
-            "from_rank": here,
-            "to_rank": there,
-            "bytes": one.size_bytes,
-            "one_message_s": one.time_s,
-            "one_message_bytes_per_s": one.bytes_per_s,
-            "bytes_per_s": one.bytes_per_s,
-            "alpha_s": one.fit.latency_ns / NS_PER_S if one.fit else None,
-            "beta_bytes_per_s": one.fit.bytes_per_s if one.fit else None,
-            "fit_error_fraction": one.fit.worst_error if one.fit else None,
-            "verdict": str(judgement.verdict),
-            "against": judgement.against,
-            "times": judgement.times,
-            "why": judgement.why,
-            "cost_per_batch_s": None,
-            "file": one.file,
-        }
-        for here, there in (one.pair, one.pair[::-1])
-    ]
-
-
-def _log_json(log: Log) -> dict[str, Any]:
-    if isinstance(log, NcclLog):
-        return {
-            "file": log.file,
-            "program": "nccl-tests",
-            "test": log.test or None,
-            "ranks": len(log.ranks),
-            "average_bytes_per_s": log.average_gb_s * _GB,
-            "rows": [
-                {
-                    "bytes": row.size_bytes,
-                    "out_of_place": _half_json(row.out_of_place),
-                    "in_place": _half_json(row.in_place),
-                }
-                for row in log.rows
-            ],
-        }
-    if isinstance(log, MatrixLog):
-        return {
-            "file": log.file,
-            "program": "nvbandwidth",
-            "tests": [_matrix_json(test) for test in log.tests],
-        }
-    if isinstance(log, CopyLog):
-        rates = {name: rate * _GB for name, rate in log.rates_gb_s}
-        return {"file": log.file, "program": "gpu_copy", "bytes_per_s": rates}
-    if isinstance(log, Topology):
-        joins = [{"devices": list(pair), "join": how} for pair, how in log.joins.items()]
-        return {"file": log.file, "program": "nvidia-smi topo", "joins": joins}
-    return {
-        "file": log.file,
-        "program": "nvidia-smi nvlink",
-        "devices": [
-            {
-                "device": index,
-                "name": name,
-                "links_bytes_per_s": [None if rate is None else rate * _GB for rate in links],
-            }
-            for index, name, links in log.devices
-        ],
-    }
-
-
-def _half_json(half: Half | None) -> dict[str, Any] | None:
-    if half is None:
-        return None
-    return {
-        "time_s": half.time_us / 1e6,
-        "algbw_bytes_per_s": half.algbw_gb_s * _GB,
-        "busbw_bytes_per_s": half.busbw_gb_s * _GB,
-        "wrong": half.wrong,
-        "host_time": half.host_time,
-        "iterations": dict(half.iterations),
-    }
-
-
-def _matrix_json(test: Matrix) -> dict[str, Any]:
-    return {
-        "name": test.name,
-        "status": test.status,
-        "unit": test.unit,
-        "rows": list(test.rows),
-        "columns": list(test.columns),
-        "cells": [list(row) for row in test.cells],
-        "sum": test.total,
-    }
-
-
 def live_page(
     measured: HopTestResult, hops: Sequence[LiveHop], gaps: Sequence[Gap], next_command: str
 ) -> Page:
     """Lay out the answer: which hop is slow and who is ill, then every hop."""
-    page = Page(answer=live_answer(hops))
-    slow = [one for one in hops if one.judgement.slow]
-    page.findings = [f"{_sentence(one)}." for one in slow[1:]]
+    page = Page(answer=say_live(hops))
+    slow = [hop for hop in hops if hop.judgement.slow]
+    page.findings = [f"{say_slow_hop(hop)}." for hop in slow[1:]]
     table = Table(
         columns=(
             "hop",
@@ -313,19 +178,19 @@ def live_page(
             "verdict",
         )
     )
-    for one in hops:
-        last = one.rungs[-1]
-        both = one.both_ways_bytes_per_s
+    for hop in hops:
+        last = hop.rungs[-1]
+        both = hop.both_ways_bytes_per_s
         table.rows.append(
             (
-                f"{one.hop[0]} → {one.hop[1]}",
+                f"{hop.hop[0]} → {hop.hop[1]}",
                 show_bytes(last.size_bytes),
                 show_duration(last.one_way.alone_s * NS_PER_S),
-                show_rate(one.bytes_per_s),
+                show_rate(hop.bytes_per_s),
                 "–" if both is None else show_rate(both),
-                "–" if one.fit is None else show_duration(one.fit.latency_ns),
-                "–" if one.fit is None else show_rate(one.fit.bytes_per_s),
-                str(one.judgement.verdict),
+                "–" if hop.fit is None else show_duration(hop.fit.latency_ns),
+                "–" if hop.fit is None else show_rate(hop.fit.bytes_per_s),
+                str(hop.judgement.verdict),
             )
         )
     page.tables = [table]
@@ -333,26 +198,6 @@ def live_page(
     page.gaps = list(gaps)
     page.next_command = next_command
     return page
-
-
-def live_answer(hops: Sequence[LiveHop]) -> str:
-    """Say it in a sentence."""
-    slow = [one for one in hops if one.judgement.slow]
-    if slow:
-        more = f", and {counted(len(slow) - 1, 'more hop')}" if len(slow) > 1 else ""
-        return f"{_sentence(slow[0])[0].upper()}{_sentence(slow[0])[1:]}{more}."
-    healthy = sum(one.judgement.verdict == Verdict.HEALTHY for one in hops)
-    if not healthy:
-        return f"Unknown: {hops[0].judgement.why}." if hops else "No hop was measured."
-    rest = len(hops) - healthy
-    return f"{counted(healthy, 'hop')} healthy{f'; {rest} unknown' if rest else ''}."
-
-
-def _sentence(one: LiveHop) -> str:
-    ill = {None: "", "link": "; with others both ranks are well: it is the link between them"}
-    more = ill.get(one.ill, f"; {one.ill} is slow with others, too")
-    rate = show_rate(one.bytes_per_s)
-    return f"hop {one.hop[0]} → {one.hop[1]} {one.judgement.why}, {rate}{more}"
 
 
 def _about(measured: HopTestResult) -> str:
@@ -363,61 +208,3 @@ def _about(measured: HopTestResult) -> str:
         f" {samples} messages of each size, of which a tenth was quicker than told;"
         " one hop at a time"
     )
-
-
-def live_json(
-    measured: HopTestResult, hops: Sequence[LiveHop], gaps: Sequence[Gap]
-) -> dict[str, Any]:
-    """Return the answer as data."""
-    return {
-        "schema": SCHEMA,
-        "source": "measured",
-        "backend": measured.backend,
-        "batch_latency_s": None,
-        "hops": [_hop_json(one, measured.job_bytes) for one in hops],
-        "second_pass": [_rung_json(rung) for rung in measured.second],
-        "logs": [],
-        "commands": [],
-        "verdict": live_answer(hops),
-        "warnings": msgspec.to_builtins(list_warnings(gaps)),
-    }
-
-
-def _hop_json(one: LiveHop, job_bytes: int | None) -> dict[str, Any]:
-    last = one.rungs[-1]
-    job = next((rung for rung in one.rungs if rung.size_bytes == job_bytes), last)
-    return {
-        "from_rank": one.hop[0],
-        "to_rank": one.hop[1],
-        "bytes": job.size_bytes,
-        "one_message_s": job.one_way.alone_s,
-        "one_message_bytes_per_s": job.size_bytes / job.one_way.alone_s,
-        "bytes_per_s": one.bytes_per_s,
-        "both_ways_bytes_per_s": one.both_ways_bytes_per_s,
-        "alpha_s": one.fit.latency_ns / NS_PER_S if one.fit else None,
-        "beta_bytes_per_s": one.fit.bytes_per_s if one.fit else None,
-        "fit_error_fraction": one.fit.worst_error if one.fit else None,
-        "ladder": [_rung_json(rung) for rung in one.rungs],
-        "verdict": str(one.judgement.verdict),
-        "against": one.judgement.against,
-        "times": one.judgement.times,
-        "why": one.judgement.why,
-        "ill": one.ill,
-        "cost_per_batch_s": None,
-    }
-
-
-def _rung_json(rung: Rung) -> dict[str, Any]:
-    return {
-        "from_rank": rung.source,
-        "to_rank": rung.destination,
-        "bytes": rung.size_bytes,
-        "one_way_s": rung.one_way.median_s,
-        "one_way_p95_s": rung.one_way.p95_s,
-        "both_ways_s": _median(rung.both_ways),
-        "n": rung.one_way.n,
-    }
-
-
-def _median(times: Times | None) -> float | None:
-    return times.median_s if times else None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from debubble.report.text import WORDS, Page, Table
 from debubble.units import printable
 
-_ESCAPED = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_[]<>|#"})
+_ESCAPED = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_[]<>|#~&$"})
 
 
 def as_markdown(page: Page) -> str:
@@ -14,18 +16,29 @@ def as_markdown(page: Page) -> str:
     if page.findings:
         parts.append("\n".join(f"- {_safe(finding)}" for finding in page.findings))
     if page.drawing:
-        lanes = "\n".join(line.plain for line in page.drawing)
-        parts.append(f"```text\n{lanes}\n```")
+        parts.append(_fenced("\n".join(line.plain for line in page.drawing)))
     parts += [_table(table) for table in page.tables]
     if page.notes:
-        notes = "\n".join(map(printable, page.notes))
-        parts.append(f"```text\n{notes}\n```")
+        parts.append(_fenced("\n".join(map(printable, page.notes))))
     for gap in page.gaps:
         hint = f" ({_safe(gap.hint)})" if gap.hint else ""
         parts.append(f"> warning: {_safe(str(gap))}{hint}")
     if page.next_command:
-        parts.append(f"next: `{printable(page.next_command)}`")
+        command = printable(page.next_command)
+        ticks = "`" * (_longest_ticks(command) + 1)
+        # Beside a tick of its own, a command keeps a space to the ticks around it.
+        air = " " if len(ticks) > 1 else ""
+        parts.append(f"next: {ticks}{air}{command}{air}{ticks}")
     return "\n\n".join(parts) + "\n"
+
+
+def _fenced(text: str) -> str:
+    fence = "`" * max(3, _longest_ticks(text) + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _longest_ticks(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
 
 
 def _table(table: Table) -> str:

@@ -16,7 +16,7 @@ from debubble.ledger.causes import CAUSES as ALL_CAUSES
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.verdict import MATTERS, Named
 from debubble.report.palette import CAUSES, Look
-from debubble.timeline.figures import PipelineFigures, StageFigures
+from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import PassKind, RankTimeline
 from debubble.timeline.transfers import HopFigures
 from debubble.units import printable, show_bytes, show_duration, show_share
@@ -34,10 +34,10 @@ Blamed = tuple[Named, Look, str]
 
 
 def draw_mermaid(
-    one: PipelineFigures, ledger: Ledger | None, causes: Sequence[Named], answer: str
+    pipeline: PipelineFigures, ledger: Ledger | None, causes: Sequence[Named], answer: str
 ) -> str:
     """Draw ranks with their stages and waits, and a line for each hop and direction."""
-    edges = [(hop, pair) for hop in one.hops for pair in hop.stages]
+    edges = [(hop, pair) for hop in pipeline.hops for pair in hop.stages]
     if len(edges) > MOST_EDGES:
         raise UsageError(
             f"Mermaid draws no more than {MOST_EDGES} lines, and this pipeline has {len(edges)}",
@@ -45,42 +45,36 @@ def draw_mermaid(
         )
     blamed = _blamed(causes)
     lines = ["```mermaid", "---", f"title: {json.dumps(printable(answer))}", "---", "flowchart LR"]
-    for rank in one.ranks:
-        lines += [f"    {line}" for line in _rank(one, ledger, rank, blamed)]
+    for rank in pipeline.ranks:
+        lines += [f"    {line}" for line in _rank(pipeline, ledger, rank, blamed)]
     for hop, (source, to) in edges:
-        why = [words for one, _, words in blamed if one.hop == (hop.source, hop.destination)]
+        why = [words for named, _, words in blamed if named.hop == (hop.source, hop.destination)]
         label = _lines([*_hop(hop), *why])
-        lines.append(f'    s{source} {_arrow(source, to)}|"{label}"| s{to}')
+        arrow = "-->" if to > source else "-.->"
+        lines.append(f'    s{source} {arrow}|"{label}"| s{to}')
     lines += [f"    {line}" for line in _frames(blamed, edges)]
     return "\n".join([*lines, "```"])
 
 
-def _arrow(source: int, to: int) -> str:
-    return "-->" if to > source else "-.->"
-
-
 def _rank(
-    one: PipelineFigures, ledger: Ledger | None, rank: RankTimeline, blamed: Sequence[Blamed]
+    pipeline: PipelineFigures, ledger: Ledger | None, rank: RankTimeline, blamed: Sequence[Blamed]
 ) -> Iterator[str]:
-    rows = [row for row in one.stages if row.rank == rank.rank]
+    rows = [row for row in pipeline.stages if row.rank == rank.rank]
     yield f'subgraph r{rank.rank}["rank {rank.rank}"]'
     for stage, own in groupby(rows, lambda row: row.stage):
         why = [words for culprit, _, words in blamed if culprit.stage == stage]
-        yield f'    s{stage}["{_lines([f"stage {stage}", *map(_pass, own), *why])}"]'
-    waits = _waits(one, ledger, rank)
+        took = [f"{PassKind(row.kind).name} {show_duration(row.median_ns)}" for row in own]
+        yield f'    s{stage}["{_lines([f"stage {stage}", *took, *why])}"]'
+    waits = _waits(pipeline, ledger, rank)
     if waits:
         yield f'    w{rank.rank}("{_lines(waits)}")'
     yield "end"
 
 
-def _pass(row: StageFigures) -> str:
-    return f"{PassKind(row.kind).name} {show_duration(row.median_ns)}"
-
-
-def _waits(one: PipelineFigures, ledger: Ledger | None, rank: RankTimeline) -> list[str]:
+def _waits(pipeline: PipelineFigures, ledger: Ledger | None, rank: RankTimeline) -> list[str]:
     """Say how much of a step a rank waits, and why, the longest first."""
     if ledger is None:
-        share = next(own.bubble_fraction for own in one.shares if own.rank == rank.rank)
+        share = next(own.bubble_fraction for own in pipeline.shares if own.rank == rank.rank)
         return [] if share is None else [f"waits {show_share(share)}"]
     batch = ledger.batch_latency_ns
     waits = {
@@ -109,31 +103,30 @@ def _hop(hop: HopFigures) -> list[str]:
 def _blamed(causes: Sequence[Named]) -> list[Blamed]:
     """Return the stages and hops that cost enough to be framed, how they look, and why in words."""
     found = []
-    for one in causes:
-        whole = one.saving.batch_latency_ns + one.saving.saved_ns
-        saved = one.saving.saved_ns if one.culprit_saved_ns is None else one.culprit_saved_ns
-        if one.cause in _FRAMED and saved >= MATTERS * whole:
-            look = CAUSES[CAUSE_OF[one.cause]]
-            found.append((one, look, f"{look.word}: {show_duration(saved)}"))
+    for named in causes:
+        whole = named.saving.batch_latency_ns + named.saving.saved_ns
+        saved = named.saving.saved_ns if named.culprit_saved_ns is None else named.culprit_saved_ns
+        if named.cause in _FRAMED and saved >= MATTERS * whole:
+            look = CAUSES[CAUSE_OF[named.cause]]
+            found.append((named, look, f"{look.word}: {show_duration(saved)}"))
     return found
 
 
 def _frames(
     blamed: Sequence[Blamed], edges: Sequence[tuple[HopFigures, tuple[int, int]]]
 ) -> Iterator[str]:
-    for one, look, _ in blamed:
+    for named, look, _ in blamed:
         frame = f"stroke:{look.colour},stroke-width:4px"
-        if one.stage is not None:
-            yield f"style s{one.stage} {frame}"
+        if named.stage is not None:
+            yield f"style s{named.stage} {frame}"
         for place, (hop, _) in enumerate(edges):
-            if (hop.source, hop.destination) == one.hop:
+            if (hop.source, hop.destination) == named.hop:
                 yield f"linkStyle {place} {frame}"
 
 
 def _lines(parts: Sequence[str]) -> str:
-    return "<br/>".join(map(_escape, parts))
-
-
-def _escape(text: str) -> str:
-    """Write a label's text with Mermaid's codes for what would end it or be taken for HTML."""
-    return "".join(f"#{_ESCAPES[sign]};" if sign in _ESCAPES else sign for sign in printable(text))
+    """Write a label, with Mermaid's codes for what would end it or be taken for HTML."""
+    return "<br/>".join(
+        "".join(f"#{_ESCAPES[sign]};" if sign in _ESCAPES else sign for sign in printable(part))
+        for part in parts
+    )

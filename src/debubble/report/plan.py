@@ -6,7 +6,6 @@ from debubble.answers.kv_cache import CachePart
 from debubble.answers.plan import (
     LengthPart,
     PlanAnswer,
-    RefusedPart,
     least_left,
     name_length,
     show_gain,
@@ -25,7 +24,8 @@ def plan_page(found: PlanAnswer, next_command: str = "") -> Page:
     if found.kv_cache is not None:
         page.tables.append(_cache_table(found, found.kv_cache))
     if found.refused:
-        page.tables.append(_refused_table(found.refused))
+        refused = [(option.words, option.reason) for option in found.refused]
+        page.tables.append(Table(columns=("refused", "why"), rows=list(refused)))
     page.notes = [*_notes(found), *_emitted(found)]
     page.gaps = list(found.warnings)
     page.next_command = next_command
@@ -116,11 +116,6 @@ def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
             )
         )
     return table
-
-
-def _refused_table(refused: list[RefusedPart]) -> Table:
-    rows = [(option.words, option.reason) for option in refused]
-    return Table(columns=("refused", "why"), rows=list(rows))
 
 
 def _notes(found: PlanAnswer) -> list[str]:

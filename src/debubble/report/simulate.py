@@ -25,16 +25,16 @@ def simulate_page(found: SimulateAnswer, next_command: str = "") -> Page:
     page.tables = [_number_table(found, found.measured), _rank_table(found, found.measured)]
     if found.measured.without_profiler:
         page.notes.append(found.measured.without_profiler.sentence)
-    given = found.given
-    page.notes.append(f"{given.schedule}; messages {given.communication}; {bubbles}")
-    if not given.changes_nothing:
+    asked = found.given
+    page.notes.append(f"{asked.schedule}; messages {asked.communication}; {bubbles}")
+    if not asked.changes_nothing:
         page.notes.append("in brackets: what four of five such runs lie in")
         if found.correction_fraction:
             page.notes.append(
                 f"corrected by {show_signed(found.correction_fraction, 1)}, by which what was "
                 "measured differs from its own simulation"
             )
-    if given.microbatch_scale != 1.0:
+    if asked.microbatch_scale != 1.0:
         page.notes.append("microbatches a second: of the measured size")
     page.notes += [f"assumed: {said}" for said in found.assumptions]
     return page

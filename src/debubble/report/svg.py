@@ -61,7 +61,7 @@ def draw_svg(frame: Frame, answer: str) -> str:
     legend, height = _legend(frame, bottom + 44)
     parts = [
         f'<svg xmlns="{_XMLNS}" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" {_SETTING}>',
-        f'<title id="answer">{_text(answer)}</title>',
+        f'<title id="answer">{escape(_harmless(answer))}</title>',
         _style(),
         f"<defs>{''.join(_patterns(frame))}</defs>",
         f'<rect class="page" width="{_WIDTH}" height="{height}" rx="8"/>',
@@ -77,10 +77,6 @@ def draw_svg(frame: Frame, answer: str) -> str:
 
 def _harmless(text: str) -> str:
     return _NO_XML.sub("\ufffd", printable(text))
-
-
-def _text(text: str) -> str:
-    return escape(_harmless(text))
 
 
 def _style() -> str:
@@ -193,9 +189,9 @@ def _passes(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
     boxes: defaultdict[tuple[PassKind, bool], list[Box]] = defaultdict(list)
     labels: defaultdict[tuple[str, float], list[str]] = defaultdict(list)
     for rank in frame.ranks:
-        for one in _of_rank(frame, rank, tops[rank.rank]):
-            boxes[one.kind, one.other].append(one.box)
-            for style, size, text in one.numbers:
+        for drawn in _of_rank(frame, rank, tops[rank.rank]):
+            boxes[drawn.kind, drawn.other].append(drawn.box)
+            for style, size, text in drawn.numbers:
                 labels[style, size].append(text)
     for (kind, other), found in boxes.items():
         pale = ' opacity=".4"' if other else ""
@@ -233,9 +229,10 @@ def _of_rank(frame: Frame, rank: RankTimeline, top: int) -> Iterator[_Drawn]:
             start, end, kind, step, microbatch = (column[row] for column in columns)
             left, right = _x(frame, start), _x(frame, end)
             y = top + tracks[row] * height
-            size = _size(digits, right - left - _BETWEEN) if microbatch >= 0 else None
+            fitting = (s for s in _PRINT if digits * _DIGIT * s + 0.4 <= right - left - _BETWEEN)
+            size = next(fitting, None)
             numbers = []
-            if size:
+            if size and microbatch >= 0:
                 middle = (left + right - _BETWEEN) / 2
                 text = _number(str(microbatch), middle, y + height / 2 + 0.36 * size)
                 numbers.append(("n", size, text))
@@ -264,11 +261,6 @@ def _side_by_side(start: I64, end: I64) -> Iterator[list[int]]:
         yield together
 
 
-def _size(digits: int, width: float) -> float | None:
-    """Return the largest print in which a number fits."""
-    return next((size for size in _PRINT if digits * _DIGIT * size + 0.4 <= width), None)
-
-
 def _number(number: str, x: float, y: float) -> str:
     return f'<text x="{x:.5g}" y="{y:.5g}">{number}</text>'
 
@@ -277,9 +269,11 @@ def _names(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
     """Write each rank's name before its lane, and after it how much of the step it waits."""
     for rank in frame.ranks:
         y = tops[rank.rank] + _LANE / 2 + 4
+        name = f"rank {rank.rank}"
+        size = min(12.0, (_LEFT - 8) / (_DIGIT * len(name)))
         yield (
-            f'<text class="ink" x="{_LEFT - 8}" y="{y:g}" font-size="12" text-anchor="end">'
-            f"rank {rank.rank}</text>"
+            f'<text class="ink" x="{_LEFT - 8}" y="{y:g}" font-size="{size:.4g}" text-anchor="end">'
+            f"{name}</text>"
         )
         if len(rank.stages) > 1:
             yield (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -32,7 +33,7 @@ def farthest(values: Sequence[float | None], count: int = STANDING_OUT) -> set[i
     if not known:
         return set()
     middle = float(np.median([value for _, value in known]))
-    ranked = sorted(known, key=lambda one: (-abs(one[1] - middle), one[0]))
+    ranked = sorted(known, key=lambda entry: (-abs(entry[1] - middle), entry[0]))
     return {place for place, _ in ranked[:count]}
 
 
@@ -74,6 +75,10 @@ WORDS = frozenset(
 )
 
 
+# Between two columns of a table.
+_BETWEEN_COLUMNS = 3
+# So short a name stays on its line: `10 → 11`, `healthy`.
+_SHORT_NAME = 12
 # Warnings with one code that are printed one by one.
 _ALIKE_SHOWN = 4
 
@@ -112,7 +117,10 @@ def print_page(page: Page, console: Console) -> None:
         console.print()
         if table.title:
             console.print(_safe(table.title), soft_wrap=True)
-        console.print(_draw(table))
+        for number, columns in enumerate(_lay_out(table, console.width)):
+            if number:
+                console.print()
+            console.print(_draw(table, columns))
     if page.notes:
         console.print()
     for note in page.notes:
@@ -146,10 +154,57 @@ def _safe(text: str) -> str:
     return escape(printable(text))
 
 
-def _draw(table: Table) -> RichTable:
+def _lay_out(table: Table, width: int) -> list[dict[int, int]]:
+    """Return the columns that fit beside each other, each with its width; the first in every part.
+
+    Nothing is cut. Words wrap between words, and what does not fit goes below: a figure, or a path,
+    is only broken where it is longer than a line.
+    """
+    whole: list[int] = []
+    least: list[int] = []
+    for place, column in enumerate(table.columns):
+        cells = [printable(row[place]) for row in table.rows]
+        unbroken = [
+            part
+            for cell in cells
+            for part in (
+                cell.split() if column in WORDS and cell_len(cell) > _SHORT_NAME else [cell]
+            )
+        ]
+        # The first column stands beside each of the others.
+        room = width - _BETWEEN_COLUMNS - least[0] if place else (width - _BETWEEN_COLUMNS) // 2
+        longest = max(map(cell_len, [*column.split(), *unbroken]), default=0)
+        least.append(min(longest, room))
+        whole.append(max(map(cell_len, [column, *cells])))
+    parts, free = [[0]], width - least[0]
+    for place in range(1, len(least)):
+        if least[place] + _BETWEEN_COLUMNS > free:
+            parts.append([0])
+            free = width - least[0]
+        parts[-1].append(place)
+        free -= least[place] + _BETWEEN_COLUMNS
+    return [_widen(part, whole, least, width) for part in parts]
+
+
+def _widen(
+    part: Sequence[int], whole: Sequence[int], least: Sequence[int], width: int
+) -> dict[int, int]:
+    """Give columns what is left of the width, those that lack least first."""
+    widths = {place: least[place] for place in part}
+    free = width - sum(widths.values()) - _BETWEEN_COLUMNS * (len(part) - 1)
+    for place in sorted(part, key=lambda place: whole[place] - least[place]):
+        more = min(whole[place] - least[place], max(free, 0))
+        widths[place] += more
+        free -= more
+    return widths
+
+
+def _draw(table: Table, widths: Mapping[int, int]) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in table.columns:
-        drawn.add_column(column, justify="left" if column in WORDS else "right")
+    for place, width in widths.items():
+        column = table.columns[place]
+        justify: Literal["left", "right"] = "left" if column in WORDS else "right"
+        drawn.add_column(column, justify=justify, width=width, overflow="fold")
     for row in table.rows:
-        drawn.add_row(*(_safe(cell) for cell in row))
+        drawn.add_row(*(_safe(row[place]) for place in widths))
     return drawn

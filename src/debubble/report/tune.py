@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
-import msgspec
-
-from debubble.answers.change import change_part, describe
-from debubble.answers.compare import answer_side
+from debubble.answers.change import describe
+from debubble.answers.tune import say_tuning
 from debubble.measure.measurement import Measurement, middle
 from debubble.report.text import Page, Table
 from debubble.tune.journal import Expected, Run
 from debubble.tune.loop import Tuning
 from debubble.tune.prospects import Prospects
 from debubble.tune.setting import Setting
-from debubble.tune.trial import LOG, Kind
-from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
+from debubble.tune.trial import Kind
+from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
 
-SCHEMA = "debubble.tune/1"
 _WORDS = {
     Kind.MEASURED: "measured",
     Kind.OVER_MEMORY: "over memory",
@@ -34,12 +30,14 @@ _WORDS = {
 
 def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
     """Lay out the winner, every run, what was refused, and where the records are."""
-    page = Page(answer=tune_answer(tuned))
+    page = Page(answer=say_tuning(tuned))
     page.findings = [*_findings(tuned), *_untellable(tuned.prospects)]
     page.tables = [_run_table(tuned)]
     if tuned.prospects.refused:
         table = Table(columns=("refused", "why"))
-        table.rows = [(describe(one.change), one.reason) for one in tuned.prospects.refused]
+        table.rows = [
+            (describe(option.change), option.reason) for option in tuned.prospects.refused
+        ]
         page.tables.append(table)
     page.notes = [f"stopped: {tuned.stop.why}"]
     failed = [run for run in tuned.standing.runs if run.outcome.message]
@@ -60,109 +58,22 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
             "with --traces of a run as it is, or once it has run, this shows what that is",
         ]
         return page
-    worth = [one for one in found.tries if one.worth]
+    worth = [prospect for prospect in found.tries if prospect.worth]
     if not worth:
         page.findings = ["Then nothing: no option is predicted to gain beyond the noise."]
     table = Table(columns=("would try", "throughput", "batch"), title="then, the best first")
-    for one in worth:
+    for prospect in worth:
         table.rows.append(
             (
-                str(one.setting),
-                _predicted(one.expected),
-                show_duration(one.expected.batch_latency_s * NS_PER_S),
+                str(prospect.setting),
+                _predicted(prospect.expected),
+                show_duration(prospect.expected.batch_latency_s * NS_PER_S),
             )
         )
     page.tables = [table] if worth else []
     page.findings += _untellable(found)
     page.notes = [shlex.join(words) for _, words in commands[1:]]
     return page
-
-
-def tune_answer(tuned: Tuning) -> str:
-    """Say what came of it in a sentence."""
-    standing, winner = tuned.standing, tuned.winner
-    spent = _spent(standing.runs)
-    if winner is not None:
-        predicted = _last_expected(tuned, winner)
-        said = f" (predicted {100 * predicted.gain:+.1f} %)" if predicted else ""
-        if not standing.of(standing.now):
-            return f"{_sentence(winner)}: the best that fits memory; {spent}."
-        gain = f"{100 * standing.gain_of(winner):+.1f} %"
-        return f"{_sentence(winner)}: {gain} throughput{said}; {spent}."
-    if standing.best is None:
-        return f"No setting that was tried fits memory; {spent}."
-    tried = {run.setting for run in standing.runs} - {standing.now}
-    if tuned.stop.spent and not tried:
-        return f"Nothing was tried: the budget allows no more; {spent}."
-    if not tried:
-        return f"Nothing to gain beyond the noise: keep {standing.now}; {spent}."
-    return f"No setting is clearly better: keep {standing.now}; {spent}."
-
-
-def tune_json(tuned: Tuning) -> dict[str, Any]:
-    """Return all of it as data."""
-    standing, winner = tuned.standing, tuned.winner
-    compared = None if standing.best is None else standing.compared(standing.best)
-    return {
-        "schema": SCHEMA,
-        "command": list(tuned.bench.template.words),
-        "now": setting_json(standing.now),
-        "winner": None if winner is None else setting_json(winner),
-        "winner_command": list(tuned.command),
-        "throughput_gain_fraction": None if winner is None else standing.gain_of(winner),
-        "expected": None if winner is None else _expected_json(_last_expected(tuned, winner)),
-        "verdict": None if compared is None else compared.verdict.value,
-        "confidence": None if compared is None else compared.confidence.value,
-        "runs": [_run_json(tuned, run) for run in standing.runs],
-        "refused": [
-            {
-                "lever": one.lever,
-                "change": msgspec.to_builtins(change_part(one.change)),
-                "reason": one.reason,
-            }
-            for one in tuned.prospects.refused
-        ],
-        "not_tellable": [
-            {
-                "lever": one.lever,
-                "change": msgspec.to_builtins(change_part(one.option.change)),
-                "throughput_gain_fraction": one.option.throughput_gain,
-            }
-            for one in tuned.prospects.untellable
-        ],
-        "stopped": tuned.stop.why,
-        "budget_spent": tuned.stop.spent,
-        "records": str(tuned.bench.folder),
-        "sentence": tune_answer(tuned),
-        "warnings": [],
-    }
-
-
-def dry_json(
-    commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects | None
-) -> dict[str, Any]:
-    """Return what would be run as data."""
-    tries = [] if found is None else [one for one in found.tries if one.worth]
-    return {
-        "schema": SCHEMA,
-        "dry_run": True,
-        "first": list(commands[0][1]),
-        "tries": [
-            {
-                "setting": setting_json(one.setting),
-                "command": list(words),
-                "expected": _expected_json(one.expected),
-            }
-            for one, (_, words) in zip(tries, commands[1:], strict=True)
-        ],
-        "warnings": [],
-    }
-
-
-def setting_json(setting: Setting) -> dict[str, Any]:
-    """Return what the command is told."""
-    values = {knob: getattr(setting, knob) for knob in setting.knobs()}
-    return {knob: list(v) if isinstance(v, tuple) else v for knob, v in values.items()}
 
 
 def say_start(setting: Setting, why: str, expected: Expected | None, done: int) -> str:
@@ -173,10 +84,10 @@ def say_start(setting: Setting, why: str, expected: Expected | None, done: int) 
 
 def say_end(run: Run) -> str:
     """Say what came of a run, in a line."""
-    one = run.outcome.measurement
+    measurement = run.outcome.measurement
     told = f": {run.outcome.message}" if run.outcome.message else ""
-    if run.outcome.kind is Kind.MEASURED and one is not None:
-        told = f": batch latency {_latency(one)}, bubble {_bubble(one)}"
+    if run.outcome.kind is Kind.MEASURED and measurement is not None:
+        told = f": batch latency {_latency(measurement)}, bubble {_bubble(measurement)}"
     return f"run {run.number}: {_WORDS[run.outcome.kind]}{told}"
 
 
@@ -210,9 +121,9 @@ def _findings(tuned: Tuning) -> list[str]:
 
 def _untellable(found: Prospects) -> list[str]:
     return [
-        f"Not tried, for the command has no {{{one.lever}}}: {describe(one.option.change)}, "
-        f"predicted {100 * one.option.throughput_gain:+.0f} %."
-        for one in found.untellable
+        f"Not tried, for the command has no {{{untold.lever}}}: {describe(untold.option.change)}, "
+        f"predicted {100 * untold.option.throughput_gain:+.0f} %."
+        for untold in found.untellable
     ]
 
 
@@ -222,16 +133,16 @@ def _run_table(tuned: Tuning) -> Table:
         title="every run, in its order",
     )
     for run in tuned.standing.runs:
-        one = run.outcome.measurement
+        measurement = run.outcome.measurement
         table.rows.append(
             (
                 str(run.number),
                 f"{run.setting}{' ←' if run.setting == tuned.winner else ''}",
                 _WORDS[run.outcome.kind],
-                "–" if one is None else _bubble(one),
-                "–" if one is None else _latency(one),
-                "–" if one is None else _peak(one),
-                "–" if one is None else f"{100 * tuned.standing.gain_of_run(run):+.1f} %",
+                "–" if measurement is None else _bubble(measurement),
+                "–" if measurement is None else _latency(measurement),
+                "–" if measurement is None else _peak(measurement),
+                "–" if measurement is None else f"{100 * tuned.standing.gain_of_run(run):+.1f} %",
                 _predicted(run.expected) if run.expected else "–",
             )
         )
@@ -243,60 +154,16 @@ def _predicted(expected: Expected) -> str:
     return f"{100 * expected.gain:+.1f} % ({wide})"
 
 
-def _last_expected(tuned: Tuning, setting: Setting) -> Expected | None:
-    found = [run.expected for run in tuned.standing.of(setting) if run.expected is not None]
-    return found[-1] if found else None
-
-
-def _sentence(setting: Setting) -> str:
-    words = str(setting)
-    return f"{words[:1].upper()}{words[1:]}"
-
-
-def _spent(runs: tuple[Run, ...]) -> str:
-    seconds = sum(run.outcome.seconds for run in runs)
-    return f"{counted(len(runs), 'run')} in {show_duration(seconds * NS_PER_S)}"
-
-
-def _bubble(one: Measurement) -> str:
-    share = middle(one.bubble_fractions)
+def _bubble(measurement: Measurement) -> str:
+    share = middle(measurement.bubble_fractions)
     return "–" if share is None else show_share(share)
 
 
-def _latency(one: Measurement) -> str:
-    seconds = middle(one.batch_latencies_s)
+def _latency(measurement: Measurement) -> str:
+    seconds = middle(measurement.batch_latencies_s)
     return "–" if seconds is None else show_duration(seconds * NS_PER_S)
 
 
-def _peak(one: Measurement) -> str:
-    peaks = [rank.peak_bytes for rank in one.memory if rank.peak_bytes is not None]
+def _peak(measurement: Measurement) -> str:
+    peaks = [rank.peak_bytes for rank in measurement.memory if rank.peak_bytes is not None]
     return show_bytes(max(peaks)) if peaks else "–"
-
-
-def _run_json(tuned: Tuning, run: Run) -> dict[str, Any]:
-    one = run.outcome.measurement
-    return {
-        "run": run.number,
-        "setting": setting_json(run.setting),
-        "why": run.why,
-        "outcome": run.outcome.kind.value,
-        "message": run.outcome.message or None,
-        "seconds": run.outcome.seconds,
-        "measured": None if one is None else msgspec.to_builtins(answer_side(one)),
-        "throughput_gain_fraction": None if one is None else tuned.standing.gain_of_run(run),
-        "expected": _expected_json(run.expected),
-        "traces": str(tuned.bench.folder_of(run.number)),
-        "output": str(tuned.bench.folder_of(run.number) / LOG),
-    }
-
-
-def _expected_json(expected: Expected | None) -> dict[str, Any] | None:
-    if expected is None:
-        return None
-    peaks = expected.peak_memory_bytes
-    return {
-        "throughput_gain_fraction": expected.gain,
-        "interval": {"throughput_gain_fraction": [expected.low, expected.high]},
-        "batch_latency_s": expected.batch_latency_s,
-        "peak_memory_bytes": None if peaks is None else list(peaks),
-    }

@@ -67,12 +67,12 @@ def status_page(view: Mapping[str, Any]) -> str:
         else "No alerts."
     )
     parts = [f"<h1>debubble watch</h1><p>{answer}</p>"]
-    parts += [_alert(one) for one in waiting]
-    parts += [_pipeline(one, view["alerts"]) for one in view["pipelines"]]
-    past = [one for one in view["alerts"] if one["acknowledged_s"] is not None]
+    parts += [_alert(alert) for alert in waiting]
+    parts += [_pipeline(pipeline, view["alerts"]) for pipeline in view["pipelines"]]
+    past = [alert for alert in view["alerts"] if alert["acknowledged_s"] is not None]
     if past:
         parts.append("<h2>Acknowledged</h2>")
-        parts += [_alert(one) for one in past[:20]]
+        parts += [_alert(alert) for alert in past[:20]]
     return _document("debubble watch", parts)
 
 
@@ -99,41 +99,37 @@ def _document(title: str, parts: Sequence[str]) -> str:
     )
 
 
-def _alert(one: Mapping[str, Any]) -> str:
-    done = one["acknowledged_s"] is not None
-    button = "" if done else _acknowledge(one["id"])
-    words = [f"<strong>{escape(one['kind'])}</strong> {escape(one.get('message', ''))}"]
-    change = one.get("batch_latency_s")
+def _alert(alert: Mapping[str, Any]) -> str:
+    done = alert["acknowledged_s"] is not None
+    action = f"/alerts/{int(alert['id'])}/acknowledge"
+    form = f"<form method='post' action='{action}'><button>Acknowledge</button></form>"
+    words = [f"<strong>{escape(alert['kind'])}</strong> {escape(alert.get('message', ''))}"]
+    change = alert.get("batch_latency_s")
     if isinstance(change, dict):
         moved, slower = (
             show_metric("batch_latency_s", change[part])
             for part in ("traffic_moved", "buckets_slower")
         )
         words.append(f"Of the change in batch latency {moved} are traffic, {slower} are speed.")
-    words.append(f"<small>{_when(one['raised_s'])}</small> {button}")
+    words.append(f"<small>{_when(alert['raised_s'])}</small> {'' if done else form}")
     return f"<div class='alert{' done' if done else ''}'>{'<br>'.join(words)}</div>"
 
 
-def _acknowledge(number: int) -> str:
-    action = f"/alerts/{int(number)}/acknowledge"
-    return f"<form method='post' action='{action}'><button>Acknowledge</button></form>"
-
-
-def _pipeline(one: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str:
-    mine = [alert for alert in alerts if alert["pipeline"] == one["name"]]
-    parts = [f"<h2>{escape(one['name'])}</h2>", _latest(one)]
-    drawn = [_trend(trend, mine) for trend in one["trends"]]
+def _pipeline(pipeline: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str:
+    mine = [alert for alert in alerts if alert["pipeline"] == pipeline["name"]]
+    parts = [f"<h2>{escape(pipeline['name'])}</h2>", _latest(pipeline)]
+    drawn = [_trend(trend, mine) for trend in pipeline["trends"]]
     parts.append(f"<div class='trends'>{''.join(drawn)}</div>")
-    if one["recent"]:
-        rows = "".join(_row(one["name"], capture) for capture in one["recent"])
+    if pipeline["recent"]:
+        rows = "".join(_row(pipeline["name"], capture) for capture in pipeline["recent"])
         heads = ("when", "capture", "context", "bubble", "batch latency", "throughput", "")
         head = "".join(f"<th>{name}</th>" for name in heads)
         parts.append(f"<h3>Last captures</h3><table><tr>{head}</tr>{rows}</table>")
     return "".join(parts)
 
 
-def _latest(one: Mapping[str, Any]) -> str:
-    latest, counts = one["latest"], one["captures"]
+def _latest(pipeline: Mapping[str, Any]) -> str:
+    latest, counts = pipeline["latest"], pipeline["captures"]
     broken = counts.get("unreadable", 0)
     tail = f", {broken} unreadable" if broken else ""
     if latest is None:
@@ -142,7 +138,7 @@ def _latest(one: Mapping[str, Any]) -> str:
     figures = ", ".join(
         f"{say_metric(name)} {show_metric(name, value)}" for name, value in numbers.items()
     )
-    link = f"/pipelines/{escape(one['name'])}/captures/{int(latest['id'])}"
+    link = f"/pipelines/{escape(pipeline['name'])}/captures/{int(latest['id'])}"
     said = f"{figures}; {_context(latest)}.{_plan(latest)} <a href='{link}'>Latest report</a>"
     return f"<p>{said}<br><small>{counts.get('stored', 0)} captures{tail}</small></p>"
 
@@ -192,7 +188,7 @@ def _trend(trend: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str
     line = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))
     marks = [
         f"<line x1='{x}' x2='{x}' y1='0' y2='{_HEIGHT}' stroke='{_ALERT}' stroke-dasharray='3 3'/>"
-        for x, _ in (place(one["raised_s"], low) for one in alerts if _concerns(one, trend))
+        for x, _ in (place(alert["raised_s"], low) for alert in alerts if _concerns(alert, trend))
         if 0 <= x <= _WIDTH
     ]
     bucket = say_bucket(trend["context_bucket"] or 0)

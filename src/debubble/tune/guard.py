@@ -90,10 +90,10 @@ def _die_with_me() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _prctl(what: int, value: int) -> None:
+def _prctl(option: int, value: int) -> None:
     """Ask the kernel, where it is Linux."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(what, value, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,20 @@ from debubble.errors import TuneError, UsageError
 from debubble.measure.comparison import Verdict
 from debubble.tune.decide import Budget, Next, Stop, decide
 from debubble.tune.journal import Journal, Run, RunStart
-from debubble.tune.judge import First, contradicts, judge
 from debubble.tune.prospects import Prospects, Scope, look_ahead
 from debubble.tune.setting import Setting
 from debubble.tune.standing import Standing
-from debubble.tune.trial import LOG, Bench, Kind, end_marked, read_capture, run_trial
+from debubble.tune.trial import (
+    LOG,
+    Bench,
+    First,
+    Kind,
+    contradicts,
+    end_marked,
+    judge,
+    read_capture,
+    run_trial,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

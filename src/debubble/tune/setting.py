@@ -176,10 +176,10 @@ class Template:
             filled += text.split(" ") if alone is not None and alone[3] else [text]
         return tuple(filled)
 
-    def environment(self, setting: Setting, given: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, setting: Setting, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the environment for a setting: every knob is there too, as DEBUBBLE_SPLIT."""
         told = {f"{PREFIX}{knob.upper()}": setting.written(knob) for knob in setting.knobs()}
-        return {**given, **told}
+        return {**inherited, **told}
 
 
 def read_template(words: Sequence[str], now: Setting) -> Template:

@@ -183,8 +183,8 @@ def _contexts(
     if job.context_lengths:
         counts: dict[int, float] = {}
         for length in job.context_lengths:
-            one = context_bucket([length]) or UNKNOWN_BUCKET
-            counts[one] = counts.get(one, 0.0) + 1.0
+            bucket = context_bucket([length]) or UNKNOWN_BUCKET
+            counts[bucket] = counts.get(bucket, 0.0) + 1.0
         return counts, context_bucket(job.context_lengths) or UNKNOWN_BUCKET, "label"
     if traffic:
         return dict(traffic), _middle_bucket(traffic), "server"
@@ -204,13 +204,13 @@ def _middle_bucket(traffic: Mapping[int, float]) -> int:
     return UNKNOWN_BUCKET
 
 
-def _metrics(one: Measurement) -> dict[str, float]:
-    peaks = [rank.peak_bytes for rank in one.memory if rank.peak_bytes is not None]
+def _metrics(measurement: Measurement) -> dict[str, float]:
+    peaks = [rank.peak_bytes for rank in measurement.memory if rank.peak_bytes is not None]
     values = {
-        "bubble_fraction": middle(one.bubble_fractions),
-        "batch_latency_s": middle(one.batch_latencies_s),
+        "bubble_fraction": middle(measurement.bubble_fractions),
+        "batch_latency_s": middle(measurement.batch_latencies_s),
         "microbatches_per_s": middle(
-            one.rates_per_s("step_times_s") or one.rates_per_s("batch_latencies_s")
+            measurement.rates_per_s("step_times_s") or measurement.rates_per_s("batch_latencies_s")
         ),
         "peak_memory_bytes": float(max(peaks)) if peaks else None,
     }
@@ -218,8 +218,8 @@ def _metrics(one: Measurement) -> dict[str, float]:
 
 
 def _stages(measurement: Measurement, figures: PipelineFigures) -> tuple[Stage, ...]:
-    memory = {one.rank: one for one in measurement.memory}
-    shares = {one.rank: one for one in figures.shares}
+    memory = {peak.rank: peak for peak in measurement.memory}
+    shares = {share.rank: share for share in figures.shares}
     return tuple(
         Stage(
             stage="+".join(map(str, rank.stages)) or f"rank{rank.rank}",
@@ -233,8 +233,8 @@ def _stages(measurement: Measurement, figures: PipelineFigures) -> tuple[Stage, 
     )
 
 
-def _hop(one: HopHealth) -> Hop:
-    hop, judged = one.times.figures, one.judgement
+def _hop(health: HopHealth) -> Hop:
+    hop, judged = health.times.figures, health.judgement
     told = judged.verdict != Verdict.UNKNOWN
     return Hop(
         source=str(hop.stages[0][0]),
@@ -243,7 +243,7 @@ def _hop(one: HopHealth) -> Hop:
         bytes_per_s=hop.bytes_per_s,
         slow=judged.slow if told else None,
         efficiency=min(1.0, 1 / judged.times) if told and judged.times else None,
-        cost_s=None if one.cost_ns is None else one.cost_ns / NS_PER_S,
+        cost_s=None if health.cost_ns is None else health.cost_ns / NS_PER_S,
     )
 
 

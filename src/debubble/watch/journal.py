@@ -282,10 +282,10 @@ class Journal:
             for row in self._rows(table.select().where(table.c.source == source, begins))
         }
 
-    def remember(self, connection: sa.Connection, source: str, name: str, what: object) -> None:
+    def remember(self, connection: sa.Connection, source: str, name: str, state: object) -> None:
         """Remember something for the next capture."""
         key = {"source": source, "name": name}
-        write_row(connection, tables.states, key, data=_encode(what))
+        write_row(connection, tables.states, key, data=_encode(state))
 
     # Alerts, and who still has to hear of them.
 

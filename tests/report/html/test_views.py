@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from support.timelines.engine_runs import timeline_of
 
 from debubble.ledger.causes import CAUSES, Cause
 from debubble.ledger.ledger import build_ledger
+from debubble.ledger.waits import Wait
 from debubble.report.html.find import find_report
 from debubble.report.html.page import report_markup
 from debubble.report.html.views import PipelineView, tick_for, views_of
@@ -92,3 +94,31 @@ def test_sixteen_ranks_and_sixty_four_microbatches_stay_far_below_six_megabytes(
     assert len(large.timeline.passes) == 16 * 64 * 3
     text = report_markup(find_report([large], Page(answer="x"), "x"))
     assert len(text.encode()) < 1_000_000
+
+
+def test_microbatches_are_numbered_beyond_sixteen_bits(recorded):
+    passes = recorded.timeline.passes
+    later = replace(passes, microbatch=passes.microbatch + 40_000)
+    timeline = replace(recorded.timeline, passes=later)
+    shown = replace(recorded, timeline=timeline, ledger=None, traces=())
+    [view, *_] = views_of(shown)[0]
+    assert set(opened(view["passes"]["microbatch"], "i4")) == {40_000, 40_001, 40_002, 40_003}
+
+
+def test_each_of_very_many_waits_names_whom_it_is_for(recorded, monkeypatch):
+    step = recorded.ledger.steps[0].number
+    many = [
+        Wait(
+            rank=0,
+            step=step,
+            start_ns=number,
+            end_ns=number + 1,
+            cause=Cause.TRANSFER,
+            waits_for=f"0F{number}",
+        )
+        for number in range(70_000)
+    ]
+    monkeypatch.setattr("debubble.report.html.views.list_waits", lambda _: many)
+    waits = views_of(recorded, most_bytes=1)[0][0]["waits"]
+    named = [waits["names"][whom] for whom in opened(waits["whom"], "u4")]
+    assert named == [wait.waits_for for wait in many]

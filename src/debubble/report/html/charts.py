@@ -66,23 +66,23 @@ def _largest(shares: dict[Cause, float]) -> str:
 
 def saving_bars(ledger: Ledger) -> str:
     """Draw what a batch would save without each cause; time in a cause is not time one gets."""
-    kept = [one for one in ledger.savings if one.saved_ns > 0 and one.cause != ALL]
+    kept = [saving for saving in ledger.savings if saving.saved_ns > 0 and saving.cause != ALL]
     if not kept:
         return ""
-    pairs = any(len(one.causes) > 1 for one in kept)
+    pairs = any(len(saving.causes) > 1 for saving in kept)
     left, right = 470 if pairs else 330, 240
-    most = max(one.saved_ns for one in kept)
+    most = max(saving.saved_ns for saving in kept)
     parts = []
-    for row, one in enumerate(kept):
+    for row, saving in enumerate(kept):
         y = row * _ROW + 4
-        width = max(1.5, one.saved_ns / most * (_WIDTH - left - right))
+        width = max(1.5, saving.saved_ns / most * (_WIDTH - left - right))
         parts += [
-            _text(left - 12, y + 15, say_remedy(one.cause), anchor="end"),
+            _text(left - 12, y + 15, say_remedy(saving.cause), anchor="end"),
             f'<rect class="saved" x="{left}" y="{y}" width="{width:.1f}" height="{_BAR}"/>',
             _text(
                 left + width + 8,
                 y + 15,
-                f"{show_duration(one.saved_ns)} ({show_share(one.saved_fraction)})",
+                f"{show_duration(saving.saved_ns)} ({show_share(saving.saved_fraction)})",
             ),
         ]
     return _svg(len(kept) * _ROW + 6, parts, "What a batch would save")

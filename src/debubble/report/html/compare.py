@@ -50,29 +50,27 @@ def _numbers(found: CompareAnswer) -> str:
 
 
 def _memory(found: CompareAnswer) -> str:
-    pairs = _peaks(found)
+    pairs = []
+    for change in found.memory:
+        left = change.headroom_bytes
+        beside = ""
+        if left is not None:
+            short = ": too little" if change.unsafe else ""
+            beside = f"{show_bytes(left)} left of {show_bytes(change.limit_bytes or 0)}{short}"
+        pairs.append(
+            Pair(
+                name=f"rank {change.rank}",
+                before=change.before_bytes,
+                after=change.after_bytes,
+                shown=(_bytes(change.before_bytes), _bytes(change.after_bytes)),
+                beside=beside,
+                limit=change.limit_bytes,
+            )
+        )
     if not pairs:
         return ""
     words = "Peaks of each rank; a dashed line is the device's limit."
     return chart_section("Memory", words, pair_bars(pairs, "Peak memory before and after"))
-
-
-def _peaks(found: CompareAnswer) -> list[Pair]:
-    """Return the peaks of each rank, before and after, with its limit."""
-    return [
-        Pair(
-            name=f"rank {one.rank}",
-            before=one.before_bytes,
-            after=one.after_bytes,
-            shown=(_bytes(one.before_bytes), _bytes(one.after_bytes)),
-            beside=""
-            if one.headroom_bytes is None
-            else f"{show_bytes(one.headroom_bytes)} left of {show_bytes(one.limit_bytes or 0)}"
-            + (": too little" if one.unsafe else ""),
-            limit=one.limit_bytes,
-        )
-        for one in found.memory
-    ]
 
 
 def _bytes(count: int | None) -> str:
@@ -82,7 +80,7 @@ def _bytes(count: int | None) -> str:
 def _add_steps(report: Report, sides: Sequence[Sequence[PipelineView]]) -> None:
     slots = []
     for title, captures in zip(("before", "after"), sides, strict=True):
-        views = [view for one in captures for view in views_of(one, MOST_BYTES // 4)[0]]
+        views = [view for capture in captures for view in views_of(capture, MOST_BYTES // 4)[0]]
         if not views:
             return
         slots.append(Slot(title=title, views=report.add_views(views)))

@@ -42,27 +42,33 @@ def find_report(shown: Sequence[PipelineView], page: Page, run: str) -> Report:
     """Lay out the report; the worst pipeline comes first and is shown first."""
     report = Report(verb="find", run=run, page=page, tiles=tiles_of(shown[0].figures))
     add_timeline(report, shown)
-    for one in shown:
-        _add_charts(report, one, alone=len(shown) == 1)
+    for pipeline in shown:
+        _add_charts(report, pipeline, alone=len(shown) == 1)
     return report
 
 
-def tiles_of(one: PipelineFigures) -> list[tuple[str, str]]:
+def tiles_of(figures: PipelineFigures) -> list[tuple[str, str]]:
     """Return the figures that a reader wants first."""
-    peaks = [rank.peak_memory_bytes for rank in one.ranks if rank.peak_memory_bytes is not None]
+    peaks = [rank.peak_memory_bytes for rank in figures.ranks if rank.peak_memory_bytes is not None]
     tiles = [
-        (show_share(one.bubble_fraction), "bubble") if one.bubble_fraction is not None else None,
-        (show_duration(one.batch_latency_ns), "batch latency")
-        if one.batch_latency_ns is not None
+        (show_share(figures.bubble_fraction), "bubble")
+        if figures.bubble_fraction is not None
         else None,
-        (show_duration(one.step_time_ns), "step time") if one.step_time_ns is not None else None,
-        (show_share(one.apparent_fraction), "a dashboard shows")
-        if one.apparent_fraction is not None
+        (show_duration(figures.batch_latency_ns), "batch latency")
+        if figures.batch_latency_ns is not None
         else None,
-        (show_share(one.useful_fraction), "is useful") if one.useful_fraction is not None else None,
+        (show_duration(figures.step_time_ns), "step time")
+        if figures.step_time_ns is not None
+        else None,
+        (show_share(figures.apparent_fraction), "a dashboard shows")
+        if figures.apparent_fraction is not None
+        else None,
+        (show_share(figures.useful_fraction), "is useful")
+        if figures.useful_fraction is not None
+        else None,
         (show_bytes(max(peaks)), "peak memory, fullest rank") if peaks else None,
-        (one.schedule, "schedule") if one.schedule else None,
-        (str(one.microbatches), "microbatches") if one.microbatches else None,
+        (figures.schedule, "schedule") if figures.schedule else None,
+        (str(figures.microbatches), "microbatches") if figures.microbatches else None,
     ]
     return [tile for tile in tiles if tile]
 
@@ -71,8 +77,8 @@ def add_timeline(report: Report, shown: Sequence[PipelineView]) -> None:
     """Add the lanes of all pipelines and steps, with what comes of the replays."""
     views: list[View] = []
     dropped = 0
-    for one in shown:
-        more, left_out = views_of(one, MOST_BYTES // len(shown))
+    for pipeline in shown:
+        more, left_out = views_of(pipeline, MOST_BYTES // len(shown))
         views += more
         dropped += left_out
     if not views:
@@ -98,22 +104,22 @@ def add_timeline(report: Report, shown: Sequence[PipelineView]) -> None:
         report.sections.append(replay_section())
 
 
-def _add_charts(report: Report, one: PipelineView, *, alone: bool) -> None:
-    pipeline = None if alone else one.figures.pipeline
-    if one.ledger is not None:
-        steps = counted(len(one.ledger.steps), "step")
+def _add_charts(report: Report, shown: PipelineView, *, alone: bool) -> None:
+    pipeline = None if alone else shown.figures.pipeline
+    if shown.ledger is not None:
+        steps = counted(len(shown.ledger.steps), "step")
         report.sections += [
             chart_section(
                 "Where the time goes",
                 f"Shares of the batch, in the middle of {steps}; hatches as in the timeline.",
-                ledger_bars(one.ledger),
+                ledger_bars(shown.ledger),
                 pipeline,
             ),
             chart_section(
                 "What it would buy",
                 "Each by replaying the measured steps with one thing put right, or two that hide "
                 "each other. They overlap: savings do not add up.",
-                saving_bars(one.ledger),
+                saving_bars(shown.ledger),
                 pipeline,
             ),
         ]
@@ -121,22 +127,24 @@ def _add_charts(report: Report, one: PipelineView, *, alone: bool) -> None:
         chart_section(
             "Hops",
             "Rate, wire and wait of a message, medians; the fuller the colour, the slower.",
-            _hops(one),
+            _hops(shown),
             pipeline,
         )
     )
 
 
-def _hops(one: PipelineView) -> str:
-    hops = one.figures.hops
-    if not hops or len(one.figures.ranks) > MOST_RANKS:
+def _hops(pipeline: PipelineView) -> str:
+    hops = pipeline.figures.hops
+    if not hops or len(pipeline.figures.ranks) > MOST_RANKS:
         return ""
     wires = {(hop.source, hop.destination): hop.wire_ns for hop in hops}
     slowness = slowness_of({hop: float(wire) for hop, wire in wires.items() if wire is not None})
     cells = {}
     for hop in hops:
         where = hop.source, hop.destination
-        health = one.ledger.links.of(where) if one.ledger and one.ledger.links else None
+        health = (
+            pipeline.ledger.links.of(where) if pipeline.ledger and pipeline.ledger.links else None
+        )
         rate = hop.bytes_per_s
         wire = "hidden" if hop.wire_ns is None else show_duration(hop.wire_ns)
         cells[where] = Cell(
@@ -148,7 +156,7 @@ def _hops(one: PipelineView) -> str:
             ),
             slow=health is not None and health.slow,
         )
-    ranks = [rank.rank for rank in one.figures.ranks]
+    ranks = [rank.rank for rank in pipeline.figures.ranks]
     return matrix_markup(ranks, cells)
 
 

@@ -76,7 +76,9 @@ class Report:
 
 def report_markup(report: Report) -> str:
     """Return the whole file."""
-    style, script = _style(), _script()
+    style = style_variables() + _asset("report.css")
+    parts = "\n".join(_asset(name) for name in _SCRIPTS)
+    script = f'"use strict";\n(() => {{\n{parts}\n}})();\n'
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -142,15 +144,6 @@ def _asset(name: str) -> str:
     return (files(__package__) / "assets" / name).read_text("utf-8")
 
 
-def _style() -> str:
-    return style_variables() + _asset("report.css")
-
-
-def _script() -> str:
-    parts = "\n".join(_asset(name) for name in _SCRIPTS)
-    return f'"use strict";\n(() => {{\n{parts}\n}})();\n'
-
-
 def _digest(text: str) -> str:
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
@@ -159,13 +152,14 @@ def _digest(text: str) -> str:
 def _findings(page: Page) -> str:
     if not page.findings:
         return ""
-    return f'<ul class="findings">{"".join(f"<li>{safe(one)}</li>" for one in page.findings)}</ul>'
+    listed = "".join(f"<li>{safe(finding)}</li>" for finding in page.findings)
+    return f'<ul class="findings">{listed}</ul>'
 
 
 def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
     shown = "".join(
-        f'<div class="tile"><b>{safe(figure)}</b><span>{safe(what)}</span></div>'
-        for figure, what in tiles
+        f'<div class="tile"><b>{safe(figure)}</b><span>{safe(words)}</span></div>'
+        for figure, words in tiles
     )
     return f'<div class="tiles">{shown}</div>' if shown else ""
 

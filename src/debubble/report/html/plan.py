@@ -76,14 +76,14 @@ def limit_of(found: PlanAnswer) -> float | None:
 
 def scatter(points: Sequence[Point], limit: float | None) -> str:
     """Draw each option by the memory of its fullest rank (across) and a batch's latency (up)."""
-    known = [one.peak_bytes for one in points if one.peak_bytes is not None]
+    known = [point.peak_bytes for point in points if point.peak_bytes is not None]
     if len(known) < len(points):
         return ""
     near = limit is not None and limit <= _FAR * max(known)
     reach = [*known, *([limit] if near and limit is not None else [])]
     across = _Scale(min(reach), max(reach), _LEFT, _WIDTH - _RIGHT)
     up = _Scale(
-        min(one.low_ns for one in points), max(one.high_ns for one in points), _BOTTOM, _TOP
+        min(point.low_ns for point in points), max(point.high_ns for point in points), _BOTTOM, _TOP
     )
     parts = [*_axes(across, up), *_room(limit, across, near=near)]
     parts += _placed(points, across, up)
@@ -108,7 +108,7 @@ class _Scale:
         """Return round numbers of a unit over the scale, about so many."""
         wanted = (self.high - self.low) / unit / count
         power = 10.0 ** math.floor(math.log10(wanted))
-        step = unit * power * next(one for one in (1, 2, 5, 10) if one * power >= wanted)
+        step = unit * power * next(digit for digit in (1, 2, 5, 10) if digit * power >= wanted)
         first = math.ceil(self.low / step)
         return [step * number for number in range(first, math.floor(self.high / step) + 1)]
 
@@ -172,15 +172,17 @@ def _room(limit: float | None, across: _Scale, *, near: bool) -> list[str]:
 def _placed(points: Sequence[Point], across: _Scale, up: _Scale) -> list[str]:
     """Draw points and their intervals; numbers are those of the list below."""
     parts: list[str] = []
-    spots = [(across(one.peak_bytes or 0.0), up(one.latency_ns)) for one in points]
+    spots = [(across(point.peak_bytes or 0.0), up(point.latency_ns)) for point in points]
     boxes = [(x - 9.0, y - 9.0, x + 9.0, y + 9.0) for x, y in spots]
-    for number, (one, (x, y)) in enumerate(zip(points, spots, strict=True)):
-        words = f"{one.name}: {show_duration(one.latency_ns)}, {show_bytes(one.peak_bytes or 0)}"
-        parts.append(
-            f'<path class="mark" d="M{x:.1f} {up(one.low_ns):.1f}V{up(one.high_ns):.1f}"/>'
-            f"<g><title>{safe(words)} {safe(one.gain)}</title>{_shape(one.style, x, y)}</g>"
+    for number, (point, (x, y)) in enumerate(zip(points, spots, strict=True)):
+        words = (
+            f"{point.name}: {show_duration(point.latency_ns)}, {show_bytes(point.peak_bytes or 0)}"
         )
-        name = "as it is" if one.style == "now" else f"{number} {one.gain}"
+        parts.append(
+            f'<path class="mark" d="M{x:.1f} {up(point.low_ns):.1f}V{up(point.high_ns):.1f}"/>'
+            f"<g><title>{safe(words)} {safe(point.gain)}</title>{_shape(point.style, x, y)}</g>"
+        )
+        name = "as it is" if point.style == "now" else f"{number} {point.gain}"
         box = _free(x, y, 8.0 * len(name), boxes)
         boxes.append(box)
         parts.append(
@@ -202,18 +204,18 @@ def _free(x: float, y: float, width: float, boxes: Sequence[_Box]) -> _Box:
     return places[0]
 
 
-def _meet(one: _Box, other: _Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _meet(box: _Box, other: _Box) -> bool:
+    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
 def option_list(points: Sequence[Point]) -> str:
     """List the options by the numbers of the chart."""
     rows = "".join(
-        f"<li>{'<b>do:</b> ' if one.style == 'do' else ''}{safe(one.name)}: "
-        f"<b>{safe(one.gain)}</b>, {safe(show_duration(one.latency_ns))}"
-        + ("" if one.peak_bytes is None else f", {safe(show_bytes(one.peak_bytes))}")
+        f"<li>{'<b>do:</b> ' if point.style == 'do' else ''}{safe(point.name)}: "
+        f"<b>{safe(point.gain)}</b>, {safe(show_duration(point.latency_ns))}"
+        + ("" if point.peak_bytes is None else f", {safe(show_bytes(point.peak_bytes))}")
         + "</li>"
-        for one in points[1:]
+        for point in points[1:]
     )
     return f'<ol class="options">{rows}</ol>' if rows else ""
 
@@ -229,15 +231,15 @@ def plan_report(found: PlanAnswer, shown: PipelineView, page: Page, run: str) ->
     """Lay out the options, then the run as it is."""
     points = points_of(found)
     report = Report(verb="plan", run=run, page=page, tiles=_tiles(found))
-    report.sections.append(
-        chart_section(
-            "Options: latency against memory",
-            "Disc: do it; ring: within the noise, or worse; diamond: the run as it is. Percents "
-            "are throughput: a larger batch may take longer and still do more a second. Upright "
-            "strokes: four of five runs.",
-            scatter(points, limit_of(found)) + option_list(points),
+    chart = scatter(points, limit_of(found))
+    title = "Options: latency against memory" if chart else "Options"
+    words = "Percents are throughput: a larger batch may take longer and still do more a second."
+    if chart:
+        words = (
+            "Disc: do it; ring: within the noise, or worse; diamond: the run as it is. "
+            f"{words} Upright strokes: four of five runs."
         )
-    )
+    report.sections.append(chart_section(title, words, chart + option_list(points)))
     add_timeline(report, [shown])
     return report
 

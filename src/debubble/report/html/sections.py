@@ -56,18 +56,12 @@ def legend(kinds: bool = True) -> str:
             for kind, look in sorted(KINDS.items())
         ]
     entries += [
-        f'<li data-cause="{number}" title="{safe(look.words)}">{_swatch(cause)}'
-        f"{safe(say_cause(cause))}</li>"
+        f'<li data-cause="{number}" title="{safe(look.words)}">'
+        '<svg class="swatch" width="24" height="14" aria-hidden="true">'
+        f"{hatched(cause, (0, 0, 24, 14))}</svg>{safe(say_cause(cause))}</li>"
         for number, (cause, look) in enumerate(CAUSE_LOOKS.items())
     ]
     return f'<ul class="legend">{"".join(entries)}</ul>'
-
-
-def _swatch(cause: str) -> str:
-    return (
-        '<svg class="swatch" width="24" height="14" aria-hidden="true">'
-        f"{hatched(cause, (0, 0, 24, 14))}</svg>"
-    )
 
 
 def _pass_swatch(name: str, look: Look) -> str:

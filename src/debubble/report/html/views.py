@@ -17,7 +17,7 @@ from debubble.ledger.waits import Wait, list_waits
 from debubble.simulate.program import Times
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.memory import allocator_curve
-from debubble.timeline.model import I64, Passes, RankTimeline, Timeline, Transfers
+from debubble.timeline.model import I64, Passes, RankTimeline, Timeline
 from debubble.trace.columns import RankTrace
 
 AnyArray = NDArray[Any]
@@ -26,7 +26,7 @@ _MOST = 2**31
 
 
 def pack(column: AnyArray, kind: str) -> str:
-    """Write a column as base64 of little-endian numbers: u1, u2, u4, i2, f4."""
+    """Write a column as base64 of little-endian numbers: u1, u2, u4, i2, i4, f4."""
     return base64.b64encode(column.astype(f"<{kind}").tobytes()).decode("ascii")
 
 
@@ -96,11 +96,11 @@ def _texts(view: object) -> Iterable[str]:
     if isinstance(view, str):
         yield view
     elif isinstance(view, Mapping):
-        for one in view.values():
-            yield from _texts(one)
+        for part in view.values():
+            yield from _texts(part)
     elif isinstance(view, Sequence):
-        for one in view:
-            yield from _texts(one)
+        for part in view:
+            yield from _texts(part)
 
 
 def _steps(shown: PipelineView) -> list[int | None]:
@@ -112,7 +112,9 @@ def _steps(shown: PipelineView) -> list[int | None]:
 
 def _view(shown: PipelineView, step: int | None, waits: Sequence[Wait]) -> View:
     ranks = shown.figures.ranks
-    passes = _passes_of(shown, step)
+    every = shown.timeline.passes
+    mine = np.isin(every.rank, [rank.rank for rank in ranks])
+    passes = every.where(mine if step is None else mine & (every.step == step))
     if len(passes):
         begin, end = int(passes.start_ns.min()), int(passes.end_ns.max())
     else:
@@ -140,15 +142,9 @@ def _lane(rank: RankTimeline) -> dict[str, str]:
     }
 
 
-def _passes_of(shown: PipelineView, step: int | None) -> Passes:
-    passes, names = shown.timeline.passes, [rank.rank for rank in shown.figures.ranks]
-    mine = np.isin(passes.rank, names)
-    return passes.where(mine if step is None else mine & (passes.step == step))
-
-
 def _places(rank: Any, ranks: Sequence[RankTimeline]) -> I64:
-    place = {one.rank: number for number, one in enumerate(ranks)}
-    return np.array([place[one] for one in np.asarray(rank).tolist()], dtype=np.int64)
+    place = {lane.rank: number for number, lane in enumerate(ranks)}
+    return np.array([place[number] for number in np.asarray(rank).tolist()], dtype=np.int64)
 
 
 def _counts(lane: I64, ranks: Sequence[RankTimeline]) -> list[int]:
@@ -167,7 +163,7 @@ def _pass_columns(
         "start": pack(ticks(passes.start_ns[order], begin, length), "u4"),
         "end": pack(ticks(passes.end_ns[order], begin, length), "u4"),
         "kind": pack(passes.kind[order], "u1"),
-        "microbatch": pack(passes.microbatch[order], "i2"),
+        "microbatch": pack(passes.microbatch[order], "i4"),
         "stage": pack(passes.stage[order], "i2"),
     }
 
@@ -188,7 +184,7 @@ def _wait_columns(
         "start": pack(ticks(start[order], begin, length), "u4"),
         "end": pack(ticks(end[order], begin, length), "u4"),
         "cause": pack(cause[order], "u1"),
-        "whom": pack(whom[order], "u2"),
+        "whom": pack(whom[order], "u4"),
         "names": names,
     }
 
@@ -201,7 +197,9 @@ def _message_columns(
     names = [rank.rank for rank in ranks]
     mine = np.isin(every.source, names) & np.isin(every.destination, names)
     moved = every.where(mine if step is None else mine & (every.step == step))
-    start = _departure(moved)
+    buffered = moved.send_end_ns < moved.receive_start_ns
+    both = np.maximum(moved.send_start_ns, moved.receive_start_ns)
+    start = np.where(buffered, moved.send_start_ns, both)
     order = np.argsort(start, kind="stable")
     return {
         "source": pack(_places(moved.source, ranks)[order], "u2"),
@@ -210,12 +208,6 @@ def _message_columns(
         "end": pack(ticks(moved.receive_end_ns[order], begin, length), "u4"),
         "bytes": pack(moved.message_bytes[order], "f4"),
     }
-
-
-def _departure(moved: Transfers) -> I64:
-    buffered = moved.send_end_ns < moved.receive_start_ns
-    both = np.maximum(moved.send_start_ns, moved.receive_start_ns)
-    return np.where(buffered, moved.send_start_ns, both)
 
 
 def _memory(shown: PipelineView, begin: int, length: int) -> list[dict[str, Any]]:
@@ -261,7 +253,7 @@ def _replays(shown: PipelineView, step: int | None, length: int) -> list[dict[st
     ledger = shown.ledger
     if ledger is None or not ledger.replays:
         return []
-    remedies = next(one for one in ledger.remedies if one.step.number == step)
+    remedies = next(remedy for remedy in ledger.remedies if remedy.step.number == step)
     same, ideal = remedies.run(remedies.step.lengths), remedies.run(remedies.nothing_wrong())
     return [
         _replayed("replayed", "the model of this step, nothing changed", same, length),

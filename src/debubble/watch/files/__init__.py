@@ -8,6 +8,6 @@ _NAMES = {"rules": "alert_rules.yml", "dashboard": "dashboard.json"}
 FILES = tuple(_NAMES)
 
 
-def read_file(what: str) -> str:
+def read_file(name: str) -> str:
     """Return one of them."""
-    return files(__package__).joinpath(_NAMES[what]).read_text("utf-8")
+    return files(__package__).joinpath(_NAMES[name]).read_text("utf-8")

@@ -28,7 +28,7 @@ function openPasses(columns) {
   return {
     ...openSpans(columns.counts, columns),
     kind: unpack(columns.kind, Uint8Array),
-    microbatch: unpack(columns.microbatch, Int16Array),
+    microbatch: unpack(columns.microbatch, Int32Array),
     stage: unpack(columns.stage, Int16Array),
   };
 }
@@ -48,7 +48,7 @@ function openView(number) {
     waits: {
       ...openSpans(waits.counts, waits),
       cause: unpack(waits.cause, Uint8Array),
-      whom: unpack(waits.whom, Uint16Array),
+      whom: unpack(waits.whom, Uint32Array),
       names: waits.names,
     },
     messages: {

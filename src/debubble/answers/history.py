@@ -1,0 +1,58 @@
+"""Records in → what `debubble history` answers: each measurement under its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from debubble.answers.base import Answer, AnswerWarning, list_warnings
+from debubble.answers.compare import SidePart, answer_side
+from debubble.errors import Gap
+from debubble.measure.measurement import Measurement
+from debubble.measure.store import Record
+
+
+class RecordPart(SidePart, frozen=True, kw_only=True):
+    """One measurement, and what it is kept as."""
+
+    number: int
+    name: str
+    created: str
+    tags: dict[str, str]
+    measurement: Measurement | msgspec.UnsetType = msgspec.UNSET
+    """Every sample; left out of a list."""
+
+
+class HistoryAnswer(Answer, frozen=True, kw_only=True):
+    """What `debubble history` says."""
+
+    schema: str = "debubble.history/1"
+    records: list[RecordPart]
+    warnings: list[AnswerWarning]
+
+
+def answer_history(
+    records: Sequence[Record], gaps: Sequence[Gap] = (), *, whole: bool = False
+) -> HistoryAnswer:
+    """List records, the oldest first; whole: with every sample."""
+    parts = []
+    for record in records:
+        side = answer_side(record.measurement)
+        parts.append(
+            RecordPart(
+                **msgspec.structs.asdict(side),
+                number=record.number,
+                name=record.name,
+                created=created_at(record),
+                tags=dict(record.tags),
+                measurement=record.measurement if whole else msgspec.UNSET,
+            )
+        )
+    return HistoryAnswer(records=parts, warnings=list_warnings(gaps))
+
+
+def created_at(record: Record) -> str:
+    """Return when a record was made, in UTC."""
+    return datetime.fromtimestamp(record.created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,149 @@
+"""Pages and pictures of link tests: every log and every hop is in them, with its figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from debubble.answers.link_tests import answer_live, answer_logs
+from debubble.links.judge import Judgement, Verdict
+from debubble.links.live.measured import HopTestResult, LiveHop, RankSite, Rung, times_of
+from debubble.links.logs.pairs import pairs_in
+from debubble.links.logs.read import read_log
+from debubble.report.link_tests import draw_matrix, live_page, logs_page
+
+OWN = Path(__file__).parents[1] / "data" / "links"
+SVG = "{http://www.w3.org/2000/svg}"
+LOGS = {
+    "nvbandwidth": """nvbandwidth Version: v0.6
+
+Running device_to_device_memcpy_read_ce.
+memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)
+           0         1
+ 0       N/A    395.10
+ 1    396.40       N/A
+
+SUM device_to_device_memcpy_read_ce 791.50
+""",
+    "topology": """\tGPU0\tGPU1\tCPU Affinity
+GPU0\t X \tNV18\t0-31
+GPU1\tNV18\t X \t0-31
+""",
+    "status": """GPU 0: NVIDIA H200 (UUID: GPU-1)
+\t Link 0: 26.562 GB/s
+\t Link 1: <inactive>
+""",
+}
+CELLS = {
+    "nvbandwidth": ("device_to_device_memcpy_read_ce", "N/A 395.1 396.4 N/A", "791.5 GB/s"),
+    "topology": ("0 → 1", "NV18"),
+    "status": ("0", "NVIDIA H200", "1 of 2", "26.6 GB/s"),
+}
+
+
+def hop(source, destination, verdict=Verdict.HEALTHY, *, ill=None, both=True):
+    taken = times_of([0.001] * 20)
+    rung = Rung(
+        source=source,
+        destination=destination,
+        size_bytes=1_000_000,
+        one_way=taken,
+        both_ways=taken if both else None,
+    )
+    judgement = Judgement(
+        verdict=verdict, against=None, times=None, why="takes 4.0 times as long as its peers"
+    )
+    return LiveHop(hop=(source, destination), rungs=(rung,), fit=None, judgement=judgement, ill=ill)
+
+
+def measured(*hops):
+    ranks = sorted({rank for each in hops for rank in each.hop})
+    places = tuple(RankSite(rank=rank, host="a", device="cpu") for rank in ranks)
+    rungs = tuple(rung for each in hops for rung in each.rungs)
+    return HopTestResult(backend="gloo", job_bytes=None, places=places, rungs=rungs, second=())
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_each_kind_of_log_is_listed_under_its_file(kind):
+    log = read_log(LOGS[kind], f"{kind}.txt")
+    page = logs_page([log], (), (), "")
+    [table] = page.tables
+    assert f"{kind}.txt" in table.title
+    assert CELLS[kind] in table.rows
+    assert page.answer == "1 log read; none of them measures one hop by itself."
+    assert json.loads(answer_logs([log], (), ()).to_json())["logs"][0]["file"] == f"{kind}.txt"
+
+
+def test_a_test_of_two_ranks_is_told_of_both_directions():
+    log = read_log((OWN / "sendrecv_2ranks.txt").read_text("utf-8"), "log")
+    pairs = pairs_in([log], classes={}, history={})
+    page, data = logs_page([log], pairs, (), "next"), answer_logs([log], pairs, ()).to_dict()
+    assert page.answer.startswith("Hop 0 ↔ 1: ")
+    assert [(each["from_rank"], each["to_rank"]) for each in data["hops"]] == [(0, 1), (1, 0)]
+    assert data["verdict"] == page.answer
+    assert page.tables[0].rows[0][0] == "0 ↔ 1"
+
+
+def test_slow_hops_are_said_the_first_as_the_answer_and_who_is_ill():
+    hops = [
+        hop(0, 1, Verdict.SLOW, ill="link"),
+        hop(1, 0, Verdict.SLOW, ill="rank 1"),
+        hop(1, 2),
+    ]
+    page = live_page(measured(*hops), hops, (), "")
+    assert page.answer.startswith("Hop 0 → 1 takes 4.0 times")
+    assert page.answer.endswith("it is the link between them, and 1 more hop.")
+    [second] = page.findings
+    assert second.startswith("hop 1 → 0 ")
+    assert "rank 1 is slow with others, too" in second
+    assert len(page.tables[0].rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        ([], "No hop was measured."),
+        ([Verdict.HEALTHY, Verdict.HEALTHY], "2 hops healthy."),
+        ([Verdict.HEALTHY, Verdict.UNKNOWN], "1 hop healthy; 1 unknown."),
+        ([Verdict.UNKNOWN], "Unknown: takes 4.0 times as long as its peers."),
+    ],
+)
+def test_the_answer_counts_what_is_healthy_and_what_is_unknown(verdicts, said):
+    hops = [hop(rank, rank + 1, verdict) for rank, verdict in enumerate(verdicts)]
+    assert live_page(measured(*hops), hops, (), "").answer == said
+
+
+def test_a_hop_that_was_not_measured_both_ways_has_a_dash_and_a_null():
+    hops = [hop(0, 1, both=False)]
+    row = live_page(measured(*hops), hops, (), "").tables[0].rows[0]
+    assert row[1:5] == ("977 KiB", "1.00 ms", "1.00 GB/s", "–")
+    data = answer_live(measured(*hops), hops, ()).to_dict()["hops"][0]
+    assert (data["both_ways_bytes_per_s"], data["ladder"][0]["both_ways_s"]) == (None, None)
+
+
+def test_the_matrix_has_each_hop_in_its_row_and_column():
+    rates = {(4, 9): 4e9, (9, 4): 1e9, (9, 12): 2e9}
+    picture = ET.fromstring(draw_matrix([4, 9, 12], rates, [(9, 4)]))  # noqa: S314 (we wrote it)
+    at = {text.text: (text.get("x"), text.get("y")) for text in picture.iter(f"{SVG}text")}
+    columns = {"4": "114", "9": "198", "12": "282"}
+    rows = {"4": "119", "9": "203", "12": "287"}
+    assert at["4.00 GB/s"] == (columns["9"], rows["4"])
+    assert at["1.00 GB/s"] == (columns["4"], rows["9"])
+    assert at["2.00 GB/s"] == (columns["12"], rows["9"])
+
+
+def test_the_matrix_of_hundreds_of_ranks_stays_small_and_whole():
+    ranks = range(512)
+    rates = {(rank, rank + 1): 1e9 + rank for rank in ranks[:-1]}
+    text = draw_matrix(list(ranks), rates, [])
+    picture = ET.fromstring(text)  # noqa: S314 (we wrote it)
+    assert len(text) < 300_000
+    assert len([each for each in picture.iter(f"{SVG}text") if "GB/s" in each.text]) == 511 + 1
+
+
+def test_a_matrix_without_a_rate_says_so():
+    picture = ET.fromstring(draw_matrix([], {}, []))  # noqa: S314 (we wrote it)
+    assert "no rates" in [text.text for text in picture.iter(f"{SVG}text")]
