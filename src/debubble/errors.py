@@ -88,6 +88,10 @@ class NoPipeline(DebubbleError):
     """The traces can be read, but no pipeline is in them."""
 
 
+class NoFit(DebubbleError):
+    """A model that misses the run as it is prices nothing."""
+
+
 class NoSplitFits(DebubbleError):
     """The layers do not fit the stages' memory, however they are split."""
 
@@ -154,6 +158,7 @@ class Code(StrEnum):
     ORDER_CYCLE = "order_cycle"
     OPEN_RANGES = "open_ranges"
     RANK_ASSUMED = "rank_assumed"
+    REPLAY_MISSES = "replay_misses"
     RING_NAMES_NO_HOP = "ring_names_no_hop"
     SCHEDULE_DIFFERS = "schedule_differs"
     SCHEDULE_UNCHECKED = "schedule_unchecked"

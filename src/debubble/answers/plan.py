@@ -443,6 +443,8 @@ def _verdict(plan: Plan) -> str:
             f"{show_duration(best.window_ns)} instead of {before}"
             f"{show_duration(plan.baseline.window_ns)}."
         )
+    if plan.baseline.no_fit is not None:
+        return f"Nothing is predicted from this run: {plan.baseline.no_fit}."
     over = plan.baseline.over_limit_bytes
     if over is not None and over > 0:
         return (

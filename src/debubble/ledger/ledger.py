@@ -42,6 +42,10 @@ _SEEN = 0.01
 _HIDES = 0.02
 
 
+# A replay that misses the step as it is by more says nothing of a step that is changed.
+MOST_OFF = 0.03
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
     """What a step would take without a cause, or without two: medians over the steps."""
@@ -175,6 +179,18 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
     except OrderCycle as error:
         replays = ()
         gaps.append(Gap(code=Code.ORDER_CYCLE, message=f"no replay: {error}", hint=error.hint))
+    errors = [abs(replay.unchanged_ns / replay.measured_ns - 1) for replay in replays]
+    if errors and median(errors) > MOST_OFF:
+        replays = ()
+        gaps.append(
+            Gap(
+                code=Code.REPLAY_MISSES,
+                message=f"the replay of the steps as they are misses them by"
+                f" {100 * median(errors):.0f} %: nothing is said of what a repair would save",
+                hint="capture whole steps of all ranks, with kernels and messages; shares of causes"
+                " are measured and hold",
+            )
+        )
     return Ledger(
         ranks=ranks,
         steps=measured,

@@ -138,6 +138,8 @@ class Asked:
 def ask(baseline: Baseline, idea: Idea) -> Asked:
     """Predict one change; where nothing changes, show the simulation as it is, uncorrected."""
     nothing = idea == replace(idea, change=Change(), wire_scale={}, wire_ns={})
+    if not nothing and baseline.no_fit is not None:
+        raise baseline.no_fit
     if nothing:
         baseline = replace(baseline, correction=1.0)
         idea = replace(idea, lever=_NOTHING)

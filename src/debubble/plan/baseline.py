@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from math import log
+from math import exp, log
 from operator import attrgetter
 
 from debubble.costs.memory import (
@@ -19,7 +19,7 @@ from debubble.costs.memory import (
     recomputed,
 )
 from debubble.costs.passes import ranks_a_device, surely_share
-from debubble.errors import UsageError
+from debubble.errors import NoFit, UsageError
 from debubble.plan.change import Change, Setting
 from debubble.schedules import Order, order_of
 from debubble.simulate.communication import (
@@ -36,6 +36,7 @@ from debubble.simulate.program import OrderCycle
 from debubble.simulate.source import PooledSource, Source, measure_source, pool_sources
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import PassKind, RankTimeline, Timeline
+from debubble.units import show_duration
 
 # More than a plan asks for; an engine of 4,000 passes takes a few megabytes.
 _KEPT = 32
@@ -121,6 +122,20 @@ class Baseline:
             if limit is not None and rank.peak_memory_bytes is not None
         ]
         return max(over) if over else None
+
+    @property
+    def no_fit(self) -> NoFit | None:
+        """Why nothing may be priced by this run: its own simulation misses it; None: it fits."""
+        if abs(self.misfit) <= log(1 + FITS):
+            return None
+        simulated, took = self.source.window_ns / exp(self.misfit), self.source.window_ns
+        return NoFit(
+            f"the simulation of the run as it is takes {show_duration(round(simulated))}, the run "
+            f"took {show_duration(took)}: {abs(simulated / took - 1):.0%} off, and more than "
+            f"{FITS:.0%} prices nothing".replace("%", " %"),
+            hint="record more steps, of all ranks; how messages travel is taken as "
+            f"{self.communication}: --communication states it",
+        )
 
     def what_if(self, change: Change) -> WhatIf:
         """Turn a change into a run to be predicted."""

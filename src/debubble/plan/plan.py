@@ -79,10 +79,16 @@ class Plan:
         )
 
     def is_guess(self, option: Option) -> bool:
-        """Tell whether the run cannot show what an option does."""
+        """Tell whether the run cannot show what an option does.
+
+        Of one size of microbatches nothing tells surely what smaller ones take.
+        """
         unseen = self.overlap is not None and self.overlap.slowdown is None
         no_memory = option.lever == "recompute" and option.headroom is None
-        return (option.lever == "overlap" and unseen) or no_memory
+        pooled = self.baseline.pooled
+        two_sizes = pooled is not None and not pooled.same_tokens
+        smaller = self.baseline.microbatch_scale(option.change) < 1
+        return (option.lever == "overlap" and unseen) or no_memory or (smaller and not two_sizes)
 
     def baseline_for(self, option: Option) -> Baseline:
         """Return what an option was weighed on: the run, or the run with a link repaired."""
@@ -103,6 +109,10 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     allowed: Permissions = ALL,
 ) -> Plan:
     """Weigh each lever, then the best of them together; refuse what does not fit."""
+    if baseline.no_fit is not None:
+        return Plan(
+            baseline=baseline, options=(), refused=(), partition=None, overlap=None, links=links
+        )
     refused: list[Refused] = []
     start = Start(
         baseline=baseline,

@@ -39,6 +39,8 @@ _SAMPLED = 64
 # From launch to launch medians of the same run differ by 2.5 %, measured over five launches; tails
 # of messages, few steps and a misfit come on top.
 _LAUNCH_SPREAD = 0.025
+# What messages beside compute do is not seen in a run that has none: by the pairs of such runs.
+_UNSEEN_SPREAD = 0.04
 _LOW, _HIGH = 10, 90
 
 
@@ -136,7 +138,10 @@ def predict(
     met = _meet(engine, source, what_if, drawn)
     times = engine.run(_lengths(program, source, what_if, drawn, met))
     unsure = model.growth_spread * float(np.log(what_if.token_scale))
-    wide = np.linalg.norm([_LAUNCH_SPREAD, unsure, source.window_spread])
+    unseen = what_if.communication in BESIDE_COMPUTE and not model.tells_beside
+    wide = np.linalg.norm(
+        [_LAUNCH_SPREAD, unsure, source.window_spread, _UNSEEN_SPREAD if unseen else 0.0]
+    )
     spread = random.normal(0.0, wide, draws)
     windows = times.window_ns.astype(np.float64)
     inside, before = _data_ns(program, source)
@@ -170,7 +175,7 @@ def mean_lengths(
         noise=np.full((len(program.passes), 1), usual),
         slope=np.array([source.passes.slope]),
         body=np.full(messages, wires.mean_body),
-        tail_ns=np.full(messages, wires.mean_tail_ns),
+        tail_ns=np.zeros(messages),
     )
     met = _meet(engine, source, what_if, drawn)
     what_if = what_if if layers is None else replace(what_if, layers=layers)
