@@ -23,7 +23,8 @@ from debubble.units import show_seconds
 
 ROWS = {
     "options": "lever change words numbers interval fits_memory headroom_bytes "
-    "latency_gain_fraction throughput_gain_fraction recommended advice link assumptions apply",
+    "latency_gain_fraction throughput_gain_fraction changes_training recommended "
+    "advice link assumptions apply",
     "refused": "lever change words reason",
 }
 PARTS = {
@@ -90,8 +91,8 @@ def test_every_field_is_there_and_documented(found, serving):
 
 
 def test_text_and_data_carry_the_same_numbers(found):
-    (options, length, *_), data = plan_page(found).tables, found.to_dict()
-    rows = options.rows[1:]
+    (options, larger, length, *_), data = plan_page(found).tables, found.to_dict()
+    rows = options.rows[1:] + larger.rows
     assert len(rows) == len(data["options"])
     for row, option in zip(rows, data["options"], strict=True):
         assert row[1] == show_seconds(option["numbers"]["batch_latency_s"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
@@ -23,7 +24,7 @@ from debubble.answers.kv_cache import CachePart, answer_cache, say_cache
 from debubble.answers.ledger import answer_bottleneck
 from debubble.answers.links import HopPart, hop_parts
 from debubble.errors import Gap, UsageError
-from debubble.plan.change import Change
+from debubble.plan.change import Change, Hold
 from debubble.plan.context_length import OtherLength, Survivor, at_length
 from debubble.plan.emit import EMITTERS, can_emit, emit
 from debubble.plan.kv_cache import Cache
@@ -81,6 +82,8 @@ class OptionPart(Part, frozen=True, kw_only=True):
     headroom_bytes: list[int | None] | None
     latency_gain_fraction: float
     throughput_gain_fraction: float
+    changes_training: bool
+    """It trains with a larger global batch, and nobody asked for that."""
     recommended: bool
     advice: str
     """yes; try: the run cannot show it; maybe: its interval is wide; noise; no."""
@@ -182,8 +185,10 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
 
     @property
     def recommended(self) -> list[OptionPart]:
-        """The options whose gain is beyond the noise, and that fit."""
-        return [option for option in self.options if option.recommended]
+        """The options that leave training as it is, gain beyond the noise, and fit."""
+        return [
+            option for option in self.options if option.recommended and not option.changes_training
+        ]
 
 
 def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is wanted, one each)
@@ -196,13 +201,16 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
     schedule: str | None = None,
     latency_ns: float | None = None,
     most_microbatches: int | None = None,
+    hold: Hold | None = None,
     cache: Cache | None = None,
     frameworks: Sequence[str] = tuple(EMITTERS),
     emit_for: str | None = None,
 ) -> PlanAnswer:
     """Fit the run, account for it, and rank what could be changed.
 
-    Every option is written for each of `frameworks`, the best one alone for `emit_for`.
+    Every option is written for each of `frameworks`, the best one alone for `emit_for`. `hold` is
+    what stays where the number of microbatches changes: else the batch of a run that trains,
+    with larger ones apart, and either where nothing is trained.
     """
     refuse_unknown_frameworks([*frameworks, *([emit_for] if emit_for else [])])
     tokens = (tokens or Tokens()).told_by(analysis, also)
@@ -221,7 +229,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         most_microbatches=most_microbatches,
         links=analysis.links if analysis.ledger else None,
         cache=cache,
-        allowed=runnable_by(baseline.framework),
+        allowed=replace(runnable_by(baseline.framework), hold=hold),
     )
     scale, bottleneck = tokens.scale(baseline), answer_bottleneck(analysis.bottleneck)
     return answer_of_plan(
@@ -261,7 +269,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     """Put a plan into words and data; `tokens` are those of a measured microbatch."""
     base, partition, overlap = plan.baseline, plan.partition, plan.overlap
     now = headroom_after(base, Change())
-    findings = _findings(plan, plan.recommended if bottleneck else plan.recommended[1:])
+    findings = _findings(plan, first=None if bottleneck else plan.best)
     if length is not None:
         findings += _say_length(plan, length, tokens)
     if plan.cache is not None:
@@ -338,6 +346,7 @@ def _option_part(plan: Plan, option: Option, frameworks: Sequence[str]) -> Optio
         headroom_bytes=headroom_bytes(option.headroom),
         latency_gain_fraction=option.latency_gain,
         throughput_gain_fraction=option.throughput_gain,
+        changes_training=plan.changes_training(option),
         recommended=option in plan.recommended,
         advice=_advice(plan, option),
         link=None
@@ -379,7 +388,8 @@ def _name_refused(refused: Refused) -> str:
 def _emit_best(plan: Plan, framework: str) -> EmitPart:
     """Write the best option that a framework can be told; where none is sure, the best there is."""
     reason = ""
-    for option in (*plan.recommended, *plan.unsure):
+    options = (*plan.recommended, *plan.unsure)
+    for option in (one for one in options if not plan.changes_training(one)):
         try:
             text = emit(framework, option.change, plan.baseline.setting)
         except UsageError as error:
@@ -387,15 +397,19 @@ def _emit_best(plan: Plan, framework: str) -> EmitPart:
             continue
         place = plan.options.index(option)
         return EmitPart(framework=framework, option=place, text=text, reason=reason)
-    return EmitPart(framework=framework, option=None, text="", reason=reason or "no option gains")
+    if not reason:
+        reason = "no option gains"
+        if options:
+            reason = "no option gains with the batch as it is; --hold microbatch lets it grow"
+    return EmitPart(framework=framework, option=None, text="", reason=reason)
 
 
 def _tellable(plan: Plan) -> str | None:
-    if not plan.recommended:
+    if plan.best is None:
         return None
-    best, setting = plan.recommended[0].change, plan.baseline.setting
+    change, setting = plan.best.change, plan.baseline.setting
     every = (plan.baseline.framework or "torch", *EMITTERS)
-    return next((name for name in every if can_emit(name, best, setting)), None)
+    return next((name for name in every if can_emit(name, change, setting)), None)
 
 
 def _length_part(plan: Plan, other: OtherLength, tokens: float | None) -> LengthPart:
@@ -432,8 +446,8 @@ def _length_part(plan: Plan, other: OtherLength, tokens: float | None) -> Length
 
 def _verdict(plan: Plan) -> str:
     """Say what to do first, or why there is nothing to do."""
-    if plan.recommended:
-        best = plan.recommended[0]
+    best = plan.best
+    if best is not None:
         batch, before = "a batch", ""
         if best.change.microbatches is not None and best.change.hold != "batch":
             batch = f"a batch of {best.change.microbatches}"
@@ -450,6 +464,8 @@ def _verdict(plan: Plan) -> str:
         )
     if not plan.options and plan.refused:
         return "Nothing can be changed: every option is refused."
+    if plan.recommended:
+        return "Nothing to change with the batch as it is: no option gains more than the noise."
     return "Nothing to change: no option gains more than the noise of a run."
 
 
@@ -467,11 +483,18 @@ def _gain(option: Option) -> str:
     return show_gain(option.throughput_gain, option.throughput_low, option.throughput_high)
 
 
-def _findings(plan: Plan, others: Sequence[Option]) -> list[str]:
-    """Say the best of each lever, what repairs buy, and when overlap pays."""
+def _findings(plan: Plan, first: Option | None) -> list[str]:
+    """Say the best of each lever, of a larger batch, what repairs buy, and when overlap pays.
+
+    `first` is said already.
+    """
     best: dict[str, Option] = {}
-    for option in others:
-        best.setdefault(option.lever, option)
+    larger: Option | None = None
+    for option in plan.recommended:
+        if plan.changes_training(option):
+            larger = larger or option
+        elif option is not first:
+            best.setdefault(option.lever, option)
     said = [f"{_begin(describe(option.change))}: {_gain(option)}." for option in best.values()]
     said += [
         _say_repair(plan, repair)
@@ -480,6 +503,9 @@ def _findings(plan: Plan, others: Sequence[Option]) -> list[str]:
     ]
     if plan.overlap is not None and plan.overlap.option.fits_memory is not False:
         said.append(_say_overlap(plan.overlap))
+    if larger is not None:
+        words = describe(larger.change)
+        said.append(f"A larger batch, which changes training: {words}: {_gain(larger)}.")
     return said
 
 

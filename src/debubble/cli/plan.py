@@ -22,6 +22,7 @@ from debubble.cli.options import (
 from debubble.cli.planning import Traces, analyse_both, parse_layers, token_options
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
+from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS
 from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
 from debubble.report.html.plan import plan_report
@@ -87,6 +88,11 @@ _cache_options = gathered(
 @click.option(
     "--max-microbatches", type=click.IntRange(min=1), metavar="N", help="Try no more than these."
 )
+@click.option(
+    "--hold",
+    type=click.Choice(["microbatch", "batch"]),
+    help="What keeps its size when microbatches change.  [default: the batch, in training]",
+)
 @token_options("Also with these tokens a microbatch, or 2x as many.")
 @_cache_options
 @click.option("--emit", "framework", metavar="FRAMEWORK", help=f"One of {', '.join(EMITTERS)}.")
@@ -103,6 +109,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     memory_limit: str | None,
     latency: str | None,
     max_microbatches: int | None,
+    hold: Hold | None,
     tokens: Tokens,
     also: str | None,
     cache: Cache | None,
@@ -133,6 +140,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             schedule=schedule,
             latency_ns=latency_ns,
             most_microbatches=max_microbatches,
+            hold=hold,
             cache=cache,
             # Only programs read what every framework is to be told.
             frameworks=tuple(EMITTERS) if manners.as_json else (),

@@ -213,6 +213,11 @@ class Baseline:
         """Whose framework ran it, where that shows."""
         return self.ranks[0].parallelism.framework
 
+    @property
+    def trains(self) -> bool:
+        """Whether it has backward passes."""
+        return self.schedule != "forward-only"
+
 
 def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argument each)
     timeline: Timeline,

@@ -36,6 +36,11 @@ class Change:
     by_hand: str | None = None
     """What else is done, in words: no framework can be told it."""
 
+    @property
+    def grows_batch(self) -> bool:
+        """Whether the batch has another number of microbatches of the size of now."""
+        return self.microbatches is not None and self.hold == "microbatch"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from debubble.errors import NoSplitFits, UsageError
@@ -13,6 +14,7 @@ from debubble.plan.kv_cache import Cache, CachePlan, plan_cache
 from debubble.plan.lever import ALL, Permissions, Refused, Start, Weighed
 from debubble.plan.levers import LEVERS
 from debubble.plan.levers.link import Repair
+from debubble.plan.levers.microbatches import HOLDS, cuts_evenly
 from debubble.plan.levers.microbatches import counts as counts_worth_trying
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import (
@@ -31,7 +33,7 @@ from debubble.timeline.model import Timeline
 from debubble.units import show_bytes
 
 _NEVER_ENDS = "posted as this run posts them, its messages would wait for each other in a circle"
-# Of all combinations so many are looked at closely and shown.
+# Of all combinations of a kind so many are looked at closely and shown.
 _SHOWN = 3
 # Of the best schedules so many are combined with other levers.
 _COMBINED = 2
@@ -48,6 +50,7 @@ class Plan:
 
     baseline: Baseline
     options: tuple[Option, ...]
+    """By throughput; those that change training after all others."""
     refused: tuple[Refused, ...]
     partition: Partition | None
     overlap: Overlap | None
@@ -55,6 +58,8 @@ class Plan:
     """Of slow links, each alone, and all together."""
     links: LinkHealth | None = None
     """What each hop takes and costs, as all verbs have it."""
+    batch_may_grow: bool = False
+    """A larger batch competes like anything else: it was asked for, or nothing is trained."""
     cache: CachePlan | None = None
     """What splits leave for a KV cache, where that was asked and can be told."""
 
@@ -77,6 +82,15 @@ class Plan:
             and option.throughput_low <= WORTH
             and not self.is_guess(option)
         )
+
+    @property
+    def best(self) -> Option | None:
+        """What to do first: of the recommended ones that leave training as it is."""
+        return next((one for one in self.recommended if not self.changes_training(one)), None)
+
+    def changes_training(self, option: Option) -> bool:
+        """Tell whether an option trains with a larger global batch, which nobody asked for."""
+        return option.change.grows_batch and not self.batch_may_grow
 
     def is_guess(self, option: Option) -> bool:
         """Tell whether the run cannot show what an option does."""
@@ -128,10 +142,13 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         except UsageError as error:
             refused.append(Refused(lever="kv_cache", change=Change(), reason=str(error)))
     repairs = [own for own in weighed if isinstance(own, Repair)]
-    options += _on_top_of_repairs(start, repairs)
+    options += _on_top_of_repairs(start, repairs, allowed)
+    may_grow = allowed.hold == "microbatch" or not baseline.trains
+    options.sort(key=lambda one: (one.change.grows_batch and not may_grow, -one.throughput_gain))
     return Plan(
         baseline=baseline,
-        options=tuple(sorted(options, key=lambda option: -option.throughput_gain)),
+        options=tuple(options),
+        batch_may_grow=may_grow,
         refused=tuple(refused),
         cache=cached,
         partition=start.partition,
@@ -183,9 +200,11 @@ def _ideas(
         if lever.shown is not None:
             ideas = _most(baseline, ideas, refused, lever.shown)
         alone[lever.key] = ideas
-    together = keep(_together(start, alone["schedule"], allowed.hold or "microbatch"))
     ideas = [idea for found in alone.values() for idea in found]
-    return ideas + _most(baseline, together, refused), weighed
+    ideas += _most_of_each_kind(
+        baseline, keep(_together(start, alone["schedule"], allowed.hold)), refused
+    )
+    return ideas, weighed
 
 
 def _too_large(lever: str, change: Change, left: Sequence[Headroom] | None) -> Refused:
@@ -212,50 +231,76 @@ def _most(
     return [idea for _, idea in sorted(timed, key=lambda pair: pair[0])[:shown]]
 
 
-def _together(start: Start, orders: Sequence[Idea], hold: Hold) -> Iterator[Idea]:
+def _most_of_each_kind(
+    baseline: Baseline, ideas: Sequence[Idea], refused: list[Refused]
+) -> list[Idea]:
+    """Return the best few of each kind: larger batches, or cut ones, crowd out nothing else."""
+    kinds: dict[tuple[bool, Hold], list[Idea]] = {}
+    for idea in ideas:
+        kind = idea.change.microbatches is not None, idea.change.hold
+        kinds.setdefault(kind, []).append(idea)
+    return [
+        idea
+        for (counted, hold), alike in kinds.items()
+        # How cut microbatches fare is the least sure: one of them is enough.
+        for idea in _most(baseline, alike, refused, 1 if counted and hold == "batch" else _SHOWN)
+    ]
+
+
+def _together(start: Start, orders: Sequence[Idea], hold: Hold | None) -> Iterator[Idea]:
     """Combine the best schedules and counts, with the best split where stages are as many."""
     baseline = start.baseline
     counts = counts_worth_trying(baseline, start.most_microbatches)[:2]
-    splits = dict(_splits_by_count(start, counts, hold))
+    sizes = [Change()]
+    for held in HOLDS if hold is None else (hold,):
+        changes = (Change(microbatches=count, hold=held) for count in counts)
+        sizes += [change for change in changes if cuts_evenly(baseline, change)]
+    splits = dict(_splits_by_size(start, sizes))
     for idea in (Idea(lever="combined", change=Change()), *orders[:_COMBINED]):
-        for count in (None, *counts):
-            change = replace(idea.change, microbatches=count, hold=hold)
+        for size in sizes:
+            change = replace(idea.change, microbatches=size.microbatches, hold=size.hold)
             try:
                 stages = len(baseline.what_if(change).layers)
             except UsageError:
                 continue
-            split = splits.get(count)
+            split = splits.get(size)
             split = split if split and len(split) == stages else None
-            levers = (count is not None) + (change.schedule is not None) + (split is not None)
-            if levers > 1:
+            levers = (change.microbatches, change.schedule, split)
+            if sum(lever is not None for lever in levers) > 1:
                 change = replace(change, split=split)
                 yield Idea(lever="combined", change=change, assumptions=idea.assumptions)
 
 
-def _splits_by_count(
-    start: Start, counts: Sequence[int], hold: Hold
-) -> Iterator[tuple[int | None, tuple[int, ...]]]:
-    """Yield the best split for each count: a short batch likes its last stage small."""
+def _splits_by_size(
+    start: Start, sizes: Sequence[Change]
+) -> Iterator[tuple[Change, tuple[int, ...]]]:
+    """Yield the best split for each size of a batch: a short one likes its last stage small."""
     baseline, partition = start.baseline, start.partition
     if partition is None or partition.split == baseline.source.split:
         return
-    yield None, partition.split
-    for count in counts:
-        try:
-            change = Change(microbatches=count, hold=hold)
-            yield count, best_split(baseline, change, near=partition.split).split
-        except (UsageError, NoSplitFits):
-            yield count, partition.split
+    for size in sizes:
+        split = partition.split
+        if size.microbatches is not None:
+            with suppress(UsageError, NoSplitFits):
+                split = best_split(baseline, size, near=partition.split).split
+        yield size, split
 
 
-def _on_top_of_repairs(start: Start, repairs: Sequence[Repair]) -> Iterator[Option]:
+def _on_top_of_repairs(
+    start: Start, repairs: Sequence[Repair], allowed: Permissions
+) -> Iterator[Option]:
     """Weigh the best of the other levers on the run with its best repair, where that pays."""
     if not repairs or repairs[0].option.throughput_low <= WORTH:
         return
     mended, hops = repairs[0].baseline, repairs[0].option.change.repaired
     repaired = replace(start, baseline=mended, partition=_partition(mended, []))
-    ideas, _ = _ideas(repaired, [], Permissions(link=False, overlap=False))
-    sized = [idea for idea in ideas if idea.change.hold == "microbatch"]
+    ideas, _ = _ideas(repaired, [], replace(allowed, link=False, overlap=False))
+    sized = [
+        idea
+        for idea in ideas
+        if mended.microbatch_scale(idea.change) == 1.0
+        and not (idea.change.grows_batch and mended.trains and allowed.hold is None)
+    ]
     for idea in _most(mended, sized, [])[:_COMBINED]:
         change = replace(idea.change, repaired=hops)
         yield weigh(mended, replace(idea, lever="combined", change=change))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from debubble.answers.kv_cache import CachePart
 from debubble.answers.plan import (
     LengthPart,
@@ -19,7 +21,7 @@ def plan_page(found: PlanAnswer, next_command: str = "") -> Page:
     """Lay out the plan: what to do, then all options, then what was refused."""
     page = Page(answer=found.verdict, findings=list(found.findings))
     if found.options:
-        page.tables.append(_option_table(found))
+        page.tables += _option_tables(found)
     if found.context_length is not None:
         page.tables.append(_length_table(found, found.context_length))
     if found.kv_cache is not None:
@@ -32,25 +34,24 @@ def plan_page(found: PlanAnswer, next_command: str = "") -> Page:
     return page
 
 
-def _option_table(found: PlanAnswer) -> Table:
-    table = Table(
-        columns=("option", "batch", "four of five in", "bubble", "throughput", "memory left", "do"),
-        title="options, by throughput",
-    )
+def _option_tables(found: PlanAnswer) -> Iterator[Table]:
+    """Lay out the options, those with a larger batch apart."""
+    columns = ("option", "batch", "four of five in", "bubble", "throughput", "memory left", "do")
     now = found.baseline
-    table.rows.append(
-        (
-            "as it is",
-            show_seconds(now.numbers.batch_latency_s),
-            "",
-            f"{100 * now.numbers.bubble_fraction:.0f} %",
-            "",
-            least_left(now.headroom_bytes) or "unknown",
-            "",
-        )
+    as_it_is = (
+        "as it is",
+        show_seconds(now.numbers.batch_latency_s),
+        "",
+        f"{100 * now.numbers.bubble_fraction:.0f} %",
+        "",
+        least_left(now.headroom_bytes) or "unknown",
+        "",
     )
+    same = Table(columns=columns, title="options, by throughput", rows=[as_it_is])
+    larger = Table(columns=columns, title="A larger batch (changes training):")
     for option in found.options:
         low, high = option.interval.batch_latency_s or (0.0, 0.0)
+        table = larger if option.changes_training else same
         table.rows.append(
             (
                 option.words,
@@ -62,7 +63,9 @@ def _option_table(found: PlanAnswer) -> Table:
                 option.advice,
             )
         )
-    return table
+    yield same
+    if larger.rows:
+        yield larger
 
 
 def _length_table(found: PlanAnswer, length: LengthPart) -> Table:

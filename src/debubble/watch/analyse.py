@@ -256,10 +256,9 @@ def _plan(run: Analysis) -> tuple[PlannedChange | None, str]:
         plan = make_plan(run.baseline(), run.timeline, links=links)
     except (UsageError, NoPipeline, NoSplitFits) as error:
         return None, str(error)
-    best = plan.recommended[:1]
-    if not best:
+    if plan.best is None:
         return PlannedChange(change=""), ""
-    return PlannedChange(change=describe(best[0].change), gain=best[0].throughput_gain), ""
+    return PlannedChange(change=describe(plan.best.change), gain=plan.best.throughput_gain), ""
 
 
 def _as_text(page: Page) -> str:
