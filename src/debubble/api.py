@@ -127,6 +127,7 @@ def plan(  # noqa: PLR0913 (one argument a question)
     hold: Hold | None = None,
     cache: Cache | None = None,
     frameworks: Sequence[str] = tuple(EMITTERS),
+    planned_for: str | None = None,
     emit: str | None = None,
     **asked: Any,
 ) -> PlanAnswer:
@@ -138,7 +139,8 @@ def plan(  # noqa: PLR0913 (one argument a question)
     without the profiler. `hold` is what keeps its size where microbatches change, "batch" or
     "microbatch"; without it larger batches of a run that trains stand apart. `frameworks` are
     those that every option is written for in `apply`; `emit` names one that the best option is
-    written for in `emitted`.
+    written for in `emitted`. Only what `planned_for` can be told is weighed: without it that of
+    `emit`, or the framework that ran it; "any" lifts that.
     """
     said = Tokens(
         asked=None if tokens is None else str(tokens), measured=tokens_measured, also=also_tokens
@@ -156,6 +158,7 @@ def plan(  # noqa: PLR0913 (one argument a question)
         hold=hold,
         cache=cache,
         frameworks=frameworks,
+        planned_for=planned_for,
         emit_for=emit,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
@@ -26,9 +25,9 @@ from debubble.answers.links import HopPart, hop_parts
 from debubble.errors import Gap, UsageError
 from debubble.plan.change import Change, Hold
 from debubble.plan.context_length import OtherLength, Survivor, at_length
-from debubble.plan.emit import EMITTERS, can_emit, emit
+from debubble.plan.emit import EMITTERS, emit, refusal_of
 from debubble.plan.kv_cache import Cache
-from debubble.plan.lever import Refused, runnable_by
+from debubble.plan.lever import Permissions, Refused
 from debubble.plan.levers.link import Repair, name_hops
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
@@ -36,6 +35,8 @@ from debubble.plan.plan import WORTH_A_TRY, Plan, make_plan
 from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
 
 SCHEMA = "debubble.plan/1"
+ANY = "any"
+"""Whom to plan for where no framework is to set limits."""
 
 
 class PlanNumbers(Part, frozen=True, kw_only=True):
@@ -99,6 +100,14 @@ class RefusedPart(Part, frozen=True, kw_only=True):
     change: ChangePart
     words: str
     reason: str
+
+
+class LeftOutPart(Part, frozen=True, kw_only=True):
+    """What was not weighed, for the framework that is planned for cannot be told it."""
+
+    framework: str
+    options: list[RefusedPart]
+    sentence: str
 
 
 class SplitPart(Part, frozen=True, kw_only=True):
@@ -169,6 +178,9 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     hops: list[HopPart]
     options: list[OptionPart]
     refused: list[RefusedPart]
+    planned_for: str | None
+    """The framework that all options can be told to; null where any that one of them can."""
+    left_out: LeftOutPart | None
     lower_bound_s: float | None
     quickest_split: SplitPart | None
     overlap: OverlapPart | None
@@ -204,15 +216,18 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
     hold: Hold | None = None,
     cache: Cache | None = None,
     frameworks: Sequence[str] = tuple(EMITTERS),
+    planned_for: str | None = None,
     emit_for: str | None = None,
 ) -> PlanAnswer:
     """Fit the run, account for it, and rank what could be changed.
 
     Every option is written for each of `frameworks`, the best one alone for `emit_for`. `hold` is
     what stays where the number of microbatches changes: else the batch of a run that trains,
-    with larger ones apart, and either where nothing is trained.
+    with larger ones apart, and either where nothing is trained. Only what `planned_for` can be
+    told is weighed: else `emit_for`, else the framework that ran it; `ANY` lifts that.
     """
-    refuse_unknown_frameworks([*frameworks, *([emit_for] if emit_for else [])])
+    named = (*frameworks, planned_for, emit_for)
+    refuse_unknown_frameworks([name for name in named if name not in (None, ANY)])
     tokens = (tokens or Tokens()).told_by(analysis, also)
     baseline = start_from(
         analysis,
@@ -223,13 +238,14 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         schedule=schedule,
         latency_ns=latency_ns,
     )
+    whose = planned_for or emit_for or baseline.framework
     plan = make_plan(
         baseline,
         analysis.timeline,
         most_microbatches=most_microbatches,
         links=analysis.links if analysis.ledger else None,
         cache=cache,
-        allowed=replace(runnable_by(baseline.framework), hold=hold),
+        allowed=Permissions(framework=None if whose == ANY else whose, hold=hold),
     )
     scale, bottleneck = tokens.scale(baseline), answer_bottleneck(analysis.bottleneck)
     return answer_of_plan(
@@ -298,15 +314,9 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         ),
         hops=list(hops),
         options=[_option_part(plan, option, frameworks) for option in plan.options],
-        refused=[
-            RefusedPart(
-                lever=refused.lever,
-                change=change_part(refused.change),
-                words=_name_refused(refused),
-                reason=refused.reason,
-            )
-            for refused in plan.refused
-        ],
+        refused=[_refused_part(refused) for refused in plan.refused],
+        planned_for=plan.framework,
+        left_out=_left_out(plan),
         lower_bound_s=partition.lower_bound_s if partition else None,
         quickest_split=SplitPart(split=list(partition.split), exact=partition.exact)
         if partition
@@ -379,10 +389,35 @@ def _advice(plan: Plan, option: Option) -> str:
     return "no" if option.throughput_high < 0 else "noise"
 
 
-def _name_refused(refused: Refused) -> str:
+def _refused_part(refused: Refused) -> RefusedPart:
+    words = describe(refused.change)
     if refused.lever == "split" and refused.change.split is None:
-        return "another split"
-    return "room for a KV cache" if refused.lever == "kv_cache" else describe(refused.change)
+        words = "another split"
+    elif refused.lever == "kv_cache":
+        words = "room for a KV cache"
+    return RefusedPart(
+        lever=refused.lever,
+        change=change_part(refused.change),
+        words=words,
+        reason=refused.reason,
+    )
+
+
+def _left_out(plan: Plan) -> LeftOutPart | None:
+    """Say once what the framework that is planned for cannot be told."""
+    if plan.framework is None or not plan.left_out:
+        return None
+    schedules = [one.change.schedule for one in plan.left_out if one.change.schedule]
+    words = [f"schedules {', '.join(schedules)}"] if schedules else []
+    if any(one.lever == "microbatches" for one in plan.left_out):
+        words.append("other numbers of microbatches")
+    parts = [_refused_part(one) for one in plan.left_out]
+    words += [one.words for one in parts if one.lever not in {"schedule", "microbatches"}]
+    sentence = f"planned for {plan.framework}, which cannot be told: {'; '.join(words)}"
+    reasons = {one.reason for one in plan.left_out}
+    if len(reasons) == 1 and len(plan.left_out) > 1:
+        sentence = f"planned for {plan.framework}: {reasons.pop()}"
+    return LeftOutPart(framework=plan.framework, options=parts, sentence=sentence)
 
 
 def _emit_best(plan: Plan, framework: str) -> EmitPart:
@@ -399,7 +434,9 @@ def _emit_best(plan: Plan, framework: str) -> EmitPart:
         return EmitPart(framework=framework, option=place, text=text, reason=reason)
     if not reason:
         reason = "no option gains"
-        if options:
+        if not plan.options and plan.left_out:
+            reason = plan.left_out[0].reason
+        elif options:
             reason = "no option gains with the batch as it is; --hold microbatch lets it grow"
     return EmitPart(framework=framework, option=None, text="", reason=reason)
 
@@ -408,8 +445,8 @@ def _tellable(plan: Plan) -> str | None:
     if plan.best is None:
         return None
     change, setting = plan.best.change, plan.baseline.setting
-    every = (plan.baseline.framework or "torch", *EMITTERS)
-    return next((name for name in every if can_emit(name, change, setting)), None)
+    every = (plan.framework or plan.baseline.framework or "torch", *EMITTERS)
+    return next((name for name in every if refusal_of(name, change, setting) is None), None)
 
 
 def _length_part(plan: Plan, other: OtherLength, tokens: float | None) -> LengthPart:
@@ -462,7 +499,7 @@ def _verdict(plan: Plan) -> str:
         return (
             f"No memory to plan with: a rank already takes {show_bytes(over)} more than its limit."
         )
-    if not plan.options and plan.refused:
+    if not plan.options and (plan.refused or plan.left_out):
         return "Nothing can be changed: every option is refused."
     if plan.recommended:
         return "Nothing to change with the batch as it is: no option gains more than the noise."

@@ -7,7 +7,7 @@ import shlex
 import click
 
 from debubble.answers.change import Tokens
-from debubble.answers.plan import answer_plan, refuse_unknown_frameworks
+from debubble.answers.plan import ANY, answer_plan, refuse_unknown_frameworks
 from debubble.cli.options import (
     Manners,
     exit_strictly,
@@ -95,6 +95,12 @@ _cache_options = gathered(
 )
 @token_options("Also with these tokens a microbatch, or 2x as many.")
 @_cache_options
+@click.option(
+    "--for",
+    "planned_for",
+    metavar="FRAMEWORK",
+    help="Only what it can be told, or any.  [default: the run's own]",
+)
 @click.option("--emit", "framework", metavar="FRAMEWORK", help=f"One of {', '.join(EMITTERS)}.")
 @html_option
 @click.option("--force", is_flag=True, help="Let --html replace a file.")
@@ -113,6 +119,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     tokens: Tokens,
     also: str | None,
     cache: Cache | None,
+    planned_for: str | None,
     framework: str | None,
     html: str | None,
     force: bool,
@@ -120,7 +127,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Rank what could be changed in the run of TRACES by what it would buy."""
-    refuse_unknown_frameworks([framework] if framework else [])
+    named = (planned_for, framework)
+    refuse_unknown_frameworks([name for name in named if name is not None and name != ANY])
     picture = place_for(html, force=force)
     tokens.check(has_also=also is not None)
     split = parse_layers(layers)
@@ -144,6 +152,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             cache=cache,
             # Only programs read what every framework is to be told.
             frameworks=tuple(EMITTERS) if manners.as_json else (),
+            planned_for=planned_for,
             emit_for=framework,
         )
     words, following = shlex.join(traces), ""

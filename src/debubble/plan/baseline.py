@@ -25,6 +25,7 @@ from debubble.schedules import Order, order_of
 from debubble.simulate.communication import (
     TOGETHER,
     Communication,
+    beside_compute,
     possible_ways,
     usual_communication,
 )
@@ -203,7 +204,7 @@ class Baseline:
 
     def _communication(self, change: Change) -> Communication:
         if change.overlap:
-            return Communication.ASYNCHRONOUS
+            return beside_compute(change.schedule or self.schedule, self.framework)
         if change.schedule is None or change.schedule == self.schedule:
             return self.communication
         return usual_communication(change.schedule, self.framework)

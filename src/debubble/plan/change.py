@@ -27,6 +27,8 @@ class Change:
     """Stages a rank."""
     overlap: bool | None = None
     """Transfers beside compute, where the framework waits for them now."""
+    defer_receives: bool | None = None
+    """A receive is posted as late as is safe, and not as soon as its sender is scheduled: torch."""
     recompute: bool | None = None
     """Backward passes run their layers forward once more, and only their inputs are kept."""
     repaired: tuple[tuple[int, int], ...] | None = None

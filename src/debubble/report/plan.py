@@ -129,6 +129,7 @@ def _refused_table(refused: list[RefusedPart]) -> Table:
 def _notes(found: PlanAnswer) -> list[str]:
     base, length, cache = found.baseline, found.context_length, found.kv_cache
     notes = [base.without_profiler.sentence] if base.without_profiler else []
+    notes += [f"{found.left_out.sentence}; --for any weighs all"] if found.left_out else []
     assumed = {said for option in found.options for said in option.assumptions}
     assumed |= set(length.assumptions if length else ())
     assumed |= set(cache.assumptions if cache else ())

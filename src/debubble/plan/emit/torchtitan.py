@@ -13,7 +13,6 @@ from debubble.plan.emit.aim import (
     MICROBATCH_SIZE,
     Aim,
     aim_of,
-    cannot,
     comment,
     divides_note,
     explain_names,
@@ -151,12 +150,6 @@ def _batch_notes(change: Change, setting: Setting, dialect: Dialect) -> list[str
 def _schedule(change: Change, aim: Aim) -> list[str]:
     known = torch_schedule(_NAME, change, aim)
     if known is not None:
-        if change.overlap:
-            raise cannot(
-                _NAME,
-                f"to overlap more than {known.name} does already",
-                "--emit torch writes defer_pp_recv for a pipeline of your own",
-            )
         return [f"--parallelism.pipeline_parallel_schedule {known.name}"]
     file = FILE if aim.schedule in SCHEDULES else shlex.quote(aim.schedule or "")
     return [
