@@ -33,7 +33,7 @@ PARTS = {
     "quickest_split": "split exact",
     "overlap": "slowdown break_even",
     "context_length": "token_scale tokens unchanged options assumptions",
-    "emitted": "framework option text reason",
+    "emitted": "framework option text order order_file reason",
 }
 
 

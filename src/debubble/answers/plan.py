@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
@@ -26,6 +27,7 @@ from debubble.errors import Gap, UsageError
 from debubble.plan.change import Change, Hold
 from debubble.plan.context_length import OtherLength, Survivor, at_length
 from debubble.plan.emit import EMITTERS, emit, refusal_of
+from debubble.plan.emit.order_file import order_beside
 from debubble.plan.kv_cache import Cache
 from debubble.plan.lever import Permissions, Refused
 from debubble.plan.levers.link import Repair, name_hops
@@ -166,6 +168,9 @@ class EmitPart(Part, frozen=True, kw_only=True):
     option: int | None
     """Its place among all options; null where none can be written."""
     text: str
+    order: str | None
+    """The order of passes as CSV, where the text names a file of it."""
+    order_file: str | None
     reason: str
     """Why better ones cannot be written, or why none can; empty where the best is written."""
 
@@ -218,13 +223,15 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
     frameworks: Sequence[str] = tuple(EMITTERS),
     planned_for: str | None = None,
     emit_for: str | None = None,
+    order_file: str | None = None,
 ) -> PlanAnswer:
     """Fit the run, account for it, and rank what could be changed.
 
     Every option is written for each of `frameworks`, the best one alone for `emit_for`. `hold` is
     what stays where the number of microbatches changes: else the batch of a run that trains,
     with larger ones apart, and either where nothing is trained. Only what `planned_for` can be
-    told is weighed: else `emit_for`, else the framework that ran it; `ANY` lifts that.
+    told is weighed: else `emit_for`, else the framework that ran it; `ANY` lifts that. Where what
+    is written needs an order of passes as CSV, it calls it `order_file`.
     """
     named = (*frameworks, planned_for, emit_for)
     refuse_unknown_frameworks([name for name in named if name not in (None, ANY)])
@@ -258,6 +265,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         gaps=warnings_of(analysis, also, baseline),
         frameworks=frameworks,
         emit_for=emit_for,
+        order_file=order_file,
     )
 
 
@@ -281,6 +289,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     gaps: Sequence[Gap] = (),
     frameworks: Sequence[str] = tuple(EMITTERS),
     emit_for: str | None = None,
+    order_file: str | None = None,
 ) -> PlanAnswer:
     """Put a plan into words and data; `tokens` are those of a measured microbatch."""
     base, partition, overlap = plan.baseline, plan.partition, plan.overlap
@@ -326,7 +335,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         else None,
         context_length=_length_part(plan, length, tokens) if length else None,
         kv_cache=answer_cache(plan, plan.cache) if plan.cache else None,
-        emitted=_emit_best(plan, emit_for) if emit_for else None,
+        emitted=_emit_best(plan, emit_for, order_file) if emit_for else None,
         tellable_framework=_tellable(plan),
         bottleneck=bottleneck,
         findings=findings,
@@ -420,25 +429,36 @@ def _left_out(plan: Plan) -> LeftOutPart | None:
     return LeftOutPart(framework=plan.framework, options=parts, sentence=sentence)
 
 
-def _emit_best(plan: Plan, framework: str) -> EmitPart:
+def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
     """Write the best option that a framework can be told; where none is sure, the best there is."""
-    reason = ""
+    reason, setting = "", plan.baseline.setting
+    if order_file is not None:
+        setting = replace(setting, order_file=order_file)
     options = (*plan.recommended, *plan.unsure)
     for option in (one for one in options if not plan.changes_training(one)):
         try:
-            text = emit(framework, option.change, plan.baseline.setting)
+            text = emit(framework, option.change, setting)
         except UsageError as error:
             reason = reason or error.message
             continue
-        place = plan.options.index(option)
-        return EmitPart(framework=framework, option=place, text=text, reason=reason)
+        order = order_beside(text, option.change, setting)
+        return EmitPart(
+            framework=framework,
+            option=plan.options.index(option),
+            text=text,
+            order=order,
+            order_file=None if order is None else setting.order_file,
+            reason=reason,
+        )
     if not reason:
         reason = "no option gains"
         if not plan.options and plan.left_out:
             reason = plan.left_out[0].reason
         elif options:
             reason = "no option gains with the batch as it is; --hold microbatch lets it grow"
-    return EmitPart(framework=framework, option=None, text="", reason=reason)
+    return EmitPart(
+        framework=framework, option=None, text="", order=None, order_file=None, reason=reason
+    )
 
 
 def _tellable(plan: Plan) -> str | None:

@@ -59,3 +59,5 @@ class Setting:
     """Samples of one microbatch."""
     data_parallel: int | None = None
     """Replicas of the model, each with a share of the batch."""
+    order_file: str = "order.csv"
+    """What a text calls the file that has its order of passes, where it needs one."""

@@ -18,7 +18,10 @@ from debubble.units import show_seconds
 
 
 def plan_page(found: PlanAnswer, next_command: str = "") -> Page:
-    """Lay out the plan: what to do, then all options, then what was refused."""
+    """Lay out the plan: what to do, then all options, then what was refused.
+
+    What is written for a framework comes after it: its last line announces that.
+    """
     page = Page(answer=found.verdict, findings=list(found.findings))
     if found.options:
         page.tables += _option_tables(found)
@@ -149,18 +152,17 @@ def _notes(found: PlanAnswer) -> list[str]:
 
 
 def _emitted(found: PlanAnswer) -> list[str]:
-    """Return the lines to paste, with what must be known of them as comments."""
+    """Say what is written for a framework, and what must be known of it."""
     emitted = found.emitted
     if emitted is None:
         return []
     if emitted.option is None:
         return ["", f"for {emitted.framework}: nothing to write ({emitted.reason})"]
-    option, comments = found.options[emitted.option], []
+    option, said = found.options[emitted.option], [""]
     if emitted.reason:
-        comments.append(f"# the options before it cannot be written: {emitted.reason}")
+        said.append(f"the options before it cannot be written: {emitted.reason}")
     if not option.recommended:
         low, high = option.interval.throughput_gain_fraction or (0.0, 0.0)
         gain = show_gain(option.throughput_gain_fraction, low, high)
-        comments.append(f"# this one may be within the noise of a run: {gain}")
-    lines = emitted.text.splitlines()
-    return ["", f"for {emitted.framework}, {option.words}:", *comments, *lines]
+        said.append(f"this one may be within the noise of a run: {gain}")
+    return [*said, f"for {emitted.framework}, {option.words}:"]

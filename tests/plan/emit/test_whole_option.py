@@ -13,7 +13,7 @@ from debubble import api
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import EMITTERS, emit
-from debubble.plan.emit.order_file import FILE, order_text
+from debubble.plan.emit.order_file import order_beside
 
 LAYERS = (4, 8, 8, 4)
 TRAINED = Setting(ranks=4, layers=24, microbatches=8, schedule="1f1b", microbatch_size=4)
@@ -48,7 +48,7 @@ def text_of(framework, change, run):
         text = emit(framework, change, run)
     except UsageError:
         return None
-    return text + order_text(change, run) if FILE in text else text
+    return text + (order_beside(text, change, run) or "")
 
 
 @pytest.mark.parametrize("run", [TRAINED, SERVED], ids=["trained", "served"])

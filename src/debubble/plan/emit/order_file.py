@@ -6,9 +6,6 @@ from debubble.plan.change import Change, Setting
 from debubble.plan.emit.aim import aim_of, cannot, microbatches_of, schedule_of
 from debubble.schedules import SCHEDULES, format_order, order_of, read_order
 
-FILE = "order.csv"
-"""What other emitters call the file that this one fills."""
-
 
 def emit(change: Change, setting: Setting) -> str:
     """Write the order of a change that is an order and nothing else."""
@@ -30,6 +27,16 @@ def order_text(change: Change, setting: Setting) -> str:
     if schedule not in SCHEDULES:
         return format_order(read_order(schedule))
     return format_order(order_of(schedule, aim.ranks, microbatches_of(aim), aim.chunks))
+
+
+def order_beside(text: str, change: Change, setting: Setting) -> str | None:
+    """Return the order of passes that a text names the file of; None where it names none."""
+    return order_text(change, setting) if say_order(setting) in text else None
+
+
+def say_order(setting: Setting) -> str:
+    """Say in a comment what the file is."""
+    return f"{setting.order_file}: the order of passes, as `plan --emit ... -o` writes it."
 
 
 POSITION = 100

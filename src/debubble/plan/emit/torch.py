@@ -21,7 +21,7 @@ from debubble.plan.emit.aim import (
     only_splits,
     schedule_of,
 )
-from debubble.plan.emit.order_file import FILE
+from debubble.plan.emit.order_file import say_order
 from debubble.schedules import SCHEDULES
 from debubble.schedules.named import count_rounds
 
@@ -93,7 +93,9 @@ def emit(change: Change, setting: Setting) -> str:
     if not only_split:
         runs = f"Schedule{known.name}" if known else "_PipelineScheduleRuntime"
         imports.append(f"from torch.distributed.pipelining.schedules import {runs}")
-        body.append(_schedule(change, aim, known, loss=not forward_only))
+        file = setting.order_file if aim.schedule in SCHEDULES else aim.schedule
+        loads = f"schedule._load_csv({json.dumps(file)})\n" if known is None else ""
+        body.append(_schedule(change, aim, known, loss=not forward_only) + loads)
         notes += _schedule_notes(change, setting, aim, known)
     code = "\n".join([*sorted(imports), "", *body])
     notes += [
@@ -183,9 +185,7 @@ def _schedule(change: Change, aim: Aim, known: TorchSchedule | None, *, loss: bo
     sizes += ", loss_fn=loss_fn" if loss else ""
     sizes += ", defer_pp_recv=True" if change.defer_receives else ""
     if known is None:
-        file = FILE if aim.schedule in SCHEDULES else aim.schedule
-        made = f"schedule = _PipelineScheduleRuntime(stages, {sizes})"
-        return f"{made}\nschedule._load_csv({json.dumps(file)})\n"
+        return f"schedule = _PipelineScheduleRuntime(stages, {sizes})\n"
     stages = "stages[0]" if known.one_stage else "stages"
     return f"schedule = Schedule{known.name}({stages}, {sizes})\n"
 
@@ -195,7 +195,7 @@ def _schedule_notes(
 ) -> list[str]:
     notes: list[str] = []
     if known is None and aim.schedule in SCHEDULES:
-        notes.append(f"{FILE}: the same option, written as csv.")
+        notes.append(say_order(setting))
     if aim.split is None and aim.chunks > 1 and aim.placement is not None:
         notes.append(f"Stages, rank by rank: {', '.join(str(list(s)) for s in aim.placement)}.")
     if change.defer_receives:
