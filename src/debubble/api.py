@@ -124,8 +124,10 @@ def plan(  # noqa: PLR0913 (one argument a question)
     memory_limit_bytes: float | None = None,
     latency_s: float | None = None,
     most_microbatches: int | None = None,
+    hold: Hold | None = None,
     cache: Cache | None = None,
     frameworks: Sequence[str] = tuple(EMITTERS),
+    planned_for: str | None = None,
     emit: str | None = None,
     **asked: Any,
 ) -> PlanAnswer:
@@ -134,8 +136,11 @@ def plan(  # noqa: PLR0913 (one argument a question)
     `also` is another run of the same model to learn from, with `also_tokens` a microbatch, and
     `tokens` a length to see all options at: 4096, or "2x" as many. What traces do not tell can be
     said: the `schedule` that ran, `layers` of each stage, the memory of a rank, a batch's latency
-    without the profiler. `frameworks` are those that every option is written for in `apply`;
-    `emit` names one that the best option is written for in `emitted`.
+    without the profiler. `hold` is what keeps its size where microbatches change, "batch" or
+    "microbatch"; without it larger batches of a run that trains stand apart. `frameworks` are
+    those that every option is written for in `apply`; `emit` names one that the best option is
+    written for in `emitted`. Only what `planned_for` can be told is weighed: without it that of
+    `emit`, or the framework that ran it; "any" lifts that.
     """
     said = Tokens(
         asked=None if tokens is None else str(tokens), measured=tokens_measured, also=also_tokens
@@ -150,8 +155,10 @@ def plan(  # noqa: PLR0913 (one argument a question)
         schedule=schedule,
         latency_ns=None if latency_s is None else latency_s * NS_PER_S,
         most_microbatches=most_microbatches,
+        hold=hold,
         cache=cache,
         frameworks=frameworks,
+        planned_for=planned_for,
         emit_for=emit,
     )
 

@@ -2,6 +2,7 @@
 
 DebubbleError            anything debubble says no to; printed as `error:` and `hint:`, exit code 2
 ├── UsageError           the words on the command line do not fit together
+│   └── CannotBeTold     a framework has no words for a change
 ├── MissingExtra         an optional dependency is not installed
 ├── RunNotFound          no traces where the user pointed, or no such capture
 ├── TraceError           one file cannot be read
@@ -54,6 +55,10 @@ def _rebuild(
 
 class UsageError(DebubbleError):
     """The words on the command line do not fit together."""
+
+
+class CannotBeTold(UsageError):
+    """A framework has no words for a change."""
 
 
 class MissingExtra(DebubbleError):

@@ -12,6 +12,7 @@ from debubble.answers.plan import answer_of_plan, say_fate
 from debubble.costs.memory import fit_memory
 from debubble.plan.change import Change
 from debubble.plan.context_length import at_length
+from debubble.plan.lever import Permissions
 from debubble.plan.option import headroom_after
 from debubble.plan.plan import make_plan
 from debubble.report.plan import plan_page
@@ -29,7 +30,8 @@ def plan_of(name="1f1b", limit=None, **how):
 
 
 def test_passes_that_grow_as_tokens_do_make_the_same_bubble_twice_as_long():
-    plan = plan_of()
+    run = planned_run("1f1b", 4, 8, split=LAYERS)
+    plan = make_plan(*run, allowed=Permissions(hold="microbatch"))
     other = at_length(plan, 2.0)
     assert other.unchanged.window_ns == pytest.approx(2 * plan.baseline.window_ns, rel=0.01)
     assert other.unchanged.bubble_fraction == pytest.approx(3 / 11, abs=0.01)
@@ -38,6 +40,14 @@ def test_passes_that_grow_as_tokens_do_make_the_same_bubble_twice_as_long():
         assert one.gain == pytest.approx(one.option.throughput_gain, abs=0.02)
     assert say_fate(other, other.best) == "still best"
     assert [one.rank for one in other.survivors] == list(range(1, len(other.survivors) + 1))
+
+
+def test_a_larger_batch_is_the_best_at_no_length_where_it_would_change_training():
+    other = at_length(plan_of(), 2.0)
+    assert any(one.sure for one in other.survivors if one.changes_training)
+    larger = [one.changes_training for one in other.survivors]
+    assert larger == sorted(larger)
+    assert not other.best.changes_training
 
 
 def test_how_surely_passes_grow_counts_for_the_run_and_not_between_its_options():

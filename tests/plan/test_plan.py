@@ -12,6 +12,7 @@ from support.services.console import type_command
 
 from debubble.plan.emit import EMITTERS
 from debubble.plan.option import collect_later
+from debubble.schedules import order_of, parse_order, read_order
 
 RECORDED = "tests/data/h200/1f1b_p2_m4"
 
@@ -61,11 +62,61 @@ def test_every_recommended_option_can_be_written_for_torch_or_as_an_order(uneven
             assert {"torch", "csv"} & set(option["apply"])
 
 
-def test_emitted_lines_are_printed_as_they_are(tmp_path):
+def test_what_is_to_be_pasted_is_all_that_is_on_stdout(tmp_path):
     plan = plan_of(RECORDED, cwd=tmp_path)
     best = next(one for one in plan["options"] if "torch" in one["apply"] and one["recommended"])
     answer = type_command(f"debubble plan {RECORDED} --emit torch", tmp_path)
-    assert best["apply"]["torch"].strip() in answer.text
+    assert answer.out == best["apply"]["torch"]
+    assert answer.err.startswith(plan["verdict"])
+    assert f"for torch, {best['words']}:" in answer.err
+    marked = type_command(f"debubble plan {RECORDED} --emit torch --markdown", tmp_path)
+    assert marked.out == answer.out
+    assert "options, by throughput" in marked.err
+
+
+def test_json_stays_one_object_on_stdout_with_what_is_to_be_pasted_in_it(tmp_path):
+    folder = "tests/data/h200/1f1b_p3_m7"
+    answer = type_command(f"debubble plan {folder} --emit torch --json -o mine.csv", tmp_path)
+    emitted = json.loads(answer.out)["emitted"]
+    assert emitted["order_file"] == "mine.csv"
+    assert '_load_csv("mine.csv")' in emitted["text"]
+    assert (tmp_path / "mine.csv").read_text("utf-8") == emitted["order"]
+    assert answer.err == "mine.csv written\n"
+
+
+@pytest.mark.parametrize("framework", ["torch", "torchtitan"])
+def test_an_order_that_is_needed_is_written_where_it_is_wanted(framework, tmp_path):
+    words = f"debubble plan tests/data/h200/1f1b_p3_m7 --emit {framework}"
+    without = type_command(words, tmp_path)
+    assert "order.csv is needed, too: -o order.csv writes it" in without.err
+    assert not (tmp_path / "order.csv").exists()
+    (tmp_path / "launch here").mkdir()
+    within = type_command(f"{words} -o 'launch here'", tmp_path)
+    assert "launch here/order.csv written" in within.err
+    assert "launch here/order.csv" in within.out
+    order = read_order(str(tmp_path / "launch here" / "order.csv"))
+    assert order == order_of("zb-h2", 3, 7)
+    again = type_command(f"{words} -o 'launch here'", tmp_path)
+    assert again.code == 2
+    assert "is there already" in again.text
+    assert type_command(f"{words} -o 'launch here' --force", tmp_path).code == 0
+
+
+def test_an_order_by_itself_goes_into_the_file_and_not_on_stdout(tmp_path):
+    printed = type_command(f"debubble plan {RECORDED} --emit csv", tmp_path)
+    written = type_command(f"debubble plan {RECORDED} --emit csv -o zbv.csv", tmp_path)
+    assert written.out == ""
+    assert (tmp_path / "zbv.csv").read_text("utf-8") == printed.out
+    assert parse_order(printed.out)
+
+
+def test_a_place_for_an_order_that_is_not_needed_stays_empty(tmp_path):
+    words = f"debubble plan {RECORDED} --emit megatron -o order.csv"
+    assert "no order is needed: order.csv is not written" in type_command(words, tmp_path).err
+    assert not (tmp_path / "order.csv").exists()
+    refused = type_command(f"debubble plan {RECORDED} -o order.csv", tmp_path)
+    assert refused.code == 2
+    assert "nothing is to be written" in refused.text
 
 
 def test_what_to_type_next_names_a_framework_that_can_be_told_the_best_option(tmp_path):
@@ -80,21 +131,24 @@ def test_what_to_type_next_names_a_framework_that_can_be_told_the_best_option(tm
 def test_a_framework_that_can_be_told_nothing_recommended_gets_the_reason(tmp_path):
     answer = type_command(f"debubble plan {RECORDED} --emit vllm", tmp_path)
     assert answer.code == 0
-    assert "for vllm: nothing to write (vLLM cannot be told" in answer.text
+    assert "for vllm: nothing to write (vLLM cannot be told" in answer.err
+    assert answer.out == ""
 
 
 def test_a_framework_that_can_run_no_sure_option_gets_the_best_one_that_may_be_noise(tmp_path):
     answer = type_command("debubble plan tests/data/h200/fwd_closed_m4 --emit torchtitan", tmp_path)
-    (split,) = [line for line in answer.text.splitlines() if line.startswith("split 5,3,4,4  ")]
+    (split,) = [line for line in answer.err.splitlines() if line.startswith("split 5,3,4,4  ")]
     assert split.split()[-1] == "noise"
-    written = answer.text.split("for torchtitan, split 5,3,4,4:")[1]
-    assert "# this one may be within the noise of a run: +1 % (" in written
-    assert "--parallelism.module_fqns_per_model_part" in written
+    assert "this one may be within the noise of a run: +1 % (" in answer.err
+    assert "for torchtitan, split 5,3,4,4:" in answer.err
+    assert "--parallelism.module_fqns_per_model_part" in answer.out
 
 
 def test_ranks_and_options_are_in_order_and_complete(uneven):
-    gains = [one["throughput_gain_fraction"] for one in uneven["options"]]
-    assert gains == sorted(gains, reverse=True)
+    gains = [
+        (one["changes_training"], -one["throughput_gain_fraction"]) for one in uneven["options"]
+    ]
+    assert gains == sorted(gains)
     levers = {one["lever"] for one in uneven["options"]}
     assert levers == {"split", "microbatches", "schedule", "overlap", "combined", "recompute"}
     for one in uneven["options"]:

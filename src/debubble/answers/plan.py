@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
@@ -23,11 +24,12 @@ from debubble.answers.kv_cache import CachePart, answer_cache, say_cache
 from debubble.answers.ledger import answer_bottleneck
 from debubble.answers.links import HopPart, hop_parts
 from debubble.errors import Gap, UsageError
-from debubble.plan.change import Change
+from debubble.plan.change import Change, Hold
 from debubble.plan.context_length import OtherLength, Survivor, at_length
-from debubble.plan.emit import EMITTERS, can_emit, emit
+from debubble.plan.emit import EMITTERS, emit, refusal_of
+from debubble.plan.emit.order_file import order_beside
 from debubble.plan.kv_cache import Cache
-from debubble.plan.lever import Refused, runnable_by
+from debubble.plan.lever import Permissions, Refused
 from debubble.plan.levers.link import Repair, name_hops
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
@@ -35,6 +37,8 @@ from debubble.plan.plan import WORTH_A_TRY, Plan, make_plan
 from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
 
 SCHEMA = "debubble.plan/1"
+ANY = "any"
+"""Whom to plan for where no framework is to set limits."""
 
 
 class PlanNumbers(Part, frozen=True, kw_only=True):
@@ -81,6 +85,8 @@ class OptionPart(Part, frozen=True, kw_only=True):
     headroom_bytes: list[int | None] | None
     latency_gain_fraction: float
     throughput_gain_fraction: float
+    changes_training: bool
+    """It trains with a larger global batch, and nobody asked for that."""
     recommended: bool
     advice: str
     """yes; try: the run cannot show it; maybe: its interval is wide; noise; no."""
@@ -96,6 +102,14 @@ class RefusedPart(Part, frozen=True, kw_only=True):
     change: ChangePart
     words: str
     reason: str
+
+
+class LeftOutPart(Part, frozen=True, kw_only=True):
+    """What was not weighed, for the framework that is planned for cannot be told it."""
+
+    framework: str
+    options: list[RefusedPart]
+    sentence: str
 
 
 class SplitPart(Part, frozen=True, kw_only=True):
@@ -154,6 +168,9 @@ class EmitPart(Part, frozen=True, kw_only=True):
     option: int | None
     """Its place among all options; null where none can be written."""
     text: str
+    order: str | None
+    """The order of passes as CSV, where the text names a file of it."""
+    order_file: str | None
     reason: str
     """Why better ones cannot be written, or why none can; empty where the best is written."""
 
@@ -166,6 +183,9 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     hops: list[HopPart]
     options: list[OptionPart]
     refused: list[RefusedPart]
+    planned_for: str | None
+    """The framework that all options can be told to; null where any that one of them can."""
+    left_out: LeftOutPart | None
     lower_bound_s: float | None
     quickest_split: SplitPart | None
     overlap: OverlapPart | None
@@ -182,8 +202,10 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
 
     @property
     def recommended(self) -> list[OptionPart]:
-        """The options whose gain is beyond the noise, and that fit."""
-        return [option for option in self.options if option.recommended]
+        """The options that leave training as it is, gain beyond the noise, and fit."""
+        return [
+            option for option in self.options if option.recommended and not option.changes_training
+        ]
 
 
 def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is wanted, one each)
@@ -196,15 +218,23 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
     schedule: str | None = None,
     latency_ns: float | None = None,
     most_microbatches: int | None = None,
+    hold: Hold | None = None,
     cache: Cache | None = None,
     frameworks: Sequence[str] = tuple(EMITTERS),
+    planned_for: str | None = None,
     emit_for: str | None = None,
+    order_file: str | None = None,
 ) -> PlanAnswer:
     """Fit the run, account for it, and rank what could be changed.
 
-    Every option is written for each of `frameworks`, the best one alone for `emit_for`.
+    Every option is written for each of `frameworks`, the best one alone for `emit_for`. `hold` is
+    what stays where the number of microbatches changes: else the batch of a run that trains,
+    with larger ones apart, and either where nothing is trained. Only what `planned_for` can be
+    told is weighed: else `emit_for`, else the framework that ran it; `ANY` lifts that. Where what
+    is written needs an order of passes as CSV, it calls it `order_file`.
     """
-    refuse_unknown_frameworks([*frameworks, *([emit_for] if emit_for else [])])
+    named = (*frameworks, planned_for, emit_for)
+    refuse_unknown_frameworks([name for name in named if name not in (None, ANY)])
     tokens = (tokens or Tokens()).told_by(analysis, also)
     baseline = start_from(
         analysis,
@@ -215,13 +245,14 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         schedule=schedule,
         latency_ns=latency_ns,
     )
+    whose = planned_for or emit_for or baseline.framework
     plan = make_plan(
         baseline,
         analysis.timeline,
         most_microbatches=most_microbatches,
         links=analysis.links if analysis.ledger else None,
         cache=cache,
-        allowed=runnable_by(baseline.framework),
+        allowed=Permissions(framework=None if whose == ANY else whose, hold=hold),
     )
     scale, bottleneck = tokens.scale(baseline), answer_bottleneck(analysis.bottleneck)
     return answer_of_plan(
@@ -234,6 +265,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         gaps=warnings_of(analysis, also, baseline),
         frameworks=frameworks,
         emit_for=emit_for,
+        order_file=order_file,
     )
 
 
@@ -257,11 +289,12 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     gaps: Sequence[Gap] = (),
     frameworks: Sequence[str] = tuple(EMITTERS),
     emit_for: str | None = None,
+    order_file: str | None = None,
 ) -> PlanAnswer:
     """Put a plan into words and data; `tokens` are those of a measured microbatch."""
     base, partition, overlap = plan.baseline, plan.partition, plan.overlap
     now = headroom_after(base, Change())
-    findings = _findings(plan, plan.recommended if bottleneck else plan.recommended[1:])
+    findings = _findings(plan, first=None if bottleneck else plan.best)
     if length is not None:
         findings += _say_length(plan, length, tokens)
     if plan.cache is not None:
@@ -290,15 +323,9 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         ),
         hops=list(hops),
         options=[_option_part(plan, option, frameworks) for option in plan.options],
-        refused=[
-            RefusedPart(
-                lever=refused.lever,
-                change=change_part(refused.change),
-                words=_name_refused(refused),
-                reason=refused.reason,
-            )
-            for refused in plan.refused
-        ],
+        refused=[_refused_part(refused) for refused in plan.refused],
+        planned_for=plan.framework,
+        left_out=_left_out(plan),
         lower_bound_s=partition.lower_bound_s if partition else None,
         quickest_split=SplitPart(split=list(partition.split), exact=partition.exact)
         if partition
@@ -308,7 +335,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         else None,
         context_length=_length_part(plan, length, tokens) if length else None,
         kv_cache=answer_cache(plan, plan.cache) if plan.cache else None,
-        emitted=_emit_best(plan, emit_for) if emit_for else None,
+        emitted=_emit_best(plan, emit_for, order_file) if emit_for else None,
         tellable_framework=_tellable(plan),
         bottleneck=bottleneck,
         findings=findings,
@@ -338,6 +365,7 @@ def _option_part(plan: Plan, option: Option, frameworks: Sequence[str]) -> Optio
         headroom_bytes=headroom_bytes(option.headroom),
         latency_gain_fraction=option.latency_gain,
         throughput_gain_fraction=option.throughput_gain,
+        changes_training=plan.changes_training(option),
         recommended=option in plan.recommended,
         advice=_advice(plan, option),
         link=None
@@ -370,32 +398,75 @@ def _advice(plan: Plan, option: Option) -> str:
     return "no" if option.throughput_high < 0 else "noise"
 
 
-def _name_refused(refused: Refused) -> str:
+def _refused_part(refused: Refused) -> RefusedPart:
+    words = describe(refused.change)
     if refused.lever == "split" and refused.change.split is None:
-        return "another split"
-    return "room for a KV cache" if refused.lever == "kv_cache" else describe(refused.change)
+        words = "another split"
+    elif refused.lever == "kv_cache":
+        words = "room for a KV cache"
+    return RefusedPart(
+        lever=refused.lever,
+        change=change_part(refused.change),
+        words=words,
+        reason=refused.reason,
+    )
 
 
-def _emit_best(plan: Plan, framework: str) -> EmitPart:
+def _left_out(plan: Plan) -> LeftOutPart | None:
+    """Say once what the framework that is planned for cannot be told."""
+    if plan.framework is None or not plan.left_out:
+        return None
+    schedules = [one.change.schedule for one in plan.left_out if one.change.schedule]
+    words = [f"schedules {', '.join(schedules)}"] if schedules else []
+    if any(one.lever == "microbatches" for one in plan.left_out):
+        words.append("other numbers of microbatches")
+    parts = [_refused_part(one) for one in plan.left_out]
+    words += [one.words for one in parts if one.lever not in {"schedule", "microbatches"}]
+    sentence = f"planned for {plan.framework}, which cannot be told: {'; '.join(words)}"
+    reasons = {one.reason for one in plan.left_out}
+    if len(reasons) == 1 and len(plan.left_out) > 1:
+        sentence = f"planned for {plan.framework}: {reasons.pop()}"
+    return LeftOutPart(framework=plan.framework, options=parts, sentence=sentence)
+
+
+def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
     """Write the best option that a framework can be told; where none is sure, the best there is."""
-    reason = ""
-    for option in (*plan.recommended, *plan.unsure):
+    reason, setting = "", plan.baseline.setting
+    if order_file is not None:
+        setting = replace(setting, order_file=order_file)
+    options = (*plan.recommended, *plan.unsure)
+    for option in (one for one in options if not plan.changes_training(one)):
         try:
-            text = emit(framework, option.change, plan.baseline.setting)
+            text = emit(framework, option.change, setting)
         except UsageError as error:
             reason = reason or error.message
             continue
-        place = plan.options.index(option)
-        return EmitPart(framework=framework, option=place, text=text, reason=reason)
-    return EmitPart(framework=framework, option=None, text="", reason=reason or "no option gains")
+        order = order_beside(text, option.change, setting)
+        return EmitPart(
+            framework=framework,
+            option=plan.options.index(option),
+            text=text,
+            order=order,
+            order_file=None if order is None else setting.order_file,
+            reason=reason,
+        )
+    if not reason:
+        reason = "no option gains"
+        if not plan.options and plan.left_out:
+            reason = plan.left_out[0].reason
+        elif options:
+            reason = "no option gains with the batch as it is; --hold microbatch lets it grow"
+    return EmitPart(
+        framework=framework, option=None, text="", order=None, order_file=None, reason=reason
+    )
 
 
 def _tellable(plan: Plan) -> str | None:
-    if not plan.recommended:
+    if plan.best is None:
         return None
-    best, setting = plan.recommended[0].change, plan.baseline.setting
-    every = (plan.baseline.framework or "torch", *EMITTERS)
-    return next((name for name in every if can_emit(name, best, setting)), None)
+    change, setting = plan.best.change, plan.baseline.setting
+    every = (plan.framework or plan.baseline.framework or "torch", *EMITTERS)
+    return next((name for name in every if refusal_of(name, change, setting) is None), None)
 
 
 def _length_part(plan: Plan, other: OtherLength, tokens: float | None) -> LengthPart:
@@ -432,8 +503,8 @@ def _length_part(plan: Plan, other: OtherLength, tokens: float | None) -> Length
 
 def _verdict(plan: Plan) -> str:
     """Say what to do first, or why there is nothing to do."""
-    if plan.recommended:
-        best = plan.recommended[0]
+    best = plan.best
+    if best is not None:
         batch, before = "a batch", ""
         if best.change.microbatches is not None and best.change.hold != "batch":
             batch = f"a batch of {best.change.microbatches}"
@@ -450,8 +521,10 @@ def _verdict(plan: Plan) -> str:
         return (
             f"No memory to plan with: a rank already takes {show_bytes(over)} more than its limit."
         )
-    if not plan.options and plan.refused:
+    if not plan.options and (plan.refused or plan.left_out):
         return "Nothing can be changed: every option is refused."
+    if plan.recommended:
+        return "Nothing to change with the batch as it is: no option gains more than the noise."
     return "Nothing to change: no option gains more than the noise of a run."
 
 
@@ -469,11 +542,18 @@ def _gain(option: Option) -> str:
     return show_gain(option.throughput_gain, option.throughput_low, option.throughput_high)
 
 
-def _findings(plan: Plan, others: Sequence[Option]) -> list[str]:
-    """Say the best of each lever, what repairs buy, and when overlap pays."""
+def _findings(plan: Plan, first: Option | None) -> list[str]:
+    """Say the best of each lever, of a larger batch, what repairs buy, and when overlap pays.
+
+    `first` is said already.
+    """
     best: dict[str, Option] = {}
-    for option in others:
-        best.setdefault(option.lever, option)
+    larger: Option | None = None
+    for option in plan.recommended:
+        if plan.changes_training(option):
+            larger = larger or option
+        elif option is not first:
+            best.setdefault(option.lever, option)
     said = [f"{_begin(describe(option.change))}: {_gain(option)}." for option in best.values()]
     said += [
         _say_repair(plan, repair)
@@ -482,6 +562,9 @@ def _findings(plan: Plan, others: Sequence[Option]) -> list[str]:
     ]
     if plan.overlap is not None and plan.overlap.option.fits_memory is not False:
         said.append(_say_overlap(plan.overlap))
+    if larger is not None:
+        words = describe(larger.change)
+        said.append(f"A larger batch, which changes training: {words}: {_gain(larger)}.")
     return said
 
 

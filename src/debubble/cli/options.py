@@ -142,8 +142,13 @@ def write_html(report: Report, path: Path, *, quiet: bool) -> None:
         click.echo(f"{path} written; open it in a browser", err=True)
 
 
-def print_answer(page: Page, answer: Answer | dict[str, Any], manners: Manners) -> None:
-    """Print the answer on stdout, for a person or for a program."""
+def print_answer(
+    page: Page, answer: Answer | dict[str, Any], manners: Manners, *, aside: bool = False
+) -> None:
+    """Print the answer on stdout, for a person or for a program.
+
+    With `aside` a person finds it on stderr: stdout is for something else.
+    """
     if manners.as_json and manners.markdown:
         raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
     if manners.as_json:
@@ -153,19 +158,23 @@ def print_answer(page: Page, answer: Answer | dict[str, Any], manners: Manners) 
     if manners.markdown:
         from debubble.report.markdown import as_markdown  # noqa: PLC0415
 
-        click.echo(as_markdown(page), nl=False)
+        click.echo(as_markdown(page), nl=False, err=aside)
         return
     from debubble.report.text import print_page  # noqa: PLC0415 (rich is not needed for JSON)
 
-    print_page(page, console_for(manners.color))
+    print_page(page, console_for(manners.color, aside=aside))
 
 
-def console_for(color: str) -> Console:
-    """Make a console for stdout, as wide as the terminal or, without one, as a wide page."""
+def console_for(color: str, *, aside: bool = False) -> Console:
+    """Make a console for stdout, as wide as the terminal or, without one, as a wide page.
+
+    With `aside`, for stderr.
+    """
     from rich.console import Console  # noqa: PLC0415
 
-    plain_width = None if sys.stdout.isatty() else 120
+    plain_width = None if (sys.stderr if aside else sys.stdout).isatty() else 120
     return Console(
+        stderr=aside,
         force_terminal=True if color == "always" else None,
         no_color=True if color == "never" else None,
         width=plain_width,

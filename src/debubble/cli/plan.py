@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
+from pathlib import Path
 
 import click
 
 from debubble.answers.change import Tokens
-from debubble.answers.plan import answer_plan, refuse_unknown_frameworks
+from debubble.answers.plan import ANY, EmitPart, answer_plan, refuse_unknown_frameworks
 from debubble.cli.options import (
     Manners,
     exit_strictly,
@@ -17,17 +19,22 @@ from debubble.cli.options import (
     place_for,
     print_answer,
     progress,
+    refuse_same_place,
     write_html,
 )
 from debubble.cli.planning import Traces, analyse_both, parse_layers, token_options
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
+from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS
 from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
 from debubble.report.html.plan import plan_report
 from debubble.report.html.views import PipelineView
 from debubble.report.plan import plan_page
 from debubble.units import parse_bytes, parse_duration, parse_share
+
+# An order of passes by itself, and what its file is called unless it is named.
+_CSV, _ORDER = "csv", "order.csv"
 
 
 def _read_cache(
@@ -77,6 +84,36 @@ _cache_options = gathered(
 )
 
 
+def _place_of_order(output: str | None, framework: str | None, *, force: bool) -> Path | None:
+    """Return the file for an order of passes: as named, or in the folder that was named."""
+    if output is not None and framework is None:
+        raise UsageError(
+            "-o says where --emit writes an order, and nothing is to be written",
+            hint="add --emit FRAMEWORK",
+        )
+    if output is not None and Path(output).is_dir():
+        output = str(Path(output) / _ORDER)
+    return place_for(output, force=force)
+
+
+def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> None:
+    """Print what is to be pasted, and nothing else; write the order that it needs."""
+    is_order = emitted.framework == _CSV
+    if not manners.as_json and not (is_order and order is not None):
+        click.echo(emitted.text, nl=False)
+    if order is None and emitted.order_file is not None and not manners.quiet:
+        click.echo(
+            f"{emitted.order_file} is needed, too: -o {emitted.order_file} writes it", err=True
+        )
+    elif order is not None:
+        text = emitted.text if is_order else emitted.order
+        if text:
+            order.write_text(text, "utf-8")
+        said = f"{order} written" if text else f"no order is needed: {order} is not written"
+        if not manners.quiet:
+            click.echo(said, err=True)
+
+
 @click.command("plan")
 @click.argument("traces", nargs=-1, required=True)
 @click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
@@ -87,11 +124,25 @@ _cache_options = gathered(
 @click.option(
     "--max-microbatches", type=click.IntRange(min=1), metavar="N", help="Try no more than these."
 )
+@click.option(
+    "--hold",
+    type=click.Choice(["microbatch", "batch"]),
+    help="What keeps its size when microbatches change.  [default: the batch, in training]",
+)
 @token_options("Also with these tokens a microbatch, or 2x as many.")
 @_cache_options
+@click.option(
+    "--for",
+    "planned_for",
+    metavar="FRAMEWORK",
+    help="Only what it can be told, or any.  [default: the run's own]",
+)
 @click.option("--emit", "framework", metavar="FRAMEWORK", help=f"One of {', '.join(EMITTERS)}.")
+@click.option(
+    "-o", "--output", metavar="PATH", help="Where --emit writes an order, if it needs one."
+)
 @html_option
-@click.option("--force", is_flag=True, help="Let --html replace a file.")
+@click.option("--force", is_flag=True, help="Let --html and -o replace a file.")
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -103,18 +154,23 @@ def command(  # noqa: PLR0913 (one argument a flag)
     memory_limit: str | None,
     latency: str | None,
     max_microbatches: int | None,
+    hold: Hold | None,
     tokens: Tokens,
     also: str | None,
     cache: Cache | None,
+    planned_for: str | None,
     framework: str | None,
+    output: str | None,
     html: str | None,
     force: bool,
     reader: Reader,
     manners: Manners,
 ) -> None:
     """Rank what could be changed in the run of TRACES by what it would buy."""
-    refuse_unknown_frameworks([framework] if framework else [])
-    picture = place_for(html, force=force)
+    named = (planned_for, framework)
+    refuse_unknown_frameworks([name for name in named if name is not None and name != ANY])
+    picture, order = place_for(html, force=force), _place_of_order(output, framework, force=force)
+    refuse_same_place({"--html": html, "-o": str(order) if order else None})
     tokens.check(has_also=also is not None)
     split = parse_layers(layers)
     limit_bytes = None if memory_limit is None else float(parse_bytes(memory_limit))
@@ -133,10 +189,13 @@ def command(  # noqa: PLR0913 (one argument a flag)
             schedule=schedule,
             latency_ns=latency_ns,
             most_microbatches=max_microbatches,
+            hold=hold,
             cache=cache,
             # Only programs read what every framework is to be told.
             frameworks=tuple(EMITTERS) if manners.as_json else (),
+            planned_for=planned_for,
             emit_for=framework,
+            order_file=None if order is None else str(order),
         )
     words, following = shlex.join(traces), ""
     if not answer.recommended:
@@ -146,6 +205,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
     page = plan_page(answer, "" if manners.quiet or framework else following)
     if picture is not None:
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
-        write_html(plan_report(answer, shown, page, words), picture, quiet=manners.quiet)
-    print_answer(page, answer, manners)
+        written = answer.emitted.text.splitlines() if answer.emitted else []
+        full = replace(page, notes=[*page.notes, *written])
+        write_html(plan_report(answer, shown, full, words), picture, quiet=manners.quiet)
+    print_answer(page, answer, manners, aside=answer.emitted is not None)
+    if answer.emitted is not None:
+        _write_emitted(answer.emitted, order, manners)
     exit_strictly(answer.warnings, manners)

@@ -26,6 +26,7 @@ from debubble.simulate.communication import (
     MADE_UP,
     TOGETHER,
     Communication,
+    beside_compute,
     possible_ways,
     usual_communication,
 )
@@ -225,7 +226,7 @@ class Baseline:
 
     def _communication(self, change: Change) -> Communication:
         if change.overlap:
-            return Communication.ASYNCHRONOUS
+            return beside_compute(change.schedule or self.schedule, self.framework)
         if self.stated or self.communication is Communication.LATENCY:
             return self.communication
         if change.schedule is None or change.schedule == self.schedule:
@@ -236,6 +237,11 @@ class Baseline:
     def framework(self) -> str | None:
         """Whose framework ran it, where that shows."""
         return self.ranks[0].parallelism.framework
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has backward passes."""
+        return self.schedule != "forward-only"
 
 
 def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argument each)

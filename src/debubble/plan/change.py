@@ -27,6 +27,8 @@ class Change:
     """Stages a rank."""
     overlap: bool | None = None
     """Transfers beside compute, where the framework waits for them now."""
+    defer_receives: bool | None = None
+    """A receive is posted as late as is safe, and not as soon as its sender is scheduled: torch."""
     recompute: bool | None = None
     """Backward passes run their layers forward once more, and only their inputs are kept."""
     repaired: tuple[tuple[int, int], ...] | None = None
@@ -35,6 +37,11 @@ class Change:
     """How many times as many tokens a microbatch has."""
     by_hand: str | None = None
     """What else is done, in words: no framework can be told it."""
+
+    @property
+    def grows_batch(self) -> bool:
+        """Whether the batch has another number of microbatches of the size of now."""
+        return self.microbatches is not None and self.hold == "microbatch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +59,5 @@ class Setting:
     """Samples of one microbatch."""
     data_parallel: int | None = None
     """Replicas of the model, each with a share of the batch."""
+    order_file: str = "order.csv"
+    """What a text calls the file that has its order of passes, where it needs one."""

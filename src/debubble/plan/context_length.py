@@ -34,6 +34,8 @@ class Survivor:
     """By that gain; None where it does not fit memory."""
     guess: bool
     """The run cannot show what it does."""
+    changes_training: bool
+    """It trains with a larger global batch."""
     sure: bool
     """It fits, gains beyond the noise, and nothing in it is a guess."""
 
@@ -45,14 +47,14 @@ class OtherLength:
     token_scale: float
     unchanged: Option
     survivors: tuple[Survivor, ...]
-    """The most throughput there first, what does not fit last."""
+    """The most throughput there first, then larger batches; what does not fit last."""
     best_here: Option | None
     """What is recommended first, as measured."""
 
     @property
     def best(self) -> Survivor | None:
         """What is to be recommended there."""
-        return next((survivor for survivor in self.survivors if survivor.sure), None)
+        return next((one for one in self.survivors if one.sure and not one.changes_training), None)
 
 
 def at_length(plan: Plan, token_scale: float) -> OtherLength:
@@ -62,7 +64,7 @@ def at_length(plan: Plan, token_scale: float) -> OtherLength:
     idea = Idea(lever="context length", change=change, assumptions=assumed)
     unchanged = weigh(plan.baseline, idea)
     found = [_survive(plan, option, unchanged, token_scale) for option in plan.options]
-    found.sort(key=lambda survivor: (survivor.there.fits_memory is False, -survivor.gain))
+    found.sort(key=lambda one: (one.there.fits_memory is False, one.changes_training, -one.gain))
     ranked = [
         replace(survivor, rank=None if survivor.there.fits_memory is False else number)
         for number, survivor in enumerate(found, start=1)
@@ -71,7 +73,7 @@ def at_length(plan: Plan, token_scale: float) -> OtherLength:
         token_scale=token_scale,
         unchanged=unchanged,
         survivors=tuple(ranked),
-        best_here=next(iter(plan.recommended), None),
+        best_here=plan.best,
     )
 
 
@@ -92,5 +94,6 @@ def _survive(plan: Plan, option: Option, unchanged: Option, token_scale: float) 
         high=middle * exp(hypot(log((1 + there.throughput_high) / middle), unsure)) / now - 1,
         rank=None,
         guess=plan.is_guess(option),
+        changes_training=plan.changes_training(option),
         sure=low > WORTH and there.fits_memory is not False and not plan.is_guess(option),
     )

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from debubble.errors import UsageError
 from debubble.ledger.hop_health import LinkHealth
 from debubble.plan.baseline import Baseline
-from debubble.plan.change import Change, Hold
+from debubble.plan.change import Change, Hold, Setting
+from debubble.plan.emit import refusal_of
 from debubble.plan.option import Idea, Option
 from debubble.plan.split import Partition
-from debubble.simulate.communication import schedules_of
 from debubble.timeline.model import Timeline
 
 
@@ -56,6 +57,8 @@ class Lever:
     ideas: Callable[[Start], Iterable[Idea | Weighed | Refused]]
     words: Callable[[Change], str] = lambda _: ""
     """Says what a change does with this lever, unless the change says it itself (`by_hand`)."""
+    probe: Change | None = None
+    """Where that cannot be told to a framework, none of its ideas can: it is not asked at all."""
     shown: int | None = None
     """Of its ideas so many are weighed, those with the most work a second by means; else all."""
 
@@ -73,6 +76,8 @@ class Permissions:
     """The schedules that can be run; None for all."""
     hold: Hold | None = None
     """What stays when the number of microbatches changes; None where either can."""
+    framework: str | None = None
+    """Only what it can be told, by its name among emitters; None for what any of them can."""
 
     def bars(self, lever: str) -> bool:
         """Tell whether a lever need not be asked at all."""
@@ -89,14 +94,11 @@ class Permissions:
             return False
         return (self.split or change.split is None) and (self.overlap or not change.overlap)
 
+    def refusal_of(self, change: Change, setting: Setting) -> UsageError | None:
+        """Return why the framework cannot be told a change; None where it can, or none is named."""
+        if self.framework is None or change == Change(hold=change.hold):
+            return None
+        return refusal_of(self.framework, change, setting)
+
 
 ALL = Permissions()
-
-
-def runnable_by(framework: str | None) -> Permissions:
-    """Return what a framework can run; everything, where none is known.
-
-    DeepSpeed has one schedule. Megatron overlaps transfers with its interleaved one, and not else.
-    """
-    schedules = schedules_of(framework)
-    return ALL if schedules is None else Permissions(schedules=schedules, overlap=False)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
-from debubble.errors import NoSplitFits, UsageError
+from debubble.errors import CannotBeTold, NoSplitFits, UsageError
 from debubble.ledger.hop_health import LinkHealth
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
@@ -13,6 +14,7 @@ from debubble.plan.kv_cache import Cache, CachePlan, plan_cache
 from debubble.plan.lever import ALL, Permissions, Refused, Start, Weighed
 from debubble.plan.levers import LEVERS
 from debubble.plan.levers.link import Repair
+from debubble.plan.levers.microbatches import HOLDS, cuts_evenly
 from debubble.plan.levers.microbatches import counts as counts_worth_trying
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import (
@@ -31,7 +33,7 @@ from debubble.timeline.model import Timeline
 from debubble.units import show_bytes
 
 _NEVER_ENDS = "posted as this run posts them, its messages would wait for each other in a circle"
-# Of all combinations so many are looked at closely and shown.
+# Of all combinations of a kind so many are looked at closely and shown.
 _SHOWN = 3
 # Of the best schedules so many are combined with other levers.
 _COMBINED = 2
@@ -48,13 +50,21 @@ class Plan:
 
     baseline: Baseline
     options: tuple[Option, ...]
+    """By throughput; those that change training after all others."""
     refused: tuple[Refused, ...]
+    """What does not fit, or cannot be cut or run."""
     partition: Partition | None
     overlap: Overlap | None
     repairs: tuple[Repair, ...] = ()
     """Of slow links, each alone, and all together."""
     links: LinkHealth | None = None
     """What each hop takes and costs, as all verbs have it."""
+    framework: str | None = None
+    """Whom the options can be told to, by its name among emitters; None where to any."""
+    left_out: tuple[Refused, ...] = ()
+    """What that framework cannot be told, and so was not weighed."""
+    batch_may_grow: bool = False
+    """A larger batch competes like anything else: it was asked for, or nothing is trained."""
     cache: CachePlan | None = None
     """What splits leave for a KV cache, where that was asked and can be told."""
 
@@ -77,6 +87,15 @@ class Plan:
             and option.throughput_low <= WORTH
             and not self.is_guess(option)
         )
+
+    @property
+    def best(self) -> Option | None:
+        """What to do first: of the recommended ones that leave training as it is."""
+        return next((one for one in self.recommended if not self.changes_training(one)), None)
+
+    def changes_training(self, option: Option) -> bool:
+        """Tell whether an option trains with a larger global batch, which nobody asked for."""
+        return option.change.grows_batch and not self.batch_may_grow
 
     def is_guess(self, option: Option) -> bool:
         """Tell whether the run cannot show what an option does.
@@ -108,164 +127,204 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     cache: Cache | None = None,
     allowed: Permissions = ALL,
 ) -> Plan:
-    """Weigh each lever, then the best of them together; refuse what does not fit."""
+    """Weigh each lever, then the best of them together; refuse what does not fit.
+
+    What the framework that is planned for cannot be told is left out before anything is ranked.
+    """
     if baseline.no_fit is not None:
         return Plan(
             baseline=baseline, options=(), refused=(), partition=None, overlap=None, links=links
         )
-    refused: list[Refused] = []
     start = Start(
-        baseline=baseline,
-        timeline=timeline,
-        partition=_partition(baseline, refused) if allowed.split else None,
-        most_microbatches=most_microbatches,
-        links=links,
+        baseline=baseline, timeline=timeline, most_microbatches=most_microbatches, links=links
     )
-    ideas, weighed = _ideas(start, refused, allowed)
+    sieve = _Sieve(start=start, allowed=allowed)
+    ideas = sieve.ideas()
     options = [weigh(baseline, idea) for idea in ideas]
-    for own in weighed:
+    for own in sieve.weighed:
         option = own.option
         # A repair takes no memory that the run does not take already.
         if option.fits_memory is False and not option.change.repaired:
-            refused.append(_too_large(option.lever, option.change, option.headroom))
+            sieve.refuse(option.idea, _too_large(option.headroom))
         else:
             options.append(option)
+    partition = sieve.start.partition
     cached = None
     if cache is not None:
         try:
-            best = start.partition.split if start.partition else None
-            cached = plan_cache(baseline, cache, best)
+            cached = plan_cache(baseline, cache, partition.split if partition else None)
         except UsageError as error:
-            refused.append(Refused(lever="kv_cache", change=Change(), reason=str(error)))
-    repairs = [own for own in weighed if isinstance(own, Repair)]
-    options += _on_top_of_repairs(start, repairs)
+            sieve.refuse(Idea(lever="kv_cache", change=Change()), str(error))
+    repairs = [own for own in sieve.weighed if isinstance(own, Repair)]
+    options += _on_top_of_repairs(start, repairs, allowed)
+    may_grow = allowed.hold == "microbatch" or not baseline.trains
+    options.sort(key=lambda one: (one.change.grows_batch and not may_grow, -one.throughput_gain))
     return Plan(
         baseline=baseline,
-        options=tuple(sorted(options, key=lambda option: -option.throughput_gain)),
-        refused=tuple(refused),
+        options=tuple(options),
+        framework=allowed.framework,
+        left_out=tuple(sieve.left_out),
+        batch_may_grow=may_grow,
+        refused=tuple(sieve.refused),
         cache=cached,
-        partition=start.partition,
-        overlap=next((own for own in weighed if isinstance(own, Overlap)), None),
+        partition=partition,
+        overlap=next((own for own in sieve.weighed if isinstance(own, Overlap)), None),
         repairs=tuple(repairs),
         links=links,
     )
 
 
-def _partition(baseline: Baseline, refused: list[Refused]) -> Partition | None:
-    try:
-        return best_split(baseline, Change())
-    except (UsageError, NoSplitFits) as error:
-        refused.append(Refused(lever="split", change=Change(), reason=error.message))
-        return None
+@dataclass(slots=True, kw_only=True)
+class _Sieve:
+    """What is worth a closer look, and what becomes of the rest, as it is found."""
 
+    start: Start
+    allowed: Permissions
+    refused: list[Refused] = field(default_factory=list)
+    left_out: list[Refused] = field(default_factory=list)
+    """What the framework cannot be told."""
+    weighed: list[Weighed] = field(default_factory=list)
+    """What levers have weighed by themselves."""
 
-def _ideas(
-    start: Start, refused: list[Refused], allowed: Permissions
-) -> tuple[list[Idea], list[Weighed]]:
-    """Return what is worth a closer look, each lever alone and the best together.
+    def ideas(self) -> list[Idea]:
+        """Return what is to be weighed: each lever alone, and the best together."""
+        baseline, allowed = self.start.baseline, self.allowed
+        if allowed.split and self._can_be_told("split", Change(split=baseline.source.split)):
+            try:
+                self.start = replace(self.start, partition=best_split(baseline, Change()))
+            except (UsageError, NoSplitFits) as error:
+                self.refuse(Idea(lever="split", change=Change()), error.message)
+        alone: dict[str, list[Idea]] = {}
+        for lever in LEVERS:
+            alone[lever.key] = []
+            if allowed.bars(lever.key):
+                continue
+            if lever.probe is None or self._can_be_told(lever.key, lever.probe):
+                alone[lever.key] = self._keep(lever.ideas(self.start))
+            if lever.shown is not None:
+                alone[lever.key] = self.most(alone[lever.key], lever.shown)
+        ideas = [idea for found in alone.values() for idea in found]
+        # Of each kind the best few: larger batches, or cut ones, crowd out nothing else.
+        kinds: dict[tuple[bool, Hold], list[Idea]] = {}
+        for idea in self._keep(_together(self.start, alone["schedule"], allowed.hold)):
+            kind = idea.change.microbatches is not None, idea.change.hold
+            kinds.setdefault(kind, []).append(idea)
+        for (counted, hold), alike in kinds.items():
+            # How cut microbatches fare is the least sure: one of them is enough.
+            ideas += self.most(alike, 1 if counted and hold == "batch" else _SHOWN)
+        return ideas
 
-    What a lever has weighed by itself is apart.
-    """
-    baseline = start.baseline
-    weighed: list[Weighed] = []
+    def refuse(self, idea: Idea, reason: str) -> None:
+        """Remember what cannot run or does not fit."""
+        self.refused.append(Refused(lever=idea.lever, change=idea.change, reason=reason))
 
-    def keep(found: Iterable[Idea | Weighed | Refused]) -> list[Idea]:
-        """Keep what is allowed and may fit; the rest is refused before any time is spent on it."""
+    def _can_be_told(self, lever: str, probe: Change) -> bool:
+        """Tell whether the framework has words for a lever at all, or remember that not."""
+        why = self.allowed.refusal_of(probe, self.start.baseline.setting)
+        if why is None:
+            return True
+        change = Change() if lever == "split" else probe
+        self.left_out.append(Refused(lever=lever, change=change, reason=why.message))
+        return False
+
+    def _keep(self, found: Iterable[Idea | Weighed | Refused]) -> list[Idea]:
+        """Keep what is allowed and may fit, before any time is spent on it."""
+        baseline, allowed = self.start.baseline, self.allowed
         ideas = []
         for idea in found:
             if not isinstance(idea, Idea | Refused):
-                weighed.append(idea)
-            elif not allowed.permits(idea.change, baseline.source.chunks):
+                self.weighed.append(idea)
                 continue
+            if not allowed.permits(idea.change, baseline.source.chunks):
+                continue
+            untold = allowed.refusal_of(idea.change, baseline.setting)
+            if isinstance(untold, CannotBeTold):
+                if idea.lever != "combined":
+                    why = untold.message
+                    self.left_out.append(Refused(lever=idea.lever, change=idea.change, reason=why))
             elif isinstance(idea, Refused):
-                refused.append(idea)
+                self.refused.append(idea)
+            elif untold is not None:
+                self.refuse(idea, untold.message)
             elif all_fit(left := headroom_after(baseline, idea.change)) is False:
-                refused.append(_too_large(idea.lever, idea.change, left))
+                self.refuse(idea, _too_large(left))
             else:
                 ideas.append(idea)
         return ideas
 
-    alone: dict[str, list[Idea]] = {}
-    for lever in LEVERS:
-        if allowed.bars(lever.key):
-            continue
-        ideas = keep(lever.ideas(start))
-        if lever.shown is not None:
-            ideas = _most(baseline, ideas, refused, lever.shown)
-        alone[lever.key] = ideas
-    together = keep(_together(start, alone["schedule"], allowed.hold or "microbatch"))
-    ideas = [idea for found in alone.values() for idea in found]
-    return ideas + _most(baseline, together, refused), weighed
+    def most(self, ideas: Sequence[Idea], shown: int) -> list[Idea]:
+        """Return the few that do most work a second, by means; what could not end is refused."""
+        baseline = self.start.baseline
+        timed = []
+        for idea in ideas:
+            count = idea.change.microbatches or baseline.source.microbatches
+            work = count * baseline.microbatch_scale(idea.change)
+            try:
+                timed.append((quick_latency_s(baseline, idea.change) / work, idea))
+            except OrderCycle:
+                self.refuse(idea, _NEVER_ENDS)
+        return [idea for _, idea in sorted(timed, key=lambda pair: pair[0])[:shown]]
 
 
-def _too_large(lever: str, change: Change, left: Sequence[Headroom] | None) -> Refused:
+def _too_large(left: Sequence[Headroom] | None) -> str:
     worst = min((rank.bytes for rank in left or () if rank.bytes is not None), default=0.0)
-    return Refused(
-        lever=lever,
-        change=change,
-        reason=f"a rank would need {show_bytes(-worst)} more memory than it has",
-    )
+    return f"a rank would need {show_bytes(-worst)} more memory than it has"
 
 
-def _most(
-    baseline: Baseline, ideas: Sequence[Idea], refused: list[Refused], shown: int = _SHOWN
-) -> list[Idea]:
-    """Return the few that do the most work a second, by means; what could not end is refused."""
-    timed = []
-    for idea in ideas:
-        count = idea.change.microbatches or baseline.source.microbatches
-        work = count * baseline.microbatch_scale(idea.change)
-        try:
-            timed.append((quick_latency_s(baseline, idea.change) / work, idea))
-        except OrderCycle:
-            refused.append(Refused(lever=idea.lever, change=idea.change, reason=_NEVER_ENDS))
-    return [idea for _, idea in sorted(timed, key=lambda pair: pair[0])[:shown]]
-
-
-def _together(start: Start, orders: Sequence[Idea], hold: Hold) -> Iterator[Idea]:
+def _together(start: Start, orders: Sequence[Idea], hold: Hold | None) -> Iterator[Idea]:
     """Combine the best schedules and counts, with the best split where stages are as many."""
     baseline = start.baseline
     counts = counts_worth_trying(baseline, start.most_microbatches)[:2]
-    splits = dict(_splits_by_count(start, counts, hold))
+    sizes = [Change()]
+    for held in HOLDS if hold is None else (hold,):
+        changes = (Change(microbatches=count, hold=held) for count in counts)
+        sizes += [change for change in changes if cuts_evenly(baseline, change)]
+    splits = dict(_splits_by_size(start, sizes))
     for idea in (Idea(lever="combined", change=Change()), *orders[:_COMBINED]):
-        for count in (None, *counts):
-            change = replace(idea.change, microbatches=count, hold=hold)
+        for size in sizes:
+            change = replace(idea.change, microbatches=size.microbatches, hold=size.hold)
             try:
                 stages = len(baseline.what_if(change).layers)
             except UsageError:
                 continue
-            split = splits.get(count)
+            split = splits.get(size)
             split = split if split and len(split) == stages else None
-            levers = (count is not None) + (change.schedule is not None) + (split is not None)
-            if levers > 1:
+            levers = (change.microbatches, change.schedule, split)
+            if sum(lever is not None for lever in levers) > 1:
                 change = replace(change, split=split)
                 yield Idea(lever="combined", change=change, assumptions=idea.assumptions)
 
 
-def _splits_by_count(
-    start: Start, counts: Sequence[int], hold: Hold
-) -> Iterator[tuple[int | None, tuple[int, ...]]]:
-    """Yield the best split for each count: a short batch likes its last stage small."""
+def _splits_by_size(
+    start: Start, sizes: Sequence[Change]
+) -> Iterator[tuple[Change, tuple[int, ...]]]:
+    """Yield the best split for each size of a batch: a short one likes its last stage small."""
     baseline, partition = start.baseline, start.partition
     if partition is None or partition.split == baseline.source.split:
         return
-    yield None, partition.split
-    for count in counts:
-        try:
-            change = Change(microbatches=count, hold=hold)
-            yield count, best_split(baseline, change, near=partition.split).split
-        except (UsageError, NoSplitFits):
-            yield count, partition.split
+    for size in sizes:
+        split = partition.split
+        if size.microbatches is not None:
+            with suppress(UsageError, NoSplitFits):
+                split = best_split(baseline, size, near=partition.split).split
+        yield size, split
 
 
-def _on_top_of_repairs(start: Start, repairs: Sequence[Repair]) -> Iterator[Option]:
+def _on_top_of_repairs(
+    start: Start, repairs: Sequence[Repair], allowed: Permissions
+) -> Iterator[Option]:
     """Weigh the best of the other levers on the run with its best repair, where that pays."""
     if not repairs or repairs[0].option.throughput_low <= WORTH:
         return
     mended, hops = repairs[0].baseline, repairs[0].option.change.repaired
-    repaired = replace(start, baseline=mended, partition=_partition(mended, []))
-    ideas, _ = _ideas(repaired, [], Permissions(link=False, overlap=False))
-    sized = [idea for idea in ideas if idea.change.hold == "microbatch"]
-    for idea in _most(mended, sized, [])[:_COMBINED]:
+    others = replace(allowed, link=False, overlap=False)
+    sieve = _Sieve(start=replace(start, baseline=mended), allowed=others)
+    sized = [
+        idea
+        for idea in sieve.ideas()
+        if mended.microbatch_scale(idea.change) == 1.0
+        and not (idea.change.grows_batch and mended.trains and allowed.hold is None)
+    ]
+    for idea in sieve.most(sized, _COMBINED):
         change = replace(idea.change, repaired=hops)
         yield weigh(mended, replace(idea, lever="combined", change=change))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from debubble.answers.kv_cache import CachePart
 from debubble.answers.plan import (
     LengthPart,
@@ -15,10 +17,13 @@ from debubble.units import show_seconds
 
 
 def plan_page(found: PlanAnswer, next_command: str = "") -> Page:
-    """Lay out the plan: what to do, then all options, then what was refused."""
+    """Lay out the plan: what to do, then all options, then what was refused.
+
+    What is written for a framework comes after it: its last line announces that.
+    """
     page = Page(answer=found.verdict, findings=list(found.findings))
     if found.options:
-        page.tables.append(_option_table(found))
+        page.tables += _option_tables(found)
     if found.context_length is not None:
         page.tables.append(_length_table(found, found.context_length))
     if found.kv_cache is not None:
@@ -32,25 +37,24 @@ def plan_page(found: PlanAnswer, next_command: str = "") -> Page:
     return page
 
 
-def _option_table(found: PlanAnswer) -> Table:
-    table = Table(
-        columns=("option", "batch", "four of five in", "bubble", "throughput", "memory left", "do"),
-        title="options, by throughput",
-    )
+def _option_tables(found: PlanAnswer) -> Iterator[Table]:
+    """Lay out the options, those with a larger batch apart."""
+    columns = ("option", "batch", "four of five in", "bubble", "throughput", "memory left", "do")
     now = found.baseline
-    table.rows.append(
-        (
-            "as it is",
-            show_seconds(now.numbers.batch_latency_s),
-            "",
-            f"{100 * now.numbers.bubble_fraction:.0f} %",
-            "",
-            least_left(now.headroom_bytes) or "unknown",
-            "",
-        )
+    as_it_is = (
+        "as it is",
+        show_seconds(now.numbers.batch_latency_s),
+        "",
+        f"{100 * now.numbers.bubble_fraction:.0f} %",
+        "",
+        least_left(now.headroom_bytes) or "unknown",
+        "",
     )
+    same = Table(columns=columns, title="options, by throughput", rows=[as_it_is])
+    larger = Table(columns=columns, title="A larger batch (changes training):")
     for option in found.options:
         low, high = option.interval.batch_latency_s or (0.0, 0.0)
+        table = larger if option.changes_training else same
         table.rows.append(
             (
                 option.words,
@@ -62,7 +66,9 @@ def _option_table(found: PlanAnswer) -> Table:
                 option.advice,
             )
         )
-    return table
+    yield same
+    if larger.rows:
+        yield larger
 
 
 def _length_table(found: PlanAnswer, length: LengthPart) -> Table:
@@ -121,6 +127,7 @@ def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
 def _notes(found: PlanAnswer) -> list[str]:
     base, length, cache = found.baseline, found.context_length, found.kv_cache
     notes = [base.without_profiler.sentence] if base.without_profiler else []
+    notes += [f"{found.left_out.sentence}; --for any weighs all"] if found.left_out else []
     assumed = {said for option in found.options for said in option.assumptions}
     assumed |= set(length.assumptions if length else ())
     assumed |= set(cache.assumptions if cache else ())
@@ -140,18 +147,17 @@ def _notes(found: PlanAnswer) -> list[str]:
 
 
 def _emitted(found: PlanAnswer) -> list[str]:
-    """Return the lines to paste, with what must be known of them as comments."""
+    """Say what is written for a framework, and what must be known of it."""
     emitted = found.emitted
     if emitted is None:
         return []
     if emitted.option is None:
         return ["", f"for {emitted.framework}: nothing to write ({emitted.reason})"]
-    option, comments = found.options[emitted.option], []
+    option, said = found.options[emitted.option], [""]
     if emitted.reason:
-        comments.append(f"# the options before it cannot be written: {emitted.reason}")
+        said.append(f"the options before it cannot be written: {emitted.reason}")
     if not option.recommended:
         low, high = option.interval.throughput_gain_fraction or (0.0, 0.0)
         gain = show_gain(option.throughput_gain_fraction, low, high)
-        comments.append(f"# this one may be within the noise of a run: {gain}")
-    lines = emitted.text.splitlines()
-    return ["", f"for {emitted.framework}, {option.words}:", *comments, *lines]
+        said.append(f"this one may be within the noise of a run: {gain}")
+    return [*said, f"for {emitted.framework}, {option.words}:"]

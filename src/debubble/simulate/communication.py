@@ -108,15 +108,9 @@ def usual_communication(schedule: str, framework: str | None = None) -> Communic
     return possible_ways(schedule, framework)[0]
 
 
-def schedules_of(framework: str | None) -> frozenset[str] | None:
-    """Return the schedules that a framework has; None for all."""
-    known = _OF_FRAMEWORK.get(framework or "")
-    return None if known is None else frozenset(known)
-
-
 def runs(framework: str | None, schedule: str) -> bool:
     """Tell whether a framework has a schedule."""
-    known = schedules_of(framework)
+    known = _OF_FRAMEWORK.get(framework or "")
     return known is None or schedule in known
 
 
@@ -127,6 +121,12 @@ def possible_ways(schedule: str, framework: str | None) -> tuple[Communication, 
     """
     torchs = (_OF_SCHEDULE.get(schedule, Communication.RUNTIME),)
     return _OF_FRAMEWORK.get(framework or "", {}).get(schedule, torchs)
+
+
+def beside_compute(schedule: str, framework: str | None) -> Communication:
+    """Return how a framework sends messages that are not waited for; else freely."""
+    ways = _OF_FRAMEWORK.get(framework or "", {}).get(schedule, ())
+    return next((way for way in ways if way not in WAITED), Communication.ASYNCHRONOUS)
 
 
 Cell = tuple[Action, ...]

@@ -18,6 +18,7 @@ from debubble.fleet.survey import Means
 from debubble.ledger.hop_health import HopHealth
 from debubble.links.judge import Verdict
 from debubble.measure.measurement import Measurement, context_bucket, middle
+from debubble.plan.lever import Permissions
 from debubble.plan.plan import make_plan
 from debubble.report.find import find_page
 from debubble.report.text import Page, print_page
@@ -253,13 +254,14 @@ def _plan(run: Analysis) -> tuple[PlannedChange | None, str]:
         return None, NO_PLAN_FOR_A_STREAM
     try:
         links = run.links if run.ledger else None
-        plan = make_plan(run.baseline(), run.timeline, links=links)
+        baseline = run.baseline()
+        allowed = Permissions(framework=baseline.framework)
+        plan = make_plan(baseline, run.timeline, links=links, allowed=allowed)
     except (UsageError, NoPipeline, NoSplitFits) as error:
         return None, str(error)
-    best = plan.recommended[:1]
-    if not best:
+    if plan.best is None:
         return PlannedChange(change=""), ""
-    return PlannedChange(change=describe(best[0].change), gain=best[0].throughput_gain), ""
+    return PlannedChange(change=describe(plan.best.change), gain=plan.best.throughput_gain), ""
 
 
 def _as_text(page: Page) -> str:

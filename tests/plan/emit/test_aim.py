@@ -30,8 +30,8 @@ RUN = Setting(ranks=4, layers=32, microbatches=8, schedule="1f1b")
         (Change(chunks=2), "1f1b needs 1 chunk a rank, not 2"),
         (Change(schedule="zbv", chunks=3), "zbv needs 2 chunks a rank, not 3"),
         (
-            Change(schedule="interleaved-1f1b", chunks=3),
-            "32 layers do not divide into 12 equal stages",
+            Change(schedule="interleaved-1f1b", chunks=9),
+            "32 layers cannot fill 36 stages",
         ),
         (Change(schedule="zb-v"), "no schedule is called 'zb-v'"),
     ],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from debubble.errors import UsageError
+from debubble.errors import CannotBeTold, UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import emit
+from debubble.plan.emit.order_file import order_text
 from debubble.schedules import format_order, order_of, parse_order
 
 RUN = Setting(ranks=4, microbatches=8, schedule="1f1b")
@@ -19,12 +20,23 @@ RUN = Setting(ranks=4, microbatches=8, schedule="1f1b")
         (Change(microbatches=16), ("1f1b", 4, 16)),
         (Change(schedule="interleaved-1f1b", chunks=3), ("interleaved-1f1b", 4, 8, 3)),
         (Change(schedule="zbv"), ("zbv", 4, 8)),
-        (Change(overlap=True), ("1f1b", 4, 8)),
-        (Change(schedule="zb-h2", split=(1, 2, 3, 4)), ("zb-h2", 4, 8)),
     ],
 )
 def test_the_order_is_that_of_the_run_after_the_change(change, order):
     assert parse_order(emit("csv", change, RUN)) == order_of(*order)
+
+
+@pytest.mark.parametrize(
+    ("change", "order"),
+    [
+        (Change(overlap=True), ("1f1b", 4, 8)),
+        (Change(schedule="zb-h2", split=(1, 2, 3, 4)), ("zb-h2", 4, 8)),
+    ],
+)
+def test_the_order_beside_what_another_framework_is_told_is_no_whole_option(change, order):
+    assert parse_order(order_text(change, RUN)) == order_of(*order)
+    with pytest.raises(CannotBeTold, match="an order of passes cannot be told"):
+        emit("csv", change, RUN)
 
 
 def test_an_order_in_a_file_is_written_again(tmp_path):
@@ -37,7 +49,7 @@ def test_an_order_in_a_file_is_written_again(tmp_path):
 @pytest.mark.parametrize(
     ("change", "run", "message"),
     [
-        (Change(split=(1, 2, 3, 4)), RUN, "an order of passes says nothing of layers"),
+        (Change(split=(1, 2, 3, 4)), RUN, "an order of passes cannot be told a split"),
         (Change(microbatches=8), Setting(ranks=4), "which schedule the run has is not known"),
         (Change(schedule="gpipe"), Setting(ranks=4), "how many microbatches the run has"),
         (Change(schedule="dualpipe-v", microbatches=4), RUN, "dualpipe-v needs a microbatch"),

@@ -75,11 +75,15 @@ def test_sizes_are_refused_exactly_where_torch_refuses_them(name, ranks, microba
             emit("torch", change, run)
 
 
-@pytest.mark.parametrize("overlap", [None, True])
+@pytest.mark.parametrize("deferred", [None, True])
 @pytest.mark.parametrize("name", [*NAMED, "zb-h1", "zb-h2"])
-def test_names_and_arguments_are_torchs_own(name, overlap):
+def test_names_and_arguments_are_torchs_own(name, deferred):
     need_package("torch")
-    text = emit("torch", Change(schedule=name, overlap=overlap), RUN)
+    if deferred and name in {"1f1b", "gpipe"}:
+        with pytest.raises(UsageError, match="to defer receives under"):
+            emit("torch", Change(schedule=name, defer_receives=True), RUN)
+        return
+    text = emit("torch", Change(schedule=name, defer_receives=deferred), RUN)
     names = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom):
@@ -88,7 +92,10 @@ def test_names_and_arguments_are_torchs_own(name, overlap):
     call = assigned(text, "schedule")
     made = names[call.func.id]
     keywords = {keyword.arg: None for keyword in call.keywords}
+    assert ("defer_pp_recv" in keywords) is bool(deferred)
     if call.func.id == "_PipelineScheduleRuntime":
+        assert 'kwargs.pop("defer_pp_recv"' in inspect.getsource(made.__init__)
+        keywords.pop("defer_pp_recv", None)
         made = importlib.import_module(made.__module__).PipelineScheduleMulti
     inspect.signature(made).bind(None, **keywords)
     single = "stage" in inspect.signature(made).parameters
@@ -138,9 +145,9 @@ def test_where_stages_move_to_other_ranks_it_is_said_to_which():
     assert "Stages, rank by rank: [0, 3], [1, 2]." in comments_of(text)
 
 
-def test_overlap_defers_receives_where_the_class_can_and_else_takes_the_runtime():
-    several = emit("torch", Change(schedule="zbv", overlap=True), RUN)
-    assert "defer_pp_recv=True" in several
+def test_overlap_takes_the_runtime_which_is_what_schedules_of_several_stages_have():
+    with pytest.raises(UsageError, match="to overlap more than ZBVZeroBubble does already"):
+        emit("torch", Change(schedule="zbv", overlap=True), RUN)
     single = emit("torch", Change(overlap=True), RUN)
     assert "_PipelineScheduleRuntime" in single
     assert 'schedule._load_csv("order.csv")' in single

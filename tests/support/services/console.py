@@ -26,6 +26,8 @@ class Answer:
 
     text: str
     code: int
+    out: str = ""
+    err: str = ""
 
 
 def type_command(command: str, folder: Path) -> Answer:
@@ -44,7 +46,7 @@ def type_command(command: str, folder: Path) -> Answer:
         }
         code = _host().run(order)
         printed = [Path(order[name]).read_text("utf-8") for name in ("out", "err")]
-    return Answer(text="".join(printed), code=code)
+    return Answer(text="".join(printed), code=code, out=printed[0], err=printed[1])
 
 
 class _Host:

@@ -4,7 +4,8 @@ What a framework cannot be told is refused with the reason; nothing is left out 
 
 A module here that has `EMITTERS` is a framework: its names, each with what writes a change. Its
 `POSITION` says where it stands in lists: what serves first, then what trains, files last. Where it
-has `recompute`, that writes what lets backward passes recompute, or keep, activations.
+has `recompute`, that writes what lets backward passes recompute, or keep, activations; where it has
+`DEFERS_RECEIVES`, its texts do so where that is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit.aim import cannot
 
-__all__ = ["EMITTERS", "can_emit", "emit"]
+__all__ = ["EMITTERS", "emit", "refusal_of"]
 
 _MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 _FRAMEWORKS = sorted(
@@ -34,15 +35,21 @@ _RECOMPUTE: dict[str, Callable[[bool], str]] = {
     for name in module.EMITTERS
     if hasattr(module, "recompute")
 }
+_DEFERS_RECEIVES = {
+    name
+    for module in _FRAMEWORKS
+    for name in module.EMITTERS
+    if getattr(module, "DEFERS_RECEIVES", False)
+}
 
 
-def can_emit(framework: str, change: Change, setting: Setting) -> bool:
-    """Tell whether a framework can be told a change."""
+def refusal_of(framework: str, change: Change, setting: Setting) -> UsageError | None:
+    """Return why a framework cannot be told a change; None where it can."""
     try:
         emit(framework, change, setting)
-    except UsageError:
-        return False
-    return True
+    except UsageError as error:
+        return error
+    return None
 
 
 def emit(framework: str, change: Change, setting: Setting) -> str:
@@ -55,6 +62,8 @@ def emit(framework: str, change: Change, setting: Setting) -> str:
         raise cannot(framework, "to repair a link", "repair it, then plan again")
     if change.by_hand:
         raise cannot(framework, f"this: {change.by_hand}", "do it, then plan again")
+    if change.defer_receives is not None and framework not in _DEFERS_RECEIVES:
+        raise cannot(framework, "to defer receives", "--emit torch writes it for a pipeline there")
     if change.recompute is None:
         return EMITTERS[framework](change, setting)
     if framework not in _RECOMPUTE:

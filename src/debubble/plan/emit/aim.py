@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
-from debubble.errors import UsageError
+from debubble.errors import CannotBeTold, UsageError
+from debubble.plan.baseline import even_split
 from debubble.plan.change import Change, Setting
 from debubble.schedules import SCHEDULES, Order, Placement, placement_of, state_schedule
 from debubble.schedules.named import can_have_chunks
@@ -143,13 +144,8 @@ def _split_of(change: Change, setting: Setting, chunks: int) -> tuple[int, ...] 
         return None
     if layers is None:
         raise UsageError("how many layers the model has is not known", hint="say it with --layers")
-    if split is None and layers % stages:
-        raise UsageError(
-            f"{counted(layers, 'layer')} do not divide into {counted(stages, 'equal stage')}",
-            hint="give the split as well",
-        )
     if split is None:
-        return (layers // stages,) * stages
+        return even_split(layers, stages)
     if len(split) != stages:
         raise UsageError(
             f"the split has {counted(len(split), 'entry', 'entries')} for "
@@ -169,9 +165,9 @@ def _split_of(change: Change, setting: Setting, chunks: int) -> tuple[int, ...] 
     return split
 
 
-def cannot(framework: str, what: str, hint: str) -> UsageError:
+def cannot(framework: str, what: str, hint: str) -> CannotBeTold:
     """Return the refusal of something that a framework cannot be told."""
-    return UsageError(f"{framework} cannot be told {what}", hint=hint)
+    return CannotBeTold(f"{framework} cannot be told {what}", hint=hint)
 
 
 def refuse_overlap(framework: str, change: Change, hint: str) -> None:

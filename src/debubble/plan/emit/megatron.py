@@ -116,9 +116,10 @@ def check_schedule(framework: str, change: Change, aim: Aim) -> None:
                 hint=f"give a multiple of {aim.ranks} microbatches",
             )
     if change.overlap is not None and aim.chunks == 1:
-        raise UsageError(
-            f"{framework} never overlaps transfers without virtual stages",
-            hint="give --schedule interleaved-1f1b --chunks 2 as well",
+        raise cannot(
+            framework,
+            "to overlap transfers without virtual stages",
+            "give --schedule interleaved-1f1b --chunks 2 as well",
         )
     if change.overlap is False and aim.ranks < _LEAST_RANKS_WITHOUT_OVERLAP:
         raise UsageError(

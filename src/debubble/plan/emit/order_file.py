@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit.aim import aim_of, microbatches_of, only_splits, schedule_of
+from debubble.plan.emit.aim import aim_of, cannot, microbatches_of, schedule_of
 from debubble.schedules import SCHEDULES, format_order, order_of, read_order
-
-FILE = "order.csv"
-"""What other emitters call the file that this one fills."""
 
 
 def emit(change: Change, setting: Setting) -> str:
-    """Write the order; the split of layers is no part of it."""
-    aim = aim_of(change, setting, layers_matter=False)
-    if only_splits(change):
-        raise UsageError(
-            "an order of passes says nothing of layers",
-            hint="write the split for the framework that you run",
+    """Write the order of a change that is an order and nothing else."""
+    if change.split is not None:
+        raise cannot("an order of passes", "a split", "write it for the framework that you run")
+    if change.overlap is not None:
+        raise cannot(
+            "an order of passes",
+            "how messages travel",
+            "write it for the framework that you run",
         )
+    return order_text(change, setting)
+
+
+def order_text(change: Change, setting: Setting) -> str:
+    """Write the order of passes of any change; whatever else it changes is no part of it."""
+    aim = aim_of(change, setting, layers_matter=False)
     schedule = schedule_of(aim)
     if schedule not in SCHEDULES:
         return format_order(read_order(schedule))
     return format_order(order_of(schedule, aim.ranks, microbatches_of(aim), aim.chunks))
+
+
+def order_beside(text: str, change: Change, setting: Setting) -> str | None:
+    """Return the order of passes that a text names the file of; None where it names none."""
+    return order_text(change, setting) if say_order(setting) in text else None
+
+
+def say_order(setting: Setting) -> str:
+    """Say in a comment what the file is."""
+    return f"{setting.order_file}: the order of passes, as `plan --emit ... -o` writes it."
 
 
 POSITION = 100

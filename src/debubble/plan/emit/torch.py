@@ -21,7 +21,7 @@ from debubble.plan.emit.aim import (
     only_splits,
     schedule_of,
 )
-from debubble.plan.emit.order_file import FILE
+from debubble.plan.emit.order_file import say_order
 from debubble.schedules import SCHEDULES
 from debubble.schedules.named import count_rounds
 
@@ -68,7 +68,13 @@ def emit(change: Change, setting: Setting) -> str:
     """Write the Python that brings the change about; parts that stay are left out."""
     aim = aim_of(change, setting)
     only_split = only_splits(change)
-    known = None if only_split else torch_schedule(_NAME, change, aim)
+    forward_only = change.schedule is None and aim.schedule == "forward-only"
+    if only_split:
+        known = None
+    elif forward_only and change.overlap is None:
+        known = TORCH_SCHEDULES["gpipe"]  # without a loss it runs forward passes alone
+    else:
+        known = torch_schedule(_NAME, change, aim)
     imports: list[str] = []
     body: list[str] = []
     notes = ["torch.distributed.pipelining (checked with torch 2.13)."]
@@ -87,7 +93,9 @@ def emit(change: Change, setting: Setting) -> str:
     if not only_split:
         runs = f"Schedule{known.name}" if known else "_PipelineScheduleRuntime"
         imports.append(f"from torch.distributed.pipelining.schedules import {runs}")
-        body.append(_schedule(change, aim, known))
+        file = setting.order_file if aim.schedule in SCHEDULES else aim.schedule
+        loads = f"schedule._load_csv({json.dumps(file)})\n" if known is None else ""
+        body.append(_schedule(change, aim, known, loss=not forward_only) + loads)
         notes += _schedule_notes(change, setting, aim, known)
     code = "\n".join([*sorted(imports), "", *body])
     notes += [
@@ -114,8 +122,20 @@ def torch_schedule(framework: str, change: Change, aim: Aim) -> TorchSchedule | 
     known = TORCH_SCHEDULES.get(name)
     if change.overlap is False:
         raise cannot(framework, "to wait for transfers", "leave the overlap as it is")
-    if known is None or (change.overlap and known.one_stage):
+    if change.overlap and (known is None or not known.one_stage) and name in SCHEDULES:
+        raise cannot(
+            framework,
+            f"to overlap more than {known.name if known else name} does already",
+            "leave the overlap as it is",
+        )
+    if known is None or change.overlap:
         return None
+    if known.one_stage and change.defer_receives:
+        raise cannot(
+            framework,
+            f"to defer receives under {known.name}, which posts each when it is due",
+            "take a schedule of several stages a rank",
+        )
     _check_sizes(framework, known, aim)
     return known
 
@@ -160,15 +180,14 @@ def _stages(aim: Aim) -> str:
     )
 
 
-def _schedule(change: Change, aim: Aim, known: TorchSchedule | None) -> str:
-    sizes = f"n_microbatches={microbatches_of(aim)}, loss_fn=loss_fn"
+def _schedule(change: Change, aim: Aim, known: TorchSchedule | None, *, loss: bool) -> str:
+    sizes = f"n_microbatches={microbatches_of(aim)}"
+    sizes += ", loss_fn=loss_fn" if loss else ""
+    sizes += ", defer_pp_recv=True" if change.defer_receives else ""
     if known is None:
-        file = FILE if aim.schedule in SCHEDULES else aim.schedule
-        made = f"schedule = _PipelineScheduleRuntime(stages, {sizes})"
-        return f"{made}\nschedule._load_csv({json.dumps(file)})\n"
-    deferred = ", defer_pp_recv=True" if change.overlap else ""
+        return f"schedule = _PipelineScheduleRuntime(stages, {sizes})\n"
     stages = "stages[0]" if known.one_stage else "stages"
-    return f"schedule = Schedule{known.name}({stages}, {sizes}{deferred})\n"
+    return f"schedule = Schedule{known.name}({stages}, {sizes})\n"
 
 
 def _schedule_notes(
@@ -176,9 +195,11 @@ def _schedule_notes(
 ) -> list[str]:
     notes: list[str] = []
     if known is None and aim.schedule in SCHEDULES:
-        notes.append(f"{FILE}: the same option, written as csv.")
+        notes.append(say_order(setting))
     if aim.split is None and aim.chunks > 1 and aim.placement is not None:
         notes.append(f"Stages, rank by rank: {', '.join(str(list(s)) for s in aim.placement)}.")
+    if change.defer_receives:
+        notes.append("defer_pp_recv: older versions of torch may not have it.")
     if splits_backward(aim):
         notes.append("Stages must not be compiled: torch.compile cannot run I and W apart.")
     if change.microbatches is not None and change.hold == "batch":
@@ -190,4 +211,5 @@ def _schedule_notes(
 
 
 POSITION = 60
+DEFERS_RECEIVES = True
 EMITTERS = {"torch": emit}

@@ -13,7 +13,6 @@ from debubble.plan.emit.aim import (
     MICROBATCH_SIZE,
     Aim,
     aim_of,
-    cannot,
     comment,
     divides_note,
     explain_names,
@@ -22,7 +21,7 @@ from debubble.plan.emit.aim import (
     shell_product,
     shell_shrunk,
 )
-from debubble.plan.emit.order_file import FILE
+from debubble.plan.emit.order_file import say_order
 from debubble.plan.emit.torch import splits_backward, torch_schedule
 from debubble.schedules import SCHEDULES, Shape, place_stages
 
@@ -89,9 +88,9 @@ def emit(change: Change, setting: Setting, dialect: Dialect = V0_3_0) -> str:
         words += _sizes(change, setting, change.microbatches, dialect)
         notes += _batch_notes(change, setting, dialect)
     if not only_splits(change):
-        words += _schedule(change, aim)
-        if words[-1].endswith(f"_csv {FILE}"):
-            notes.append(f"{FILE}: the same option, written as csv.")
+        words += _schedule(change, aim, shlex.quote(setting.order_file))
+        if words[-1].endswith(f"_csv {shlex.quote(setting.order_file)}"):
+            notes.append(say_order(setting))
         if splits_backward(aim):
             notes.append("Leave compile.enable off: torch.compile cannot run I and W apart.")
     text = flags(words)
@@ -148,17 +147,11 @@ def _batch_notes(change: Change, setting: Setting, dialect: Dialect) -> list[str
     return [f"The batch grows: let training.{whole} grow with it, where it is set."]
 
 
-def _schedule(change: Change, aim: Aim) -> list[str]:
+def _schedule(change: Change, aim: Aim, order_file: str) -> list[str]:
     known = torch_schedule(_NAME, change, aim)
     if known is not None:
-        if change.overlap:
-            raise cannot(
-                _NAME,
-                f"to overlap more than {known.name} does already",
-                "--emit torch writes defer_pp_recv for a pipeline of your own",
-            )
         return [f"--parallelism.pipeline_parallel_schedule {known.name}"]
-    file = FILE if aim.schedule in SCHEDULES else shlex.quote(aim.schedule or "")
+    file = order_file if aim.schedule in SCHEDULES else shlex.quote(aim.schedule or "")
     return [
         f"--parallelism.pipeline_parallel_schedule {_placing_name(aim)}",
         f"--parallelism.pipeline_parallel_schedule_csv {file}",

@@ -12,24 +12,32 @@ from debubble.units import counted
 
 # Beyond eight a rank the bubble of theory is under 11 %, and kernels get small.
 MOST_A_RANK = 8
-_HOLDS: tuple[Hold, ...] = ("microbatch", "batch")
+HOLDS: tuple[Hold, ...] = ("batch", "microbatch")
 
 
 def ideas(start: Start) -> Iterator[Idea | Refused]:
     """Yield counts: twice and four times as many, with larger batches or smaller."""
     baseline = start.baseline
-    size, now = baseline.setting.microbatch_size, baseline.source.microbatches
     for count in counts(baseline, start.most_microbatches):
-        for hold in _HOLDS:
+        for hold in HOLDS:
             change = Change(microbatches=count, hold=hold)
-            if hold == "batch" and size is not None and size * now % count:
+            if cuts_evenly(baseline, change):
+                yield Idea(lever="microbatches", change=change)
+            else:
+                samples = (baseline.setting.microbatch_size or 1) * baseline.source.microbatches
                 yield Refused(
                     lever="microbatches",
                     change=change,
-                    reason=f"a batch of {size * now} samples does not cut into {count}",
+                    reason=f"a batch of {samples} samples does not cut into {count}",
                 )
-            else:
-                yield Idea(lever="microbatches", change=change)
+
+
+def cuts_evenly(baseline: Baseline, change: Change) -> bool:
+    """Tell whether the samples of a held batch make so many equal microbatches, if it is known."""
+    size, count = baseline.setting.microbatch_size, change.microbatches
+    if size is None or count is None or change.hold != "batch":
+        return True
+    return size * baseline.source.microbatches % count == 0
 
 
 def counts(baseline: Baseline, most: int | None = None) -> list[int]:

@@ -89,4 +89,4 @@ def words(change: Change) -> str:
     return "transfers beside compute" if change.overlap else "no overlap"
 
 
-LEVER = Lever(key="overlap", position=50, ideas=ideas, words=words)
+LEVER = Lever(key="overlap", position=50, ideas=ideas, words=words, probe=Change(overlap=True))

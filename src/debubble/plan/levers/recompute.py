@@ -12,7 +12,7 @@ from debubble.plan.option import Idea
 def ideas(start: Start) -> Iterator[Idea]:
     """Yield the other way, where a run trains and its layers are known."""
     baseline = start.baseline
-    if baseline.schedule != "forward-only" and baseline.source.split is not None:
+    if baseline.trains and baseline.source.split is not None:
         other = Change(recompute=not baseline.ranks[0].recomputes)
         yield Idea(lever="recompute", change=other)
 

@@ -17,7 +17,7 @@ _FROM_FILE = "torch runs it as an order of your own (CSV), through its runtime"
 def ideas(start: Start) -> Iterator[Idea | Refused]:
     """Yield every other schedule of the run's kind, or what forbids it."""
     baseline = start.baseline
-    trains = baseline.schedule != "forward-only"
+    trains = baseline.trains
     for name, schedule in SCHEDULES.items():
         if name == baseline.schedule or (name == "forward-only") == trains:
             continue

@@ -56,7 +56,7 @@ def points_of(found: PlanAnswer) -> list[Point]:
         peaks = [peak for peak in option.numbers.peak_memory_bytes or () if peak is not None]
         points.append(
             Point(
-                name=option.words,
+                name=option.words + (" (a larger batch)" if option.changes_training else ""),
                 latency_ns=option.numbers.batch_latency_s * NS_PER_S,
                 low_ns=low * NS_PER_S,
                 high_ns=high * NS_PER_S,
