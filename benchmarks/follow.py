@@ -261,7 +261,7 @@ def run_changed(case: Case, change, setting, place: Path, *, device: str, health
     )
     code = emit("torch", whole, setting)
     if setting.order_file in code:
-        (place / setting.order_file).write_text(emit("csv", whole, setting))
+        (place / setting.order_file).write_text(emit("csv", replace(whole, split=None), setting))
     usual = 1024 if device == "cuda" else 64
     shrinks = change.hold == "batch" and change.microbatches
     tokens = usual * case.microbatches // change.microbatches if shrinks else usual

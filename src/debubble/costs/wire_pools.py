@@ -139,15 +139,20 @@ class WirePools:
             grown[name] = typical * rest**power
         return replace(self, **grown)
 
-    def draw(self, random: np.random.Generator, rows: int, runs: int) -> tuple[F64, F64]:
-        """Draw body and tail of so many messages, in each of many runs from one measured step."""
+    def draw(
+        self, random: np.random.Generator, rows: int, runs: int, *, same_launch: bool = False
+    ) -> tuple[F64, F64]:
+        """Draw body and tail of so many messages, in each of many runs from one measured step.
+
+        Another launch has more tails than the measured one, or fewer.
+        """
         order = np.argsort(self.step, kind="stable")
         _, first, count = np.unique(self.step[order], return_index=True, return_counts=True)
         if len(first) == 0 or count.min() < _FEWEST:
             first, count = np.zeros(1, dtype=np.int64), np.array([len(self.step)])
         steps = random.integers(len(first), size=runs)
         picked = order[first[steps] + (random.random((rows, runs)) * count[steps]).astype(np.int64)]
-        often = random.gamma(_LAUNCHES**-2, _LAUNCHES**2, runs)
+        often = 1.0 if same_launch else random.gamma(_LAUNCHES**-2, _LAUNCHES**2, runs)
         return self.body[picked], self.tail_ns[picked] * often
 
 
@@ -174,7 +179,8 @@ def pool_wires(timeline: Timeline, pipeline: int) -> WirePools:
         kept &= (chosen.source != sender) | (chosen.destination != receiver)
     messages, buffers = _measure(chosen, kept)
     pools = _fit(messages, largest, buffers=buffers, shared=surely_share(ranks))
-    by_place = {(places[here], places[there]): times for (here, there), times in slow.items()}
+    usual = max(pools.one_way, 1.0)
+    by_place = {(places[here], places[there]): took / usual for (here, there), took in slow.items()}
     return replace(pools, slow=by_place, batched=bool(batched))
 
 
@@ -200,8 +206,8 @@ def join_pools(pools: WirePools, other: WirePools) -> WirePools:
 def _slow_hops(transfers: Transfers) -> dict[Hop, float]:
     """Return hops, by ranks, nearly all of whose messages take much longer than those of others.
 
-    With each, how many times as long as others its whole messages take. Of one that was there
-    before it was asked for, what had been buffered is not seen.
+    With each, what its whole messages take. Of one that was there before it was asked for, what had
+    been buffered is not seen.
     """
     wire, early = _wire(transfers), _early(transfers)
     size = max(int(transfers.message_bytes.max(initial=1)), 1)
@@ -218,9 +224,7 @@ def _slow_hops(transfers: Transfers) -> dict[Hop, float]:
                 usual = max(float(np.median(others)), 1.0)
                 slower.append(np.quantile(own, _NEARLY_ALL) > _SLOW * usual)
         if slower and all(slower):
-            others = wire[~mine & ~early] if (~mine & ~early).any() else wire[~mine]
-            times = np.median(whole[mine]) / max(float(np.median(others)), 1.0)
-            slow[sender, receiver] = float(times)
+            slow[sender, receiver] = float(np.median(whole[mine]))
     return slow
 
 

@@ -120,15 +120,19 @@ def predict(
     draws: int = 200,
     seed: int = 0,
     engine: Engine | None = None,
+    same_launch: bool = False,
 ) -> Prediction:
-    """Simulate a changed run many times over; who has its engine already may hand it over."""
+    """Simulate a changed run many times over; who has its engine already may hand it over.
+
+    What is simulated as it is meets the stalls of the `same_launch`.
+    """
     random = np.random.default_rng(seed)
     if engine is None:
         meets = not source.wires.buffers
         engine = planned_engine(what_if.order, what_if.communication, rendezvous=meets)
     program, model = engine.program, source.passes
     slope = np.maximum(random.normal(model.slope, model.slope_spread, draws), 0.0)
-    body, tail = source.wires.draw(random, len(program.messages), draws)
+    body, tail = source.wires.draw(random, len(program.messages), draws, same_launch=same_launch)
     drawn = _Draws(
         noise=random.choice(model.residuals, size=(len(program.passes), draws)),
         slope=slope if model.slope else np.zeros(draws),
