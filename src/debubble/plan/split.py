@@ -43,7 +43,7 @@ from debubble.plan.split_problem import (
     split_problem,
     turns_of,
 )
-from debubble.simulate.predict import extra_layers, mean_lengths, usual_factor
+from debubble.simulate.predict import data_ns, extra_layers, mean_lengths, usual_factor
 from debubble.timeline.model import F64, I64, PassKind
 from debubble.units import NS_PER_S, show_bytes
 
@@ -63,6 +63,9 @@ _ROUNDING = 1e-12
 _AT_ONCE = 100
 # Ranks of one kind differ by a tenth or two; a layer counted wrongly, by a layer or more.
 _MOST_APART = 2.5
+# The split in use, or an even one, that takes as long within this is the one to take: a prediction
+# cannot tell them apart.
+AS_GOOD = 0.02
 _MORE_ROOM = "use more ranks, smaller microbatches, or recomputation"
 
 Evaluate = Callable[[I64], F64]
@@ -118,7 +121,18 @@ def best_split(
         )
     problem = _problem_of(baseline, change, sum(source.split), memory)
     given = source.split if problem.stage_count == len(source.split) else None
-    return find_partition(problem, time_splits(baseline, change), given=given, near=near)
+    timed = time_splits(baseline, change)
+    found = find_partition(problem, timed, given=given, near=near)
+    for plain in (given, even_split(problem.layer_count, problem.stage_count)):
+        if (
+            plain is not None
+            and plain != found.split
+            and not overflow_by_rank(problem, np.array([plain])).any()
+        ):
+            took = float(timed(np.array([plain]))[0])
+            if took <= found.latency_s * (1 + AS_GOOD):
+                return replace(found, split=plain, latency_s=took)
+    return found
 
 
 def time_splits(baseline: Baseline, change: Change) -> Evaluate:
@@ -128,13 +142,16 @@ def time_splits(baseline: Baseline, change: Change) -> Evaluate:
     program, stages = engine.program, len(what_if.layers)
     extra = extra_layers(program, baseline.source.passes)[:, None]
     unit = mean_lengths(engine, baseline.source, what_if, layers=(1.0,) * stages)
-    one_layer = unit.passes[:, None] / (1 + extra)
+    # What a stage gathers and reduces it waits for, however its layers are cut.
+    inside, before = data_ns(program, baseline.source)
+    waits = (inside + before)[:, None]
+    one_layer = (unit.passes[:, None] - waits) / (1 + extra)
 
     def latencies(splits: I64) -> F64:
         found = []
         for begin in range(0, len(splits), _AT_ONCE):
             held = splits[begin : begin + _AT_ONCE].T[program.passes.stage] + extra
-            passes = np.rint(one_layer * held).astype(np.int64)
+            passes = np.rint(one_layer * held + waits).astype(np.int64)
             found.append(engine.windows(replace(unit, passes=passes)))
         return np.concatenate(found) * baseline.correction / NS_PER_S
 

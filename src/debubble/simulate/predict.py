@@ -113,7 +113,7 @@ class _Draws:
         )
 
 
-def predict(
+def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
     source: Source,
     what_if: WhatIf,
     *,
@@ -148,7 +148,7 @@ def predict(
     )
     spread = random.normal(0.0, wide, draws)
     windows = times.window_ns.astype(np.float64)
-    inside, before = _data_ns(program, source)
+    inside, before = data_ns(program, source)
     # What is gathered among passes occupies a rank, as in a measured run.
     gathered = float(inside.sum())
     own = (times.pass_end - times.pass_start).sum(axis=0) - gathered - float(before.sum())
@@ -249,7 +249,7 @@ def _lengths(program: Program, source: Source, what_if: WhatIf, drawn: _Draws, m
     seen = _mean_activity(source)
     slowed = drawn.slope * met.at_work[:, None] - (drawn.slope - model.slope) * seen
     base = _log_lengths(program, model, what_if) + slowed_beside(beside, met.beside)
-    inside, before = _data_ns(program, source)
+    inside, before = data_ns(program, source)
     worked = np.exp(base[:, None] + slowed + drawn.noise) + (inside + before)[:, None]
     messages, wires = program.messages, source.wires.of_size(what_if.token_scale)
     exchanged = in_exchange(messages.sent, messages.received)[:, None]
@@ -354,7 +354,7 @@ def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
     return scaled
 
 
-def _data_ns(program: Program, source: Source) -> tuple[F64, F64]:
+def data_ns(program: Program, source: Source) -> tuple[F64, F64]:
     """Return what each pass waits for gathers and reductions, in its midst and before it."""
     passes = program.passes
     inside, before = np.zeros(len(passes)), np.zeros(len(passes))
