@@ -229,14 +229,16 @@ def _measure(transfers: Transfers, kept: Flags) -> tuple[Messages, bool]:
     wire, fused, early = _wire(transfers), transfers.fused, _early(transfers)
     sent, over = transfers.send_start_ns, transfers.receive_end_ns
     both_there = np.maximum(sent, transfers.receive_start_ns)
-    # Of a receive that begins while its message travels only the rest is seen: it tells no wire.
-    waited = ~fused & (transfers.receive_start_ns <= sent)
+    # Where none is ever buffered a sender waits for its receiver, and all of a message is seen from
+    # when both are there. Else, of a receive that begins while its message travels, only the rest.
+    buffers = bool((early & kept).any())
+    leaves = np.where(fused | (not buffers), both_there, sent)
+    waited = ~fused & (leaves >= transfers.receive_start_ns)
     if not ((waited | fused) & kept).any():
         waited = ~fused & ~early
         wire = np.where(waited, (over - sent).astype(np.float64), wire)
-    sending = np.minimum(transfers.send_end_ns, over) - sent
+    sending = np.minimum(transfers.send_end_ns, over) - leaves
     # On its way it is from when it leaves to when it is there, as far as either side shows it.
-    leaves = np.where(fused, both_there, sent)
     arrives = np.maximum(np.where(early, transfers.send_end_ns, over), leaves)
     beside = time_under(leaves, arrives, leaves, arrives) / np.maximum(arrives - leaves, 1) - 1
     others = np.maximum(beside - fused, 0.0)  # the other half of an exchange is part of it
@@ -259,7 +261,7 @@ def _measure(transfers: Transfers, kept: Flags) -> tuple[Messages, bool]:
         others=others[every],
         step=steps.astype(np.int64),
     )
-    return messages, bool((early & kept).any())
+    return messages, buffers
 
 
 def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool) -> WirePools:
