@@ -276,6 +276,9 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
     if len(messages.of(_ONE)) < _FEWEST and both is not None:
         said.append("one way takes what both ways at once take, over 1.15")
         one_way = both / _BOTH_OVER_ONE
+    if one_way is None and drain is not None:
+        said.append("one way takes twice what it takes to take in a message that is there")
+        one_way = drain / DRAIN_OVER_WIRE
     if one_way is None:
         said, one_way = ["transfers take no time: none was seen"], 0.0
     if both is None:
