@@ -435,7 +435,7 @@ def _slopes(
         for rows in rows_of.values():
             y[rows] -= y[rows].mean()
             x[rows] -= x[rows].mean(axis=0)
-        left = y - x @ found
+        left = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
         noise = max(float(left @ left) / free, _LEAST_NOISE)
         spread = np.linalg.pinv(x.T @ x / noise + weight)
         found = spread @ (x.T @ y / noise + weight @ known)
