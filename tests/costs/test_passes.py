@@ -384,8 +384,8 @@ class TestBeside:
             assert not found.tells_beside
 
     def test_one_pass_that_is_not_like_the_others_tells_nothing(self):
-        assert not self.fitted(2.0, among=range(1, 8)).tells_beside
-        assert not self.fitted(2.0, among=(3,)).tells_beside
+        assert not self.fitted(1.0, among=range(1, 8)).tells_beside
+        assert not self.fitted(1.0, among=(3,)).tells_beside
 
     def test_it_is_never_less_than_nothing(self):
         """Passes beside messages that are quicker than others."""
