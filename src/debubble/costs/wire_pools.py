@@ -13,8 +13,9 @@ Medians miss real runs by a tenth, for tails are the point. A message is measure
     2 to 3      [send··]
     0 to 1      [send·········]  a stall: what it takes beyond twice its time is a tail
 
-Each is held against what is typical of its kind. Those of one step are drawn together: steps differ
-in how often the wire stalls. What is drawn, and why: docs/explanation/how-predictions-are-made.md.
+Where none is ever buffered a sender waits, and all count from when both were there. Each is held
+against what is typical of its kind. Those of one step are drawn together: steps differ in how often
+the wire stalls. What is drawn, and why: docs/explanation/how-predictions-are-made.md.
 """
 
 from __future__ import annotations
