@@ -14,12 +14,15 @@ from debubble.costs.passes import (
     Growth,
     PassCosts,
     PassModel,
+    beside_messages,
     collectives_of,
     equal_stages,
     fit_passes,
     may_share,
     measure_passes,
     ranks_a_device,
+    share_under,
+    slowed_beside,
     surely_share,
     time_under,
     trailing_activity,
@@ -182,7 +185,7 @@ class TestFit:
         assert {of: exp(base) / MS for of, base in found.base.items()} == pytest.approx(
             {(F, False, 0): 2, (B, True, 0): 3, (B, False, 0): 4}
         )
-        assert found.growth[B, False].constant == pytest.approx(1 - 3 / 4)
+        assert found.growth[B, False].constant == pytest.approx(1 - 3 / 4 + 0.04)
         assert not found.splits_backward
 
     def test_a_first_stage_that_has_weight_gradients_alone_has_its_whole_backward_pass_in_them(
@@ -266,14 +269,41 @@ class TestSlope:
         assert (found.slope, found.slope_spread) == (0.0, 0.0)
 
     def test_parts_of_a_device_have_twice_what_is_seen_within_the_run(self):
-        assert self.fitted(41, **self.PARTS).slope == pytest.approx(2 * log(41 / 40))
+        """Passes that do not vary at all outweigh what other runs showed, 0.045 ± 0.015."""
+        weights = np.array([2 / 1e-6, 1 / 0.015**2])
+        seen = float(weights @ [log(41 / 40), 0.045] / weights.sum())
+        found = self.fitted(41, **self.PARTS)
+        assert found.seen_slope == pytest.approx(seen)
+        assert found.slope == pytest.approx(2 * seen)
+        assert found.slope == pytest.approx(2 * log(41 / 40), rel=0.002)
+
+    def test_passes_that_vary_count_as_much_as_they_are_sure_beside_what_other_runs_showed(self):
+        found = self.fitted(41, alone=(40, 41), **self.PARTS)
+        shown = log(41) - (log(40) + log(41)) / 2
+        # Four passes alone are half of log(41 / 40) off each, of 16 passes in two classes.
+        noise = 4 * (log(41 / 40) / 2) ** 2 / (16 - 2 - 2)
+        weights = np.array([8 * 0.5**2 / noise, 1 / 0.015**2])
+        assert found.seen_slope == pytest.approx(weights @ [shown, 0.045] / weights.sum())
+        assert found.seen_spread == pytest.approx(weights.sum() ** -0.5)
+        assert shown < found.seen_slope < 0.045
+
+    def test_a_run_that_cannot_show_any_has_what_other_runs_showed(self):
+        """One pass a class, or none beside others: nothing varies."""
+        for count in (1, 9):
+            alone = [(0, 0, "F", n, 0, 99 * n, 99 * n + 50) for n in range(count)]
+            timeline = a_timeline([*alone, (1, 1, "F", 0, 0, 5000, 5050)])
+            for device, slope in ((self.PARTS, 0.09), (self.ONE_NUMBER, 0.0), ({}, 0.0)):
+                ranks = tuple(replace(rank, **device) for rank in timeline.ranks)
+                found = fit_passes(replace(timeline, ranks=ranks), 0)
+                assert found.slope == pytest.approx(slope)
+                assert found.slope_spread == pytest.approx(0.015 if slope else 0.0)
 
     def test_it_is_never_steeper_than_was_ever_measured(self):
         assert self.fitted(66, **self.PARTS).slope == 0.1
 
-    def test_passes_that_get_quicker_beside_others_have_none(self):
+    def test_passes_that_surely_get_quicker_beside_others_have_none(self):
         found = self.fitted(40, alone=(50, 50), **self.PARTS)
-        assert found.seen_slope < 0
+        assert found.seen_slope == pytest.approx(log(40 / 50), rel=0.01)
         assert found.slope == 0.0
 
     def test_where_devices_do_not_tell_the_run_itself_must_be_sure(self):
@@ -290,6 +320,82 @@ class TestSlope:
         assert found.base[F, False, 0] == pytest.approx(expected)
 
 
+class TestShares:
+    def test_a_share_lies_under_some_others_however_many(self):
+        found = share_under(ns(10, 30), ns(20, 40), ns(0, 11, 36, 90), ns(15, 18, 99, 95))
+        assert found.tolist() == [0.8, 0.4]
+        assert share_under(ns(10), ns(20), ns(), ns()).tolist() == [0.0]
+
+    def test_many_runs_are_each_by_themselves(self):
+        start, end = np.stack((ns(0), ns(0)), axis=1), np.stack((ns(10), ns(10)), axis=1)
+        begun, over = np.stack((ns(0), ns(5)), axis=1), np.stack((ns(1), ns(9)), axis=1)
+        assert share_under(start, end, begun, over).tolist() == [[0.1, 0.4]]
+
+    def test_a_pass_lies_beside_what_its_own_rank_sends_and_receives_waiting_or_not(self):
+        passes = [(0, 0, "F", 0, 0, 0, 10), (1, 1, "F", 0, 0, 0, 10), (2, 2, "F", 0, 0, 0, 10)]
+        # Rank 0 sends from 2 to 6; rank 1 waits for it from 1, and sends back from 4 to 8.
+        messages = [(0, 1, 2, 1, 6), (1, 0, 4, 5, 8)]
+        timeline = a_timeline(passes, messages, stages=((0,), (1,), (2,)))
+        found = beside_messages(timeline.passes, timeline.transfers)
+        assert found.tolist() == pytest.approx([0.6, 0.7, 0.0])
+
+    def test_a_moment_beside_messages_does_less_work(self):
+        assert exp(slowed_beside(log(2), 0.5)) == pytest.approx(1 / (1 - 0.5 * 0.5))
+        assert exp(slowed_beside(log(2), 1.0)) == pytest.approx(2.0)
+        assert slowed_beside(log(2), 0.0) == slowed_beside(0.0, 0.7) == 0.0
+
+
+class TestBeside:
+    """Eight passes that take 50 ms alone; beside some a message goes on for 20 ms, at a cost."""
+
+    PART = {"device": ("a", 0), "device_name": "NVIDIA H200", "multiprocessors": 30}  # noqa: RUF012
+
+    def fitted(self, slowdown, among=(1, 3, 5, 7), **device):
+        passes, messages = [], []
+        for number in range(8):
+            begin = 1000 * number
+            # Of each millisecond beside a message, this much of one is done.
+            lost = round(20 * (1 - 1 / slowdown)) if number in among else 0
+            passes.append((0, 0, "F", number, 0, begin, begin + 50 + lost))
+            passes.append((1, 1, "F", number, 0, begin + 500, begin + 550))
+            if number in among:
+                messages.append((0, 1, begin + 10, begin + 10, begin + 30))
+        timeline = a_timeline(passes, messages)
+        ranks = tuple(replace(rank, **device) for rank in timeline.ranks)
+        return fit_passes(replace(timeline, ranks=ranks), 0)
+
+    @pytest.mark.parametrize("slowdown", [1.0, 1.25, 2.0])
+    @pytest.mark.parametrize("device", [{}, {"multiprocessors": 132}, PART])
+    def test_a_slowdown_is_found_as_it_was_planted_whatever_was_known_beforehand(
+        self, slowdown, device
+    ):
+        found = self.fitted(slowdown, **device)
+        assert exp(found.beside) == pytest.approx(slowdown, rel=0.02)
+        assert found.tells_beside
+        assert found.shares[F, False, 1] == 0.0
+        # What a pass takes alone.
+        if not device:
+            assert exp(found.base[F, False, 0]) == pytest.approx(50 * MS, rel=0.001)
+
+    def test_where_nothing_overlaps_it_is_as_on_devices_of_that_size(self):
+        for parts, beside in ((30, 0.14), (60, 0.07), (132, 0.14 * 30 / 132), (None, 0.0)):
+            found = self.fitted(1.0, among=(), multiprocessors=parts)
+            assert found.beside == pytest.approx(beside)
+            assert not found.tells_beside
+
+    def test_one_pass_that_is_not_like_the_others_tells_nothing(self):
+        assert not self.fitted(1.0, among=range(1, 8)).tells_beside
+        assert not self.fitted(1.0, among=(3,)).tells_beside
+
+    def test_it_is_never_less_than_nothing(self):
+        """Passes beside messages that are quicker than others."""
+        timeline = a_timeline(
+            [(0, 0, "F", n, 0, 1000 * n, 1000 * n + (40 if n % 2 else 50)) for n in range(8)],
+            [(0, 1, 1000 * n, 1000 * n, 1000 * n + 20) for n in (1, 3, 5, 7)],
+        )
+        assert fit_passes(timeline, 0).beside == 0.0
+
+
 def a_model(base, **more):
     known = {
         "residuals": np.zeros(1),
@@ -300,6 +406,9 @@ def a_model(base, **more):
         "layers": (1.0, 1.0),
         "extras": {},
         "activity": dict.fromkeys(base, 2.0),
+        "beside": 0.0,
+        "tells_beside": False,
+        "shares": dict.fromkeys(base, 0.5),
         "growth": {(kind, first): Growth() for kind, first, _ in base},
     }
     return PassModel(base=base, **(known | more))
@@ -334,11 +443,13 @@ class TestModel:
         assert grown[B, False, 0] == pytest.approx(1 + log(0.5 + 0.5 * 3))
         assert model.with_tokens(1.0) is model
 
-    def test_another_slope_explains_the_same_times(self):
-        model = a_model({(F, False, 0): 5.0}, slope=0.1)
-        steeper = model.with_slope(0.3)
-        assert steeper.slope == 0.3
-        assert steeper.base[F, False, 0] + 0.3 * 2 == pytest.approx(5.0 + 0.1 * 2)
+    def test_other_slopes_explain_the_same_times(self):
+        model = a_model({(F, False, 0): 5.0}, slope=0.1, beside=log(1.5))
+        steeper = model.with_slopes(0.3, log(2))
+        assert (steeper.slope, steeper.beside) == (0.3, log(2))
+        # Half of each pass lies beside messages; of that half a third was lost, and now one half.
+        now = steeper.base[F, False, 0] + 0.3 * 2 + log(4 / 3)
+        assert now == pytest.approx(5.0 + 0.1 * 2 + log(6 / 5))
 
 
 def test_growth_adds_up_to_the_measured_pass():

@@ -8,27 +8,29 @@ import numpy as np
 import pytest
 from support.timelines.by_hand import MS, a_timeline
 
+from debubble.costs.wire_pools import _ONE as ONE
 from debubble.costs.wire_pools import BUFFERED_BYTES, join_pools, pool_wires
 from debubble.timeline.model import Transfers, join_columns
 
 PASSES = [(rank, rank, "F", 0, 0, 0, 1) for rank in range(3)]
 LARGE = 100 * 1024**2
+PART = {"device": ("a", 0), "device_name": "NVIDIA H200", "multiprocessors": 33}
 
 
-def sent(source, destination, send, receive, *, fused=False, size=LARGE, queues=(0, 0)):
+def sent(source, destination, send, receive, *, fused=False, size=LARGE, queues=(0, 0), step=0):
     """One message; `send` and `receive` are its two kernels, from and to, in milliseconds."""
     columns = {
         "source": np.int32(source),
         "destination": np.int32(destination),
-        "step": np.int32(0),
+        "step": np.int32(step),
         "message_bytes": np.int64(size),
-        "send_start_ns": np.int64(send[0] * MS),
-        "send_end_ns": np.int64(send[1] * MS),
-        "receive_start_ns": np.int64(receive[0] * MS),
-        "receive_end_ns": np.int64(receive[1] * MS),
+        "send_start_ns": np.int64(round(send[0] * MS)),
+        "send_end_ns": np.int64(round(send[1] * MS)),
+        "receive_start_ns": np.int64(round(receive[0] * MS)),
+        "receive_end_ns": np.int64(round(receive[1] * MS)),
         "fused": np.bool_(fused),
-        "send_issued_ns": np.int64(send[0] * MS),
-        "receive_issued_ns": np.int64(receive[0] * MS),
+        "send_issued_ns": np.int64(round(send[0] * MS)),
+        "receive_issued_ns": np.int64(round(receive[0] * MS)),
         "send_queue": np.int32(queues[0]),
         "receive_queue": np.int32(queues[1]),
         "send_waited_ns": np.int64(0),
@@ -37,120 +39,271 @@ def sent(source, destination, send, receive, *, fused=False, size=LARGE, queues=
     return Transfers(**{name: np.array([value]) for name, value in columns.items()})
 
 
-def pools_of(*messages):
+def pools_of(*messages, device=None):
     timeline = a_timeline(PASSES, stages=((0,), (1,), (2,)))
+    ranks = tuple(replace(rank, **(device or {})) for rank in timeline.ranks)
     transfers = join_columns(messages, by="receive_end_ns") if messages else timeline.transfers
-    return pool_wires(replace(timeline, transfers=transfers), 0)
+    return pool_wires(replace(timeline, ranks=ranks, transfers=transfers), 0)
 
 
 def in_ms(pool):
     return (np.sort(pool) / MS).tolist()
 
 
-def often(count, *hop, length, begin=0):
+def often(count, *hop, length, begin=0, step=0):
     """Messages that a receiver waited for, each at a time of its own."""
     moments = [begin + 100 * n for n in range(1, count + 1)]
-    return [sent(*hop, (at, at + length), (at - 1, at + length)) for at in moments]
+    return [sent(*hop, (at, at + length), (at - 1, at + length), step=step) for at in moments]
 
 
-def test_a_message_that_was_waited_for_takes_from_its_sends_start_to_its_receives_end():
-    pools = pools_of(
-        *[sent(0, 1, (10 * n, 10 * n + 2), (10 * n - 3, 10 * n + 4)) for n in range(1, 5)]
-    )
-    assert in_ms(pools.one_way) == [4, 4, 4, 4]
-    assert in_ms(pools.sending) == [2, 2, 2, 2]
-    assert not pools.buffers
-    assert not pools.batched
+EARLY = sent(0, 1, (0, 2), (7, 10))
+"""Sent, and over, before its receive begins: messages of its run are buffered."""
 
 
-def test_one_that_was_there_already_tells_what_taking_it_in_takes_and_no_wire():
-    pools = pools_of(*often(4, 0, 1, length=6), sent(0, 1, (0, 2), (7, 10)))
-    assert in_ms(pools.drain) == [3]
-    assert in_ms(pools.one_way) == [6, 6, 6, 6]
-    assert pools.buffers
+class TestWhatIsSeen:
+    def test_a_message_that_was_waited_for_takes_from_its_sends_start_to_its_receives_end(self):
+        pools = pools_of(
+            *[sent(0, 1, (10 * n, 10 * n + 2), (10 * n - 3, 10 * n + 4)) for n in range(1, 5)]
+        )
+        assert pools.one_way == 4 * MS
+        assert pools.sending == 2 * MS
+        assert not pools.buffers
+        assert not pools.batched
+
+    def test_one_that_was_there_already_tells_its_drain_and_its_sending_and_no_wire(self):
+        pools = pools_of(*often(4, 0, 1, length=6), EARLY, EARLY)
+        assert pools.drain == 3 * MS
+        assert pools.one_way == 6 * MS
+        # Four sends that lasted 6, and two that lasted 2: the middle of all.
+        assert pools.sending == 6 * MS
+        assert pools_of(EARLY, *often(1, 0, 1, length=6), EARLY).sending == 2 * MS
+        assert pools.buffers
+
+    def test_of_one_that_was_on_its_way_only_the_rest_is_seen_and_it_tells_nothing_typical(self):
+        pools = pools_of(*often(4, 0, 1, length=6), EARLY, *[sent(0, 1, (0, 5), (3, 7))] * 9)
+        assert pools.one_way == 6 * MS
+        assert pools.drain == 3 * MS
+
+    def test_unless_all_were_on_their_way_then_they_count_from_their_sends(self):
+        late = [sent(0, 1, (10 * n, 10 * n + 5), (10 * n + 3, 10 * n + 7)) for n in range(2, 6)]
+        assert pools_of(EARLY, *late).one_way == 7 * MS
+
+    def test_where_none_is_ever_buffered_a_sender_waits_and_counts_from_its_receiver(self):
+        late = [sent(0, 1, (100 * n, 100 * n + 54), (100 * n + 50, 100 * n + 54)) for n in range(4)]
+        pools = pools_of(*late, *often(4, 1, 2, length=4, begin=5000))
+        assert (pools.one_way, pools.sending) == (4 * MS, 4 * MS)
+        assert pools.body.tolist() == [1.0] * 8
+        assert pools.mean_tail_ns == 0
+        assert not pools.buffers
+
+    def test_an_exchange_takes_from_when_both_were_there(self):
+        pools = pools_of(
+            sent(0, 1, (0, 9), (4, 9), fused=True), sent(1, 0, (4, 9), (0, 9), fused=True)
+        )
+        assert pools.both_ways == 5 * MS
+        assert pools.batched
+
+    def test_messages_in_one_kernel_with_a_third_rank_count_from_when_all_were_there(self):
+        """Rank 1 sends to 2 and receives from 0 in one kernel from 0 to 9; rank 0 comes at 6."""
+        ahead = sent(1, 2, (0, 9), (0, 8), queues=(5, 7))
+        pools = pools_of(ahead, sent(0, 1, (6, 9), (0, 9), queues=(4, 5)))
+        assert pools.batched
+        # From 6 on both: to rank 2 until the earlier of its ends, 8; from rank 0 until 9.
+        assert in_ms(pools.messages.of(ONE)) == [2, 3]
+        apart = pools_of(ahead, sent(0, 1, (6, 9), (0, 9), queues=(4, 6)))
+        assert not apart.batched
+        assert in_ms(apart.messages.of(ONE)) == [3, 8]
+
+    def test_only_the_largest_messages_are_pooled(self):
+        pools = pools_of(*often(4, 0, 1, length=6), *[sent(0, 1, (0, 1), (0, 1), size=8)] * 9)
+        assert pools.message_bytes == LARGE
+        assert pools.one_way == 6 * MS
+        assert len(pools.body) == 4
 
 
-def test_of_one_that_was_on_its_way_only_the_rest_is_seen_and_it_tells_nothing():
-    pools = pools_of(*often(4, 0, 1, length=6), sent(0, 1, (0, 5), (3, 7)))
-    assert in_ms(pools.one_way) == [6, 6, 6, 6]
-    assert len(pools.seen["drain"]) == 0
+class TestWhatIsNotSeen:
+    def test_one_way_is_quicker_than_an_exchange_and_its_ends_are_parts_of_it(self):
+        pools = pools_of(
+            *[sent(0, 1, (10 * n, 10 * n + 4), (10 * n, 10 * n + 4), fused=True) for n in range(4)]
+        )
+        assert pools.one_way == pytest.approx(4 * MS / 1.15)
+        assert pools.drain == pytest.approx(0.5 * pools.one_way)
+        assert pools.sending == pytest.approx(0.65 * pools.one_way)
+        assert pools.assumed == ("one way takes what both ways at once take, over 1.15",)
+
+    def test_an_exchange_is_slower_than_one_way(self):
+        pools = pools_of(*often(4, 0, 1, length=6))
+        assert pools.both_ways == pytest.approx(6 * MS * 1.15)
+        assert pools.assumed == ("both ways at once take 1.15 times one way",)
+
+    def test_three_messages_one_way_are_no_sample_beside_exchanges(self):
+        exchanges = [
+            sent(0, 1, (1000 + 10 * n, 1004 + 10 * n), (1000 + 10 * n, 1004 + 10 * n), fused=True)
+            for n in range(2)
+        ]
+        pools = pools_of(*often(3, 0, 1, length=50), *exchanges)
+        assert pools.one_way == pytest.approx(4 * MS / 1.15)
+        assert pools_of(*often(4, 0, 1, length=50), *exchanges).one_way == 50 * MS
+
+    def test_where_all_were_there_already_one_way_takes_twice_their_drain(self):
+        pools = pools_of(EARLY, EARLY)
+        assert pools.one_way == 2 * 3 * MS
+        assert pools.both_ways == pytest.approx(1.15 * 6 * MS)
+        assert pools.assumed == (
+            "one way takes twice what it takes to take in a message that is there",
+            "both ways at once take 1.15 times one way",
+        )
+
+    def test_where_no_message_was_seen_they_take_no_time_and_it_is_said(self):
+        pools = pools_of()
+        assert pools.one_way == pools.both_ways == pools.drain == pools.sending == 0.0
+        assert pools.assumed == ("transfers take no time: none was seen",)
+        assert pools.message_bytes == -1
+        body, tail = pools.draw(np.random.default_rng(0), 3, 2)
+        assert body.tolist() == [[1.0, 1.0]] * 3
+        assert not tail.any()
 
 
-def test_unless_all_were_on_their_way_then_they_count_from_their_sends():
-    pools = pools_of(
-        *[sent(0, 1, (10 * n, 10 * n + 5), (10 * n + 3, 10 * n + 7)) for n in range(4)]
-    )
-    assert in_ms(pools.one_way) == [7, 7, 7, 7]
+class TestTails:
+    def test_what_a_message_takes_beyond_twice_its_time_is_a_tail_and_the_rest_its_body(self):
+        lengths = (8, 10, 10, 12, 20, 50)
+        messages = [often(1, 0, 1, length=ms, begin=100 * n) for n, ms in enumerate(lengths)]
+        pools = pools_of(*[message for (message,) in messages])
+        assert pools.one_way == 11 * MS
+        bodies = [8 / 11, 10 / 11, 10 / 11, 12 / 11, 20 / 11, 2]
+        assert np.sort(pools.body).tolist() == pytest.approx(bodies)
+        assert in_ms(pools.tail_ns) == pytest.approx([0, 0, 0, 0, 0, 50 - 22])
+        assert pools.mean_body == pytest.approx((8 + 10 + 10 + 12 + 20 + 22) / 11 / 6)
+        assert pools.mean_tail_ns == pytest.approx(28 * MS / 6)
+
+    def test_a_stall_that_the_receiver_came_too_late_to_see_from_its_start_counts_too(self):
+        calm = [*often(4, 0, 1, length=10), sent(0, 1, (0, 10), (17, 20))]
+        stalled = pools_of(*calm, sent(0, 1, (900, 935), (901, 936)))
+        assert stalled.one_way == 10 * MS
+        assert in_ms(stalled.tail_ns) == [0] * 5 + [36 - 2 * 10]
+        on_time = pools_of(*calm, sent(0, 1, (900, 910), (901, 910)))
+        assert not on_time.tail_ns.any()
+        assert on_time.body.tolist() == [1.0] * 6
+
+    def test_one_that_was_sent_early_tells_a_stall_by_its_sending(self):
+        early = [sent(0, 1, (100 * n, 100 * n + 2), (100 * n + 50, 100 * n + 53)) for n in range(9)]
+        stalled = sent(0, 1, (5000, 5030), (5050, 5053))
+        pools = pools_of(*early, stalled)
+        assert pools.sending == 2 * MS
+        assert in_ms(pools.tail_ns) == [0] * 9 + [30 - 2 * 2]
+
+    def test_a_message_among_others_is_longer_by_them_and_that_is_no_tail(self):
+        """Ranks on one device: 0.36 for each other. Alone 10; beside one that is one way."""
+        longer = 2.5 * 10
+        beside = [
+            sent(*hop, (5000, 5000 + longer), (4999, 5000 + longer)) for hop in ((0, 1), (1, 2))
+        ]
+        pools = pools_of(*often(9, 0, 1, length=10), *beside, device=PART)
+        assert pools.contention == pytest.approx(0.36)
+        assert pools.one_way == 10 * MS
+        # 25 alone would be 5 beyond twice 10.
+        assert pools.body.max() == pytest.approx(2.5 / np.exp(0.36))
+        assert not pools.tail_ns.any()
 
 
-def test_an_exchange_takes_from_when_both_were_there():
-    pools = pools_of(sent(0, 1, (0, 9), (4, 9), fused=True), sent(1, 0, (4, 9), (0, 9), fused=True))
-    assert in_ms(pools.both_ways) == [5, 5]
-    assert pools.batched
-    assert len(pools.seen["sending"]) == 0
+class TestContention:
+    """Of 40 messages every other takes 10 ms, alone; the others take longer, two at a time."""
+
+    def pools(self, grows, device=None):
+        length = 10 * np.exp(grows)
+        pairs = [
+            sent(*hop, (at, at + length), (at - 1, at + length))
+            for at in range(5000, 6000, 100)
+            for hop in ((0, 1), (1, 2))
+        ]
+        return pools_of(*often(20, 0, 1, length=10), *pairs, device=device)
+
+    # Within the messages x is -0.5 or 0.5, y 0.3 times that, and spreads by 0.9 / 39.
+    XX, XY, NOISE = 40 * 0.25, 40 * 0.25 * 0.3, 40 * 0.25 * 0.09 / 39
+
+    def test_the_run_says_what_each_other_message_adds_against_nothing_beforehand(self):
+        found = self.pools(0.3).contention
+        sure = 1 / 0.15**2
+        assert found == pytest.approx((self.XY / self.NOISE) / (sure + self.XX / self.NOISE))
+        assert found == pytest.approx(0.27, abs=0.005)
+
+    def test_ranks_on_one_device_have_what_recorded_runs_showed_until_they_say_otherwise(self):
+        found = self.pools(0.3, PART).contention
+        sure = 1 / 0.06**2
+        expected = (0.36 * sure + self.XY / self.NOISE) / (sure + self.XX / self.NOISE)
+        assert found == pytest.approx(expected)
+        assert self.pools(0.3).contention < found < 0.36
+
+    def test_where_no_messages_meet_it_is_what_was_known_beforehand(self):
+        alone = often(8, 0, 1, length=10)
+        assert pools_of(*alone).contention == 0
+        assert pools_of(*alone, device=PART).contention == pytest.approx(0.36)
+
+    def test_messages_never_help_each_other_and_never_hinder_beyond_what_is_likely(self):
+        assert self.pools(-0.5).contention == 0
+        assert self.pools(0.68).contention < 0.6
+        noisy = self.pools(0.68, PART)
+        assert 0.36 < noisy.contention <= 0.6
+
+    def test_what_is_typical_is_with_no_other_on_the_way(self):
+        pools = self.pools(0.3)
+        both = [10, 10 * np.exp(0.3 - pools.contention)]
+        assert pools.one_way == pytest.approx(np.mean(both) * MS)
+
+    def test_the_other_half_of_an_exchange_is_no_other_message(self):
+        exchange = [
+            sent(*way, (100 * n, 100 * n + 5), (100 * n, 100 * n + 5), fused=True)
+            for n in range(4)
+            for way in ((0, 1), (1, 0))
+        ]
+        assert not pools_of(*exchange).messages.others.any()
 
 
-def test_one_way_is_quicker_than_an_exchange_and_taking_in_is_half_of_it_where_none_was_seen():
-    pools = pools_of(
-        *[sent(0, 1, (10 * n, 10 * n + 4), (10 * n, 10 * n + 4), fused=True) for n in range(4)]
-    )
-    assert pools.one_way == pytest.approx(pools.both_ways / 1.15)
-    assert pools.drain == pytest.approx(pools.one_way / 2)
-    assert pools.sending.tolist() == pools.one_way.tolist()
-    assert pools.assumed == ("one way takes what both ways at once take, over 1.15",)
+class TestDraws:
+    """Step 0 has no tails; in step 1 every other message stalls for 80 ms beyond twice 10."""
 
+    def pools(self, count=8, calm=8):
+        stalled = often(count // 2, 0, 1, length=100, begin=3000, step=1)
+        rest = often(count - count // 2, 0, 1, length=10, begin=5000, step=1)
+        return pools_of(*often(calm, 0, 1, length=10), *stalled, *rest)
 
-def test_an_exchange_is_slower_than_one_way_where_none_was_seen():
-    pools = pools_of(*often(4, 0, 1, length=6))
-    assert pools.both_ways == pytest.approx(pools.one_way * 1.15)
-    assert pools.assumed == ("both ways at once take 1.15 times one way",)
+    def drawn(self, pools, rows=200, runs=2000):
+        return pools.draw(np.random.default_rng(0), rows, runs)
 
+    def test_messages_of_a_run_are_drawn_from_one_step_so_that_runs_stall_often_or_never(self):
+        pools = self.pools()
+        assert pools.one_way == 10 * MS
+        _, tail = self.drawn(pools)
+        stalls = (tail > 0).mean(axis=0)
+        assert np.mean(stalls == 0) == pytest.approx(0.5, abs=0.04)
+        assert stalls[stalls > 0] == pytest.approx(np.full((stalls > 0).sum(), 0.5), abs=0.15)
 
-def test_three_messages_one_way_are_no_sample_beside_exchanges():
-    exchanges = [
-        sent(0, 1, (1000 + 10 * n, 1004 + 10 * n), (1000 + 10 * n, 1004 + 10 * n), fused=True)
-        for n in range(2)
-    ]
-    pools = pools_of(*often(3, 0, 1, length=50), *exchanges)
-    assert pools.one_way == pytest.approx([4 * MS / 1.15] * 2)
-    assert in_ms(pools_of(*often(4, 0, 1, length=50), *exchanges).one_way) == [50] * 4
+    def test_steps_of_too_few_messages_are_one_sample(self):
+        _, tail = self.drawn(self.pools(count=6, calm=3))
+        stalls = (tail > 0).mean(axis=0)
+        assert stalls == pytest.approx(np.full(len(stalls), 3 / 9), abs=0.15)
 
-
-def test_where_no_message_was_seen_they_take_no_time_and_it_is_said():
-    pools = pools_of()
-    assert pools.one_way.tolist() == pools.both_ways.tolist() == pools.drain.tolist() == [0.0]
-    assert pools.assumed[0] == "transfers take no time: none was seen"
-    assert pools.message_bytes == -1
-
-
-def test_only_the_largest_messages_are_pooled():
-    pools = pools_of(*often(4, 0, 1, length=6), sent(0, 1, (0, 1), (0, 1), size=8))
-    assert pools.message_bytes == LARGE
-    assert in_ms(pools.one_way) == [6] * 4
-
-
-def test_messages_in_one_kernel_with_a_third_rank_count_from_when_all_were_there():
-    """Rank 1 sends to 2 and receives from 0 in one kernel from 0 to 9; rank 0 comes at 6."""
-    ahead = sent(1, 2, (0, 9), (0, 8), queues=(5, 7))
-    pools = pools_of(ahead, sent(0, 1, (6, 9), (0, 9), queues=(4, 5)))
-    assert pools.batched
-    # From 6 on both: to rank 2 until the earlier of its ends, 8; from rank 0 until 9.
-    assert in_ms(pools.seen["one_way"]) == [2, 3]
-    apart = pools_of(ahead, sent(0, 1, (6, 9), (0, 9), queues=(4, 6)))
-    assert not apart.batched
-    assert in_ms(apart.seen["one_way"]) == [3, 8]
+    def test_from_launch_to_launch_tails_take_more_or_less_and_as_much_on_the_mean(self):
+        body, tail = self.drawn(self.pools())
+        assert set(np.unique(body)) == {1.0, 2.0}
+        taken = np.array([column[column > 0][0] for column in tail.T if column.any()]) / (80 * MS)
+        assert taken.mean() == pytest.approx(1.0, abs=0.05)
+        assert taken.std() == pytest.approx(0.5, abs=0.05)
+        # In one launch all of them alike.
+        assert {len(np.unique(column[column > 0])) for column in tail.T if column.any()} == {1}
 
 
 class TestSlowHops:
     def test_a_hop_nearly_all_of_whose_messages_take_twice_as_long_is_kept_apart(self):
         pools = pools_of(*often(4, 0, 1, length=10), *often(4, 1, 2, length=25, begin=5))
         assert pools.slow == {(1, 2): pytest.approx(2.5)}
-        assert in_ms(pools.one_way) == [10] * 4
+        assert pools.one_way == 10 * MS
+        assert len(pools.body) == 4
 
     def test_twice_as_long_is_not_more_than_twice_as_long(self):
         pools = pools_of(*often(4, 0, 1, length=10), *often(4, 1, 2, length=20, begin=5))
         assert pools.slow == {}
-        assert len(pools.one_way) == 8
+        assert len(pools.body) == 8
 
     def test_a_tail_alone_does_not_make_a_hop_slow(self):
         quick, late = often(3, 1, 2, length=10, begin=5), often(5, 1, 2, length=90, begin=2005)
@@ -174,19 +327,55 @@ class TestSlowHops:
         assert pools.slow == {(1, 2): pytest.approx(30 / 0.5 / 10)}
 
 
-def test_two_runs_put_together_have_the_messages_of_both():
-    one = pools_of(*often(4, 0, 1, length=10))
-    other = pools_of(*often(4, 0, 1, length=12), sent(0, 1, (0, 2), (7, 10)))
-    both = join_pools(one, other)
-    assert in_ms(both.one_way) == [10] * 4 + [12] * 4
-    assert in_ms(both.drain) == [3]
-    assert both.buffers
-    assert (one.buffers, other.buffers) == (False, True)
-    assert in_ms(one.drain) == [5] * 4
+class TestTwoRuns:
+    def test_put_together_they_have_the_messages_of_both(self):
+        one = pools_of(*often(4, 0, 1, length=10))
+        other = pools_of(*often(4, 0, 1, length=12), EARLY)
+        both = join_pools(one, other)
+        assert both.one_way == 11 * MS
+        assert both.drain == 3 * MS
+        assert len(both.body) == 9
+        assert both.buffers
+        assert (one.buffers, other.buffers) == (False, True)
+        assert one.drain == 5 * MS
+
+    def test_their_steps_stay_apart(self):
+        one = pools_of(*often(4, 0, 1, length=10, step=3), *often(4, 0, 1, length=10, step=7))
+        both = join_pools(one, pools_of(*often(5, 0, 1, length=10, step=3)))
+        assert np.bincount(one.step).tolist() == [4, 4]
+        assert np.bincount(both.step).tolist() == [4, 4, 5]
+
+    def test_whether_messages_share_kernels_is_as_in_the_first(self):
+        exchange = [sent(*way, (0, 9), (0, 9), fused=True) for way in ((0, 1), (1, 0))]
+        together, alone = pools_of(*exchange), pools_of(*often(4, 0, 1, length=10))
+        assert join_pools(together, alone).batched
+        assert not join_pools(alone, together).batched
+
+    def test_what_others_add_is_fitted_to_both(self):
+        alone = pools_of(*often(8, 0, 1, length=10), device=PART)
+        assert join_pools(alone, alone).contention == pytest.approx(0.36)
+        assert join_pools(alone, pools_of(*often(8, 0, 1, length=10))).contention == 0
 
 
-def test_messages_of_another_size_take_in_proportion_where_only_one_was_measured():
-    pools = pools_of(*often(4, 0, 1, length=10))
-    assert in_ms(pools.of_size(3).one_way) == [30] * 4
-    assert in_ms(pools.of_size(0.5).sending) == [5] * 4
-    assert pools.of_size(1.0) is pools
+class TestSizes:
+    def test_of_one_size_wires_grow_less_than_messages_do_their_ends_as_much_and_tails_not(self):
+        pools = pools_of(*often(5, 0, 1, length=10), EARLY, *often(1, 0, 1, length=90, begin=900))
+        larger = pools.of_size(16.0)
+        assert larger.one_way == pytest.approx(8 * pools.one_way)
+        assert larger.both_ways == pytest.approx(8 * pools.both_ways)
+        assert larger.drain == pytest.approx(16 * pools.drain)
+        assert larger.sending == pytest.approx(16 * pools.sending)
+        assert larger.tail_ns.tolist() == pools.tail_ns.tolist()
+        assert larger.body.tolist() == pools.body.tolist()
+        assert larger.mean_tail_ns > 0
+        assert pools.of_size(1.0) is pools
+
+    def test_of_two_sizes_they_lie_between_and_grow_beyond_as_those_of_one(self):
+        small = replace(pools_of(), one_way=10.0, drain=4.0)
+        both = replace(small, other=(2.0, replace(small, one_way=16.0, drain=12.0)))
+        assert both.of_size(1.5).one_way == pytest.approx(13.0)
+        assert both.of_size(1.5).drain == pytest.approx(8.0)
+        assert both.of_size(2.0).one_way == pytest.approx(16.0)
+        assert both.of_size(32.0).one_way == pytest.approx(8 * 16.0)
+        assert both.of_size(32.0).drain == pytest.approx(16 * 12.0)
+        assert both.of_size(1 / 16).one_way == pytest.approx(10.0 / 8)

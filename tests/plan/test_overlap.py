@@ -30,7 +30,9 @@ def test_the_run_with_overlap_is_predicted(slowdown):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("slowdown", "gains"), [(1.0, True), (1.2, True), (2.0, False)])
+@pytest.mark.parametrize(
+    ("slowdown", "gains"), [(1.0, True), (1.03, True), (1.2, False), (2.0, False)]
+)
 def test_it_is_said_to_gain_exactly_where_it_does(slowdown, gains):
     how = {"wire_ns": 4 * MS, "slowdown": slowdown}
     baseline, _ = planned_run(*RUN, **how)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.requirements import need_package
 from support.simulator.devices import Play, true_windows
 from support.simulator.host_programs import LENGTH_NS, Setup
-from support.timelines.engine_runs import UNITS, run_order
+from support.timelines.engine_runs import UNITS, costs_of, run_order
 
 from debubble.schedules import SCHEDULES, Action, order_of
 from debubble.simulate.communication import (
@@ -23,7 +23,7 @@ from debubble.simulate.communication import (
 )
 from debubble.simulate.engine import Engine
 from debubble.simulate.hand_set import GivenCosts, give_lengths
-from debubble.simulate.planned import plan_program
+from debubble.simulate.planned import plan_program, planned_engine
 from debubble.simulate.program import OrderCycle
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.model import PassKind
@@ -280,6 +280,30 @@ def test_a_hop_is_a_queue_where_transfers_overlap_freely():
 def test_sends_that_wait_for_their_receives_in_a_circle_are_refused():
     with pytest.raises(OrderCycle):
         run_order(order_of("1f1b", 2, 4), communication=Communication.POSTED, rendezvous=True)
+
+
+class TestCircles:
+    """1F1B of two ranks, posted: each sends first what the other will receive later."""
+
+    ORDER = order_of("1f1b", 2, 4)
+
+    def test_a_program_that_can_never_end_is_told(self):
+        for rendezvous, circle in ((True, True), (False, False)):
+            program = plan_program(self.ORDER, Communication.POSTED, rendezvous=rendezvous)
+            assert Engine(program).waits_in_a_circle() == circle
+
+    def test_messages_of_a_run_that_would_hang_are_buffered_instead(self):
+        engine = planned_engine(self.ORDER, Communication.POSTED, rendezvous=True)
+        assert not engine.program.messages.rendezvous.any()
+        lengths = give_lengths(engine.program, costs_of(self.ORDER, one_way=MS))
+        buffered = run_order(self.ORDER, communication=Communication.POSTED, one_way=MS)[1]
+        assert engine.run(lengths).window_ns == buffered.window_ns
+
+    def test_those_of_one_that_runs_meet_as_they_were_said_to(self):
+        engine = planned_engine(self.ORDER, Communication.BLOCKING, rendezvous=True)
+        assert engine.program.messages.rendezvous.all()
+        engine = planned_engine(self.ORDER, Communication.POSTED, rendezvous=False)
+        assert not engine.program.messages.rendezvous.any()
 
 
 class TestGivenLengths:

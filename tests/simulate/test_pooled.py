@@ -46,7 +46,8 @@ def test_a_run_and_itself_are_that_run_with_twice_the_sample(run):
     assert pooled.gaps == ()
     assert pooled.source.passes.base == pytest.approx(run.passes.base)
     assert len(pooled.source.passes.residuals) == 2 * len(run.passes.residuals)
-    assert len(pooled.source.wires.one_way) == 2 * len(run.wires.one_way)
+    assert len(pooled.source.wires.body) == 2 * len(run.wires.body)
+    assert pooled.source.wires.one_way == pytest.approx(run.wires.one_way)
 
 
 def test_costs_that_contradict_each_other_are_named_with_their_figure(run):
@@ -88,20 +89,25 @@ def test_another_model_is_refused(run):
 
 
 def test_slopes_are_brought_together_without_changing_what_was_seen(run):
-    flat = replace(run, passes=run.passes.with_slope(0.0))
-    steep = replace(run, passes=run.passes.with_slope(0.1))
+    beside = run.passes.beside
+    flat = replace(run, passes=run.passes.with_slopes(0.0, beside))
+    steep = replace(run, passes=run.passes.with_slopes(0.1, beside))
     joined = pool_sources(flat, steep)
     assert joined.gaps == ()
     assert joined.source.passes.slope == 0.1
     assert joined.source.passes.base == pytest.approx(steep.passes.base)
 
 
-def test_messages_between_two_measured_sizes_lie_between_them(run):
-    small = replace(run.wires, one_way=np.array([1.0, 1.0, 9.0]))
-    large = replace(run.wires, one_way=np.array([2.0, 2.0, 10.0]))
-    both = replace(small, other=(2.0, large))
-    between = both.of_size(1.5).one_way
-    assert (between.min(), between.max()) == (1.5, 9.5)
-    assert both.of_size(4).one_way.max() == pytest.approx(20)
-    assert both.of_size(0.5).one_way.max() == pytest.approx(4.5)
-    assert small.of_size(3).one_way.tolist() == [3, 3, 27]
+def test_what_messages_do_to_compute_is_told_by_the_run_that_shows_it(run):
+    def with_beside(beside, *, tells):
+        model = run.passes.with_slopes(run.passes.slope, beside)
+        shares = dict.fromkeys(model.shares, 0.5)
+        return replace(run, passes=replace(model, shares=shares, tells_beside=tells))
+
+    unsure, sure = with_beside(0.05, tells=False), with_beside(0.2, tells=True)
+    for first, second in ((unsure, sure), (sure, unsure)):
+        joined = pool_sources(first, second).source.passes
+        assert (joined.beside, joined.tells_beside) == (0.2, True)
+    # Where neither shows it, or both do, the first counts.
+    assert pool_sources(unsure, with_beside(0.2, tells=False)).source.passes.beside == 0.05
+    assert pool_sources(sure, with_beside(0.05, tells=True)).source.passes.beside == 0.2

@@ -69,9 +69,14 @@ _SURE = 2.5
 _AT_WORK, _AT_WORK_SPREAD = 0.045, 0.015
 _BESIDE, _BESIDE_SPREAD, _OF_MULTIPROCESSORS = 0.14, 0.03, 30
 _MOST_BESIDE = 2.0
-# Passes whose shares beside messages differ by this much, of a standard deviation times the root
-# of their number, tell what that does to them.
-_TELLS = 1.5
+# Of devices whose multiprocessors are not known it may be as much as on a small one, or nothing.
+_UNKNOWN_SPREAD = 0.14
+# A run tells it itself where 2.5 of its own standard errors are at most a tenth, and not one or two
+# passes say so: the share of a rank's first pass often differs from all others. However alike a few
+# passes are, they are taken to vary by a hundredth.
+_TELLS, _PASSES_VARY, _FEWEST_TELL = 0.04, 0.01, 4
+# Rounds until what messages add, which bends with the share beside them, stays as it is.
+_ROUNDS, _LEAST_NOISE = 8, 1e-6
 # Less than this of a layer is what lies between layers, not an embedding or a head.
 _LEAST_EXTRA = 0.1
 # One run predicts half and twice its tokens 7 to 22 % wrong: five pairs of recorded runs.
@@ -291,7 +296,7 @@ def fit_passes(
         activity[here] = trailing_activity(passes.start_ns[here], passes.end_ns[here])
     rows_of = _rows_of_classes(passes, ranks)
     shares = beside_messages(passes, timeline.transfers)
-    (seen, beside), (spread, _), tells = _slopes(rows_of, logs, (activity, shares), ranks)
+    (seen, beside), spread, tells = _slopes(rows_of, logs, (activity, shares), ranks)
     slopes = surely_share(ranks) or (may_share(ranks) and seen > _SURE * spread)
     slope = min(max(seen / _SEEN_WITHIN, 0.0), _STEEPEST) if slopes else 0.0
     rest = logs - slope * activity - slowed_beside(beside, shares)
@@ -399,38 +404,49 @@ def _slopes(
     logs: F64,
     met: tuple[F64, F64],
     ranks: Sequence[RankTimeline],
-) -> tuple[tuple[float, float], tuple[float, float], bool]:
+) -> tuple[tuple[float, float], float, bool]:
     """Return how times follow what they met, ranks at work and messages, within their classes.
 
-    With the standard error of each, and whether the run itself tells of messages. What other runs
-    showed counts as much as it was sure; of devices that ranks do not share nothing is known.
+    With the standard error of the first, and whether the run itself tells of messages. What other
+    runs showed counts as much as it was sure; of devices that ranks do not share nothing is known.
     """
-    y, x, shared = logs.copy(), np.stack(met, axis=1), surely_share(ranks)
-    for rows in rows_of.values():
-        y[rows] -= y[rows].mean()
-        x[rows] -= x[rows].mean(axis=0)
-    free = len(y) - len(rows_of) - 2
+    activity, shares = met
+    shared = surely_share(ranks)
     parts = [rank.multiprocessors for rank in ranks if rank.multiprocessors]
     beside = _BESIDE * _OF_MULTIPROCESSORS / float(np.median(parts)) if parts else 0.0
     known = np.array([_AT_WORK if shared else 0.0, beside])
-    sure = np.array([_AT_WORK_SPREAD if shared else np.inf, max(beside / 4, _BESIDE_SPREAD)])
-    if free < 1:
-        return (0.0, beside), (np.inf, np.inf), False
-    weight = np.diag(1 / sure**2)
-    noise = max(float(y @ y) / free, 1e-6)
-    for _ in range(3):  # what is left of the times once both are known
-        informed = x.T @ x / noise + weight
-        spread = np.linalg.pinv(informed)
-        found = spread @ (x.T @ y / noise + weight @ known)
-        noise = max(float(((y - x @ found) ** 2).sum()) / free, 1e-6)
-    seen = float(x[:, 0] @ x[:, 0]) > 1e-9
-    errors = np.sqrt(np.maximum(np.diag(spread), 0.0))
-    slope, error = (float(found[0]), float(errors[0])) if seen else (0.0, np.inf)
-    return (
-        (slope, float(np.clip(found[1], 0.0, _MOST_BESIDE))),
-        (error, float(errors[1])),
-        float(np.sqrt(x[:, 1] @ x[:, 1])) > _TELLS,
+    sure = np.array(
+        [
+            _AT_WORK_SPREAD if shared else np.inf,
+            max(beside / 4, _BESIDE_SPREAD) if parts else _UNKNOWN_SPREAD,
+        ]
     )
+    free = len(logs) - len(rows_of) - 2
+    if free < 1:
+        return (float(known[0]), beside), float(sure[0]), False
+    weight = np.diag(1 / sure**2)
+    found = known
+    for _ in range(_ROUNDS):
+        # What messages add bends with the share: a line along it, where the last round came to.
+        lost = 1 - np.exp(-found[1])
+        along = (1 - lost) * shares / (1 - lost * shares)
+        x = np.stack((activity, along), axis=1)
+        y = logs - slowed_beside(found[1], shares) + along * found[1]
+        for rows in rows_of.values():
+            y[rows] -= y[rows].mean()
+            x[rows] -= x[rows].mean(axis=0)
+        left = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
+        noise = max(float(left @ left) / free, _LEAST_NOISE)
+        spread = np.linalg.pinv(x.T @ x / noise + weight)
+        found = spread @ (x.T @ y / noise + weight @ known)
+        found[1] = np.clip(found[1], 0.0, _MOST_BESIDE)
+    seen = shared or float(x[:, 0] @ x[:, 0]) > 1e-9
+    slope, error = (float(found[0]), float(np.sqrt(spread[0, 0]))) if seen else (0.0, np.inf)
+    apart = x[:, 1] ** 2
+    error_beside = np.sqrt(max(noise, _PASSES_VARY**2) / max(float(apart.sum()), 1e-9))
+    telling = float(apart.sum()) ** 2 / max(float((apart**2).sum()), 1e-9)
+    tells = bool(error_beside < _TELLS and telling >= _FEWEST_TELL)
+    return (slope, float(found[1])), error, tells
 
 
 def grow_by_one_run(base: Bases) -> dict[Kind, Growth]:

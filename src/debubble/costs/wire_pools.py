@@ -13,8 +13,9 @@ Medians miss real runs by a tenth, for tails are the point. A message is measure
     2 to 3      [send··]
     0 to 1      [send·········]  a stall: what it takes beyond twice its time is a tail
 
-Each is held against what is typical of its kind. Those of one step are drawn together: steps differ
-in how often the wire stalls. What is drawn, and why: docs/explanation/how-predictions-are-made.md.
+Where none is ever buffered a sender waits, and all count from when both were there. Each is held
+against what is typical of its kind. Those of one step are drawn together: steps differ in how often
+the wire stalls. What is drawn, and why: docs/explanation/how-predictions-are-made.md.
 """
 
 from __future__ import annotations
@@ -233,14 +234,16 @@ def _measure(transfers: Transfers, kept: Flags) -> tuple[Messages, bool]:
     wire, fused, early = _wire(transfers), transfers.fused, _early(transfers)
     sent, over = transfers.send_start_ns, transfers.receive_end_ns
     both_there = np.maximum(sent, transfers.receive_start_ns)
-    # Of a receive that begins while its message travels only the rest is seen: it tells no wire.
-    waited = ~fused & (transfers.receive_start_ns <= sent)
+    # Where none is ever buffered a sender waits for its receiver, and all of a message is seen from
+    # when both are there. Else, of a receive that begins while its message travels, only the rest.
+    buffers = bool((early & kept).any())
+    leaves = np.where(fused | (not buffers), both_there, sent)
+    waited = ~fused & (leaves >= transfers.receive_start_ns)
     if not ((waited | fused) & kept).any():
         waited = ~fused & ~early
         wire = np.where(waited, (over - sent).astype(np.float64), wire)
-    sending = np.minimum(transfers.send_end_ns, over) - sent
+    sending = np.minimum(transfers.send_end_ns, over) - leaves
     # On its way it is from when it leaves to when it is there, as far as either side shows it.
-    leaves = np.where(fused, both_there, sent)
     arrives = np.maximum(np.where(early, transfers.send_end_ns, over), leaves)
     beside = time_under(leaves, arrives, leaves, arrives) / np.maximum(arrives - leaves, 1) - 1
     others = np.maximum(beside - fused, 0.0)  # the other half of an exchange is part of it
@@ -263,7 +266,7 @@ def _measure(transfers: Transfers, kept: Flags) -> tuple[Messages, bool]:
         others=others[every],
         step=steps.astype(np.int64),
     )
-    return messages, bool((early & kept).any())
+    return messages, buffers
 
 
 def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool) -> WirePools:
@@ -278,6 +281,9 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
     if len(messages.of(_ONE)) < _FEWEST and both is not None:
         said.append("one way takes what both ways at once take, over 1.15")
         one_way = both / _BOTH_OVER_ONE
+    if one_way is None and drain is not None:
+        said.append("one way takes twice what it takes to take in a message that is there")
+        one_way = drain / DRAIN_OVER_WIRE
     if one_way is None:
         said, one_way = ["transfers take no time: none was seen"], 0.0
     if both is None:

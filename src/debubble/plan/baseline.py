@@ -362,8 +362,9 @@ def _way_that_lands(
 
     The way that is stated; else that of the framework's ways, the usual one first, that puts
     messages together where the run did so and whose simulation of the run as it is lands on it.
-    Where the framework does not show, or none of its ways lands, any way that is known is tried.
-    Where no message was seen, none is made up: results are there at once.
+    Where the framework does not show and the usual way does not land, all others are tried. What
+    puts messages together where the run did not, or the other way round, comes last. Where no
+    message was seen, none is made up: results are there at once.
     """
     order = _order(source, schedule)
     framework = source.ranks[0].parallelism.framework
@@ -391,12 +392,15 @@ def _way_that_lands(
     elif not source.wires.one_way and not source.wires.both_ways:
         lands(Communication.LATENCY)
     else:
-        alike = [way for way in ways if (way in TOGETHER) == source.wires.batched] or list(ways)
+        alike = [way for way in ways if (way in TOGETHER) == source.wires.batched]
         fits = [way for way in alike if lands(way)]
         if not fits and framework is None:
-            tried = {*alike, *MADE_UP}
-            others = [way for way in Communication if way not in tried]
-            any(lands(way) for way in others if (way in TOGETHER) == source.wires.batched)
+            known = [way for way in Communication if way not in {*ways, *MADE_UP}]
+            others = [way for way in known if (way in TOGETHER) == source.wires.batched]
+            fits = [way for way in others if lands(way)]
+        if not fits and not alike:
+            for way in ways:
+                lands(way)
     if not found:
         lands(Communication.LATENCY)
     return min(found, key=lambda way_and_off: abs(log(way_and_off[1])))

@@ -262,7 +262,9 @@ def _lengths(program: Program, source: Source, what_if: WhatIf, drawn: _Draws, m
     slowed = body * np.exp(wires.contention * met.others)[:, None]
     wire = np.where(exchanged, wires.both_ways, wires.one_way) * slowed + tail
     sending = np.where(exchanged, wire, wires.sending * slowed + tail)
-    drain = np.where(exchanged, wire, wires.drain * slowed)
+    # Where its sender waits nothing of a message is there before its receive begins.
+    meets = messages.rendezvous[:, None]
+    drain = np.where(meets, wire, wires.drain * slowed)
     places = batches.place
     for (here, there), scale in what_if.wire_scale.items():
         mine = (places[messages.sent] == here) & (places[messages.received] == there)
@@ -273,7 +275,7 @@ def _lengths(program: Program, source: Source, what_if: WhatIf, drawn: _Draws, m
         buffered = BUFFERED_BYTES / wires.message_bytes if wires.message_bytes > 0 else 0.0
         rest = least * max(0.0, 1 - buffered)
         wire[mine] = np.maximum(wire[mine], least)
-        drain[mine] = np.maximum(drain[mine], np.where(exchanged[mine], least, rest))
+        drain[mine] = np.maximum(drain[mine], np.where(meets[mine], least, rest))
     gaps = source.batch_gap_ns + (source.late_gap_ns - source.batch_gap_ns) * met.late
     return Lengths(
         passes=np.rint(worked).astype(np.int64),
