@@ -323,8 +323,8 @@ class TestSlowHops:
             ]  # fmt: skip
 
         pools = pools_of(*early((0, 1), 10, 0), *early((1, 2), 30, 50))
-        # Half of each message is underway before it is received; there is nothing else to go by.
-        assert pools.slow == {(1, 2): pytest.approx(30 / 0.5 / 10)}
+        # Half of each message is underway before it is received; others' wire is twice their drain.
+        assert pools.slow == {(1, 2): pytest.approx((30 / 0.5) / (10 / 0.5))}
 
 
 class TestTwoRuns:

@@ -107,8 +107,8 @@ def test_a_slow_hop_that_holds_up_a_forward_run_is_worth_its_repair(recorded):
 def test_a_slow_hop_that_others_hide_buys_nearly_nothing_and_is_said_to(recorded):
     plan, _ = recorded("1f1b_m8_slow23")
     (repair,) = plan.repairs
-    # Run for real without the slow hop: 298 instead of 302 ms.
-    assert repair.option.throughput_gain < 0.06
+    # Run for real without the slow hop: 302 ms instead of 306, each the middle of one launch.
+    assert repair.option.throughput_low < 306 / 302 - 1 < repair.option.throughput_high
     assert repair.option not in plan.recommended
     assert any(
         "Hop 2:3 takes 3.9 times as long as others, and repairing buys little" in said

@@ -164,4 +164,4 @@ def test_an_interval_is_as_wide_as_launches_differ_and_as_the_measured_steps_are
         found = predict(replace(source, window_spread=unsure), same, draws=4000)
         # Four draws of five of a normal one lie within 1.28 standard deviations.
         wide = log(found.high_ns / found.low_ns) / (2 * 1.2816)
-        assert wide == pytest.approx(np.hypot(0.045, unsure), rel=0.05)
+        assert wide == pytest.approx(np.hypot(0.025, unsure), rel=0.05)

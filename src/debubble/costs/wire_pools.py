@@ -238,22 +238,27 @@ def _measure(transfers: Transfers, kept: Flags) -> tuple[Messages, bool]:
     # when both are there. Else, of a receive that begins while its message travels, only the rest.
     buffers = bool((early & kept).any())
     leaves = np.where(fused | (not buffers), both_there, sent)
+    # A kernel that meets several others lets nothing leave before all are there.
+    several, all_there = _with_others(transfers)
+    leaves = np.where(several, all_there, leaves)
     waited = ~fused & (leaves >= transfers.receive_start_ns)
     if not ((waited | fused) & kept).any():
         waited = ~fused & ~early
         wire = np.where(waited, (over - sent).astype(np.float64), wire)
     sending = np.minimum(transfers.send_end_ns, over) - leaves
     # On its way it is from when it leaves to when it is there, as far as either side shows it.
-    arrives = np.maximum(np.where(early, transfers.send_end_ns, over), leaves)
+    arrives = np.where(several, np.minimum(transfers.send_end_ns, over), over)
+    arrives = np.maximum(np.where(early, transfers.send_end_ns, arrives), leaves)
     beside = time_under(leaves, arrives, leaves, arrives) / np.maximum(arrives - leaves, 1) - 1
-    others = np.maximum(beside - fused, 0.0)  # the other half of an exchange is part of it
+    # What goes in the same kernel is part of it: the other half of an exchange, and all partners'.
+    others = np.where(several, 0.0, np.maximum(beside - fused, 0.0))
     parts = [
         (_BOTH, fused, wire),
         (_ONE, waited, wire),
         (_SENDING, early, sending.astype(np.float64)),
         (_DRAIN, early, wire),
         (_SENT, ~fused & ~early, sending.astype(np.float64)),
-        (_LATE, ~fused & ~early & ~waited, (over - sent).astype(np.float64)),
+        (_LATE, ~fused & ~early & ~waited & ~several, (over - sent).astype(np.float64)),
     ]
     rows = [np.flatnonzero(mine & kept) for _, mine, _ in parts]
     every = np.concatenate(rows)

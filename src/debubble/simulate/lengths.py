@@ -131,7 +131,7 @@ def _message_lengths(program: Program, times: Times) -> tuple[dict[str, I64], Se
     start, end = times.batch_start[messages.received], times.batch_end[messages.received]
     both = np.maximum(send_start, start)
     # In a batch with several partners, a message ends at the earlier of its two ends.
-    ends = np.where(_several_partners(messages), np.minimum(send_end, end), end)
+    ends = np.where(several_partners(messages), np.minimum(send_end, end), end)
     met = np.maximum(ends - both, 0)
     # In an exchange the sender's kernel may go on for the message that it receives.
     met_sender = np.maximum(np.minimum(send_end, end) - both, 0)
@@ -184,7 +184,7 @@ def _median(lengths: I64) -> float:
     return float(np.median(lengths)) if len(lengths) else 0.0
 
 
-def _several_partners(messages: MessageTable) -> Flags:
+def several_partners(messages: MessageTable) -> Flags:
     """Tell messages in a batch that meets more than one other."""
     pairs = np.unique(np.stack((messages.sent, messages.received)), axis=1)
     size = int(pairs.max(initial=-1)) + 1

@@ -26,6 +26,7 @@ from debubble.errors import UsageError
 from debubble.schedules import Order
 from debubble.simulate.communication import BESIDE_COMPUTE, Communication
 from debubble.simulate.engine import Engine, in_a_pass
+from debubble.simulate.lengths import several_partners
 from debubble.simulate.planned import planned_engine
 from debubble.simulate.program import NEVER_NS, Lengths, Program, Times, in_exchange
 from debubble.simulate.source import Source, moment_of
@@ -170,7 +171,8 @@ def mean_lengths(
 ) -> Lengths:
     """Return every pass and message at its mean: one run, to compare candidates by.
 
-    With other `layers`, each meets what it met with those of the run that is asked for.
+    With other `layers`, each meets what it met with those of the run that is asked for, and no
+    stall: a little of one in every message would favour stages that have time to spare.
     """
     program, wires = engine.program, source.wires
     messages = (len(program.messages), 1)
@@ -179,7 +181,7 @@ def mean_lengths(
         noise=np.full((len(program.passes), 1), usual),
         slope=np.array([source.passes.slope]),
         body=np.full(messages, wires.mean_body),
-        tail_ns=np.zeros(messages),
+        tail_ns=np.full(messages, wires.mean_tail_ns if layers is None else 0.0),
     )
     met = _meet(engine, source, what_if, drawn)
     what_if = what_if if layers is None else replace(what_if, layers=layers)
@@ -198,6 +200,7 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Met
     waits_for_room = what_if.communication in BESIDE_COMPUTE and source.late_gap_ns > 0
     rated = _rated_hops(program, source, what_if)
     exchanged = in_exchange(messages.sent, messages.received)[:, None]
+    together = several_partners(messages)
     met = Met(
         at_work=np.full(len(program.passes), _mean_activity(source)),
         beside=np.zeros(len(program.passes)),
@@ -225,12 +228,15 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Met
                 )
             found["beside"] = shares.mean(axis=1)
         if wires.contention and len(messages):
-            sent, taken = begun[messages.sent], begun[messages.received]
-            leaves = np.where(messages.rendezvous[:, None], np.maximum(sent, taken), sent)
-            arrives = leaves + np.maximum(lengths.wire, 1)
+            # What both sides wait for leaves when all are there: it is over with the first of them.
+            met_ns = np.minimum(times.batch_end[messages.sent], times.batch_end[messages.received])
+            wire = np.maximum(lengths.wire, 1)
+            meets = messages.rendezvous[:, None]
+            leaves = np.where(meets, met_ns - wire, begun[messages.sent])
+            arrives = leaves + wire
             under = time_under(leaves, arrives, leaves[~rated], arrives[~rated])
             others = under / (arrives - leaves) - ~rated[:, None] - (exchanged & ~rated[:, None])
-            found["others"] = np.maximum(others, 0.0).mean(axis=1)
+            found["others"] = np.where(together, 0.0, np.maximum(others, 0.0).mean(axis=1))
         if waits_for_room:
             gaps = source.batch_gap_ns + (source.late_gap_ns - source.batch_gap_ns) * met.late
             ready = begun - np.rint(gaps).astype(np.int64)[:, None]
