@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from debubble.errors import CannotBeTold, NoSplitFits, UsageError
 from debubble.ledger.hop_health import LinkHealth
-from debubble.plan.baseline import Baseline
+from debubble.plan.baseline import Baseline, even_split
 from debubble.plan.change import Change, Hold
 from debubble.plan.kv_cache import Cache, CachePlan, plan_cache
 from debubble.plan.lever import ALL, Permissions, Refused, Start, Weighed
@@ -142,7 +142,8 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     cached = None
     if cache is not None:
         try:
-            cached = plan_cache(baseline, cache, partition.split if partition else None)
+            quickest = partition.split if partition and min(partition.split) else None
+            cached = plan_cache(baseline, cache, quickest)
         except UsageError as error:
             sieve.refuse(Idea(lever="kv_cache", change=Change()), str(error))
     repairs = [own for own in sieve.weighed if isinstance(own, Repair)]
@@ -180,8 +181,10 @@ class _Sieve:
         """Return what is to be weighed: each lever alone, and the best together."""
         baseline, allowed = self.start.baseline, self.allowed
         if allowed.split and self._can_be_told("split", Change(split=baseline.source.split)):
+            ends = allowed.empty_ends and self._can_have_empty_ends()
             try:
-                self.start = replace(self.start, partition=best_split(baseline, Change()))
+                found = best_split(baseline, Change(), empty_ends=ends)
+                self.start = replace(self.start, partition=found, empty_ends=ends)
             except (UsageError, NoSplitFits) as error:
                 self.refuse(Idea(lever="split", change=Change()), error.message)
         alone: dict[str, list[Idea]] = {}
@@ -203,6 +206,15 @@ class _Sieve:
             # How cut microbatches fare is the least sure: one of them is enough.
             ideas += self.most(alike, 1 if counted and hold == "batch" else _SHOWN)
         return ideas
+
+    def _can_have_empty_ends(self) -> bool:
+        """Tell whether the framework can be told of a stage without layers."""
+        setting = self.start.baseline.setting
+        others = setting.ranks * setting.chunks - 1
+        if setting.layers is None or not 1 <= others <= setting.layers:
+            return False
+        split = (*even_split(setting.layers, others), 0)
+        return self.allowed.refusal_of(Change(split=split), setting) is None
 
     def refuse(self, idea: Idea, reason: str) -> None:
         """Remember what cannot run or does not fit."""
@@ -296,7 +308,10 @@ def _splits_by_size(
         split = partition.split
         if size.microbatches is not None:
             with suppress(UsageError, NoSplitFits):
-                split = best_split(baseline, size, near=partition.split).split
+                found = best_split(
+                    baseline, size, near=partition.split, empty_ends=start.empty_ends
+                )
+                split = found.split
         yield size, split
 
 
