@@ -565,6 +565,7 @@ def _findings(plan: Plan, first: Option | None) -> list[str]:
         _say_repair(plan, repair)
         for repair in plan.repairs
         if repair.option not in plan.recommended
+        and not any(_holds(other, repair) for other in plan.repairs)
     ]
     if plan.overlap is not None and plan.overlap.option.fits_memory is not False:
         said.append(_say_overlap(plan.overlap))
@@ -572,6 +573,12 @@ def _findings(plan: Plan, first: Option | None) -> list[str]:
         words = describe(larger.change)
         said.append(f"A larger batch, which changes training: {words}: {_gain(larger)}.")
     return said
+
+
+def _holds(repair: Repair, other: Repair) -> bool:
+    """Tell whether a repair is of the other's hops and of more."""
+    hops, others = (set(one.option.change.repaired or ()) for one in (repair, other))
+    return hops > others
 
 
 def _say_repair(plan: Plan, repair: Repair) -> str:
