@@ -205,9 +205,11 @@ class Baseline:
     def _communication(self, change: Change) -> Communication:
         if change.overlap:
             return beside_compute(change.schedule or self.schedule, self.framework)
-        if change.schedule is None or change.schedule == self.schedule:
-            return self.communication
-        return usual_communication(change.schedule, self.framework)
+        way = self.communication
+        if change.schedule is not None and change.schedule != self.schedule:
+            way = usual_communication(change.schedule, self.framework)
+        defers = change.defer_receives and way == Communication.RUNTIME
+        return Communication.DEFERRED if defers else way
 
     @property
     def framework(self) -> str | None:

@@ -28,6 +28,7 @@ from debubble.plan.option import (
     weigh,
 )
 from debubble.plan.split import Partition, best_split
+from debubble.simulate.communication import Communication
 from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import Timeline
 from debubble.units import show_bytes
@@ -130,7 +131,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     )
     sieve = _Sieve(start=start, allowed=allowed)
     ideas = sieve.ideas()
-    options = [weigh(baseline, idea) for idea in ideas]
+    options = _without_idle([weigh(baseline, idea) for idea in ideas])
     for own in sieve.weighed:
         option = own.option
         # A repair takes no memory that the run does not take already.
@@ -198,11 +199,12 @@ class _Sieve:
                 alone[lever.key] = self.most(alone[lever.key], lever.shown)
         ideas = [idea for found in alone.values() for idea in found]
         # Of each kind the best few: larger batches, or cut ones, crowd out nothing else.
-        kinds: dict[tuple[bool, Hold], list[Idea]] = {}
+        kinds: dict[tuple[bool, Hold, bool], list[Idea]] = {}
         for idea in self._keep(_together(self.start, alone["schedule"], allowed.hold)):
-            kind = idea.change.microbatches is not None, idea.change.hold
+            change = idea.change
+            kind = change.microbatches is not None, change.hold, bool(change.defer_receives)
             kinds.setdefault(kind, []).append(idea)
-        for (counted, hold), alike in kinds.items():
+        for (counted, hold, _), alike in kinds.items():
             # How cut microbatches fare is the least sure: one of them is enough.
             ideas += self.most(alike, 1 if counted and hold == "batch" else _SHOWN)
         return ideas
@@ -268,6 +270,18 @@ class _Sieve:
         return [idea for _, idea in sorted(timed, key=lambda pair: pair[0])[:shown]]
 
 
+def _without_idle(options: Sequence[Option]) -> list[Option]:
+    """Leave out combinations in which deferred receives add nothing."""
+    gains = {option.change: option.throughput_gain for option in options}
+    return [
+        option
+        for option in options
+        if option.lever != "combined"
+        or not option.change.defer_receives
+        or option.throughput_gain > gains.get(replace(option.change, defer_receives=None), -1.0)
+    ]
+
+
 def _too_large(left: Sequence[Headroom] | None) -> str:
     worst = min((rank.bytes for rank in left or () if rank.bytes is not None), default=0.0)
     return f"a rank would need {show_bytes(-worst)} more memory than it has"
@@ -292,8 +306,13 @@ def _together(start: Start, orders: Sequence[Idea], hold: Hold | None) -> Iterat
             split = splits.get(size)
             split = split if split and len(split) == stages else None
             levers = (change.microbatches, change.schedule, split)
+            change = replace(change, split=split)
             if sum(lever is not None for lever in levers) > 1:
-                change = replace(change, split=split)
+                yield Idea(lever="combined", change=change, assumptions=idea.assumptions)
+            # Receives of the best schedule, where torch's runtime would post them.
+            runtime = baseline.what_if(change).communication == Communication.RUNTIME
+            if runtime and idea in orders[:1] and size == Change():
+                change = replace(change, defer_receives=True)
                 yield Idea(lever="combined", change=change, assumptions=idea.assumptions)
 
 
