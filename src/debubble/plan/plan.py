@@ -266,7 +266,8 @@ class _Sieve:
             try:
                 timed.append((quick_latency_s(baseline, idea.change) / work, idea))
             except OrderCycle:
-                self.refuse(idea, _NEVER_ENDS)
+                if not (idea.lever == "combined" and idea.change.defer_receives):
+                    self.refuse(idea, _NEVER_ENDS)
         return [idea for _, idea in sorted(timed, key=lambda pair: pair[0])[:shown]]
 
 

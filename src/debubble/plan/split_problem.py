@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -73,7 +74,7 @@ class Turns:
     """Backward passes after the last forward one; W does not count."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitProblem:
     """Layers in their order, to be cut into stages."""
 
@@ -281,6 +282,7 @@ def bound_all(problem: SplitProblem) -> float:
     )
 
 
+@lru_cache(maxsize=1)
 def bound_blocks(problem: SplitProblem) -> F64:
     """Return, of each stage with layers i to j - 1, a time that no run can beat: [stage, i, j]."""
     m = problem.microbatches
@@ -339,6 +341,7 @@ def _span_at_least(turns: Turns, microbatches: int, forward: F64, backward: F64,
     return span
 
 
+@lru_cache(maxsize=2)
 def _least_before(problem: SplitProblem, part: Part) -> F64:
     """Return the least that the stages before one can take for the layers before a cut."""
     blocks = _only_runs(problem, seconds_of_blocks(problem, part))
