@@ -1,7 +1,8 @@
 """How long planning takes: every lever of a large pipeline, from a run that was simulated.
 
-Bar: 96 layers on 16 ranks, up to 64 microbatches, all schedules, in a second of one core. CPU time
-counts, for others may be using the machine.
+Bars: 96 layers on 16 ranks, up to 64 microbatches, all schedules, in a second of one core; 192
+layers on 64 ranks, 128 microbatches and as many more as a plan tries, in five. CPU time counts, for
+others may be using the machine.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,10 +26,26 @@ from debubble.simulate.planned import plan_program
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind, Timeline
 
-LAYERS, RANKS, MICROBATCHES, MOST = 96, 16, 32, 64
 LAYER_NS, WIRE_NS = {PassKind.F: 1_000_000, PassKind.B: 2_000_000}, 400_000
-REPEATS = 5
-BAR_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A pipeline, and what its plan may take."""
+
+    layers: int
+    ranks: int
+    microbatches: int
+    most: int | None
+    repeats: int
+    bar_s: float
+
+
+CASES = (
+    Case(layers=96, ranks=16, microbatches=32, most=64, repeats=5, bar_s=1.0),
+    Case(layers=192, ranks=64, microbatches=128, most=None, repeats=1, bar_s=5.0),
+)
+TINY = Case(layers=12, ranks=3, microbatches=4, most=8, repeats=1, bar_s=1.0)
 
 
 def simulate_run(layers: int, ranks: int, microbatches: int) -> tuple[Timeline, tuple[int, ...]]:
@@ -47,7 +65,7 @@ def simulate_run(layers: int, ranks: int, microbatches: int) -> tuple[Timeline, 
 
 
 def plan_once(
-    timeline: Timeline, split: tuple[int, ...], most: int
+    timeline: Timeline, split: tuple[int, ...], most: int | None
 ) -> tuple[Baseline, Plan, float]:
     """Fit the run and weigh everything."""
     engine_for.cache_clear()
@@ -62,28 +80,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
     if parser.parse_args().tiny:
-        time_plans(layers=12, ranks=3, microbatches=4, most=8, repeats=1)
+        time_plans(TINY)
         return
-    sys.exit(time_plans(LAYERS, RANKS, MICROBATCHES, MOST, REPEATS) > BAR_S)
+    held = [time_plans(case) for case in CASES]
+    sys.exit(not all(held))
 
 
-def time_plans(layers: int, ranks: int, microbatches: int, most: int, repeats: int) -> float:
-    """Print the seconds of a few plans; return those in the middle."""
-    timeline, split = simulate_run(layers, ranks, microbatches)
+def time_plans(case: Case) -> bool:
+    """Print the seconds of a few plans; tell whether those in the middle hold the bar."""
+    timeline, split = simulate_run(case.layers, case.ranks, case.microbatches)
     times = []
-    for _ in range(repeats):
-        _, plan, seconds = plan_once(timeline, split, most)
+    for _ in range(case.repeats):
+        _, plan, seconds = plan_once(timeline, split, case.most)
         times.append(seconds)
     middle = statistics.median(times)
+    counts = {option.change.microbatches or case.microbatches for option in plan.options}
     print(
-        f"{layers} layers, {ranks} ranks, {microbatches} to {most} microbatches: "
+        f"{case.layers} layers, {case.ranks} ranks, {min(counts)} to {max(counts)} microbatches: "
         f"{len(plan.options)} options, {len(plan.refused)} refused"
     )
     print(
         f"plan, all levers: {middle:.2f} s ({min(times):.2f}-{max(times):.2f}), "
-        f"bar <= {BAR_S:.0f} s: {'holds' if middle <= BAR_S else 'MISSED'}"
+        f"bar <= {case.bar_s:.0f} s: {'holds' if middle <= case.bar_s else 'MISSED'}"
     )
-    return middle
+    return middle <= case.bar_s
 
 
 if __name__ == "__main__":

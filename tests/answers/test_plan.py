@@ -29,7 +29,7 @@ ROWS = {
 }
 PARTS = {
     "baseline": "schedule split numbers framework microbatches limit_bytes predicted_peak_bytes "
-    "headroom_bytes without_profiler",
+    "headroom_bytes embedding_layers head_layers without_profiler",
     "quickest_split": "split exact",
     "overlap": "slowdown break_even",
     "context_length": "token_scale tokens unchanged options assumptions",

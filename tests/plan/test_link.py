@@ -13,7 +13,7 @@ from debubble.ledger.verdict import name_causes
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change
 from debubble.plan.emit import EMITTERS, emit
-from debubble.plan.levers.link import repairs
+from debubble.plan.levers.link import repairs, words
 from debubble.plan.plan import make_plan
 from debubble.report.plan import plan_page
 from debubble.timeline.build import build_run
@@ -41,6 +41,41 @@ def test_a_repaired_link_makes_the_run_that_never_had_it(times):
     assert repair.option.window_ns == pytest.approx(healthy.window_ns, rel=0.01)
     assert repair.times_expected == pytest.approx(times, rel=0.01)
     assert repair.option.window_ns < 0.98 * baseline.window_ns
+
+
+def repaired(found):
+    return {frozenset(one.option.change.repaired) for one in found}
+
+
+def test_all_slow_hops_of_a_rank_are_repaired_together():
+    times = np.array([1, 6, 6, 1, 1, 6, 1])
+    wire_ns = np.rint(times * WIRE).astype(np.int64)
+    baseline, timeline = planned_run("forward-only", 8, 16, split=(2,) * 8, wire_ns=wire_ns)
+    links = judge_links(timeline, measure_pipeline(timeline, 0))
+    found = repairs(baseline, timeline, links)
+    each = {frozenset({hop}) for hop in ((1, 2), (2, 3), (5, 6))}
+    of_rank_2, of_all = frozenset({(1, 2), (2, 3)}), frozenset({(1, 2), (2, 3), (5, 6)})
+    assert repaired(found) == each | {of_rank_2, of_all}
+    assert words(Change(repaired=((1, 2), (2, 3)))) == (
+        "repair all slow hops of rank 2, 1:2 and 2:3"
+    )
+    assert words(Change(repaired=((1, 2), (2, 1)))) == "repair hops 1:2 and 2:1"
+    # A pipeline waits for its slowest hop: one of three repaired is nothing gained.
+    gains = {frozenset(one.option.change.repaired): one.option.throughput_gain for one in found}
+    assert max(gains[one] for one in each) < gains[of_all] / 2
+    said = answer_of_plan(make_plan(baseline, timeline, links=links)).findings
+    assert sum("repairing buys little" in one for one in said) <= 1
+
+
+def test_two_links_of_one_rank_are_one_repair_besides_each_alone():
+    wire_ns = np.rint(np.array([1, 6, 6, 1, 1]) * WIRE).astype(np.int64)
+    baseline, timeline = planned_run("forward-only", 6, 12, split=(2,) * 6, wire_ns=wire_ns)
+    links = judge_links(timeline, measure_pipeline(timeline, 0))
+    assert repaired(repairs(baseline, timeline, links)) == {
+        frozenset({(1, 2)}),
+        frozenset({(2, 3)}),
+        frozenset({(1, 2), (2, 3)}),
+    }
 
 
 def test_where_messages_go_one_way_one_hop_is_repaired():

@@ -53,6 +53,8 @@ def random_problem(rng, name, chunks, *, caps=False):
         extra[1:] = 0
     speeds = rng.uniform(0.7, 2, ranks) if rng.random() < 0.4 else np.ones(ranks)
     rank = np.arange(stages) % ranks
+    least = np.ones(stages, dtype=np.int64)
+    least[[0, -1]] = extra[0, [0, -1]] == 0  # an embedding or a head alone is a stage
     return split_problem(
         forward,
         backward if trains else None,
@@ -61,6 +63,7 @@ def random_problem(rng, name, chunks, *, caps=False):
         microbatches=microbatches,
         stages=Work(forward=extra[0], backward=extra[1], weight=extra[2] * (name == "zb-h1")),
         slowness=speeds[rank],
+        least=least,
         memory=random_memory(rng, stages, layers, ranks) if caps else None,
         turns=turns_of(order_of(name, ranks, microbatches, chunks)) if rng.random() < 0.7 else None,
     )
@@ -82,7 +85,7 @@ def random_memory(rng, stages, layers, ranks):
 
 
 def best_of_all(problem, evaluate):
-    splits = all_splits(problem.layer_count, problem.stage_count)
+    splits = all_splits(problem.layer_count, problem.stage_count, problem.least)
     splits = splits[overflow_of(problem, splits) == 0]
     latencies = evaluate(splits)
     return float(latencies.min())
@@ -113,7 +116,7 @@ def test_no_split_is_quicker_than_its_bound_and_none_than_the_bound_of_all(name,
     rng = np.random.default_rng([1, len(name), caps])
     for _ in range(CASES // 2):
         problem = random_problem(rng, name, chunks, caps=caps)
-        splits = all_splits(problem.layer_count, problem.stage_count)
+        splits = all_splits(problem.layer_count, problem.stage_count, problem.least)
         splits = splits[overflow_of(problem, splits) == 0]
         bounds = bound_splits(problem, splits)
         latencies = timer_of(problem, name, chunks, hop_s=rng.uniform(0, 0.2))(splits)
@@ -125,7 +128,7 @@ def test_forward_only_the_bound_is_what_a_split_takes():
     rng = np.random.default_rng(3)
     for _ in range(CASES):
         problem = random_problem(rng, "forward-only", 1)
-        splits = all_splits(problem.layer_count, problem.stage_count)
+        splits = all_splits(problem.layer_count, problem.stage_count, problem.least)
         latencies = timer_of(problem, "forward-only")(splits)
         assert bound_splits(problem, splits) == pytest.approx(latencies)
 
@@ -201,7 +204,7 @@ def test_the_seed_has_the_cheapest_most_expensive_stage_of_all_splits(caps):
     rng = np.random.default_rng(5 + caps)
     for _ in range(CASES):
         problem = random_problem(rng, "1f1b", 1, caps=caps)
-        splits = all_splits(problem.layer_count, problem.stage_count)
+        splits = all_splits(problem.layer_count, problem.stage_count, problem.least)
         splits = splits[overflow_of(problem, splits) == 0]
         blocks = seconds_of_blocks(problem, "whole")
         split, cost = min_max(blocks, fits_alone(problem))
@@ -278,7 +281,7 @@ def test_the_stage_named_would_make_room_if_it_had_what_it_lacks():
         problem = random_problem(rng, "1f1b", 1, caps=True)
         problem.memory.cap_bytes[:] *= 0.9
         misfit = find_misfit(problem)
-        splits = all_splits(problem.layer_count, problem.stage_count)
+        splits = all_splits(problem.layer_count, problem.stage_count, problem.least)
         assert (misfit is None) == bool((overflow_of(problem, splits) == 0).any())
         if misfit is not None and misfit.lacking_bytes is not None:
             refused += 1
@@ -304,7 +307,7 @@ def test_a_timing_below_the_bound_switches_the_bound_off():
     rng = np.random.default_rng(13)
     for _ in range(20):
         problem = random_problem(rng, "1f1b", 1)
-        splits = all_splits(problem.layer_count, problem.stage_count)
+        splits = all_splits(problem.layer_count, problem.stage_count, problem.least)
         # Nothing to do with the costs: one arbitrary split is best by far.
         odd = splits[int(rng.integers(len(splits)))]
         found = find_partition(problem, lambda rows, odd=odd: 1e-9 + np.abs(rows - odd).sum(axis=1))

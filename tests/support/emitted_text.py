@@ -57,11 +57,13 @@ def _run(script, variables):
 
 
 @st.composite
-def splits(draw, most_chunks=4):
-    """Ranks, chunks, and any split over their stages."""
+def splits(draw, most_chunks=4, *, empty_ends=False):
+    """Ranks, chunks, and any split over their stages; the ends may be without layers."""
     ranks, chunks = draw(st.integers(2, 8)), draw(st.integers(1, most_chunks))
     stages = ranks * chunks
     split = draw(st.lists(st.integers(1, 12), min_size=stages, max_size=stages))
+    if empty_ends and stages > 2:
+        split[0], split[-1] = draw(st.integers(0, 2)), draw(st.integers(0, 2))
     return ranks, chunks, tuple(split)
 
 

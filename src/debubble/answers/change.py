@@ -30,6 +30,7 @@ class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
     schedule: str | None = None
     chunks: int | None = None
     overlap: bool | None = None
+    defer_receives: bool | None = None
     recompute: bool | None = None
     repaired_hops: list[list[int]] | None = None
     token_scale: float | None = None
@@ -62,6 +63,7 @@ def change_part(change: Change, hops: Sequence[str] = ()) -> ChangePart:
         schedule=change.schedule,
         chunks=change.chunks,
         overlap=change.overlap,
+        defer_receives=change.defer_receives,
         recompute=change.recompute,
         repaired_hops=[list(hop) for hop in change.repaired] if change.repaired else None,
         token_scale=change.token_scale,

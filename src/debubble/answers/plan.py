@@ -34,6 +34,7 @@ from debubble.plan.levers.link import Repair, name_hops
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
 from debubble.plan.plan import WORTH_A_TRY, Plan, make_plan
+from debubble.plan.split import ends_in_layers
 from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
 
 SCHEMA = "debubble.plan/1"
@@ -63,6 +64,10 @@ class BaselinePart(Part, frozen=True, kw_only=True):
     predicted_peak_bytes: list[int] | None
     """What the model of memory gives for the run as it is; null where there is none."""
     headroom_bytes: list[int | None] | None
+    embedding_layers: float | None
+    """What the first stage does besides its layers, in layers; null where they are not known."""
+    head_layers: float | None
+    """What the last stage does besides."""
     without_profiler: ProfilerPart | None
 
 
@@ -252,7 +257,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         most_microbatches=most_microbatches,
         links=analysis.links if analysis.ledger else None,
         cache=cache,
-        allowed=Permissions(framework=None if whose == ANY else whose, hold=hold),
+        allowed=Permissions(framework=None if whose == ANY else whose, hold=hold, empty_ends=True),
     )
     scale, bottleneck = tokens.scale(baseline), answer_bottleneck(analysis.bottleneck)
     return answer_of_plan(
@@ -294,6 +299,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     """Put a plan into words and data; `tokens` are those of a measured microbatch."""
     base, partition, overlap = plan.baseline, plan.partition, plan.overlap
     now = headroom_after(base, Change())
+    ends = ends_in_layers(base) if base.source.split else (None, None)
     findings = _findings(plan, first=None if bottleneck else plan.best)
     if length is not None:
         findings += _say_length(plan, length, tokens)
@@ -319,6 +325,8 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
             limit_bytes=[None if limit is None else round(limit) for limit in base.limits],
             predicted_peak_bytes=peak_bytes(now),
             headroom_bytes=headroom_bytes(now),
+            embedding_layers=ends[0],
+            head_layers=ends[1],
             without_profiler=without_profiler,
         ),
         hops=list(hops),
@@ -559,6 +567,7 @@ def _findings(plan: Plan, first: Option | None) -> list[str]:
         _say_repair(plan, repair)
         for repair in plan.repairs
         if repair.option not in plan.recommended
+        and not any(_holds(other, repair) for other in plan.repairs)
     ]
     if plan.overlap is not None and plan.overlap.option.fits_memory is not False:
         said.append(_say_overlap(plan.overlap))
@@ -566,6 +575,12 @@ def _findings(plan: Plan, first: Option | None) -> list[str]:
         words = describe(larger.change)
         said.append(f"A larger batch, which changes training: {words}: {_gain(larger)}.")
     return said
+
+
+def _holds(repair: Repair, other: Repair) -> bool:
+    """Tell whether a repair is of the other's hops and of more."""
+    hops, others = (set(one.option.change.repaired or ()) for one in (repair, other))
+    return hops > others
 
 
 def _say_repair(plan: Plan, repair: Repair) -> str:

@@ -227,11 +227,12 @@ class Baseline:
     def _communication(self, change: Change) -> Communication:
         if change.overlap:
             return beside_compute(change.schedule or self.schedule, self.framework)
-        if self.stated or self.communication is Communication.LATENCY:
-            return self.communication
-        if change.schedule is None or change.schedule == self.schedule:
-            return self.communication
-        return usual_communication(change.schedule, self.framework)
+        way, seen = self.communication, self.communication is not Communication.LATENCY
+        other = change.schedule is not None and change.schedule != self.schedule
+        if other and seen and not self.stated:
+            way = usual_communication(change.schedule or "", self.framework)
+        defers = change.defer_receives and way == Communication.RUNTIME
+        return Communication.DEFERRED if defers else way
 
     @property
     def framework(self) -> str | None:

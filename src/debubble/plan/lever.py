@@ -44,6 +44,8 @@ class Start:
     most_microbatches: int | None = None
     links: LinkHealth | None = None
     """What each hop takes and costs, where that is known."""
+    empty_ends: bool = False
+    """A first stage may be left with the embedding alone, a last one with the head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,8 @@ class Permissions:
     """The schedules that can be run; None for all."""
     hold: Hold | None = None
     """What stays when the number of microbatches changes; None where either can."""
+    empty_ends: bool = False
+    """A first stage may be left with the embedding alone, a last one with the head."""
     framework: str | None = None
     """Only what it can be told, by its name among emitters; None for what any of them can."""
 
@@ -101,4 +105,4 @@ class Permissions:
         return refusal_of(self.framework, change, setting)
 
 
-ALL = Permissions()
+ALL = Permissions(empty_ends=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from debubble.errors import CannotBeTold, NoSplitFits, UsageError
 from debubble.ledger.hop_health import LinkHealth
-from debubble.plan.baseline import Baseline
+from debubble.plan.baseline import Baseline, even_split
 from debubble.plan.change import Change, Hold
 from debubble.plan.kv_cache import Cache, CachePlan, plan_cache
 from debubble.plan.lever import ALL, Permissions, Refused, Start, Weighed
@@ -28,6 +28,7 @@ from debubble.plan.option import (
     weigh,
 )
 from debubble.plan.split import Partition, best_split
+from debubble.simulate.communication import Communication
 from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import Timeline
 from debubble.units import show_bytes
@@ -140,7 +141,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     )
     sieve = _Sieve(start=start, allowed=allowed)
     ideas = sieve.ideas()
-    options = [weigh(baseline, idea) for idea in ideas]
+    options = _without_idle([weigh(baseline, idea) for idea in ideas])
     for own in sieve.weighed:
         option = own.option
         # A repair takes no memory that the run does not take already.
@@ -152,7 +153,8 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     cached = None
     if cache is not None:
         try:
-            cached = plan_cache(baseline, cache, partition.split if partition else None)
+            quickest = partition.split if partition and min(partition.split) else None
+            cached = plan_cache(baseline, cache, quickest)
         except UsageError as error:
             sieve.refuse(Idea(lever="kv_cache", change=Change()), str(error))
     repairs = [own for own in sieve.weighed if isinstance(own, Repair)]
@@ -190,8 +192,10 @@ class _Sieve:
         """Return what is to be weighed: each lever alone, and the best together."""
         baseline, allowed = self.start.baseline, self.allowed
         if allowed.split and self._can_be_told("split", Change(split=baseline.source.split)):
+            ends = allowed.empty_ends and self._can_have_empty_ends()
             try:
-                self.start = replace(self.start, partition=best_split(baseline, Change()))
+                found = best_split(baseline, Change(), empty_ends=ends)
+                self.start = replace(self.start, partition=found, empty_ends=ends)
             except (UsageError, NoSplitFits) as error:
                 self.refuse(Idea(lever="split", change=Change()), error.message)
         alone: dict[str, list[Idea]] = {}
@@ -205,14 +209,24 @@ class _Sieve:
                 alone[lever.key] = self.most(alone[lever.key], lever.shown)
         ideas = [idea for found in alone.values() for idea in found]
         # Of each kind the best few: larger batches, or cut ones, crowd out nothing else.
-        kinds: dict[tuple[bool, Hold], list[Idea]] = {}
+        kinds: dict[tuple[bool, Hold, bool], list[Idea]] = {}
         for idea in self._keep(_together(self.start, alone["schedule"], allowed.hold)):
-            kind = idea.change.microbatches is not None, idea.change.hold
+            change = idea.change
+            kind = change.microbatches is not None, change.hold, bool(change.defer_receives)
             kinds.setdefault(kind, []).append(idea)
-        for (counted, hold), alike in kinds.items():
+        for (counted, hold, _), alike in kinds.items():
             # How cut microbatches fare is the least sure: one of them is enough.
             ideas += self.most(alike, 1 if counted and hold == "batch" else _SHOWN)
         return ideas
+
+    def _can_have_empty_ends(self) -> bool:
+        """Tell whether the framework can be told of a stage without layers."""
+        setting = self.start.baseline.setting
+        others = setting.ranks * setting.chunks - 1
+        if setting.layers is None or not 1 <= others <= setting.layers:
+            return False
+        split = (*even_split(setting.layers, others), 0)
+        return self.allowed.refusal_of(Change(split=split), setting) is None
 
     def refuse(self, idea: Idea, reason: str) -> None:
         """Remember what cannot run or does not fit."""
@@ -262,8 +276,21 @@ class _Sieve:
             try:
                 timed.append((quick_latency_s(baseline, idea.change) / work, idea))
             except OrderCycle:
-                self.refuse(idea, _NEVER_ENDS)
+                if not (idea.lever == "combined" and idea.change.defer_receives):
+                    self.refuse(idea, _NEVER_ENDS)
         return [idea for _, idea in sorted(timed, key=lambda pair: pair[0])[:shown]]
+
+
+def _without_idle(options: Sequence[Option]) -> list[Option]:
+    """Leave out combinations in which deferred receives add nothing."""
+    gains = {option.change: option.throughput_gain for option in options}
+    return [
+        option
+        for option in options
+        if option.lever != "combined"
+        or not option.change.defer_receives
+        or option.throughput_gain > gains.get(replace(option.change, defer_receives=None), -1.0)
+    ]
 
 
 def _too_large(left: Sequence[Headroom] | None) -> str:
@@ -290,8 +317,13 @@ def _together(start: Start, orders: Sequence[Idea], hold: Hold | None) -> Iterat
             split = splits.get(size)
             split = split if split and len(split) == stages else None
             levers = (change.microbatches, change.schedule, split)
+            change = replace(change, split=split)
             if sum(lever is not None for lever in levers) > 1:
-                change = replace(change, split=split)
+                yield Idea(lever="combined", change=change, assumptions=idea.assumptions)
+            # Receives of the best schedule, where torch's runtime would post them.
+            runtime = baseline.what_if(change).communication == Communication.RUNTIME
+            if runtime and idea in orders[:1] and size == Change():
+                change = replace(change, defer_receives=True)
                 yield Idea(lever="combined", change=change, assumptions=idea.assumptions)
 
 
@@ -306,7 +338,10 @@ def _splits_by_size(
         split = partition.split
         if size.microbatches is not None:
             with suppress(UsageError, NoSplitFits):
-                split = best_split(baseline, size, near=partition.split).split
+                found = best_split(
+                    baseline, size, near=partition.split, empty_ends=start.empty_ends
+                )
+                split = found.split
         yield size, split
 
 

@@ -53,7 +53,7 @@ EXHAUSTIVE_UP_TO = 2000
 _MOST_PAIRS = 16_000
 # Of those the most promising are timed, by their lower bound.
 _MOST_TIMED = 1200
-# Where stages share memory, so many splits are drawn from all over.
+# Where stages share memory or may be empty, so many splits are drawn from all over.
 _DRAWN = 2000
 # Descents begin at the best few seeds: the others mostly end in the same split.
 _DESCENTS = 3
@@ -95,11 +95,14 @@ def best_split(
     *,
     memory: SplitMemory | None = None,
     near: tuple[int, ...] | None = None,
+    empty_ends: bool = False,
 ) -> Partition:
     """Return the best split for a change; the one in use is never bettered by a worse one.
 
     `memory` stands for what stages may hold; by default for what the change needs. `near` is the
-    best split for a like change, which makes the search a short one.
+    best split for a like change, which makes the search a short one. With `empty_ends` a first
+    stage may be left with the embedding alone, and a last one with the head, where the run shows
+    that they have one.
     """
     source = baseline.source
     if source.split is None:
@@ -119,7 +122,7 @@ def best_split(
             " not alike",
             hint="say how many each stage holds with --layers",
         )
-    problem = _problem_of(baseline, change, sum(source.split), memory)
+    problem = _problem_of(baseline, change, sum(source.split), memory, empty_ends=empty_ends)
     given = source.split if problem.stage_count == len(source.split) else None
     timed = time_splits(baseline, change)
     found = find_partition(problem, timed, given=given, near=near)
@@ -158,8 +161,26 @@ def time_splits(baseline: Baseline, change: Change) -> Evaluate:
     return latencies
 
 
+def ends_in_layers(baseline: Baseline) -> tuple[float, float]:
+    """Return what the embedding and the head take of a microbatch, in layers."""
+    passes = baseline.source.passes
+    kinds = {int(kind) for kind, _, _ in passes.base} & set(map(int, PassKind))
+    layer_s = {kind: _layer_s(passes, kind) for kind in kinds}
+    whole = sum(layer_s.values())
+    first, last = (
+        sum(passes.besides_layers(kind)[end] * took for kind, took in layer_s.items()) / whole
+        for end in (0, 1)
+    )
+    return first, last
+
+
 def _problem_of(
-    baseline: Baseline, change: Change, layers: int, memory: SplitMemory | None
+    baseline: Baseline,
+    change: Change,
+    layers: int,
+    memory: SplitMemory | None,
+    *,
+    empty_ends: bool,
 ) -> SplitProblem:
     """Write the run as layers to be cut; seeds and bounds are made of it."""
     passes, order = baseline.source.passes, baseline.what_if(change).order
@@ -172,6 +193,13 @@ def _problem_of(
     more = {kind: np.zeros(stages) for kind in (PassKind.F, PassKind.B)}
     for kind, extra in more.items():
         extra[0], extra[-1] = passes.besides_layers(kind)
+    least = np.ones(stages, dtype=np.int64)
+    if empty_ends and stages > 1:
+        ends = np.minimum(more[PassKind.F], more[PassKind.B])[[0, -1]]
+        least[[0, -1]] = np.where(ends > 0, 0, 1)
+    now = baseline.source.split
+    if now is not None and len(now) == stages:
+        least = np.minimum(least, now)
     limits = [
         limit - (others or 0)
         for limit, others in zip(baseline.limits, baseline.others, strict=True)
@@ -194,6 +222,7 @@ def _problem_of(
             weight=np.zeros(stages),
         ),
         slowness=slowness,
+        least=least,
         memory=memory,
         turns=turns_of(order),
     )
@@ -233,11 +262,12 @@ def find_partition(
     _refuse_misfit(problem)
     search = _Search(problem, evaluate, bound_all(problem))
     given_latency = None if given is None else search.time_given(given)
-    exact = comb(problem.layer_count - 1, problem.stage_count - 1) <= exhaustive_up_to
+    all_in_all = problem.layer_count + int((1 - problem.least).sum())
+    exact = comb(all_in_all - 1, problem.stage_count - 1) <= exhaustive_up_to
 
     def look_around() -> None:
         if exact:
-            search.time(all_splits(problem.layer_count, problem.stage_count))
+            search.time(all_splits(problem.layer_count, problem.stage_count, problem.least))
         else:
             search.descend_from_seeds(given, near)
 
@@ -257,13 +287,16 @@ def find_partition(
     )
 
 
-def all_splits(layers: int, stages: int) -> I64:
-    """Return every way to cut layers into stages of one or more."""
+def all_splits(layers: int, stages: int, least: I64 | int = 1) -> I64:
+    """Return every way to cut layers into stages of one or more, or of `least` of each."""
+    fewer = 1 - np.broadcast_to(least, stages)
+    layers += int(fewer.sum())  # as if each that may be empty had one layer more
     cuts = np.array(list(combinations(range(1, layers), stages - 1)), dtype=np.int64)
     cuts = cuts.reshape(-1, stages - 1)
     edges = np.zeros((len(cuts), stages + 1), dtype=np.int64)
     edges[:, 1:-1], edges[:, -1] = cuts, layers
-    return edges[:, 1:] - edges[:, :-1]
+    splits: I64 = edges[:, 1:] - edges[:, :-1] - fewer
+    return splits
 
 
 @dataclass(slots=True)
@@ -320,7 +353,7 @@ class _Search:
     def time_given(self, given: tuple[int, ...]) -> float:
         """Time the split in use even if it does not fit, for comparison."""
         layers, stages = self.problem.layer_count, self.problem.stage_count
-        if len(given) != stages or sum(given) != layers or min(given) < 1:
+        if len(given) != stages or sum(given) != layers or (given < self.problem.least).any():
             raise UsageError(
                 f"{','.join(map(str, given))} does not split {layers} layers into {stages} stages",
                 hint="give one or more layers for each stage, all of them in all",
@@ -341,7 +374,8 @@ class _Search:
         seeds = [*([] if near is None else [near]), *_seeds(self.problem, given)]
         splits = np.unique(np.array(seeds, dtype=np.int64), axis=0)
         splits = np.stack([_make_fit(self.problem, split) for split in splits])
-        if self.problem.memory is not None and not self.problem.one_stage_a_rank:
+        rugged = self.problem.memory is not None or not self.problem.least.all()
+        if rugged and not self.problem.one_stage_a_rank:
             splits = np.concatenate((splits, _from_all_over(self.problem)))
         order = np.lexsort((bound_splits(self.problem, splits), self.time(splits, _MOST_TIMED)))
         several = not self.problem.one_stage_a_rank
@@ -354,10 +388,10 @@ class _Search:
     def _descend(self, split: I64, *, farther: bool) -> None:
         latency = self.known.get(split.tobytes(), float("inf"))
         while True:
-            near = neighbours(split)
+            near = neighbours(split, self.problem.least)
             latencies = self.time(near)
             if farther and not latencies.min(initial=np.inf) < latency * (1 - _ROUNDING):
-                near = _two_moves_away(split)
+                near = _two_moves_away(split, self.problem.least)
                 latencies = self.time(near, _MOST_TIMED)
             if not latencies.min(initial=np.inf) < latency * (1 - _ROUNDING):
                 return
@@ -369,7 +403,8 @@ def _seeds(problem: SplitProblem, given: tuple[int, ...] | None) -> Iterator[tup
     """Yield the given split, an even one, and the best for the longest stage by several costs."""
     if given is not None:
         yield given
-    yield even_split(problem.layer_count, problem.stage_count)
+    if problem.layer_count >= problem.stage_count:
+        yield even_split(problem.layer_count, problem.stage_count)
     halves: tuple[Part, ...] = ("forward", "backward") if problem.trains else ()
     costs = [seconds_of_blocks(problem, "whole"), bound_blocks(problem)]
     fits = fits_alone(problem)
@@ -380,16 +415,18 @@ def _seeds(problem: SplitProblem, given: tuple[int, ...] | None) -> Iterator[tup
 
 
 def _from_all_over(problem: SplitProblem) -> I64:
-    """Return splits drawn at random that fit: where stages share memory, no one seed leads there.
+    """Return splits drawn at random that fit, always the same ones.
 
-    Always the same ones.
+    Where stages share memory, or an end may be empty, no one seed leads there.
     """
     random = np.random.default_rng(problem.stage_count)
-    cuts = random.random((_DRAWN, problem.layer_count - 1)).argsort(axis=1) + 1
+    fewer = 1 - problem.least
+    layers = problem.layer_count + int(fewer.sum())
+    cuts = random.random((_DRAWN, layers - 1)).argsort(axis=1) + 1
     edges = np.zeros((_DRAWN, problem.stage_count + 1), dtype=np.int64)
     edges[:, 1:-1] = np.sort(cuts[:, : problem.stage_count - 1], axis=1)
-    edges[:, -1] = problem.layer_count
-    splits = edges[:, 1:] - edges[:, :-1]
+    edges[:, -1] = layers
+    splits = edges[:, 1:] - edges[:, :-1] - fewer
     fitting: I64 = splits[overflow_of(problem, splits) == 0]
     return fitting
 
@@ -398,10 +435,10 @@ def _make_fit(problem: SplitProblem, split: I64) -> I64:
     """Move layers to where they overflow less, as far as that leads."""
     over = float(overflow_of(problem, split[None])[0])
     while over > 0:
-        near = neighbours(split)
+        near = neighbours(split, problem.least)
         overflows = overflow_of(problem, near)
         if not overflows.min(initial=np.inf) < over:
-            near = _two_moves_away(split)
+            near = _two_moves_away(split, problem.least)
             overflows = overflow_of(problem, near)
         if not overflows.min(initial=np.inf) < over:
             break
@@ -410,22 +447,22 @@ def _make_fit(problem: SplitProblem, split: I64) -> I64:
     return split
 
 
-def neighbours(split: I64) -> I64:
+def neighbours(split: I64, least: I64 | int = 1) -> I64:
     """Return the splits one move away: a layer from any stage to any other, or a cut moved by two.
 
     Between the two stages every cut moves, so that only their sizes change.
     """
     near: I64 = split + _moves(len(split))
-    kept: I64 = near[(near >= 1).all(axis=1) & (near != split).any(axis=1)]
+    kept: I64 = near[(near >= least).all(axis=1) & (near != split).any(axis=1)]
     return kept
 
 
-def _two_moves_away(split: I64) -> I64:
+def _two_moves_away(split: I64, least: I64) -> I64:
     """Return splits two moves away, or where there are many some of them: always the same ones."""
-    near = neighbours(split)
+    near = neighbours(split, least)
     shuffled = np.random.default_rng(len(split)).permutation(len(near))
     some = near[shuffled[: _MOST_PAIRS // max(len(near), 1)]]
-    return np.concatenate([near, *map(neighbours, some)])
+    return np.concatenate([near, *(neighbours(other, least) for other in some)])
 
 
 @cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -73,9 +74,9 @@ class Turns:
     """Backward passes after the last forward one; W does not count."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitProblem:
-    """Layers in their order, to be cut into stages of one layer or more."""
+    """Layers in their order, to be cut into stages."""
 
     layers: Work
     stages: Work
@@ -85,13 +86,15 @@ class SplitProblem:
     slowness: F64
     """By stage: how many times longer than stated a layer takes there. 2: half as fast."""
     microbatches: int
+    least: I64
+    """By stage: the fewest layers, 1; or 0 where it has something else to do, such as a head."""
     memory: SplitMemory | None = None
     """None: everything fits."""
     turns: Turns | None = None
     """What the order tells besides; None: any order."""
 
     def __post_init__(self) -> None:
-        if self.stage_count > self.layer_count:
+        if self.least.sum() > self.layer_count:
             raise UsageError(
                 f"{self.layer_count} layers cannot fill {self.stage_count} stages",
                 hint="a stage has one layer or more",
@@ -146,6 +149,7 @@ def split_problem(  # noqa: PLR0913 (one argument for each thing that may differ
     microbatches: int,
     stages: Work | None = None,
     slowness: F64 | None = None,
+    least: I64 | None = None,
     memory: SplitMemory | None = None,
     turns: Turns | None = None,
 ) -> SplitProblem:
@@ -160,6 +164,7 @@ def split_problem(  # noqa: PLR0913 (one argument for each thing that may differ
         stages=stages or Work(forward=none, backward=none, weight=none),
         rank=rank,
         slowness=np.ones(len(rank)) if slowness is None else slowness,
+        least=np.ones(len(rank), dtype=np.int64) if least is None else least,
         microbatches=microbatches,
         memory=memory,
         turns=turns,
@@ -277,6 +282,7 @@ def bound_all(problem: SplitProblem) -> float:
     )
 
 
+@lru_cache(maxsize=1)
 def bound_blocks(problem: SplitProblem) -> F64:
     """Return, of each stage with layers i to j - 1, a time that no run can beat: [stage, i, j]."""
     m = problem.microbatches
@@ -288,7 +294,7 @@ def bound_blocks(problem: SplitProblem) -> F64:
         forward = seconds_of_blocks(problem, "forward")
         span = np.maximum(span, _span_at_least(problem.turns, m, forward, waited - forward, after))
     bounds = np.maximum(span + both[:-1, :, None], m * whole + lead[:-1, :, None])
-    return _only_runs(np.where(np.isfinite(bounds), bounds, np.inf))
+    return _only_runs(problem, np.where(np.isfinite(bounds), bounds, np.inf))
 
 
 def _bound_by_average(problem: SplitProblem, part: Part, away: F64) -> float:
@@ -335,9 +341,10 @@ def _span_at_least(turns: Turns, microbatches: int, forward: F64, backward: F64,
     return span
 
 
+@lru_cache(maxsize=2)
 def _least_before(problem: SplitProblem, part: Part) -> F64:
     """Return the least that the stages before one can take for the layers before a cut."""
-    blocks = _only_runs(seconds_of_blocks(problem, part))
+    blocks = _only_runs(problem, seconds_of_blocks(problem, part))
     least = np.full((problem.stage_count + 1, problem.layer_count + 1), np.inf)
     least[0, 0] = 0.0
     for stage in range(problem.stage_count):
@@ -347,7 +354,7 @@ def _least_before(problem: SplitProblem, part: Part) -> F64:
 
 def _least_after(problem: SplitProblem, part: Part) -> F64:
     """Return the least that a stage and those after it can take for the layers from a cut on."""
-    blocks = _only_runs(seconds_of_blocks(problem, part))
+    blocks = _only_runs(problem, seconds_of_blocks(problem, part))
     least = np.full((problem.stage_count + 1, problem.layer_count + 1), np.inf)
     least[problem.stage_count, problem.layer_count] = 0.0
     for stage in reversed(range(problem.stage_count)):
@@ -356,7 +363,7 @@ def _least_after(problem: SplitProblem, part: Part) -> F64:
 
 
 def seconds_of_blocks(problem: SplitProblem, part: Part) -> F64:
-    """Return what each stage takes with layers i to j - 1: [stage, i, j], where j > i."""
+    """Return what each stage takes with layers i to j - 1: [stage, i, j], where j >= i."""
     layers, stages = problem.work(part)
     sums = _sums(layers)
     lengths = sums[None, None, :] - sums[None, :, None]
@@ -372,10 +379,7 @@ def _seconds_of_splits(problem: SplitProblem, splits: I64, part: Part) -> F64:
 
 def fits_alone(problem: SplitProblem) -> Flags:
     """Tell where a stage could hold layers i to j - 1 if its rank held nothing else."""
-    size = problem.layer_count + 1
-    fits = np.broadcast_to(
-        np.triu(np.ones((size, size), dtype=bool), k=1), (problem.stage_count, size, size)
-    )
+    fits = _runs(problem)
     if problem.memory is None:
         return fits
     most = problem.memory.most_bytes[problem.rank]
@@ -398,7 +402,7 @@ def find_misfit(problem: SplitProblem) -> Misfit | None:
     for stage in reversed(range(stages)):
         behind[stage] = (fits[stage] & behind[stage + 1][None, :]).any(axis=1)
     caps = problem.memory.cap_bytes[problem.rank][:, None, None]
-    over = _only_runs(_bytes_of_blocks(problem.memory) - caps)
+    over = _only_runs(problem, _bytes_of_blocks(problem.memory) - caps)
     joined = ahead[:-1, :, None] & behind[1:, None, :]
     lacking = np.where(joined, over, np.inf).min(axis=(1, 2))
     stage = int(lacking.argmin())
@@ -436,9 +440,17 @@ def _bytes_of_blocks(memory: SplitMemory) -> F64:
     return sums[:, None, :] - sums[:, :, None] + memory.stage_bytes[:, None, None]
 
 
-def _only_runs(blocks: F64) -> F64:
-    """Leave only runs of one layer or more."""
-    return np.where(np.triu(np.ones(blocks.shape[1:], dtype=bool), k=1), blocks, np.inf)
+def _runs(problem: SplitProblem) -> Flags:
+    """Tell which runs of layers i to j - 1 are enough for a stage: [stage, i, j]."""
+    edges = np.arange(problem.layer_count + 1)
+    lengths = edges[None, :] - edges[:, None]
+    runs: Flags = lengths[None] >= problem.least[:, None, None]
+    return runs
+
+
+def _only_runs(problem: SplitProblem, blocks: F64) -> F64:
+    """Leave only runs of as many layers as a stage has at least."""
+    return np.where(_runs(problem), blocks, np.inf)
 
 
 def _edges_of(splits: I64) -> I64:

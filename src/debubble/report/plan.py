@@ -13,7 +13,10 @@ from debubble.answers.plan import (
     show_gain,
 )
 from debubble.report.text import Page, Table
-from debubble.units import show_seconds
+from debubble.units import counted, show_seconds
+
+# What takes less beside layers is nothing to speak of.
+_LEAST_WORTH = 0.2
 
 
 def plan_page(found: PlanAnswer, next_command: str = "") -> Page:
@@ -147,7 +150,25 @@ def _notes(found: PlanAnswer) -> list[str]:
         )
         bound = show_seconds(found.lower_bound_s)
         notes.append(f"split {split}: {proof}; none of this schedule can be under {bound}")
-    return notes
+    return notes + _name_ends(found)
+
+
+def _name_ends(found: PlanAnswer) -> list[str]:
+    """Say what the ends do besides their layers, now and with the quickest split."""
+    base, quickest = found.baseline, found.quickest_split
+    split = base.split or []
+    ends = ((0, "embedding", base.embedding_layers), (len(split) - 1, "head", base.head_layers))
+    said = []
+    for stage, what, worth in ends if split else ():
+        if not worth or worth < _LEAST_WORTH:
+            continue
+        besides = f"{worth:.1f} layers' worth of {what}"
+        now = f"stage {stage} = {counted(split[stage], 'layer')} + {besides}"
+        if quickest is not None and quickest.split[stage] != split[stage]:
+            layers = counted(quickest.split[stage], "layer")
+            now += f"; with split {','.join(map(str, quickest.split))} it has {layers}"
+        said.append(now)
+    return said
 
 
 def _emitted(found: PlanAnswer) -> list[str]:

@@ -351,6 +351,7 @@ def lower_for_runtime(wiring: Wiring, *, defer: bool = False) -> list[HostProgra
     """
     programs: list[HostProgram] = [[] for _ in wiring.cells]
     underway: set[Result] = set()
+    home = wiring.home
     turns = [[(cell, wiring.needs(cell)) for cell in _turns(cells)][::-1] for cells in wiring.cells]
     while any(turns):
         moved = False
@@ -364,8 +365,9 @@ def lower_for_runtime(wiring: Wiring, *, defer: bool = False) -> list[HostProgra
             programs[rank].append(cell)
             for result in wiring.sends(cell):
                 underway.add(result)
-                programs[rank].append(Post(sends=(result,)))
-                programs[wiring.destination(result)].append(Post(receives=(result,)))
+                both = (result,)
+                programs[rank].append(Post(sends=both))
+                programs[home[result[0]]].append(Post(receives=both))
         if not moved:
             raise ValueError("this order cannot finish")
     if defer:

@@ -118,39 +118,47 @@ class _Tables:
         self.sent: dict[Result, int] = {}
         self.received: dict[Result, int] = {}
 
-    def add_rank(self, place: int, program: HostProgram) -> None:
+    def add_rank(self, place: int, program: HostProgram) -> None:  # noqa: C901 (one hot loop)
         last_pass = NONE
-        last_of_queue: dict[int, int] = {}
+        last_of_queue: dict[int | None, int] = {}
         waited: list[int] = []
+        # Hundreds of thousands of steps go through here: what each looks up is at hand.
+        pass_rows, places, one_by_one = self.pass_rows, self.batch_place, self.one_by_one
+        befores, afters, launched = self.batch_before, self.batch_after, self.batch_launched
+        sent, received = self.sent, self.received
+        maker, made_at, taken = self.maker, self.made, self.taken
         for step in program:
             if isinstance(step, Post):
-                row = len(self.batch_place)
-                follows = row and step.in_order and self.batch_place[-1] == place
-                self.batch_launched.append(row - 1 if follows else NONE)
-                self.batch_place.append(place)
-                self.batch_after.append(NONE if step.ahead else last_pass)
-                queue = step.queue
-                self.batch_before.append(NONE if queue is None else last_of_queue.get(queue, NONE))
+                row, queue = len(places), step.queue
+                follows = step.in_order and row and places[-1] == place
+                launched.append(row - 1 if follows else NONE)
+                places.append(place)
+                afters.append(NONE if step.ahead else last_pass)
+                befores.append(last_of_queue.get(queue, NONE))
                 if queue is not None:
                     last_of_queue[queue] = row
                 if step.waited:
                     waited.append(row)
                 for result in step.sends:
-                    self.sent[result] = row
+                    sent[result] = row
                 for result in step.receives:
-                    self.received[result] = row
+                    received[result] = row
                 continue
-            first = len(self.pass_rows)
-            self.waits += [(first, row) for row in waited]
-            waited = []
-            if len(step) > 1:
+            first = len(pass_rows)
+            if waited:
+                self.waits += [(first, row) for row in waited]
+                waited = []
+            last = first + len(step) - 1
+            if last > first:
                 self.pairs.append(first)
             for stage, kind, microbatch, _ in step:
-                before, last_pass = last_pass, len(self.pass_rows)
-                self.pass_rows.append((place, stage, _KINDS[kind], microbatch, before))
-                if kind != "W":
-                    ahead, backward = (1, False) if kind == "F" else (-1, True)
-                    made = stage + ahead, backward, microbatch
-                    self.maker[made], self.made[made] = last_pass, first + len(step) - 1
-                    needing = last_pass if self.one_by_one else first
-                    self.taken[stage, backward, microbatch] = needing
+                before, last_pass = last_pass, len(pass_rows)
+                pass_rows.append((place, stage, _KINDS[kind], microbatch, before))
+                if kind == "F":
+                    made, need = (stage + 1, False, microbatch), (stage, False, microbatch)
+                elif kind == "W":
+                    continue
+                else:
+                    made, need = (stage - 1, True, microbatch), (stage, True, microbatch)
+                maker[made], made_at[made] = last_pass, last
+                taken[need] = last_pass if one_by_one else first

@@ -67,7 +67,9 @@ class Setting:
 
         A schedule with other stages a rank needs another split: an even one, unless it is said.
         """
-        if change.recompute is not None or change.by_hand is not None:
+        if any(
+            one is not None for one in (change.recompute, change.defer_receives, change.by_hand)
+        ):
             return None
         wanted: dict[str, object] = {}
         if change.microbatches is not None:

@@ -46,7 +46,7 @@ def run_text(text, **names):
     return names
 
 
-@given(splits(most_chunks=1))
+@given(splits(most_chunks=1, empty_ends=True))
 def test_each_stage_builds_its_layers_and_the_ends_build_the_rest(sizes):
     ranks, _, split = sizes
     text = emit("deepspeed", Change(split=split), setting_for(ranks, split))

@@ -37,7 +37,7 @@ def check_layout(layout, ranks, layers):
     assert whole[-1] == "L"
     assert (whole.count("E"), whole.count("L"), whole.count("t")) == (1, 1, layers)
     assert len(stages) % ranks == 0
-    assert all("t" in stage for stage in stages), "empty stages are reported to hang"
+    assert all(stages), "empty stages are reported to hang"
     return [stage.count("t") for stage in stages]
 
 
@@ -59,7 +59,7 @@ def run_config(text, **known):
 
 
 @pytest.mark.parametrize("framework", ["megatron", "nemo"])
-@given(splits())
+@given(splits(empty_ends=True))
 def test_every_split_comes_back_from_its_layout(framework, sizes):
     ranks, chunks, split = sizes
     run = setting_for(ranks, split, microbatches=ranks)

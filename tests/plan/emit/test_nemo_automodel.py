@@ -18,7 +18,7 @@ def read(change, run=RUN):
     return yaml.safe_load(emit("nemo@automodel", change, run))
 
 
-@given(splits())
+@given(splits(empty_ends=True))
 def test_stages_hold_all_modules_and_as_many_layers_as_the_split_says(sizes):
     ranks, chunks, split = sizes
     schedule = "1f1b" if chunks == 1 else "looped-bfs"

@@ -103,28 +103,32 @@ def test_names_and_arguments_are_torchs_own(name, deferred):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch warns of itself
-def test_a_real_model_is_cut_as_the_split_says():
+@pytest.mark.parametrize("split", [(1, 3, 2, 1), (0, 3, 3, 1), (2, 4, 1, 0)])
+def test_a_real_model_is_cut_as_the_split_says(split):
     torch = need_package("torch")
     pipelining = importlib.import_module("torch.distributed.pipelining")
 
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
+            self.embedding = torch.nn.Linear(2, 2, bias=False)
             self.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(7))
+            self.norm = torch.nn.LayerNorm(2, bias=False)
 
         def forward(self, x):
+            x = self.embedding(x)
             for layer in self.layers:
                 x = layer(x)
-            return x
+            return self.norm(x)
 
-    split = (1, 3, 2, 1)
     text = emit("torch", Change(split=split), Setting(ranks=4, layers=7))
     spec = eval(  # noqa: S307
         ast.unparse(assigned(text, "split_spec")), {"SplitPoint": pipelining.SplitPoint}
     )
     pipe = pipelining.pipeline(Model(), mb_args=(torch.ones(1, 2),), split_spec=spec)
-    layers = [len(list(pipe.get_stage_module(stage).parameters())) // 2 for stage in range(4)]
-    assert tuple(layers) == split
+    held = [len(list(pipe.get_stage_module(stage).parameters())) for stage in range(4)]
+    ends = (1, 0, 0, 1)
+    assert held == [2 * layers + more for layers, more in zip(split, ends, strict=True)]
 
 
 def test_a_split_alone_leaves_the_schedule_alone():

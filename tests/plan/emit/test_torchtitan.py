@@ -24,7 +24,7 @@ ORDER = "--parallelism.pipeline_parallel_schedule_csv"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", DIALECTS)
-@given(splits())
+@given(splits(empty_ends=True))
 def test_stages_hold_all_modules_once_and_as_many_layers_as_the_split_says(framework, sizes):
     ranks, chunks, split = sizes
     run = setting_for(ranks, split, microbatches=ranks)

@@ -99,6 +99,8 @@ def aim_of_serving(
     if change.schedule is not None or change.chunks is not None or aim.chunks != 1:
         raise cannot(framework, "a schedule or stages a rank", one_stage)
     refuse_overlap(framework, change, overlap)
+    if 0 in (aim.split or ()):
+        raise cannot(framework, "a stage without layers", "give each rank one layer or more")
     return aim
 
 
@@ -152,10 +154,11 @@ def _split_of(change: Change, setting: Setting, chunks: int) -> tuple[int, ...] 
             f"{counted(stages, 'stage')}",
             hint="give the layers of each stage, one entry a stage",
         )
-    if min(split) < 1:
+    empty = [stage for stage, own in enumerate(split) if own < (0 < stage < stages - 1)]
+    if empty or max(split) < 1:
         raise UsageError(
-            f"stage {split.index(min(split))} of the split has no layer",
-            hint="give each stage one layer or more",
+            f"stage {(empty or [0])[0]} of the split has no layer",
+            hint="only the first and the last stage, with embedding and head, can do without",
         )
     if sum(split) != layers:
         raise UsageError(

@@ -1,6 +1,6 @@
 """A change in → Megatron's flags.
 
-E is the embedding, t a layer, L the loss, `|` ends a stage; `x*n` and `(...)*n` repeat. Stages
+E is the embedding, t a layer, L head and loss, `|` ends a stage; `x*n` and `(...)*n` repeat. Stages
 stand in the order in which the model runs through them, with virtual stages as well: stage i is
 virtual stage i // ranks of rank i % ranks.
 """
@@ -92,7 +92,7 @@ def write_layout(split: tuple[int, ...]) -> str:
 
 
 def _layers(count: int) -> str:
-    return "t" if count == 1 else f"t*{count}"
+    return "t" * count if count < 2 else f"t*{count}"
 
 
 def check_schedule(framework: str, change: Change, aim: Aim) -> None:

@@ -26,6 +26,8 @@ from debubble.schedules import SCHEDULES
 from debubble.schedules.named import count_rounds
 
 _NAME = "torch"
+# What comes first behind the layers: a last stage without any begins with it.
+_AFTER = "norm"
 _GIVEN = {
     "model": "the whole model",
     "example": "one microbatch of input",
@@ -82,12 +84,13 @@ def emit(change: Change, setting: Setting) -> str:
         imports.append(
             "from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline"
         )
-        cuts = "".join(
-            f'    "layers.{cut}": SplitPoint.BEGINNING,\n' for cut in accumulate(aim.split[:-1])
-        )
+        layers = sum(aim.split)
+        begins = [f"layers.{cut}" if cut < layers else _AFTER for cut in accumulate(aim.split[:-1])]
+        cuts = "".join(f'    "{name}": SplitPoint.BEGINNING,\n' for name in begins)
         body += [f"split_spec = {{\n{cuts}}}\n", _stages(aim)]
         notes.append(
-            f"Assumes layers called layers.0 to layers.{sum(aim.split) - 1}: "
+            f"Assumes layers called layers.0 to layers.{layers - 1}"
+            f"{f', and {_AFTER} behind them' if _AFTER in begins else ''}: "
             "put in the names of your model."
         )
     if not only_split:

@@ -25,7 +25,7 @@ from debubble.timeline.steps import only_steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """What repairing a link would buy: one hop, or both ways between two ranks."""
+    """What a repair would buy: of a link, both ways; of all of a rank; of all there are."""
 
     option: Option
     baseline: Baseline
@@ -37,16 +37,18 @@ class Repair:
 
 
 def repairs(baseline: Baseline, timeline: Timeline, links: LinkHealth | None) -> list[Repair]:
-    """Weigh the repair of each slow link alone, and of all together; what buys most first."""
+    """Weigh the repair of each slow link alone, of a rank's, and of all; what buys most first.
+
+    A card or a slot that is ill slows all hops of its rank: repairing one of them gains nothing.
+    """
     slow = {hop.hop: hop for hop in links.slow} if links else {}
-    pairs = [
-        tuple(hop for hop in slow if set(hop) == pair)
-        for pair in dict.fromkeys(frozenset(hop) for hop in slow)
-    ]
-    if len(pairs) > 1:
-        pairs.append(tuple(slow))
+    pairs = dict.fromkeys(frozenset(hop) for hop in slow)
+    together = [tuple(hop for hop in slow if set(hop) == pair) for pair in pairs]
+    ranks = sorted({rank for pair in pairs for rank in pair})
+    together += [tuple(hop for hop in slow if rank in hop) for rank in ranks]
+    together.append(tuple(slow))
     found = []
-    for hops in pairs:
+    for hops in dict.fromkeys(hops for hops in together if hops):
         mended = mend(baseline, timeline, hops)
         found.append(
             Repair(
@@ -93,8 +95,11 @@ def words(change: Change) -> str:
 
 
 def name_hops(hops: Sequence[Hop]) -> str:
-    """Name a hop, or both ways between two ranks."""
+    """Name a hop, both ways between two ranks, or several hops of one rank."""
     names = " and ".join(f"{here}:{there}" for here, there in hops)
+    shared = frozenset.intersection(*map(frozenset, hops))
+    if len(shared) == 1 and len(hops) > 1:
+        return f"all slow hops of rank {min(shared)}, {names}"
     return f"hops {names}" if len(hops) > 1 else f"hop {names}"
 
 
