@@ -1,8 +1,9 @@
 """Follow the advice: bad runs, the first line of `plan` applied as it is emitted, run for real.
 
 Each case is a model of sixteen layers, cut and run badly. It is measured and profiled; `plan` reads
-the traces; its first line, as `--emit torch` writes it, is run by the same program; and so are a few
-other changes, to see whether something else would have been better. Promised stands beside measured.
+the traces; its first line, as `--emit torch` writes it, is run by the same program; so are a few
+other changes, to see whether something else would have been better. Promised stands beside what was
+measured.
 
     python benchmarks/follow.py [CASE...]     # all of them
 
@@ -65,7 +66,7 @@ CASES = (
 # --- a rank: torch and the standard library alone ---
 
 
-def run_rank(rank: int, job: dict) -> None:
+def run_rank(rank: int, job: dict) -> None:  # noqa: C901, PLR0915 (a whole program)
     """Build what the emitted code says, time steps without the profiler, then record some."""
     import torch  # noqa: PLC0415 (a rank's own)
     import torch.distributed as dist  # noqa: PLC0415
@@ -246,7 +247,7 @@ def launch(job: dict, *, slow_rank: int | None) -> list[float]:
     return json.loads((Path(job["out"]) / "walls.txt").read_text())
 
 
-def run_changed(case: Case, change, setting, place: Path, *, device: str, healthy: bool = False):  # noqa: ANN001, ANN201
+def run_changed(case: Case, change, setting, place: Path, *, device: str, healthy: bool = False):  # noqa: ANN001, ANN201, PLR0913
     """Run a case with a change, as emitted."""
     from debubble.plan.emit import emit  # noqa: PLC0415
 
@@ -348,7 +349,8 @@ def show(found: dict) -> None:
     print(
         f"{found['case']:18} {found['now_ms']:6.1f} and {found['again_ms']:6.1f} ms:"
         f" {found['first']}\n{'':18} promised {found['promised']:+.0%}"
-        f" ({found['low']:+.0%} to {found['high']:+.0%}), measured {found['measured']:+.0%}: {verdict}"
+        f" ({found['low']:+.0%} to {found['high']:+.0%}),"
+        f" measured {found['measured']:+.0%}: {verdict}"
     )
     for change, gain in found["others"].items():
         print(f"{'':18} besides: {change} {gain:+.0%}")

@@ -86,8 +86,9 @@ def test_the_same_batch_in_more_microbatches_adds_to_gradients_more_often(tmp_pa
     now = data_of(TRAINING, tmp_path)
     half = data["given"]["passes"]["B"][1] / now["given"]["passes"]["B"][1]
     assert 0.5 < half < 0.65
+    # Of a forward pass a little stays with half the tokens.
     assert data["given"]["passes"]["F"][1] / now["given"]["passes"]["F"][1] == pytest.approx(
-        0.5, abs=0.02
+        0.04 + 0.96 / 2, abs=0.01
     )
     assert "adding to gradients takes as long with any number of tokens" in data["assumptions"]
 

@@ -125,20 +125,31 @@ class WirePools:
     def of_size(self, scale: float) -> WirePools:
         """Return what messages take that are so many times as large; tails stay as they are.
 
-        Of one size: a little less than in proportion. Of two: between them.
+        Of one size: a little less than in proportion. Of two: between them, with the tails of both.
         """
         if scale == 1.0:
             return self
+        way, between, shapes = 0.0, 1.0, {}
+        if self.other is not None:
+            size, larger = self.other
+            way = min(max((scale - 1) / (size - 1), 0.0), 1.0)
+            between = 1 + way * (size - 1)
+            runs = [run for run, share in ((self, 1 - way), (larger, way)) if share > 0]
+            later = np.cumsum([0] + [1 + int(run.step.max(initial=-1)) for run in runs])
+            shapes = {
+                "body": np.concatenate([run.body for run in runs]),
+                "tail_ns": np.concatenate([run.tail_ns for run in runs]),
+                "step": np.concatenate(
+                    [run.step + after for run, after in zip(runs, later, strict=False)]
+                ),
+            }
         grown = {}
         for name, power in _GROWS.items():
-            typical, rest = getattr(self, name), scale
+            typical = getattr(self, name)
             if self.other is not None:
-                size, larger = self.other
-                way = min(max((scale - 1) / (size - 1), 0.0), 1.0)
-                typical = (1 - way) * typical + way * getattr(larger, name)
-                rest = scale / (1 + way * (size - 1))
-            grown[name] = typical * rest**power
-        return replace(self, **grown)
+                typical = (1 - way) * typical + way * getattr(self.other[1], name)
+            grown[name] = typical * (scale / between) ** power
+        return replace(self, **grown, **shapes)
 
     def draw(
         self, random: np.random.Generator, rows: int, runs: int, *, same_launch: bool = False

@@ -133,7 +133,8 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
         engine = planned_engine(what_if.order, what_if.communication, rendezvous=meets)
     program, model = engine.program, source.passes
     slope = np.maximum(random.normal(model.slope, model.slope_spread, draws), 0.0)
-    body, tail = source.wires.draw(random, len(program.messages), draws, same_launch=same_launch)
+    wires, messages = source.wires.of_size(what_if.token_scale), len(program.messages)
+    body, tail = wires.draw(random, messages, draws, same_launch=same_launch)
     drawn = _Draws(
         noise=random.choice(model.residuals, size=(len(program.passes), draws)),
         slope=slope if model.slope else np.zeros(draws),
@@ -174,7 +175,7 @@ def mean_lengths(
     With other `layers`, each meets what it met with those of the run that is asked for, and no
     stall: a little of one in every message would favour stages that have time to spare.
     """
-    program, wires = engine.program, source.wires
+    program, wires = engine.program, source.wires.of_size(what_if.token_scale)
     messages = (len(program.messages), 1)
     usual = float(np.log(np.exp(source.passes.residuals).mean()))
     drawn = _Draws(
