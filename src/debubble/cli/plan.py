@@ -28,7 +28,8 @@ from debubble.errors import UsageError
 from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS
 from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
-from debubble.report.html.plan import plan_report
+from debubble.plan.plan import Plan
+from debubble.report.html.plan import plan_report, planned_view
 from debubble.report.html.views import PipelineView
 from debubble.report.plan import plan_page
 from debubble.units import parse_bytes, parse_duration, parse_share
@@ -179,6 +180,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("a batch takes some time", hint="leave --latency out, or give it: 302ms")
     files = Traces(words=traces, also=also, pipeline=pipeline, reader=reader)
     run, other = analyse_both(files, schedule, quiet=manners.quiet)
+    plans: list[Plan] = []
     with progress("planning", quiet=manners.quiet):
         answer = answer_plan(
             run,
@@ -196,6 +198,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             planned_for=planned_for,
             emit_for=framework,
             order_file=None if order is None else str(order),
+            on_plan=plans.append,
         )
     words, following = shlex.join(traces), ""
     if not answer.recommended:
@@ -207,7 +210,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []
         full = replace(page, notes=[*page.notes, *written])
-        write_html(plan_report(answer, shown, full, words), picture, quiet=manners.quiet)
+        report = plan_report(answer, shown, planned_view(plans[0]), full, words)
+        write_html(report, picture, quiet=manners.quiet)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
         _write_emitted(answer.emitted, order, manners)
