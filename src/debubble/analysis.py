@@ -21,6 +21,7 @@ from debubble.links.wiring import Wiring, read_topologies, read_wiring
 from debubble.measure.measurement import Measurement, measure_run
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
 from debubble.schedules import Order, order_of
+from debubble.simulate.communication import Communication
 from debubble.simulate.theory import bubble_fraction, bubble_fraction_of_stream, ideal_bubble
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts, ask_job
@@ -158,7 +159,7 @@ class Analysis:
             return None
         return bubble_fraction_of_stream(len(self.pipeline.ranks), stream.in_flight)
 
-    def baseline(
+    def baseline(  # noqa: PLR0913 (what the traces may not tell, one argument each)
         self,
         *,
         layers: tuple[int, ...] | None = None,
@@ -166,6 +167,7 @@ class Analysis:
         schedule: str | None = None,
         latency_ns: float | None = None,
         also: AlsoRun | None = None,
+        communication: Communication | None = None,
     ) -> Baseline:
         """Fit what every change starts from; what is not said, the job says."""
         pipeline, job = self.pipeline, self.job
@@ -177,6 +179,7 @@ class Analysis:
             schedule=schedule or job.schedule_for(pipeline),
             latency_ns=latency_ns or job.without_profiler_ns(pipeline.batch_latency_ns),
             also=also,
+            communication=communication,
         )
 
     def layers_of(self, stage: int) -> int | None:

@@ -120,6 +120,7 @@ def plan(  # noqa: PLR0913 (one argument a question)
     tokens_measured: int | None = None,
     also_tokens: int | None = None,
     schedule: str | None = None,
+    communication: str | None = None,
     layers: Sequence[int] | None = None,
     memory_limit_bytes: float | None = None,
     latency_s: float | None = None,
@@ -135,8 +136,8 @@ def plan(  # noqa: PLR0913 (one argument a question)
 
     `also` is another run of the same model to learn from, with `also_tokens` a microbatch, and
     `tokens` a length to see all options at: 4096, or "2x" as many. What traces do not tell can be
-    said: the `schedule` that ran, `layers` of each stage, the memory of a rank, a batch's latency
-    without the profiler. `hold` is what keeps its size where microbatches change, "batch" or
+    said: the `schedule` that ran, how its messages travel, `layers` of each stage, the memory of a
+    rank, a batch's latency without the profiler. `hold` is what keeps its size where microbatches change, "batch" or
     "microbatch"; without it larger batches of a run that trains stand apart. `frameworks` are
     those that every option is written for in `apply`; `emit` names one that the best option is
     written for in `emitted`. Only what `planned_for` can be told is weighed: without it that of
@@ -153,6 +154,7 @@ def plan(  # noqa: PLR0913 (one argument a question)
         layers=None if layers is None else tuple(layers),
         memory_limit_bytes=memory_limit_bytes,
         schedule=schedule,
+        communication=communication,
         latency_ns=None if latency_s is None else latency_s * NS_PER_S,
         most_microbatches=most_microbatches,
         hold=hold,
@@ -179,6 +181,7 @@ def simulate(  # noqa: PLR0913 (one argument a question)
     tokens_measured: int | None = None,
     also_tokens: int | None = None,
     schedule_measured: str | None = None,
+    communication: str | None = None,
     layers: Sequence[int] | None = None,
     memory_limit_bytes: float | None = None,
     **asked: Any,
@@ -207,6 +210,7 @@ def simulate(  # noqa: PLR0913 (one argument a question)
         tokens=said,
         layers=None if layers is None else tuple(layers),
         schedule_measured=schedule_measured,
+        communication=communication,
         memory_limit_bytes=memory_limit_bytes,
     )
     analysis = _analysed(run, _stating(run, asked, schedule_measured))

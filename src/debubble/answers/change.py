@@ -13,6 +13,7 @@ from debubble.plan.baseline import AlsoRun, Baseline
 from debubble.plan.change import Change
 from debubble.plan.levers import LEVERS
 from debubble.plan.option import Headroom
+from debubble.simulate.communication import Communication
 from debubble.timeline.job import JobFacts
 from debubble.units import PLAIN_NUMBER, counted
 
@@ -186,6 +187,7 @@ def start_from(  # noqa: PLR0913 (what the traces may not tell, one argument eac
     limit_bytes: float | None,
     schedule: str | None,
     latency_ns: float | None = None,
+    communication: str | None = None,
 ) -> Baseline:
     """Fit the run, with another of its model where one was given."""
     other = None
@@ -208,6 +210,7 @@ def start_from(  # noqa: PLR0913 (what the traces may not tell, one argument eac
         schedule=schedule,
         latency_ns=latency_ns,
         also=other,
+        communication=None if communication is None else Communication(communication),
     )
 
 

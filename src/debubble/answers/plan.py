@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from debubble.analysis import Analysis
@@ -221,6 +221,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
     layers: tuple[int, ...] | None = None,
     memory_limit_bytes: float | None = None,
     schedule: str | None = None,
+    communication: str | None = None,
     latency_ns: float | None = None,
     most_microbatches: int | None = None,
     hold: Hold | None = None,
@@ -229,6 +230,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
     planned_for: str | None = None,
     emit_for: str | None = None,
     order_file: str | None = None,
+    on_plan: Callable[[Plan], None] | None = None,
 ) -> PlanAnswer:
     """Fit the run, account for it, and rank what could be changed.
 
@@ -236,7 +238,8 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
     what stays where the number of microbatches changes: else the batch of a run that trains,
     with larger ones apart, and either where nothing is trained. Only what `planned_for` can be
     told is weighed: else `emit_for`, else the framework that ran it; `ANY` lifts that. Where what
-    is written needs an order of passes as CSV, it calls it `order_file`.
+    is written needs an order of passes as CSV, it calls it `order_file`. `on_plan` is handed the
+    plan itself, to draw from.
     """
     named = (*frameworks, planned_for, emit_for)
     refuse_unknown_frameworks([name for name in named if name not in (None, ANY)])
@@ -248,6 +251,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         layers=layers,
         limit_bytes=memory_limit_bytes,
         schedule=schedule,
+        communication=communication,
         latency_ns=latency_ns,
     )
     whose = planned_for or emit_for or baseline.framework
@@ -259,6 +263,8 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         cache=cache,
         allowed=Permissions(framework=None if whose == ANY else whose, hold=hold, empty_ends=True),
     )
+    if on_plan is not None:
+        on_plan(plan)
     scale, bottleneck = tokens.scale(baseline), answer_bottleneck(analysis.bottleneck)
     return answer_of_plan(
         plan,

@@ -140,6 +140,8 @@ class Request:
     tokens: Tokens = field(default_factory=Tokens)
     layers: tuple[int, ...] | None = None
     schedule_measured: str | None = None
+    communication: str | None = None
+    """How messages of the run travel, where the way that is found does not fit."""
     memory_limit_bytes: float | None = None
 
 
@@ -160,6 +162,7 @@ def ask_run(analysis: Analysis, request: Request, also: Analysis | None = None) 
         layers=request.layers,
         limit_bytes=request.memory_limit_bytes,
         schedule=request.schedule_measured,
+        communication=request.communication,
     )
     return ask(baseline, _idea(baseline, request, tokens))
 

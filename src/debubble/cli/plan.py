@@ -28,9 +28,11 @@ from debubble.errors import UsageError
 from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS
 from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
-from debubble.report.html.plan import plan_report
+from debubble.plan.plan import Plan
+from debubble.report.html.plan import plan_report, planned_view
 from debubble.report.html.views import PipelineView
 from debubble.report.plan import plan_page
+from debubble.simulate.communication import Communication
 from debubble.units import parse_bytes, parse_duration, parse_share
 
 # An order of passes by itself, and what its file is called unless it is named.
@@ -118,6 +120,11 @@ def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> N
 @click.argument("traces", nargs=-1, required=True)
 @click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
 @click.option("--schedule", metavar="NAME", help="The schedule that ran, where it is not told.")
+@click.option(
+    "--communication",
+    type=click.Choice([str(way) for way in Communication]),
+    help="How its messages travel.  [default: the way that fits the run]",
+)
 @click.option("--layers", metavar="N,N,...", help="Layers of each stage, where they are not told.")
 @click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB.")
 @click.option("--latency", metavar="TIME", help="Of a batch without the profiler, such as 302ms.")
@@ -150,6 +157,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     traces: tuple[str, ...],
     pipeline: int | None,
     schedule: str | None,
+    communication: str | None,
     layers: str | None,
     memory_limit: str | None,
     latency: str | None,
@@ -179,6 +187,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("a batch takes some time", hint="leave --latency out, or give it: 302ms")
     files = Traces(words=traces, also=also, pipeline=pipeline, reader=reader)
     run, other = analyse_both(files, schedule, quiet=manners.quiet)
+    plans: list[Plan] = []
     with progress("planning", quiet=manners.quiet):
         answer = answer_plan(
             run,
@@ -187,6 +196,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             layers=split,
             memory_limit_bytes=limit_bytes,
             schedule=schedule,
+            communication=communication,
             latency_ns=latency_ns,
             most_microbatches=max_microbatches,
             hold=hold,
@@ -196,6 +206,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             planned_for=planned_for,
             emit_for=framework,
             order_file=None if order is None else str(order),
+            on_plan=plans.append,
         )
     words, following = shlex.join(traces), ""
     if not answer.recommended:
@@ -207,7 +218,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []
         full = replace(page, notes=[*page.notes, *written])
-        write_html(plan_report(answer, shown, full, words), picture, quiet=manners.quiet)
+        report = plan_report(answer, shown, planned_view(plans[0]), full, words)
+        write_html(report, picture, quiet=manners.quiet)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
         _write_emitted(answer.emitted, order, manners)

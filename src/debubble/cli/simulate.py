@@ -49,6 +49,7 @@ class Said:
     tokens: Tokens
     layers: str | None
     schedule_measured: str | None
+    communication: str | None
     memory_limit: str | None
 
     def read(self) -> Request:
@@ -66,6 +67,7 @@ class Said:
             tokens=self.tokens,
             layers=parse_layers(self.layers),
             schedule_measured=self.schedule_measured,
+            communication=self.communication,
             memory_limit_bytes=None if limit is None else float(parse_bytes(limit)),
         )
 
@@ -98,6 +100,11 @@ what_if_options = gathered(
     token_options("Tokens a microbatch, or times as many: 2x."),
     click.option("--layers", metavar="N,N,...", help="Layers of each stage as it is, if not told."),
     click.option("--schedule-measured", metavar="NAME", help="The schedule that ran, if not told."),
+    click.option(
+        "--communication",
+        type=click.Choice(list(map(str, Communication))),
+        help="How messages travel.  [default: as fits the run; without traces, latency]",
+    ),
     click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB."),
 )
 
@@ -140,6 +147,7 @@ def flags_of(files: Traces, said: Said) -> dict[str, object]:
         "--recompute": said.recompute,
         "--layers": said.layers,
         "--schedule-measured": said.schedule_measured,
+        "--communication": said.communication,
         "--memory-limit": said.memory_limit,
         "--pipeline": files.pipeline,
         "--capture": files.reader.capture,
@@ -158,11 +166,12 @@ _USUAL_SCHEDULE = "1f1b"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The order that was typed; None where nothing was."""
+    """The order that was typed, and how its messages travel; None where nothing was."""
 
     microbatches: int | None
     schedule: str | None
     chunks: int | None
+    communication: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +184,6 @@ class ByHand:
     input_grad: str | None
     weight_grad: str | None
     transfer: str | None
-    communication: str | None
 
     @property
     def costs(self) -> dict[str, str | None]:
@@ -191,11 +199,7 @@ class ByHand:
     @property
     def flags(self) -> dict[str, object]:
         """All of it by flag."""
-        return {
-            "--stages": self.ranks,
-            **self.costs,
-            "--communication": self.communication,
-        }
+        return {"--stages": self.ranks, **self.costs}
 
 
 by_hand_options = gathered(
@@ -213,11 +217,6 @@ by_hand_options = gathered(
     click.option(
         "--transfer", metavar="TIME", help="A message; one, or one a hop.  [default: free]"
     ),
-    click.option(
-        "--communication",
-        type=click.Choice(list(map(str, Communication))),
-        help="How messages are posted and waited for.  [default: latency]",
-    ),
 )
 
 
@@ -228,7 +227,7 @@ def simulate_by_hand(wanted: Wanted, by_hand: ByHand, manners: Manners, *, draws
     hand_set, in_units = _hand_set(by_hand.costs)
     stages = 1 + max(action.stage for actions in order for action in actions)
     costs = settle_costs(hand_set, stages)
-    way = Communication(by_hand.communication or Communication.LATENCY)
+    way = Communication(wanted.communication or Communication.LATENCY)
     timeline = simulate_order(order, costs, way)
     answer = answer_by_hand(
         schedule=schedule,
@@ -308,7 +307,7 @@ def _read(text: str) -> tuple[float, bool]:
 
 
 # What is said alike of a measured run and of one made by hand.
-_OF_BOTH = ("--microbatches", "--schedule", "--chunks")
+_OF_BOTH = ("--microbatches", "--schedule", "--chunks", "--communication")
 
 
 @click.command("simulate")
@@ -344,7 +343,12 @@ def command(  # noqa: PLR0913 (one argument a flag)
         )
         simulate_traces(files, said, manners, draws=draws)
         return
-    wanted = Wanted(microbatches=said.microbatches, schedule=said.schedule, chunks=said.chunks)
+    wanted = Wanted(
+        microbatches=said.microbatches,
+        schedule=said.schedule,
+        chunks=said.chunks,
+        communication=said.communication,
+    )
     of_run = flags_of(files, said) | dict.fromkeys(_OF_BOTH)
     _refuse(of_run, "is about a measured run, and no traces are given", "name its traces")
     simulate_by_hand(wanted, by_hand, manners, draws=draws)

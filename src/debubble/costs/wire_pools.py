@@ -129,27 +129,27 @@ class WirePools:
         """
         if scale == 1.0:
             return self
-        way, between, shapes = 0.0, 1.0, {}
+        way, between, drawn = 0.0, 1.0, self
         if self.other is not None:
             size, larger = self.other
             way = min(max((scale - 1) / (size - 1), 0.0), 1.0)
             between = 1 + way * (size - 1)
-            runs = [run for run, share in ((self, 1 - way), (larger, way)) if share > 0]
-            later = np.cumsum([0] + [1 + int(run.step.max(initial=-1)) for run in runs])
-            shapes = {
-                "body": np.concatenate([run.body for run in runs]),
-                "tail_ns": np.concatenate([run.tail_ns for run in runs]),
-                "step": np.concatenate(
-                    [run.step + after for run, after in zip(runs, later, strict=False)]
-                ),
-            }
+            drawn = self if way == 0 else larger
+            if 0 < way < 1:
+                later = larger.step + 1 + int(self.step.max(initial=-1))
+                drawn = replace(
+                    self,
+                    body=np.concatenate((self.body, larger.body)),
+                    tail_ns=np.concatenate((self.tail_ns, larger.tail_ns)),
+                    step=np.concatenate((self.step, later)),
+                )
         grown = {}
         for name, power in _GROWS.items():
             typical = getattr(self, name)
             if self.other is not None:
                 typical = (1 - way) * typical + way * getattr(self.other[1], name)
             grown[name] = typical * (scale / between) ** power
-        return replace(self, **grown, **shapes)
+        return replace(self, **grown, body=drawn.body, tail_ns=drawn.tail_ns, step=drawn.step)
 
     def draw(
         self, random: np.random.Generator, rows: int, runs: int, *, same_launch: bool = False

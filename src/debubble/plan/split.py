@@ -53,6 +53,9 @@ EXHAUSTIVE_UP_TO = 2000
 _MOST_PAIRS = 16_000
 # Of those the most promising are timed, by their lower bound.
 _MOST_TIMED = 1200
+# Of one move: 24 stages have no more than this. Of 64 stages, with 4,000 moves, 300 of the most
+# promising led to the same splits as all, on six problems of up to 290 layers.
+_MOST_NEAR = 600
 # Where stages share memory or may be empty, so many splits are drawn from all over.
 _DRAWN = 2000
 # Descents begin at the best few seeds: the others mostly end in the same split.
@@ -389,7 +392,7 @@ class _Search:
         latency = self.known.get(split.tobytes(), float("inf"))
         while True:
             near = neighbours(split, self.problem.least)
-            latencies = self.time(near)
+            latencies = self.time(near, _MOST_NEAR)
             if farther and not latencies.min(initial=np.inf) < latency * (1 - _ROUNDING):
                 near = _two_moves_away(split, self.problem.least)
                 latencies = self.time(near, _MOST_TIMED)

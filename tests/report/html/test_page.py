@@ -76,6 +76,7 @@ def test_a_file_is_replaced_only_by_force(tmp_path):
     [
         ("find tests/data/h200/1f1b_p2_m4", "Measured, replayed, ideal"),
         ("plan tests/data/h200/1f1b_p2_m4", "Options: latency against memory"),
+        ("plan tests/data/h200/1f1b_p2_m4", "Measured and planned"),
         ("compare tests/data/h200/1f1b_p2_m4 tests/data/h200/1f1b_p2_m4", "Before and after"),
         ("links tests/data/h200/1f1b_p2_m4", 'class="matrix"'),
     ],

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from debubble.answers.plan import PlanAnswer
+from debubble.plan.ask import ask
+from debubble.plan.plan import Plan
+from debubble.report.html.charts import Pair, pair_bars
 from debubble.report.html.find import add_timeline
-from debubble.report.html.page import Report
-from debubble.report.html.sections import chart_section, safe
-from debubble.report.html.views import PipelineView
+from debubble.report.html.page import Board, Report, Slot
+from debubble.report.html.sections import board_section, chart_section, safe
+from debubble.report.html.views import MOST_BYTES, PipelineView, views_of
 from debubble.report.text import Page
-from debubble.units import NS_PER_S, show_bytes, show_duration, show_seconds
+from debubble.timeline.figures import measure_pipeline
+from debubble.units import NS_PER_S, show_bytes, show_duration, show_seconds, show_share
 
 _WIDTH, _HEIGHT = 1240, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 110, 40, 26, 352
@@ -227,10 +231,22 @@ def _shape(style: str, x: float, y: float) -> str:
     return f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="6.5"/>'
 
 
-def plan_report(found: PlanAnswer, shown: PipelineView, page: Page, run: str) -> Report:
-    """Lay out the options, then the run as it is."""
+def planned_view(plan: Plan) -> PipelineView | None:
+    """Return a step of the best option as it is predicted; None where nothing is to be done."""
+    if plan.best is None:
+        return None
+    drawn = ask(plan.baseline_for(plan.best), plan.best.idea).draw()
+    return PipelineView(timeline=drawn, figures=measure_pipeline(drawn, 0), ledger=None)
+
+
+def plan_report(
+    found: PlanAnswer, shown: PipelineView, planned: PipelineView | None, page: Page, run: str
+) -> Report:
+    """Lay out the best option beside the run as it is, then all options, then the run."""
     points = points_of(found)
     report = Report(verb="plan", run=run, page=page, tiles=_tiles(found))
+    if planned is not None:
+        _add_planned(report, found, shown, planned)
     chart = scatter(points, limit_of(found))
     title = "Options: latency against memory" if chart else "Options"
     words = "Percents are throughput: a larger batch may take longer and still do more a second."
@@ -242,6 +258,61 @@ def plan_report(found: PlanAnswer, shown: PipelineView, page: Page, run: str) ->
     report.sections.append(chart_section(title, words, chart + option_list(points)))
     add_timeline(report, [shown])
     return report
+
+
+def _add_planned(
+    report: Report, found: PlanAnswer, shown: PipelineView, planned: PipelineView
+) -> None:
+    """Add a measured step and the planned one on one axis, and their numbers."""
+    best = found.recommended[0]
+    slots = [
+        Slot(title=title, views=report.add_views(views_of(view, MOST_BYTES // 4)[0]))
+        for title, view in (("measured", shown), ("planned", planned))
+    ]
+    if not all(slot.views for slot in slots):
+        return
+    number = report.add_board(Board(slots=tuple(slots)))
+    report.sections += [
+        board_section(
+            number,
+            "Measured and planned",
+            f"A step as it was measured, and one as it is predicted with {best.words}, on one "
+            "axis; the dashed line is where each ends.",
+            names=("measured:", "planned:"),
+            memory=False,
+        ),
+        chart_section(
+            "Numbers",
+            "As it is, and as it is predicted; each pair on its own scale.",
+            pair_bars(_number_pairs(found), "Numbers now and as planned"),
+        ),
+    ]
+
+
+def _number_pairs(found: PlanAnswer) -> list[Pair]:
+    now, then = found.baseline.numbers, found.recommended[0].numbers
+    pairs = [
+        Pair(
+            name="bubble",
+            before=now.bubble_fraction,
+            after=then.bubble_fraction,
+            shown=(show_share(now.bubble_fraction), show_share(then.bubble_fraction)),
+        ),
+        Pair(
+            name="batch latency",
+            before=now.batch_latency_s,
+            after=then.batch_latency_s,
+            shown=(show_seconds(now.batch_latency_s), show_seconds(then.batch_latency_s)),
+        ),
+    ]
+    peaks = [
+        max((peak for peak in numbers.peak_memory_bytes or () if peak is not None), default=None)
+        for numbers in (now, then)
+    ]
+    if peaks[0] is not None and peaks[1] is not None:
+        shown = show_bytes(peaks[0]), show_bytes(peaks[1])
+        pairs.append(Pair(name="peak memory", before=peaks[0], after=peaks[1], shown=shown))
+    return pairs
 
 
 def _tiles(found: PlanAnswer) -> list[tuple[str, str]]:
