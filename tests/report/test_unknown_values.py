@@ -121,11 +121,11 @@ def test_compare_can_be_written_without_any_of_its_values(run):
 def test_a_plan_without_memory_describes_no_chart_that_is_not_there(run):
     answer = answer_plan(run)
     [shown] = pipelines_shown(run)
-    whole = plan_report(answer, shown, plan_page(answer), "x").sections[0]
+    whole = plan_report(answer, shown, None, plan_page(answer), "x").sections[0]
     assert "latency against memory" in whole
     assert "Disc: do it" in whole
     unknown = without(answer, ("baseline", "predicted_peak_bytes"))
-    [section, *_] = plan_report(unknown, shown, plan_page(unknown), "x").sections
+    [section, *_] = plan_report(unknown, shown, None, plan_page(unknown), "x").sections
     assert "<svg" not in section
     assert "Disc" not in section
     assert section.count("<li>") == len(answer.options)

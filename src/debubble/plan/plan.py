@@ -251,7 +251,9 @@ class _Sieve:
                 continue
             if not allowed.permits(idea.change, baseline.source.chunks):
                 continue
-            untold = allowed.refusal_of(idea.change, baseline.setting)
+            # What is done by hand no framework is told.
+            told = replace(idea.change, by_hand=None)
+            untold = allowed.refusal_of(told, baseline.setting)
             if isinstance(untold, CannotBeTold):
                 if idea.lever != "combined":
                     why = untold.message
