@@ -138,10 +138,10 @@ def plan(  # noqa: PLR0913 (one argument a question)
     `tokens` a length to see all options at: 4096, or "2x" as many. What traces do not tell can be
     said: the `schedule` that ran, how its messages travel, `layers` of each stage, the memory of a
     rank, a batch's latency without the profiler. `hold` is what keeps its size where microbatches
-    change, "batch" or "microbatch"; without it larger batches of a run that trains stand apart. `frameworks` are
-    those that every option is written for in `apply`; `emit` names one that the best option is
-    written for in `emitted`. Only what `planned_for` can be told is weighed: without it that of
-    `emit`, or the framework that ran it; "any" lifts that.
+    change, "batch" or "microbatch"; without it larger batches of a run that trains stand apart.
+    `frameworks` are those that every option is written for in `apply`; `emit` names one that the
+    best option is written for in `emitted`. Only what `planned_for` can be told is weighed: without
+    it that of `emit`, or the framework that ran it; "any" lifts that.
     """
     said = Tokens(
         asked=None if tokens is None else str(tokens), measured=tokens_measured, also=also_tokens

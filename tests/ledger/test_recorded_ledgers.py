@@ -140,6 +140,16 @@ def test_the_straggler_of_a_production_job_is_blamed_as_its_authors_did():
 
 
 @here
+def test_a_stage_twice_its_share_comes_before_messages_that_stall_now_and_then():
+    named = name_causes(shared_ledger("h200_free/c_fwd_m6_7333"))
+    alone = [one for one in named if len(one.saving.causes) == 1]
+    assert (alone[0].cause, alone[0].stage) == (Cause.IMBALANCE, 0)
+    assert alone[0].times_equal == pytest.approx(7 / 4, rel=0.05)
+    stalls = next(one for one in alone if one.only_stalls)
+    assert stalls.buys_ns > alone[0].buys_ns
+
+
+@here
 def test_examples_point_into_the_file_of_the_rank_that_waits():
     ledger = shared_ledger("h200/1f1b_m8")
     for culprit in ledger.culprits:

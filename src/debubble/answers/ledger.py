@@ -258,13 +258,10 @@ def say_cause(ledger: Ledger, named: Named) -> str:
 def _say_culprit(ledger: Ledger, named: Named) -> str:
     """Say whose a cause is, or mostly is."""
     hop = f"hop {named.hop[0]} → {named.hop[1]}" if named.hop else "some hop"
-    if named.cause == Cause.IMBALANCE and named.stage is not None:
-        costs = ledger.remedies[0].costs
-        kinds = [key for key in costs.median if key[0] == named.stage]
-        equal = sum(costs.equal[key] for key in kinds)
-        times = sum(costs.median[key] for key in kinds) / max(equal, 1)
+    if named.times_equal is not None and named.stage is not None:
         where = f"stage {named.stage} on rank {named.rank}"
-        return f"{where} takes {times:.1f} times an equal share{_besides(ledger, named.stage)}"
+        more = f"{named.times_equal:.1f} times an equal share"
+        return f"{where} takes {more}{_besides(ledger, named.stage)}"
     if named.slow_hops:
         return _say_slow(named)
     megatron = any(rank.parallelism.framework == "megatron" for rank in ledger.ranks)

@@ -23,6 +23,8 @@ MATTERS = 0.02
 _WORTH_A_NAME = 0.005
 # What buys less than a tenth of it is little.
 LITTLE = 0.1
+# So many times an equal share is no matter of a layer more or less.
+_CLEARLY = 1.5
 OF_ANY_PIPELINE = {SCHEDULE, str(Cause.TRANSFER)}
 
 
@@ -42,11 +44,19 @@ class Named:
     culprit_saved_ns: int | None = None
     """What putting right this culprit alone would save, where it can be put right alone."""
 
+    times_equal: float | None = None
+    """Of a stage that is longer than others: how many times an equal share it takes."""
+
     @property
     def buys_ns(self) -> int:
         """What is said that putting it right would save: of slow hops, their repair."""
         repair = self.culprit_saved_ns if self.slow_hops else None
         return self.saving.saved_ns if repair is None else repair
+
+    @property
+    def only_stalls(self) -> bool:
+        """Whether no hop is slow, but now this message stalls and now that."""
+        return self.cause == Cause.SLOW_LINK and not self.slow_hops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +71,11 @@ class Bottleneck:
 
 
 def name_causes(ledger: Ledger) -> tuple[Named, ...]:
-    """Return the causes that matter: what comes on top of the schedule first."""
+    """Return the causes that matter: what comes on top of the schedule first.
+
+    A stage that is clearly too long comes before messages that stall now and then: a split puts
+    it right, and nobody knows how many will stall in the next run.
+    """
     noise = max(MATTERS, abs(ledger.replay_error or 0.0))
     kept = [
         one
@@ -69,7 +83,12 @@ def name_causes(ledger: Ledger) -> tuple[Named, ...]:
         if one.cause != ALL and max(one.saved_fraction, _of_slow_hops(ledger, one)) >= noise
     ]
     named = [_name(ledger, one) for one in kept]
-    return tuple(sorted(named, key=lambda one: (one.cause in OF_ANY_PIPELINE, -one.buys_ns)))
+    ordered = sorted(named, key=lambda one: (one.cause in OF_ANY_PIPELINE, -one.buys_ns))
+    stalls = next((row for row, one in enumerate(ordered) if one.only_stalls), len(ordered))
+    for one in [one for one in ordered[stalls:] if (one.times_equal or 0.0) >= _CLEARLY]:
+        ordered.remove(one)
+        ordered.insert(stalls, one)
+    return tuple(ordered)
 
 
 def _of_slow_hops(ledger: Ledger, saving: Saving) -> float:
@@ -108,6 +127,12 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
     if not waits:
         return Named(cause=saving.cause, saving=saving)
     rank, stage, hop = max(waits, key=lambda who: waits[who])
+    times_equal = None
+    if saving.cause == Cause.IMBALANCE and stage is not None:
+        costs = ledger.remedies[0].costs
+        kinds = [key for key in costs.median if key[0] == stage]
+        equal = sum(costs.equal[key] for key in kinds)
+        times_equal = sum(costs.median[key] for key in kinds) / max(equal, 1)
     return Named(
         cause=saving.cause,
         saving=saving,
@@ -115,6 +140,7 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         stage=stage,
         hop=hop,
         culprit_saved_ns=_saved_alone(ledger, saving.cause, rank),
+        times_equal=times_equal,
     )
 
 

@@ -66,7 +66,9 @@ class TraceFile:
         if self.head is None:
             return self.file
         own = re.split(r"[/\\]", self.file)[-1]
-        return self.file.removesuffix(own) + re.split(r"[/\\]", self.head.file)[-1]
+        trace = re.split(r"[/\\]", self.head.file)[-1]
+        # A digest may hold what no file is called by, and no terminal prints.
+        return self.file.removesuffix(own) + trace.encode("utf-8", "replace").decode()
 
     @property
     def is_trace(self) -> bool:
