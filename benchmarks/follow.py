@@ -21,10 +21,21 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import mkdtemp
+
+if "--rank" not in sys.argv:  # a rank needs torch alone
+    from debubble.answers.change import describe
+    from debubble.plan.baseline import measure_baseline
+    from debubble.plan.change import Change, Setting
+    from debubble.plan.emit import emit
+    from debubble.plan.lever import Permissions
+    from debubble.plan.plan import make_plan
+    from debubble.timeline.build import build_run
+    from debubble.timeline.figures import measure_pipeline
+    from debubble.trace.run import find_run, read_run
 
 RANKS, LAYERS = 4, 16
 STEPS, ACTIVE = 12, 4
@@ -249,20 +260,11 @@ def launch(job: dict, *, slow_rank: int | None) -> list[float]:
 
 def run_changed(case: Case, change, setting, place: Path, *, device: str, healthy: bool = False):  # noqa: ANN001, ANN201, PLR0913
     """Run a case with a change, as emitted."""
-    from debubble.plan.emit import emit  # noqa: PLC0415
-
     place.mkdir(parents=True)
-    whole = replace(
-        change,
-        split=change.split or _spread(case, change),
-        microbatches=change.microbatches or case.microbatches,
-        schedule=change.schedule or case.schedule,
-        chunks=change.chunks or (case.chunks if change.schedule is None else 1),
-        repaired=None,
-    )
-    code = emit("torch", whole, setting)
+    whole, code = code_of(case, change, setting)
     if setting.order_file in code:
-        (place / setting.order_file).write_text(emit("csv", replace(whole, split=None), setting))
+        order = replace(whole, split=None, defer_receives=None)
+        (place / setting.order_file).write_text(emit("csv", order, setting))
     usual = 1024 if device == "cuda" else 64
     shrinks = change.hold == "batch" and change.microbatches
     tokens = usual * case.microbatches // change.microbatches if shrinks else usual
@@ -283,6 +285,31 @@ def run_changed(case: Case, change, setting, place: Path, *, device: str, health
     return Ran(folder=out, batch_ms=batch * 1e3, microbatches_per_s=work / batch)
 
 
+def code_of(case: Case, change: Change, setting: Setting) -> tuple[Change, str]:
+    """Return a change with all that stays said as well, and what torch is told of it."""
+    whole = replace(
+        change,
+        split=change.split or _spread(case, change),
+        microbatches=change.microbatches or case.microbatches,
+        schedule=change.schedule or case.schedule,
+        chunks=change.chunks or (case.chunks if change.schedule is None else 1),
+        repaired=None,
+    )
+    return whole, emit("torch", whole, setting)
+
+
+def setting_of(case: Case) -> Setting:
+    """Return what emitters need to know of a case."""
+    return Setting(
+        ranks=RANKS,
+        layers=LAYERS,
+        microbatches=case.microbatches,
+        schedule=case.schedule,
+        chunks=case.chunks,
+        data_parallel=1,
+    )
+
+
 def _spread(case: Case, change) -> tuple[int, ...]:  # noqa: ANN001
     """Return the split in use, or an even one where the stages are others."""
     stages = RANKS * (change.chunks or 1) if change.schedule else len(case.split)
@@ -291,24 +318,7 @@ def _spread(case: Case, change) -> tuple[int, ...]:  # noqa: ANN001
 
 def follow(case: Case, root: Path, *, device: str) -> dict:
     """Run a case, take the first line of its plan, run that, and some others."""
-    from debubble.answers.change import describe  # noqa: PLC0415
-    from debubble.plan.baseline import measure_baseline  # noqa: PLC0415
-    from debubble.plan.change import Change, Setting  # noqa: PLC0415
-    from debubble.plan.lever import Permissions  # noqa: PLC0415
-    from debubble.plan.plan import make_plan  # noqa: PLC0415
-    from debubble.timeline.build import build_run  # noqa: PLC0415
-    from debubble.timeline.figures import measure_pipeline  # noqa: PLC0415
-    from debubble.trace.run import find_run, read_run  # noqa: PLC0415
-
-    setting = Setting(
-        ranks=RANKS,
-        layers=LAYERS,
-        microbatches=case.microbatches,
-        schedule=case.schedule,
-        chunks=case.chunks,
-        microbatch_size=None,
-        data_parallel=1,
-    )
+    setting = setting_of(case)
     now = run_changed(case, Change(), setting, root / "now", device=device)
     timeline = build_run(read_run(find_run([str(now.folder)])))
     figures = measure_pipeline(timeline, 0)
@@ -369,7 +379,10 @@ def main() -> None:
         run_rank(given.rank, json.loads(given.job.read_text()))
         return
     if given.tiny:
-        print("\n".join(json.dumps(asdict(case)) for case in CASES))
+        for case in CASES:
+            code = code_of(case, Change(), setting_of(case))[1]
+            compile(code, case.name, "exec")
+            print(f"{case.name:18} {len(code.splitlines())} lines")
         return
     import torch  # noqa: PLC0415 (a rank imports it by itself)
 

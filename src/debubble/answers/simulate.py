@@ -26,7 +26,7 @@ from debubble.plan.ask import Asked, ask
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
 from debubble.plan.hop import Hop, set_hops
-from debubble.plan.levers.overlap import say_slowdown, slowdown_beside
+from debubble.plan.levers.overlap import say_slowdown
 from debubble.plan.option import Idea
 from debubble.schedules import SCHEDULES, Order, state_schedule
 from debubble.simulate.communication import WAITED, Communication, usual_communication
@@ -433,7 +433,7 @@ def _idea(baseline: Baseline, request: Request, tokens: Tokens) -> Idea:
         )
     idea = Idea(lever="asked", change=change)
     if change.overlap:
-        said = say_slowdown(slowdown_beside(baseline))
+        said = say_slowdown(baseline)
         idea = Idea(lever="asked", change=change, assumptions=(said,))
     rates = dict(_hop(text) for text in request.hops)
     return set_hops(baseline, idea, rates) if rates else idea

@@ -16,7 +16,7 @@ to. The share is that of the pass beside which the rank sends or receives:
 
 So a schedule that overlaps has longer passes than one that does not, by the same layers.
 
-With more or fewer tokens, of one run: passes grow as tokens do, but adding to gradients that are
+With more or fewer tokens, of one run: passes grow nearly as tokens do; adding to gradients that are
 there does not. Of two runs with different numbers of tokens: a line through both, with a constant;
 where passes grow faster than tokens, as attention does, a square without one.
 """

@@ -41,16 +41,22 @@ def consider(baseline: Baseline) -> Overlap | None:
     if baseline.communication not in WAITED:
         return None
     slowdown = slowdown_beside(baseline)
-    idea = Idea(lever="overlap", change=Change(overlap=True), assumptions=(say_slowdown(slowdown),))
+    idea = Idea(lever="overlap", change=Change(overlap=True), assumptions=(say_slowdown(baseline),))
     even = _break_even(baseline)
     return Overlap(option=weigh(baseline, idea), slowdown=slowdown, break_even=even)
 
 
-def say_slowdown(slowdown: float | None) -> str:
+def say_slowdown(baseline: Baseline) -> str:
     """Say what is known of compute under transfers."""
-    if slowdown is None:
+    seen, passes = slowdown_beside(baseline), baseline.source.passes
+    if seen is not None:
+        return f"compute takes {seen:.2f} times as long beside messages, as seen in this run"
+    if not passes.beside:
         return "nothing overlaps in this run: what it does to compute is unknown, try it"
-    return f"compute takes {slowdown:.2f} times as long beside messages, as seen in this run"
+    return (
+        f"nothing overlaps in this run: compute is taken to last {np.exp(passes.beside):.2f} times "
+        "as long beside messages, as in others; try it"
+    )
 
 
 def slowdown_beside(baseline: Baseline) -> float | None:
