@@ -8,7 +8,8 @@ import pytest
 from support.simulator.allocator import allocator_run
 from support.timelines.engine_runs import planned_run
 
-from debubble.answers.plan import answer_of_plan, say_fate
+from debubble.answers.context_length import say_fate
+from debubble.answers.plan import answer_of_plan
 from debubble.costs.memory import fit_memory
 from debubble.plan.change import Change
 from debubble.plan.context_length import at_length

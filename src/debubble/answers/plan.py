@@ -20,12 +20,20 @@ from debubble.answers.change import (
     start_from,
     warnings_of,
 )
+from debubble.answers.context_length import (
+    LengthPart,
+    PlanNumbers,
+    answer_length,
+    numbers_of,
+    say_length,
+    show_gain,
+)
 from debubble.answers.kv_cache import CachePart, answer_cache, say_cache
 from debubble.answers.ledger import answer_bottleneck
 from debubble.answers.links import HopPart, hop_parts
 from debubble.errors import Gap, UsageError
 from debubble.plan.change import Change, Hold
-from debubble.plan.context_length import OtherLength, Survivor, at_length
+from debubble.plan.context_length import OtherLength, at_length
 from debubble.plan.emit import EMITTERS, emit, refusal_of
 from debubble.plan.emit.order_file import order_beside
 from debubble.plan.kv_cache import Cache
@@ -35,21 +43,11 @@ from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
 from debubble.plan.plan import WORTH_A_TRY, Plan, make_plan
 from debubble.plan.split import ends_in_layers
-from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
+from debubble.units import NS_PER_S, show_bytes, show_duration
 
 SCHEMA = "debubble.plan/1"
 ANY = "any"
 """Whom to plan for where no framework is to set limits."""
-
-
-class PlanNumbers(Part, frozen=True, kw_only=True):
-    """What a batch takes, of the run as it is or after a change."""
-
-    bubble_fraction: float
-    batch_latency_s: float
-    peak_memory_bytes: list[int | None] | None
-    microbatches_per_s: float
-    """Counted in microbatches of the measured size."""
 
 
 class BaselinePart(Part, frozen=True, kw_only=True):
@@ -129,41 +127,6 @@ class OverlapPart(Part, frozen=True, kw_only=True):
 
     slowdown: float | None
     break_even: float | None
-
-
-class UnchangedPart(Part, frozen=True, kw_only=True):
-    """The run as it is, at another length."""
-
-    numbers: PlanNumbers
-    interval: IntervalPart
-    fits_memory: bool | None
-    headroom_bytes: list[int | None] | None
-
-
-class OptionThere(Part, frozen=True, kw_only=True):
-    """An option at another length, against the unchanged run there."""
-
-    option: int
-    """Its place among all options."""
-    change: ChangePart
-    rank: int | None
-    numbers: PlanNumbers
-    throughput_gain_fraction: float
-    interval: IntervalPart
-    fits_memory: bool | None
-    headroom_bytes: list[int | None] | None
-    recommended: bool
-    fate: str
-
-
-class LengthPart(Part, frozen=True, kw_only=True):
-    """What another number of tokens does to the run and to its options."""
-
-    token_scale: float
-    tokens: float | None
-    unchanged: UnchangedPart
-    options: list[OptionThere]
-    assumptions: list[str]
 
 
 class EmitPart(Part, frozen=True, kw_only=True):
@@ -308,7 +271,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     ends = ends_in_layers(base) if base.source.split else (None, None)
     findings = _findings(plan, first=None if bottleneck else plan.best)
     if length is not None:
-        findings += _say_length(plan, length, tokens)
+        findings += say_length(plan, length, tokens)
     if plan.cache is not None:
         findings.append(say_cache(plan, plan.cache))
     verdict = _verdict(plan)
@@ -347,7 +310,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         overlap=OverlapPart(slowdown=overlap.slowdown, break_even=overlap.break_even)
         if overlap
         else None,
-        context_length=_length_part(plan, length, tokens) if length else None,
+        context_length=answer_length(plan, length, tokens) if length else None,
         kv_cache=answer_cache(plan, plan.cache) if plan.cache else None,
         emitted=_emit_best(plan, emit_for, order_file) if emit_for else None,
         tellable_framework=_tellable(plan),
@@ -370,7 +333,7 @@ def _option_part(plan: Plan, option: Option, frameworks: Sequence[str]) -> Optio
         lever=option.lever,
         change=change_part(option.change),
         words=describe(option.change),
-        numbers=_numbers(option),
+        numbers=numbers_of(option),
         interval=IntervalPart(
             batch_latency_s=[option.low_ns / NS_PER_S, option.high_ns / NS_PER_S],
             throughput_gain_fraction=[option.throughput_low, option.throughput_high],
@@ -389,16 +352,6 @@ def _option_part(plan: Plan, option: Option, frameworks: Sequence[str]) -> Optio
         ),
         assumptions=list(option.assumptions),
         apply=apply,
-    )
-
-
-def _numbers(option: Option) -> PlanNumbers:
-    peaks = peak_bytes(option.headroom)
-    return PlanNumbers(
-        bubble_fraction=option.bubble_fraction,
-        batch_latency_s=option.window_ns / NS_PER_S,
-        peak_memory_bytes=None if peaks is None else list(peaks),
-        microbatches_per_s=option.microbatches_per_s,
     )
 
 
@@ -483,38 +436,6 @@ def _tellable(plan: Plan) -> str | None:
     return next((name for name in every if refusal_of(name, change, setting) is None), None)
 
 
-def _length_part(plan: Plan, other: OtherLength, tokens: float | None) -> LengthPart:
-    then = other.unchanged
-    return LengthPart(
-        token_scale=other.token_scale,
-        tokens=None if tokens is None else tokens * other.token_scale,
-        unchanged=UnchangedPart(
-            numbers=_numbers(then),
-            interval=IntervalPart(
-                batch_latency_s=[then.low_ns / NS_PER_S, then.high_ns / NS_PER_S]
-            ),
-            fits_memory=then.fits_memory,
-            headroom_bytes=headroom_bytes(then.headroom),
-        ),
-        options=[
-            OptionThere(
-                option=plan.options.index(survivor.option),
-                change=change_part(survivor.option.change),
-                rank=survivor.rank,
-                numbers=_numbers(survivor.there),
-                throughput_gain_fraction=survivor.gain,
-                interval=IntervalPart(throughput_gain_fraction=[survivor.low, survivor.high]),
-                fits_memory=survivor.there.fits_memory,
-                headroom_bytes=headroom_bytes(survivor.there.headroom),
-                recommended=survivor.sure,
-                fate=say_fate(other, survivor),
-            )
-            for survivor in other.survivors
-        ],
-        assumptions=list(then.assumptions),
-    )
-
-
 def _verdict(plan: Plan) -> str:
     """Say what to do first, or why there is nothing to do."""
     best = plan.best
@@ -545,11 +466,6 @@ def _verdict(plan: Plan) -> str:
 def _begin(words: str) -> str:
     """Begin a sentence."""
     return f"{words[:1].upper()}{words[1:]}"
-
-
-def show_gain(middle: float, low: float, high: float) -> str:
-    """Write a gain with what four of five lie in."""
-    return f"{100 * middle:+.0f} % ({100 * low:+.0f} % to {100 * high:+.0f} %)"
 
 
 def _gain(option: Option) -> str:
@@ -613,57 +529,3 @@ def _say_overlap(overlap: Overlap) -> str:
         return f"Transfers beside compute: unknown, try it; {pays}."
     seen = f"{100 * (overlap.slowdown - 1):.0f} %"
     return f"Transfers beside compute, which slows it by {seen} in this run: {pays}."
-
-
-def least_left(headroom: Sequence[int | None] | None) -> str | None:
-    """Say what the fullest rank has left of its memory; None where that is not known."""
-    left = [rank for rank in headroom or () if rank is not None]
-    return show_bytes(min(left)) if left else None
-
-
-def _lacks(option: Option) -> str:
-    """Say what the fullest rank lacks."""
-    left = [rank.bytes for rank in option.headroom or () if rank.bytes is not None]
-    return show_bytes(max(0.0, -min(left, default=0.0)))
-
-
-def name_length(token_scale: float, tokens: float | None) -> str:
-    """Name another length: in tokens where it is known how many."""
-    times = f"{token_scale:.3g} times as many"
-    if tokens is None:
-        return f"{times} tokens a microbatch"
-    return f"{tokens:,.0f} tokens a microbatch ({times})"
-
-
-def _say_length(plan: Plan, other: OtherLength, tokens: float | None) -> list[str]:
-    """Say what the length does to the run, and what to do then."""
-    then, source, best = other.unchanged, plan.baseline.source, other.best
-    left = least_left(headroom_bytes(then.headroom))
-    room = "memory is unknown" if left is None else f"{left} of memory are left"
-    if then.fits_memory is False:
-        room = f"it does not fit: a rank would need {_lacks(then)} more memory"
-    length = name_length(other.token_scale, tokens and tokens * other.token_scale)
-    said = (
-        f"With {length} a batch takes {show_duration(then.window_ns)} "
-        f"({show_duration(then.low_ns)} to {show_duration(then.high_ns)}) instead of "
-        f"{show_duration(plan.baseline.window_ns)}, ranks wait {show_share(then.bubble_fraction)} "
-        f"instead of {show_share(source.bubble_fraction)}; {room}."
-    )
-    if best is None:
-        return [said, "At that length no option gains more than the noise of a run."]
-    which = "still" if best.option is other.best_here else "another"
-    words, gain = describe(best.option.change), show_gain(best.gain, best.low, best.high)
-    return [said, f"At that length the best is {which}: {words}, {gain}."]
-
-
-def say_fate(other: OtherLength, survivor: Survivor) -> str:
-    """Say in a few words what becomes of an option."""
-    if survivor.there.fits_memory is False:
-        return f"no longer fits: {_lacks(survivor.there)} short"
-    if survivor is other.best:
-        return "still best" if survivor.option is other.best_here else "best there"
-    if survivor.high < 0:
-        return f"loses {100 * (-survivor.gain):.0f} %"
-    if survivor.guess and survivor.gain > 0:
-        return "try"
-    return "gains" if survivor.sure else "noise"

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from debubble.answers.context_length import LengthPart, least_left, name_length, show_gain
 from debubble.answers.kv_cache import CachePart
-from debubble.answers.plan import (
-    LengthPart,
-    PlanAnswer,
-    least_left,
-    name_length,
-    show_gain,
-)
+from debubble.answers.plan import PlanAnswer
 from debubble.report.text import Page, Table
 from debubble.units import counted, show_seconds
 

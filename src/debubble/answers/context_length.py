@@ -1,0 +1,167 @@
+"""A plan at another context length in → what becomes of the run and of its options there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from debubble.answers.base import Part
+from debubble.answers.change import (
+    ChangePart,
+    IntervalPart,
+    change_part,
+    describe,
+    headroom_bytes,
+    peak_bytes,
+)
+from debubble.plan.context_length import OtherLength, Survivor
+from debubble.plan.option import Option
+from debubble.plan.plan import Plan
+from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
+
+
+class PlanNumbers(Part, frozen=True, kw_only=True):
+    """What a batch takes, of the run as it is or after a change."""
+
+    bubble_fraction: float
+    batch_latency_s: float
+    peak_memory_bytes: list[int | None] | None
+    microbatches_per_s: float
+    """Counted in microbatches of the measured size."""
+
+
+class UnchangedPart(Part, frozen=True, kw_only=True):
+    """The run as it is, at another length."""
+
+    numbers: PlanNumbers
+    interval: IntervalPart
+    fits_memory: bool | None
+    headroom_bytes: list[int | None] | None
+
+
+class OptionThere(Part, frozen=True, kw_only=True):
+    """An option at another length, against the unchanged run there."""
+
+    option: int
+    """Its place among all options."""
+    change: ChangePart
+    rank: int | None
+    numbers: PlanNumbers
+    throughput_gain_fraction: float
+    interval: IntervalPart
+    fits_memory: bool | None
+    headroom_bytes: list[int | None] | None
+    recommended: bool
+    fate: str
+
+
+class LengthPart(Part, frozen=True, kw_only=True):
+    """What another number of tokens does to the run and to its options."""
+
+    token_scale: float
+    tokens: float | None
+    unchanged: UnchangedPart
+    options: list[OptionThere]
+    assumptions: list[str]
+
+
+def numbers_of(option: Option) -> PlanNumbers:
+    """Return what is predicted of an option, in numbers."""
+    peaks = peak_bytes(option.headroom)
+    return PlanNumbers(
+        bubble_fraction=option.bubble_fraction,
+        batch_latency_s=option.window_ns / NS_PER_S,
+        peak_memory_bytes=None if peaks is None else list(peaks),
+        microbatches_per_s=option.microbatches_per_s,
+    )
+
+
+def answer_length(plan: Plan, other: OtherLength, tokens: float | None) -> LengthPart:
+    """Write what becomes of the run and of each option at another length."""
+    then = other.unchanged
+    return LengthPart(
+        token_scale=other.token_scale,
+        tokens=None if tokens is None else tokens * other.token_scale,
+        unchanged=UnchangedPart(
+            numbers=numbers_of(then),
+            interval=IntervalPart(
+                batch_latency_s=[then.low_ns / NS_PER_S, then.high_ns / NS_PER_S]
+            ),
+            fits_memory=then.fits_memory,
+            headroom_bytes=headroom_bytes(then.headroom),
+        ),
+        options=[
+            OptionThere(
+                option=plan.options.index(survivor.option),
+                change=change_part(survivor.option.change),
+                rank=survivor.rank,
+                numbers=numbers_of(survivor.there),
+                throughput_gain_fraction=survivor.gain,
+                interval=IntervalPart(throughput_gain_fraction=[survivor.low, survivor.high]),
+                fits_memory=survivor.there.fits_memory,
+                headroom_bytes=headroom_bytes(survivor.there.headroom),
+                recommended=survivor.sure,
+                fate=say_fate(other, survivor),
+            )
+            for survivor in other.survivors
+        ],
+        assumptions=list(then.assumptions),
+    )
+
+
+def show_gain(middle: float, low: float, high: float) -> str:
+    """Write a gain with what four of five lie in."""
+    return f"{100 * middle:+.0f} % ({100 * low:+.0f} % to {100 * high:+.0f} %)"
+
+
+def least_left(headroom: Sequence[int | None] | None) -> str | None:
+    """Say what the fullest rank has left of its memory; None where that is not known."""
+    left = [rank for rank in headroom or () if rank is not None]
+    return show_bytes(min(left)) if left else None
+
+
+def _lacks(option: Option) -> str:
+    """Say what the fullest rank lacks."""
+    left = [rank.bytes for rank in option.headroom or () if rank.bytes is not None]
+    return show_bytes(max(0.0, -min(left, default=0.0)))
+
+
+def name_length(token_scale: float, tokens: float | None) -> str:
+    """Name another length: in tokens where it is known how many."""
+    times = f"{token_scale:.3g} times as many"
+    if tokens is None:
+        return f"{times} tokens a microbatch"
+    return f"{tokens:,.0f} tokens a microbatch ({times})"
+
+
+def say_length(plan: Plan, other: OtherLength, tokens: float | None) -> list[str]:
+    """Say what the length does to the run, and what to do then."""
+    then, source, best = other.unchanged, plan.baseline.source, other.best
+    left = least_left(headroom_bytes(then.headroom))
+    room = "memory is unknown" if left is None else f"{left} of memory are left"
+    if then.fits_memory is False:
+        room = f"it does not fit: a rank would need {_lacks(then)} more memory"
+    length = name_length(other.token_scale, tokens and tokens * other.token_scale)
+    said = (
+        f"With {length} a batch takes {show_duration(then.window_ns)} "
+        f"({show_duration(then.low_ns)} to {show_duration(then.high_ns)}) instead of "
+        f"{show_duration(plan.baseline.window_ns)}, ranks wait {show_share(then.bubble_fraction)} "
+        f"instead of {show_share(source.bubble_fraction)}; {room}."
+    )
+    if best is None:
+        return [said, "At that length no option gains more than the noise of a run."]
+    which = "still" if best.option is other.best_here else "another"
+    words, gain = describe(best.option.change), show_gain(best.gain, best.low, best.high)
+    return [said, f"At that length the best is {which}: {words}, {gain}."]
+
+
+def say_fate(other: OtherLength, survivor: Survivor) -> str:
+    """Say in a few words what becomes of an option."""
+    if survivor.there.fits_memory is False:
+        return f"no longer fits: {_lacks(survivor.there)} short"
+    if survivor is other.best:
+        return "still best" if survivor.option is other.best_here else "best there"
+    if survivor.high < 0:
+        return f"loses {100 * (-survivor.gain):.0f} %"
+    if survivor.guess and survivor.gain > 0:
+        return "try"
+    return "gains" if survivor.sure else "noise"
