@@ -22,6 +22,8 @@ from debubble.plan.kv_cache import Cache
 from debubble.report.plan import plan_page
 from debubble.units import show_seconds
 
+pytestmark = pytest.mark.slow
+
 ROWS = {
     "options": "lever change words numbers interval fits_memory headroom_bytes "
     "latency_gain_fraction throughput_gain_fraction changes_training recommended "

@@ -9,6 +9,8 @@ from support.services.console import type_command
 
 from debubble.schedules import format_order, order_of
 
+pytestmark = pytest.mark.slow
+
 TRAINING = "tests/data/h200/1f1b_p3_m7"
 FORWARD = "tests/data/h200/fwd_closed_m4"
 

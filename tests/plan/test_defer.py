@@ -15,6 +15,8 @@ from debubble.plan.plan import make_plan
 from debubble.schedules import order_of
 from debubble.simulate.communication import Communication
 
+pytestmark = pytest.mark.slow
+
 SPLIT = (2,) * 8
 DEFERRED = Change(defer_receives=True)
 

@@ -17,6 +17,8 @@ from debubble.plan.split import best_split, ends_in_layers
 from debubble.report.plan import plan_page
 from debubble.timeline.model import PassKind
 
+pytestmark = pytest.mark.slow
+
 SERVING = {"vllm", "sglang", "tensorrt-llm"}
 
 

@@ -11,6 +11,8 @@ from debubble import api
 from debubble.errors import UsageError
 from debubble.report.plan import plan_page
 
+pytestmark = pytest.mark.slow
+
 TORCH, MEGATRON = H200 / "1f1b_p3_m7", DATA / "frameworks" / "mg_2321"
 
 

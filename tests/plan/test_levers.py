@@ -20,6 +20,8 @@ from debubble.plan.option import Idea, headroom_after, weigh
 from debubble.plan.plan import make_plan
 from debubble.report.plan import plan_page
 
+pytestmark = pytest.mark.slow
+
 LAYERS = (4, 4, 4, 4)
 
 

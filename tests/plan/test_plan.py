@@ -14,6 +14,8 @@ from debubble.plan.emit import EMITTERS
 from debubble.plan.option import collect_later
 from debubble.schedules import order_of, parse_order, read_order
 
+pytestmark = pytest.mark.slow
+
 RECORDED = "tests/data/h200/1f1b_p2_m4"
 
 

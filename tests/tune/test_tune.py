@@ -10,6 +10,8 @@ from debubble.answers.tune import TuneAnswer, answer_tune
 from debubble.errors import TuneError, UsageError
 from debubble.tune.trial import Kind
 
+pytestmark = pytest.mark.slow
+
 GIB = 1024**3
 EVEN = ("split=4,4,4,4", "microbatches=16")
 

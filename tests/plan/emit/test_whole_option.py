@@ -15,6 +15,8 @@ from debubble.plan.change import Change, Setting
 from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.emit.order_file import order_beside
 
+pytestmark = pytest.mark.slow
+
 LAYERS = (4, 8, 8, 4)
 TRAINED = Setting(ranks=4, layers=24, microbatches=8, schedule="1f1b", microbatch_size=4)
 SERVED = replace(TRAINED, schedule="forward-only")
