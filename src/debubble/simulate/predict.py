@@ -57,7 +57,6 @@ class WhatIf:
     """By sender's and receiver's place: how many times as long messages take."""
     wire_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """By sender's and receiver's place: what messages take at least."""
-    pass_scale: float = 1.0
     token_scale: float = 1.0
     """How many times as many tokens a microbatch has."""
     recomputed: float = 0.0
@@ -262,9 +261,8 @@ def _lengths(program: Program, source: Source, what_if: WhatIf, drawn: _Draws, m
     exchanged = in_exchange(messages.sent, messages.received)[:, None]
     # Both messages of an exchange are one.
     pair = np.sort(np.stack((messages.sent, messages.received)), axis=0)
-    _, one = np.unique(pair, axis=1, return_index=True)
-    _, exchange = np.unique(pair, axis=1, return_inverse=True)
-    drawn_by = np.where(exchanged[:, 0], one[exchange.reshape(-1)], np.arange(len(messages)))
+    _, first, exchange = np.unique(pair, axis=1, return_index=True, return_inverse=True)
+    drawn_by = np.where(exchanged[:, 0], first[exchange.reshape(-1)], np.arange(len(messages)))
     body, tail = drawn.body[drawn_by], drawn.tail_ns[drawn_by]
     slowed = body * np.exp(wires.contention * met.others)[:, None]
     wire = np.where(exchanged, wires.both_ways, wires.one_way) * slowed + tail
@@ -347,7 +345,7 @@ def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
         for kind, first, place, ends in set(classes)
     }
     logs = np.array([known[of] for of in classes])
-    scaled: F64 = logs + np.log(np.maximum(weights, 1e-9) * what_if.pass_scale)
+    scaled: F64 = logs + np.log(np.maximum(weights, 1e-9))
     if what_if.recomputed:
         again = passes.kind == (PassKind.I if splits else PassKind.B)
         forward = np.array(
@@ -357,7 +355,7 @@ def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
             ]
         )
         layers = np.array(what_if.layers)[passes.stage[again]]
-        once = np.exp(forward[passes.place[again]]) * layers * what_if.pass_scale
+        once = np.exp(forward[passes.place[again]]) * layers
         taken = np.exp(scaled[again]) + once * what_if.recomputed
         scaled[again] = np.log(np.maximum(taken, once / 2))
     return scaled
