@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from debubble.errors import Gap
 from debubble.fleet.survey import Means, Question, Survey, survey_run
@@ -21,6 +22,9 @@ from debubble.links.wiring import Wiring, read_topologies, read_wiring
 from debubble.measure.measurement import Measurement, measure_run
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
 from debubble.schedules import Order, order_of
+from debubble.server_notes import ServerNotes, read_server_notes
+from debubble.serving.account import StreamAccount, account_stream
+from debubble.serving.batches import find_batches
 from debubble.simulate.communication import Communication
 from debubble.simulate.theory import bubble_fraction, bubble_fraction_of_stream, ideal_bubble
 from debubble.timeline.figures import PipelineFigures
@@ -88,6 +92,23 @@ class Analysis:
         if self.ledger is not None and self.ledger.links is not None:
             return self.ledger.links
         return judge_links(self.timeline, self.pipeline, self._wiring[0], self._wires.history)
+
+    @cached_property
+    def stream(self) -> StreamAccount | None:
+        """Why each nanosecond of a stream was spent; None of what is none, or cannot be told."""
+        if self.pipeline.kind != "stream" or not self.pipeline.one_run:
+            return None
+        batches = find_batches(self.timeline, self.pipeline, self.traces)
+        if batches is None:
+            return None
+        return account_stream(batches, [hop.hop for hop in self.links.slow])
+
+    @cached_property
+    def server_notes(self) -> ServerNotes | None:
+        """What the server said of itself around the capture, where `capture --server` noted it."""
+        folders = {str(Path(rank.file).parent) for rank in self.pipeline.ranks if rank.file}
+        found = [notes for folder in sorted(folders) if (notes := read_server_notes(folder))]
+        return found[0] if found else None
 
     @cached_property
     def causes(self) -> tuple[Named, ...]:

@@ -125,17 +125,17 @@ def answer_account(ledger: Ledger) -> AccountPart:
         total_s=ledger.total_ns / NS_PER_S,
         steps=[step.number for step in ledger.steps],
         middle_steps=middle,
-        causes=_in_seconds(ledger.causes()),
+        causes=in_seconds(ledger.causes()),
         shares={str(cause): share for cause, share in ledger.shares().items()},
-        culprits=[_waited_for(culprit) for culprit in worst.values()],
+        culprits=[waited_for(culprit) for culprit in worst.values()],
         ranks=[
             RankAccount(
                 rank=rank.rank,
                 stages=list(rank.stages),
-                causes=_in_seconds(ledger.causes(place)),
+                causes=in_seconds(ledger.causes(place)),
                 shares={str(cause): share for cause, share in ledger.shares(place).items()},
                 culprits=[
-                    _waited_for(culprit)
+                    waited_for(culprit)
                     for culprit in find_culprits(
                         ledger.steps, ledger.accounts, ledger.ranks, waiter=place
                     )[:_CULPRITS_A_RANK]
@@ -146,11 +146,13 @@ def answer_account(ledger: Ledger) -> AccountPart:
     )
 
 
-def _in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
+def in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
+    """Return what causes take, by their names."""
     return {str(cause): length / NS_PER_S for cause, length in causes.items()}
 
 
-def _waited_for(culprit: Culprit) -> WaitedFor:
+def waited_for(culprit: Culprit) -> WaitedFor:
+    """Return whom ranks waited for, as an answer has it."""
     return WaitedFor(
         cause=str(culprit.cause),
         rank=culprit.rank,

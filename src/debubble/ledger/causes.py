@@ -1,7 +1,8 @@
 """Every cause, once: what it is called, what puts it right, how it looks and what is said of it.
 
-Causes are members of `Cause`. Which stretches of a wait are whose is cut in `account.py`; a cause
-that `claims` stretches takes them from the cause that they would have been under.
+Causes are members of `Cause`; the four before the last only streams have. Which stretches of a wait
+are whose is cut in `account.py`, of streams in `serving/account.py`; a cause that `claims`
+stretches takes them from the cause that they would have been under.
 """
 
 from __future__ import annotations
@@ -258,6 +259,58 @@ class Cause(StrEnum):
         sign="&",
         style="yellow",
         perfetto="olive",
+    )
+    IN_FLIGHT = About(
+        key="in_flight",
+        word="too few in flight",
+        meaning="a stream with too few batches in flight",
+        remedied="twice as many batches in flight",
+        blames="too few batches are in flight",
+        colour="#7f8fa6",
+        strokes="M0 0h4v4h-4z",
+        ink="#1d2733",
+        bits=(0xF0, 0xF0, 0xF0, 0xF0, 0x00, 0x00, 0x00, 0x00),
+        sign="o",
+    )
+    UNEVEN = About(
+        key="uneven",
+        word="uneven batches",
+        meaning="a batch larger than the one before",
+        remedied="batches of one size",
+        blames="batches differ in size: small ones stand behind large ones",
+        colour="#c98a3a",
+        strokes="M0 8L8 0M0 4L4 0",
+        ink="#3b2304",
+        bits=(0x07, 0x07, 0x07, 0x00, 0x70, 0x70, 0x70, 0x00),
+        sign="#",
+        style="yellow",
+        perfetto="bad",
+    )
+    WAY_BACK = About(
+        key="way_back",
+        word="way back",
+        meaning="a sampled token on its way to the scheduler",
+        remedied="a way back that takes no time",
+        blames="the way back from the last stage to the scheduler is waited for",
+        colour="#4f9a94",
+        strokes="M8 2h-8M8 6h-4",
+        ink="#06302c",
+        bits=(0x00, 0x7E, 0x00, 0x18, 0x00, 0x7E, 0x00, 0x18),
+        sign="↩",
+        perfetto="thread_state_iowait",
+    )
+    NO_WORK = About(
+        key="no_work",
+        word="no work",
+        meaning="no request to serve",
+        blames="there was nothing to serve",
+        colour=_GREY,
+        strokes="M4 4h1",
+        fill="#eceff2",
+        ink="#5c6672",
+        bits=(0x00, 0x00, 0x10, 0x00, 0x00, 0x00, 0x01, 0x00),
+        dark=("#232a31", "#8b96a3"),
+        sign="_",
     )
     UNEXPLAINED = About(
         key="unexplained",

@@ -113,9 +113,17 @@ def choose_groups(
 
 
 def _unnamed(trace: RankTrace) -> Flags:
+    """Tell messages whose peer is counted in a group that is not named.
+
+    Where kernels carry those of a named one, such a message without a kernel goes the host's way:
+    a plan, a sampled token. It is no message of the pipeline.
+    """
     operators = trace.operators
     messages = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
-    return messages & (operators.peer < 0) & (operators.local_peer >= 0)
+    unnamed: Flags = messages & (operators.peer < 0) & (operators.local_peer >= 0)
+    if (messages & (operators.peer >= 0) & (operators.kernel >= 0)).any():
+        unnamed &= operators.kernel >= 0
+    return unnamed
 
 
 def _agrees(group: Group, rank: int, edges: Mapping[int, Edges]) -> bool:

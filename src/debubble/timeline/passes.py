@@ -209,7 +209,7 @@ def _cut(work: Work, work_step: I32, posts: Posts) -> list[_Piece]:
         | (np.diff(work_step, prepend=-2) != 0)
     )
     first = np.flatnonzero(changes)
-    columns = (first, np.append(first[1:], len(work)), posted[first])
+    columns = (first, np.append(first, len(work))[1:], posted[first])
     return [
         _Piece(first=begin, end=end, posted=before, backward=backward, step=step)
         for begin, end, before, backward, step in zip(
