@@ -1,76 +1,116 @@
 """One stage of the model, in a process of its own: receives a batch, computes it, passes it on.
 
-Every rank hears of batches and of profiling from the front, over a pipe and in the same order;
-tensors go from rank to rank.
+Every rank hears of batches and of profiling from the front, over a pipe and in the same order, as
+workers of serving engines do; activations go from rank to rank over gloo; sampled tokens go back to
+the front over the last rank's pipe. So the way back is on the host, and no trace shows it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
+from orders import Batch, End, Layout, Order, Start
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile, record_function
 
-WIDTH = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How the model is cut, and where the ranks meet."""
-
-    ranks: int
-    layers: int
-    """Of each stage."""
-    store: str
+HEADS, WORDS = 4, 256
+# Keys and values of answers are looked at in pieces of this length: shapes recur.
+_ALIGNED = 128
+# A sleep ends some 80 us late on an idle 2-core machine.
+_SLEEP_LATENESS_NS = 80_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """A request to be computed."""
-
-    number: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Profile from the next batch on, so many of them or until told to stop."""
-
-    folder: str
-    batches: int | None
+def _wait_until(x: Tensor, until_ns: int) -> Tensor:
+    """Let time pass, as if a slower device still worked."""
+    left_ns = until_ns - time.perf_counter_ns() - _SLEEP_LATENESS_NS
+    if left_ns > 0:
+        time.sleep(left_ns / 1e9)
+    while time.perf_counter_ns() < until_ns:
+        pass
+    return x.clone()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """Write what was profiled."""
+# An operator, so that the profiler sees it as compute. It lives as long as the library object does.
+_REGISTRY: Any = torch.library  # which torch leaves untyped
+_LIBRARY = _REGISTRY.Library("serve_pipeline", "DEF")
+_LIBRARY.define("work_until(Tensor x, int until_ns) -> Tensor")
+_LIBRARY.impl("work_until", _wait_until, "CPU")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """No more will come."""
+class Block(nn.Module):
+    """Attention over a slot's cache, then an MLP; prompts and answers side by side."""
 
-
-Order = Batch | Start | Stop | End
-
-
-class Attention(torch.nn.Module):
-    """One block: its cost grows with the tokens, and their square."""
-
-    def __init__(self) -> None:
+    def __init__(self, layout: Layout) -> None:
         super().__init__()
-        self.mix = torch.nn.MultiheadAttention(WIDTH, 2, batch_first=True)
-        self.wide = torch.nn.Linear(WIDTH, 4 * WIDTH)
-        self.narrow = torch.nn.Linear(4 * WIDTH, WIDTH)
+        self.layout = layout
+        width, self.head = layout.width, layout.width // HEADS
+        self.norm_first, self.norm_second = nn.LayerNorm(width), nn.LayerNorm(width)
+        # One head of keys and values serves all heads of queries.
+        self.queries_keys_values = nn.Linear(width, width + 2 * self.head, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        room = (layout.slots, layout.seats, layout.longest, self.head)
+        self.keys, self.values = torch.zeros(room), torch.zeros(room)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Let tokens see each other, then each think for itself."""
-        x = x + self.mix(x, x, x, need_weights=False)[0]
-        return x + self.narrow(torch.relu(self.wide(x)))
+    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+        """Let tokens see what came before them, then each think for itself."""
+        began = time.perf_counter_ns()
+        sizes = (self.layout.width, self.head, self.head)
+        queries, keys, values = self.queries_keys_values(self.norm_first(x)).split(sizes, -1)
+        queries = queries.view(-1, HEADS, self.head)
+        seen = []
+        if batch.chunk:
+            seen.append(self._look_at_prompt(batch, queries, keys, values))
+        if batch.rows:
+            seen.append(self._look_at_answers(batch, queries, keys, values))
+        x = x + self.out(torch.cat(seen))
+        x = x + self.narrow(functional.gelu(self.wide(self.norm_second(x))))
+        least_us = self.layout.layer_us + batch.tokens * self.layout.token_us
+        if least_us:
+            x = torch.ops.serve_pipeline.work_until(x, began + 1000 * least_us)
+        return x
+
+    def _look_at_prompt(
+        self, batch: Batch, queries: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        count, end = batch.chunk, batch.at + batch.chunk
+        mine_keys = self.keys[batch.slot, batch.seat]
+        mine_values = self.values[batch.slot, batch.seat]
+        mine_keys[batch.at : end], mine_values[batch.at : end] = keys[:count], values[:count]
+        earlier = torch.ones(count, end, dtype=torch.bool).tril(batch.at)
+        looked = functional.scaled_dot_product_attention(
+            queries[:count].transpose(0, 1),
+            mine_keys[:end].expand(HEADS, -1, -1),
+            mine_values[:end].expand(HEADS, -1, -1),
+            attn_mask=earlier,
+        )
+        return looked.transpose(0, 1).reshape(count, -1)
+
+    def _look_at_answers(
+        self, batch: Batch, queries: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        rows, lengths = torch.tensor(batch.rows), torch.tensor(batch.lengths)
+        self.keys[batch.slot, rows, lengths] = keys[batch.chunk :]
+        self.values[batch.slot, rows, lengths] = values[batch.chunk :]
+        top = min(-(-(max(batch.lengths) + 1) // _ALIGNED) * _ALIGNED, self.layout.longest)
+        earlier = (torch.arange(top)[None] <= lengths[:, None])[:, None, None]
+        looked = functional.scaled_dot_product_attention(
+            queries[batch.chunk :, :, None],
+            self.keys[batch.slot, rows, :top][:, None].expand(-1, HEADS, -1, -1),
+            self.values[batch.slot, rows, :top][:, None].expand(-1, HEADS, -1, -1),
+            attn_mask=earlier,
+        )
+        return looked.reshape(len(batch.rows), -1)
 
 
 class Profiling:
@@ -117,25 +157,21 @@ class Stage:
     def __init__(self, layout: Layout, rank: int, front: Connection) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(rank)
-        self.rank = rank
-        self.last = layout.ranks - 1
-        self.most_in_flight = layout.ranks
-        self.front = front
-        self.model = torch.nn.Sequential(*(Attention() for _ in range(layout.layers))).eval()
+        self.layout, self.rank, self.front = layout, rank, front
+        self.is_first, self.is_last = rank == 0, rank == layout.ranks - 1
+        self.blocks = nn.ModuleList(Block(layout) for _ in range(layout.layers[rank])).eval()
+        self.embedding = nn.Embedding(WORDS, layout.width) if self.is_first else None
+        self.head = nn.Linear(layout.width, WORDS, bias=False) if self.is_last else None
         self.profiling = Profiling(rank)
-        self.sent: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
-        self.waiting: deque[int] = deque()
-        """On rank 0: batches without an answer yet."""
+        self.sent: deque[tuple[dist.Work | None, Tensor]] = deque()
 
     def run(self) -> None:
         """Do as the front says, until it says that it is over."""
         while True:
-            if self.waiting and not self.front.poll():
-                self._take_answer()
-                continue
             order = self._hear()
             if isinstance(order, Batch):
-                self._compute(order)
+                with self._named(order), torch.inference_mode():
+                    self._compute(order)
                 if self.profiling.count():
                     self._write_profile()
                 continue
@@ -155,30 +191,27 @@ class Stage:
             os._exit(1)
         return order
 
+    @contextlib.contextmanager
+    def _named(self, batch: Batch) -> Iterator[None]:
+        with record_function(batch.label) if self.layout.labels else contextlib.nullcontext():
+            yield
+
     def _compute(self, batch: Batch) -> None:
-        if self.rank == 0:
-            while len(self.waiting) >= self.most_in_flight:
-                self._take_answer()
-            self.waiting.append(batch.number)
-        with torch.inference_mode():
-            y = self.model(self._take(batch))
-        answers = self.rank == self.last
-        message = y[:, -1, 0].clone() if answers else y.clone()
-        work = dist.isend(message, dst=0 if answers else self.rank + 1, tag=batch.number)
-        self.sent.append((work, message))
-        while self.sent and (self.sent[0][0] is None or self.sent[0][0].is_completed()):
-            self.sent.popleft()
-
-    def _take(self, batch: Batch) -> torch.Tensor:
-        x = torch.zeros(1, batch.tokens, WIDTH)
-        if self.rank:
-            dist.recv(x, src=self.rank - 1, tag=batch.number)
-        return x
-
-    def _take_answer(self) -> None:
-        number = self.waiting.popleft()
-        dist.recv(torch.empty(1), src=self.last, tag=number)
-        self.front.send(("answer", number))
+        if self.embedding is not None:
+            x = self.embedding(torch.tensor(batch.words))
+        else:
+            x = torch.empty(batch.tokens, self.layout.width)
+            dist.recv(x, src=self.rank - 1)
+        for block in self.blocks:
+            x = block(x, batch)
+        if self.head is None:
+            self.sent.append((dist.isend(x, dst=self.rank + 1), x))
+            while self.sent and (self.sent[0][0] is None or self.sent[0][0].is_completed()):
+                self.sent.popleft()
+            return
+        # Of a prompt only its last token says what comes next.
+        asked = [batch.chunk - 1] * (batch.chunk > 0) + list(range(batch.chunk, batch.tokens))
+        self.front.send(("tokens", self.head(x[asked]).argmax(-1).tolist()))
 
     def _write_profile(self) -> None:
         self._settle()
@@ -186,8 +219,6 @@ class Stage:
 
     def _settle(self) -> None:
         """Wait for all messages: none may outlive a profiler."""
-        while self.waiting:
-            self._take_answer()
         while self.sent:
             work, _ = self.sent.popleft()
             if work is not None:

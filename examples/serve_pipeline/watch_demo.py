@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,9 @@ def say(words: str) -> None:
 
 
 def load(server: str, tokens: int) -> list[str]:
-    """Return the words that start clients."""
-    return [str(HERE / "load.py"), server, "--tokens", str(tokens), "--clients", "2",
-            "--seconds", "3600"]  # fmt: skip
+    """Return the words that start clients; their answers are of one token."""
+    return ["-m", "debubble.load", server, "clients=2", f"prompt={tokens}", "output=1",
+            "seconds=3600"]  # fmt: skip
 
 
 def events(watch: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
@@ -80,23 +81,32 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=9464, help="of the status page")
     parser.add_argument("--stay", action="store_true", help="go on until interrupted")
     given = parser.parse_args()
+    # Ended either way, it takes its parts with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        watch_shift(given.port, stay=given.stay)
+
+
+def watch_shift(port: int, *, stay: bool) -> None:
+    """Start all parts, and end them."""
     with ExitStack() as parts:
         folder = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="watch-demo-")))
         traces = folder / "traces"
         traces.mkdir()
-        words = [str(HERE / "serve.py"), "--folder", str(traces), "--port", "0", "--layers", "1"]
+        words = [str(HERE / "serve.py"), "--folder", str(traces), "--port", "0", "--layers", "1,1",
+                 "--chunk", "4096"]  # fmt: skip
         serving = parts.enter_context(running(*words))
         server = (serving.stdout.readline() if serving.stdout else "").split()[-1]
         config = folder / "watch.toml"
         config.write_text(
-            CONFIG.format(folder=folder, port=given.port, reference=REFERENCE, server=server)
+            CONFIG.format(folder=folder, port=port, reference=REFERENCE, server=server)
         )
         words = ["-m", "debubble", "watch", "--config", str(config)]
         watch = parts.enter_context(running(*words, log=True))
-        shift(server, watch, given.stay)
+        shift(server, watch, stay=stay)
 
 
-def shift(server: str, watch: subprocess.Popen[str], stay: bool) -> None:
+def shift(server: str, watch: subprocess.Popen[str], *, stay: bool) -> None:
     """Let requests of 512 tokens come, and of 2048 once these are known."""
     analysed = 0
     with ExitStack() as clients:

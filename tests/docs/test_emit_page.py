@@ -9,14 +9,15 @@ import pytest
 from support.services.console import REPOSITORY
 
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit import EMITTERS, emit
+from debubble.plan.emit import EMITTERS, SERVERS, emit, emit_serving
+from debubble.plan.serving import ServingSetting
 
 PAGE = (REPOSITORY / "docs" / "reference" / "emit.md").read_text("utf-8")
 BLOCK = re.compile(r"^```(?:sh|yaml|python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 # The run and the changes that the page says it shows.
 RUN = Setting(ranks=4, layers=12, microbatches=8, schedule="1f1b")
-SERVING = {"vllm", "sglang", "tensorrt-llm"}
+SERVED = ServingSetting(stages=4, layers=(2, 4, 4, 2), in_flight=4, requests_a_batch=16, chunk=512)
 SPLIT = Change(split=(2, 4, 4, 2))
 MICROBATCHES = Change(microbatches=16)
 INTERLEAVED = Change(schedule="interleaved-1f1b", split=(1, 1, 2, 2, 2, 2, 1, 1))
@@ -47,8 +48,10 @@ def section(framework):
 
 @pytest.mark.parametrize("framework", EMITTERS)
 def test_each_text_shown_is_what_is_written(framework):
-    run = replace(RUN, schedule="forward-only") if framework in SERVING else RUN
+    run = replace(RUN, schedule="forward-only") if framework in SERVERS else RUN
     texts = [emit(framework, change, run) for change in SHOWN[framework]]
+    if framework in SERVERS:
+        texts.append(emit_serving(framework, SERVED))
     assert BLOCK.findall(section(framework)) == texts
 
 

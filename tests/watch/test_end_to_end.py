@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 from support.services.console import REPOSITORY
+from support.services.free_port import free_port
 from support.services.watch_service import PATIENCE_S, Watching
 
 from debubble.watch.files import read_file
@@ -26,7 +27,8 @@ DELAY = 5
 
 @contextmanager
 def serving(folder):
-    words = ["--kind", "vllm", "--folder", str(folder), "--port", "0", "--layers", "1"]
+    words = ["--kind", "vllm", "--folder", str(folder), "--port", "0", "--layers", "1,1"]
+    words += ["--chunk", "4096"]
     server = subprocess.Popen(
         [sys.executable, EXAMPLE / "serve.py", *words], stdout=subprocess.PIPE, text=True
     )
@@ -40,8 +42,10 @@ def serving(folder):
 
 @contextmanager
 def asking(url, tokens):
-    words = [url, "--tokens", str(tokens), "--clients", "2", "--seconds", "600"]
-    load = subprocess.Popen([sys.executable, EXAMPLE / "load.py", *words])
+    words = ["clients=2", f"prompt={tokens}", "output=1", "seconds=600"]
+    load = subprocess.Popen(
+        [sys.executable, "-m", "debubble.load", url, *words], stdout=subprocess.DEVNULL
+    )
     try:
         yield
     finally:
@@ -92,13 +96,6 @@ def prometheus(folder, target):
     finally:
         server.terminate()
         server.wait()
-
-
-def free_port():
-    import socket  # noqa: PLC0415
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def firing(url):

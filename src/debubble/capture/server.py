@@ -1,4 +1,4 @@
-"""A serving engine's profiling routes in → its traces out, over HTTP with the standard library."""
+"""A serving engine's profiling routes in → its traces out, and what it did meanwhile, over HTTP."""
 
 from __future__ import annotations
 
@@ -14,10 +14,24 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from debubble.errors import CaptureError, UsageError
+from debubble.server_notes import (
+    SCHEMA,
+    Reading,
+    ServerNotes,
+    read_page,
+    span_of,
+    write_server_notes,
+)
 
 KINDS = ("vllm", "sglang")
 
 _POLL_S = 0.5
+# An engine's page is some hundred kilobytes, and comes at once.
+_PAGE_S, _LARGEST_PAGE = 5.0, 16 * 1024 * 1024
+# Writing traces holds an engine up: so long after it, it serves as before.
+_SETTLE_S = 1.0
+# Batches that vLLM profiles at most: some hundred are enough, and a file that can be read.
+_MOST_BATCHES = 400
 _ERROR_SHOWN = 300
 _HTTP_NOT_FOUND = 404
 
@@ -28,6 +42,8 @@ _VLLM_CONFIG = json.dumps(
         "torch_profiler_with_stack": False,
         "torch_profiler_record_shapes": True,
         "torch_profiler_with_memory": True,
+        "ignore_frontend": True,
+        "max_iterations": _MOST_BATCHES,
     }
 )
 _CONFIGURE = {
@@ -40,6 +56,11 @@ _NO_TRACES = {
     "sglang": "no traces came to {out} on this machine: look there on the server's; "
     "a server without requests counts no steps",
 }
+_NO_METRICS = {
+    "vllm": "{url}/metrics tells nothing: what the profiler costs is not known",
+    "sglang": "{url}/metrics tells nothing: what the profiler costs is not known; "
+    "start SGLang with --enable-metrics",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +72,8 @@ class ServerOrder:
     out: Path
     seconds: float
     steps: int | None = None
+    around_s: float = 0.0
+    """How long to look at the server's metrics before and after; 0 is not at all."""
 
     def __post_init__(self) -> None:
         if urlsplit(self.url).scheme not in {"http", "https"}:
@@ -72,6 +95,8 @@ class ServerCapture:
     url: str
     files: tuple[Path, ...]
     note: str = ""
+    metrics: ServerNotes | None = None
+    """What the server did before, under and after the profiler, as it tells itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,19 +118,79 @@ def capture_server(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> ServerCapture:
-    """Have a server profile itself; it is never left profiling, whatever happens here."""
+    """Have a server profile itself; it is never left profiling, whatever happens here.
+
+    Its metrics are read before, meanwhile and after, and noted beside the traces.
+    """
     earlier = set(_traces_in(order.out))
+    look = _Look(order, sleep, clock)
+    before = look.on_for(order.around_s) if look.tells else []
+    began = time.time()
     _post(order, "start_profile", _start_body(order), patience.start_s)
     if order.steps is None:
         try:
-            sleep(order.seconds)
+            during = look.on_for(order.seconds)
         finally:
             end_profile(order, patience=patience)
     else:
-        _await_steps(order, earlier, patience, sleep, clock)
+        during = _await_steps(order, earlier, patience, look)
     files = tuple(sorted(set(_traces_in(order.out)) - earlier))
-    note = "" if files else _NO_TRACES[order.kind].format(out=order.out)
-    return ServerCapture(kind=order.kind, url=order.url, files=files, note=note)
+    notes = [] if files else [_NO_TRACES[order.kind].format(out=order.out)]
+    metrics = None
+    if look.tells:
+        sleep(_SETTLE_S)
+        metrics = ServerNotes(
+            schema=SCHEMA,
+            kind=order.kind,
+            url=order.url,
+            began_unix_s=began,
+            traces=tuple(file.name for file in files),
+            before=span_of(before),
+            during=span_of(during),
+            after=span_of(look.on_for(order.around_s)),
+        )
+        if files:
+            write_server_notes(files[0].parent, metrics)
+    elif order.around_s:
+        notes.append(_NO_METRICS[order.kind].format(url=order.url.rstrip("/")))
+    return ServerCapture(
+        kind=order.kind, url=order.url, files=files, note="; ".join(notes), metrics=metrics
+    )
+
+
+class _Look:
+    """Looks at a server's metrics now and then, where they are wanted and there are any."""
+
+    def __init__(
+        self, order: ServerOrder, sleep: Callable[[float], None], clock: Callable[[], float]
+    ) -> None:
+        self.page, self.sleep, self.clock = f"{order.url.rstrip('/')}/metrics", sleep, clock
+        self.tells = order.around_s > 0 and self.once() is not None
+
+    def once(self) -> Reading | None:
+        """Read the page; None where it tells nothing."""
+        try:
+            with urllib.request.urlopen(self.page, timeout=_PAGE_S) as answer:  # noqa: S310 (http and https only, checked)
+                text = answer.read(_LARGEST_PAGE).decode("utf-8", "replace")
+        except urllib.error.HTTPError as error:
+            error.close()
+            return None
+        except OSError:  # one look that is missing spoils nothing; a server that is gone is told
+            return None
+        reading = read_page(text, self.clock())
+        return None if reading.tells_nothing else reading
+
+    def on_for(self, seconds: float) -> list[Reading]:
+        """Look until the time is over, at its start and at its end."""
+        if not self.tells:
+            self.sleep(seconds)
+            return []
+        found = [self.once()]
+        deadline = self.clock() + seconds
+        while (left := deadline - self.clock()) > 0:
+            self.sleep(min(_POLL_S, left))
+            found.append(self.once())
+        return [reading for reading in found if reading is not None]
 
 
 def end_profile(order: ServerOrder, *, patience: Patience = Patience()) -> None:  # noqa: B008 (frozen)
@@ -127,31 +212,33 @@ def _start_body(order: ServerOrder) -> dict[str, Any] | None:
 
 
 def _await_steps(
-    order: ServerOrder,
-    earlier: set[Path],
-    patience: Patience,
-    sleep: Callable[[float], None],
-    clock: Callable[[], float],
-) -> None:
+    order: ServerOrder, earlier: set[Path], patience: Patience, look: _Look
+) -> list[Reading]:
     """Wait until a server has counted its steps and its files grow no more; else end its profile.
 
-    One that wrote its traces elsewhere is done, and refuses: that is no trouble.
+    One that wrote its traces elsewhere is done, and refuses: that is no trouble. Returns the looks
+    at it up to the first file: beyond that it profiles no more.
     """
-    deadline = clock() + patience.steps_s
+    deadline = look.clock() + patience.steps_s
     before: dict[Path, int] = {}
     complete = False
+    found: list[Reading] = []
     try:
-        while not complete and clock() < deadline:
+        while not complete and look.clock() < deadline:
+            reading = look.once() if look.tells else None
             traces = (file for file in _traces_in(order.out) if file not in earlier)
             sizes = {file: file.stat().st_size for file in traces}
             complete = bool(sizes) and sizes == before
             before = sizes
+            if not sizes and reading is not None:
+                found.append(reading)
             if not complete:
-                sleep(_POLL_S)
+                look.sleep(_POLL_S)
     finally:
         if not complete:
             with contextlib.suppress(CaptureError):
                 end_profile(order, patience=patience)
+    return found
 
 
 def _traces_in(folder: Path) -> list[Path]:

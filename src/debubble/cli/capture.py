@@ -16,6 +16,8 @@ from debubble.report.capture import capture_json, capture_page, server_json, ser
 
 # Long enough for a few hundred decode steps, short enough for the file to be read.
 _SERVER_SECONDS = 2.0
+# As long again on each side: what the server does without the profiler.
+_AROUND_SECONDS = 2.0
 
 
 @click.command("capture")
@@ -43,6 +45,13 @@ _SERVER_SECONDS = 2.0
     type=click.FloatRange(min=0, min_open=True),
     help=f"How long to profile a server; {_SERVER_SECONDS:g} unless you say so.",
 )
+@click.option(
+    "--around",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long to note a server's own metrics before and after; "
+    f"{_AROUND_SECONDS:g} unless you say so, 0 for not at all.",
+)
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
@@ -56,6 +65,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     server: str | None,
     kind: str | None,
     seconds: float | None,
+    around: float | None,
     manners: Manners,
 ) -> None:
     """Profile a few steps of COMMAND on all its ranks, or of a server; COMMAND stays as it is."""
@@ -66,7 +76,12 @@ def command(  # noqa: PLR0913 (one argument a flag)
         if kind is None:
             raise UsageError("--server needs --kind", hint=f"one of {', '.join(KINDS)}")
         order = ServerOrder(
-            url=server, kind=kind, steps=steps, seconds=seconds or _SERVER_SECONDS, out=out
+            url=server,
+            kind=kind,
+            steps=steps,
+            seconds=seconds or _SERVER_SECONDS,
+            out=out,
+            around_s=_AROUND_SECONDS if around is None else around,
         )
         answer = capture_server(order)
         page = server_page(answer, next_command)
@@ -76,8 +91,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError(
             "nothing to capture", hint="debubble capture -- torchrun …, or --server URL --kind vllm"
         )
-    if kind is not None or seconds is not None:
-        raise UsageError("--kind and --seconds are for a server", hint="give --server URL too")
+    if not (kind is None and seconds is None and around is None):
+        raise UsageError(
+            "--kind, --seconds and --around are for a server", hint="give --server URL too"
+        )
     settings = Settings(
         steps=PROFILED_STEPS if steps is None else steps,
         every=every,

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from debubble.report.text import Page, Table
-from debubble.units import counted
+from debubble.server_notes import NAME, ServerNotes
+from debubble.units import NS_PER_S, counted, show_duration
 
 SCHEMA = "debubble.capture/1"
 
@@ -30,6 +33,10 @@ class ServerAnswer(Protocol):
     @property
     def note(self) -> str:
         """Where else the traces are."""
+
+    @property
+    def metrics(self) -> ServerNotes | None:
+        """What the server did before, under and after the profiler."""
 
 
 def capture_page(captures: Sequence[Path], next_command: str) -> Page:
@@ -72,6 +79,11 @@ def server_page(answer: ServerAnswer, next_command: str) -> Page:
         table.rows += [(str(file),) for file in answer.files]
         page.tables.append(table)
         page.next_command = next_command
+    if answer.metrics is not None:
+        page.tables.append(_metrics_table(answer.metrics))
+        page.findings.append(_say_harm(answer.metrics))
+        if answer.files:
+            page.notes.append(f"noted beside them: {NAME}")
     if answer.note:
         page.notes.append(answer.note)
     return page
@@ -85,7 +97,47 @@ def server_json(answer: ServerAnswer) -> dict[str, Any]:
         "url": answer.url,
         "traces": [str(file) for file in answer.files],
         "note": answer.note,
+        "metrics": None if answer.metrics is None else msgspec.to_builtins(answer.metrics),
     }
+
+
+def _say_harm(notes: ServerNotes) -> str:
+    slowdown = notes.slowdown
+    if slowdown is None:
+        return "What the profiler costs is not known: too little was served around it."
+    how = "a token took" if notes.ratio("tpot_s") is not None else "tokens came as if each took"
+    return f"Under the profiler {how} {slowdown:.1f} times as long as around it."
+
+
+def _metrics_table(notes: ServerNotes) -> Table:
+    table = Table(
+        columns=("server", "for", "tokens/s in", "out", "running", "waiting", "TTFT", "TPOT"),
+        title="what the server says of itself",
+    )
+    spans = {"before": notes.before, "under the profiler": notes.during, "after": notes.after}
+    for name, span in spans.items():
+        if span is None:
+            continue
+        counts = (
+            span.tokens_in_per_s,
+            span.tokens_out_per_s,
+            span.requests_running,
+            span.requests_waiting,
+        )
+        times = (span.seconds, span.ttft_s, span.tpot_s)
+        took, first, later = (
+            "–" if time is None else show_duration(time * NS_PER_S) for time in times
+        )
+        table.rows.append(
+            (
+                name,
+                took,
+                *("–" if count is None else f"{count:,.1f}" for count in counts),
+                first,
+                later,
+            )
+        )
+    return table
 
 
 def _traces(folder: Path) -> list[Path]:

@@ -12,18 +12,15 @@ from datetime import datetime, timedelta
 
 from debubble.errors import CaptureError
 from debubble.measure.measurement import context_bucket
+from debubble.server_notes import WAITING, samples_of, total_of
 from debubble.watch.config import Trigger
 
 # Under pressure a capture waits at first so long, then twice as long each time.
 _FIRST_WAIT = 0.05
 _LONGEST_WAITS = 4.0
-# What engines call the lengths of prompts, and the requests that wait for their turn.
+# What engines call the lengths of prompts.
 _LENGTHS = ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram")
-_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
-_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^\n]*\})?\s+([^\s]+)", re.MULTILINE)
-_BOUND = re.compile(r'[{,]\s*le="([^"]*)"')
-# Ranks of one SGLang engine each tell the queue that they share; replicas (`dp_rank`) have theirs.
-_RANK = re.compile(r'\b(?:tp|pp|moe_ep)_rank="[^"]*",?')
+_BOUND = re.compile(r'[{,]\s*le="([0-9.eE+-]+|\+Inf)"')
 
 PATIENCE_S = 5.0
 # An engine's page is some hundred kilobytes.
@@ -85,20 +82,15 @@ def ask_server(url: str) -> ServerMetrics:
 
 def parse_metrics(text: str) -> ServerMetrics:
     """Read the few figures that are needed out of Prometheus' text format."""
+    samples = samples_of(text)
     lengths: dict[float, float] = {}
-    queues: dict[str, float] = {}
-    for name, labels, shown in _SAMPLE.findall(text):
-        value = _number(shown)
-        if value is None:
-            continue
-        if name in _WAITING:
-            queue = _RANK.sub("", labels).replace(",}", "}")
-            queues[queue] = max(value, queues.get(queue, 0.0))
-        bound = _BOUND.search(labels) if name.removesuffix("_bucket") in _LENGTHS else None
-        upper = None if bound is None else _number(bound[1])
-        if upper is not None:
-            lengths[upper] = lengths.get(upper, 0.0) + value
-    return ServerMetrics(lengths=lengths, waiting=sum(queues.values()))
+    for name in _LENGTHS:
+        for labels, value in samples.get(f"{name}_bucket", {}).items():
+            bound = _BOUND.search(labels)
+            if bound is not None:
+                upper = float(bound[1])
+                lengths[upper] = lengths.get(upper, 0.0) + value
+    return ServerMetrics(lengths=lengths, waiting=total_of(samples, WAITING) or 0.0)
 
 
 def requests_between(before: ServerMetrics, after: ServerMetrics) -> dict[int, float]:
@@ -115,11 +107,3 @@ def requests_between(before: ServerMetrics, after: ServerMetrics) -> dict[int, f
         if count > 0 and bucket is not None:
             counts[bucket] = counts.get(bucket, 0.0) + count
     return counts
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return None if math.isnan(value) else value

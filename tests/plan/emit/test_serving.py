@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,8 @@ from support.emitted_text import (
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
-from debubble.plan.emit import emit
+from debubble.plan.emit import emit, emit_serving
+from debubble.plan.serving import ServingSetting
 
 RUN = Setting(ranks=4, layers=61, microbatches=4)
 ENGINES = ["vllm", "sglang", "tensorrt-llm"]
@@ -125,3 +127,104 @@ def test_sglang_takes_split_and_microbatches_together():
 def test_sglang_ignores_a_split_on_one_rank_so_it_is_refused():
     with pytest.raises(UsageError, match="a split of one stage"):
         emit("sglang", Change(split=(8,)), Setting(ranks=1, layers=8))
+
+
+WHOLE = ServingSetting(
+    stages=4, layers=(15, 15, 15, 16), in_flight=5, requests_a_batch=16, chunk=512
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["vllm", "sglang"])
+def test_a_shell_hands_a_whole_setting_to_the_server(framework):
+    text = emit_serving(framework, WHOLE)
+    exports = "".join(line for line in text.splitlines(keepends=True) if "export " in line)
+    partition = paste_exports(exports)[f"{framework.upper()}_PP_LAYER_PARTITION"]
+    assert partition == "15,15,15,16"
+
+
+def flags_alone(text):
+    return flags_of("".join(re.findall(r"^(?!export ).*\n", text, re.MULTILINE)))
+
+
+def test_vllm_counts_requests_over_all_batches_and_tokens_of_prompts_and_answers_together():
+    assert flags_alone(emit_serving("vllm", WHOLE)) == {
+        "--pipeline-parallel-size": ["4"],
+        "--max-num-batched-tokens": [str(512 + 16)],
+        "--max-num-seqs": [str(16 * 5)],
+        "--async-scheduling": [],
+    }
+    both = flags_alone(emit_serving("vllm", replace(WHOLE, tokens_a_batch=2048, in_flight=4)))
+    assert both["--max-num-batched-tokens"] == ["2048"]
+    assert both["--long-prefill-token-threshold"] == ["512"]
+    assert both["--max-num-seqs"] == [str(16 * 4)]
+    assert "--no-async-scheduling" in both
+
+
+def test_sglang_counts_requests_by_batch_and_keeps_more_in_flight_than_ranks():
+    assert flags_alone(emit_serving("sglang", WHOLE)) == {
+        "--pp-size": ["4"],
+        "--pp-async-batch-depth": ["1"],
+        "--pp-max-micro-batch-size": ["16"],
+        "--chunked-prefill-size": ["512"],
+    }
+    tokens = flags_alone(emit_serving("sglang", replace(WHOLE, tokens_a_batch=2048)))
+    assert tokens["--max-prefill-tokens"] == ["2048"]
+    alone = flags_alone(emit_serving("sglang", ServingSetting(stages=4, tokens_a_batch=2048)))
+    assert alone == {"--pp-size": ["4"], "--chunked-prefill-size": ["2048"]}
+
+
+@pytest.mark.slow
+def test_sglang_shrinks_chunks_by_the_factor_that_it_is_told():
+    text = emit_serving("sglang", ServingSetting(stages=4, chunk=4096, dynamic_chunks=0.75))
+    exports = "".join(line for line in text.splitlines(keepends=True) if "export " in line)
+    assert paste_exports(exports)["SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR"] == "0.75"
+    assert "--enable-dynamic-chunking" in flags_alone(text)
+
+
+def test_tensorrt_llm_takes_a_whole_setting_as_yaml():
+    options = yaml.safe_load(emit_serving("tensorrt-llm", replace(WHOLE, in_flight=4)))
+    assert options == {
+        "pipeline_parallel_size": 4,
+        "pp_partition": [15, 15, 15, 16],
+        "max_batch_size": 16,
+        "max_num_tokens": 512 + 16,
+        "enable_chunked_prefill": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("framework", "setting", "problem"),
+    [
+        ("vllm", replace(WHOLE, in_flight=3), "3 batches in flight on 4 ranks"),
+        ("vllm", replace(WHOLE, in_flight=6), "6 batches in flight on 4 ranks"),
+        ("sglang", replace(WHOLE, in_flight=3), "3 batches in flight on 4 ranks"),
+        ("tensorrt-llm", WHOLE, "5 batches in flight on 4 ranks"),
+        ("vllm", ServingSetting(stages=4, dynamic_chunks=0.5), "shrink chunks"),
+        ("tensorrt-llm", ServingSetting(stages=4, dynamic_chunks=0.5), "shrink chunks"),
+    ],
+)
+def test_what_an_engine_cannot_be_told_of_a_setting_is_refused(framework, setting, problem):
+    with pytest.raises(UsageError, match=f"cannot be told.*{problem}") as refusal:
+        emit_serving(framework, setting)
+    assert refusal.value.hint
+
+
+def test_what_does_not_serve_takes_no_setting_of_a_server():
+    with pytest.raises(UsageError, match="no engine is called 'megatron'"):
+        emit_serving("megatron", WHOLE)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stages": 0},
+        {"in_flight": 0},
+        {"layers": (4, 4)},
+        {"layers": (0, 4, 4, 4)},
+        {"dynamic_chunks": 1.5},
+    ],
+)
+def test_settings_that_no_server_can_have_are_refused(wrong):
+    with pytest.raises(UsageError):
+        ServingSetting(**{"stages": 4, **wrong})

@@ -5,7 +5,8 @@ What a framework cannot be told is refused with the reason; nothing is left out 
 A module here that has `EMITTERS` is a framework: its names, each with what writes a change. Its
 `POSITION` says where it stands in lists: what serves first, then what trains, files last. Where it
 has `recompute`, that writes what lets backward passes recompute, or keep, activations; where it has
-`DEFERS_RECEIVES`, its texts do so where that is asked for.
+`DEFERS_RECEIVES`, its texts do so where that is asked for. An engine that serves has `serve`, which
+writes a whole setting.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from pkgutil import iter_modules
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit.aim import cannot
+from debubble.plan.serving import ServingSetting
 
-__all__ = ["EMITTERS", "emit", "refusal_of"]
+__all__ = ["EMITTERS", "SERVERS", "emit", "emit_serving", "refusal_of"]
 
 _MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 _FRAMEWORKS = sorted(
@@ -34,6 +36,12 @@ _RECOMPUTE: dict[str, Callable[[bool], str]] = {
     for module in _FRAMEWORKS
     for name in module.EMITTERS
     if hasattr(module, "recompute")
+}
+SERVERS: dict[str, Callable[[ServingSetting], str]] = {
+    name: module.serve
+    for module in _FRAMEWORKS
+    for name in module.EMITTERS
+    if hasattr(module, "serve")
 }
 _DEFERS_RECEIVES = {
     name
@@ -50,6 +58,13 @@ def refusal_of(framework: str, change: Change, setting: Setting) -> UsageError |
     except UsageError as error:
         return error
     return None
+
+
+def emit_serving(engine: str, setting: ServingSetting) -> str:
+    """Return the text that starts an engine with a setting, or refuse with the reason."""
+    if engine not in SERVERS:
+        raise UsageError(f"no engine is called {engine!r}", hint=f"one of {', '.join(SERVERS)}")
+    return SERVERS[engine](setting)
 
 
 def emit(framework: str, change: Change, setting: Setting) -> str:
