@@ -313,7 +313,11 @@ def answer_find(analysis: Analysis) -> FindAnswer:
         savings=(
             answer_savings(ledger) if ledger else answer_stream_savings(stream) if stream else None
         ),
-        replay=answer_replay(ledger) if ledger else answer_stream_replay(stream) if stream else None,
+        replay=answer_replay(ledger)
+        if ledger
+        else answer_stream_replay(stream)
+        if stream
+        else None,
         named=answer_stream_causes(analysis) if stream else answer_causes(analysis),
         bottleneck=answer_bottleneck(analysis.bottleneck),
         stages=_stage_parts(analysis),

@@ -167,8 +167,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
     if saving.cause is Cause.HOST:
         return _say_host(analysis, account, rank, buys)
     if saving.cause is Cause.IMBALANCE and stage is not None:
-        length = batches.length()[batches.seen]
-        takes = float(length[:, stage].mean() / max(length.mean(), 1.0))
+        takes = max(part.pass_s[stage] / np.mean(part.pass_s) for part in answer_phases(account))
         who = f"stage {stage} on rank {rank} takes {takes:.1f} times an equal share"
         layers = analysis.layers_of(stage)
         who += f" ({layers} layers)" if layers is not None else ""

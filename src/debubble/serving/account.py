@@ -37,6 +37,7 @@ _GAINS = 0.05
 # A first stage that does nothing for so many usual ways back has nothing to do.
 _IDLE_TIMES = 4
 _EXAMPLES = 3
+_OF_HOSTS = {Cause.HOST, Cause.WAY_BACK, Cause.NO_WORK}
 _DEEPEST = 4096
 
 
@@ -141,8 +142,8 @@ def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
         Culprit(
             cause=cause,
             rank=names[stage],
-            stage=stage if hop is None else None,
-            kind="F" if hop is None and cause is not Cause.HOST else None,
+            stage=None if hop is not None or cause in _OF_HOSTS else stage,
+            kind=None if hop is not None or cause in _OF_HOSTS else "F",
             hop=hop,
             wait_ns=waited[cause, stage, hop],
             examples=tuple(sorted(blamed[cause, stage, hop], key=lambda one: -one.dur_us))[

@@ -88,6 +88,7 @@ def measure_queue(batches: Batches) -> Queue | None:
     before = np.concatenate((end[:1] - (end[:1] - start[:1]), end[:-1]))
     turn, wire, begin, lag = (np.zeros(start.shape, dtype=np.int64) for _ in range(4))
     turn[:, 0] = np.maximum(start[:, 0] - before[:, 0], 0)
+    told: list[int] = []
     for stage in range(1, stages):
         sent = batches.sent[rows, stage - 1]
         posted, there = batches.posted[rows, stage], batches.arrived[rows, stage]
@@ -100,6 +101,7 @@ def measure_queue(batches: Batches) -> Queue | None:
         wire[:, stage] = np.maximum(there - np.maximum(sent, asked), 0)
         begin[:, stage] = start[:, stage] - there
         turn[:, stage] = _turns(asked - before[:, stage], asked >= sent)
+        told.append(int((asked >= sent).sum()))
     back = np.zeros(len(rows), dtype=np.int64)
     slots = batches.in_flight
     if slots is not None and slots < len(rows):
@@ -108,8 +110,10 @@ def measure_queue(batches: Batches) -> Queue | None:
         waits = end[:-slots, -1] > free  # its slot was taken longer than its stage
         back[slots:] = np.maximum(_turns(since, waits), 0)
         turn[slots:, 0] = _turns(turn[slots:, 0], ~waits)
-        if (~waits).sum() < _FEW:  # it always waits: to go on takes it no longer than the way back
-            turn[slots:, 0] = np.minimum(turn[slots:, 0], back[slots:])
+        # A host that always waits shows no turn of its own: it takes no longer than the way back.
+        never = [int((~waits).sum()) < _FEW, *(count < _FEW for count in told)]
+        quick = int(np.percentile(back[slots:], _QUICK_PERCENT))
+        turn[:, never] = np.minimum(turn[:, never], quick)
     return Queue(
         in_flight=slots,
         length=end - start,
