@@ -45,10 +45,14 @@ class Answering(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 512
+
+
 @contextmanager
 def answering(**ways):
     routes = type("Routes", (Answering,), {"asked": [], **ways})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), routes)
+    server = Server(("127.0.0.1", 0), routes)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -83,7 +87,7 @@ def test_the_same_seed_sends_the_same_requests_and_shares_are_kept():
         ("b.csv", "Timestamp,Model,Request tokens,Response tokens\n5,x,374,44\n9,x,396,1\n"),
         (
             "c.jsonl",
-            '{"input_length": 374, "output_length": 44}\n{"input_length": 396, "output_length": 1}\n',
+            '{"input_length": 374, "output_length": 44}\n{"input_length":396, "output_length":1}\n',
         ),
     ],
 )

@@ -326,10 +326,11 @@ def drive(
     url: str,
     load: Load,
     *,
+    ended: threading.Event | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> LoadResult:
-    """Put a load on a server, and measure what its users see."""
+    """Put a load on a server, and measure what its users see; clients leave when it has `ended`."""
     asking = _Asking(url, load, clock)
     began = clock()
     start, end = began + load.warm_up, began + load.warm_up + load.seconds
@@ -341,14 +342,17 @@ def drive(
         threads.append(thread)
 
     def keep_asking() -> None:
-        while clock() < end:
+        while clock() < end and not (ended is not None and ended.is_set()):
             if asking.ask().problem:
                 sleep(_REFUSED_S)
 
     if load.clients is not None:
         for _ in range(load.clients):
             begin(keep_asking)
-        sleep(max(0.0, end - clock()))
+        if ended is None:
+            sleep(max(0.0, end - clock()))
+        else:
+            ended.wait(max(0.0, end - clock()))
     else:
         pauses = random.Random(load.seed)  # noqa: S311 (a load, no secret)
         due = began

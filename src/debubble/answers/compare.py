@@ -18,6 +18,9 @@ LABELS = {
     "step_time": "step time",
     "throughput": "throughput",
     "unprofiled_step_time": "step, unprofiled",
+    "ttft": "time to first token",
+    "tpot": "time per token",
+    "request_latency": "request latency",
 }
 
 
@@ -31,6 +34,9 @@ class SideNumbers(Part, frozen=True, kw_only=True):
     peak_memory_bytes: list[int | None]
     microbatches_per_s: float | None
     tokens_per_s: float | None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    request_latency_s: float | None = None
 
 
 class SidePart(Part, frozen=True, kw_only=True):
@@ -182,6 +188,8 @@ def answer_side(measurement: Measurement) -> SidePart:
     rate = middle(
         measurement.rates_per_s("step_times_s" if measurement.step_times_s else "batch_latencies_s")
     )
+    served = measurement.served
+    tokens_rate = rate * measurement.tokens if rate and measurement.tokens else None
     versions: dict[str, list[str]] = {}
     for name, value in measurement.environment.versions:
         versions.setdefault(name, []).append(value)
@@ -192,11 +200,14 @@ def answer_side(measurement: Measurement) -> SidePart:
             step_time_s=middle(measurement.step_times_s),
             unprofiled_step_time_s=middle(measurement.unprofiled_step_times_s),
             peak_memory_bytes=[rank.peak_bytes for rank in measurement.memory],
-            microbatches_per_s=rate,
-            tokens_per_s=rate * measurement.tokens if rate and measurement.tokens else None,
+            microbatches_per_s=None if served else rate,
+            tokens_per_s=rate if served else tokens_rate,
+            ttft_s=middle(served.ttft_s) if served else None,
+            tpot_s=middle(served.tpot_s) if served else None,
+            request_latency_s=middle(served.latency_s) if served else None,
         ),
-        n=len(measurement.samples),
-        captures=len(measurement.captures),
+        n=len(served.latency_s) if served else len(measurement.samples),
+        captures=served.runs if served else len(measurement.captures),
         kind=measurement.kind,
         ranks=list(measurement.ranks),
         microbatches=measurement.microbatches,

@@ -24,6 +24,11 @@ class SettingPart(Part, frozen=True, kw_only=True, omit_defaults=True):
     split: list[int] | None = None
     schedule: str | None = None
     overlap: bool | None = None
+    layers: list[int] | None = None
+    in_flight: int | None = None
+    chunk: int | None = None
+    tokens_a_batch: int | None = None
+    requests_a_batch: int | None = None
 
 
 class ExpectedPart(Part, frozen=True, kw_only=True):
@@ -94,7 +99,7 @@ class TryPart(Part, frozen=True, kw_only=True):
 
     setting: SettingPart
     command: list[str]
-    expected: ExpectedPart
+    expected: ExpectedPart | None
 
 
 class DryRunAnswer(Answer, frozen=True, kw_only=True):
@@ -154,7 +159,7 @@ def answer_dry_run(
             TryPart(
                 setting=_setting_part(prospect.setting),
                 command=list(words),
-                expected=_predicted_part(prospect.expected),
+                expected=_expected_part(prospect.expected),
             )
             for prospect, (_, words) in zip(tries, commands[1:], strict=True)
         ],
@@ -197,6 +202,11 @@ def _setting_part(setting: Setting) -> SettingPart:
         split=None if setting.split is None else list(setting.split),
         schedule=setting.schedule,
         overlap=setting.overlap,
+        layers=None if setting.layers is None else list(setting.layers),
+        in_flight=setting.in_flight,
+        chunk=setting.chunk,
+        tokens_a_batch=setting.tokens_a_batch,
+        requests_a_batch=setting.requests_a_batch,
     )
 
 

@@ -28,8 +28,10 @@ KINDS = ("vllm", "sglang")
 _POLL_S = 0.5
 # An engine's page is some hundred kilobytes, and comes at once.
 _PAGE_S, _LARGEST_PAGE = 5.0, 16 * 1024 * 1024
-# Writing traces holds an engine up: so long after it, it serves as before.
+# The profiler's start, and writing traces, hold an engine up: so long after it, it serves again.
 _SETTLE_S = 1.0
+# Of a short profile, so much at most is left to that at its start.
+_START_SHARE = 0.25
 # Batches that vLLM profiles at most: some hundred are enough, and a file that can be read.
 _MOST_BATCHES = 400
 _ERROR_SHOWN = 300
@@ -129,7 +131,10 @@ def capture_server(
     _post(order, "start_profile", _start_body(order), patience.start_s)
     if order.steps is None:
         try:
-            during = look.on_for(order.seconds)
+            # The profiler's start holds the engine up: no token's wait for it is to count.
+            pause = min(_SETTLE_S, order.seconds * _START_SHARE) if look.tells else 0.0
+            sleep(pause)
+            during = look.on_for(order.seconds - pause)
         finally:
             end_profile(order, patience=patience)
     else:

@@ -25,8 +25,9 @@ from debubble.cli.reading import Reader, trace_options
 from debubble.errors import Gap, UsageError
 from debubble.fleet.survey import Question
 from debubble.measure.compare import DEFAULT_THRESHOLD, compare
-from debubble.measure.comparison import Verdict
+from debubble.measure.comparison import Comparison, Verdict
 from debubble.measure.measurement import Measurement, join_measurements
+from debubble.measure.served import read_load_result
 from debubble.report.compare import compare_page
 from debubble.report.html.compare import compare_report
 from debubble.report.html.views import PipelineView
@@ -74,7 +75,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
 ) -> None:
     """Hold the run AFTER a change against the one BEFORE: traces, or names in the history.
 
-    Commas join captures of one setting.
+    Commas join captures of one setting. Results of debubble.load are held against each other too.
     """
     if target_batch is not None and target_batch <= 0:
         raise UsageError("--target-batch is a number of microbatches, 1 or more")
@@ -92,7 +93,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
     )
     answer = answer_compare(found, gaps)
-    page = compare_page(answer, "" if manners.quiet else _next_command(after, found.verdict))
+    page = compare_page(answer, "" if manners.quiet else _next_command(after, found))
     if picture is not None:
         shown = [side.shown() for side in sides]
         report = compare_report(answer, shown, page, f"{before} → {after}")
@@ -120,11 +121,11 @@ class _Side:
         ]
 
 
-def _next_command(after: str, verdict: Verdict) -> str:
-    """Name what to look at next, where AFTER is one place."""
-    if not is_url(after) and not Path(after).exists():
+def _next_command(after: str, found: Comparison) -> str:
+    """Name what to look at next, where AFTER is one place with traces in it."""
+    if found.after.served is not None or (not is_url(after) and not Path(after).exists()):
         return ""
-    verb = "find" if verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE) else "plan"
+    verb = "find" if found.verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE) else "plan"
     return f"debubble {verb} {shlex.quote(after)}"
 
 
@@ -162,7 +163,8 @@ def _measure(
     measurements: list[Measurement] = []
     captures: list[Analysis] = []
     for word in filter(None, words.split(",")):
-        kept = recall(word, store)
+        loaded = read_load_result(word)
+        kept = recall(word, store) if loaded is None else [loaded]
         measurements += kept
         if not kept:
             question = Question(pipeline=pipeline)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from debubble.answers.tune import answer_dry_run, answer_tune
+from debubble.capture.server import KINDS
 from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS, Settings
 from debubble.cli.measuring import store_url
 from debubble.cli.options import Manners, gathered, output_options, print_answer
 from debubble.errors import MissingExtra, UsageError
+from debubble.load import read_load
 from debubble.measure.compare import DEFAULT_THRESHOLD
 from debubble.measure.measurement import Measurement
 from debubble.measure.store import Store
@@ -31,7 +34,14 @@ from debubble.tune.decide import Budget
 from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run, remember
 from debubble.tune.loop import Loop, Tuning
 from debubble.tune.prospects import Prospects, Scope, look_ahead
-from debubble.tune.setting import Setting, read_setting, read_template
+from debubble.tune.server import Server, ServerLoop
+from debubble.tune.setting import (
+    SERVING_KNOBS,
+    TRAINING_KNOBS,
+    Setting,
+    read_setting,
+    read_template,
+)
 from debubble.tune.standing import Standing
 from debubble.tune.trial import Bench, Kind, Outcome, read_capture
 from debubble.units import parse_bytes, parse_duration, parse_share
@@ -127,6 +137,45 @@ def read_schedules(text: str | None) -> frozenset[str]:
     return names
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSaid:
+    """A server in place of a command, as it was typed."""
+
+    server: str | None
+    url: str | None
+    load: str | None
+    kind: str | None
+
+    def read(self, command_words: Sequence[str]) -> tuple[tuple[str, ...], Server | None]:
+        """Return the words of the command, and where it serves; None where it is no server."""
+        if self.server is None:
+            for name, value in (("--url", self.url), ("--load", self.load), ("--kind", self.kind)):
+                if value is not None:
+                    raise UsageError(f"{name} is for a server", hint="give --server COMMAND too")
+            return tuple(command_words), None
+        if command_words:
+            raise UsageError("both a server and a command", hint="give one of them")
+        if self.url is None or self.load is None:
+            raise UsageError(
+                "--server needs --url and --load",
+                hint="such as --url http://127.0.0.1:8000 --load 'clients=16 prompt=512 output=64'",
+            )
+        load = read_load(shlex.split(self.load))
+        return tuple(shlex.split(self.server)), Server(url=self.url, load=load, kind=self.kind)
+
+
+server_options = gathered(
+    "server_said",
+    ServerSaid,
+    click.option("--server", metavar="COMMAND", help="What starts a server: tune that instead."),
+    click.option("--url", metavar="URL", help="Where the server answers."),
+    click.option(
+        "--load", metavar="WORDS", help="What it is put under: 'clients=16 prompt=512 output=64'."
+    ),
+    click.option("--kind", type=click.Choice(KINDS), help="Which engine it is: it is captured."),
+)
+
+
 DEFAULT_OUT = Path("debubble-tune")
 
 
@@ -135,6 +184,7 @@ DEFAULT_OUT = Path("debubble-tune")
 @click.option(
     "--now", multiple=True, metavar="KNOB=VALUE", help="What COMMAND is told as things are."
 )
+@server_options
 @budget_options
 @scope_options
 @click.option("--steps", type=int, default=PROFILED_STEPS, show_default=True, help="To profile.")
@@ -158,6 +208,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     *,
     command_words: tuple[str, ...],
     now: tuple[str, ...],
+    server_said: ServerSaid,
     budget_said: BudgetSaid,
     scope_said: ScopeSaid,
     steps: int,
@@ -174,8 +225,13 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
     {microbatches}, {split}, {schedule} and {overlap} in COMMAND stand for what is tried; so do
     DEBUBBLE_MICROBATCHES and so on in its environment. Interrupted, type the same again.
+
+    Of a server, {layers}, {in_flight}, {chunk}, {tokens_a_batch} and {requests_a_batch} do, and
+    {traces} is a folder for its traces.
     """
-    template = read_template(command_words, read_setting(now))
+    command_words, server = server_said.read(command_words)
+    knobs = TRAINING_KNOBS if server is None else SERVING_KNOBS
+    template = read_template(command_words, read_setting(now), knobs)
     Settings(steps=steps, wait=wait)  # refuses what no capture can do
     budget, scope = budget_said.read(), scope_said.read()
     if scope_said.schedules is not None and template.now.schedule is None:
@@ -186,8 +242,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if traces is not None and not dry_run:
         raise UsageError("--traces is for --dry-run", hint="add --dry-run, or leave it out")
     bench = Bench(template=template, steps=steps, wait=wait, folder=out)
+    if server is not None and traces is not None:
+        raise UsageError("--traces is for a command", hint="leave it out: a server is run first")
     if dry_run:
-        found = _foresee(bench, budget, scope, traces)
+        found = _foresee(bench, server, budget, scope, traces)
         tries = [prospect.setting for prospect in (found.tries if found else ()) if prospect.worth]
         commands = [(setting, template.fill(setting)) for setting in (template.now, *tries)]
         page, data = dry_page(commands, found), answer_dry_run(commands, found)
@@ -198,14 +256,21 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if force and (out / NAME).exists():
         shutil.rmtree(out)
     with _history(store) as history:
-        tuned = _tune(bench, budget, scope, history, name, quiet=manners.quiet)
+        tuned = _tune(bench, server, budget, scope, history, name=name, quiet=manners.quiet)
         records = f", and {name}/… in the history" if history is not None else NO_HISTORY
     following = "" if manners.quiet or tuned.winner is None else shlex.join(tuned.command)
     print_answer(tune_page(tuned, records, following), answer_tune(tuned), manners)
 
 
 def _tune(  # noqa: PLR0913 (what the flags came to)
-    bench: Bench, budget: Budget, scope: Scope, history: Store | None, name: str, *, quiet: bool
+    bench: Bench,
+    server: Server | None,
+    budget: Budget,
+    scope: Scope,
+    history: Store | None,
+    *,
+    name: str,
+    quiet: bool,
 ) -> Tuning:
     """Run the loop; say on stderr what it does, and keep each run in the history."""
 
@@ -218,12 +283,13 @@ def _tune(  # noqa: PLR0913 (what the flags came to)
             remember(history, name, run)
         say(say_end(run))
 
-    with Journal(bench.folder, heading_of(bench)) as journal:
+    with Journal(bench.folder, heading_of(bench, server)) as journal:
         if history is not None:
             for run in journal.runs:  # a tuning that was killed may not have come to it
                 remember(history, name, run)
-        loop = Loop(
-            bench=bench,
+        loop = _loop(
+            bench,
+            server,
             journal=journal,
             budget=budget,
             scope=scope,
@@ -235,10 +301,16 @@ def _tune(  # noqa: PLR0913 (what the flags came to)
         return loop.run()
 
 
+def _loop(bench: Bench, server: Server | None, **known: Any) -> Loop:
+    if server is None:
+        return Loop(bench=bench, **known)
+    return ServerLoop(bench=bench, server=server, **known)
+
+
 NO_HISTORY = "; not in the history, which needs: pip install 'debubble[store]'"
 
 
-def heading_of(bench: Bench) -> Heading:
+def heading_of(bench: Bench, server: Server | None = None) -> Heading:
     """Say whose journal this is."""
     return Heading(
         schema=SCHEMA,
@@ -246,6 +318,7 @@ def heading_of(bench: Bench) -> Heading:
         now=bench.template.now,
         steps=bench.steps,
         wait=bench.wait,
+        server="" if server is None else str(server),
     )
 
 
@@ -265,7 +338,9 @@ def _history(url: str | None) -> Iterator[Store | None]:
         store.close()
 
 
-def _foresee(bench: Bench, budget: Budget, scope: Scope, traces: str | None) -> Prospects | None:
+def _foresee(
+    bench: Bench, server: Server | None, budget: Budget, scope: Scope, traces: str | None
+) -> Prospects | None:
     """Plan from traces, or from what has been run; None where there is neither."""
     now = bench.template.now
     if traces is not None:
@@ -279,9 +354,10 @@ def _foresee(bench: Bench, budget: Budget, scope: Scope, traces: str | None) -> 
         return look_ahead(standing, run, reading, None, scope)
     if not (bench.folder / NAME).exists():
         return None
-    with Journal(bench.folder, heading_of(bench)) as journal:
-        loop = Loop(
-            bench=bench,
+    with Journal(bench.folder, heading_of(bench, server)) as journal:
+        loop = _loop(
+            bench,
+            server,
             journal=journal,
             budget=budget,
             scope=scope,

@@ -2,7 +2,8 @@
 
 Only steps of the same context lengths are held against each other. Then: can the two be compared
 at all, is the memory safe, and which way did the number go that decides? It is batch latency, or
-throughput where the batches differ.
+throughput where the batches differ. Of a server under a load it is throughput, or what a request
+took where requests came at a rate.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from debubble.measure.comparison import (
     MemoryChange,
     Verdict,
 )
-from debubble.measure.measurement import Measurement
+from debubble.measure.measurement import Measurement, Served
 from debubble.measure.statistics import (
     ALPHA,
     RankTest,
@@ -48,6 +49,11 @@ _SAME_BATCH = 0.01
 # What is held against each other by its difference, for it may be zero.
 _SHARES = frozenset({"bubble"})
 _LARGER_IS_BETTER = frozenset({"throughput"})
+_VERDICTS = {
+    Direction.BETTER: Verdict.BETTER,
+    Direction.WORSE: Verdict.WORSE,
+    Direction.UNCLEAR: Verdict.NO_CLEAR_CHANGE,
+}
 _RATE_NOTES = {
     "unprofiled_step_times_s": "throughput is of steps without the profiler, as the jobs timed "
     "them",
@@ -65,6 +71,8 @@ def compare(
     limit_bytes: int | None = None,
 ) -> Comparison:
     """Hold two runs against each other: comparable at all, safe, and then by speed."""
+    if before.served is not None and after.served is not None:
+        return _compare_served(before, after, before.served, after.served, threshold)
     wanted, (before, after) = (before, after), match_contexts(before, after)
     sizes = batches_of(before, after)
     same_batch = sizes is None or abs(sizes[1] / sizes[0] - 1) <= _SAME_BATCH
@@ -109,6 +117,58 @@ def compare(
     )
 
 
+def _compare_served(
+    before: Measurement, after: Measurement, first: Served, second: Served, threshold: float
+) -> Comparison:
+    """Hold what users saw against what they saw before."""
+    sides = {
+        "throughput": (first.out_per_s, second.out_per_s),
+        "ttft": (first.ttft_s, second.ttft_s),
+        "tpot": (first.tpot_s, second.tpot_s),
+        "request_latency": (first.latency_s, second.latency_s),
+    }
+    deltas = tuple(_hold(name, *pair, threshold) for name, pair in sides.items())
+    decided_by = "request_latency" if first.open_loop else "throughput"
+    decider = next(delta for delta in deltas if delta.name == decided_by)
+    verdict = _VERDICTS[decider.direction]
+    impossible, because = [], []
+    if first.load != second.load:
+        impossible.append(f"{first.load} before, {second.load} after")
+    if verdict is Verdict.BETTER:
+        because = [
+            f"more gets done, yet a user waits longer for {what}"
+            for name, what in (("ttft", "the first token"), ("tpot", "each further token"))
+            if next(delta for delta in deltas if delta.name == name).direction is Direction.WORSE
+        ]
+    notes = [
+        f"{counted(side.failed, 'request')} failed {name}"
+        for name, side in (("before", first), ("after", second))
+        if side.failed
+    ]
+    if 1 in (first.runs, second.runs):
+        notes.append(
+            "a side with one run does not show what differs from run to run: "
+            "join several with commas"
+        )
+    return Comparison(
+        before=before,
+        after=after,
+        verdict=Verdict.NOT_COMPARABLE if impossible else verdict,
+        confidence=Confidence.TESTED if decider.tested else Confidence.INDICATIVE,
+        decided_by=decided_by,
+        deltas=deltas,
+        memory=(),
+        setting=(),
+        environment=(),
+        reasons=tuple(impossible or because),
+        notes=tuple(notes),
+        needed=samples_needed(*sides[decided_by], max(threshold, abs(decider.change or 0.0))),
+        detectable=detectable_change(*sides[decided_by]),
+        threshold=threshold,
+        throughput_unit="tokens",
+    )
+
+
 def _verdict(deltas: Sequence[Delta], decider: Delta) -> tuple[Verdict, tuple[str, ...]]:
     """Take the number that decides; a batch that is quicker while less gets done is no win."""
     by_name = {delta.name: delta for delta in deltas}
@@ -121,12 +181,7 @@ def _verdict(deltas: Sequence[Delta], decider: Delta) -> tuple[Verdict, tuple[st
         because.append("the bubble is smaller, yet less gets done: the passes themselves take more")
     if direction is Direction.BETTER and bubble.direction is Direction.WORSE:
         because.append("the bubble is larger, yet more gets done: the passes themselves take less")
-    verdicts = {
-        Direction.BETTER: Verdict.BETTER,
-        Direction.WORSE: Verdict.WORSE,
-        Direction.UNCLEAR: Verdict.NO_CLEAR_CHANGE,
-    }
-    return verdicts[direction], tuple(because)
+    return _VERDICTS[direction], tuple(because)
 
 
 def _rates(
@@ -307,7 +362,7 @@ def why_not(before: Measurement, after: Measurement) -> tuple[str, ...]:
     """Say why a difference between the two would mean nothing; empty where it does."""
     reasons = []
     for name, side in (("before", before), ("after", after)):
-        if not side.samples:
+        if not side.samples and side.served is None:
             reasons.append(f"{name} has no step that could be measured")
         elif side.partial:
             reasons.append(f"{name} is a part of a run: a rank or the whole of a step is missing")

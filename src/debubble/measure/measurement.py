@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from debubble.costs.passes import ranks_a_device
 from debubble.errors import UsageError
@@ -49,6 +49,29 @@ class RankMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What users of a server saw under a load: a sample a request, or a part of the time."""
+
+    load: str
+    """Which load it was, in words."""
+    open_loop: bool
+    """Whether requests came at a rate, whatever the server did: throughput tells nothing then."""
+    out_per_s: tuple[float, ...]
+    """Tokens of answers, in equal parts of the time."""
+    in_per_s: tuple[float, ...]
+    """Tokens of prompts, of each run."""
+    ttft_s: tuple[float, ...]
+    tpot_s: tuple[float, ...]
+    latency_s: tuple[float, ...]
+    failed: int
+
+    @property
+    def runs(self) -> int:
+        """How many loads it was made of."""
+        return len(self.in_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """What the numbers were measured on, as the traces tell."""
 
@@ -65,7 +88,7 @@ class Measurement:
     """One pipeline in one setting; None is what is not known."""
 
     kind: str
-    """training, forward, or stream."""
+    """training, forward, stream; serving, where users were asked and no rank."""
     ranks: tuple[int, ...]
     stages: int
     microbatches: int | None
@@ -85,6 +108,8 @@ class Measurement:
     """A rank has no trace, no step was captured whole, or the ranks are of different runs."""
     repeated: int = 0
     """Captures that were given again, and count once."""
+    served: Served | None = None
+    """What users of a server saw."""
 
     @property
     def captures(self) -> tuple[str, ...]:
@@ -118,7 +143,12 @@ class Measurement:
         return frozenset() if None in found else frozenset(_known(found))
 
     def rates_per_s(self, lengths: str) -> tuple[float, ...]:
-        """Return microbatches per second, by one of the lengths that steps have."""
+        """Return microbatches per second, by one of the lengths that steps have.
+
+        Of a server under a load it is tokens of answers.
+        """
+        if self.served is not None:
+            return self.served.out_per_s
         if self.kind == "stream":
             return _known(sample.stream_per_s for sample in self.samples)
         if self.microbatches is None:
@@ -182,6 +212,7 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
         tokens=_shared([part.tokens for part in parts]),
         message_bytes=_shared([part.message_bytes for part in parts]),
         unprofiled_s=tuple(pair for part in parts for pair in part.unprofiled_s),
+        served=_joined([part.served for part in parts if part.served is not None]),
         partial=any(part.partial for part in parts),
     )
 
@@ -191,11 +222,30 @@ def _identity(part: Measurement, number: int) -> tuple[object, ...]:
 
     No two runs last the same nanoseconds; one without samples is told by its number.
     """
+    if part.served is not None:
+        return (part.served,)
     if not part.samples:
         return (number,)
     samples = tuple(replace(sample, capture="", context=None) for sample in part.samples)
     lengths = tuple(length for _, length in part.unprofiled_s)
     return (part.ranks, part.microbatches, part.schedule, part.split, samples, lengths)
+
+
+def _joined(parts: Sequence[Served]) -> Served | None:
+    """Put loads of one setting together."""
+    if not parts:
+        return None
+    for other in parts[1:]:
+        if (other.load, other.open_loop) != (parts[0].load, parts[0].open_loop):
+            raise UsageError(
+                f"loads that are put together differ: {parts[0].load}, and {other.load}",
+                hint="commas join runs under one load; compare different ones",
+            )
+    fields = ("out_per_s", "in_per_s", "ttft_s", "tpot_s", "latency_s")
+    joined: dict[str, Any] = {
+        name: tuple(value for part in parts for value in getattr(part, name)) for name in fields
+    }
+    return replace(parts[0], failed=sum(part.failed for part in parts), **joined)
 
 
 def context_bucket(lengths: Sequence[int]) -> int | None:

@@ -6,7 +6,7 @@ import shlex
 
 from debubble.answers.change import describe
 from debubble.answers.tune import say_tuning
-from debubble.measure.measurement import Measurement, middle
+from debubble.measure.measurement import Measurement, Served, middle
 from debubble.report.text import Page, Table
 from debubble.tune.journal import Expected, Run
 from debubble.tune.loop import Tuning
@@ -32,7 +32,9 @@ def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
     """Lay out the winner, every run, what was refused, and where the records are."""
     page = Page(answer=say_tuning(tuned))
     page.findings = [*_findings(tuned), *_untellable(tuned.prospects)]
-    page.tables = [_run_table(tuned)]
+    measured = [run.outcome.measurement for run in tuned.standing.runs]
+    is_served = any(one is not None and one.served is not None for one in measured)
+    page.tables = [_serving_table(tuned) if is_served else _run_table(tuned)]
     if tuned.prospects.refused:
         table = Table(columns=("refused", "why"))
         table.rows = [
@@ -66,8 +68,10 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
         table.rows.append(
             (
                 str(prospect.setting),
-                _predicted(prospect.expected),
-                show_duration(prospect.expected.batch_latency_s * NS_PER_S),
+                _predicted(prospect.expected) if prospect.expected else "not known",
+                show_duration(prospect.expected.batch_latency_s * NS_PER_S)
+                if prospect.expected
+                else "–",
             )
         )
     page.tables = [table] if worth else []
@@ -86,7 +90,10 @@ def say_end(run: Run) -> str:
     """Say what came of a run, in a line."""
     measurement = run.outcome.measurement
     told = f": {run.outcome.message}" if run.outcome.message else ""
-    if run.outcome.kind is Kind.MEASURED and measurement is not None:
+    if run.outcome.kind is Kind.MEASURED and measurement is not None and measurement.served:
+        out, first, later = _served(measurement.served)
+        told = f": {out} tokens/s, first token after {first}, then one every {later}"
+    elif run.outcome.kind is Kind.MEASURED and measurement is not None:
         told = f": batch latency {_latency(measurement)}, bubble {_bubble(measurement)}"
     return f"run {run.number}: {_WORDS[run.outcome.kind]}{told}"
 
@@ -125,6 +132,36 @@ def _untellable(found: Prospects) -> list[str]:
         f"predicted {100 * untold.option.throughput_gain:+.0f} %."
         for untold in found.untellable
     ]
+
+
+def _serving_table(tuned: Tuning) -> Table:
+    table = Table(
+        columns=("run", "setting", "outcome", "tokens/s out", "TTFT", "TPOT", "throughput"),
+        title="every run, in its order",
+    )
+    for run in tuned.standing.runs:
+        measurement = run.outcome.measurement
+        seen, gain = ("–", "–", "–"), "–"
+        if measurement is not None and measurement.served is not None:
+            seen = _served(measurement.served)
+            gain = f"{100 * tuned.standing.gain_of_run(run):+.1f} %"
+        mark = " ←" if run.setting == tuned.winner else ""
+        table.rows.append(
+            (str(run.number), f"{run.setting}{mark}", _WORDS[run.outcome.kind], *seen, gain)
+        )
+    return table
+
+
+def _served(served: Served) -> tuple[str, str, str]:
+    """Return throughput, time to first token and time per token, in the middle."""
+    out, first, later = (
+        middle(values) for values in (served.out_per_s, served.ttft_s, served.tpot_s)
+    )
+    return (
+        "–" if out is None else f"{out:.4g}",
+        "–" if first is None else show_duration(first * NS_PER_S),
+        "–" if later is None else show_duration(later * NS_PER_S),
+    )
 
 
 def _run_table(tuned: Tuning) -> Table:

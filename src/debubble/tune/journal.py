@@ -34,6 +34,8 @@ class Heading:
     now: Setting
     steps: int
     wait: int
+    server: str = ""
+    """Of a server: its address, and the load that it is put under."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from debubble.tune.trial import (
     Bench,
     First,
     Kind,
+    Outcome,
     contradicts,
     end_marked,
     judge,
@@ -129,8 +130,7 @@ class Loop:
         return self._readings[run.number]
 
     def _run(self, chosen: Next) -> None:
-        standing, number = self.standing, self.journal.next_number
-        first = standing.first
+        number, first = self.journal.next_number, self.standing.first
         token = secrets.token_hex(8)
         self.on_start(chosen, len(self.journal.runs))
         self.journal.begin(
@@ -143,6 +143,18 @@ class Loop:
                 expected=chosen.expected,
             )
         )
+        outcome, reading = self._try(chosen, number, token)
+        if reading is not None:
+            self._readings[number] = reading
+        run = self.journal.end(number, outcome)
+        self.on_end(run)
+        if first is None:
+            self._check_first(run)
+
+    def _try(self, chosen: Next, number: int, token: str) -> tuple[Outcome, Analysis | None]:
+        """Run the command once, and judge what it left."""
+        standing = self.standing
+        first = standing.first
         outcome, reading = run_trial(
             self.bench,
             chosen.setting,
@@ -157,12 +169,7 @@ class Loop:
         outcome = judge(
             outcome, chosen.setting, reading, first=against, limit_bytes=self.scope.limit_bytes
         )
-        if reading is not None:
-            self._readings[number] = reading
-        run = self.journal.end(number, outcome)
-        self.on_end(run)
-        if first is None:
-            self._check_first(run)
+        return outcome, reading
 
     def _check_first(self, run: Run) -> None:
         """Refuse to go on from a first run that tells nothing."""

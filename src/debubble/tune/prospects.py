@@ -39,7 +39,8 @@ class Prospect:
 
     setting: Setting
     lever: str
-    expected: Expected
+    expected: Expected | None
+    """None where nothing is predicted, and only a run can tell."""
     worth: bool
     """Whether it would gain on the best so far, beyond the noise; overlap is tried to know it."""
 
@@ -80,7 +81,7 @@ def look_ahead(
     plan = make_plan(baseline, reading.timeline, most_microbatches=most, allowed=tellable)
     tries = sorted(
         _tries(standing, source, plan, scope),
-        key=lambda prospect: (-prospect.worth, -prospect.expected.gain),
+        key=lambda found: (-found.worth, -(found.expected.gain if found.expected else 0.0)),
     )
     return Prospects(
         tries=tuple(tries),
@@ -121,7 +122,7 @@ def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterato
         setting = source.setting.after(option.change, stages)
         if setting is None or setting in done or option.fits_memory is False:
             continue
-        if _is_hopeless(standing, setting):
+        if is_hopeless(standing, setting):
             continue
         peaks = None
         if option.headroom is not None:
@@ -148,7 +149,7 @@ def _is_worth(plan: Plan, option: Option, threshold: float) -> bool:
     return option.throughput_gain > threshold and option.throughput_low > 0
 
 
-def _is_hopeless(standing: Standing, setting: Setting) -> bool:
+def is_hopeless(standing: Standing, setting: Setting) -> bool:
     """Tell whether a setting repeats what already went wrong, or turns a knob that is ignored.
 
     Of what made a failed run differ, that is to blame which no good run had; what ran out of memory

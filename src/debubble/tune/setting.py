@@ -12,11 +12,22 @@ from debubble.plan.change import Change
 from debubble.plan.emit.megatron import write_layout
 from debubble.plan.emit.torch import TORCH_SCHEDULES
 from debubble.plan.emit.torchtitan import Names, modules_of_stages
+from debubble.plan.serving import ServingSetting
 from debubble.schedules import SCHEDULES
 from debubble.units import counted
 
 _TRUE, _FALSE = frozenset({"1", "on", "true", "yes"}), frozenset({"0", "off", "false", "no"})
-_EXAMPLES = {"microbatches": "4", "split": "4,4,4,4", "schedule": "1f1b", "overlap": "0"}
+_EXAMPLES = {
+    "microbatches": "4",
+    "split": "4,4,4,4",
+    "schedule": "1f1b",
+    "overlap": "0",
+    "layers": "4,4,4,4",
+    "in_flight": "4",
+    "chunk": "512",
+    "tokens_a_batch": "2048",
+    "requests_a_batch": "64",
+}
 # `{split}`, or `{split:megatron}` as that framework writes it; braces around anything else, as in
 # JSON, are left alone, and `{{split}}` is `{split}`.
 _PLACEHOLDER = re.compile(r"\{\{(\w+(?::\w+)?)\}\}|\{([A-Za-z_]\w*)(?::(\w+))?\}")
@@ -33,6 +44,12 @@ class Setting:
     """Layers of each stage, in the order of stages."""
     schedule: str | None = None
     overlap: bool | None = None
+    layers: tuple[int, ...] | None = None
+    """Of each stage of a server; this and what follows as `ServingSetting` has it."""
+    in_flight: int | None = None
+    chunk: int | None = None
+    tokens_a_batch: int | None = None
+    requests_a_batch: int | None = None
 
     def __str__(self) -> str:
         parts = []
@@ -44,6 +61,8 @@ class Setting:
             parts.append(counted(self.microbatches, "microbatch", "microbatches"))
         if self.overlap is not None:
             parts.append("overlap" if self.overlap else "no overlap")
+        if any(getattr(self, knob) is not None for knob in SERVING_KNOBS):
+            parts.append(str(self.serving()))
         return ", ".join(parts)
 
     def written(self, knob: str) -> str:
@@ -61,6 +80,22 @@ class Setting:
             for knob in KNOBS
             if getattr(self, knob) != getattr(other, knob)
         }
+
+    def serving(self, stages: int = 1) -> ServingSetting:
+        """Return what a server is told; of how many stages, where the layers do not say it."""
+        return ServingSetting(
+            stages=stages if self.layers is None else len(self.layers),
+            **{knob: getattr(self, knob) for knob in SERVING_KNOBS},
+        )
+
+    def with_serving(self, serving: ServingSetting) -> Setting | None:
+        """Return the setting that is so; None where the command cannot be told it."""
+        wanted = {
+            knob: value for knob in SERVING_KNOBS if (value := getattr(serving, knob)) is not None
+        }
+        if any(getattr(self, knob) is None for knob in wanted):
+            return None
+        return replace(self, **wanted)
 
     def after(self, change: Change, stages: int) -> Setting | None:
         """Return the setting that makes a change; None where the command cannot be told it.
@@ -88,10 +123,15 @@ class Setting:
 
 
 KNOBS = tuple(field.name for field in fields(Setting))
+TRAINING_KNOBS = ("microbatches", "split", "schedule", "overlap")
+SERVING_KNOBS = ("layers", "in_flight", "chunk", "tokens_a_batch", "requests_a_batch")
+"""What a server can be told; the others are for a command that trains, or runs forward passes."""
+TRACES = "traces"
+"""In a server's command: the folder for its traces."""
 
 
 def read_setting(words: Sequence[str]) -> Setting:
-    """Read `microbatches=4`, `split=4,4,4,4`, `schedule=1f1b`, `overlap=0`."""
+    """Read `microbatches=4`, `split=4,4,4,4`, `schedule=1f1b`, `overlap=0`, `in_flight=4`."""
     values: dict[str, object] = {}
     for word in words:
         knob, sign, text = word.partition("=")
@@ -107,14 +147,15 @@ def read_setting(words: Sequence[str]) -> Setting:
 
 
 def _read_value(knob: str, text: str) -> object:
-    if knob == "microbatches":
+    if knob == "microbatches" or knob in SERVING_KNOBS[1:]:
         if not text.isdigit() or not int(text):
-            raise UsageError(f"{text!r} is no number of microbatches", hint="write microbatches=8")
+            hint = f"write {knob}={_EXAMPLES[knob]}"
+            raise UsageError(f"{text!r} is no number for {knob}", hint=hint)
         return int(text)
-    if knob == "split":
+    if knob in ("split", "layers"):
         parts = text.split(",")
         if not all(part.strip().isdigit() and int(part) for part in parts):
-            hint = "write split=4,4,4,4: layers of each stage"
+            hint = f"write {knob}=4,4,4,4: layers of each stage"
             raise UsageError(f"{text!r} is no split", hint=hint)
         return tuple(int(part) for part in parts)
     if knob == "schedule":
@@ -160,12 +201,14 @@ class Template:
     words: tuple[str, ...]
     now: Setting
 
-    def fill(self, setting: Setting) -> tuple[str, ...]:
-        """Return the command for a setting."""
+    def fill(self, setting: Setting, traces: str = "traces") -> tuple[str, ...]:
+        """Return the command for a setting; a server is told where its traces go."""
 
         def value(found: re.Match[str]) -> str:
             if found[1]:
                 return f"{{{found[1]}}}"
+            if found[2] == TRACES:
+                return traces
             if found[3]:
                 return WRITERS[found[2], found[3]](setting)
             return setting.written(found[2])
@@ -184,7 +227,9 @@ class Template:
         return {**inherited, **told}
 
 
-def read_template(words: Sequence[str], now: Setting) -> Template:
+def read_template(
+    words: Sequence[str], now: Setting, knobs: Sequence[str] = TRAINING_KNOBS
+) -> Template:
     """Check that every placeholder is known and has a value."""
     if not words:
         raise UsageError(
@@ -193,8 +238,10 @@ def read_template(words: Sequence[str], now: Setting) -> Template:
         )
     matches = [match for word in words for match in _PLACEHOLDER.finditer(word) if match[2]]
     for name, framework in ((match[2], match[3]) for match in matches):
-        if name not in KNOBS:
-            known = ", ".join(f"{{{knob}}}" for knob in KNOBS)
+        if name == TRACES and knobs is SERVING_KNOBS:
+            continue
+        if name not in knobs:
+            known = ", ".join(f"{{{knob}}}" for knob in knobs)
             raise UsageError(
                 f"no placeholder is called {{{name}}}",
                 hint=f"one of {known}; write {{{{{name}}}}} where the command itself has braces",
@@ -209,6 +256,11 @@ def read_template(words: Sequence[str], now: Setting) -> Template:
             raise UsageError(
                 f"what {{{name}}} is now was not said", hint=f"add --now {name}={_EXAMPLES[name]}"
             )
+    others = [knob for knob in now.knobs() if knob not in knobs]
+    if others:
+        raise UsageError(
+            f"{others[0]} is nothing that can be tuned here", hint=f"one of {', '.join(knobs)}"
+        )
     if not now.knobs():
         raise UsageError(
             "the command has no placeholders, so nothing can be tried",

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -55,6 +55,29 @@ class ProcessEnd:
     """Whether the kernel killed a process of this machine for memory meanwhile."""
 
 
+@contextlib.contextmanager
+def guarded(
+    words: Sequence[str], environment: Mapping[str, str], *, token: str, log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command under its guard; all that came of it ends with the `with`."""
+    with log.open("wb") as output:
+        guard = subprocess.Popen(  # noqa: S603 (our own file, and the user's command after it)
+            [sys.executable, "-I", "-S", str(GUARD), *words],
+            env={**environment, MARK: token},
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield guard
+    finally:
+        if guard.stdin is not None:
+            guard.stdin.close()  # the guard's word to end whatever still runs
+        guard.wait()
+        end_marked(token)
+
+
 def run_guarded(
     words: Sequence[str],
     environment: Mapping[str, str],
@@ -65,25 +88,12 @@ def run_guarded(
 ) -> ProcessEnd:
     """Run a command under its guard, for so long at most."""
     began, killed = time.monotonic(), _killed_for_memory()
-    with log.open("wb") as output:
-        guard = subprocess.Popen(  # noqa: S603 (our own file, and the user's command after it)
-            [sys.executable, "-I", "-S", str(GUARD), *words],
-            env={**environment, MARK: token},
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
     code: int | None
-    try:
-        code = guard.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        code = None
-    finally:
-        if guard.stdin is not None:
-            guard.stdin.close()  # the guard's word to end whatever still runs
-        guard.wait()
-        end_marked(token)
+    with guarded(words, environment, token=token, log=log) as guard:
+        try:
+            code = guard.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None
     return ProcessEnd(
         code=code,
         seconds=time.monotonic() - began,
@@ -198,7 +208,7 @@ def run_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
         cut, hung = f"the budget was spent {took} of it", f"stopped: not through {took}"
         return came_of(Kind.CUT, cut) if spent else came_of(Kind.HUNG, hung)
     if ended.code:
-        return came_of(*_say_failure(ended, out / LOG))
+        return came_of(*say_failure(ended, out / LOG))
     if not [capture for capture in list_captures(out) if capture not in earlier]:
         return came_of(
             Kind.NO_STEP,
@@ -218,7 +228,7 @@ def run_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
     return Outcome(kind=Kind.MEASURED, seconds=ended.seconds, measurement=measurement), reading
 
 
-def _say_failure(ended: ProcessEnd, log: Path) -> tuple[Kind, str]:
+def say_failure(ended: ProcessEnd, log: Path) -> tuple[Kind, str]:
     """Say by its output, its exit code and the kernel's count why a command failed."""
     with log.open("rb") as output:
         output.seek(max(0, log.stat().st_size - _TAIL_BYTES))

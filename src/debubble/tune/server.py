@@ -1,0 +1,281 @@
+"""A server's command, its address and a load in → the setting that serves best, by serving it.
+
+A run is: the server started, waited for until it answers, put under the load, measured by what its
+users see, captured where its engine is known, and ended with all that came of it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from debubble.analysis import Analysis
+from debubble.capture.files import prepare_out
+from debubble.capture.server import ServerOrder, capture_server
+from debubble.errors import DebubbleError, TuneError, UsageError
+from debubble.load import Load, drive
+from debubble.measure.served import measure_load, say_load
+from debubble.plan.baseline import even_split
+from debubble.plan.serving import ServingSetting
+from debubble.server_notes import ServerNotes, read_server_notes
+from debubble.tune.decide import Next
+from debubble.tune.journal import Run
+from debubble.tune.loop import Loop
+from debubble.tune.prospects import Prospect, Prospects, is_hopeless
+from debubble.tune.trial import (
+    LOG,
+    Bench,
+    Kind,
+    Outcome,
+    ProcessEnd,
+    guarded,
+    read_capture,
+    say_failure,
+    stage_shares,
+)
+
+RESULT = "load.json"
+TRACES = "traces"
+"""In the folder of a run: what its users saw, and what its ranks did."""
+_POLL_S = 0.2
+_ASK_S = 5.0
+# Large models are read from a network's disks: many minutes.
+_READY_S = 1800.0
+# Long enough for some hundred batches, short enough for the file to be read; and as long before and
+# after, to see what the profiler costs.
+_CAPTURED_S, _AROUND_S = 2.0, 2.0
+# Engines may take minutes to write their traces, and are asked meanwhile.
+_CAPTURE_AT_MOST_S = 1200.0
+# More batches in flight than so many a stage have never been of use.
+_MOST_A_STAGE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where the server answers, what it is put under, and which engine it is."""
+
+    url: str
+    load: Load
+    kind: str | None = None
+    """vllm or sglang, by which it is captured; None where it is not."""
+
+    def __post_init__(self) -> None:
+        if self.load.clients is None:
+            raise UsageError(
+                "a rate is answered by any server that keeps up, and says nothing of its best",
+                hint="tune with clients=N; compare takes loads with a rate",
+            )
+
+    def __str__(self) -> str:
+        return f"{self.url}: {say_load(self.load)}, {self.load.seconds:g} s, seed {self.load.seed}"
+
+    def answers(self) -> bool:
+        """Tell whether it is ready to serve."""
+        for route in ("health", "v1/models"):
+            try:
+                with urllib.request.urlopen(  # noqa: S310 (the user's own server)
+                    f"{self.url.rstrip('/')}/{route}", timeout=_ASK_S
+                ) as answer:
+                    return bool(answer.status == http.client.OK)
+            except urllib.error.HTTPError as error:
+                error.close()
+                if error.code != http.client.NOT_FOUND:
+                    return False
+            except (OSError, http.client.HTTPException):
+                return False
+        return False
+
+
+def serve_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
+    bench: Bench,
+    server: Server,
+    chosen: Next,
+    *,
+    out: Path,
+    token: str,
+    timeout_s: float | None,
+) -> tuple[Outcome, Analysis | None]:
+    """Serve a setting once under the load; the server is gone when this returns."""
+    if server.answers():
+        raise TuneError(
+            f"something answers at {server.url} already",
+            hint="end it, or give the address that the command serves at",
+        )
+    traces = out / TRACES
+    prepare_out(traces)
+    words = bench.template.fill(chosen.setting, traces=str(traces.resolve()))
+    environment = bench.template.environment(chosen.setting, os.environ)
+    began = time.monotonic()
+
+    def came_of(kind: Kind, message: str) -> tuple[Outcome, None]:
+        return Outcome(kind=kind, seconds=time.monotonic() - began, message=message), None
+
+    def failed(code: int) -> tuple[Outcome, None]:
+        ended = ProcessEnd(code=code, seconds=time.monotonic() - began)
+        return came_of(*say_failure(ended, out / LOG))
+
+    with guarded(words, environment, token=token, log=out / LOG) as guard:
+        deadline = began + (timeout_s or _READY_S)
+        while not server.answers():
+            if (code := guard.poll()) is not None:
+                return failed(code)
+            if time.monotonic() > deadline:
+                took = f"after {time.monotonic() - began:.0f} s"
+                return came_of(Kind.HUNG, f"stopped: no answer at {server.url} {took}")
+            time.sleep(_POLL_S)
+        try:
+            result = drive(server.url, server.load)
+            if (code := guard.poll()) is not None:
+                return failed(code)
+            (out / RESULT).write_text(json.dumps(result.as_data()) + "\n", "utf-8")
+            measurement = measure_load(result)
+        except DebubbleError as error:
+            return came_of(Kind.UNREADABLE, str(error))
+        reading, note = None, ""
+        if server.kind is not None and chosen.why in ("as it is", "try"):
+            reading, note = _capture(server, server.kind, traces)
+    seconds = time.monotonic() - began
+    outcome = Outcome(kind=Kind.MEASURED, seconds=seconds, message=note, measurement=measurement)
+    return outcome, reading
+
+
+def _capture(server: Server, kind: str, traces: Path) -> tuple[Analysis | None, str]:
+    """Have the server profile itself while it is asked; what fails here spoils no measurement."""
+    ended = threading.Event()
+    load = replace(server.load, seconds=_CAPTURE_AT_MOST_S)
+    asking = threading.Thread(
+        target=drive, args=(server.url, load), kwargs={"ended": ended}, daemon=True
+    )
+    asking.start()
+    time.sleep(server.load.warm_up)
+    order = ServerOrder(
+        url=server.url, kind=kind, out=traces, seconds=_CAPTURED_S, around_s=_AROUND_S
+    )
+    try:
+        captured = capture_server(order)
+        if not captured.files:
+            return None, f"not captured: {captured.note}"
+        return read_capture(traces), ""
+    except DebubbleError as error:
+        return None, f"not captured: {error}"
+    finally:
+        ended.set()
+        asking.join(_ASK_S)
+
+
+def prospects(
+    now: ServingSetting, notes: ServerNotes | None, capture: Analysis | None
+) -> list[ServingSetting]:
+    """Return what may serve better than a setting, the most promising first.
+
+    By what lies next to it: layers cut by what stages take, batches in flight, chunks and requests
+    halved and doubled. `notes` and `capture` are of a run of that setting, where there are any; a
+    plan of streams would weigh them here.
+    """
+    del notes
+    found = []
+    stages = now.stages
+    if now.layers is None and capture is not None:
+        stages = len(capture.pipeline.ranks)
+    # With fewer batches than stages some stage has nothing to do, however the layers are cut.
+    if now.in_flight is not None and now.in_flight < stages:
+        found.append(replace(now, in_flight=2 * now.in_flight))
+    if now.layers is not None:
+        found.append(replace(now, layers=_cut_by_time(now.layers, capture)))
+        found.append(replace(now, layers=even_split(sum(now.layers), len(now.layers))))
+    for knob, most in (
+        ("in_flight", max(stages, 2) * _MOST_A_STAGE),
+        ("chunk", None),
+        ("requests_a_batch", None),
+        ("tokens_a_batch", None),
+    ):
+        value = getattr(now, knob)
+        if value is None:
+            continue
+        others = [other for other in (2 * value, value // 2) if 1 <= other <= (most or other)]
+        found += [replace(now, **{knob: other}) for other in others]
+    return [setting for setting in dict.fromkeys(found) if setting != now]
+
+
+def _cut_by_time(layers: tuple[int, ...], capture: Analysis | None) -> tuple[int, ...]:
+    """Cut the layers so that the longest stage is short: by what each takes, where that is known.
+
+    A layer takes what it takes in the middle stage; what a stage takes beyond its layers stays.
+    """
+    shares = [] if capture is None else stage_shares(capture)
+    if len(shares) != len(layers) or min(shares, default=0.0) <= 0:
+        return even_split(sum(layers), len(layers))
+    each = sorted(share / count for share, count in zip(shares, layers, strict=True))
+    layer = each[len(each) // 2]
+    beyond = [max(0.0, share - layer * count) for share, count in zip(shares, layers, strict=True)]
+    cut = [1] * len(layers)
+    for _ in range(sum(layers) - len(layers)):
+        lengths = [extra + layer * (count + 1) for extra, count in zip(beyond, cut, strict=True)]
+        cut[lengths.index(min(lengths))] += 1
+    return tuple(cut)
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerLoop(Loop):
+    """The same loop, with a server that is started, asked and ended for each run."""
+
+    server: Server
+
+    def _look(self) -> Prospects:
+        standing = self.standing
+        tries: tuple[Prospect, ...] = ()
+        if standing.first is not None:
+            source = standing.of(standing.best)[-1] if standing.best else standing.first
+            tries = tuple(self._tries(source))
+        return Prospects(tries=tries, untellable=(), refused=())
+
+    def _tries(self, source: Run) -> Iterator[Prospect]:
+        standing = self.standing
+        done = {run.setting for run in standing.runs if run.outcome.kind is not Kind.CUT}
+        notes, capture = self._left_by(source)
+        for serving in prospects(source.setting.serving(), notes, capture):
+            setting = source.setting.with_serving(serving)
+            if setting is None or setting in done or is_hopeless(standing, setting):
+                continue
+            lever = next(iter(setting.differing(source.setting)))
+            yield Prospect(setting=setting, lever=lever, expected=None, worth=True)
+
+    def _left_by(self, source: Run) -> tuple[ServerNotes | None, Analysis | None]:
+        """Return what the captured run of a setting left: a run that confirms it has no capture."""
+        for run in self.standing.of(source.setting):
+            traces = self.bench.folder_of(run.number) / TRACES
+            try:
+                notes = read_server_notes(traces)
+                if run.number not in self._readings and any(traces.rglob("*.json.gz")):
+                    self._readings[run.number] = read_capture(traces)
+            except DebubbleError:
+                continue
+            if run.number in self._readings:
+                return notes, self._readings[run.number]
+        return None, None
+
+    def _try(self, chosen: Next, number: int, token: str) -> tuple[Outcome, Analysis | None]:
+        return serve_trial(
+            self.bench,
+            self.server,
+            chosen,
+            out=self.bench.folder_of(number),
+            token=token,
+            timeout_s=self.budget.timeout_for(self.journal.runs),
+        )
+
+    def _check_first(self, run: Run) -> None:
+        if run.outcome.measurement is None:
+            log = self.bench.folder_of(run.number) / LOG
+            raise TuneError(
+                f"the server as it is cannot be measured: {run.outcome.message}",
+                hint=f"its output is in {log}; mend it and type the same again",
+            )
