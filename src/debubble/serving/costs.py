@@ -137,7 +137,8 @@ def measure_costs(
     back = queue.back[queue.back > 0]
     known = {one.stage: one for rank in batches.ranks for one in rank.layers}
     rest = tuple(
-        known[stage].rest_ns / max(known[stage].rest_ns + known[stage].layers * known[stage].layer_ns, 1)
+        known[stage].rest_ns
+        / max(known[stage].rest_ns + known[stage].layers * known[stage].layer_ns, 1)
         if stage in known
         else 0.0
         for stage in range(batches.stages)
@@ -193,7 +194,9 @@ def _read_program(
     last = int(issued.max())
     kept = np.flatnonzero((calls.start_ns >= issued.min()) & (calls.start_ns <= last))
     moments = np.concatenate((issued, calls.start_ns[kept]))
-    stays = np.concatenate((np.zeros(len(rows), np.int64), calls.end_ns[kept] - calls.start_ns[kept]))
+    stays = np.concatenate(
+        (np.zeros(len(rows), np.int64), calls.end_ns[kept] - calls.start_ns[kept])
+    )
     device = np.concatenate((kernels, np.zeros(len(kept), dtype=np.int64)))
     waits = np.repeat([False, True], [len(rows), len(kept)])
     order = np.argsort(moments, kind="stable")
@@ -231,14 +234,19 @@ def pass_ns(  # noqa: PLR0913 (what a pass is made of)
     """  # noqa: D205 (one sentence)
     decode = costs.decode[stage]
     known = costs.prompts[stage] if costs.prompts and prompt_tokens else decode
-    tokens = prompt_tokens + rows
-    device = _device(costs, stage, tokens, prompt_tokens, rows, grown)
+    device = _device(costs, stage, prompt_tokens, rows, grown)
     share = 1.0
     if layers is not None and costs.layers is not None:
         rest = costs.rest_share[stage]
         share = rest + (1 - rest) * layers / max(costs.layers[stage], 1)
     floor = pace.launch_ns * beside
-    key = (stage, bool(prompt_tokens), round(device / 10_000), round(floor), round(1e6 / pace.hosts))
+    key = (
+        stage,
+        bool(prompt_tokens),
+        round(device / 10_000),
+        round(floor),
+        round(1e6 / pace.hosts),
+    )
     if key not in costs.memo:
         scale = device / max(known.device_ns, 1.0)
         if known.program is None:
@@ -251,9 +259,7 @@ def pass_ns(  # noqa: PLR0913 (what a pass is made of)
     return costs.memo[key] * share * pace.stretch
 
 
-def _device(
-    costs: Costs, stage: int, tokens: int, prompt_tokens: int, rows: int, grown: float
-) -> float:
+def _device(costs: Costs, stage: int, prompt_tokens: int, rows: int, grown: float) -> float:
     """Return the device's part: linear between the two sizes that were recorded."""
     decode = costs.decode[stage]
     rest = decode.device_ns - decode.attention_ns
@@ -264,7 +270,7 @@ def _device(
     slope = (prompts.device_ns - prompts.attention_ns - rest) / max(
         prompts.tokens - decode.tokens, 1.0
     )
-    rest += max(slope, 0.0) * (tokens - decode.tokens)
+    rest += max(slope, 0.0) * (prompt_tokens + rows - decode.tokens)
     chunk = max(prompts.tokens - decode.tokens, 1.0)
     own = max(prompts.attention_ns - decode.attention_ns, 0.0)
     return max(rest, 0.0) + attention + own * grown * prompt_tokens / chunk

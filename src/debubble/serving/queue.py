@@ -21,6 +21,8 @@ from debubble.timeline.model import I64, Flags
 # A host that could have gone on earlier shows what it takes in its quickest turns.
 _QUICK_PERCENT = 10
 _FEW = 4
+# Batches that so seldom wait for their slot do not show how many there are.
+_SELDOM = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,11 @@ def measure_queue(batches: Batches) -> Queue | None:
         since = start[slots:, 0] - end[:-slots, -1]
         free = end[slots - 1 : -1, 0]
         waits = end[:-slots, -1] > free  # its slot was taken longer than its stage
+        if waits.mean() < _SELDOM and slots < stages:
+            # The first stage sets the pace: how many it would let in does not show.
+            slots = min(stages, len(rows) - 1)
+            since = start[slots:, 0] - end[:-slots, -1]
+            waits = end[:-slots, -1] > end[slots - 1 : -1, 0]
         back[slots:] = np.maximum(_turns(since, waits), 0)
         turn[slots:, 0] = _turns(turn[slots:, 0], ~waits)
         # A host that always waits shows no turn of its own: it takes no longer than the way back.

@@ -102,7 +102,7 @@ def serve(
     return served
 
 
-def _serve(  # noqa: C901, PLR0912, PLR0913, PLR0914, PLR0915, PLR0917 (one loop, as an engine's is)
+def _serve(  # noqa: C901, PLR0913, PLR0915, PLR0917 (one loop, as an engine's is)
     costs: Costs,
     traffic: Traffic,
     setting: Setting,
@@ -187,7 +187,7 @@ def _serve(  # noqa: C901, PLR0912, PLR0913, PLR0914, PLR0915, PLR0917 (one loop
             free[stage] = at
         landed[slot], flying[slot] = at, (prompting, tokens, answered)
         held = max(held, sum(one.done + one.out for each in groups for one in each))
-    if len(rounds) < 2:  # noqa: PLR2004 (a round has two ends)
+    if len(rounds) < 2:
         rounds = [(0.0, 0, 0, 0, 0.0), (max(landed), out, into, count, worked)]
     first, last = rounds[0], rounds[-1]
     length = (last[0] - first[0]) / NS_PER_S
