@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from debubble.capture.fetch import Asked, NoAnswer, fetch
 from debubble.errors import CaptureError, UsageError
 
 KINDS = ("vllm", "sglang")
@@ -20,6 +19,10 @@ KINDS = ("vllm", "sglang")
 _POLL_S = 0.5
 _ERROR_SHOWN = 300
 _HTTP_NOT_FOUND = 404
+# From here on, redirects that lead nowhere among them, a server has not done what it was told.
+_HTTP_REFUSED = 300
+# Engines answer with a word.
+_LONGEST_ANSWER = 1 << 20
 
 _VLLM_CONFIG = json.dumps(
     {
@@ -143,7 +146,7 @@ def _await_steps(
     try:
         while not complete and clock() < deadline:
             traces = (file for file in _traces_in(order.out) if file not in earlier)
-            sizes = {file: file.stat().st_size for file in traces}
+            sizes = {file: size for file in traces if (size := _size(file)) is not None}
             complete = bool(sizes) and sizes == before
             before = sizes
             if not complete:
@@ -158,38 +161,43 @@ def _traces_in(folder: Path) -> list[Path]:
     return [*folder.rglob("*.json.gz"), *folder.rglob("*.json")] if folder.is_dir() else []
 
 
+def _size(file: Path) -> int | None:
+    """Return how long a file is; None where it is gone since it was listed."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
+
+
 def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_s: float) -> None:
     url = f"{order.url.rstrip('/')}/{route}"
-    request = urllib.request.Request(  # noqa: S310 (http and https only, checked)
-        url,
-        data=b"" if body is None else json.dumps(body).encode(),
-        headers={} if body is None else {"Content-Type": "application/json"},
+    asked = Asked(
+        url=url,
         method="POST",
+        body=b"" if body is None else json.dumps(body).encode(),
+        headers={} if body is None else {"Content-Type": "application/json"},
+        patience_s=patience_s,
+        most_bytes=_LONGEST_ANSWER,
     )
     try:
-        with urllib.request.urlopen(request, timeout=patience_s) as answer:  # noqa: S310
-            answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == _HTTP_NOT_FOUND:
-                raise CaptureError(
-                    f"{url}: this server has no profiling routes", hint=_CONFIGURE[order.kind]
-                ) from error
-            said = error.read(_ERROR_SHOWN).decode("utf-8", "replace").strip()
-            answered = f"the server answered {error.code} {error.reason}"
-            raise CaptureError(
-                f"{url}: {answered}" + (f": {said}" if said else ""),
-                hint="the server's own log says more; a profile that is under way must end first",
-            ) from error
-    except TimeoutError as error:
-        raise _too_late(url, patience_s) from error
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, TimeoutError):
+        reply = fetch(asked)
+    except NoAnswer as error:
+        if error.late:
             raise _too_late(url, patience_s) from error
         raise CaptureError(
-            f"{url}: {reason}", hint="look whether the server runs and the address is right"
+            error.message, hint="look whether the server runs and the address is right"
         ) from error
+    if reply.status == _HTTP_NOT_FOUND:
+        raise CaptureError(
+            f"{url}: this server has no profiling routes", hint=_CONFIGURE[order.kind]
+        )
+    if reply.status >= _HTTP_REFUSED:
+        said = reply.body[:_ERROR_SHOWN].decode("utf-8", "replace").strip()
+        answered = f"the server answered {reply.status} {reply.reason}"
+        raise CaptureError(
+            f"{url}: {answered}" + (f": {said}" if said else ""),
+            hint="the server's own log says more; a profile that is under way must end first",
+        )
 
 
 def _too_late(url: str, patience_s: float) -> CaptureError:
