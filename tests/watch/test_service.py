@@ -196,6 +196,7 @@ def test_a_second_service_of_one_configuration_is_refused(service):
 
 def test_a_token_is_asked_of_everybody_but_probes(tmp_path):
     (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
     listen = '[listen]\naddress = "0.0.0.0:0"\ntoken_file = "token"\n'
     with Watching(write_config(tmp_path, more=listen)) as one:
         one.url = one.url.replace("0.0.0.0", "127.0.0.1")  # noqa: S104 (behind its token)

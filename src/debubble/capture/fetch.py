@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from debubble.errors import CaptureError
+from debubble.units import printable
 
 # Whoever has begun to answer ends by then: a drip is no answer.
 ANSWER_S = 10.0
@@ -82,7 +83,8 @@ def fetch(asked: Asked) -> Reply:
 
 
 def _short(said: str) -> str:
-    """Cut what a stranger's answer may have made long."""
+    """Show what a stranger's answer says, and cut what it made long."""
+    said = printable(said)
     return said if len(said) <= 200 else f"{said[:200]}…"
 
 
@@ -105,6 +107,8 @@ def _ask_once(asked: Asked, url: str, until: float) -> tuple[Reply, str | None]:
         response = connection.getresponse()
         try:
             body = response.read(asked.most_bytes + 1)
+            if response.length and len(body) <= asked.most_bytes:
+                raise http.client.IncompleteRead(body, response.length)
             if len(body) > asked.most_bytes:
                 raise ValueError(f"its answer is longer than {asked.most_bytes} bytes")
             reply = Reply(status=response.status, reason=_short(response.reason), body=body)
@@ -165,7 +169,7 @@ class _UntilDeadline(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Read what is there; the first byte starts the time that the rest has."""
         self._socket.settimeout(_left(self._until))
         count = self._socket.recv_into(buffer)

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from debubble.answers.history import created_at
 from debubble.errors import MissingExtra, StoreError
 from debubble.measure.measurement import middle
-from debubble.measure.store import Record
+from debubble.measure.store import Record, created_at
 from debubble.report.text import Page, Table
 from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
 
@@ -45,7 +44,7 @@ def history_page(records: Sequence[Record]) -> Page:
         table.rows.append(
             (
                 record.name,
-                created_at(record),
+                created_at(record.created_s),
                 str(len(measurement.samples)),
                 show_share(middle(measurement.bubble_fractions)),
                 "–" if latency is None else show_duration(latency * NS_PER_S),
@@ -69,7 +68,7 @@ def history_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
         for sample in measurement.samples:
             values = (
                 record.name,
-                created_at(record),
+                created_at(record.created_s),
                 sample.capture,
                 sample.step,
                 sample.bubble_fraction,

@@ -228,7 +228,8 @@ def remember(store: Store, name: str, run: Run) -> None:
     if run.outcome.measurement is None:
         return
     called = record_name(name, run.setting)
-    if any(record.tags.get(_TAG) == run.token for record in store.records(called)):
+    known, _ = store.readable_records(called)
+    if any(record.tags.get(_TAG) == run.token for record in known):
         return
     tags = {_TAG: run.token, "outcome": run.outcome.kind.value, "run": str(run.number)}
     store.add(called, run.outcome.measurement, now_s=run.began_s, tags=tags)

@@ -73,9 +73,7 @@ class ServerMetrics:
 
 def ask_server(url: str) -> ServerMetrics:
     """Read an engine's metrics; one that has none tells nothing."""
-    page = Asked(
-        url=f"{url.rstrip('/')}/metrics", patience_s=PATIENCE_S, most_bytes=_LARGEST_PAGE
-    )
+    page = Asked(url=f"{url.rstrip('/')}/metrics", patience_s=PATIENCE_S, most_bytes=_LARGEST_PAGE)
     try:
         reply = fetch(page)
     except NoAnswer as error:

@@ -18,14 +18,16 @@ def moved(where, status=b"302 Found"):
     return b"HTTP/1.1 " + status + b"\r\nLocation: " + where + b"\r\nContent-Length: 0\r\n\r\n"
 
 
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+WAITING = "vllm:num_requests_waiting 1e999\n"
 ANSWERS = {
     "not HTTP": b"\x00\x01\x02SSH-2.0-OpenSSH_9.6\r\n",
     "nothing at all": b"",
     "cut in its body": OK + b"Content-Length: 1000\r\n\r\nvllm:num",
     "cut in its headers": OK + b"Content-Le",
-    "a chunk of no size": OK + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\nhello\r\n",
-    "a chunk of a negative size": OK + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n0\r\n\r\n",
-    "cut in a chunk": OK + b"Transfer-Encoding: chunked\r\n\r\nff\r\nhello",
+    "a chunk of no size": CHUNKED + b"xyz\r\nhello\r\n",
+    "a chunk of a negative size": CHUNKED + b"-5\r\nhello\r\n0\r\n\r\n",
+    "cut in a chunk": CHUNKED + b"ff\r\nhello",
     "a long status line": b"HTTP/1.1 200 " + b"O" * 200_000 + b"\r\n\r\n",
     "a thousand headers": OK + b"".join(b"X-%d: y\r\n" % n for n in range(1000)) + b"\r\n",
     "a length that is no number": OK + b"Content-Length: many\r\n\r\nvllm:x 1\n",
@@ -35,7 +37,7 @@ ANSWERS = {
     "a redirect in circles": moved(b"/metrics", b"308 Moved"),
     "a bound of 1e308": page(HISTOGRAM.format("1e308", 5) + HISTOGRAM.format("+Inf", 9)),
     "counts below nothing": page(HISTOGRAM.format("-inf", "-inf") + HISTOGRAM.format("8", "-3")),
-    "figures beyond all": page("vllm:num_requests_waiting 1e999\n" + HISTOGRAM.format("inf", 1e999)),
+    "figures beyond all": page(WAITING + HISTOGRAM.format("inf", 1e999)),
     "no UTF-8": OK + b'\r\nvllm:request_prompt_tokens_bucket{le="\xff\xfe"} \xff\n',
     "without an end": OK + b"\r\n",
     "a byte a second": OK + b"Content-Length: 100000\r\n\r\n",
