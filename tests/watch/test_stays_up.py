@@ -185,10 +185,15 @@ def test_a_damaged_row_ends_nobody(tmp_path, kept, damage):
     assert ("damaged" in listed.stdout) == (damage == "a measurement")
 
 
-def children_of(pid):
-    """Return the processes that a process started, by what the kernel says."""
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in listed]
+def workers_of(pid):
+    """Return the workers that a service has started, as the kernel knows them."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            for child in (task / "children").read_text().split():
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+    return found
 
 
 def is_alive(pid):
@@ -202,12 +207,11 @@ def test_workers_end_with_the_service_however_early_it_is_killed(tmp_path):
     """A worker takes a second to start: the service may be gone before it looks for it."""
     config = write_config(tmp_path)
     place_capture(tmp_path, "first")
-    seen = set()
     with Watching(config) as watch:
         deadline = time.monotonic() + PATIENCE_S
-        while len(seen) < 2:  # the tracker of resources, and the first worker
+        while not (seen := workers_of(watch.process.pid)):
             assert time.monotonic() < deadline
-            seen |= set(children_of(watch.process.pid))
+        time.sleep(0.05)  # a moment, in which it has read what it needs of the service
         watch.kill()
         while any(map(is_alive, seen)):
             assert time.monotonic() < deadline, "a worker outlived its service"
@@ -220,7 +224,7 @@ def test_a_stop_ends_an_analysis_that_takes_long_and_the_next_service_begins_it_
     place_capture(tmp_path, "first")
     with Watching(config) as watch:
         deadline = time.monotonic() + PATIENCE_S
-        while len(seen := children_of(watch.process.pid)) < 2:
+        while not (seen := workers_of(watch.process.pid)):
             assert time.monotonic() < deadline
         for pid in seen:
             os.kill(pid, signal.SIGSTOP)
