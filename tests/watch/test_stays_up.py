@@ -190,9 +190,11 @@ def workers_of(pid):
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
-            for child in (task / "children").read_text().split():
-                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found.append(int(child))
+            found += [
+                int(child)
+                for child in (task / "children").read_text().split()
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+            ]
     return found
 
 

@@ -410,8 +410,6 @@ class Service:
                 if self._stopping.is_set():
                     return
                 problem = await self._capture(source, trigger)
-            if self._stopping.is_set():
-                return
             if problem:
                 log("not_captured", level="warning", source=source.name, problem=problem)
                 self.counts.refused(source.name)
