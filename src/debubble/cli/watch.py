@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from debubble.answers.base import json_text
 from debubble.cli.measuring import store_url
 from debubble.errors import MissingExtra, UsageError
 from debubble.measure.store import Store
@@ -70,7 +70,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("there is nothing to watch", hint="debubble watch --config watch.toml")
     config = read_config(path, store=store)
     if check:
-        text = json.dumps(describe_config(config), indent=2) if as_json else say_config(config)
+        text = json_text(describe_config(config)) if as_json else say_config(config)
         click.echo(text)
         for warning in missing_folders(config):
             click.echo(f"warning: {warning}", err=True)
@@ -119,7 +119,7 @@ def retry(  # noqa: PLR0913 (one argument a flag)
         for row in given_up
     ]
     if as_json:
-        click.echo(json.dumps({"schema": SCHEMA, "given_up": rows, "retried": count}, indent=2))
+        click.echo(json_text({"schema": SCHEMA, "given_up": rows, "retried": count}))
         return
     for row in rows:
         line = f"{row['capture']} {row['source']} {row['key']}: {row['problem']}"
