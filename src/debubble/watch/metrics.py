@@ -134,7 +134,7 @@ def _service(view: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
     )
     last = _gauge("last_capture_timestamp_seconds", "When the last one came.", ["pipeline"])
     for pipeline in view["pipelines"]:
-        for outcome in ("stored", "unreadable", "given_up"):
+        for outcome in ("stored", "unreadable"):
             captures.add_metric([pipeline["name"], outcome], pipeline["captures"].get(outcome, 0))
         refusals = counts.refusals.get(pipeline["name"], 0)
         captures.add_metric([pipeline["name"], "refused"], refusals)
@@ -143,11 +143,13 @@ def _service(view: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
     scans = _gauge("last_scan_timestamp_seconds", "When a source was last read.", ["pipeline"])
     for name, at_s in sorted(counts.scans.items()):
         scans.add_metric([name], at_s)
+    given_up = _gauge("captures_given_up", "Captures that wait to be tried again.", ["pipeline"])
     well = _gauge("source_up", "1 where a source can be read and asked, else 0.", ["pipeline"])
     failures = CounterMetricFamily(
         "debubble_source_failures", "How often a source failed.", labels=["pipeline"]
     )
     for pipeline in view["pipelines"]:
+        given_up.add_metric([pipeline["name"]], pipeline["captures"].get("given_up", 0))
         well.add_metric([pipeline["name"]], 0 if pipeline["troubles"] else 1)
         failures.add_metric([pipeline["name"]], counts.failures.get(pipeline["name"], 0))
     alerts = _gauge("alerts_open", "Alerts that nobody acknowledged.", ["pipeline", "kind"])
@@ -161,7 +163,7 @@ def _service(view: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
             alerts.add_metric([pipeline["name"], kind], sum(1 for _ in same))
     seconds = CounterMetricFamily("debubble_analysis_seconds", "Time spent in analysis.")
     seconds.add_metric([], counts.analysis_seconds)
-    yield from (build, captures, last, scans, well, failures, alerts, seconds)
+    yield from (build, captures, last, scans, given_up, well, failures, alerts, seconds)
 
 
 def _numbers(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
