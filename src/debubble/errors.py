@@ -15,6 +15,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 ├── LinkTestError        the hops could not be measured
 ├── CaptureError         a job or a server could not be captured
 ├── StoreError           the history cannot be read or written
+│   └── StoreAway        not now: it is locked, full or not there
 ├── TuneError            a command cannot be tuned
 ├── WatchError           the service cannot start
 ├── GateError            the answer does not tell what it was to be judged by
@@ -113,6 +114,10 @@ class StoreError(DebubbleError):
     """The history cannot be read or written."""
 
 
+class StoreAway(StoreError):
+    """It cannot be reached or written now; later it may be."""
+
+
 class TuneError(DebubbleError):
     """A command cannot be tuned: its first run told nothing, or its record is another's."""
 
@@ -141,6 +146,7 @@ class Code(StrEnum):
     COPY_ENGINE = "copy_engine"
     COSTS_DIFFER = "costs_differ"
     CUT_STEPS = "cut_steps"
+    DAMAGED_RECORD = "damaged_record"
     DIGEST_DIFFERS = "digest_differs"
     DIGEST_NOT_WRITTEN = "digest_not_written"
     DUPLICATE_RANK = "duplicate_rank"

@@ -44,6 +44,7 @@ from debubble.report.plan import plan_page
 from debubble.report.server_plan import server_plan_page
 from debubble.simulate.communication import Communication
 from debubble.units import parse_bytes, parse_duration, parse_share
+from debubble.whole_file import write_file
 
 # An order of passes by itself, and what its file is called unless it is named.
 _CSV, _ORDER = "csv", "order.csv"
@@ -120,7 +121,7 @@ def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> N
     elif order is not None:
         text = emitted.text if is_order else emitted.order
         if text:
-            order.write_text(text, "utf-8")
+            write_file(order, text.encode())
         said = f"{order} written" if text else f"no order is needed: {order} is not written"
         if not manners.quiet:
             click.echo(said, err=True)
