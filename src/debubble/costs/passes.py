@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from debubble.costs.uneven_data import UNEVEN, Slot, compare_microbatches
 from debubble.timeline.model import (
     F64,
     I64,
@@ -107,6 +108,10 @@ class PassCosts:
     """The same if every stage took as long as any other."""
     first: dict[Key, int]
     """Of a step's first microbatch: it has no gradients to add its own to."""
+    sound: dict[Key, int]
+    """The median where the device is as fast as those of other replicas; else what it would be."""
+    data: dict[Slot, float]
+    """How many times as long as most a microbatch takes on every stage; empty where all do."""
 
     def typical(self, key: Key, microbatch: int) -> int:
         """Return what such a pass takes."""
@@ -204,8 +209,12 @@ class PassModel:
         return replace(self, base=base, slope=slope, beside=beside)
 
 
-def measure_passes(passes: Passes, ranks: tuple[RankTimeline, ...]) -> PassCosts:
-    """Take medians over all steps of a pipeline."""
+def measure_passes(
+    passes: Passes,
+    ranks: tuple[RankTimeline, ...],
+    slow: Mapping[Key, int] | None = None,
+) -> PassCosts:
+    """Take medians over all steps of a pipeline; `slow` is what slow devices take more."""
     passes = passes.where(np.isin(passes.rank, [rank.rank for rank in ranks]))
     lengths = passes.end_ns - passes.start_ns - inside_passes(passes, ranks, collectives_of)
     lengths -= inside_passes(passes, ranks, data_parallel_of)
@@ -216,8 +225,17 @@ def measure_passes(passes: Passes, ranks: tuple[RankTimeline, ...]) -> PassCosts
         later = mine & (passes.microbatch > 0)
         median[stage, kind] = int(np.median(lengths[later if later.any() else mine]))
         if several_steps and kind in {PassKind.B, PassKind.W} and (mine & ~later).any():
-            first[stage, kind] = int(np.median(lengths[mine & ~later]))
-    return PassCosts(median=median, equal=equal_stages(median), first=first)
+            length = int(np.median(lengths[mine & ~later]))
+            if length < UNEVEN * median[stage, kind]:  # else it is long for another reason
+                first[stage, kind] = length
+    sound = {key: max(length - (slow or {}).get(key, 0), 1) for key, length in median.items()}
+    return PassCosts(
+        median=median,
+        equal=equal_stages(sound),
+        first=first,
+        sound=sound,
+        data=compare_microbatches(passes, lengths, median, first),
+    )
 
 
 def equal_stages(median: dict[Key, int]) -> dict[Key, int]:

@@ -183,6 +183,34 @@ class Cause(StrEnum):
         style="red",
         perfetto="terrible",
     )
+    WORKER = About(
+        key="worker",
+        word="slow worker",
+        meaning="a device slower than those of the same stage elsewhere",
+        remedy=Remedies.sound_workers,
+        remedied="every device as fast as its peers",
+        colour="#8f4fc4",
+        strokes="M0 0h8v8h-8zM2 2h4v4h-4z",
+        ink="#2a0a45",
+        bits=(0xFF, 0x81, 0xBD, 0xA5, 0xA5, 0xBD, 0x81, 0xFF),
+        sign="#",
+        style="bold red",
+        perfetto="terrible",
+    )
+    DATA = About(
+        key="data",
+        word="uneven data",
+        meaning="a microbatch longer than others on every stage",
+        remedy=Remedies.spread_data,
+        remedied="sequences spread evenly over microbatches",
+        colour="#6a8f1f",
+        strokes="M0 7h2v-4h2v4h2v-6h2v6",
+        ink="#1e2b04",
+        bits=(0x01, 0x01, 0x11, 0x11, 0x55, 0x55, 0x55, 0xFF),
+        sign="$",
+        style="magenta",
+        perfetto="bad",
+    )
     JITTER = About(
         key="jitter",
         word="jitter",

@@ -13,9 +13,10 @@ import numpy as np
 
 from debubble.ledger.causes import CAUSE_OF, Cause, RootKind
 from debubble.ledger.ledger import Ledger, Saving
-from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE, saved_by
+from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE
 from debubble.links.hop_times import Hop
 from debubble.simulate.lengths import hop_of
+from debubble.timeline.replicas import SlowWorker
 
 # What buys less than a fiftieth of the batch is not worth a name: steps vary by more.
 MATTERS = 0.02
@@ -39,8 +40,11 @@ class Named:
     hop: Hop | None = None
     slow_hops: tuple[Hop, ...] = ()
     """All that are slow, the most expensive first."""
+    workers: tuple[SlowWorker, ...] = ()
+    """All devices that are slow, the one to look at first."""
     times_expected: float | None = None
-    """How many times as long messages of the first mostly take as those of its peers."""
+    """How many times as long messages of the first hop mostly take as those of its peers, passes of
+    the first device as those elsewhere, or the longest microbatch as most."""
     culprit_saved_ns: int | None = None
     """What putting right this culprit alone would save, where it can be put right alone."""
 
@@ -107,6 +111,11 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         return Named(
             cause=saving.cause, saving=saving, rank=ledger.ranks[int(np.argmax(times))].rank
         )
+    if saving.cause == Cause.WORKER and ledger.job.workers:
+        return _name_workers(ledger, saving)
+    if saving.cause == Cause.DATA:
+        times = max((max(one.costs.data.values(), default=1.0) for one in ledger.remedies))
+        return Named(cause=saving.cause, saving=saving, times_expected=times)
     if saving.cause == HEAD_OF_LINE:
         return Named(cause=saving.cause, saving=saving, hop=_queue_of(ledger))
     if _of_slow_hops(ledger, saving) >= _WORTH_A_NAME and ledger.links is not None:
@@ -132,7 +141,7 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         costs = ledger.remedies[0].costs
         kinds = [key for key in costs.median if key[0] == stage]
         equal = sum(costs.equal[key] for key in kinds)
-        times_equal = sum(costs.median[key] for key in kinds) / max(equal, 1)
+        times_equal = sum(costs.sound[key] for key in kinds) / max(equal, 1)
     return Named(
         cause=saving.cause,
         saving=saving,
@@ -144,13 +153,35 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
     )
 
 
+def _name_workers(ledger: Ledger, saving: Saving) -> Named:
+    """Name the slow devices, of this pipeline first: what drags the others is looked into."""
+    mine = ledger.ranks[0].pipeline
+    workers = sorted(
+        ledger.job.workers, key=lambda worker: (worker.pipeline != mine, -worker.times)
+    )
+    first, ranks = workers[0], [rank.rank for rank in ledger.ranks]
+    alone = None
+    if len(workers) > 1 and first.pipeline == mine:
+        place = ranks.index(first.rank)
+        alone = ledger.saved_by(lambda one: one.sound_workers(place))
+    return Named(
+        cause=saving.cause,
+        saving=saving,
+        rank=first.rank,
+        stage=first.stages[0] if len(first.stages) == 1 else None,
+        workers=tuple(workers),
+        times_expected=first.times,
+        culprit_saved_ns=alone,
+    )
+
+
 def _saved_alone(ledger: Ledger, cause: str, rank: int) -> int | None:
     """Replay with one culprit put right."""
     place = [one.rank for one in ledger.ranks].index(rank)
     if cause == Cause.JITTER:
-        return saved_by(ledger.remedies, lambda one: one.no_jitter(place))
+        return ledger.saved_by(lambda one: one.no_jitter(place))
     if cause == Cause.HOST:
-        return saved_by(ledger.remedies, lambda one: one.no_host(place))
+        return ledger.saved_by(lambda one: one.no_host(place))
     return None
 
 

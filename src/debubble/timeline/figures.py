@@ -220,6 +220,8 @@ class StageFigures:
     median_ns: int
     mad_ns: int
     count: int
+    busy_ns: int
+    """Of the median, what was computed: neither collectives inside passes nor gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +319,7 @@ def measure_pipeline(
         shares=tuple(_shares(rank, measured) for rank in ranks),
         longest_stage_bubble=_middle([w.longest_stage_bubble for w in inside]),
         bubble_over_ideal=_middle([w.bubble_over_ideal for w in inside]),
-        stages=_stages(timeline, ranks),
+        stages=measure_stages(timeline, ranks),
         hops=measure_hops(timeline, ranks) if one_run else (),
         shape=measure_shape(timeline, inside, pipeline) if inside else None,
         outside_ns=measure_outside(ranks, () if streams else all_windows),
@@ -440,7 +442,10 @@ def _why_nothing(scope: _Scope) -> Gap:
     )
 
 
-def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageFigures, ...]:
+def measure_stages(
+    timeline: Timeline, ranks: tuple[RankTimeline, ...]
+) -> tuple[StageFigures, ...]:
+    """Return what each kind of pass takes on each stage of a pipeline."""
     passes = timeline.passes
     figures = []
     for rank in ranks:
@@ -458,6 +463,7 @@ def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageF
                             median_ns=round(middle),
                             mad_ns=round(float(np.median(np.abs(lengths - middle)))),
                             count=len(lengths),
+                            busy_ns=round(float(np.median(passes.busy_ns[mine]))),
                         )
                     )
     return tuple(sorted(figures, key=lambda figure: (figure.stage, figure.kind)))

@@ -14,6 +14,7 @@ from debubble.timeline.replicas.judge import (
     judge_run,
     shown_of,
 )
+from debubble.timeline.replicas.workers import SlowWorker, find_slow_workers
 
 __all__ = [
     "DRAGS",
@@ -21,6 +22,8 @@ __all__ = [
     "Difference",
     "Replica",
     "ReplicaFigures",
+    "SlowWorker",
+    "find_slow_workers",
     "judge_replicas",
     "judge_run",
     "shown_of",
