@@ -51,6 +51,8 @@ _REDUCES = (
     (CollectiveKind.REDUCE_SCATTER, re.compile(r"reduce.?scatter", re.IGNORECASE)),
     (CollectiveKind.ALL_REDUCE, re.compile(r"all.?reduce", re.IGNORECASE)),
 )
+# Timers of a rank that waits for its messages lie beside its passes for no more of them than this.
+_BESIDE = 0.01
 # First steps of production jobs took two to four times as long as the others.
 _FIRST_STEP = 1.5
 
@@ -70,7 +72,7 @@ def build_from_table(table: OpTable) -> Timeline:
         rank = (table.pipeline * stages + table.stage).astype(np.int32)
     start = table.start_ns + _lift(table)
     end = start + table.duration_ns
-    transfers, _ = match_transfers(_posts(table, rank, start, end))
+    transfers, _ = match_transfers(_posts(table, rank, start, end, is_pass))
     return Timeline(
         ranks=_lines(table, rank, start, end, is_pass),
         passes=_passes(table, rank, start, end, is_pass),
@@ -244,8 +246,14 @@ def _reductions(
     )
 
 
-def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, RankMessages]:
-    """Return each rank's messages; a peer is the rank of the neighbouring stage."""
+def _posts(
+    table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags
+) -> dict[int, RankMessages]:
+    """Return each rank's messages; a peer is the rank of the neighbouring stage.
+
+    A rank that never computes while it sends waits for its messages, as Megatron and torch's 1F1B
+    do: what it computes next is held up by them.
+    """
     stages = zip(table.pipeline.tolist(), table.stage.tolist(), strict=True)
     home = dict(zip(stages, rank.tolist(), strict=True))
     ways = {**_SENDS, **_RECEIVES}
@@ -259,21 +267,48 @@ def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, RankMes
             )
             for row in rows.tolist()
         ]
+        is_send = np.isin(table.op[rows], tuple(_SENDS))
+        computes = union_of(start[(rank == name) & is_pass], end[(rank == name) & is_pass])
+        beside = sum(computes.inside(int(start[row]), int(end[row])) for row in rows[is_send])
+        waits = beside < _BESIDE * int((end - start)[rows[is_send]].sum())
         messages = Messages(
             issued_ns=start[rows],
             peer=np.array(peers, dtype=np.int32),
-            is_send=np.isin(table.op[rows], tuple(_SENDS)),
+            is_send=is_send,
             start_ns=start[rows],
             end_ns=end[rows],
             message_bytes=table.message_bytes[rows],
             fused=_fused(start[rows], end[rows]),
-            queue=np.full(len(rows), -1, dtype=np.int32),
+            queue=_queues(start[rows], end[rows], np.array(peers), is_send),
             tag=np.full(len(rows), UNKNOWN, dtype=np.int32),
             timed=np.ones(len(rows), dtype=bool),
-            waited_ns=np.full(len(rows), NEVER_WAITED_NS),
+            waited_ns=start[rows] if waits else np.full(len(rows), NEVER_WAITED_NS),
         )
         posts[name] = RankMessages(messages=messages, step=table.step[rows].astype(np.int32))
     return posts
+
+
+def _queues(start: I64, end: I64, peer: NDArray[np.integer[Any]], is_send: Flags) -> I32:
+    """Tell which messages of a rank stand behind each other: those that never overlap.
+
+    All of them, else those to one peer or from it; -1 where even these do.
+    """
+
+    def in_turn(rows: I64) -> bool:
+        """Rows are sorted by start; both sides of an exchange share their interval."""
+        apart = (np.diff(start[rows]) != 0) | (np.diff(end[rows]) != 0)
+        late = np.maximum.accumulate(end[rows])[:-1] - start[rows][1:]
+        return bool((late[apart] <= 0).all())
+
+    every = np.arange(len(start))
+    if len(every) and in_turn(every):
+        return np.zeros(len(start), dtype=np.int32)
+    queue = np.full(len(start), -1, dtype=np.int32)
+    for number in np.unique(2 * peer + is_send).tolist():
+        rows = np.flatnonzero(2 * peer + is_send == number)
+        if number >= 0 and in_turn(rows):
+            queue[rows] = number
+    return queue
 
 
 def _fused(start: I64, end: I64) -> Flags:
