@@ -15,7 +15,7 @@ from debubble.errors import Gap
 from debubble.fleet.survey import Means, Question, Survey, survey_run
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
 from debubble.ledger.ledger import Job, Ledger
-from debubble.ledger.verdict import Bottleneck, Named, find_bottleneck, name_causes
+from debubble.ledger.verdict import MATTERS, Bottleneck, Named, find_bottleneck, name_causes
 from debubble.links.hop_times import Hop
 from debubble.links.judge import Past
 from debubble.links.wiring import Wiring, read_topologies, read_wiring
@@ -27,7 +27,7 @@ from debubble.simulate.theory import bubble_fraction, bubble_fraction_of_stream,
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts, ask_job
 from debubble.timeline.model import PassKind, Timeline
-from debubble.timeline.replicas import ReplicaFigures, SlowWorker
+from debubble.timeline.replicas import DRAGS, ReplicaFigures, Workers
 from debubble.trace.columns import RankTrace
 from debubble.trace.run import Run, RunFiles
 
@@ -57,8 +57,8 @@ class Analysis:
         self.pipeline: PipelineFigures = survey.shown
         """The one to look into first: it drags the others, or waits most."""
         self.replicas: ReplicaFigures | None = survey.replicas
-        self.workers: tuple[SlowWorker, ...] = survey.workers
-        """Devices that are slower than those of the same stages in other pipelines."""
+        self.workers: Workers = survey.workers
+        """Which devices are slower than those of the same stages in other pipelines."""
         self.step = step
         """The one that was asked for."""
         self._found = survey.gaps
@@ -96,18 +96,24 @@ class Analysis:
             if other.pipeline != pipeline.pipeline and other.windows and other.one_run
         ]
         others = [other for other in others if not other.cut and other.kind == pipeline.kind]
-        held = set(self.timeline.pipelines)
-        slowest = sorted(others, key=lambda other: -max(w.length_ns for w in other.windows))
-        replayed = [other.pipeline for other in slowest if other.pipeline in held][:MOST_REPLAYED]
-        every = longest_windows([pipeline, *others])
+        held = [other for other in others if other.pipeline in self.timeline.pipelines]
+        # Replicas that differ in nothing but noise tell nothing of each other.
+        drags = self.replicas is not None and self.replicas.verdict == DRAGS
+        differ = drags or bool(self.workers.slow or self.workers.uneven)
+        alike = held if differ else []
+        slowest = sorted(alike, key=lambda other: -max(w.length_ns for w in other.windows))
+        replayed = tuple(other.pipeline for other in slowest[:MOST_REPLAYED])
+        took = pipeline.batch_latency_ns or 0
+        batch = round(median(longest_windows([pipeline, *others]).values() or [took]))
         return Job(
             workers=self.workers,
-            beside=tuple(replayed),
+            alike=tuple(other.pipeline for other in alike),
+            beside=replayed,
             longest_ns=longest_windows(others),
             not_replayed_ns=longest_windows(
                 [other for other in others if other.pipeline not in replayed]
             ),
-            batch_latency_ns=round(median(every.values())) if others and every else None,
+            batch_latency_ns=batch if batch > (1 + MATTERS) * took else None,
         )
 
     @property
@@ -205,7 +211,7 @@ class Analysis:
         """Fit what every change starts from; what is not said, the job says."""
         pipeline, job = self.pipeline, self.job
         mine = {rank.rank for rank in pipeline.ranks}
-        slow = tuple(sorted(one.rank for one in self.workers if one.rank in mine))
+        slow = tuple(sorted(one.rank for one in self.workers.slow if one.rank in mine))
         found = measure_baseline(
             self.timeline,
             pipeline,

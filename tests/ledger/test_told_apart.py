@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import combinations
 from statistics import median
 
+import numpy as np
 import pytest
 from support.simulator.devices import true_windows
 from support.simulator.host_programs import Setup
@@ -105,6 +106,26 @@ def test_each_reason_is_named_with_its_culprit_and_its_price(tmp_path, count, sc
 @pytest.mark.parametrize("pair", list(combinations(KINDS, 2)), ids="-".join)
 def test_two_reasons_are_both_named_with_their_prices(tmp_path, count, schedule, pair):
     check(causes_of(tmp_path, job(count, schedule, pair)), pair, count, schedule)
+
+
+@pytest.mark.slow
+def test_sequences_of_all_lengths_are_data_and_no_device_is_slow(tmp_path):
+    """Sixteen replicas whose microbatches each hold another amount, the same in every step."""
+    base = Setup(
+        schedule="1f1b", fused=True, ranks=RANKS, microbatches=MICROBATCHES, steps=3, noise=0.01,
+        wire_ns=200_000,
+    )  # fmt: skip
+    amounts = np.exp(np.random.default_rng(0).normal(0, 0.35, (16, MICROBATCHES)))
+    uneven = tuple(
+        replace(base, seed=number, slow_data=tuple(enumerate(mine.tolist())))
+        for number, mine in enumerate(amounts)
+    )
+    spread = tuple(replace(one, slow_data=(), weights=(amounts.mean(),) * 4) for one in uneven)
+    jobs = [Replicas(setups=setups, in_step=True) for setups in (uneven, spread)]
+    named = causes_of(tmp_path, jobs[0])
+    assert named[0].cause == "data"
+    assert named[0].buys_ns == pytest.approx(batch_of(jobs[0]) - batch_of(jobs[1]), rel=0.05)
+    assert not {"worker", "imbalance", "jitter"} & {one.cause for one in named}
 
 
 def test_a_device_is_slow_and_its_stage_is_not_long(tmp_path):

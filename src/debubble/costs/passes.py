@@ -109,13 +109,21 @@ class PassCosts:
     first: dict[Key, int]
     """Of a step's first microbatch: it has no gradients to add its own to."""
     sound: dict[Key, int]
-    """The median where the device is as fast as those of other replicas; else what it would be."""
+    """What the median would be with a device, and data, as in most replicas; else the median."""
+    heavy: float
+    """How many times as long as in most replicas all microbatches take, by their data."""
     data: dict[Slot, float]
-    """How many times as long as most a microbatch takes on every stage; empty where all do."""
+    """The same of each microbatch; empty where all are alike."""
 
     def typical(self, key: Key, microbatch: int) -> int:
         """Return what such a pass takes."""
         return self.first.get(key, self.median[key]) if microbatch == 0 else self.median[key]
+
+    def with_data(self, heavy: float) -> PassCosts:
+        """Return the same, so many times as long as in most replicas by the data alone."""
+        sound = {key: max(round(length / heavy), 1) for key, length in self.sound.items()}
+        data = {slot: times * heavy for slot, times in self.data.items()}
+        return replace(self, equal=equal_stages(sound), sound=sound, heavy=heavy, data=data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +242,7 @@ def measure_passes(
         equal=equal_stages(sound),
         first=first,
         sound=sound,
+        heavy=1.0,
         data=compare_microbatches(passes, lengths, median, first),
     )
 

@@ -21,8 +21,8 @@ from debubble.timeline.job import ask_job
 from debubble.timeline.model import Timeline
 from debubble.timeline.replicas import (
     ReplicaFigures,
-    SlowWorker,
-    find_slow_workers,
+    Workers,
+    compare_workers,
     judge_run,
     shown_of,
 )
@@ -104,8 +104,8 @@ class Survey:
     """The one to look into first: it drags the others, or waits most."""
     replicas: ReplicaFigures | None
     """What they wait for each other, where they reduce together."""
-    workers: tuple[SlowWorker, ...]
-    """Devices that are slower than those of the same stages in other pipelines, of all of them."""
+    workers: Workers
+    """The devices of all pipelines, also of those not asked for, held against each other."""
     timeline: Timeline
     """Of the whole run, or of a large one the part that is shown."""
     traces: tuple[RankTrace, ...]
@@ -213,15 +213,15 @@ def _measure_held(
 
 def _find_workers(
     timeline: Timeline, figures: Sequence[PipelineFigures]
-) -> tuple[SlowWorker, ...]:
+) -> Workers:
     """Compare the devices of all pipelines, also of those that were not asked about."""
     if any(pipeline.kind == "stream" or not pipeline.windows for pipeline in figures):
-        return ()
+        return Workers()
     stages = {pipeline.pipeline: pipeline.stages for pipeline in figures}
     kept = only_steps(timeline, [window.step for window in figures[0].windows])
     for other in set(timeline.pipelines) - set(stages):
         stages[other] = measure_stages(kept, timeline.ranks_of(other))
-    return find_slow_workers(stages)
+    return compare_workers(stages)
 
 
 @contextmanager
@@ -276,9 +276,9 @@ def _survey_fleet(fleet: Fleet, question: Question, means: Means) -> Survey:
         ),
         shown=shown,
         replicas=replicas,
-        workers=()
+        workers=Workers()
         if streams
-        else find_slow_workers({pipeline.pipeline: pipeline.stages for pipeline in every}),
+        else compare_workers({pipeline.pipeline: pipeline.stages for pipeline in every}),
         timeline=timeline,
         traces=part.traces,
     )

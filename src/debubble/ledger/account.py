@@ -311,6 +311,7 @@ class _Cutter:
         number = int(passes.microbatch[piece.row])
         typical = self._costs.typical(key, number)
         sound = round(typical * self._costs.sound[key] / max(self._costs.median[key], 1))
+        usual = typical / self._costs.heavy
         times = self._costs.data.get((self._step.number, key[1], number), 1.0)
         collectives = self._collectives[passes.place[piece.row]]
         data = self._data[passes.place[piece.row]]
@@ -332,8 +333,8 @@ class _Cutter:
                 (
                     (equal - into, scheduled),
                     (sound - into, Cause.IMBALANCE),
-                    (typical - into, Cause.WORKER),
-                    (round(typical * times) - into, Cause.DATA),
+                    (round(usual) - into, Cause.WORKER),
+                    (round(usual * times) - into, Cause.DATA),
                 ),
                 Cause.JITTER,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import median
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from debubble.costs.passes import (
+    PassCosts,
     collectives_of,
     data_parallel_of,
     fit_passes,
@@ -28,7 +29,7 @@ from debubble.links.hop_times import Hop, expect_wire
 from debubble.simulate.measured import MeasuredStep, measure_step
 from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import I64, Intervals, RankTimeline, Timeline
-from debubble.timeline.replicas import SlowWorker
+from debubble.timeline.replicas import Workers
 from debubble.timeline.steps import only_steps
 from debubble.units import counted
 
@@ -72,20 +73,22 @@ class Saving:
 class Job:
     """What runs beside a pipeline, where a batch is as slow as the slowest of all."""
 
-    workers: tuple[SlowWorker, ...] = ()
+    workers: Workers = field(default_factory=Workers)
     """Of all pipelines, this one's too."""
+    alike: tuple[int, ...] = ()
+    """Other pipelines of the timeline: what data they hold counts where all are to hold as much."""
     beside: tuple[int, ...] = ()
-    """Other pipelines that a repair would reach as well: they are replayed with it."""
+    """Those of them that are replayed: a repair would reach them as well."""
     longest_ns: Mapping[int, int] = field(default_factory=dict)
     """Of each step, the longest window of all other pipelines."""
     not_replayed_ns: Mapping[int, int] = field(default_factory=dict)
     """The same of those that are not in `beside`: nothing puts their devices right."""
     batch_latency_ns: int | None = None
-    """In the middle of the steps, the slowest pipeline's of each."""
+    """In the middle of the steps, the slowest pipeline's of each, where that is not this one."""
 
     def excess_of(self, pipeline: int) -> dict[tuple[int, int], int]:
         """Return what slow devices take more in a pipeline, by stage and kind of pass."""
-        mine = [worker for worker in self.workers if worker.pipeline == pipeline]
+        mine = [worker for worker in self.workers.slow if worker.pipeline == pipeline]
         return {key: more for worker in mine for key, more in worker.excess_ns.items()}
 
 
@@ -197,8 +200,9 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
     slope = fit_passes(timeline, pipeline).slope
     costs = {
         one: measure_passes(timeline.passes, timeline.ranks_of(one), job.excess_of(one))
-        for one in (pipeline, *job.beside)
+        for one in {pipeline: None, **dict.fromkeys(job.alike)}
     }
+    costs = {one: found.with_data(heavy) for (one, found), heavy in _weigh_data(costs, job)}
     even = even_times(one.data for one in costs.values())
     if not even:
         costs = {one: replace(found, data={}) for one, found in costs.items()}
@@ -256,13 +260,31 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
         replays=replays,
         remedies=remedies,
         culprits=find_culprits(measured, accounts, ranks),
-        savings=_savings(replays, remedies, beside, accounts, job),
+        savings=_savings(replays, remedies, beside, accounts, job, batch_latency_ns),
         gaps=tuple(gaps),
         middle=tuple(steps.index(step) for step in middle) or _middle_of(accounts),
         batch_latency_ns=batch_latency_ns
         or round(median(int(step.times.window_ns) for step in measured)),
         job=job,
     )
+
+
+def _weigh_data(
+    costs: Mapping[int, PassCosts], job: Job
+) -> Iterator[tuple[tuple[int, PassCosts], float]]:
+    """Yield each pipeline's costs, and how many times as long as elsewhere its data make them."""
+
+    def lower_middle(values: Sequence[float]) -> float:
+        return sorted(values)[(len(values) - 1) // 2]
+
+    stages = {key for found in costs.values() for key in found.sound}
+    usual = {
+        key: lower_middle([found.sound[key] for found in costs.values() if key in found.sound])
+        for key in stages
+    }
+    for one, found in costs.items():
+        times = [length / usual[key] for key, length in found.sound.items()]
+        yield (one, found), lower_middle(times) if one in job.workers.uneven else 1.0
 
 
 def _middle_of(accounts: Sequence[Account]) -> tuple[int, ...]:
@@ -292,12 +314,13 @@ def _inside(
     return inside_passes(mine, ranks, of)[order]
 
 
-def _savings(
+def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
     replays: Sequence[Replays],
     remedies: Sequence[Remedies],
     beside: Mapping[int, Sequence[Remedies]],
     accounts: Sequence[Account],
     job: Job,
+    batch_latency_ns: int | None,
 ) -> tuple[Saving, ...]:
     """Return what removing each cause would buy, and the pair of them that hide each other most.
 
@@ -343,9 +366,8 @@ def _savings(
         )
         for cause in replays[0].without_ns
     }
-    whole = job.batch_latency_ns or round(
-        median(max(one.measured_ns for one in ran) for ran in together)
-    )
+    whole = job.batch_latency_ns or batch_latency_ns
+    whole = whole or round(median(max(one.measured_ns for one in ran) for ran in together))
     hidden: dict[tuple[str, str], int] = {}
     for pair in pairs:
         both = middle_of([[windows[pair] for windows in ran] for ran in in_pairs])

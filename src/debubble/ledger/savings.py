@@ -82,7 +82,7 @@ class Remedies:
         mine = _of(self.step.program.passes.place, place).tolist()
         return self._scaled(
             [
-                costs.sound[key] / max(costs.median[key], 1) if here else 1.0
+                costs.heavy * costs.sound[key] / max(costs.median[key], 1) if here else 1.0
                 for key, here in zip(self._keys(), mine, strict=True)
             ]
         )
@@ -100,7 +100,7 @@ class Remedies:
         """Let every pass take the median of its stage and kind, and what its data make of it."""
         passes = self.step.program.passes
         typical = [
-            self.costs.typical(key, number) * (times or 1.0)
+            self.costs.typical(key, number) / self.costs.heavy * (times or 1.0)
             for key, number, times in zip(
                 self._keys(), passes.microbatch.tolist(), self._data_times(), strict=True
             )

@@ -111,7 +111,7 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         return Named(
             cause=saving.cause, saving=saving, rank=ledger.ranks[int(np.argmax(times))].rank
         )
-    if saving.cause == Cause.WORKER and ledger.job.workers:
+    if saving.cause == Cause.WORKER and ledger.job.workers.slow:
         return _name_workers(ledger, saving)
     if saving.cause == Cause.DATA:
         times = max((max(one.costs.data.values(), default=1.0) for one in ledger.remedies))
@@ -157,7 +157,7 @@ def _name_workers(ledger: Ledger, saving: Saving) -> Named:
     """Name the slow devices, of this pipeline first: what drags the others is looked into."""
     mine = ledger.ranks[0].pipeline
     workers = sorted(
-        ledger.job.workers, key=lambda worker: (worker.pipeline != mine, -worker.times)
+        ledger.job.workers.slow, key=lambda worker: (worker.pipeline != mine, -worker.times)
     )
     first, ranks = workers[0], [rank.rank for rank in ledger.ranks]
     alone = None

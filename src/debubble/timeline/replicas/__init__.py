@@ -14,7 +14,7 @@ from debubble.timeline.replicas.judge import (
     judge_run,
     shown_of,
 )
-from debubble.timeline.replicas.workers import SlowWorker, find_slow_workers
+from debubble.timeline.replicas.workers import SlowWorker, Workers, compare_workers
 
 __all__ = [
     "DRAGS",
@@ -23,7 +23,8 @@ __all__ = [
     "Replica",
     "ReplicaFigures",
     "SlowWorker",
-    "find_slow_workers",
+    "Workers",
+    "compare_workers",
     "judge_replicas",
     "judge_run",
     "shown_of",

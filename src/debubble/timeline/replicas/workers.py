@@ -7,22 +7,29 @@ One stage that takes long has two reasons, and only its replicas tell them apart
 
 A device is held against the lower middle of those that hold the same stages, itself among them: of
 two replicas the faster tells. What is compared is compute alone, so that a rank that waits for a
-slow one inside a collective is not slow itself.
+slow one inside a collective is not slow itself. Where passes vary, all stages of a replica may take
+longer than elsewhere because its microbatches hold more: that is its data, and no device's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from debubble.timeline.figures import StageFigures
 
 # Healthy devices of one stage differ by less: by 1.2 % at most in two recorded production jobs.
 _SLOWER = 1.05
+# Passes of one stage that differ by more than this, in the middle, differ by their data: 1.6 % at
+# most in those jobs, whose sequences are all of one length.
+_VARY = 0.03
 # And by less than so many standard errors of a median.
 _SURELY = 4.0
 # What a standard error is of the median absolute deviation, over the root of the count.
 _OF_SPREAD = 1.2533 * 1.4826
+
+_Number = TypeVar("_Number", int, float)
 
 Key = tuple[int, int]
 """Stage and kind of a pass."""
@@ -41,10 +48,18 @@ class SlowWorker:
     """What each kind of pass of each of its stages takes more."""
 
 
-def find_slow_workers(
-    pipelines: Mapping[int, Sequence[StageFigures]],
-) -> tuple[SlowWorker, ...]:
-    """Compare the same stages of all pipelines; the slowest first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The devices of a job, held against each other."""
+
+    slow: tuple[SlowWorker, ...] = ()
+    """The slowest first."""
+    uneven: frozenset[int] = frozenset()
+    """Pipelines whose passes vary on all devices: what these have in common is their data."""
+
+
+def compare_workers(pipelines: Mapping[int, Sequence[StageFigures]]) -> Workers:
+    """Compare the same stages of all pipelines.
 
     Nothing is found where there is one pipeline, or pipelines are cut into different stages.
     """
@@ -53,26 +68,42 @@ def find_slow_workers(
         for pipeline, rows in pipelines.items()
     }
     if len(busy) < 2 or len({frozenset(rows) for rows in busy.values()}) > 1:
-        return ()
-    usual = {}
-    for key in next(iter(busy.values())):
-        lengths = sorted(rows[key].busy_ns for rows in busy.values())
-        usual[key] = lengths[(len(lengths) - 1) // 2]
-    found = []
+        return Workers()
+    usual = {
+        key: _lower_middle([rows[key].busy_ns for rows in busy.values()])
+        for key in next(iter(busy.values()))
+    }
+    found: list[SlowWorker] = []
+    uneven = set()
     for pipeline, rows in busy.items():
-        for rank in sorted({row.rank for row in rows.values()}):
-            mine = {key: row for key, row in rows.items() if row.rank == rank}
-            excess = {key: row.busy_ns - usual[key] for key, row in mine.items()}
-            expected, more = sum(usual[key] for key in mine), sum(excess.values())
+        of_rank: dict[int, dict[Key, StageFigures]] = {}
+        for key, row in rows.items():
+            of_rank.setdefault(row.rank, {})[key] = row
+        times = {
+            rank: sum(row.busy_ns for row in mine.values()) / max(sum(usual[key] for key in mine), 1)
+            for rank, mine in of_rank.items()
+        }
+        varies = _lower_middle([row.mad_ns / max(row.median_ns, 1) for row in rows.values()])
+        shared = 1.0
+        if varies > _VARY:
+            uneven.add(pipeline)
+            shared = _lower_middle(list(times.values()))
+        for rank, mine in of_rank.items():
+            excess = {key: round(row.busy_ns - shared * usual[key]) for key, row in mine.items()}
             error = sum(_OF_SPREAD * row.mad_ns / row.count**0.5 for row in mine.values())
-            if more > max((_SLOWER - 1) * expected, _SURELY * error):
+            if times[rank] > _SLOWER * shared and sum(excess.values()) > _SURELY * error:
                 found.append(
                     SlowWorker(
                         rank=rank,
                         pipeline=pipeline,
                         stages=tuple(sorted({stage for stage, _ in mine})),
-                        times=1 + more / max(expected, 1),
+                        times=times[rank] / shared,
                         excess_ns=excess,
                     )
                 )
-    return tuple(sorted(found, key=lambda worker: -worker.times))
+    slow = tuple(sorted(found, key=lambda worker: -worker.times))
+    return Workers(slow=slow, uneven=frozenset(uneven))
+
+
+def _lower_middle(values: Sequence[_Number]) -> _Number:
+    return sorted(values)[(len(values) - 1) // 2]
