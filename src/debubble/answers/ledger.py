@@ -282,7 +282,10 @@ def _say_culprit(ledger: Ledger, named: Named) -> str:
     elif len(named.saving.causes) > 1:
         blames = named.cause
     else:
-        blames = CAUSE_OF[named.cause].about.blames or named.cause
+        about = CAUSE_OF[named.cause].about
+        blames = about.blames or named.cause
+        if named.rank is None and "{rank}" in blames:  # nobody in particular
+            blames = f"ranks wait for {about.meaning}"
     return any_pipeline + blames.format(rank=named.rank, hop=hop, setting=setting)
 
 

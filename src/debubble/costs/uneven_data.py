@@ -40,7 +40,9 @@ def compare_microbatches(
         if microbatch == 0:
             usual = first.get((stage, kind), usual)
         times.setdefault((step, kind, microbatch), []).append(length / max(usual, 1))
-    stages = {kind: max(len(times[slot]) for slot in times if slot[1] == kind) for _, kind in median}
+    stages = {
+        kind: max(len(times[slot]) for slot in times if slot[1] == kind) for _, kind in median
+    }
     return {
         slot: sorted(all_of)[(len(all_of) - 1) // 2]
         for slot, all_of in times.items()

@@ -211,9 +211,7 @@ def _measure_held(
     )
 
 
-def _find_workers(
-    timeline: Timeline, figures: Sequence[PipelineFigures]
-) -> Workers:
+def _find_workers(timeline: Timeline, figures: Sequence[PipelineFigures]) -> Workers:
     """Compare the devices of all pipelines, also of those that were not asked about."""
     if any(pipeline.kind == "stream" or not pipeline.windows for pipeline in figures):
         return Workers()

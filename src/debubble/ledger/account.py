@@ -302,8 +302,9 @@ class _Cutter:
             yield piece.begin, piece.end, _OF_RANKS.get(piece.kind, Cause.UNEXPLAINED)
 
     def _cut_pass(self, waiter: int, piece: Piece) -> Iterator[Cut]:
-        """Cut by how far the pass was: an equal share, then what its stage, its device, its data
-        and it alone take beyond that.
+        """Cut by how far the pass was: an equal share, its stage's excess, its device's, its own.
+
+        Its data come between the last two.
         """
         passes = self._step.program.passes
         key = (int(passes.stage[piece.row]), int(passes.kind[piece.row]))

@@ -21,9 +21,16 @@ from debubble.costs.passes import (
 from debubble.costs.uneven_data import even_times
 from debubble.errors import Code, Gap
 from debubble.ledger.account import account_step
-from debubble.ledger.causes import REMEDIES, Cause
+from debubble.ledger.causes import OF_KERNELS_AND_HOSTS, REMEDIES, Cause
 from debubble.ledger.model import Account, Culprit, find_culprits
-from debubble.ledger.savings import Remedies, Remedy, Replays, replay_pairs, replay_step
+from debubble.ledger.savings import (
+    HEAD_OF_LINE,
+    Remedies,
+    Remedy,
+    Replays,
+    replay_pairs,
+    replay_step,
+)
 from debubble.links.classes import wires_between
 from debubble.links.hop_times import Hop, expect_wire
 from debubble.simulate.measured import MeasuredStep, measure_step
@@ -208,7 +215,7 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
         costs = {one: replace(found, data={}) for one, found in costs.items()}
 
     def remedies_of(
-        one: int, steps: Sequence[MeasuredStep], wires: Mapping[Hop, str]
+        one: int, steps: tuple[MeasuredStep, ...], wires: Mapping[Hop, str]
     ) -> tuple[Remedies, ...]:
         ranks = timeline.ranks_of(one)
         return tuple(
@@ -230,7 +237,8 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
     )
     gaps = list(_doubts(measured))
     try:
-        replays = tuple(replay_step(one, REMEDIES) for one in remedies)
+        by_cause = remedies_for(timers=ranks[0].timers)
+        replays = tuple(replay_step(one, by_cause) for one in remedies)
     except OrderCycle as error:
         replays = ()
         gaps.append(Gap(code=Code.ORDER_CYCLE, message=f"no replay: {error}", hint=error.hint))
@@ -238,7 +246,7 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
     for one in job.beside if replays else ():
         names = [rank.rank for rank in timeline.ranks_of(one)]
         ran = np.unique(timeline.passes.step[np.isin(timeline.passes.rank, names)])
-        known = [measure_step(timeline, one, step) for step in steps if step in ran]
+        known = tuple(measure_step(timeline, one, step) for step in steps if step in ran)
         for remedy in remedies_of(one, known, wires_between(timeline.ranks_of(one))):
             beside[remedy.step.number].append(remedy)
     errors = [abs(replay.unchanged_ns / replay.measured_ns - 1) for replay in replays]
@@ -260,7 +268,15 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
         replays=replays,
         remedies=remedies,
         culprits=find_culprits(measured, accounts, ranks),
-        savings=_savings(replays, remedies, beside, accounts, job, batch_latency_ns),
+        savings=_savings(
+            replays,
+            remedies,
+            beside,
+            accounts,
+            job=job,
+            batch_latency_ns=batch_latency_ns,
+            timers=ranks[0].timers,
+        ),
         gaps=tuple(gaps),
         middle=tuple(steps.index(step) for step in middle) or _middle_of(accounts),
         batch_latency_ns=batch_latency_ns
@@ -314,13 +330,24 @@ def _inside(
     return inside_passes(mine, ranks, of)[order]
 
 
+def remedies_for(*, timers: bool) -> dict[Cause, Remedy]:
+    """Return what can be put right; nothing that a job's own timers do not show."""
+    return {
+        cause: remedy
+        for cause, remedy in REMEDIES.items()
+        if not (timers and cause in OF_KERNELS_AND_HOSTS)
+    }
+
+
 def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
     replays: Sequence[Replays],
     remedies: Sequence[Remedies],
     beside: Mapping[int, Sequence[Remedies]],
     accounts: Sequence[Account],
+    *,
     job: Job,
     batch_latency_ns: int | None,
+    timers: bool,
 ) -> tuple[Saving, ...]:
     """Return what removing each cause would buy, and the pair of them that hide each other most.
 
@@ -328,20 +355,21 @@ def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
     """
     if not replays:
         return ()
+    by_cause = remedies_for(timers=timers)
     together = [
-        (mine, *(replay_step(one, REMEDIES) for one in beside[own.step.number]))
+        (mine, *(replay_step(one, by_cause) for one in beside[own.step.number]))
         for mine, own in zip(replays, remedies, strict=True)
     ]
     total = sum(int(account.length_ns.sum()) for account in accounts)
     seen = [
         cause
-        for cause in REMEDIES
+        for cause in by_cause
         if cause is not Cause.TRANSFER  # every pipeline has it, and no remedy removes it
         and sum(account.total_of(cause) for account in accounts) >= _SEEN * total
     ]
     pairs = list(combinations(seen, 2))
     in_pairs = [
-        tuple(replay_pairs(one, REMEDIES, pairs) for one in (own, *beside[own.step.number]))
+        tuple(replay_pairs(one, by_cause, pairs) for one in (own, *beside[own.step.number]))
         for own in remedies
     ]
 
@@ -365,6 +393,7 @@ def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
             of_devices=cause == Cause.WORKER,
         )
         for cause in replays[0].without_ns
+        if not (timers and cause == HEAD_OF_LINE)
     }
     whole = job.batch_latency_ns or batch_latency_ns
     whole = whole or round(median(max(one.measured_ns for one in ran) for ran in together))

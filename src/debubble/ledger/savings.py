@@ -231,7 +231,8 @@ class Remedies:
         passes, data = self.step.program.passes, self.costs.data
         columns = (passes.kind.tolist(), passes.microbatch.tolist())
         return [
-            data.get((self.step.number, kind, number)) for kind, number in zip(*columns, strict=True)
+            data.get((self.step.number, kind, number))
+            for kind, number in zip(*columns, strict=True)
         ]
 
     def _scaled(self, scale: Sequence[float]) -> Lengths:

@@ -297,6 +297,8 @@ def measure_pipeline(
     inside = () if streams else asked
     measured = (stream,) if stream else inside
     named = not streams and one_run
+    # Timers without messages do not show what a device spins in while it waits for them.
+    sees_all = not ranks[0].timers or len(timeline.transfers) > 0
     stated = None
     if statement is not None and named:
         stated = hold_against(statement, timeline, pipeline, microbatches, streams=streams)
@@ -315,8 +317,8 @@ def measure_pipeline(
         else _whole([w.length_ns for w in inside]),
         step_time_ns=_step_time(all_windows, captured),
         useful_fraction=_middle([w.useful_fraction for w in measured]),
-        apparent_fraction=_middle([w.apparent_fraction for w in measured]),
-        shares=tuple(_shares(rank, measured) for rank in ranks),
+        apparent_fraction=_middle([w.apparent_fraction for w in measured]) if sees_all else None,
+        shares=tuple(_shares(rank, measured, sees_all=sees_all) for rank in ranks),
         longest_stage_bubble=_middle([w.longest_stage_bubble for w in inside]),
         bubble_over_ideal=_middle([w.bubble_over_ideal for w in inside]),
         stages=measure_stages(timeline, ranks),
@@ -442,9 +444,7 @@ def _why_nothing(scope: _Scope) -> Gap:
     )
 
 
-def measure_stages(
-    timeline: Timeline, ranks: tuple[RankTimeline, ...]
-) -> tuple[StageFigures, ...]:
+def measure_stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageFigures, ...]:
     """Return what each kind of pass takes on each stage of a pipeline."""
     passes = timeline.passes
     figures = []
@@ -469,7 +469,9 @@ def measure_stages(
     return tuple(sorted(figures, key=lambda figure: (figure.stage, figure.kind)))
 
 
-def _shares(rank: RankTimeline, windows: Sequence[Window | StreamFigures]) -> RankShares:
+def _shares(
+    rank: RankTimeline, windows: Sequence[Window | StreamFigures], *, sees_all: bool
+) -> RankShares:
     spans = [(window.start_ns, window.end_ns) for window in windows]
     busy = rank.busy
     own = [(int(busy.start_ns[0]), int(busy.end_ns[-1]))] if len(busy.start_ns) else []
@@ -481,7 +483,7 @@ def _shares(rank: RankTimeline, windows: Sequence[Window | StreamFigures]) -> Ra
     return RankShares(
         rank=rank.rank,
         useful_fraction=share(busy),
-        apparent_fraction=share(rank.apparent),
+        apparent_fraction=share(rank.apparent) if sees_all else None,
         bubble_fraction=None if occupied is None else 1 - occupied,
         busy_fraction=share(busy, [span for span in own if span[1] > span[0]]),
     )

@@ -163,6 +163,7 @@ def _lines(
                 members=members[pipeline],
                 outside=_outside(table, mine & besides, start, end),
                 collectives=_reductions(table, mine, start, end, replicas[stages]),
+                timers=True,
                 set_up=set_up,
                 file=table.file,
             )

@@ -206,10 +206,11 @@ def _stamp(file: str) -> float:
 
 
 def _join_singles(gatherings: list[_Gathering]) -> list[_Gathering]:
-    """Join files that stand alone by their names, and say inside which rank of which world they are.
+    """Join files that stand alone by their names, and name their rank and world inside.
 
-    First those whose paths differ in the number of their rank, `gpu3.json` or `worker3/t.json`; then
-    those of one folder, whatever they are called. The n-th file of each rank is of the n-th capture.
+    First those whose paths differ in the number of their rank, `gpu3.json` or `worker3/t.json`;
+    then those of one folder, whatever they are called. The n-th file of each rank is of the n-th
+    capture.
     """
     for same in (_without_own_rank, lambda file: file.named.rpartition("/")[0]):
         joined: dict[tuple[str, int, int], _Gathering] = {}

@@ -80,7 +80,8 @@ def compare_workers(pipelines: Mapping[int, Sequence[StageFigures]]) -> Workers:
         for key, row in rows.items():
             of_rank.setdefault(row.rank, {})[key] = row
         times = {
-            rank: sum(row.busy_ns for row in mine.values()) / max(sum(usual[key] for key in mine), 1)
+            rank: sum(row.busy_ns for row in mine.values())
+            / max(sum(usual[key] for key in mine), 1)
             for rank, mine in of_rank.items()
         }
         varies = _lower_middle([row.mad_ns / max(row.median_ns, 1) for row in rows.values()])
