@@ -160,6 +160,7 @@ class Code(StrEnum):
     NO_PIPELINE = "no_pipeline"
     NO_RANK = "no_rank"
     NO_STEPS = "no_steps"
+    NOT_UNDERSTOOD = "not_understood"
     ORDER_CYCLE = "order_cycle"
     OPEN_RANGES = "open_ranges"
     RANK_ASSUMED = "rank_assumed"

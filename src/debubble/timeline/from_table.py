@@ -53,6 +53,7 @@ _REDUCES = (
 )
 # Timers of a rank that waits for its messages lie beside its passes for no more of them than this.
 _BESIDE = 0.01
+_COUNTED_FROM = (0, 1)
 # First steps of production jobs took two to four times as long as the others.
 _FIRST_STEP = 1.5
 
@@ -87,12 +88,13 @@ def _set_up(table: OpTable, start: I64, end: I64, kept: Flags) -> tuple[tuple[in
 
     Timers show no set-up. But jobs count their steps, and the first of all never is without.
     """
-    if table.step[kept].min() != 0:
+    first = int(table.step[kept].min())
+    if first not in _COUNTED_FROM:
         return ()
     begin, reach, _ = _spans_of_steps(table.step[kept], start[kept], end[kept])
     lengths = reach - begin
     slow = lengths[0] > _FIRST_STEP * np.median(lengths)
-    return ((0, "it is the job's first and took much longer"),) if slow else ()
+    return ((first, "it is the job's first and took much longer"),) if slow else ()
 
 
 def _lift(table: OpTable) -> I64:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.errors import Gap
+from debubble.errors import Code, Gap
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -333,7 +333,9 @@ def summarise(trace: RankTrace) -> RankSummary:
         communication_kernels=int(trace.kernels.communication.sum()),
         unjoined_kernels=int((trace.kernels.launch < 0).sum()),
         span_ns=span_ns,
-        busy_fraction=int((ends - starts).sum()) / span_ns if span_ns else None,
+        busy_fraction=None
+        if device_unread(trace) or not span_ns
+        else int((ends - starts).sum()) / span_ns,
         sends=len(sent),
         receives=int((operators.operation == Operation.RECEIVE).sum()),
         collectives=int((operators.operation == Operation.COLLECTIVE).sum()),
@@ -341,6 +343,12 @@ def summarise(trace: RankTrace) -> RankSummary:
         peers=tuple(np.unique(operators.peer[operators.peer >= 0]).tolist()),
         peak_memory_bytes=peak_memory(trace),
     )
+
+
+def device_unread(trace: RankTrace) -> bool:
+    """Tell a trace whose device is known to have worked, and of whose work nothing was read."""
+    unread = {Code.FOREIGN_DEVICE, Code.NO_KERNELS, Code.NOT_UNDERSTOOD}
+    return any(gap.code in unread for gap in trace.gaps)
 
 
 def steps_of(trace: RankTrace) -> tuple[int, ...]:
@@ -355,6 +363,8 @@ def _device(trace: RankTrace) -> str:
     names = {device.name for device in trace.header.devices if device.index in used and device.name}
     if names:
         return ", ".join(sorted(names))
+    if device_unread(trace):
+        return "not read"
     return "unknown device" if used else "CPU"
 
 
