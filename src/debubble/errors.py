@@ -170,6 +170,7 @@ class Code(StrEnum):
     SCHEDULE_UNCHECKED = "schedule_unchecked"
     SEVERAL_RUNS = "several_runs"
     SIDECAR_DIFFERS = "sidecar_differs"
+    STAGES_ASSUMED = "stages_assumed"
     STAGES_UNKNOWN = "stages_unknown"
     STEPS_INFERRED = "steps_inferred"
     TRUNCATED = "truncated"

@@ -18,6 +18,7 @@ from debubble.timeline.model import (
     CollectiveKind,
     Flags,
     Intervals,
+    MemoryFigures,
     Passes,
     PassKind,
     RankCollectives,
@@ -107,7 +108,7 @@ def _lift(table: OpTable) -> I64:
     if (begin[1:] >= reach[:-1]).all():
         return np.zeros(len(table), dtype=np.int64)
     lengths = reach - begin
-    return (np.concatenate(([0], np.cumsum(lengths + 1)[:-1])) - begin)[row]
+    return (np.concatenate(([0], np.cumsum(lengths)[:-1])) - begin)[row]
 
 
 def _spans_of_steps(step: NDArray[np.integer[Any]], start: I64, end: I64) -> tuple[I64, I64, I64]:
@@ -162,6 +163,7 @@ def _lines(
                 occupied=busy,
                 apparent=union_of(start[moves | (mine & is_pass)], end[moves | (mine & is_pass)]),
                 clock_offset_ns=0,
+                memory=_memory(table.memory_bytes[mine]),
                 members=members[pipeline],
                 outside=_outside(table, mine & besides, start, end),
                 collectives=_reductions(table, mine, start, end, replicas[stages]),
@@ -171,6 +173,22 @@ def _lines(
             )
         )
     return tuple(sorted(lines, key=lambda line: (line.pipeline, line.position)))
+
+
+def _memory(noted: I64) -> MemoryFigures | None:
+    """Return the most that a rank's device held; how it grows nobody noted."""
+    peak = int(noted.max(initial=UNKNOWN))
+    if peak < 0:
+        return None
+    return MemoryFigures(
+        peak_bytes=peak,
+        peak_reserved_bytes=None,
+        static_bytes=None,
+        per_microbatch_bytes=None,
+        transient_bytes=None,
+        most_in_flight=0,
+        limit_bytes=None,
+    )
 
 
 def _places(

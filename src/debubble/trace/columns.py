@@ -7,7 +7,8 @@ Nothing here knows of pipelines. A row of a table is an index into its arrays; `
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -433,9 +434,38 @@ class OpTable:
     message_bytes: I64
     peer: I32
     layer: I32
+    memory_bytes: I64
+    """What the rank's device held at the most, as far as it was noted with this row; else -1."""
     events: int
     inflated_bytes: int
     gaps: tuple[Gap, ...] = field(default=())
 
     def __len__(self) -> int:
         return len(self.step)
+
+
+def join_op_tables(tables: Sequence[OpTable]) -> OpTable | None:
+    """Put the tables of several ranks into one; None where two of them hold the same rank."""
+    first, *others = tables
+    held = [set(zip(t.pipeline.tolist(), t.rank.tolist(), strict=True)) for t in tables]
+    if not others:
+        return first
+    if sum(map(len, held)) > len(set.union(*held)) or any((t.rank < 0).any() for t in tables):
+        return None
+    names = tuple(dict.fromkeys(name for table in tables for name in table.names))
+    columns = {
+        column.name: np.concatenate([getattr(table, column.name) for table in tables])
+        for column in fields(first)
+        if isinstance(getattr(first, column.name), np.ndarray)
+    }
+    renamed = [np.array([names.index(n) for n in table.names])[table.name] for table in tables]
+    columns["name"] = np.concatenate(renamed).astype(np.int32)
+    order = np.lexsort((columns["start_ns"], columns["step"]))
+    return replace(
+        first,
+        names=names,
+        events=sum(table.events for table in tables),
+        inflated_bytes=sum(table.inflated_bytes for table in tables),
+        gaps=tuple(dict.fromkeys(gap for table in tables for gap in table.gaps)),
+        **{name: column[order] for name, column in columns.items()},
+    )

@@ -1,15 +1,16 @@
 """Op tables: one row an operation, from shops that time their jobs themselves.
 
 Columns `step, pipeline, stage, microbatch, op, start_us, duration_us` and, where known, `rank,
-bytes, peer, layer`, by these or their other usual names (`files.py`), as CSV, JSON lines or
+chunk, bytes, peer, layer, memory_bytes`, by these or their other usual names (`files.py`), as CSV, JSON lines or
 Parquet. A time's unit is the end of its column's name: `_s`, `_ms`, `_us`, `_ns`. A time that
 names none has the unit given by the caller, else that of the table's other times, else seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -43,6 +44,10 @@ _SMALL: Final = frozenset({"pipeline", "stage", "microbatch", "name", "rank", "p
 # A table with hundreds of columns does not make its error unreadable.
 _NAMES_SHOWN: Final = 30
 # What makes two rows the same pass, beside a known microbatch.
+_MISSING: Final = {
+    "step": 0, "pipeline": 0, "stage": 0, "microbatch": UNKNOWN, "start": 0, "duration": 0,
+    "rank": UNKNOWN, "bytes": UNKNOWN, "peer": UNKNOWN, "layer": UNKNOWN, "memory": UNKNOWN,
+}  # fmt: skip
 _PASS_KEY: Final = ("step", "pipeline", "rank", "stage", "microbatch", "op", "layer")
 
 
@@ -81,25 +86,82 @@ def read_op_table(path: str, *, data: bytes | None = None, unit: str | None = No
     }
     for known_or_not in ("microbatch", "rank", "peer", "layer"):
         columns[known_or_not] = _read(table, layout, known_or_not, missing=UNKNOWN)
+    columns["memory"] = _read(table, layout, "memory", highest=_INT64_MAX, missing=UNKNOWN)
+    columns |= _tell_chunks(columns, _read(table, layout, "chunk", missing=UNKNOWN))
     columns["op"], split = _name_split_backwards(table, columns)
     _check_passes(table, columns)
-    order = np.lexsort((start, columns["step"]))
-    columns = {key: values[order] for key, values in columns.items()}
-    small = {key: values.astype(np.int32) for key, values in columns.items() if key in _SMALL}
-    return OpTable(
+    return make_table(
+        columns,
         file=table.file,
         format=table.format,
         names=names,
+        events=table.rows,
+        inflated_bytes=table.file_bytes,
+        gaps=gaps + split,
+    )
+
+
+def make_table(columns: dict[str, I64], **told: Any) -> OpTable:
+    """Sort columns of whole numbers by step and start; `told` is all of a table that is none."""
+    order = np.lexsort((columns["start"], columns["step"]))
+    columns = {key: values[order] for key, values in columns.items()}
+    small = {key: values.astype(np.int32) for key, values in columns.items() if key in _SMALL}
+    return OpTable(
         step=columns["step"],
         op=columns["op"].astype(np.uint8),
         start_ns=columns["start"],
         duration_ns=columns["duration"],
         message_bytes=columns["bytes"],
-        events=table.rows,
-        inflated_bytes=table.file_bytes,
-        gaps=gaps + split,
+        memory_bytes=columns["memory"],
         **small,
+        **told,
     )
+
+
+def table_of_passes(
+    passes: Sequence[Mapping[str, int | str]],
+    *,
+    file: str,
+    format: str,  # noqa: A002 (as tables call it)
+    inflated_bytes: int,
+    gaps: tuple[Gap, ...] = (),
+) -> OpTable:
+    """Make a table of rows that another format tells: `op` by name, all else whole numbers.
+
+    What a row does not say is not known; of the pipeline, the first.
+    """
+    names = tuple(dict.fromkeys(str(row["op"]) for row in passes))
+    told: dict[str, I64] = {
+        key: np.array([row.get(key, missing) for row in passes], dtype=np.int64)
+        for key, missing in _MISSING.items()
+    }
+    told["name"] = np.array([names.index(str(row["op"])) for row in passes], dtype=np.int64)
+    told["op"] = np.array([classify_op(name) for name in names], dtype=np.int64)[told["name"]]
+    return make_table(
+        told,
+        file=file,
+        format=format,
+        names=names,
+        events=len(passes),
+        inflated_bytes=inflated_bytes,
+        gaps=gaps,
+    )
+
+
+def _tell_chunks(columns: dict[str, I64], chunk: I64) -> dict[str, I64]:
+    """Return stages counted through the model, and ranks, where stages are places with chunks.
+
+    Jobs with several stages a rank write the place of the rank and the number of its chunk.
+    """
+    place = columns["stage"]
+    passes = np.isin(columns["op"], _PASSES)
+    pairs = set(zip(place[passes].tolist(), chunk[passes].tolist(), strict=True))
+    if chunk.max(initial=0) < 1 or len(pairs) == len({stage for stage, _ in pairs}):
+        return {}
+    places = int(place.max()) + 1
+    rank = columns["rank"]
+    rank = np.where(rank < 0, columns["pipeline"] * places + place, rank)
+    return {"stage": np.maximum(chunk, 0) * places + place, "rank": rank}
 
 
 def _check_layout(table: RawTable, layout: Layout) -> None:
