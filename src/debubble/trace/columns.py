@@ -453,7 +453,7 @@ def join_op_tables(tables: Sequence[OpTable]) -> OpTable | None:
     if sum(map(len, held)) > len(set.union(*held)) or any((t.rank < 0).any() for t in tables):
         return None
     names = tuple(dict.fromkeys(name for table in tables for name in table.names))
-    columns = {
+    columns: dict[str, Any] = {
         column.name: np.concatenate([getattr(table, column.name) for table in tables])
         for column in fields(first)
         if isinstance(getattr(first, column.name), np.ndarray)

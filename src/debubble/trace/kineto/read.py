@@ -119,16 +119,11 @@ def _find_gaps(
             "only CUDA and ROCm devices are known; times on others cannot be told",
         )
     elif not any(map(len, (*read, reducer.annotations, reducer.memory))):
+        events = counted(sum(reducer.counts.values()), "event")
         yield (
             Code.NOT_UNDERSTOOD,
-            (
-                f"none of its {counted(sum(reducer.counts.values()), 'event')} is of a kind that is "
-                "read: another tool wrote it"
-            ),
-            (
-                "give traces of torch.profiler; spans called forward and backward, with a stage and "
-                "a microbatch among their arguments, are read as passes"
-            ),
+            f"none of its {events} is of a kind that is read: another tool wrote it",
+            "give traces of torch.profiler, or spans of passes (`debubble` reads F and B, by rank)",
         )
     elif header.devices and not len(tables.kernels):
         yield (

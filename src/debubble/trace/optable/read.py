@@ -1,9 +1,10 @@
 """Op tables: one row an operation, from shops that time their jobs themselves.
 
 Columns `step, pipeline, stage, microbatch, op, start_us, duration_us` and, where known, `rank,
-chunk, bytes, peer, layer, memory_bytes`, by these or their other usual names (`files.py`), as CSV, JSON lines or
-Parquet. A time's unit is the end of its column's name: `_s`, `_ms`, `_us`, `_ns`. A time that
-names none has the unit given by the caller, else that of the table's other times, else seconds.
+chunk, bytes, peer, layer, memory_bytes`, by these or their other usual names (`files.py`), as CSV,
+JSON lines or Parquet. A time's unit is the end of its column's name: `_s`, `_ms`, `_us`, `_ns`. A
+time that names none has the unit given by the caller, else that of the table's other times, else
+seconds.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ def make_table(columns: dict[str, I64], **told: Any) -> OpTable:
     """Sort columns of whole numbers by step and start; `told` is all of a table that is none."""
     order = np.lexsort((columns["start"], columns["step"]))
     columns = {key: values[order] for key, values in columns.items()}
-    small = {key: values.astype(np.int32) for key, values in columns.items() if key in _SMALL}
+    small: dict[str, Any] = {
+        key: values.astype(np.int32) for key, values in columns.items() if key in _SMALL
+    }
     return OpTable(
         step=columns["step"],
         op=columns["op"].astype(np.uint8),
@@ -137,6 +140,18 @@ def table_of_passes(
     }
     told["name"] = np.array([names.index(str(row["op"])) for row in passes], dtype=np.int64)
     told["op"] = np.array([classify_op(name) for name in names], dtype=np.int64)[told["name"]]
+    chunk = np.array([row.get("chunk", UNKNOWN) for row in passes], dtype=np.int64)
+    told |= _tell_chunks(told, chunk)
+    keys = np.stack([told[key] for key in _PASS_KEY])[:, np.isin(told["op"], _PASSES)]
+    unique, times = np.unique(keys, axis=1, return_counts=True)
+    if times.max(initial=0) > 1:
+        twice = dict(zip(_PASS_KEY, unique[:, times > 1][:, 0].tolist(), strict=True))
+        said = ", ".join(f"{key} {twice[key]}" for key in ("step", "stage", "microbatch"))
+        raise TraceError(
+            f"the {Op(twice['op']).name.lower()} pass of {said} is there twice",
+            file=file,
+            hint="say which rank, chunk, microbatch and step each is of",
+        )
     return make_table(
         told,
         file=file,

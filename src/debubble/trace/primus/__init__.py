@@ -11,6 +11,7 @@ ranks go through one chunk, then through the next, backward passes from the last
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import msgspec
 
@@ -61,10 +62,23 @@ def read(known: TraceFile, limits: Limits) -> Reading:
         raise TraceError("no rank in its name", file=known.file, hint="call it pp_rank_3.json")
     sizes, gaps = _read_sizes(known.file, limits)
     ranks, chunks = (sizes.pp_size, sizes.vp_size or 1) if sizes else (0, 1)
-    rows: list[dict[str, int | str]] = []
+    rows = list(_rows(known.file, said, rank, (ranks, chunks)))
+    if any(int(row["duration"]) < 0 for row in rows):
+        raise TraceError("a pass ends before it begins", file=known.file)
+    if not rows:
+        raise TraceError("the dump has no passes", file=known.file)
+    table = table_of_passes(rows, file=known.file, format=NAME, inflated_bytes=len(data), gaps=gaps)
+    return Reading(table=table)
+
+
+def _rows(
+    file: str, said: dict[str, _Iteration], rank: int, sizes: tuple[int, int]
+) -> Iterator[dict[str, int | str]]:
+    """Yield the passes of all iterations; `sizes` are ranks, and chunks of each."""
+    ranks, chunks = sizes
     for name, iteration in said.items():
         if not name.isdigit():
-            raise TraceError(f"{name[:40]!r} is no iteration", file=known.file)
+            raise TraceError(f"{name[:40]!r} is no iteration", file=file)
         memory = -1 if iteration.memory is None else round(iteration.memory * _GIB)
         for op, starts, ends in (
             ("forward", iteration.fwd_start, iteration.fwd_end),
@@ -72,7 +86,7 @@ def read(known: TraceFile, limits: Limits) -> Reading:
         ):
             if len(starts) != len(ends):
                 message = f"iteration {name} begins {len(starts)} {op} passes and ends {len(ends)}"
-                raise TraceError(message, file=known.file, hint="copy it again: it is damaged")
+                raise TraceError(message, file=file, hint="copy it again: it is damaged")
             for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
                 chunk, microbatch = 0, number
                 if chunks > 1:
@@ -80,24 +94,16 @@ def read(known: TraceFile, limits: Limits) -> Reading:
                     chunk, microbatch = divmod(within, ranks)
                     chunk = chunks - 1 - chunk if op == "backward" else chunk
                     microbatch += group * ranks
-                rows.append(
-                    {
-                        "step": int(name),
-                        "rank": rank,
-                        "stage": chunk * ranks + rank,
-                        "microbatch": microbatch,
-                        "op": op,
-                        "start": round(start * _NS_PER_MS),
-                        "duration": round((end - start) * _NS_PER_MS),
-                        "memory": memory,
-                    }
-                )
-    if any(int(row["duration"]) < 0 for row in rows):
-        raise TraceError("a pass ends before it begins", file=known.file)
-    if not rows:
-        raise TraceError("the dump has no passes", file=known.file)
-    table = table_of_passes(rows, file=known.file, format=NAME, inflated_bytes=len(data), gaps=gaps)
-    return Reading(table=table)
+                yield {
+                    "step": int(name),
+                    "rank": rank,
+                    "stage": chunk * ranks + rank,
+                    "microbatch": microbatch,
+                    "op": op,
+                    "start": round(start * _NS_PER_MS),
+                    "duration": round((end - start) * _NS_PER_MS),
+                    "memory": memory,
+                }
 
 
 def _read_sizes(file: str, limits: Limits) -> tuple[_Sizes | None, tuple[Gap, ...]]:
