@@ -91,12 +91,13 @@ def test_without_microbatches_they_are_counted_in_their_order(tmp_path):
 
 
 def test_chunks_are_stages_of_their_own(tmp_path):
-    events = [
-        {"name": "F0", "ph": "X", "ts": 10 * (2 * chunk + rank), "dur": 10, "pid": rank,
-         "args": {"chunk": chunk}}
-        for chunk in range(2)
-        for rank in range(2)
-    ] + [{"name": "B0", "ph": "X", "ts": 90, "dur": 10, "pid": 0, "args": {"chunk": 0}}]  # fmt: skip
+    def span(name, ts, rank, chunk):
+        args = {"chunk": chunk}
+        return {"name": name, "ph": "X", "ts": ts, "dur": 10, "pid": rank, "args": args}
+
+    places = [(chunk, rank) for chunk in range(2) for rank in range(2)]
+    events = [span("F0", 10 * (2 * chunk + rank), rank, chunk) for chunk, rank in places]
+    events.append(span("B0", 90, 0, 0))
     table = read_run(find_run([put(tmp_path, events)])).tables[0]
     assert table.stage.tolist() == [0, 1, 2, 3, 0]
     assert table.rank.tolist() == [0, 1, 0, 1, 0]

@@ -54,7 +54,7 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> TraceFile:
     opening = scan_opening(prefix)
     is_json = _is_json(prefix, opening)
     why_not = TraceError(
-        f"is neither {' nor '.join(known.a_file for known in FORMATS.values())}",
+        f"is neither {' nor '.join(known.a_file for known in FORMATS.values() if known.a_file)}",
         hint=GIVE_TRACES,
         file=file,
     )

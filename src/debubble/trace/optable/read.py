@@ -44,6 +44,10 @@ _PASSES: Final = (Op.FORWARD, Op.BACKWARD, Op.INPUT_GRAD, Op.WEIGHT_GRAD)
 _SMALL: Final = frozenset({"pipeline", "stage", "microbatch", "name", "rank", "peer", "layer"})
 # A table with hundreds of columns does not make its error unreadable.
 _NAMES_SHOWN: Final = 30
+_FLAGS: Final = {
+    Op.FORWARD: "--forward", Op.BACKWARD: "--backward",
+    Op.INPUT_GRAD: "--input-grad", Op.WEIGHT_GRAD: "--weight-grad",
+}  # fmt: skip
 # What makes two rows the same pass, beside a known microbatch.
 _MISSING: Final = {
     "step": 0, "pipeline": 0, "stage": 0, "microbatch": UNKNOWN, "start": 0, "duration": 0,
@@ -184,6 +188,13 @@ def _check_layout(table: RawTable, layout: Layout) -> None:
     missing = [name for name in _REQUIRED if name not in layout.fields]
     if not {"duration", "end"} & layout.fields.keys():
         missing.append("duration")
+    if missing in (["start"], ["step", "start"]) and "duration" in layout.fields:
+        raise TraceError(
+            "the table says how long passes took, and not when: no column for start",
+            file=table.file,
+            hint="waits cannot be told; what passes cost is enough for "
+            f"`{_simulation(table, layout)}`",
+        )
     if missing:
         looked_for = "; ".join(f"{name}: {spellings(name)}" for name in missing)
         found = ", ".join(table.names[:_NAMES_SHOWN])
@@ -192,6 +203,24 @@ def _check_layout(table: RawTable, layout: Layout) -> None:
     if layout.repeated:
         message = f"the table has two columns called {layout.repeated[0]}"
         raise TraceError(message, file=table.file, hint="rename or remove one of them")
+
+
+def _simulation(table: RawTable, layout: Layout) -> str:
+    """Write the simulation that durations alone are enough for: medians of each stage and kind."""
+    unit = layout.units["duration"] or DEFAULT_UNIT
+    duration = read_times(table, layout.fields["duration"], NS_PER[unit])
+    name, names = _read_names(table, layout.fields["op"])
+    op = np.array([classify_op(spelled) for spelled in names], dtype=np.int64)[name]
+    stage = _read(table, layout, "stage")
+    microbatches = int(_read(table, layout, "microbatch").max()) + 1
+    stages = sorted(set(stage[np.isin(op, _PASSES)].tolist()))
+    words = [f"debubble simulate --stages {len(stages)} --microbatches {max(microbatches, 1)}"]
+    for kind, flag in _FLAGS.items():
+        medians = [duration[(op == kind) & (stage == one)] for one in stages]
+        if all(map(len, medians)):
+            costs = ",".join(f"{float(np.median(lengths)) / 1e6:.6g}ms" for lengths in medians)
+            words.append(f"{flag} {costs}")
+    return " ".join(words)
 
 
 def _read(  # noqa: PLR0913  # a column and its bounds

@@ -3,10 +3,10 @@
     {"name": "forward", "ph": "X", "ts": 10, "dur": 90, "pid": 3,
      "args": {"microbatch": 2, "chunk": 0, "iteration": 7}}
 
-Spans called forward or backward (`F`, `fwd`, `backward_step`, `B3`), as `X`, or as `B` and `E`. Whose
-they are: a rank, a stage or a `pp_rank` among their arguments, else their process. Which microbatch:
-by argument, else by the number in their name, else counted. What is called a send, a receive, a
-reduction or an optimizer is read as well, anything else is passed over.
+Spans called forward or backward (`F`, `fwd`, `backward_step`, `B3`), as `X`, or as `B` and `E`.
+Whose they are: a rank, a stage or a `pp_rank` among their arguments, else their process. Which
+microbatch: by argument, else by the number in their name, else counted. What is called a send, a
+receive, a reduction or an optimizer is read as well, anything else is passed over.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _OTHERS_MARKS = re.compile(
 )
 _NAMES = re.compile(rb'"name"\s*:\s*"([^"\\]{1,80})"')
 # A number at the end of a name is the microbatch: `F3`, `forward mb 3`, `backward_step_12`.
-_NUMBERED = re.compile(r"^(.*?)[\s_#:-]*(?:mb|microbatch|micro_batch)?[\s_#:-]*(\d{1,6})$", re.I)
+_NUMBERED = re.compile(
+    r"^(.*?)[\s_#:-]*(?:mb|microbatch|micro_batch)?[\s_#:-]*(\d{1,6})$", re.IGNORECASE
+)
 _FEWEST = 2
 
 
@@ -156,7 +158,7 @@ def _pair(events: Sequence[_Event], file: str) -> tuple[list[_Span], tuple[Gap, 
 
 
 def _rows(spans: Sequence[_Span], file: str) -> Iterator[dict[str, int | str]]:
-    """Yield a row a span, each with its rank, stage, microbatch and step as far as they are told."""
+    """Yield a row a span, with its rank, stage, microbatch and step as far as they are told."""
     processes = {
         span.event.pid: None for span in sorted(spans, key=lambda s: _natural(s.event.pid))
     }
@@ -203,7 +205,7 @@ def _stem(name: str) -> str:
 
 
 def _told(args: dict[str, Any], key: str) -> int | None:
-    """Return a number among the arguments of a span, by any of the names that tables have for it."""
+    """Return a number among the arguments of a span, by any name that tables have for it."""
     spelled = {re.sub(r"[^a-z0-9]+", "_", str(name).lower()): name for name in args}
     for alias in ALIASES[key]:
         if alias in spelled:
@@ -223,7 +225,6 @@ def _natural(pid: int | str) -> tuple[int, str]:
 FORMAT = Format(
     name=NAME,
     a_file="a Chrome trace of passes",
-    ask_for="Chrome traces of passes",
     position=5,
     in_names=(),
     recognise=recognise,
