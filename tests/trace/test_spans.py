@@ -20,7 +20,7 @@ def passes():
     for step in range(STEPS):
         for rank in range(RANKS):
             for number in range(MICROBATCHES):
-                begin = 1000 * step
+                begin = 200 * step
                 yield step, rank, number, "F", begin + 10 * (rank + number), 10
                 turn = begin + 10 * (RANKS + MICROBATCHES - 1)
                 yield step, rank, number, "B", turn + 20 * (RANKS - 1 - rank + number), 20
