@@ -19,6 +19,7 @@ from support.simulator.op_tables import write_table
 from support.simulator.replicas import Replicas, members_of
 
 import debubble
+from debubble.answers.plan import answer_plan
 
 RANKS, MICROBATCHES = 4, 8
 SCHEDULES = {
@@ -136,3 +137,47 @@ def test_a_device_is_slow_and_its_stage_is_not_long(tmp_path):
 def test_equal_replicas_have_none_of_it(tmp_path):
     named = causes_of(tmp_path, job(3, "1f1b", []))
     assert not {*KINDS, "jitter"} & {one.cause for one in named}
+
+
+@pytest.fixture(scope="module")
+def straggler(public_data):
+    """A production job of four replicas, one of whose machines is slow."""
+    return debubble.analyse(str(public_data / "bytedance-straggler-AR"))
+
+
+@pytest.mark.slow
+def test_the_slow_machine_of_a_production_job_is_named_first(straggler):
+    """Its authors: repairing it takes a step from 46.3 to 23.5 s."""
+    first = straggler.causes[0]
+    assert (first.cause, first.rank, first.workers[0].pipeline) == ("worker", 0, 0)
+    assert first.buys_ns / 1e9 == pytest.approx(22, abs=3)
+    assert straggler.ledger.job_latency_ns / 1e9 == pytest.approx(45.7, abs=0.1)
+    assert "imbalance" not in [one.cause for one in straggler.causes]
+    assert straggler.replicas.verdict == "drags"
+    assert straggler.replicas.saved_ns / 1e9 == pytest.approx(22, abs=3)
+
+
+@pytest.mark.slow
+def test_no_split_is_offered_for_it(straggler):
+    plan = answer_plan(straggler, layers=(8, 8, 8, 8))
+    assert plan.verdict.startswith("The device of rank 0 is slow")
+    assert not any(option.change.split for option in plan.options)
+    assert [one.reason for one in plan.refused if one.lever == "split"] == [
+        "rank 0 computes slowly, no stage is too long for it: repair its device first"
+    ]
+
+
+@pytest.mark.slow
+def test_the_long_stage_of_another_stays_one(public_data):
+    analysis = debubble.analyse(str(public_data / "bytedance-straggler-ST"))
+    first = analysis.causes[0]
+    assert (first.cause, first.stage) == ("imbalance", 3)
+    assert first.buys_ns / 1e9 == pytest.approx(0.3, abs=0.03)
+    assert analysis.workers.slow == ()
+    assert analysis.replicas.verdict == "none"
+
+
+def test_what_lies_between_steps_is_called_as_the_table_calls_it(public_data):
+    figures = debubble.analyse(str(public_data / "bytedance-straggler-ST")).pipeline
+    assert {"optimizer", "reduction", "clipping", "gc"} >= set(figures.outside_ns) - {"other"}
+    assert figures.outside_ns["reduction"] > figures.outside_ns.get("other", 0)

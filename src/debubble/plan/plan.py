@@ -145,7 +145,9 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     sieve = _Sieve(start=start, allowed=allowed)
     if baseline.slow_ranks:
         slow = numbered("rank", baseline.slow_ranks)
-        reason = f"{slow} computes slowly, no stage is too long for it: repair its device first"
+        alone = len(baseline.slow_ranks) == 1
+        reason = f"{slow} compute{'s' if alone else ''} slowly, no stage is too long for "
+        reason += f"{'it: repair its device' if alone else 'them: repair their devices'} first"
         sieve.refuse(Idea(lever="split", change=Change()), reason)
     ideas = sieve.ideas()
     options = _without_idle([weigh(baseline, idea) for idea in ideas])
