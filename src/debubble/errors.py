@@ -147,6 +147,7 @@ class Code(StrEnum):
     FOREIGN_DEVICE = "foreign_device"
     HOST_TIMES = "host_times"
     LAYERS_DIFFER = "layers_differ"
+    LINK_ERRORS = "link_errors"
     LINKS_INACTIVE = "links_inactive"
     LOG_CUT = "log_cut"
     MALFORMED = "malformed"

@@ -1,8 +1,8 @@
 """Traces of several ranks merged into one file in → as many `RankTrace`s out.
 
 SGLang's merger, and others after it, put all events into one list and write before each process
-whose it is: `"pid": "[TP00-PP01] 4711"`. Each rank's events are put into a trace of their own again,
-and that is read as any other. Ranks are counted by data, pipeline and tensor parallelism.
+whose it is: `"pid": "[TP00-PP01] 4711"`. Each rank's events are put into a trace of their own
+again, and that is read as any other. Ranks are counted by data, pipeline and tensor parallelism.
 """
 
 from __future__ import annotations
