@@ -579,7 +579,9 @@ def _reasons(pipeline: PipelineFigures) -> dict[str, str]:
         "stream.phases[].tokens": "record with record_shapes=True",
         "bottleneck": WITHOUT_TRACE if pipeline.absent else "the bubble is what takes most",
         "stages[].layers": "no layer is told apart by its kernels, and no job names their number",
-        "hops[].bytes": "record with record_shapes=True",
+        "hops[].bytes": "the table has no column of bytes"
+        if pipeline.ranks[0].timers
+        else "record with record_shapes=True",
         "hops[].from_stage": "these ranks hold several neighbouring stages: see `stages`",
         "hops[].to_stage": "these ranks hold several neighbouring stages: see `stages`",
         "hops[].wire_s.median": "every message had left before its receive began",

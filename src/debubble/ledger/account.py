@@ -302,11 +302,18 @@ class _Cutter:
             yield piece.begin, piece.end, _OF_RANKS.get(piece.kind, Cause.UNEXPLAINED)
 
     def _cut_pass(self, waiter: int, piece: Piece) -> Iterator[Cut]:
-        """Cut by how far the pass was: an equal share, its stage's excess, its own."""
+        """Cut by how far the pass was: an equal share, its stage's excess, its device's, its own.
+
+        Its data come between the last two.
+        """
         passes = self._step.program.passes
         key = (int(passes.stage[piece.row]), int(passes.kind[piece.row]))
         equal = self._costs.equal[key]
-        typical = self._costs.typical(key, int(passes.microbatch[piece.row]))
+        number = int(passes.microbatch[piece.row])
+        typical = self._costs.typical(key, number)
+        sound = round(typical * self._costs.sound[key] / max(self._costs.median[key], 1))
+        usual = typical / self._costs.heavy
+        times = self._costs.data.get((self._step.number, key[1], number), 1.0)
         collectives = self._collectives[passes.place[piece.row]]
         data = self._data[passes.place[piece.row]]
         began = int(self._step.times.pass_start[piece.row])
@@ -324,7 +331,12 @@ class _Cutter:
             yield from _steps(
                 begin,
                 end,
-                ((equal - into, scheduled), (typical - into, Cause.IMBALANCE)),
+                (
+                    (equal - into, scheduled),
+                    (sound - into, Cause.IMBALANCE),
+                    (round(usual) - into, Cause.WORKER),
+                    (round(usual * times) - into, Cause.DATA),
+                ),
                 Cause.JITTER,
             )
 

@@ -184,6 +184,34 @@ class Cause(StrEnum):
         style="red",
         perfetto="terrible",
     )
+    WORKER = About(
+        key="worker",
+        word="slow worker",
+        meaning="a device slower than those of the same stage elsewhere",
+        remedy=Remedies.sound_workers,
+        remedied="every device as fast as its peers",
+        colour="#8f4fc4",
+        strokes="M0 0h8v8h-8zM2 2h4v4h-4z",
+        ink="#2a0a45",
+        bits=(0xFF, 0x81, 0xBD, 0xA5, 0xA5, 0xBD, 0x81, 0xFF),
+        sign="#",
+        style="bold red",
+        perfetto="terrible",
+    )
+    DATA = About(
+        key="data",
+        word="uneven data",
+        meaning="a microbatch longer than others on every stage",
+        remedy=Remedies.spread_data,
+        remedied="sequences spread evenly over microbatches",
+        colour="#6a8f1f",
+        strokes="M0 7h2v-4h2v4h2v-6h2v6",
+        ink="#1e2b04",
+        bits=(0x01, 0x01, 0x11, 0x11, 0x55, 0x55, 0x55, 0xFF),
+        sign="$",
+        style="magenta",
+        perfetto="bad",
+    )
     JITTER = About(
         key="jitter",
         word="jitter",
@@ -331,6 +359,9 @@ CAUSES = tuple(Cause)
 CAUSE_OF = {cause.about.key: cause for cause in CAUSES}
 NUMBER_OF = {cause: number for number, cause in enumerate(CAUSES)}
 # What is put right to remove each cause; of passes themselves last.
+OF_KERNELS_AND_HOSTS = frozenset({"host", "host_sync", "collective", "data_parallel"})
+"""What a job's own timers do not show: it is neither named nor priced where they are all there is.
+"""
 REMEDIES: dict[Cause, Remedy] = {
     cause: cause.about.remedy
     for cause in sorted(CAUSES, key=lambda cause: cause in {"collective", "data_parallel"})

@@ -386,8 +386,8 @@ def measure_outside(ranks: Sequence[RankTimeline], windows: Sequence[Window]) ->
         if after.step != before.step + 1 or after.start_ns <= before.end_ns:
             continue
         cuts = [_cut(rank, before.end_ns, after.start_ns) for rank in ranks]
-        for name in cuts[0]:
-            lengths.setdefault(name, []).append(fmean(cut[name] for cut in cuts))
+        for name in dict.fromkeys(name for cut in cuts for name in cut):
+            lengths.setdefault(name, []).append(fmean(cut.get(name, 0) for cut in cuts))
     return {name: round(median(all_of)) for name, all_of in lengths.items() if any(all_of)}
 
 
@@ -396,7 +396,8 @@ def _cut(rank: RankTimeline, begin: int, end: int) -> dict[str, int]:
     covered = 0
     parts = {}
     starts, ends = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    for name in (OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING):
+    known = (OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING)
+    for name in dict.fromkeys((*known, *(kind for kind, _ in rank.outside))):
         for kind, intervals in rank.outside:
             if kind == name:
                 starts = np.concatenate((starts, intervals.start_ns))

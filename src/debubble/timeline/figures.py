@@ -220,6 +220,8 @@ class StageFigures:
     median_ns: int
     mad_ns: int
     count: int
+    busy_ns: int
+    """Of the median, what was computed: neither collectives inside passes nor gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +297,8 @@ def measure_pipeline(
     inside = () if streams else asked
     measured = (stream,) if stream else inside
     named = not streams and one_run
+    # Timers without messages do not show what a device spins in while it waits for them.
+    sees_all = not ranks[0].timers or len(timeline.transfers) > 0
     stated = None
     if statement is not None and named:
         stated = hold_against(statement, timeline, pipeline, microbatches, streams=streams)
@@ -313,11 +317,11 @@ def measure_pipeline(
         else _whole([w.length_ns for w in inside]),
         step_time_ns=_step_time(all_windows, captured),
         useful_fraction=_middle([w.useful_fraction for w in measured]),
-        apparent_fraction=_middle([w.apparent_fraction for w in measured]),
-        shares=tuple(_shares(rank, measured) for rank in ranks),
+        apparent_fraction=_middle([w.apparent_fraction for w in measured]) if sees_all else None,
+        shares=tuple(_shares(rank, measured, sees_all=sees_all) for rank in ranks),
         longest_stage_bubble=_middle([w.longest_stage_bubble for w in inside]),
         bubble_over_ideal=_middle([w.bubble_over_ideal for w in inside]),
-        stages=_stages(timeline, ranks),
+        stages=measure_stages(timeline, ranks),
         hops=measure_hops(timeline, ranks) if one_run else (),
         shape=measure_shape(timeline, inside, pipeline) if inside else None,
         outside_ns=measure_outside(ranks, () if streams else all_windows),
@@ -440,7 +444,8 @@ def _why_nothing(scope: _Scope) -> Gap:
     )
 
 
-def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageFigures, ...]:
+def measure_stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageFigures, ...]:
+    """Return what each kind of pass takes on each stage of a pipeline."""
     passes = timeline.passes
     figures = []
     for rank in ranks:
@@ -458,12 +463,15 @@ def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageF
                             median_ns=round(middle),
                             mad_ns=round(float(np.median(np.abs(lengths - middle)))),
                             count=len(lengths),
+                            busy_ns=round(float(np.median(passes.busy_ns[mine]))),
                         )
                     )
     return tuple(sorted(figures, key=lambda figure: (figure.stage, figure.kind)))
 
 
-def _shares(rank: RankTimeline, windows: Sequence[Window | StreamFigures]) -> RankShares:
+def _shares(
+    rank: RankTimeline, windows: Sequence[Window | StreamFigures], *, sees_all: bool
+) -> RankShares:
     spans = [(window.start_ns, window.end_ns) for window in windows]
     busy = rank.busy
     own = [(int(busy.start_ns[0]), int(busy.end_ns[-1]))] if len(busy.start_ns) else []
@@ -475,7 +483,7 @@ def _shares(rank: RankTimeline, windows: Sequence[Window | StreamFigures]) -> Ra
     return RankShares(
         rank=rank.rank,
         useful_fraction=share(busy),
-        apparent_fraction=share(rank.apparent),
+        apparent_fraction=share(rank.apparent) if sees_all else None,
         bubble_fraction=None if occupied is None else 1 - occupied,
         busy_fraction=share(busy, [span for span in own if span[1] > span[0]]),
     )

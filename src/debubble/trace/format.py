@@ -96,7 +96,8 @@ class Format:
 
     name: str
     a_file: str
-    """What one file of it is called in a sentence: "an op table"."""
+    """What one file of it is called in a sentence: "an op table"; empty for what is only refused.
+    """
     ask_for: str = ""
     """How it is called where somebody is asked for traces; empty where it is not asked for."""
     position: int

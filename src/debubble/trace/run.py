@@ -23,7 +23,14 @@ from debubble.trace.captures import (
     group_captures,
     recognise,
 )
-from debubble.trace.columns import Operation, OpTable, RankSummary, RankTrace, summarise
+from debubble.trace.columns import (
+    Operation,
+    OpTable,
+    RankSummary,
+    RankTrace,
+    join_op_tables,
+    summarise,
+)
 from debubble.trace.digest.content import copy_digest, keep_table, keep_traces
 from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
 from debubble.trace.digest.place import DigestPlace, stamp_of
@@ -178,6 +185,18 @@ def settle_run(found: RunFiles, readings: Iterable[Reading], rank: int | None = 
         ranks += reading.traces
     ranks, more = _settle_ranks(ranks, rank)
     gaps += [gap for trace in ranks for gap in trace.gaps]
+    if len(tables) > 1:
+        joined = join_op_tables(tables)
+        if joined is None:
+            gaps.append(
+                Gap(
+                    code=Code.SEVERAL_RUNS,
+                    message=f"{counted(len(tables), 'table')} hold the same ranks, and one is "
+                    f"read: {tables[0].file}",
+                    hint="give one of them, or tables of one rank each with a column of ranks",
+                )
+            )
+        tables = [joined or tables[0]]
     gaps += [gap for table in tables for gap in table.gaps]
     gaps += more
     sidecars, more = _read_sidecars(ranks, reading_of)

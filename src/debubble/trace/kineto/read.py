@@ -9,7 +9,7 @@ from debubble.errors import Code, Gap, NotATrace, TraceError
 from debubble.trace.columns import Header, RankTrace, Thread
 from debubble.trace.format import Reading, TraceFile
 from debubble.trace.kineto.document import NAME, Document, not_a_trace, parse_header
-from debubble.trace.kineto.reduce import FOREIGN_DEVICE, Reducer
+from debubble.trace.kineto.reduce import FOREIGN_DEVICE, FOREIGN_PROCESS, Reducer
 from debubble.trace.kineto.tables import BadTimes, Tables, make_tables
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 from debubble.units import counted, show_count
@@ -107,12 +107,23 @@ def _find_gaps(
                 "a profiler bug: newer torch versions write them less often",
             )
     foreign = {name: n for name, n in reducer.counts.items() if FOREIGN_DEVICE.match(name)}
-    if foreign:
-        listed = ", ".join(f"{show_count(n)} {name}" for name, n in sorted(foreign.items()))
+    processes = sorted(filter(FOREIGN_PROCESS.match, reducer.process_names))
+    read = (reducer.device, reducer.launches, reducer.cpu_operators, reducer.operators)
+    if foreign or (processes and not len(tables.kernels)):
+        listed = ", ".join(
+            [*(f"{show_count(n)} {name}" for name, n in sorted(foreign.items())), *processes]
+        )
         yield (
             Code.FOREIGN_DEVICE,
             f"device events that are not read: {listed}",
             "only CUDA and ROCm devices are known; times on others cannot be told",
+        )
+    elif not any(map(len, (*read, reducer.annotations, reducer.memory))):
+        events = counted(sum(reducer.counts.values()), "event")
+        yield (
+            Code.NOT_UNDERSTOOD,
+            f"none of its {events} is of a kind that is read: another tool wrote it",
+            "give traces of torch.profiler, or spans of passes (`debubble` reads F and B, by rank)",
         )
     elif header.devices and not len(tables.kernels):
         yield (

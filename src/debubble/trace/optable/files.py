@@ -62,6 +62,8 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "bytes": ("bytes", "message_bytes", "size_bytes", "nbytes"),
     "peer": ("peer", "peer_rank"),
     "layer": ("layer", "layer_id", "layer_index"),
+    "chunk": ("chunk", "chunk_id", "model_chunk", "mc", "vpp_rank", "vp_stage", "virtual_stage"),
+    "memory": ("memory_bytes", "peak_memory_bytes", "reserved_bytes", "allocated_bytes"),
 }
 # The same for times, without the unit that follows: `start_us`, `dur_ms`.
 TIME_ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
