@@ -146,6 +146,7 @@ class Code(StrEnum):
     DUPLICATE_RANK = "duplicate_rank"
     FOREIGN_DEVICE = "foreign_device"
     HOST_TIMES = "host_times"
+    IMPOSSIBLE = "impossible"
     LAYERS_DIFFER = "layers_differ"
     LINKS_INACTIVE = "links_inactive"
     LOG_CUT = "log_cut"
@@ -178,6 +179,7 @@ class Code(StrEnum):
     UNLINKED_MESSAGES = "unlinked_messages"
     UNMATCHED_TRANSFERS = "unmatched_transfers"
     UNREADABLE = "unreadable"
+    WRONG_MEMORY = "wrong_memory"
     WRONG_VALUES = "wrong_values"
 
 

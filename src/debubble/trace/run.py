@@ -29,6 +29,7 @@ from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
 from debubble.trace.digest.place import DigestPlace, stamp_of
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress, map_files, too_large
 from debubble.trace.format import OTHER, OTHER_JSON, PICTURE, Reading, TraceFile, rank_from_name
+from debubble.trace.guard import guard
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
 from debubble.units import counted, show_ranks
@@ -130,7 +131,8 @@ def read_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = No
     """
     try:
         reading = replace(FORMATS[known.format].read(known, limits), beside=known.named)
-        return reading if digests is None else _keep(known, reading, digests, limits)
+        kept = reading if digests is None else _keep(known, reading, digests, limits)
+        return guarded(kept)
     except TraceError as error:
         if error.rank is None:
             error.rank = known.rank
@@ -139,6 +141,16 @@ def read_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = No
         return Reading(error=error)
     except MemoryError:
         return Reading(error=too_large(known))
+
+
+def guarded(reading: Reading) -> Reading:
+    """Leave out what cannot be believed, and say so."""
+    judged = [guard(trace) for trace in reading.traces]
+    return replace(
+        reading,
+        traces=tuple(trace for trace, _ in judged if trace is not None),
+        gaps=(*reading.gaps, *(gap for _, gaps in judged for gap in gaps)),
+    )
 
 
 def _read_instead(known: TraceFile, limits: Limits, digests: DigestPlace | None) -> Reading:
