@@ -78,6 +78,7 @@ def guard(trace: RankTrace) -> tuple[RankTrace | None, tuple[Gap, ...]]:
     if wrong:
         message = f"left out, because it cannot be so: {'; '.join(wrong)}"
         return None, (
+            *trace.gaps,
             Gap(
                 code=Code.IMPOSSIBLE,
                 message=message,
@@ -126,7 +127,7 @@ def _impossible(trace: RankTrace) -> Iterator[str]:
     """Yield what no device can have done, in words."""
     kernels, launches = trace.kernels, trace.launches
     streams = _in_streams(kernels)
-    yield from _of_numbers(trace)
+    yield from _of_groups(trace)
     if len(launches):
         yield from _of_launches(trace, streams)
         yield from _of_waits(trace)
@@ -135,11 +136,8 @@ def _impossible(trace: RankTrace) -> Iterator[str]:
     yield from _of_calls(trace)
 
 
-def _of_numbers(trace: RankTrace) -> Iterator[str]:
-    """Ranks and groups: a rank is one of its world, and of every group that it talks in."""
-    size = trace.header.world_size
-    if trace.rank is not None and size is not None and trace.rank >= size > 0:
-        yield f"it is rank {trace.rank} of {size}"
+def _of_groups(trace: RankTrace) -> Iterator[str]:
+    """Yield a group that a rank talks in, and is not of."""
     used = np.unique(trace.operators.group[trace.operators.group >= 0]).tolist()
     strange = [trace.groups[row].name for row in used if not _is_of(trace, row)]
     if strange:
@@ -152,7 +150,7 @@ def _is_of(trace: RankTrace, group: int) -> bool:
 
 
 def _of_launches(trace: RankTrace, streams: _Streams) -> Iterator[str]:
-    """Every launch has its kernel, every kernel its launch, and none runs before it."""
+    """Yield launches without their kernel, kernels without their launch, or before it."""
     kernels, launches = trace.kernels, trace.launches
     joined = np.flatnonzero(kernels.launch >= 0)
     lost = _lost_kernels(trace)
@@ -218,7 +216,7 @@ def _orphans(trace: RankTrace, streams: _Streams) -> int:
 
 
 def _of_waits(trace: RankTrace) -> Iterator[str]:
-    """What was launched before the host waited for the whole device has ended when it goes on."""
+    """Yield kernels that end after the host has waited for all that was launched before."""
     kernels, launches = trace.kernels, trace.launches
     waits = np.flatnonzero(_matching(trace, _WAITS_FOR_ALL)[launches.name])
     joined = np.flatnonzero(kernels.launch >= 0)
@@ -239,7 +237,7 @@ def _of_waits(trace: RankTrace) -> Iterator[str]:
 
 
 def _of_streams(trace: RankTrace, streams: _Streams) -> Iterator[str]:
-    """Nothing overlaps on a stream, but for kernels of one graph and those launched to do so."""
+    """Yield overlaps on a stream, but for kernels of one graph and those launched to do so."""
     kernels = trace.kernels
     end_ns = kernels.start_ns + kernels.duration_ns
     before, after = streams.pairs()
@@ -263,7 +261,7 @@ def _apart(kernels: Kernels, before: Positions, after: Positions) -> Flags:
 
 
 def _of_units(trace: RankTrace, streams: _Streams) -> Iterator[str]:
-    """Durations are of the size that devices and hosts have, and reach to what follows them."""
+    """Yield durations that devices and hosts do not have, or that end before what follows."""
     kernels, launches = trace.kernels, trace.launches
     shortest = float(np.median(kernels.duration_ns))
     if len(kernels) >= _FEWEST_PAIRS and shortest < _SHORTEST_KERNEL_NS:
@@ -291,7 +289,7 @@ def _of_units(trace: RankTrace, streams: _Streams) -> Iterator[str]:
 
 
 def _of_calls(trace: RankTrace) -> Iterator[str]:
-    """Where most kernels of communication have their operator, and the other way round, all do."""
+    """Yield communication without its operator, or its kernel, where most of it has them."""
     kernels, operators = trace.kernels, trace.operators
     told = np.zeros(len(kernels) + 1, dtype=bool)
     told[operators.kernel] = True
