@@ -136,6 +136,7 @@ class Code(StrEnum):
     BAD_TEXT = "bad_text"
     BAD_TIMES = "bad_times"
     BUSY_MACHINE = "busy_machine"
+    CLOCK_OFF = "clock_off"
     CLOSED_GRAPHS = "closed_graphs"
     COLD_STEPS = "cold_steps"
     COPY_ENGINE = "copy_engine"

@@ -43,6 +43,7 @@ RECORDINGS = (
 )  # fmt: skip
 # What a figure may move by without a word: a fifth of a point of a share, a hundredth of a time.
 SHARE_MOVES, TIME_MOVES = 0.002, 0.01
+_ROUNDING = 1e-6
 _SHARES = frozenset({"bubble", "useful", "busy"})
 _NUMBER = re.compile(r"\d+")
 
@@ -112,7 +113,7 @@ def moved(before: Figures, after: Figures) -> list[str]:
         was, now = before.get(name), after.get(name)
         if isinstance(was, int | float) and isinstance(now, int | float):
             allowed = SHARE_MOVES if name in _SHARES else TIME_MOVES * abs(was)
-            if abs(now - was) <= allowed:
+            if abs(now - was) <= allowed * (1 + _ROUNDING):
                 continue
         elif was == now:
             continue
@@ -132,6 +133,7 @@ def judge(recording: Recording, damaged: Mapping[int, Document], what: str, room
     readings = list(recording.readings)
     files = list(recording.found.capture.files)
     ranks = {recording.ranks[row] for row in damaged}
+    everyone = len(ranks) == len(recording.ranks)
     try:
         for row, document in damaged.items():
             path = room / Path(files[row].file).name.removesuffix(".gz")
@@ -142,7 +144,7 @@ def judge(recording: Recording, damaged: Mapping[int, Document], what: str, room
         found = RunFiles(capture=capture, captures=(capture,), left_alone=(), gaps=())
         survey = measure_run(settle_run(found, readings), Question())
     except NoPipelineIn as why:
-        said = any(names(gap, ranks) for gap in why.run.gaps)
+        said = everyone or any(names(gap, ranks) for gap in why.run.gaps)
         return Outcome(what=what, moved="" if said else f"no pipeline: {why}")
     except DebubbleError:
         return Outcome(what=what)
@@ -150,7 +152,7 @@ def judge(recording: Recording, damaged: Mapping[int, Document], what: str, room
         broke = f"{type(error).__name__}: {str(error)[:200]}"
         return Outcome(what=what, moved=broke, details=traceback.format_exc())
     changed = moved(recording.figures, figures_of(survey))
-    if not changed or any(names(gap, ranks) for gap in survey.gaps):
+    if not changed or any(everyone or names(gap, ranks) for gap in survey.gaps):
         return Outcome(what=what)
     warned = ", ".join(f"{gap.code}" for gap in survey.gaps)
     return Outcome(what=what, moved=f"{'; '.join(changed)} (said: {warned or 'nothing'})")

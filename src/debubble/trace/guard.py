@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from debubble.errors import Code, Gap
 from debubble.trace.columns import (
     UNKNOWN,
+    KernelKind,
     Kernels,
     Memory,
     MemoryDevice,
@@ -263,9 +264,12 @@ def _apart(kernels: Kernels, before: Positions, after: Positions) -> Flags:
 def _of_units(trace: RankTrace, streams: _Streams) -> Iterator[str]:
     """Yield durations that devices and hosts do not have, or that end before what follows."""
     kernels, launches = trace.kernels, trace.launches
-    shortest = float(np.median(kernels.duration_ns))
-    if len(kernels) >= _FEWEST_PAIRS and shortest < _SHORTEST_KERNEL_NS:
-        yield f"kernels last {shortest:.0f} ns in the middle: not in the unit that they should be"
+    runs = kernels.duration_ns[
+        (kernels.kind != KernelKind.COPY) & (kernels.kind != KernelKind.MEMSET)
+    ]
+    short = int((runs < _SHORTEST_KERNEL_NS).sum())
+    if short and (runs % NS_PER_US > 0).any():  # where stamps are whole microseconds, 0 is short
+        yield f"{counted(short, 'kernel')} shorter than any can be"
     if not len(launches):
         return
     single = _matching(trace, _LAUNCHES_ONE)[launches.name]

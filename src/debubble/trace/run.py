@@ -23,7 +23,14 @@ from debubble.trace.captures import (
     group_captures,
     recognise,
 )
-from debubble.trace.columns import Operation, OpTable, RankSummary, RankTrace, summarise
+from debubble.trace.columns import (
+    Operation,
+    OpTable,
+    RankSummary,
+    RankTrace,
+    peak_memory,
+    summarise,
+)
 from debubble.trace.digest.content import copy_digest, keep_table, keep_traces
 from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
 from debubble.trace.digest.place import DigestPlace, stamp_of
@@ -405,7 +412,7 @@ def _settle_ranks(
         else:
             settled += same
     kept, more = _without_fragments(settled)
-    return kept, gaps + more
+    return kept, gaps + more + _without_memory(kept)
 
 
 def _duplicate(rank: int, files: Sequence[str]) -> Gap:
@@ -453,6 +460,24 @@ def _without_fragments(traces: list[RankTrace]) -> tuple[list[RankTrace], list[G
                 )
             )
     return kept, gaps
+
+
+def _without_memory(traces: Sequence[RankTrace]) -> list[Gap]:
+    """Name ranks that tell nothing of their memory, where others do."""
+    peaks = [peak_memory(trace) for trace in traces]
+    if all(peak is None for peak in peaks):
+        return []
+    return [
+        Gap(
+            code=Code.WRONG_MEMORY,
+            message="nothing of its device's memory in it, though other ranks have some",
+            hint="record with profile_memory=True on every rank",
+            file=trace.file,
+            rank=trace.rank,
+        )
+        for trace, peak in zip(traces, peaks, strict=True)
+        if peak is None
+    ]
 
 
 def _read_sidecars(
