@@ -16,7 +16,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -45,7 +45,7 @@ RECORDINGS = (
 SHARE_MOVES, TIME_MOVES = 0.002, 0.01
 _ROUNDING = 1e-6
 _SHARES = frozenset({"bubble", "useful", "busy"})
-_NUMBER = re.compile(r"\d+")
+_NUMBERS = re.compile(r"\b(\d{1,4})(?:-(\d{1,4}))?\b")
 
 Figures = dict[str, object]
 
@@ -125,7 +125,10 @@ def names(gap: Gap, ranks: set[int]) -> bool:
     """Tell whether a warning names one of the ranks."""
     if gap.rank is not None:
         return gap.rank in ranks
-    return bool({int(number) for number in _NUMBER.findall(gap.message)} & ranks)
+    named: set[int] = set()
+    for first, last in _NUMBERS.findall(gap.message):
+        named.update(range(int(first), int(last or first) + 1))
+    return bool(named & ranks)
 
 
 def judge(recording: Recording, damaged: Mapping[int, Document], what: str, room: Path) -> Outcome:

@@ -125,7 +125,7 @@ def build_part(
     mixed = [find_mixed(ranks, chain, transfers, across) for chain in chains]
     gaps += [gap for gap in mixed if gap]
     clocks = align(transfers, posted)
-    gaps += name_wrong(clocks)
+    gaps += [] if any(mixed) else name_wrong(clocks)
 
     # Passes. Labels, else what the host launched between messages → the pass of all work.
     assigned: list[dict[int, Assignment]] = []

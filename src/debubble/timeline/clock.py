@@ -56,10 +56,8 @@ _UNBOUNDED = float("inf")
 _DRIFT, _STAMPS_NS = 1e-4, 1_000_000
 _FEWEST_STEPS = 2
 
-# Doubles count an hour in nanoseconds to less than one of them, also after a fit.
-_FAR_NS = 3_600_000_000_000
-# Hosts that ask for the time are milliseconds apart.
-_CLOCK_OFF_NS = 1_000_000_000
+# A clock may be wrong by hours; by a day, it is the trace that states a wrong time.
+_FAR_NS = 86_400_000_000_000
 
 Ends = tuple[int, int]
 """The rank that sends, and the one that receives."""
@@ -127,7 +125,7 @@ def name_wrong(clocks: Clocks) -> list[Gap]:
             rank=rank,
         )
         for rank, offset in offsets.items()
-        if abs(offset - middle) > _CLOCK_OFF_NS
+        if abs(offset - middle) > _FAR_NS
     ]
 
 

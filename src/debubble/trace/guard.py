@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap
 from debubble.trace.columns import (
+    STEP,
     UNKNOWN,
     KernelKind,
     Kernels,
@@ -36,7 +37,7 @@ from debubble.trace.columns import (
     RankTrace,
     build,
 )
-from debubble.units import NS_PER_US, counted, show_bytes, show_seconds
+from debubble.units import NS_PER_US, counted, show_bytes, show_duration
 
 Flags = NDArray[np.bool_]
 Positions = NDArray[np.intp]
@@ -62,7 +63,10 @@ _SHORTEST_KERNEL_NS = 100
 _PEAKS_AGREE = 0.005
 # What most calls of a kind have, all have.
 _MOST = 0.8
-_FEWEST_ALIKE = 3
+# One mark of the profiler is set as the last one ends: 0.03 to 0.13 ms later.
+_BETWEEN_NS = 100_000_000
+# Ranges that began before the capture did are written as well: by half a minute in one of others.
+_FAR_NS = 600_000_000_000
 
 _LAUNCHES_ONE = re.compile(r"Launch(?!HostFunc)")
 _GRAPH = re.compile(r"Graph")
@@ -135,6 +139,7 @@ def _impossible(trace: RankTrace) -> Iterator[str]:
     yield from _of_streams(trace, streams)
     yield from _of_units(trace, streams)
     yield from _of_calls(trace)
+    yield from _of_ranges(trace)
 
 
 def _of_groups(trace: RankTrace) -> Iterator[str]:
@@ -165,7 +170,7 @@ def _of_launches(trace: RankTrace, streams: _Streams) -> Iterator[str]:
     if early.max(initial=0) > _STAMPS_NS:
         yield (
             f"{counted(int((early > _STAMPS_NS).sum()), 'kernel')} before their launch, "
-            f"by up to {show_seconds(float(early.max()) / 1e9)}"
+            f"by up to {show_duration(float(early.max()))}"
         )
     before, after = streams.pairs()
     before_call, after_call = kernels.launch[before], kernels.launch[after]
@@ -233,7 +238,7 @@ def _of_waits(trace: RankTrace) -> Iterator[str]:
     if late.max(initial=0) > _STAMPS_NS:
         yield (
             "the host waited for the device, and kernels ended up to "
-            f"{show_seconds(float(late.max()) / 1e9)} later"
+            f"{show_duration(float(late.max()))} later"
         )
 
 
@@ -256,9 +261,9 @@ def _of_streams(trace: RankTrace, streams: _Streams) -> Iterator[str]:
 
 def _apart(kernels: Kernels, before: Positions, after: Positions) -> Flags:
     """Tell kernels of different launches; those of a graph share one."""
-    same = (kernels.launch[before] == kernels.launch[after]) & (kernels.launch[before] >= 0)
-    graph = (kernels.graph[before] > 0) & (kernels.graph[before] == kernels.graph[after])
-    return ~same & ~graph
+    same: Flags = (kernels.launch[before] == kernels.launch[after]) & (kernels.launch[before] >= 0)
+    same |= (kernels.graph[before] > 0) & (kernels.graph[before] == kernels.graph[after])
+    return ~same
 
 
 def _of_units(trace: RankTrace, streams: _Streams) -> Iterator[str]:
@@ -303,6 +308,9 @@ def _of_calls(trace: RankTrace) -> Iterator[str]:
     if silent and silent <= (1 - _MOST) * int(talks.sum()):
         yield f"{counted(silent, 'kernel')} of communication without the operator of the others"
     moves = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+    carries = talks & (kernels.kind != KernelKind.COLLECTIVE)
+    if carries.any() and moves.any() and not told.any():
+        yield "no message has its kernel, though there are kernels that carry messages"
     last = int(operators.start_ns[operators.kernel >= 0].max(initial=0))
     missing = 0
     for group in np.unique(operators.group[moves]).tolist():
@@ -312,6 +320,24 @@ def _of_calls(trace: RankTrace) -> Iterator[str]:
         missing += int(without.sum()) if few else 0
     if missing:
         yield f"{counted(missing, 'message')} without the kernel that the others have"
+
+
+def _of_ranges(trace: RankTrace) -> Iterator[str]:
+    """Yield marks of steps that do not follow each other, and ranges far from all else."""
+    ranges = trace.annotations
+    numbers = np.array([int(n[1]) if (n := STEP.match(name)) else -1 for name in trace.names])
+    rows = np.flatnonzero((numbers[ranges.name] >= 0) & (ranges.stream < 0))
+    number, start = numbers[ranges.name[rows]], ranges.start_ns[rows]
+    apart = start[1:] - (start + ranges.duration_ns[rows])[:-1]
+    step = np.diff(number)
+    if (step <= 0).any() or (apart < -_STAMPS_NS).any() or (apart[step == 1] > _BETWEEN_NS).any():
+        yield "its steps do not follow each other"
+    if len(ranges):
+        end_ns = trace.kernels.start_ns + trace.kernels.duration_ns
+        early = int(trace.kernels.start_ns[0]) - int(ranges.start_ns[0])
+        late = int((ranges.start_ns + ranges.duration_ns).max()) - int(end_ns.max())
+        if max(early, late) > _FAR_NS:
+            yield f"a range {show_duration(max(early, late))} away from all kernels"
 
 
 def _wrong_memory(trace: RankTrace) -> str:
