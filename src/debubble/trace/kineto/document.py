@@ -37,8 +37,9 @@ from debubble.units import show_bytes, show_count
 EVENTS_FIELD = "traceEvents"
 
 # No field beside the events, and no single event, is larger in any trace we have seen (the largest
-# header is 40 KB). The limit bounds memory when a file is not what it seems.
-MAX_HELD_BYTES = 16 * 1024 * 1024
+# header is 40 KB). The limit bounds memory when a file is not what it seems: lists of nothing take
+# thirty times their text.
+MAX_HELD_BYTES = 4 * 1024 * 1024
 
 # Event borders are looked for in the last bytes of a piece; an event is some 300 bytes long.
 _BORDER_WINDOWS = (2_048, 65_536, MAX_HELD_BYTES)
@@ -104,7 +105,7 @@ class Document:
                 yield from self._take_events(piece)
                 continue
             if self._section is Section.AFTER and len(self._held) > MAX_HELD_BYTES:
-                continue  # whatever follows 16 MiB after the events, no field of ours does
+                continue  # whatever follows 4 MiB after the events, no field of ours does
             self._held += piece
             if self._section is Section.AFTER:
                 continue
