@@ -350,7 +350,9 @@ def _pair_digests(
     for trace, beside in by_trace.items():
         stamp = stamp_of(trace)
         heads = [digest.head for digest in beside if digest.head is not None]
-        if stamp is None or any(head.stamp != stamp for head in heads):
+        if stamp is None or not all(
+            head.stamp is not None and head.stamp.is_of(stamp) for head in heads
+        ):
             why = "is of another recording than the trace beside it"
         elif len({head.part for head in heads}) != heads[0].parts:
             why = f"is one of {heads[0].parts}, and not all lie beside the trace"
