@@ -141,6 +141,7 @@ class Code(StrEnum):
     BAD_TEXT = "bad_text"
     BAD_TIMES = "bad_times"
     BUSY_MACHINE = "busy_machine"
+    CLOCK_OFF = "clock_off"
     CLOSED_GRAPHS = "closed_graphs"
     COLD_STEPS = "cold_steps"
     COPY_ENGINE = "copy_engine"
@@ -152,6 +153,7 @@ class Code(StrEnum):
     DUPLICATE_RANK = "duplicate_rank"
     FOREIGN_DEVICE = "foreign_device"
     HOST_TIMES = "host_times"
+    IMPOSSIBLE = "impossible"
     LAYERS_DIFFER = "layers_differ"
     LINK_ERRORS = "link_errors"
     LINKS_INACTIVE = "links_inactive"
@@ -187,6 +189,7 @@ class Code(StrEnum):
     UNLINKED_MESSAGES = "unlinked_messages"
     UNMATCHED_TRANSFERS = "unmatched_transfers"
     UNREADABLE = "unreadable"
+    WRONG_MEMORY = "wrong_memory"
     WRONG_VALUES = "wrong_values"
 
 

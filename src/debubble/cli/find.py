@@ -181,7 +181,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         print_answer(page, answer, manners)
     exit_strictly(answer.warnings, manners)
     if allowed is not None:
-        judge_bubbles(analysis.pipelines, allowed)
+        judge_bubbles(analysis.pipelines, allowed, analysis.measured_warnings)
 
 
 def _following(analysis: Analysis, answer: FindAnswer, words: str) -> str:

@@ -367,4 +367,4 @@ def _finish(answer: _Answer, pictures: _Pictures, fail_on: str | None, manners: 
     print_answer(answer.page, answer.data, manners)
     exit_strictly(answer.gaps, manners)
     if fail_on:
-        judge_slow(answer.verdicts)
+        judge_slow(answer.verdicts, answer.gaps)

@@ -172,13 +172,13 @@ def survey_run(
     """Read a run and measure the pipelines asked about; raises `NoPipelineIn` where it has none."""
     means, question = means or Means(), question or Question()
     if len(found.capture.files) <= means.held_ranks:
-        return _survey_whole(means.read(found), question)
+        return measure_run(means.read(found), question)
     from debubble.fleet.large import spooling  # noqa: PLC0415 (only large runs need it)
 
     with spooling() as spool:
         fleet = means.scout(found, spool)
         if fleet.run.tables and not fleet.run.ranks:
-            return _survey_whole(fleet.run, question)
+            return measure_run(fleet.run, question)
         return _survey_fleet(fleet, question, means)
 
 
@@ -190,7 +190,8 @@ def inspect_run(found: RunFiles, means: Means | None = None) -> Run:
     return means.scout(found, None).run
 
 
-def _survey_whole(run: Run, question: Question) -> Survey:
+def measure_run(run: Run, question: Question) -> Survey:
+    """Measure a run that is held whole; raises `NoPipelineIn` where it has no pipeline."""
     with _naming(run):
         return _measure_held(run, build_run(run), run.ranks, question)
 

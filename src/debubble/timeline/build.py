@@ -23,7 +23,7 @@ from debubble.timeline.chain import (
     name_peers,
     pipeline_groups,
 )
-from debubble.timeline.clock import align, contradict, find_mixed, shift_transfers
+from debubble.timeline.clock import align, contradict, find_mixed, name_wrong, shift_transfers
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.job import tell_memory
 from debubble.timeline.lines import line_of, passes_of, stage_passes_of, without_bystanders
@@ -138,6 +138,7 @@ def build_part(
     mixed = [find_mixed(ranks, chain, transfers, across) for chain in chains]
     gaps += [gap for gap in mixed if gap]
     clocks = align(transfers, posted)
+    gaps += [] if any(mixed) else name_wrong(clocks)
 
     # Passes. Labels, else what the host launched between messages → the pass of all work.
     assigned: list[dict[int, Assignment]] = []

@@ -238,8 +238,9 @@ def _first_of_ring(ring: tuple[int, ...], messages: Mapping[int, Messages]) -> i
     """
 
     def weight(rank: int) -> tuple[float, bool, int]:
-        posts = messages.get(rank)
-        sends_first = posts is not None and bool(posts.is_send[_first(posts, posts.peer >= 0)])
+        posts, sends_first = messages.get(rank), False
+        if posts is not None and (posts.peer >= 0).any():
+            sends_first = bool(posts.is_send[_first(posts, posts.peer >= 0)])
         return _arriving_bytes(rank, messages), not sends_first, rank
 
     return min(ring, key=weight)

@@ -24,10 +24,14 @@ from debubble.timeline.bubble import (
 from debubble.timeline.model import Intervals, Passes, PassKind, RankTimeline, Timeline
 from debubble.timeline.steps import SkippedStep, choose_steps, only_steps
 from debubble.timeline.transfers import HopFigures, measure_hops
-from debubble.units import counted, show_count
+from debubble.units import counted, show_count, show_ranks
 
 PassName = tuple[int, str, int]
 """Stage, kind and microbatch of a pass."""
+
+# A step may begin while the one before it ends, by a fifth of it (`bubble.py`); and the middle of
+# few steps is not that of their distances.
+_LONGEST_OF_STEP = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +306,7 @@ def measure_pipeline(
     stated = None
     if statement is not None and named:
         stated = hold_against(statement, timeline, pipeline, microbatches, streams=streams)
-    return PipelineFigures(
+    figures = PipelineFigures(
         pipeline=pipeline,
         ranks=ranks,
         kind=scope.kind,
@@ -333,6 +337,54 @@ def measure_pipeline(
         left_out=scope.left_out,
         cut=scope.cut,
         one_run=one_run,
+    )
+    return _without_contradictions(figures)
+
+
+def _without_contradictions(figures: PipelineFigures) -> PipelineFigures:
+    """Say nothing at all rather than what cannot be: shares beyond all, times below nothing."""
+    shares = (figures.bubble_fraction, figures.useful_fraction, figures.apparent_fraction)
+    times = (figures.batch_latency_ns, figures.step_time_ns)
+    latency, step_time, stream = figures.batch_latency_ns, figures.step_time_ns, figures.stream
+    wrong = [
+        words
+        for words, is_wrong in (
+            ("a share below 0 or above 1", any(not 0 <= s <= 1 for s in shares if s is not None)),
+            ("a time below 0", any(t <= 0 for t in times if t is not None)),
+            (
+                "a batch longer than its step",
+                stream is None
+                and latency is not None
+                and step_time is not None
+                and latency > _LONGEST_OF_STEP * step_time,
+            ),
+            ("fewer than no batches in flight", stream is not None and stream.in_flight < 0),
+        )
+        if is_wrong
+    ]
+    if not wrong:
+        return figures
+    contradiction = Gap(
+        code=Code.IMPOSSIBLE,
+        message=f"nothing can be told of ranks {show_ranks([r.rank for r in figures.ranks])}: "
+        f"their times come to {' and '.join(wrong)}",
+        hint="a trace is damaged, or of another run; record them again",
+    )
+    return replace(
+        figures,
+        windows=(),
+        stream=None,
+        bubble_fraction=None,
+        batch_latency_ns=None,
+        step_time_ns=None,
+        useful_fraction=None,
+        apparent_fraction=None,
+        longest_stage_bubble=None,
+        bubble_over_ideal=None,
+        shape=None,
+        outside_ns={},
+        shares=tuple(_shares(rank, ()) for rank in figures.ranks),
+        gaps=(*figures.gaps, contradiction),
     )
 
 

@@ -288,7 +288,7 @@ def fit_int32(values: NDArray[np.generic]) -> I32:
 
 
 _COMMUNICATION_PREFIX = "c10d::"
-_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +355,7 @@ def device_unread(trace: RankTrace) -> bool:
 def steps_of(trace: RankTrace) -> tuple[int, ...]:
     """Return the numbers of the profiler's steps, as the host saw them."""
     host = trace.annotations.name[trace.annotations.stream < 0]
-    found = (_STEP.match(trace.names[name]) for name in np.unique(host).tolist())
+    found = (STEP.match(trace.names[name]) for name in np.unique(host).tolist())
     return tuple(sorted({int(step[1]) for step in found if step}))
 
 

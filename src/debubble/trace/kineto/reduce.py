@@ -131,6 +131,18 @@ class Reducer:
                 self._add_cpu_operators(group)  # beside device work they are of no use
             self._sort(category, group)
 
+    @property
+    def wrong(self) -> int:
+        """Return how many events have arguments that are not what they should be."""
+        decoders = (
+            self._device_args,
+            self._launch_args,
+            self._memory_args,
+            self._operator_args,
+            self._metadata_args,
+        )
+        return sum(decoder.wrong for decoder in decoders)
+
     def _sort(self, category: str, group: list[AnyKind]) -> None:
         if category in DEVICE_CATEGORIES:
             # Some kernels say themselves what they communicate: operators of their own.

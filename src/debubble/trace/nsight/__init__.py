@@ -27,11 +27,11 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
     return TraceFile(file=file, format=FORMAT.name, rank=rank_from_name(file))
 
 
-def read_known(known: TraceFile, limits: Limits) -> Reading:  # noqa: ARG001 (it is read where it lies)
+def read_known(known: TraceFile, limits: Limits) -> Reading:
     """Read every process of an export."""
     from debubble.trace.nsight.read import read_nsight  # noqa: PLC0415 (rare, and 30 ms)
 
-    with local_copy(known.file) as path:
+    with local_copy(known.file, limits) as path:
         traces = tuple(replace(trace, file=known.file) for trace in read_nsight(path))
     return Reading(traces=traces)
 
