@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
 
+from debubble.capture.server import ServerCapture
 from debubble.errors import CaptureError
+from debubble.report.capture import server_json, server_page
 from debubble.server_notes import (
     NAME,
     SCHEMA,
@@ -115,6 +118,35 @@ def test_the_profiler_is_held_against_both_sides_of_it():
     assert told.ratio("tokens_out_per_s") == pytest.approx(40 / 70)
     assert told.slowdown == pytest.approx(2.0)
     assert told.ratio("ttft_s") is None
+
+
+def test_a_span_with_other_work_says_nothing_of_the_profiler():
+    busy = Span(seconds=2.0, requests_running=16.0, tpot_s=0.010, later_tokens=300)
+    idle = Span(seconds=2.0, requests_running=2.0, tpot_s=0.002, later_tokens=300)
+    under = Span(seconds=2.0, requests_running=14.0, tpot_s=0.030, later_tokens=80)
+    told = notes(before=busy, during=under, after=idle)
+    assert told.around == busy
+    assert told.slowdown == pytest.approx(3.0)
+    assert notes(during=under, after=idle).slowdown is None
+
+
+def test_the_page_of_a_capture_shows_all_three_spans_and_what_the_profiler_cost(tmp_path):
+    answer = ServerCapture(
+        kind="vllm",
+        url="http://x",
+        files=(tmp_path / "a.json.gz",),
+        metrics=notes(
+            before=Span(seconds=2.0, tokens_out_per_s=100.0, tpot_s=0.010, later_tokens=9),
+            during=Span(seconds=2.0, tokens_out_per_s=40.0, tpot_s=0.025, later_tokens=9),
+        ),
+    )
+    page = server_page(answer, "debubble find x")
+    assert page.findings == ["Under the profiler a token took 2.5 times as long as around it."]
+    assert [row[0] for row in page.tables[1].rows] == ["before", "under the profiler"]
+    assert page.tables[1].rows[1][2:] == ("–", "40.0", "–", "–", "–", "25.0 ms")
+    assert server_json(answer)["metrics"]["during"]["tpot_s"] == 0.025
+    unknown = server_page(replace(answer, metrics=notes()), "")
+    assert "not known" in unknown.findings[0]
 
 
 def test_without_times_the_rate_tells_and_without_either_nothing_does():

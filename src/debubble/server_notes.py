@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import msgspec
 
@@ -18,6 +19,8 @@ from debubble.errors import CaptureError
 NAME = "server.debubble.json"
 """Beside the traces of the newest capture of a server; never taken for a trace."""
 SCHEMA = "debubble.server-notes/1"
+# With twice as many requests a batch holds twice as many tokens: what it takes is another thing.
+_AS_MUCH = 2.0
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^\n]*\})?\s+([^\s]+)", re.MULTILINE)
 # Ranks of one SGLang engine each tell what they share; replicas (`dp_rank`) have theirs.
@@ -103,8 +106,18 @@ class ServerNotes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def around(self) -> Span | None:
-        """The spans without the profiler as one; None where there was none."""
-        return _join([span for span in (self.before, self.after) if span is not None])
+        """The spans without the profiler as one, of those that had as much to do; None of none."""
+        return _join([span for span in (self.before, self.after) if self._is_like(span)])
+
+    def _is_like(self, span: Span | None) -> TypeGuard[Span]:
+        """Tell whether about as many requests ran as under the profiler: else it is other work."""
+        if span is None:
+            return False
+        running = None if self.during is None else self.during.requests_running
+        if running is None or span.requests_running is None:
+            return True
+        least, most = sorted((running, span.requests_running))
+        return least > 0 and most <= _AS_MUCH * least
 
     def ratio(self, figure: str) -> float | None:
         """Return a figure under the profiler over the same without it: tpot_s 2.5 is 2.5 times.

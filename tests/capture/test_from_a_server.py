@@ -85,6 +85,11 @@ def test_missing_routes_come_with_the_way_to_have_them(tmp_path, kind, cure):
         capture_server(order(url, tmp_path, kind=kind))
     assert "no profiling routes" in refusal.value.message
     assert cure in refusal.value.hint
+    if kind == "vllm":
+        config = json.loads(refusal.value.hint.partition("'")[2].rpartition("'")[0])
+        assert config["ignore_frontend"] is True
+        assert config["max_iterations"] > 100
+        assert config["torch_profiler_with_stack"] is False
 
 
 def test_what_the_server_says_of_its_failure_is_passed_on(tmp_path):

@@ -62,7 +62,7 @@ _HEADER: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 
-def kind_of(event: Event) -> str:
+def kind_of(event: Event) -> str:  # noqa: PLR0911 (a return a kind)
     """Say what the reader takes an event for; nothing for what it steps over."""
     category, name = event.get("cat", ""), event.get("name", "")
     if category == "kernel":
@@ -321,8 +321,8 @@ def another_clock(random: Random, document: Document) -> str:
     """Give the rank another base: years off, none, text."""
     base = document.header["baseTimeNanoseconds"]
     wrong = random.choice(
-        (0, str(base), "soon", base - 10**18, base + 10**18, base + 3_600 * 10**9, -base, base * 2.0,
-         base / 1e9, base // 1000)
+        (0, str(base), "soon", base - 10**18, base + 10**18, base + 3_600 * 10**9, -base,
+         base * 2.0, base / 1e9, base // 1000)
     )  # fmt: skip
     document.header["baseTimeNanoseconds"] = wrong
     return f"base {wrong!r}"

@@ -46,7 +46,7 @@ def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
                 "unsafe" if change.unsafe else "",
             )
         )
-    page.tables = [numbers, memory]
+    page.tables = [numbers, memory] if found.memory else [numbers]
     if found.setting or found.environment:
         differs = Table(columns=("differs", "before", "after"))
         every = (*found.setting, *found.environment)

@@ -383,7 +383,7 @@ def _without_contradictions(figures: PipelineFigures) -> PipelineFigures:
         bubble_over_ideal=None,
         shape=None,
         outside_ns={},
-        shares=tuple(_shares(rank, ()) for rank in figures.ranks),
+        shares=tuple(_shares(rank, (), sees_all=False) for rank in figures.ranks),
         gaps=(*figures.gaps, contradiction),
     )
 

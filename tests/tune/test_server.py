@@ -1,0 +1,231 @@
+"""`tune --server`: a server is started, asked, measured and ended, and the best setting is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.services.console import REPOSITORY, type_command
+from support.services.free_port import free_port
+
+from debubble.errors import UsageError
+from debubble.load import Load
+from debubble.plan.serving import ServingSetting
+from debubble.tune.server import Server, prospects
+from debubble.tune.setting import SERVING_KNOBS, read_setting, read_template
+from debubble.tune.trial import MARK
+
+TINY = shlex.join(
+    [sys.executable, str(REPOSITORY / "tests" / "support" / "jobs" / "tiny_server.py")]
+)
+ENGINE = REPOSITORY / "examples" / "serve_pipeline" / "serve.py"
+PATIENCE_S = 30.0
+
+
+def test_what_lies_next_to_a_setting_is_tried_batches_in_flight_first_where_stages_starve():
+    now = ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=2, chunk=512)
+    assert prospects(now, None, None) == [
+        ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=4, chunk=512),
+        ServingSetting(stages=4, layers=(2, 2, 2, 2), in_flight=2, chunk=512),
+        ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=1, chunk=512),
+        ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=2, chunk=1024),
+        ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=2, chunk=256),
+    ]
+
+
+def test_no_more_batches_are_put_in_flight_than_four_a_stage():
+    now = ServingSetting(stages=2, layers=(2, 2), in_flight=8)
+    assert [one.in_flight for one in prospects(now, None, None)] == [4]
+
+
+def test_a_rate_says_nothing_of_a_servers_best():
+    with pytest.raises(UsageError, match="a rate"):
+        Server(url="http://x", load=Load(rate=2.0))
+
+
+def test_a_server_is_told_what_servers_can_be_told_and_its_folder():
+    now = read_setting(["layers=3,3,3,7", "in_flight=4"])
+    template = read_template(
+        ["serve", "--layers={layers}", "-k", "{in_flight}", "{traces}"], now, SERVING_KNOBS
+    )
+    assert template.fill(now, traces="/t") == ("serve", "--layers=3,3,3,7", "-k", "4", "/t")
+    assert str(now) == "layers 3,3,3,7, 4 in flight"
+    with pytest.raises(UsageError, match="microbatches is nothing that can be tuned here"):
+        read_template(["serve"], read_setting(["microbatches=4"]), SERVING_KNOBS)
+    with pytest.raises(UsageError, match=r"no placeholder is called \{in_flight\}"):
+        read_template(["train", "{in_flight}"], read_setting(["in_flight=4"]))
+
+
+def words_for(folder, port, *, way="", now="in_flight=1", runs=5, load="seconds=0.6"):
+    load = f"clients=2 prompt=4 output=8 warm-up=0.1 {load}"
+    return (
+        f"debubble tune --server '{TINY} {port} {{in_flight}} 64 {way}' "
+        f"--url http://127.0.0.1:{port} --load '{load}' --now {now} --runs {runs} "
+        f"--out {folder / 'tune'} --store sqlite:///{folder / 'history.db'}"
+    )
+
+
+def running(folder):
+    """Processes of any run whose journal is in a folder."""
+    journal = folder / "tune" / "journal.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    tokens = [line["began"]["token"] for line in lines if line.get("began")]
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(f"{MARK}={token}".encode() in environment for token in tokens):
+            found.append(process.name)
+    return found
+
+
+@pytest.mark.slow
+def test_the_setting_that_serves_most_is_found_confirmed_and_nothing_is_left(tmp_path):
+    said = type_command(f"{words_for(tmp_path, free_port())} --json", tmp_path)
+    assert said.code == 0, said.text
+    data = json.loads(said.out)
+    assert data["now"] == {"in_flight": 1}
+    assert data["winner"]["in_flight"] in {2, 4}
+    assert data["verdict"] == "better"
+    assert data["throughput_gain_fraction"] > 0.5
+    first, *others = (run["measured"]["numbers"] for run in data["runs"])
+    best = max(others, key=lambda numbers: numbers["tokens_per_s"])
+    assert best["tpot_s"] < first["tpot_s"]
+    assert best["ttft_s"] < first["ttft_s"]
+    assert first["tpot_s"] > 0.008  # what one of its tokens takes
+    assert f"{data['winner']['in_flight']}" in data["winner_command"]
+    assert running(tmp_path) == []
+    # Compared by hand it is the same.
+    first, last = (tmp_path / "tune" / f"run00{number}" / "load.json" for number in (1, 2))
+    compared = type_command(f"debubble compare {first} {last} --json", tmp_path)
+    delta = json.loads(compared.out)["delta"]
+    assert set(delta) == {"throughput", "ttft", "tpot", "request_latency"}
+    assert delta["tpot"]["direction"] == delta["throughput"]["direction"] == "better"
+    assert json.loads(compared.out)["verdict"] == "better"
+
+
+@pytest.mark.slow
+def test_a_page_shows_what_users_saw_and_the_command_to_go_on_with(tmp_path):
+    said = type_command(words_for(tmp_path, free_port(), runs=3), tmp_path)
+    assert said.code == 0, said.text
+    assert "tokens/s out" in said.out
+    assert "TTFT" in said.out
+    assert "first token after" in said.err
+    planned = type_command(f"{words_for(tmp_path, 1)} --dry-run --force", tmp_path)
+    assert planned.code == 2  # another address: another tuning
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("crash", "exit code 1: no room for the model"),
+        ("dies", "exit code 3"),
+        ("refuses", "no request was answered in 0.6 s: 503 too busy"),
+        ("deaf", "no answer at"),
+    ],
+)
+def test_a_server_that_cannot_be_measured_is_named_with_its_own_words(tmp_path, way, words):
+    command = words_for(tmp_path, free_port(), way=way)
+    said = type_command(f"{command} --timeout 3s", tmp_path)
+    assert said.code == 2
+    assert "the server as it is cannot be measured" in said.err
+    assert words in said.err
+    assert running(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_server_that_is_there_already_is_not_measured_for_another(tmp_path):
+    port = free_port()
+    other = subprocess.Popen([*shlex.split(TINY), str(port), "1", "64"])
+    try:
+        wait_for(port)
+        said = type_command(words_for(tmp_path, port), tmp_path)
+    finally:
+        other.kill()
+        other.wait()
+    assert said.code == 2
+    assert "something answers at" in said.err
+
+
+def wait_for(port):
+    server = Server(url=f"http://127.0.0.1:{port}", load=Load(clients=1))
+    deadline = time.monotonic() + PATIENCE_S
+    while not server.answers():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_tuning_that_is_ended_takes_its_server_with_it(tmp_path, how):
+    port = free_port()
+    words = shlex.split(words_for(tmp_path, port, load="seconds=300"))[1:]
+    program = "import sys; from debubble.cli import main; main(sys.argv[1:])"
+    tuning = subprocess.Popen(
+        [sys.executable, "-c", program, *words], env=os.environ, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(port)
+        assert running(tmp_path)
+        tuning.send_signal(how)
+        tuning.wait(PATIENCE_S)
+    finally:
+        tuning.kill()
+        tuning.wait()
+    deadline = time.monotonic() + PATIENCE_S
+    while running(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert running(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--server 'x {in_flight}' --now in_flight=1", "--server needs --url and --load"),
+        ("--url http://x --now in_flight=1", "--url is for a server"),
+        ("--server x --url http://x --load clients=1 -- y", "both a server and a command"),
+        ("--server x --url http://x --load rate=1 --now chunk=8", "a rate"),
+        ("--server x --url http://x --load clients=1 --traces t --now chunk=8", "--traces is for"),
+    ],
+)
+def test_words_that_do_not_go_together_are_refused(tmp_path, words, problem):
+    said = type_command(f"debubble tune {words}", tmp_path)
+    assert said.code == 2
+    assert problem in said.err
+
+
+@pytest.mark.slow
+def test_the_gloo_engine_ends_with_a_measured_gain_and_no_process(tmp_path):
+    """Layers 1,1,1,5 with one batch of one request in flight: three stages wait at any time."""
+    port = free_port()
+    server = (
+        f"{shlex.quote(sys.executable)} {ENGINE} --port {port} --width 32 --layer-us 3000 "
+        "--requests 1 --layers {layers} --in-flight {in_flight} --folder {traces}"
+    )
+    said = type_command(
+        f'debubble tune --server "{server}" --url http://127.0.0.1:{port} --kind vllm '
+        "--load 'clients=6 prompt=16 output=8 seconds=3 warm-up=1' "
+        "--now layers=1,1,1,5 --now in_flight=1 --runs 4 --json "
+        f"--out {tmp_path / 'tune'} --store sqlite:///{tmp_path / 'history.db'}",
+        tmp_path,
+    )
+    assert said.code == 0, said.text
+    data = json.loads(said.out)
+    assert data["verdict"] == "better"
+    assert data["throughput_gain_fraction"] > 0.2
+    assert data["winner"]["in_flight"] > 1
+    first = tmp_path / "tune" / "run001" / "traces"
+    assert len(list(first.glob("*.json.gz"))) == 4
+    assert (first / "server.debubble.json").exists()
+    assert running(tmp_path) == []
