@@ -31,7 +31,7 @@ PATIENCE_S = 30.0
 
 def test_what_lies_next_to_a_setting_is_tried_batches_in_flight_first_where_stages_starve():
     now = ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=2, chunk=512)
-    assert prospects(now, None, None) == [
+    assert prospects(now, None) == [
         ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=4, chunk=512),
         ServingSetting(stages=4, layers=(2, 2, 2, 2), in_flight=2, chunk=512),
         ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=1, chunk=512),
@@ -42,7 +42,7 @@ def test_what_lies_next_to_a_setting_is_tried_batches_in_flight_first_where_stag
 
 def test_no_more_batches_are_put_in_flight_than_four_a_stage():
     now = ServingSetting(stages=2, layers=(2, 2), in_flight=8)
-    assert [one.in_flight for one in prospects(now, None, None)] == [4]
+    assert [one.in_flight for one in prospects(now, None)] == [4]
 
 
 def test_a_rate_says_nothing_of_a_servers_best():

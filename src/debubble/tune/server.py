@@ -25,7 +25,7 @@ from debubble.load import Load, drive
 from debubble.measure.served import measure_load, say_load
 from debubble.plan.baseline import even_split
 from debubble.plan.serving import ServingSetting
-from debubble.server_notes import ServerNotes, read_server_notes
+from debubble.serving.plan import predict
 from debubble.tune.decide import Next
 from debubble.tune.journal import Run
 from debubble.tune.loop import Loop
@@ -171,16 +171,13 @@ def _capture(server: Server, kind: str, traces: Path) -> tuple[Analysis | None, 
         asking.join(_ASK_S)
 
 
-def prospects(
-    now: ServingSetting, notes: ServerNotes | None, capture: Analysis | None
-) -> list[ServingSetting]:
+def prospects(now: ServingSetting, capture: Analysis | None) -> list[ServingSetting]:
     """Return what may serve better than a setting, the most promising first.
 
     By what lies next to it: layers cut by what stages take, batches in flight, chunks and requests
-    halved and doubled. `notes` and `capture` are of a run of that setting, where there are any; a
-    plan of streams would weigh them here.
+    halved and doubled. `capture` is of a run of that setting, where there is one: where its batches
+    can be replayed, what promises most tokens comes first.
     """
-    del notes
     found = []
     stages = now.stages
     if now.layers is None and capture is not None:
@@ -202,7 +199,32 @@ def prospects(
             continue
         others = [other for other in (2 * value, value // 2) if 1 <= other <= (most or other)]
         found += [replace(now, **{knob: other}) for other in others]
-    return [setting for setting in dict.fromkeys(found) if setting != now]
+    others = [setting for setting in dict.fromkeys(found) if setting != now]
+    return _weighed(others, now, capture)
+
+
+def _weighed(
+    settings: list[ServingSetting], now: ServingSetting, capture: Analysis | None
+) -> list[ServingSetting]:
+    """Put what the captured batches promise most of first; as they are where nothing fits them."""
+    if capture is None:
+        return settings
+    try:
+        model = capture.server_model(layers=now.layers)
+    except DebubbleError:
+        return settings
+
+    def gain(setting: ServingSetting) -> float:
+        asked = replace(
+            model.setting,
+            in_flight=setting.in_flight or model.setting.in_flight,
+            chunk=setting.chunk or model.setting.chunk,
+            layers=setting.layers,
+            requests_a_batch=setting.requests_a_batch,
+        )
+        return predict(model, asked).gain
+
+    return sorted(settings, key=gain, reverse=True)
 
 
 def _cut_by_time(layers: tuple[int, ...], capture: Analysis | None) -> tuple[int, ...]:
@@ -240,27 +262,25 @@ class ServerLoop(Loop):
     def _tries(self, source: Run) -> Iterator[Prospect]:
         standing = self.standing
         done = {run.setting for run in standing.runs if run.outcome.kind is not Kind.CUT}
-        notes, capture = self._left_by(source)
-        for serving in prospects(source.setting.serving(), notes, capture):
+        for serving in prospects(source.setting.serving(), self._left_by(source)):
             setting = source.setting.with_serving(serving)
             if setting is None or setting in done or is_hopeless(standing, setting):
                 continue
             lever = next(iter(setting.differing(source.setting)))
             yield Prospect(setting=setting, lever=lever, expected=None, worth=True)
 
-    def _left_by(self, source: Run) -> tuple[ServerNotes | None, Analysis | None]:
+    def _left_by(self, source: Run) -> Analysis | None:
         """Return what the captured run of a setting left: a run that confirms it has no capture."""
         for run in self.standing.of(source.setting):
             traces = self.bench.folder_of(run.number) / TRACES
             try:
-                notes = read_server_notes(traces)
                 if run.number not in self._readings and any(traces.rglob("*.json.gz")):
                     self._readings[run.number] = read_capture(traces)
             except DebubbleError:
                 continue
             if run.number in self._readings:
-                return notes, self._readings[run.number]
-        return None, None
+                return self._readings[run.number]
+        return None
 
     def _try(self, chosen: Next, number: int, token: str) -> tuple[Outcome, Analysis | None]:
         return serve_trial(
