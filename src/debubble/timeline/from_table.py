@@ -199,15 +199,32 @@ def _places(
     for name in np.unique(rank[is_pass]).tolist():
         mine = is_pass & (rank == name)
         held[name] = int(table.pipeline[mine][0]), tuple(np.unique(table.stage[mine]).tolist())
-    members: dict[int, list[int]] = {}
+    members: dict[int, dict[int, int]] = {}
     replicas: dict[tuple[int, ...], list[int]] = {}
     for name, (pipeline, stages) in sorted(held.items(), key=lambda one: one[1][1]):
-        members.setdefault(pipeline, []).append(name)
+        members.setdefault(pipeline, {})[stages[0]] = name
         replicas.setdefault(stages, []).append(name)
+    if all(len(stages) == 1 for _, stages in held.values()):
+        for ranks in members.values():
+            _fill_holes(ranks)
     return (
-        {pipeline: tuple(ranks) for pipeline, ranks in members.items()},
+        {
+            pipeline: tuple(rank for _, rank in sorted(ranks.items()))
+            for pipeline, ranks in members.items()
+        },
         {stages: tuple(sorted(ranks)) for stages, ranks in replicas.items()},
     )
+
+
+def _fill_holes(ranks: dict[int, int]) -> None:
+    """Add ranks of stages that no row is of, where those of the others tell their numbers."""
+    known = np.array(sorted(ranks.items()))
+    if len(known) < 2:
+        return
+    apart = np.diff(known[:, 1]) / np.diff(known[:, 0])
+    if (apart == apart[0]).all() and apart[0].is_integer():
+        for stage in range(int(known[-1, 0])):
+            ranks.setdefault(stage, int(known[0, 1] + apart[0] * (stage - known[0, 0])))
 
 
 def _outside(

@@ -20,6 +20,7 @@ from debubble.trace.columns import I64, UNKNOWN, OpTable
 from debubble.trace.format import Reading, TraceFile
 from debubble.trace.optable.files import (
     DEFAULT_UNIT,
+    LAST_NS,
     NS_PER,
     Layout,
     Op,
@@ -137,6 +138,13 @@ def table_of_passes(
 
     What a row does not say is not known; of the pipeline, the first.
     """
+    for row in passes:
+        for key in _MISSING.keys() & row.keys():
+            most = LAST_NS if key in {"start", "duration", "bytes", "memory"} else _INT32_MAX
+            if not -most <= int(row[key]) <= most:
+                raise TraceError(f"{row['op']}: a {key} that is out of range", file=file)
+        if int(row.get("duration", 0)) < 0:
+            raise TraceError(f"{row['op']}: a pass that ends before it begins", file=file)
     names = tuple(dict.fromkeys(str(row["op"]) for row in passes))
     told: dict[str, I64] = {
         key: np.array([row.get(key, missing) for row in passes], dtype=np.int64)
