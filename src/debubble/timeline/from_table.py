@@ -55,6 +55,7 @@ _REDUCES = (
 # Timers of a rank that waits for its messages lie beside its passes for no more of them than this.
 _BESIDE = 0.01
 _COUNTED_FROM = (0, 1)
+_UNKNOWN_NS = np.iinfo(np.int64).min
 # First steps of production jobs took two to four times as long as the others.
 _FIRST_STEP = 1.5
 
@@ -264,10 +265,13 @@ def _reductions(
     if len(replicas) < 2 or not len(rows):
         return None
     others = np.flatnonzero(mine & (joins | (table.op != Op.COLLECTIVE)))
+    steps = table.step[others]  # tables are sorted by step
     begins = start[rows].copy()
     for at, row in enumerate(rows.tolist()):
-        before = others[(table.step[others] == table.step[row]) & (end[others] <= start[row])]
-        begins[at] = end[before].max() if len(before) else start[row]
+        first, last = np.searchsorted(steps, (table.step[row], table.step[row] + 1))
+        ends = end[others[first:last]]
+        begins[at] = ends[ends <= start[row]].max(initial=_UNKNOWN_NS)
+    begins = np.where(begins == _UNKNOWN_NS, start[rows], begins)
     kinds = [int(kind_of[number] or 0) for number in table.name[rows].tolist()]
     return RankCollectives(
         groups=(Group(name="data parallel", description="dp", ranks=replicas),),
@@ -307,7 +311,8 @@ def _posts(
         ]
         is_send = np.isin(table.op[rows], tuple(_SENDS))
         computes = union_of(start[(rank == name) & is_pass], end[(rank == name) & is_pass])
-        beside = sum(computes.inside(int(start[row]), int(end[row])) for row in rows[is_send])
+        beside = int(_covered(computes, end[rows[is_send]]).sum())
+        beside -= int(_covered(computes, start[rows[is_send]]).sum())
         waits = beside < _BESIDE * int((end - start)[rows[is_send]].sum())
         messages = Messages(
             issued_ns=start[rows],
@@ -324,6 +329,15 @@ def _posts(
         )
         posts[name] = RankMessages(messages=messages, step=table.step[rows].astype(np.int32))
     return posts
+
+
+def _covered(intervals: Intervals, moments: I64) -> I64:
+    """Return how much of the time up to each moment some intervals cover."""
+    before = np.concatenate(([0], np.cumsum(intervals.end_ns - intervals.start_ns)))
+    begun = np.searchsorted(intervals.start_ns, moments, side="right")
+    reach = np.concatenate(([0], intervals.end_ns))[begun]
+    covered: I64 = before[begun] - np.maximum(reach - moments, 0) * (begun > 0)
+    return covered
 
 
 def _queues(start: I64, end: I64, peer: NDArray[np.integer[Any]], is_send: Flags) -> I32:
