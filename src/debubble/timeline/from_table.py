@@ -147,6 +147,7 @@ def _lines(
     set_up = _set_up(table, start, end, is_pass)
     besides = ~is_pass & ~np.isin(table.op, (*_SENDS, *_RECEIVES))
     members, replicas = _places(table, rank, is_pass)
+    hosts = dict(table.hosts)
     for name in np.unique(rank[is_pass]).tolist():
         mine = rank == name
         first = int(np.flatnonzero(mine)[0])
@@ -169,6 +170,7 @@ def _lines(
                 outside=_outside(table, mine & besides, start, end),
                 collectives=_reductions(table, mine, start, end, replicas[stages]),
                 timers=True,
+                device=(hosts.get(name, ""), UNKNOWN),
                 set_up=set_up,
                 file=table.file,
             )

@@ -103,6 +103,7 @@ def read_op_table(path: str, *, data: bytes | None = None, unit: str | None = No
         names=names,
         events=table.rows,
         inflated_bytes=table.file_bytes,
+        hosts=_read_hosts(table, layout, columns),
         gaps=gaps + split,
     )
 
@@ -283,6 +284,20 @@ def _read_names(table: RawTable, column: str) -> tuple[I64, tuple[str, ...]]:
             raise table.error("is no name of an operation", row=row, column=column)
         found.append(index.setdefault(cell, len(index)))
     return np.array(found, dtype=np.int64), tuple(index)
+
+
+def _read_hosts(
+    table: RawTable, layout: Layout, columns: dict[str, I64]
+) -> tuple[tuple[int, str], ...]:
+    """Return the host of each rank, where a column names it: by the first row of the rank."""
+    if "host" not in layout.fields:
+        return ()
+    found: dict[int, str] = {}
+    cells = table.column(layout.fields["host"])
+    for rank, cell in zip(columns["rank"].tolist(), cells, strict=True):
+        if rank >= 0 and cell is not None and str(cell).strip():
+            found.setdefault(rank, str(cell).strip())
+    return tuple(sorted(found.items()))
 
 
 def _name_split_backwards(table: RawTable, columns: dict[str, I64]) -> tuple[I64, tuple[Gap, ...]]:
