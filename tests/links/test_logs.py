@@ -394,3 +394,40 @@ def test_counters_of_no_device_are_a_damaged_log():
     lines = NVLINK_ERRORS.splitlines()
     with pytest.raises(LogError, match="of no device"):
         own("\n".join([lines[1], *lines]))
+
+
+def export(name, values, **labels):
+    """Make the answer of a range query."""
+    stamped = [[1_700_000_000 + 15 * at, str(value)] for at, value in enumerate(values)]
+    series = {"metric": {"__name__": name, **labels}, "values": stamped}
+    return {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
+
+
+REPLAYS = "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL"
+
+
+def test_counters_over_time_tell_what_comes_and_goes():
+    log = own(json.dumps(export(REPLAYS, [5, 5, 9, 9, 2, 2], gpu="3", Hostname="node7")))
+    [counter] = log.counters
+    assert (counter.increase, counter.risen, counter.intervals) == (6, 2, 5)  # it was reset once
+    [gap] = doubts_about([log])
+    assert gap.code == "link_errors"
+    assert gap.message == f"node7 device 3: {REPLAYS} rose by 6, in 2 of 5 intervals"
+
+
+def test_a_counter_that_stands_still_is_no_doubt():
+    assert doubts_about([own(json.dumps(export(REPLAYS, [4, 4, 4])))]) == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (export("up", [1, 1]), "no counter of a link"),
+        (export(REPLAYS, ["many"]), "could not convert"),
+        ({"data": {"resultType": "vector", "result": []}}, "a vector and no matrix"),
+        ({"data": {"resultType": "matrix", "result": [{"metric": 1}]}}, "no matrix of counters"),
+    ],
+)
+def test_another_export_says_what_is_wrong(data, says):
+    with pytest.raises(LogError, match=says):
+        own(json.dumps(data))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+import debubble
+from debubble.answers.ledger import say_cause
 from debubble.errors import NoPipeline
 from debubble.simulate.theory import bubble_fraction
 from debubble.timeline.build import build_run
@@ -71,3 +73,46 @@ def test_a_send_and_a_receive_in_one_interval_are_one_exchange(public_data):
     timeline = build_run(read_run(find_run([str(public_data / "bytedance-straggler-ST")])))
     assert timeline.transfers.fused.any()
     assert not timeline.transfers.fused.all()
+
+
+HEADER = "step,dp_rank,pp_rank,chunk,rank,mb_id,op,start_us,duration_us,memory_bytes,hostname"
+
+
+def test_a_table_tells_hosts_memory_and_chunks(tmp_path):
+    rows = [
+        f"0,0,{place},{chunk},{10 + place},0,F,{20 * chunk + 10 * place},10,{1000 + place},"
+        f"node{place}"
+        for chunk in range(2)
+        for place in range(2)
+    ]
+    timeline = table(tmp_path, rows, header=HEADER)
+    assert [rank.rank for rank in timeline.ranks] == [10, 11]
+    assert [rank.stages for rank in timeline.ranks] == [(0, 2), (1, 3)]
+    assert [rank.device[0] for rank in timeline.ranks] == ["node0", "node1"]
+    assert [rank.peak_memory_bytes for rank in timeline.ranks] == [1000, 1001]
+
+
+def test_the_host_of_a_slow_device_is_said(tmp_path):
+    lines = ["step,pipeline,stage,rank,microbatch,op,start_us,duration_us,node"]
+    for step in range(3):
+        for pipeline in range(2):
+            length = 10 + 10 * pipeline
+            lines += [
+                f"{step},{pipeline},{stage},{2 * stage + pipeline},{m},F,"
+                f"{step * 1000 + length * (stage + m)},{length if stage else 10},node{pipeline}"
+                for stage in range(2)
+                for m in range(6)
+            ]
+    path = tmp_path / "ops.csv"
+    path.write_text("\n".join(lines))
+    analysis = debubble.analyse(str(path))
+    [named] = [one for one in analysis.causes if one.cause == "worker"]
+    assert "the device of rank 3 on node1 is slow" in say_cause(analysis.ledger, named)
+
+
+def test_the_first_step_of_a_job_that_counts_from_one_is_cold(tmp_path):
+    rows = equal_stages(2, 3, step=1, forward=40)
+    for step in (2, 3, 4):
+        rows += equal_stages(2, 3, step=step, origin=1000 * step)
+    figures = measure_pipeline(table(tmp_path, rows), 0)
+    assert [window.step for window in figures.windows] == [2, 3, 4]

@@ -60,6 +60,12 @@ def test_the_first_iteration_is_cold_though_jobs_count_it_as_one(folder):
     assert [window.step for window in figures.windows] == [2, 3, 4]
 
 
+def test_a_rank_that_is_missing_in_the_middle_is_missed(folder):
+    (folder / "pp_rank_2.json").write_text("{")
+    figures = debubble.analyse(str(folder)).pipeline
+    assert figures.absent == (2,)
+
+
 def test_without_the_config_a_rank_is_taken_to_hold_one_stage(folder):
     (folder / "config.json").unlink()
     run = read_run(find_run([str(folder)]))

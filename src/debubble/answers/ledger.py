@@ -255,7 +255,12 @@ def say_cause(ledger: Ledger, named: Named) -> str:
         return f"{say_remedy(named.cause)} together would save {buys}: each hides the other"
     if named.cause == SCHEDULE:
         return f"{culprit}; twice as many microbatches would save {buys} on the same work"
-    return f"{culprit}; {REMEDIES[named.cause]} would save {buys}"
+    alone = ""
+    if named.workers and named.culprit_saved_ns is not None:
+        alone = f", this one alone {show_duration(named.culprit_saved_ns)}"
+    elif named.cause == Cause.DATA and named.culprit_saved_ns is not None:
+        alone = f"; with none longer than most, {show_duration(named.culprit_saved_ns)}"
+    return f"{culprit}; {REMEDIES[named.cause]} would save {buys}{alone}"
 
 
 def _say_culprit(ledger: Ledger, named: Named) -> str:
@@ -300,7 +305,8 @@ def _say_workers(ledger: Ledger, named: Named) -> str:
     held = f"stage {stages}" if len(first.stages) == 1 else f"stages {stages}"
     same = "the same stage does" if len(first.stages) == 1 else "the same stages do"
     also = sorted(worker.rank for worker in named.workers[1:])
-    others = f" (as are those of {numbered('rank', also)})" if also else ""
+    are = "as is that" if len(also) == 1 else "as are those"
+    others = f" ({are} of {numbered('rank', also)})" if also else ""
     return (
         f"the device of rank {first.rank}{host} is slow{others}: {held} of pipeline "
         f"{first.pipeline} takes {first.times:.1f} times as long as {same} elsewhere, which no "

@@ -12,6 +12,7 @@ from debubble.links.judge import Verdict
 from debubble.links.live.measured import HopTestResult, LiveHop, Rung
 from debubble.links.logs.model import (
     CopyLog,
+    CounterLog,
     Half,
     Log,
     MatrixLog,
@@ -129,7 +130,33 @@ class NvlinkErrorsPart(
     counters: list[LinkErrorsPart]
 
 
-LogPart = NcclPart | NvbandwidthPart | CopyPart | TopologyPart | NvlinkPart | NvlinkErrorsPart
+class CounterPart(Part, frozen=True, kw_only=True):
+    """One counter of a link's errors over some time."""
+
+    name: str
+    host: str | None
+    device: str | None
+    increase: int
+    intervals: int
+    risen_intervals: int
+
+
+class PrometheusPart(Part, frozen=True, kw_only=True, tag_field="program", tag="prometheus"):
+    """What Prometheus answered to a range query."""
+
+    file: str
+    counters: list[CounterPart]
+
+
+LogPart = (
+    NcclPart
+    | NvbandwidthPart
+    | CopyPart
+    | TopologyPart
+    | NvlinkPart
+    | NvlinkErrorsPart
+    | PrometheusPart
+)
 
 
 class TestedHop(Part, frozen=True, kw_only=True):
@@ -358,13 +385,8 @@ def _log_part(log: Log) -> LogPart:
     if isinstance(log, Topology):
         joins = [JoinPart(devices=list(pair), join=how) for pair, how in log.joins.items()]
         return TopologyPart(file=log.file, joins=joins)
-    if isinstance(log, NvlinkErrors):
-        counters = [
-            LinkErrorsPart(device=index, name=name, link=link, kind=kind, errors=errors)
-            for index, name, found in log.devices
-            for link, kind, errors in found
-        ]
-        return NvlinkErrorsPart(file=log.file, counters=counters)
+    if isinstance(log, CounterLog | NvlinkErrors):
+        return _errors_part(log)
     devices = [
         DevicePart(
             device=index,
@@ -374,6 +396,28 @@ def _log_part(log: Log) -> LogPart:
         for index, name, links in log.devices
     ]
     return NvlinkPart(file=log.file, devices=devices)
+
+
+def _errors_part(log: CounterLog | NvlinkErrors) -> LogPart:
+    if isinstance(log, CounterLog):
+        rose = [
+            CounterPart(
+                name=one.name,
+                host=one.host or None,
+                device=one.device or None,
+                increase=one.increase,
+                intervals=one.intervals,
+                risen_intervals=one.risen,
+            )
+            for one in log.counters
+        ]
+        return PrometheusPart(file=log.file, counters=rose)
+    counters = [
+        LinkErrorsPart(device=index, name=name, link=link, kind=kind, errors=errors)
+        for index, name, found in log.devices
+        for link, kind, errors in found
+    ]
+    return NvlinkErrorsPart(file=log.file, counters=counters)
 
 
 def _half_part(half: Half | None) -> HalfPart | None:

@@ -96,6 +96,11 @@ class Remedies:
             ]
         )
 
+    def usual_data(self) -> Lengths:
+        """Let no microbatch take longer than most do: what lies in its data is gone."""
+        times = [max(one or 1.0, 1.0) for one in self._data_times()]
+        return self._scaled([1.0 / one for one in times])
+
     def no_jitter(self, place: int | None = None) -> Lengths:
         """Let every pass take the median of its stage and kind, and what its data make of it."""
         passes = self.step.program.passes

@@ -12,7 +12,7 @@ from debubble.errors import Code, Gap, LogError, UsageError
 from debubble.links.classes import LinkClass, find_class, guess_class
 from debubble.links.hop_times import Fit, Hop
 from debubble.links.judge import Past
-from debubble.links.logs.model import NvlinkErrors, NvlinkStatus, Topology
+from debubble.links.logs.model import CounterLog, NvlinkErrors, NvlinkStatus, Topology
 from debubble.links.logs.read import load_json, read_log, read_text
 from debubble.links.logs.topology import class_of_join
 from debubble.timeline.model import RankTimeline
@@ -149,10 +149,13 @@ def read_topologies(files: Iterable[str]) -> tuple[list[Topology], list[Gap]]:
             gaps += inactive_links(log)
         elif isinstance(log, NvlinkErrors):
             gaps += failing_links(log)
+        elif isinstance(log, CounterLog):
+            gaps += rising_counters(log)
         else:
             raise UsageError(
                 f"{file} is no topology",
-                hint="--topology takes `nvidia-smi topo -m` or `nvidia-smi nvlink -s` or `-e`",
+                hint="--topology takes `nvidia-smi topo -m` `nvidia-smi nvlink -s` or `-e`, "
+                "or a range export of Prometheus",
             )
     return topologies, gaps
 
@@ -185,6 +188,27 @@ def failing_links(log: NvlinkErrors) -> list[Gap]:
                     message=f"GPU {index} ({name}): {links} with errors since the last reset, most "
                     f"on link {link}: {counted(most, kind.removesuffix('s'))}",
                     hint="a link that sends again is slow now and then: look at its hops' tails",
+                    file=log.file,
+                )
+            )
+    return gaps
+
+
+def rising_counters(log: CounterLog) -> list[Gap]:
+    """Say which counters of errors rose, and whether all the time or now and then."""
+    gaps = []
+    for one in log.counters:
+        if one.increase:
+            where = " ".join(filter(None, (one.host, one.device and f"device {one.device}")))
+            always = one.risen == one.intervals
+            how = "all the time" if always else f"in {one.risen} of {one.intervals} intervals"
+            gaps.append(
+                Gap(
+                    code=Code.LINK_ERRORS,
+                    message=f"{where or 'a link'}: {one.name} rose by {one.increase}, {how}",
+                    hint="a link that is broken"
+                    if always
+                    else "congestion, or a link that comes and goes: look at its hops' tails",
                     file=log.file,
                 )
             )

@@ -11,6 +11,7 @@ from debubble.links.hop_times import Hop
 from debubble.links.live.measured import HopTestResult, LiveHop
 from debubble.links.logs.model import (
     CopyLog,
+    CounterLog,
     Log,
     MatrixLog,
     NcclLog,
@@ -123,6 +124,12 @@ def _table(log: Log) -> Table:
             active = [rate for rate in links if rate is not None]
             row = str(index), name, f"{len(active)} of {len(links)}", show_rate(sum(active) * GB)
             table.rows.append(row)
+    elif isinstance(log, CounterLog):
+        table.columns = ("device", "host", "name", "errors", "intervals")
+        table.rows = [
+            (one.device, one.host, one.name, str(one.increase), f"{one.risen} of {one.intervals}")
+            for one in log.counters
+        ]
     elif isinstance(log, NvlinkErrors):
         table.columns = ("device", "name", "link", "errors")
         table.rows = [

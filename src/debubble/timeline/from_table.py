@@ -55,6 +55,7 @@ _REDUCES = (
 # Timers of a rank that waits for its messages lie beside its passes for no more of them than this.
 _BESIDE = 0.01
 _COUNTED_FROM = (0, 1)
+_UNKNOWN_NS = np.iinfo(np.int64).min
 # First steps of production jobs took two to four times as long as the others.
 _FIRST_STEP = 1.5
 
@@ -146,6 +147,7 @@ def _lines(
     set_up = _set_up(table, start, end, is_pass)
     besides = ~is_pass & ~np.isin(table.op, (*_SENDS, *_RECEIVES))
     members, replicas = _places(table, rank, is_pass)
+    hosts = dict(table.hosts)
     for name in np.unique(rank[is_pass]).tolist():
         mine = rank == name
         first = int(np.flatnonzero(mine)[0])
@@ -168,6 +170,7 @@ def _lines(
                 outside=_outside(table, mine & besides, start, end),
                 collectives=_reductions(table, mine, start, end, replicas[stages]),
                 timers=True,
+                device=(hosts.get(name, ""), UNKNOWN),
                 set_up=set_up,
                 file=table.file,
             )
@@ -199,15 +202,32 @@ def _places(
     for name in np.unique(rank[is_pass]).tolist():
         mine = is_pass & (rank == name)
         held[name] = int(table.pipeline[mine][0]), tuple(np.unique(table.stage[mine]).tolist())
-    members: dict[int, list[int]] = {}
+    members: dict[int, dict[int, int]] = {}
     replicas: dict[tuple[int, ...], list[int]] = {}
     for name, (pipeline, stages) in sorted(held.items(), key=lambda one: one[1][1]):
-        members.setdefault(pipeline, []).append(name)
+        members.setdefault(pipeline, {})[stages[0]] = name
         replicas.setdefault(stages, []).append(name)
+    if all(len(stages) == 1 for _, stages in held.values()):
+        for ranks in members.values():
+            _fill_holes(ranks)
     return (
-        {pipeline: tuple(ranks) for pipeline, ranks in members.items()},
+        {
+            pipeline: tuple(rank for _, rank in sorted(ranks.items()))
+            for pipeline, ranks in members.items()
+        },
         {stages: tuple(sorted(ranks)) for stages, ranks in replicas.items()},
     )
+
+
+def _fill_holes(ranks: dict[int, int]) -> None:
+    """Add ranks of stages that no row is of, where those of the others tell their numbers."""
+    known = np.array(sorted(ranks.items()))
+    if len(known) < 2:
+        return
+    apart = np.diff(known[:, 1]) / np.diff(known[:, 0])
+    if (apart == apart[0]).all() and apart[0].is_integer():
+        for stage in range(int(known[-1, 0])):
+            ranks.setdefault(stage, int(known[0, 1] + apart[0] * (stage - known[0, 0])))
 
 
 def _outside(
@@ -247,10 +267,13 @@ def _reductions(
     if len(replicas) < 2 or not len(rows):
         return None
     others = np.flatnonzero(mine & (joins | (table.op != Op.COLLECTIVE)))
+    steps = table.step[others]  # tables are sorted by step
     begins = start[rows].copy()
     for at, row in enumerate(rows.tolist()):
-        before = others[(table.step[others] == table.step[row]) & (end[others] <= start[row])]
-        begins[at] = end[before].max() if len(before) else start[row]
+        first, last = np.searchsorted(steps, (table.step[row], table.step[row] + 1))
+        ends = end[others[first:last]]
+        begins[at] = ends[ends <= start[row]].max(initial=_UNKNOWN_NS)
+    begins = np.where(begins == _UNKNOWN_NS, start[rows], begins)
     kinds = [int(kind_of[number] or 0) for number in table.name[rows].tolist()]
     return RankCollectives(
         groups=(Group(name="data parallel", description="dp", ranks=replicas),),
@@ -290,7 +313,8 @@ def _posts(
         ]
         is_send = np.isin(table.op[rows], tuple(_SENDS))
         computes = union_of(start[(rank == name) & is_pass], end[(rank == name) & is_pass])
-        beside = sum(computes.inside(int(start[row]), int(end[row])) for row in rows[is_send])
+        beside = int(_covered(computes, end[rows[is_send]]).sum())
+        beside -= int(_covered(computes, start[rows[is_send]]).sum())
         waits = beside < _BESIDE * int((end - start)[rows[is_send]].sum())
         messages = Messages(
             issued_ns=start[rows],
@@ -307,6 +331,15 @@ def _posts(
         )
         posts[name] = RankMessages(messages=messages, step=table.step[rows].astype(np.int32))
     return posts
+
+
+def _covered(intervals: Intervals, moments: I64) -> I64:
+    """Return how much of the time up to each moment some intervals cover."""
+    before = np.concatenate(([0], np.cumsum(intervals.end_ns - intervals.start_ns)))
+    begun = np.searchsorted(intervals.start_ns, moments, side="right")
+    reach = np.concatenate(([0], intervals.end_ns))[begun]
+    covered: I64 = before[begun] - np.maximum(reach - moments, 0) * (begun > 0)
+    return covered
 
 
 def _queues(start: I64, end: I64, peer: NDArray[np.integer[Any]], is_send: Flags) -> I32:

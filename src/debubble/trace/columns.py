@@ -438,6 +438,8 @@ class OpTable:
     """What the rank's device held at the most, as far as it was noted with this row; else -1."""
     events: int
     inflated_bytes: int
+    hosts: tuple[tuple[int, str], ...] = ()
+    """Of ranks whose host the table names."""
     gaps: tuple[Gap, ...] = field(default=())
 
     def __len__(self) -> int:
@@ -466,6 +468,7 @@ def join_op_tables(tables: Sequence[OpTable]) -> OpTable | None:
         names=names,
         events=sum(table.events for table in tables),
         inflated_bytes=sum(table.inflated_bytes for table in tables),
+        hosts=tuple(sorted({host for table in tables for host in table.hosts})),
         gaps=tuple(dict.fromkeys(gap for table in tables for gap in table.gaps)),
         **{name: column[order] for name, column in columns.items()},
     )

@@ -150,7 +150,28 @@ class NvlinkErrors:
     """By device: its number, its name, and the links, kinds and counts of its counters."""
 
 
-Log = NcclLog | MatrixLog | CopyLog | Topology | NvlinkStatus | NvlinkErrors
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter:
+    """One counter of a link's errors over some time."""
+
+    name: str
+    host: str
+    device: str
+    increase: int
+    intervals: int
+    risen: int
+    """Of the intervals between two values, those in which it rose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterLog:
+    """A range export of Prometheus: counters of NVLink or InfiniBand."""
+
+    file: str
+    counters: tuple[Counter, ...]
+
+
+Log = NcclLog | MatrixLog | CopyLog | Topology | NvlinkStatus | NvlinkErrors | CounterLog
 
 _NOT_AVAILABLE = frozenset({"N/A", "n/a", "NA"})
 RERUN = "run the test again, or give the whole log"

@@ -11,13 +11,14 @@ from debubble.links.hop_times import Fit, Hop, fit_line
 from debubble.links.judge import Judgement, Past, judge_by_class, judge_time, unknown
 from debubble.links.logs.model import (
     CopyLog,
+    CounterLog,
     Log,
     MatrixLog,
     NcclLog,
     NvlinkErrors,
     NvlinkStatus,
 )
-from debubble.links.wiring import failing_links, inactive_links
+from debubble.links.wiring import failing_links, inactive_links, rising_counters
 from debubble.units import NS_PER_S, show_bytes
 
 
@@ -97,6 +98,8 @@ def doubts_about(logs: Sequence[Log]) -> tuple[Gap, ...]:
             gaps += inactive_links(log)
         if isinstance(log, NvlinkErrors):
             gaps += failing_links(log)
+        if isinstance(log, CounterLog):
+            gaps += rising_counters(log)
         for code, message, hint in _doubts(log):
             gaps.append(Gap(code=code, message=message, hint=hint, file=log.file))
     return tuple(gaps)

@@ -16,6 +16,7 @@ from debubble.links.logs.nvbandwidth import (
     read_nvbandwidth_json,
     read_nvbandwidth_text,
 )
+from debubble.links.logs.prometheus import is_prometheus, read_prometheus
 from debubble.links.logs.topology import (
     is_nvlink_errors,
     is_nvlink_status,
@@ -30,7 +31,8 @@ from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 MOST_BYTES = 16 * 1024**2
 KNOWN = (
     "nccl-tests (text, or JSON by -J), nvbandwidth (text, or JSON by -j), SuperBench's gpu_copy,"
-    " `nvidia-smi topo -m`, `nvidia-smi nvlink -s` and `-e`"
+    " `nvidia-smi topo -m`, `nvidia-smi nvlink -s` and `-e`,"
+    " range exports of Prometheus (DCGM's and InfiniBand's counters)"
 )
 
 
@@ -46,7 +48,7 @@ def looks_like_log(text: str) -> bool:
     """Tell whether one of the programs wrote this."""
     data = load_json(text)
     if data is not None:
-        return is_nccl_json(data) or is_nvbandwidth_json(data)
+        return is_nccl_json(data) or is_nvbandwidth_json(data) or is_prometheus(data)
     return any(tell(text) for tell, _ in _TEXTS)
 
 
@@ -57,6 +59,8 @@ def read_log(text: str, file: str) -> Log:
         return read_nccl_json(data, file)
     if is_nvbandwidth_json(data):
         return read_nvbandwidth_json(data, file)
+    if is_prometheus(data):
+        return read_prometheus(data, file)
     if text.lstrip().startswith("{"):
         raise LogError(
             "JSON that is cut off or of another program", hint=f"logs are of {KNOWN}", file=file

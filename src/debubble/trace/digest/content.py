@@ -96,6 +96,7 @@ class _TableDescription(msgspec.Struct, frozen=True, kw_only=True):
     inflated_bytes: int
     gaps: tuple[Gap, ...]
     tables: dict[str, Layout]
+    hosts: tuple[tuple[int, str], ...] = ()
 
 
 def pack_digest(
@@ -188,6 +189,7 @@ def pack_table(table: OpTable, *, stamp: Stamp | None = None) -> bytes:
         inflated_bytes=table.inflated_bytes,
         gaps=table.gaps,
         tables=layouts,
+        hosts=table.hosts,
     )
     return pack(Head(file=table.file, stamp=stamp, table=True), as_json(description), columns)
 
@@ -221,6 +223,7 @@ def read_table(file: str, limits: Limits = DEFAULT_LIMITS) -> OpTable:
         names=said.names,
         events=said.events,
         inflated_bytes=said.inflated_bytes,
+        hosts=said.hosts,
         gaps=said.gaps,
         **columns,
     )

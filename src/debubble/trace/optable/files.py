@@ -63,6 +63,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "peer": ("peer", "peer_rank"),
     "layer": ("layer", "layer_id", "layer_index"),
     "chunk": ("chunk", "chunk_id", "model_chunk", "mc", "vpp_rank", "vp_stage", "virtual_stage"),
+    "host": ("host", "hostname", "host_name", "node", "node_name", "machine"),
     "memory": ("memory_bytes", "peak_memory_bytes", "reserved_bytes", "allocated_bytes"),
 }
 # The same for times, without the unit that follows: `start_us`, `dur_ms`.

@@ -20,6 +20,7 @@ from debubble.trace.columns import I64, UNKNOWN, OpTable
 from debubble.trace.format import Reading, TraceFile
 from debubble.trace.optable.files import (
     DEFAULT_UNIT,
+    LAST_NS,
     NS_PER,
     Layout,
     Op,
@@ -102,6 +103,7 @@ def read_op_table(path: str, *, data: bytes | None = None, unit: str | None = No
         names=names,
         events=table.rows,
         inflated_bytes=table.file_bytes,
+        hosts=_read_hosts(table, layout, columns),
         gaps=gaps + split,
     )
 
@@ -137,6 +139,13 @@ def table_of_passes(
 
     What a row does not say is not known; of the pipeline, the first.
     """
+    for row in passes:
+        for key in _MISSING.keys() & row.keys():
+            most = LAST_NS if key in {"start", "duration", "bytes", "memory"} else _INT32_MAX
+            if not -most <= int(row[key]) <= most:
+                raise TraceError(f"{row['op']}: a {key} that is out of range", file=file)
+        if int(row.get("duration", 0)) < 0:
+            raise TraceError(f"{row['op']}: a pass that ends before it begins", file=file)
     names = tuple(dict.fromkeys(str(row["op"]) for row in passes))
     told: dict[str, I64] = {
         key: np.array([row.get(key, missing) for row in passes], dtype=np.int64)
@@ -275,6 +284,20 @@ def _read_names(table: RawTable, column: str) -> tuple[I64, tuple[str, ...]]:
             raise table.error("is no name of an operation", row=row, column=column)
         found.append(index.setdefault(cell, len(index)))
     return np.array(found, dtype=np.int64), tuple(index)
+
+
+def _read_hosts(
+    table: RawTable, layout: Layout, columns: dict[str, I64]
+) -> tuple[tuple[int, str], ...]:
+    """Return the host of each rank, where a column names it: by the first row of the rank."""
+    if "host" not in layout.fields:
+        return ()
+    found: dict[int, str] = {}
+    cells = table.column(layout.fields["host"])
+    for rank, cell in zip(columns["rank"].tolist(), cells, strict=True):
+        if rank >= 0 and cell is not None and str(cell).strip():
+            found.setdefault(rank, str(cell).strip())
+    return tuple(sorted(found.items()))
 
 
 def _name_split_backwards(table: RawTable, columns: dict[str, I64]) -> tuple[I64, tuple[Gap, ...]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import isfinite
 
 import msgspec
 
@@ -21,6 +22,7 @@ from debubble.trace.optable import table_of_passes
 from debubble.trace.source import Limits, Source
 
 NAME = "Primus timers"
+_LONGEST = 9
 _NS_PER_MS, _GIB = 1_000_000, 1024**3
 _FIRST = re.compile(rb'^\s*\{\s*"\d+"\s*:\s*\{[^{}]*"(?:fwd|bwd)_(?:start|end)"\s*:\s*\[')
 
@@ -63,8 +65,6 @@ def read(known: TraceFile, limits: Limits) -> Reading:
     sizes, gaps = _read_sizes(known.file, limits)
     ranks, chunks = (sizes.pp_size, sizes.vp_size or 1) if sizes else (0, 1)
     rows = list(_rows(known.file, said, rank, (ranks, chunks)))
-    if any(int(row["duration"]) < 0 for row in rows):
-        raise TraceError("a pass ends before it begins", file=known.file)
     if not rows:
         raise TraceError("the dump has no passes", file=known.file)
     table = table_of_passes(rows, file=known.file, format=NAME, inflated_bytes=len(data), gaps=gaps)
@@ -77,9 +77,10 @@ def _rows(
     """Yield the passes of all iterations; `sizes` are ranks, and chunks of each."""
     ranks, chunks = sizes
     for name, iteration in said.items():
-        if not name.isdigit():
+        if not name.isdecimal() or len(name) > _LONGEST:
             raise TraceError(f"{name[:40]!r} is no iteration", file=file)
-        memory = -1 if iteration.memory is None else round(iteration.memory * _GIB)
+        known = iteration.memory is not None and isfinite(iteration.memory)
+        memory = round((iteration.memory or 0.0) * _GIB) if known else -1
         for op, starts, ends in (
             ("forward", iteration.fwd_start, iteration.fwd_end),
             ("backward", iteration.bwd_start, iteration.bwd_end),
@@ -87,6 +88,8 @@ def _rows(
             if len(starts) != len(ends):
                 message = f"iteration {name} begins {len(starts)} {op} passes and ends {len(ends)}"
                 raise TraceError(message, file=file, hint="copy it again: it is damaged")
+            if not all(map(isfinite, (*starts, *ends))):
+                raise TraceError(f"iteration {name} has a time that is none", file=file)
             for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
                 chunk, microbatch = 0, number
                 if chunks > 1:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -39,6 +40,7 @@ _NAMES = re.compile(rb'"name"\s*:\s*"([^"\\]{1,80})"')
 _NUMBERED = re.compile(
     r"^(.*?)[\s_#:-]*(?:mb|microbatch|micro_batch)?[\s_#:-]*(\d{1,6})$", re.IGNORECASE
 )
+_WHOLE = re.compile(r"\s*-?[0-9]{1,18}\s*")
 _FEWEST = 2
 
 
@@ -125,7 +127,7 @@ def _pair(events: Sequence[_Event], file: str) -> tuple[list[_Span], tuple[Gap, 
 
     def add(event: _Event, end: float, args: dict[str, Any]) -> None:
         op, number = _classify(event.name)
-        if op is not Op.OTHER and end >= event.ts:
+        if op is not Op.OTHER and end >= event.ts and isfinite(end) and isfinite(event.ts):
             start = round(event.ts * 1000)
             spans.append(
                 _Span(
@@ -210,9 +212,9 @@ def _told(args: dict[str, Any], key: str) -> int | None:
     for alias in ALIASES[key]:
         if alias in spelled:
             value = args[spelled[alias]]
-            if isinstance(value, str) and value.strip().lstrip("-").isdigit():
+            if isinstance(value, str) and _WHOLE.fullmatch(value):
                 return int(value)
-            if isinstance(value, int | float) and not isinstance(value, bool):
+            if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
                 return int(value)
     return None
 

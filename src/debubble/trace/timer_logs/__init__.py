@@ -17,13 +17,14 @@ from debubble.errors import TraceError
 from debubble.trace.format import OTHER, Format, Reading, TraceFile
 from debubble.trace.source import Limits
 
-_NUMBER = rb"\(?\s*([0-9.]+)(?:\s*,\s*([0-9.]+)\s*\))?"
+_DECIMAL = rb"\d{1,12}(?:\.\d{1,12})?"
+_NUMBER = rb"\(?\s*(%b)(?:\s*,\s*(%b)\s*\))?" % (_DECIMAL, _DECIMAL)
 _MEGATRON = {
     kind: re.compile(rb"%b-compute\s*\.*\s*:\s*%b" % (kind, _NUMBER))
     for kind in (b"forward", b"backward")
 }
 _DEEPSPEED = {
-    kind: re.compile(rb"time \(ms\)[^\n]*?\b%b(?:_microstep)?:\s*([0-9.]+)" % kind)
+    kind: re.compile(rb"time \(ms\)[^\n]*?\b%b(?:_microstep)?:\s*(%b)" % (kind, _DECIMAL))
     for kind in (b"fwd", b"bwd")
 }
 _NEEDED = "a start of each pass is needed to tell waits: record traces with `debubble capture`"

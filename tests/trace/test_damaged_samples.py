@@ -1,0 +1,65 @@
+"""Samples of others' formats, damaged at random: figures, or an error that says what is wrong."""
+
+from __future__ import annotations
+
+import shutil
+from random import Random
+
+import pytest
+from support.services.console import REPOSITORY
+
+import debubble
+from debubble.errors import DebubbleError
+
+SAMPLES = REPOSITORY / "tests" / "data" / "formats"
+WORDS = (
+    b"1e999",
+    b"-7",
+    b"null",
+    b'"x"',
+    b"[]",
+    b"{}",
+    b"NaN",
+    b"99999999999999999999",
+    b"",
+    b"\xff",
+)
+
+
+def damaged(data, random):
+    """Cut it off, change a byte, or put something else in place of a number."""
+    at = random.randrange(len(data))
+    how = random.randrange(3)
+    if how == 0:
+        return data[:at]
+    if how == 1:
+        return data[:at] + bytes([random.randrange(256)]) + data[at + 1 :]
+    end = at
+    while end < len(data) and data[end : end + 1].isalnum():
+        end += 1
+    return data[:at] + random.choice(WORDS) + data[end:]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "primus/pp_rank_1.json",
+        "primus/config.json",
+        "spans.json",
+        "slow_device.csv",
+        "deepspeed.log",
+    ],
+)
+def test_no_damage_ends_in_a_traceback(name, tmp_path):
+    random = Random(name)  # noqa: S311 (damage is no secret)
+    if "/" in name:
+        shutil.copytree(SAMPLES / "primus", tmp_path / "primus")
+    else:
+        shutil.copy(SAMPLES / name, tmp_path / name)
+    sound = (tmp_path / name).read_bytes()
+    for _ in range(25):
+        (tmp_path / name).write_bytes(damaged(sound, random))
+        try:
+            debubble.analyse(str(tmp_path / name.split("/")[0])).pipeline  # noqa: B018
+        except DebubbleError as error:
+            assert error.message  # noqa: PT017
