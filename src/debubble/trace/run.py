@@ -14,8 +14,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from debubble.errors import Code, Gap, RunNotFound, TraceError, as_gap
 from debubble.trace.captures import (
     FORMATS,
@@ -30,7 +28,6 @@ from debubble.trace.columns import (
     OpTable,
     RankSummary,
     RankTrace,
-    peak_memory,
     summarise,
 )
 from debubble.trace.digest.content import copy_digest, keep_table, keep_traces
@@ -46,8 +43,6 @@ from debubble.units import counted, show_ranks
 # Thousands of names make no message clearer.
 _FILES_SHOWN = 20
 _PLACES_SHOWN = 4
-# As torch calls the range of `Optimizer.step`.
-_OPTIMIZER = "Optimizer.step#"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,7 +413,7 @@ def _settle_ranks(
         else:
             settled += same
     kept, more = _without_fragments(settled)
-    return kept, gaps + more + _without_memory(kept) + _without_optimizer(kept)
+    return kept, gaps + more
 
 
 def _duplicate(rank: int, files: Sequence[str]) -> Gap:
@@ -466,50 +461,6 @@ def _without_fragments(traces: list[RankTrace]) -> tuple[list[RankTrace], list[G
                 )
             )
     return kept, gaps
-
-
-def _without_memory(traces: Sequence[RankTrace]) -> list[Gap]:
-    """Name ranks that tell nothing of their memory, where others do, or it was asked for."""
-    peaks = [peak_memory(trace) for trace in traces]
-    others = any(peak is not None for peak in peaks)
-    several = (
-        len(traces) > 1
-    )  # an engine's one rank may say so, and have its memory laid out before
-    return [
-        Gap(
-            code=Code.WRONG_MEMORY,
-            message="nothing of its device's memory in it, though "
-            + ("other ranks have some" if others else "it was recorded with profile_memory"),
-            hint="record with profile_memory=True on every rank",
-            file=trace.file,
-            rank=trace.rank,
-        )
-        for trace, peak in zip(traces, peaks, strict=True)
-        if peak is None
-        and (others or (several and trace.header.profile_memory and len(trace.kernels)))
-    ]
-
-
-def _without_optimizer(traces: Sequence[RankTrace]) -> list[Gap]:
-    """Name ranks that mark no optimizer, where others do: what they do there is told by it."""
-    marks = []
-    for trace in traces:
-        names = np.unique(trace.annotations.name).tolist()
-        marks.append(any(trace.names[name].startswith(_OPTIMIZER) for name in names))
-    if not any(marks):
-        return []
-    return [
-        Gap(
-            code=Code.UNEVEN_RANGES,
-            message="no range of an optimizer in it, though other ranks have one: "
-            "what it does there is taken for something else",
-            hint="record the same steps on every rank",
-            file=trace.file,
-            rank=trace.rank,
-        )
-        for trace, has in zip(traces, marks, strict=True)
-        if not has
-    ]
 
 
 def _read_sidecars(
