@@ -187,13 +187,20 @@ def test_a_message_without_its_kernel():
     assert guard(replace(trace, operators=replace(trace.operators, kernel=kernel)))[0] is None
 
 
-def test_steps_that_do_not_follow_each_other():
+@pytest.mark.parametrize("by_ns", [5 * MS, -3_000 * MS])
+def test_steps_that_do_not_follow_each_other(by_ns):
     trace = recorded()
     marks = [row for row, name in enumerate(trace.names) if name.startswith("ProfilerStep#")]
     mine = np.isin(trace.annotations.name, marks) & (trace.annotations.stream < 0)
-    duration = trace.annotations.duration_ns.copy()
-    duration[np.flatnonzero(mine)[0]] //= 4
-    marked = replace(trace, annotations=replace(trace.annotations, duration_ns=duration))
+    start = trace.annotations.start_ns.copy()
+    start[np.flatnonzero(mine)[0]] += by_ns
+    order = np.argsort(start, kind="stable")
+    columns = {
+        name: getattr(trace.annotations, name)[order]
+        for name in trace.annotations.__dataclass_fields__
+    }
+    columns["start_ns"] = start[order]
+    marked = replace(trace, annotations=replace(trace.annotations, **columns))
     assert "steps do not follow" in refusal(marked)
 
 

@@ -57,8 +57,8 @@ _FEWEST_PAIRS = 40
 _MOST_IDLE = 0.2
 # A launch takes the host 3 to 17 us in the middle; slow hosts and debuggers are allowed for.
 _LAUNCH_TAKES_NS = (200, 2_000_000)
-# No kernel is shorter than half a microsecond.
-_SHORTEST_KERNEL_NS = 100
+# No kernel is shorter than half a microsecond, and none that communicates than three.
+_SHORTEST_KERNEL_NS, _SHORTEST_TALK_NS = 100, 1_500
 # A peak and the sum of the changes up to it are the same to the byte in all our recordings.
 _PEAKS_AGREE = 0.005
 # A thread that launches kernels launches hundreds; those that launch two or three launch their own.
@@ -66,7 +66,7 @@ _FEW, _OFTEN = 3, 10
 # What most calls of a kind have, all have.
 _MOST = 0.8
 # One mark of the profiler is set as the last one ends: 0.03 to 0.13 ms later.
-_BETWEEN_NS = 20_000_000
+_BETWEEN_NS = 2_000_000_000
 # Ranges that began before the capture did are written as well: by half a minute in one of others.
 _FAR_NS = 600_000_000_000
 
@@ -283,11 +283,10 @@ def _apart(kernels: Kernels, before: Positions, after: Positions) -> Flags:
 def _of_units(trace: RankTrace, streams: _Streams) -> Iterator[str]:
     """Yield durations that devices and hosts do not have, or that end before what follows."""
     kernels, launches = trace.kernels, trace.launches
-    runs = kernels.duration_ns[
-        (kernels.kind != KernelKind.COPY) & (kernels.kind != KernelKind.MEMSET)
-    ]
-    short = int((runs < _SHORTEST_KERNEL_NS).sum())
-    if short and (runs % NS_PER_US > 0).any():  # where stamps are whole microseconds, 0 is short
+    runs = (kernels.kind != KernelKind.COPY) & (kernels.kind != KernelKind.MEMSET)
+    least_ns = np.where(kernels.communication, _SHORTEST_TALK_NS, _SHORTEST_KERNEL_NS)
+    short = int((runs & (kernels.duration_ns < least_ns)).sum())
+    if short and (kernels.duration_ns % NS_PER_US > 0).any():  # else 0 stands for less than one us
         yield f"{counted(short, 'kernel')} shorter than any can be"
     if not len(launches):
         return
@@ -347,7 +346,7 @@ def _of_ranges(trace: RankTrace) -> Iterator[str]:
     number, start = numbers[ranges.name[rows]], ranges.start_ns[rows]
     apart = start[1:] - (start + ranges.duration_ns[rows])[:-1]
     step = np.diff(number)
-    if (step <= 0).any() or (apart < -_STAMPS_NS).any() or (apart[step == 1] > _BETWEEN_NS).any():
+    if (apart < -_STAMPS_NS).any() or (apart[step == 1] > _BETWEEN_NS).any():
         yield "its steps do not follow each other"
     if len(ranges):
         end_ns = trace.kernels.start_ns + trace.kernels.duration_ns
