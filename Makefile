@@ -84,8 +84,9 @@ accuracy: $(VENV)/.dev ## recorded GPU runs predicted from each other; real pipe
 	$(BIN)/python benchmarks/follow.py
 	$(BIN)/python -m pytest -m accuracy
 
-fuzz: $(VENV)/.dev ## throw 20,000 mutated traces at the reader
+fuzz: $(VENV)/.dev ## throw 20,000 mutated traces at the reader, and 5,000 damaged recordings at the figures
 	$(BIN)/python tests/fuzz/fuzz_reader.py --cases 20000
+	$(BIN)/python tests/fuzz/fuzz_figures.py --cases 5000
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .venv-peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis \

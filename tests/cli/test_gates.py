@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
 
 import click
@@ -67,3 +69,67 @@ def test_hops_that_are_all_unknown_do_not_pass(tmp_path):
     assert (
         type_command("debubble links tests/data/h200/1f1b_p2_m4 --fail-on slow", tmp_path).code == 0
     )
+
+
+def no_stamp(events):
+    next(e for e in events if e.get("cat") == "kernel")["ts"] = 0
+
+
+def a_second_late(events):
+    next(e for e in events if e.get("cat") == "kernel")["ts"] += 1e6
+
+
+def lost_kernels(events):
+    events[:] = [e for row, e in enumerate(events) if e.get("cat") != "kernel" or row % 10]
+
+
+def no_times(events):
+    next(e for e in events if e.get("cat") == "kernel")["ts"] = "soon"
+
+
+def wrong_types(events):
+    next(e for e in events if e.get("cat") == "kernel")["args"]["stream"] = [7]
+
+
+def wrong_memory(events):
+    for event in events:
+        if event["name"] == "[memory]":
+            event["args"]["Total Allocated"] *= 1000
+
+
+def malformed(events):
+    events.insert(100, 7)
+
+
+DAMAGES = (no_stamp, a_second_late, lost_kernels, no_times, wrong_types, wrong_memory, malformed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "find {} --fail-over 99%",
+        "find {} --fail-over 1%",
+        "compare tests/data/h200/fwd_closed_m4 {} --fail-on worse",
+        "links {} --fail-on slow --class sockets",
+    ],
+)
+def test_no_gate_judges_a_damaged_trace(tmp_path, damage, words):
+    for source in (H200 / "fwd_closed_m4").glob("rank*.json.gz"):
+        content = json.loads(gzip.decompress(source.read_bytes()))
+        if source.name == "rank2.json.gz":
+            damage(content["traceEvents"])
+        (tmp_path / source.name.removesuffix(".gz")).write_text(json.dumps(content))
+    answer = type_command(f"debubble {words.format(tmp_path)}", tmp_path)
+    assert "rank 2" in answer.text
+    assert "cannot be judged" in answer.text
+    assert answer.code == 2
+
+
+def test_runs_that_cannot_be_compared_do_not_pass(tmp_path):
+    words = "debubble compare tests/data/h200/1f1b_p2_m4 tests/data/h200/fwd_closed_m4"
+    answer = type_command(f"{words} --fail-on worse", tmp_path)
+    assert "--fail-on cannot be judged: the runs cannot be compared" in answer.text
+    assert answer.code == 2
+    assert type_command(words, tmp_path).code == 0

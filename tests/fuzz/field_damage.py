@@ -62,7 +62,7 @@ _HEADER: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 
-def kind_of(event: Event) -> str:  # noqa: PLR0911 (a return a kind)
+def kind_of(event: Event) -> str:  # noqa: PLR0911 (a table of kinds)
     """Say what the reader takes an event for; nothing for what it steps over."""
     category, name = event.get("cat", ""), event.get("name", "")
     if category == "kernel":
@@ -95,8 +95,6 @@ class Document:
     events: list[Event]
     written: list[bytes]
     rows: dict[str, list[int]] = field(default_factory=dict)
-    order: Callable[[Event], Event] = dict
-    """How the keys of an event follow each other."""
 
     @classmethod
     def load(cls, path: Path) -> Document:
@@ -254,7 +252,7 @@ def move_one(random: Random, document: Document) -> str:
 
 def scale_times(random: Random, document: Document) -> str:
     """Write times in another unit: all, those of the device, or durations alone."""
-    factor = random.choice((1e3, 1e-3, 1e6, 1e-6, 2.0, 0.5, 1.01))
+    factor = random.choice((1e3, 1e-3, 1e6, 1e-6, 2.0, 0.5, 1.005))
     kinds = random.choice(((), _ON_DEVICE, ("kernel",)))
     fields = random.choice((("ts", "dur"), ("dur",), ("ts",)))
 
@@ -347,7 +345,6 @@ def scale_memory(random: Random, document: Document) -> str:
 def cut_away(random: Random, document: Document) -> str:
     """Lose all that comes before or after a moment, as if the file were of a shorter capture."""
     rows = sorted(_timed(document), key=lambda row: document.events[row].get("ts", 0))
-    at = random.randrange(len(rows))
     share = random.choice((0.02, 0.2, 0.6))
     at = round(share * len(rows))
     lost = rows[:at] if random.random() < 0.5 else rows[-at:]

@@ -25,7 +25,7 @@ if str(TESTS) not in sys.path:
     sys.path.insert(0, str(TESTS))
 
 from fuzz.field_damage import RANK_DAMAGES, Document, damage_field, damage_header
-from support.traces.recordings import DATA
+from support.traces.recordings import DATA, SHARED
 
 from debubble.errors import DebubbleError, Gap
 from debubble.fleet.survey import NoPipelineIn, Question, Survey, measure_run
@@ -38,9 +38,11 @@ from debubble.trace.source import DEFAULT_LIMITS
 
 DEFAULT_SEED = 20260202
 RECORDINGS = (
-    "h200/fwd_closed_m4", "h200/1f1b_p2_m4", "h200/1f1b_p3_m7", "frameworks/ds_m8",
-    "frameworks/mg_nosync", "frameworks/tt_1115", "frameworks/mg_int_batched",
+    "h200/fwd_closed_m4", "h200/1f1b_p2_m4", "frameworks/ds_m8", "frameworks/mg_nosync",
+    "frameworks/tt_1115", "frameworks/mg_int_batched",
 )  # fmt: skip
+# Those that lie beside a checkout, where they do.
+BESIDE = ("h200/gpipe_m8", "h200/fwd_closed_m8", "h200_free/c_fwd_m6")
 # What a figure may move by without a word: a fifth of a point of a share, a hundredth of a time.
 SHARE_MOVES, TIME_MOVES = 0.002, 0.01
 _ROUNDING = 1e-6
@@ -187,7 +189,9 @@ def make_case(
 
 def fuzz(numbers: range, seed: int) -> Iterator[tuple[int, Outcome]]:
     """Judge cases one after the other."""
-    recordings = tuple(load_recording(DATA / name) for name in RECORDINGS)
+    folders = [DATA / name for name in RECORDINGS]
+    folders += [SHARED / name for name in BESIDE if (SHARED / name).is_dir()]
+    recordings = tuple(load_recording(folder) for folder in folders)
     with tempfile.TemporaryDirectory(prefix="debubble-fuzz-") as room:
         for number in numbers:
             recording, damaged, what = make_case(seed, number, recordings)
@@ -210,6 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
             _say(f"case {number}: {outcome.what}: {outcome.moved}")
             if outcome.details:
                 _say(outcome.details)
+            _say(f"  again: python {__file__} --seed {options.seed} --first {number} --cases 1")
     took = time.monotonic() - began
     _say(
         f"{len(numbers):,} cases, seed {options.seed}: {findings.total()} findings in {took:.0f} s"

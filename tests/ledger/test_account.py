@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -165,3 +167,17 @@ def test_a_step_in_which_nothing_waits_names_no_cause():
 
 def test_no_step_no_ledger():
     assert build_ledger(recorded("1f1b_p2_m4"), 0, []) is None
+
+
+def test_a_way_through_many_stages_is_not_too_deep_for_python():
+    """The last rank waits for all before it: sixty hops, where Python has room for forty calls."""
+    play = Play(Setup(schedule="forward-only", ranks=60, microbatches=1, steps=1))
+    with TemporaryDirectory() as folder:
+        write_run(play, Path(folder), Writing(labels="simple"))
+        timeline = analyse(folder, play).timeline
+    room = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 90)
+    try:
+        assert_exact(timeline)
+    finally:
+        sys.setrecursionlimit(room)

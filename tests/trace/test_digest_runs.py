@@ -283,3 +283,15 @@ def test_a_recorded_trace_comes_back_to_the_last_bit(tmp_path):
         size = (folder / f"rank{trace.rank}.debubble.npz").stat().st_size
         assert size < 0.02 * trace.inflated_bytes
         assert np.all(np.diff(back.kernels.start_ns) >= 0)
+
+
+def test_an_edit_of_the_same_length_is_not_answered_from_the_digest(tmp_path):
+    events = [launch(), *(kernel(ts=10.0 + i, dur=0.5) for i in range(3000))]
+    plain = tmp_path / "rank0.json"
+    write(plain, document(events))
+    read(tmp_path, digests=BESIDE)
+    assert used(read(tmp_path)) == ["rank0.debubble.npz"]
+    plain.write_bytes(plain.read_bytes().replace(b'"ts": 20.0', b'"ts": 21.0', 1))
+    again = read(tmp_path)
+    assert used(again) == ["rank0.json"]
+    assert codes(again) == [Code.DIGEST_DIFFERS]

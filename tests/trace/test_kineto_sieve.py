@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -142,3 +145,24 @@ def test_a_cpu_trace_of_a_gpu_job_is_read_again_for_its_operators(tmp_path):
     assert len(trace.cpu_operators) == 50
     assert trace.events == 50
     assert np.all(np.diff(trace.cpu_operators.start_ns) == 10_000)
+
+
+@pytest.mark.parametrize("first", ["ts", "args", "pid", "cat", "dur"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_keys_in_another_order_lose_nothing(tmp_path, first, every):
+    """As JSON it is the same file; in Kineto's layout it once glued an event to its neighbour."""
+    recorded = H200 / "fwd_closed_m4" / "rank0.json.gz"
+    content = json.loads(gzip.decompress(recorded.read_bytes()))
+    events = []
+    for number, event in enumerate(content.pop("traceEvents")):
+        turned = {key: event[key] for key in sorted(event, key=lambda key: key != first)}
+        written = json.dumps(turned if number % every == 0 else event, indent=2)
+        events.append("\n  " + written.replace("\n", "\n  "))
+    head = json.dumps(content)[1:-1]
+    text = f'{{\n{head},\n  "traceEvents": [{",".join(events)}\n  ]\n}}'
+    ours = read_kineto(write(tmp_path / "rank0.json", text.encode()))
+    theirs = read_kineto(str(recorded))
+    for table in ("kernels", "launches", "operators", "annotations", "memory"):
+        assert len(getattr(ours, table)) == len(getattr(theirs, table)), table
+    assert np.array_equal(ours.kernels.start_ns, theirs.kernels.start_ns)
+    assert not ours.gaps

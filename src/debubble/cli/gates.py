@@ -29,8 +29,8 @@ DAMAGE = frozenset(
         Code.TRUNCATED,
         Code.UNMATCHED_TRANSFERS,
         Code.UNREADABLE,
+        Code.WRONG_FIELDS,
         Code.WRONG_MEMORY,
-        Code.WRONG_VALUES,
     }
 )
 _SOUND = "give the traces as they were recorded, or record them again"

@@ -97,15 +97,18 @@ def measure_windows(timeline: Timeline, pipeline: int) -> tuple[Window, ...]:
         here = timeline.passes.where(
             (timeline.passes.step == step) & np.isin(timeline.passes.rank, names)
         )
-        if set(here.rank.tolist()) == set(names):
-            windows.append(_measure(here, ranks, step))
+        window = _measure(here, ranks, step) if set(here.rank.tolist()) == set(names) else None
+        windows += [window] if window else []
     return tuple(windows)
 
 
-def _measure(passes: Passes, ranks: tuple[RankTimeline, ...], step: int) -> Window:
+def _measure(passes: Passes, ranks: tuple[RankTimeline, ...], step: int) -> Window | None:
+    """Measure one step; None where its passes last no time, or hold no work."""
     start, end = int(passes.start_ns.min()), int(passes.end_ns.max())
     whole = len(ranks) * (end - start)
     occupied = sum(rank.occupied.inside(start, end) for rank in ranks)
+    if not occupied:
+        return None
     spans = []  # of each rank, with what it was occupied of it
     for rank in ranks:
         mine = passes.rank == rank.rank

@@ -67,9 +67,12 @@ from debubble.timeline.transfers import (
     match_transfers,
 )
 from debubble.timeline.work import find_waits, find_work, order_by_use
-from debubble.trace.columns import Operation, RankTrace
+from debubble.trace.columns import Operation, RankTrace, peak_memory
 from debubble.trace.run import Run
 from debubble.units import counted, show_ranks
+
+# As torch calls the range of `Optimizer.step`.
+_OPTIMIZER = "Optimizer.step#"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +129,8 @@ def build_part(
         return NoPipelineHere(messages=sum(len(rank.messages) for rank in ranks), rings=rings)
 
     # Steps. The profiler's marks, else the pipelines' own rhythm → the step of work and messages.
-    gaps = _beside_marks(ranks, chains) if marked else []
+    gaps = [*_without_memory(named), *_without_optimizer(named)]
+    gaps += _beside_marks(ranks, chains) if marked else []
     inferred = _in_inferred_steps(ranks, chains) if may_infer and not marked else None
     in_steps = marked or inferred is not None
     ranks = inferred or ranks
@@ -168,6 +172,53 @@ def build_part(
         inferred=inferred is not None,
         mixed=frozenset(number for number, gap in enumerate(mixed) if gap),
     )
+
+
+# What some ranks tell and others do not.
+
+
+def _without_memory(traces: Sequence[RankTrace]) -> list[Gap]:
+    """Name ranks that tell nothing of their memory, where others do, or it was asked for."""
+    peaks = [peak_memory(trace) for trace in traces]
+    others = any(peak is not None for peak in peaks)
+    several = (
+        len(traces) > 1
+    )  # an engine's one rank may say so, and have its memory laid out before
+    return [
+        Gap(
+            code=Code.WRONG_MEMORY,
+            message="nothing of its device's memory in it, though "
+            + ("other ranks have some" if others else "it was recorded with profile_memory"),
+            hint="record with profile_memory=True on every rank",
+            file=trace.file,
+            rank=trace.rank,
+        )
+        for trace, peak in zip(traces, peaks, strict=True)
+        if peak is None
+        and (others or (several and trace.header.profile_memory and len(trace.kernels)))
+    ]
+
+
+def _without_optimizer(traces: Sequence[RankTrace]) -> list[Gap]:
+    """Name ranks that mark no optimizer, where others do: what they do there is told by it."""
+    marks = []
+    for trace in traces:
+        names = np.unique(trace.annotations.name).tolist()
+        marks.append(any(trace.names[name].startswith(_OPTIMIZER) for name in names))
+    if not any(marks):
+        return []
+    return [
+        Gap(
+            code=Code.UNEVEN_RANGES,
+            message="no range of an optimizer in it, though other ranks have one: "
+            "what it does there is taken for something else",
+            hint="record the same steps on every rank",
+            file=trace.file,
+            rank=trace.rank,
+        )
+        for trace, has in zip(traces, marks, strict=True)
+        if not has
+    ]
 
 
 # Who: what each rank did, and the order of ranks in their pipelines.

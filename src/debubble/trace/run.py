@@ -29,7 +29,6 @@ from debubble.trace.columns import (
     RankSummary,
     RankTrace,
     join_op_tables,
-    peak_memory,
     summarise,
 )
 from debubble.trace.digest.content import copy_digest, keep_table, keep_traces
@@ -427,7 +426,7 @@ def _settle_ranks(
         else:
             settled += same
     kept, more = _without_fragments(settled)
-    return kept, gaps + more + _without_memory(kept)
+    return kept, gaps + more
 
 
 def _duplicate(rank: int, files: Sequence[str]) -> Gap:
@@ -475,24 +474,6 @@ def _without_fragments(traces: list[RankTrace]) -> tuple[list[RankTrace], list[G
                 )
             )
     return kept, gaps
-
-
-def _without_memory(traces: Sequence[RankTrace]) -> list[Gap]:
-    """Name ranks that tell nothing of their memory, where others do."""
-    peaks = [peak_memory(trace) for trace in traces]
-    if all(peak is None for peak in peaks):
-        return []
-    return [
-        Gap(
-            code=Code.WRONG_MEMORY,
-            message="nothing of its device's memory in it, though other ranks have some",
-            hint="record with profile_memory=True on every rank",
-            file=trace.file,
-            rank=trace.rank,
-        )
-        for trace, peak in zip(traces, peaks, strict=True)
-        if peak is None
-    ]
 
 
 def _read_sidecars(

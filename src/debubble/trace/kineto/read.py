@@ -111,14 +111,14 @@ def _find_gaps(
     wrong = document.wrong + reducer.wrong
     if wrong:
         yield (
-            Code.WRONG_VALUES,
+            Code.WRONG_FIELDS,
             f"{counted(wrong, 'event')} with a field of a wrong type, which counts as absent",
             _AGAIN,
         )
     fields = wrong_fields(document.fields)
     if fields:
         yield (
-            Code.WRONG_VALUES,
+            Code.WRONG_FIELDS,
             f"its header is not what it should be, and counts as absent: {', '.join(fields)}",
             _AGAIN,
         )

@@ -1,0 +1,111 @@
+"""One bad rank does not end the answer, and no answer contradicts itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from support.traces.recordings import H200
+from timeline.test_mixed_runs import later
+
+from debubble.errors import Code
+from debubble.fleet.survey import Question, measure_run
+from debubble.timeline.bubble import measure_windows
+from debubble.timeline.figures import _without_contradictions
+from debubble.trace.columns import Kernels, Operators, build
+from debubble.trace.run import Run, find_run, read_run
+
+YEAR = 365 * 86_400 * 10**9
+
+
+@cache
+def recorded(name: str = "fwd_closed_m4") -> Run:
+    return read_run(find_run([str(H200 / name)]))
+
+
+def with_rank(run: Run, rank: int, **tables: object) -> Run:
+    """Return the run with other tables of one rank."""
+    return replace(
+        run,
+        ranks=tuple(
+            replace(trace, **tables) if trace.rank == rank else trace for trace in run.ranks
+        ),
+    )
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_of_a_ring_without_operators_is_no_end(rank):
+    silent = with_rank(recorded(), rank, operators=build(Operators, 0))
+    assert measure_run(silent, Question()).figures
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_of_a_ring_without_peers_is_no_end(rank):
+    operators = recorded().ranks[rank].operators
+    nobody = np.full(len(operators), -1, dtype=np.int32)
+    lost = replace(operators, peer=nobody, local_peer=nobody)
+    assert measure_run(with_rank(recorded(), rank, operators=lost), Question()).figures
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_without_any_kernel_is_no_end(rank):
+    trace = recorded().ranks[rank]
+    lost = replace(trace.operators, kernel=np.full(len(trace.operators), -1, dtype=np.int32))
+    empty = with_rank(recorded(), rank, kernels=build(Kernels, 0, start_ns=[]), operators=lost)
+    assert measure_run(empty, Question()).figures
+
+
+def test_a_device_may_have_any_number():
+    kernels = recorded().ranks[1].kernels
+    far = replace(kernels, device=np.full(len(kernels), 2**31 - 1, dtype=np.int32))
+    found = measure_run(with_rank(recorded(), 1, kernels=far), Question())
+    assert found.shown.ranks[1].device[1] == 2**31 - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["1f1b_p2_m4", "1f1b_p3_m7", "fwd_closed_m4"])
+@pytest.mark.parametrize("by_ns", [-30 * YEAR, 3 * YEAR])
+def test_a_clock_that_is_years_off_is_put_right_and_named(name, by_ns):
+    run = recorded(name)
+    right = measure_run(run, Question()).shown
+    off = replace(run, ranks=tuple(later(t, by_ns) if t.rank == 1 else t for t in run.ranks))
+    found = measure_run(off, Question())
+    assert found.shown.bubble_fraction == pytest.approx(right.bubble_fraction, abs=0.002)
+    assert found.shown.batch_latency_ns == pytest.approx(right.batch_latency_ns, rel=0.01)
+    named = {gap.rank for gap in found.gaps if gap.code is Code.CLOCK_OFF}
+    assert named
+    assert named <= {0, 1}
+    assert found.timeline.clock_uncertainty_ns < right.batch_latency_ns / 10
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step_time_ns": -5},
+        {"batch_latency_ns": 0},
+        {"bubble_fraction": -0.1},
+        {"useful_fraction": 1.01},
+        {"batch_latency_ns": 10**9, "step_time_ns": 10**8},
+    ],
+)
+def test_figures_that_cannot_be_are_not_given(wrong):
+    sound = measure_run(recorded(), Question()).shown
+    assert _without_contradictions(sound) is sound
+    found = _without_contradictions(replace(sound, **wrong))
+    assert (found.bubble_fraction, found.batch_latency_ns, found.step_time_ns) == (None,) * 3
+    assert found.windows == ()
+    assert "ranks 0-3" in found.gaps[-1].message
+    assert found.gaps[-1].code is Code.IMPOSSIBLE
+
+
+def test_a_step_whose_passes_hold_no_work_is_no_window():
+    timeline = measure_run(recorded(), Question()).timeline
+    away = timeline.passes.step == timeline.steps[1]
+    passes = replace(
+        timeline.passes,
+        start_ns=timeline.passes.start_ns - np.where(away, 10**12, 0),
+        end_ns=timeline.passes.end_ns - np.where(away, 10**12, 0),
+    )
+    assert len(measure_windows(replace(timeline, passes=passes), 0)) == 1

@@ -1,0 +1,232 @@
+"""What no device can do is not measured: each rule on a recorded rank, damaged in memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from support.traces.recordings import DATA, H200, SHARED
+
+from debubble.errors import Code, RunNotFound, TraceError
+from debubble.trace.columns import RankTrace
+from debubble.trace.guard import guard
+from debubble.trace.kineto import read_kineto
+from debubble.trace.run import find_run, read_run
+from debubble.trace.source import expand
+
+MS = 1_000_000
+
+
+@cache
+def recorded(rank: int = 0) -> RankTrace:
+    return read_kineto(str(H200 / "1f1b_p2_m4" / f"rank{rank}.json.gz"))
+
+
+def with_kernels(trace: RankTrace, **columns: np.ndarray) -> RankTrace:
+    """Return the trace with other columns of its kernels, sorted by start as tables are."""
+    kernels = replace(trace.kernels, **columns)
+    return pick(replace(trace, kernels=kernels), np.argsort(kernels.start_ns, kind="stable"))
+
+
+def pick(trace: RankTrace, rows: np.ndarray) -> RankTrace:
+    """Return the trace with these kernels alone; operators keep pointing at theirs."""
+    kernels = trace.kernels
+    moved = np.full(len(kernels) + 1, -1)
+    moved[rows] = np.arange(len(rows))
+    columns = {name: getattr(kernels, name)[rows] for name in kernels.__dataclass_fields__}
+    operators = replace(trace.operators, kernel=moved[trace.operators.kernel].astype(np.int32))
+    return replace(trace, kernels=replace(kernels, **columns), operators=operators)
+
+
+def refusal(trace: RankTrace) -> str:
+    kept, gaps = guard(trace)
+    assert kept is None
+    assert [gap.code for gap in gaps] == [Code.IMPOSSIBLE]
+    assert (gaps[0].rank, gaps[0].file) == (trace.rank, trace.file)
+    return gaps[0].message
+
+
+def moved_by(trace: RankTrace, row: int, by_ns: int) -> RankTrace:
+    start = trace.kernels.start_ns.copy()
+    start[row] += by_ns
+    return with_kernels(trace, start_ns=start)
+
+
+def compute(trace: RankTrace) -> np.ndarray:
+    return np.flatnonzero(trace.kernels.kind == 0)
+
+
+def every_recording() -> list[str]:
+    places = [str(DATA), *([str(SHARED)] if SHARED.exists() else [])]
+    return [file for file in expand(places)[0] if not file.endswith((".md", ".toml", ".txt"))]
+
+
+@pytest.mark.slow
+def test_no_rule_is_broken_by_anything_that_was_recorded():
+    ranks = 0
+    for file in every_recording():
+        try:
+            run = read_run(find_run([file]))
+        except (RunNotFound, TraceError):
+            continue  # no trace: a log, a table of figures
+        ranks += len(run.ranks)
+        wrong = {Code.IMPOSSIBLE, Code.WRONG_MEMORY, Code.WRONG_FIELDS, Code.CLOCK_OFF}
+        assert not [str(gap) for gap in run.gaps if gap.code in wrong]
+    assert ranks >= 30
+
+
+def test_a_sound_rank_is_returned_as_it_is():
+    assert guard(recorded()) == (recorded(), ())
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
+def test_kernels_that_were_launched_and_not_recorded(share):
+    trace = recorded()
+    rows = np.arange(len(trace.kernels))
+    lost = np.random.default_rng(0).choice(rows[:-50], size=int(share * len(rows)), replace=False)
+    assert "launched and not recorded" in refusal(pick(trace, np.setdiff1d(rows, lost)))
+
+
+def test_a_capture_that_ends_early_lacks_its_last_kernels():
+    trace = recorded()
+    kept, _ = guard(pick(trace, np.arange(len(trace.kernels) - 40)))
+    assert kept is not None
+
+
+def test_a_capture_that_begins_late_lacks_its_first_launches():
+    trace = read_kineto(str(H200 / "1f1b_p3_m7" / "rank0.json.gz"))
+    assert (trace.kernels.launch < 0).sum() > 100
+    assert guard(trace) == (trace, ())
+
+
+def test_kernels_without_a_launch_among_others():
+    trace = recorded()
+    launch = trace.kernels.launch.copy()
+    launch[compute(trace)[200:210]] = -1
+    assert "without a launch" in refusal(with_kernels(trace, launch=launch))
+
+
+def test_calls_that_capture_a_graph_launch_nothing():
+    trace = recorded()
+    rows = np.arange(len(trace.kernels))
+    names = (*trace.names, "cudaGraphInstantiate")
+    name = trace.launches.name.copy()
+    called = trace.kernels.launch[100]
+    name[called] = len(names) - 1
+    without = pick(replace(trace, names=names), np.setdiff1d(rows, [90, 95, 100]))
+    kept, _ = guard(replace(without, launches=replace(trace.launches, name=name)))
+    assert kept is not None
+
+
+@pytest.mark.parametrize("by_ns", [-(10**15), -1_000 * MS])
+def test_a_kernel_before_its_launch(by_ns):
+    trace = recorded()
+    assert "before their launch" in refusal(moved_by(trace, compute(trace)[500], by_ns))
+
+
+@pytest.mark.parametrize("by_ns", [5 * MS, 1_000 * MS])
+def test_a_kernel_later_than_those_launched_after_it(by_ns):
+    trace = recorded()
+    assert "another order" in refusal(moved_by(trace, compute(trace)[500], by_ns))
+
+
+def test_a_last_kernel_that_the_host_had_waited_for():
+    trace = recorded()
+    last = int(trace.kernels.start_ns.argmax())
+    assert "the host waited" in refusal(moved_by(trace, last, 1_000 * MS))
+
+
+def test_a_kernel_beside_others_of_its_stream():
+    trace = recorded()
+    duration = trace.kernels.duration_ns.copy()
+    duration[compute(trace)[300]] += 20 * MS
+    assert "beside others" in refusal(with_kernels(trace, duration_ns=duration))
+
+
+def test_neighbours_may_overlap_a_little_and_kernels_of_a_graph_at_will():
+    trace = recorded()
+    row = int(compute(trace)[300])
+    duration = trace.kernels.duration_ns.copy()
+    duration[row] += 10_000
+    assert guard(with_kernels(trace, duration_ns=duration))[0] is not None
+    duration[row : row + 30] += 3 * MS
+    graph = np.full(len(trace.kernels), 7)
+    graphed = with_kernels(trace, duration_ns=duration, graph=graph)
+    assert "beside others" not in str(guard(graphed)[1])
+
+
+@pytest.mark.parametrize("factor", [1e-3, 0.5, 0.7])
+def test_durations_that_end_before_what_is_queued_behind_them(factor):
+    trace = recorded()
+    duration = (trace.kernels.duration_ns * factor).astype(np.int64)
+    assert guard(with_kernels(trace, duration_ns=duration))[0] is None
+
+
+def test_a_file_in_another_unit_is_left_out():
+    trace = recorded()
+    begin = trace.kernels.start_ns[0]
+    scaled = {
+        name: replace(
+            getattr(trace, name),
+            start_ns=(getattr(trace, name).start_ns - begin) * 1000,
+            duration_ns=getattr(trace, name).duration_ns * 1000,
+        )
+        for name in ("kernels", "launches", "operators", "annotations")
+    }
+    assert "a launch takes" in refusal(replace(trace, **scaled))
+
+
+def test_a_message_without_its_kernel():
+    trace = recorded()
+    kernel = trace.operators.kernel.copy()
+    kernel[3] = -1
+    assert guard(replace(trace, operators=replace(trace.operators, kernel=kernel)))[0] is None
+
+
+@pytest.mark.parametrize("by_ns", [5 * MS, -3_000 * MS])
+def test_steps_that_do_not_follow_each_other(by_ns):
+    trace = recorded()
+    marks = [row for row, name in enumerate(trace.names) if name.startswith("ProfilerStep#")]
+    mine = np.isin(trace.annotations.name, marks) & (trace.annotations.stream < 0)
+    start = trace.annotations.start_ns.copy()
+    start[np.flatnonzero(mine)[0]] += by_ns
+    order = np.argsort(start, kind="stable")
+    columns = {
+        name: getattr(trace.annotations, name)[order]
+        for name in trace.annotations.__dataclass_fields__
+    }
+    columns["start_ns"] = start[order]
+    marked = replace(trace, annotations=replace(trace.annotations, **columns))
+    assert "steps do not follow" in refusal(marked)
+
+
+def test_totals_of_memory_that_do_not_add_up_are_not_told():
+    trace = recorded()
+    for rows in (slice(None), 700):
+        allocated = trace.memory.allocated_bytes.copy()
+        allocated[rows] *= 1000
+        doubtful = replace(trace, memory=replace(trace.memory, allocated_bytes=allocated))
+        kept, gaps = guard(doubtful)
+        assert kept is not None
+        assert len(kept.memory) == 0
+        assert len(kept.kernels) == len(trace.kernels)
+        assert [(gap.code, gap.rank) for gap in gaps] == [(Code.WRONG_MEMORY, 0)]
+
+
+def test_a_rank_that_cannot_be_is_named_and_the_others_answer(tmp_path):
+    for source in (H200 / "fwd_closed_m4").glob("rank*.json.gz"):
+        content = json.loads(gzip.decompress(source.read_bytes()))
+        if source.name == "rank2.json.gz":
+            kernels = [e for e in content["traceEvents"] if e.get("cat") == "kernel"]
+            kernels[20]["ts"] = 0
+        (tmp_path / source.name.removesuffix(".gz")).write_text(json.dumps(content))
+    run = read_run(find_run([str(tmp_path)]))
+    assert [trace.rank for trace in run.ranks] == [0, 1, 3]
+    assert [(gap.code, gap.rank) for gap in run.gaps] == [
+        (Code.IMPOSSIBLE, 2),
+        (Code.MISSING_RANKS, None),
+    ]
