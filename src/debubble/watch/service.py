@@ -341,6 +341,7 @@ class Service:
         self.routes.is_stale = True
         self.counts.analysed(analysis.seconds)
         outcome, level = ("analysed", "info") if analysis.finding else ("unreadable", "warning")
+        outcome = "given_up" if analysis.given_up else outcome
         problem = {"problem": analysis.problem} if analysis.problem else {}
         log(outcome, level=level, source=source.name, capture=claim.key, **problem)
         for kind, message in raised:
