@@ -68,7 +68,7 @@ class Watch:
                 self.url = event["url"]
                 self._started.set()
             self.analysed += event["event"] == "analysed"
-            if event["event"] in {"bug", "text", "worker_died", "unreadable"}:
+            if event["event"] in {"bug", "failed", "text", "worker_died", "unreadable", "given_up"}:
                 self.bugs.append(line)
 
     def memory_mib(self) -> float:

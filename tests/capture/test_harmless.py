@@ -224,3 +224,11 @@ def test_a_module_that_cannot_be_hooked_is_loaded_as_it_is(tmp_path, monkeypatch
     hook.targets[name] = fail
     monkeypatch.setattr(hooks, "_CallingLoader", fail)
     assert importlib.import_module(name).VALUE == 3
+
+
+def test_what_nobody_foresaw_at_the_start_ends_no_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "prepare_out", lambda _out: 1 / 0)
+    with debubble.capture(steps=1, wait=0, out=tmp_path) as session:
+        for _ in range(5):
+            debubble.step()
+    assert session.problems == ["ZeroDivisionError: division by zero"]

@@ -129,6 +129,7 @@ DAMAGES = {
     "a capture": "UPDATE watch_captures SET data='{\"bucket\": ' WHERE id=1",
     "a time": "UPDATE watch_captures SET found_s='yesterday', finished_s=1e300 WHERE id=1",
     "files": "UPDATE watch_captures SET state='claimed', files='[3' WHERE id=1",
+    "a count": "UPDATE watch_captures SET state='claimed', attempts='x' WHERE id=1",
     "states": "UPDATE watch_states SET data='[]'",
     "a state's name": "UPDATE watch_states SET name='drift/bubble_fraction/x' WHERE name LIKE "
     "'drift/bubble%'",
@@ -243,7 +244,7 @@ def test_what_was_given_up_is_listed_and_tried_again(tmp_path):
     config = write_config(tmp_path, more='[analysis]\ntimeout = "1ms"\n')
     place_capture(tmp_path, "first")
     with Watching(config) as watch:
-        watch.wait_for("unreadable")
+        watch.wait_for("given_up")
         shown = watch.ask_until(
             "/api/pipelines", lambda data: data["pipelines"][0]["captures"] == {"given_up": 1}
         )
@@ -255,7 +256,7 @@ def test_what_was_given_up_is_listed_and_tried_again(tmp_path):
         assert watch.ask(path.replace("train", "other"), method="POST")[0] == 404
         assert watch.ask(path, method="POST")[0] == 303
         watch.wait_for("retried")
-        watch.wait_for("unreadable", count=2)
+        watch.wait_for("given_up", count=2)
         assert watch.stop() == 0
     write_config(tmp_path)
     words = [sys.executable, "-m", "debubble", "watch", "retry", "--config", str(config)]

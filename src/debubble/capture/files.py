@@ -105,7 +105,9 @@ class CaptureFiles:
 
 
 def list_captures(out: Path) -> list[Path]:
-    """Return the folders of captures that hold a trace, oldest first."""
+    """Return the folders of captures that hold a trace, oldest first; a job may remove them all."""
+    if not out.is_dir():
+        return []
     return sorted(
         folder
         for folder in out.iterdir()

@@ -67,8 +67,15 @@ class Session:
 
     def __enter__(self) -> Self:
         """Refuse what cannot be captured, while the job has not begun; from here on nothing is."""
-        prepare_out(self.settings.out)
-        self._on_enter(self)
+        try:
+            prepare_out(self.settings.out)
+            self._on_enter(self)
+        except DebubbleError:
+            raise
+        except Exception as error:  # noqa: BLE001 (what nobody foresaw is no reason to end a job)
+            self._wake_at = sys.maxsize
+            self._note(f"{type(error).__name__}: {error}")
+            return self
         self._go_on()
         return self
 

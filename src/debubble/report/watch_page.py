@@ -6,10 +6,16 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from html import escape
+from html import escape as escape_html
 from typing import Any
 
-from debubble.units import NS_PER_S, show_bytes, show_count, show_duration, show_share
+from debubble.units import NS_PER_S, printable, show_bytes, show_count, show_duration, show_share
+
+
+def escape(text: str) -> str:
+    """Return a stranger's text as the page may hold it."""
+    return escape_html(printable(text, breaks=True))
+
 
 _METRICS = {
     "bubble_fraction": "bubble",

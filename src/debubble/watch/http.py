@@ -116,6 +116,8 @@ class Server:
             await connection.serve()
         except (OSError, TimeoutError, asyncio.CancelledError, asyncio.IncompleteReadError):
             pass
+        except Exception as error:  # noqa: BLE001 (one client must not fill the log with tracebacks)
+            log("bug", level="error", problem=f"{type(error).__name__}: {error}")
         finally:
             self._open.pop(task, None)
             writer.close()

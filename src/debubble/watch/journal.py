@@ -141,33 +141,35 @@ class Journal:
     def unfinished(self, sources: Sequence[str], *, now_s: float) -> tuple[Claim, ...]:
         """Return the claims of a service that died, the least suspect first."""
         claims = []
-        for row, claim in self._claims(sources, CLAIMED):
+        for number, claim in self._claims(sources, CLAIMED):
             if claim is not None and claim.deaths < MOST_DEATHS:
                 claims.append(claim)
                 continue
-            why = f"the service died {row.attempts - 1} times while it was analysed alone"
-            self._give_up(row.id, why if claim else _ROW_DAMAGED, now_s=now_s)
+            why = _ROW_DAMAGED
+            if claim is not None:
+                why = f"the service died {claim.deaths} times while it was analysed alone"
+            self._give_up(number, why, now_s=now_s)
         return tuple(sorted(claims, key=lambda claim: (claim.deaths, claim.number)))
 
     def asked_again(self, sources: Sequence[str], *, now_s: float) -> tuple[Claim, ...]:
         """Claim what was given up and is to be taken up once more."""
         claims = []
-        for row, claim in self._claims(sources, AGAIN):
+        for number, claim in self._claims(sources, AGAIN):
             if claim is None:
-                self._give_up(row.id, _ROW_DAMAGED, now_s=now_s)
+                self._give_up(number, _ROW_DAMAGED, now_s=now_s)
                 continue
             table = tables.captures
-            this = table.update().where(table.c.id == row.id, table.c.state == AGAIN)
+            this = table.update().where(table.c.id == number, table.c.state == AGAIN)
             self._write(this.values(state=CLAIMED))
             claims.append(claim)
         return tuple(claims)
 
-    def _claims(self, sources: Sequence[str], state: str) -> list[tuple[Any, Claim | None]]:
-        """Return rows of a state with what they say; None of one that is damaged."""
+    def _claims(self, sources: Sequence[str], state: str) -> list[tuple[int, Claim | None]]:
+        """Return the captures of a state by their numbers; None of a row that is damaged."""
         table = tables.captures
         mine = table.c.source.in_(list(sources))
         query = table.select().where(table.c.state == state, mine).order_by(table.c.id)
-        return [(row, _as_claim(row)) for row in self._rows(query)]
+        return [(row.id, _as_claim(row)) for row in self._rows(query)]
 
     def begin_alone(self, claim: Claim) -> None:
         """Count a death before it happens; `put_back` or `finish` takes it back."""

@@ -65,9 +65,9 @@ _LONGEST_SLEEP_S = 30.0
 _SHOWN_NAMES = 3
 # Between two looks for captures that are to be taken up again.
 _RETRY_POLL_S = 2.0
-# Before a capture with which the service died is analysed again, for each time that it did: who
-# dies of something else, again and again, has died by then, and the capture is not blamed for it.
-_SUSPECT_WAIT_S = 30.0
+# Before a capture with which the service died is analysed again, by how often it did: a service
+# that dies of something else, again and again, has died by then, and the capture is not blamed.
+_SUSPECT_WAITS_S = (0.0, 10.0, 60.0)
 # After a stop, for analyses to end; then the next service begins them anew.
 _GRACE_S = 10.0
 # And for servers to end their profiles: they may write for minutes, but were told.
@@ -201,7 +201,7 @@ class Service:
         claims = await self._in_thread(lambda: self.journal.unfinished(names, now_s=time.time()))
         self._stock_taken.set()
         for claim in claims:
-            await self._sleep(began + claim.deaths * _SUSPECT_WAIT_S - time.monotonic())
+            await self._sleep(began + _SUSPECT_WAITS_S[claim.deaths] - time.monotonic())
             if self._stopping.is_set():
                 return
             log("taken_up", source=claim.source, capture=claim.key, deaths=claim.deaths)
@@ -341,6 +341,7 @@ class Service:
         self.routes.is_stale = True
         self.counts.analysed(analysis.seconds)
         outcome, level = ("analysed", "info") if analysis.finding else ("unreadable", "warning")
+        outcome = "given_up" if analysis.given_up else outcome
         problem = {"problem": analysis.problem} if analysis.problem else {}
         log(outcome, level=level, source=source.name, capture=claim.key, **problem)
         for kind, message in raised:
