@@ -18,6 +18,7 @@ from support.services.free_port import free_port
 from debubble.errors import UsageError
 from debubble.load import Load
 from debubble.plan.serving import ServingSetting
+from debubble.server_notes import SCHEMA, ServerNotes, Span
 from debubble.tune.server import Server, prospects
 from debubble.tune.setting import SERVING_KNOBS, read_setting, read_template
 from debubble.tune.trial import MARK
@@ -43,6 +44,28 @@ def test_what_lies_next_to_a_setting_is_tried_batches_in_flight_first_where_stag
 def test_no_more_batches_are_put_in_flight_than_four_a_stage():
     now = ServingSetting(stages=2, layers=(2, 2), in_flight=8)
     assert [one.in_flight for one in prospects(now, None, None)] == [4]
+
+
+def test_layers_are_cut_by_what_stages_took_and_a_head_keeps_its_time(monkeypatch):
+    monkeypatch.setattr("debubble.tune.server.stage_shares", lambda _: [0.1, 0.1, 0.1, 0.7])
+    now = ServingSetting(stages=4, layers=(1, 1, 1, 5))
+    cuts = [one.layers for one in prospects(now, None, object())]
+    # A layer takes 0.1, the last stage 0.2 beside its layers: 0.3 is the least for the longest.
+    assert cuts == [(3, 2, 2, 1), (2, 2, 2, 2)]
+
+
+def test_a_batch_takes_more_requests_only_where_some_wait():
+    now = ServingSetting(stages=2, requests_a_batch=8)
+
+    def noted(waiting):
+        span = Span(seconds=2.0, requests_running=16.0, requests_waiting=waiting)
+        return ServerNotes(
+            schema=SCHEMA, kind="vllm", url="", began_unix_s=0.0, traces=(), before=span,
+            during=span, after=None,
+        )  # fmt: skip
+
+    assert [one.requests_a_batch for one in prospects(now, noted(3.0), None)] == [16, 4]
+    assert [one.requests_a_batch for one in prospects(now, noted(0.0), None)] == [4]
 
 
 def test_a_rate_says_nothing_of_a_servers_best():

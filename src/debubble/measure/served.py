@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from debubble.errors import UsageError
@@ -60,7 +62,7 @@ def say_load(load: Load) -> str:
 def read_load_result(file: str) -> Measurement | None:
     """Return the measurement in a file of `debubble.load`; None where it is no such file."""
     try:
-        with open(file, "rb") as source:  # noqa: PTH123 (a name that may be no path at all)
+        with Path(file).open("rb") as source:
             if SCHEMA.encode() not in source.read(_HEAD):
                 return None
             source.seek(0)

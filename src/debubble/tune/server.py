@@ -177,10 +177,11 @@ def prospects(
     """Return what may serve better than a setting, the most promising first.
 
     By what lies next to it: layers cut by what stages take, batches in flight, chunks and requests
-    halved and doubled. `notes` and `capture` are of a run of that setting, where there are any; a
-    plan of streams would weigh them here.
+    halved and doubled; a batch takes more requests only where some wait. `notes` and `capture` are
+    of a run of that setting, where there are any.
     """
-    del notes
+    around = None if notes is None else notes.around
+    none_wait = around is not None and around.requests_waiting == 0
     found = []
     stages = now.stages
     if now.layers is None and capture is not None:
@@ -194,7 +195,7 @@ def prospects(
     for knob, most in (
         ("in_flight", max(stages, 2) * _MOST_A_STAGE),
         ("chunk", None),
-        ("requests_a_batch", None),
+        ("requests_a_batch", now.requests_a_batch if none_wait else None),
         ("tokens_a_batch", None),
     ):
         value = getattr(now, knob)
