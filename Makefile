@@ -80,6 +80,7 @@ bench-peers: $(VENV)/.dev ## the same beside HolisticTraceAnalysis, in a venv of
 accuracy: $(VENV)/.dev ## recorded GPU runs predicted from each other; real pipelines here, on a quiet machine
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/frameworks.py
+	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/follow.py
 	$(BIN)/python -m pytest -m accuracy
 

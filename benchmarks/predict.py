@@ -18,7 +18,6 @@ from functools import cache
 from math import log
 from pathlib import Path
 from statistics import median, pstdev
-from tempfile import TemporaryDirectory
 
 from debubble.plan.baseline import FITS, Baseline, measure_baseline
 from debubble.plan.change import Change
@@ -195,33 +194,9 @@ class Result:
 def load(
     folder: Path, layers: tuple[int, ...] | None = None
 ) -> tuple[Baseline, Timeline, PipelineFigures]:
-    with TemporaryDirectory() as place:
-        read = write_table(folder, Path(place)) if (folder / "pp_rank_0.json").exists() else folder
-        timeline = build_run(read_run(find_run([str(read)])))
+    timeline = build_run(read_run(find_run([str(folder)])))
     figures = measure_pipeline(timeline, 0)
     return measure_baseline(timeline, figures, layers=layers), timeline, figures
-
-
-def write_table(folder: Path, place: Path) -> Path:
-    """Write Primus's dumps of passes as an op table: their first iterations after the first."""
-    sizes = json.loads((folder / "config.json").read_text())
-    ranks, chunks = sizes["pp_size"], sizes["vp_size"]
-    dumps = [json.loads((folder / f"pp_rank_{n}.json").read_text()) for n in range(ranks)]
-    rows, begin = ["step,rank,stage,microbatch,op,start_ms,end_ms"], 0.0
-    for step in map(str, range(2, 8)):
-        for rank, dump in enumerate(dumps):
-            for op, way in (("forward", "fwd"), ("backward", "bwd")):
-                times = zip(dump[step][f"{way}_start"], dump[step][f"{way}_end"], strict=True)
-                for number, (start, end) in enumerate(times):
-                    group, within = divmod(number, ranks * chunks)
-                    chunk, microbatch = divmod(within, ranks)
-                    chunk = chunks - 1 - chunk if op == "backward" else chunk
-                    place_of = f"{rank},{chunk * ranks + rank},{group * ranks + microbatch}"
-                    rows.append(f"{step},{place_of},{op},{begin + start},{begin + end}")
-        begin += max(dump[step]["total"] for dump in dumps) + 50
-    table = place / "passes.csv"
-    table.write_text("\n".join(rows))
-    return table
 
 
 def truths_of(folder: Path) -> list[dict]:

@@ -7,26 +7,31 @@ them cannot disagree. Left of it nothing is put into words, right of it nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from statistics import median
 
 from debubble.errors import Gap
 from debubble.fleet.survey import Means, Question, Survey, survey_run
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
-from debubble.ledger.ledger import Ledger
-from debubble.ledger.verdict import Bottleneck, Named, find_bottleneck, name_causes
+from debubble.ledger.ledger import Job, Ledger
+from debubble.ledger.verdict import MATTERS, Bottleneck, Named, find_bottleneck, name_causes
 from debubble.links.hop_times import Hop
 from debubble.links.judge import Past
 from debubble.links.wiring import Wiring, read_topologies, read_wiring
 from debubble.measure.measurement import Measurement, measure_run
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
 from debubble.schedules import Order, order_of
+from debubble.server_notes import ServerNotes, read_server_notes
+from debubble.serving.account import StreamAccount, account_stream
+from debubble.serving.batches import find_batches
 from debubble.simulate.communication import Communication
 from debubble.simulate.theory import bubble_fraction, bubble_fraction_of_stream, ideal_bubble
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts, ask_job
 from debubble.timeline.model import PassKind, Timeline
-from debubble.timeline.replicas import ReplicaFigures
+from debubble.timeline.replicas import DRAGS, ReplicaFigures, Workers
 from debubble.trace.columns import RankTrace
 from debubble.trace.run import Run, RunFiles
 
@@ -38,6 +43,10 @@ class Wires:
     classes: Sequence[str] = ()
     topologies: Sequence[str] = ()
     history: Mapping[Hop, Past] = field(default_factory=dict)
+
+
+# A batch is as slow as its slowest pipeline: of many, the others never are.
+MOST_REPLAYED = 7
 
 
 class Analysis:
@@ -52,6 +61,8 @@ class Analysis:
         self.pipeline: PipelineFigures = survey.shown
         """The one to look into first: it drags the others, or waits most."""
         self.replicas: ReplicaFigures | None = survey.replicas
+        self.workers: Workers = survey.workers
+        """Which devices are slower than those of the same stages in other pipelines."""
         self.step = step
         """The one that was asked for."""
         self._found = survey.gaps
@@ -73,9 +84,41 @@ class Analysis:
         """Account for a pipeline; None where batches overlap, are cut, or are not of one run."""
         if pipeline.pipeline not in self._ledgers:
             self._ledgers[pipeline.pipeline] = account_for(
-                self.timeline, pipeline, self._wiring[0], self._wires.history
+                self.timeline,
+                pipeline,
+                self._wiring[0],
+                self._wires.history,
+                self._job_around(pipeline),
             )
         return self._ledgers[pipeline.pipeline]
+
+    def _job_around(self, pipeline: PipelineFigures) -> Job:
+        """Tell what a pipeline shares its batches with; the slowest of them are replayed too."""
+        others = [
+            other
+            for other in self.pipelines
+            if other.pipeline != pipeline.pipeline and other.windows and other.one_run
+        ]
+        others = [other for other in others if not other.cut and other.kind == pipeline.kind]
+        held = [other for other in others if other.pipeline in self.timeline.pipelines]
+        # Replicas that differ in nothing but noise tell nothing of each other.
+        drags = self.replicas is not None and self.replicas.verdict == DRAGS
+        differ = drags or bool(self.workers.slow or self.workers.uneven)
+        alike = held if differ else []
+        slowest = sorted(alike, key=lambda other: -max(w.length_ns for w in other.windows))
+        replayed = tuple(other.pipeline for other in slowest[:MOST_REPLAYED])
+        took = pipeline.batch_latency_ns or 0
+        batch = round(median(longest_windows([pipeline, *others]).values() or [took]))
+        return Job(
+            workers=self.workers,
+            alike=tuple(other.pipeline for other in alike),
+            beside=replayed,
+            longest_ns=longest_windows(others),
+            not_replayed_ns=longest_windows(
+                [other for other in others if other.pipeline not in replayed]
+            ),
+            batch_latency_ns=batch if batch > (1 + MATTERS) * took else None,
+        )
 
     @property
     def ledger(self) -> Ledger | None:
@@ -88,6 +131,23 @@ class Analysis:
         if self.ledger is not None and self.ledger.links is not None:
             return self.ledger.links
         return judge_links(self.timeline, self.pipeline, self._wiring[0], self._wires.history)
+
+    @cached_property
+    def stream(self) -> StreamAccount | None:
+        """Why each nanosecond of a stream was spent; None of what is none, or cannot be told."""
+        if self.pipeline.kind != "stream" or not self.pipeline.one_run:
+            return None
+        batches = find_batches(self.timeline, self.pipeline, self.traces)
+        if batches is None:
+            return None
+        return account_stream(batches, [hop.hop for hop in self.links.slow])
+
+    @cached_property
+    def server_notes(self) -> ServerNotes | None:
+        """What the server said of itself around the capture, where `capture --server` noted it."""
+        folders = {str(Path(rank.file).parent) for rank in self.pipeline.ranks if rank.file}
+        found = [notes for folder in sorted(folders) if (notes := read_server_notes(folder))]
+        return found[0] if found else None
 
     @cached_property
     def causes(self) -> tuple[Named, ...]:
@@ -171,7 +231,9 @@ class Analysis:
     ) -> Baseline:
         """Fit what every change starts from; what is not said, the job says."""
         pipeline, job = self.pipeline, self.job
-        return measure_baseline(
+        mine = {rank.rank for rank in pipeline.ranks}
+        slow = tuple(sorted(one.rank for one in self.workers.slow if one.rank in mine))
+        found = measure_baseline(
             self.timeline,
             pipeline,
             layers=layers or job.split_for(pipeline),
@@ -181,6 +243,7 @@ class Analysis:
             also=also,
             communication=communication,
         )
+        return replace(found, slow_ranks=slow)
 
     def layers_of(self, stage: int) -> int | None:
         """Return the layers that kernels show of a stage, else those that the job names."""
@@ -201,6 +264,13 @@ def analyse_found(
     """Read a run that was found, and measure what is asked about."""
     question = question or Question()
     return Analysis(survey_run(found, question, means), wires, question.step)
+
+
+def longest_windows(pipelines: Sequence[PipelineFigures]) -> dict[int, int]:
+    """Return, of each step that all have, the window of the slowest."""
+    windows = [{w.step: w.length_ns for w in pipeline.windows} for pipeline in pipelines]
+    steps = set.intersection(*(set(mine) for mine in windows)) if windows else set()
+    return {step: max(mine[step] for mine in windows) for step in sorted(steps)}
 
 
 def _equal_stages(pipeline: PipelineFigures, order: Order) -> dict[str, float] | None:

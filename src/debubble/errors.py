@@ -15,6 +15,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 ├── LinkTestError        the hops could not be measured
 ├── CaptureError         a job or a server could not be captured
 ├── StoreError           the history cannot be read or written
+│   └── StoreAway        not now: it is locked, full or not there
 ├── TuneError            a command cannot be tuned
 ├── WatchError           the service cannot start
 ├── GateError            the answer does not tell what it was to be judged by
@@ -113,6 +114,10 @@ class StoreError(DebubbleError):
     """The history cannot be read or written."""
 
 
+class StoreAway(StoreError):
+    """It cannot be reached or written now; later it may be."""
+
+
 class TuneError(DebubbleError):
     """A command cannot be tuned: its first run told nothing, or its record is another's."""
 
@@ -136,17 +141,21 @@ class Code(StrEnum):
     BAD_TEXT = "bad_text"
     BAD_TIMES = "bad_times"
     BUSY_MACHINE = "busy_machine"
+    CLOCK_OFF = "clock_off"
     CLOSED_GRAPHS = "closed_graphs"
     COLD_STEPS = "cold_steps"
     COPY_ENGINE = "copy_engine"
     COSTS_DIFFER = "costs_differ"
     CUT_STEPS = "cut_steps"
+    DAMAGED_RECORD = "damaged_record"
     DIGEST_DIFFERS = "digest_differs"
     DIGEST_NOT_WRITTEN = "digest_not_written"
     DUPLICATE_RANK = "duplicate_rank"
     FOREIGN_DEVICE = "foreign_device"
     HOST_TIMES = "host_times"
+    IMPOSSIBLE = "impossible"
     LAYERS_DIFFER = "layers_differ"
+    LINK_ERRORS = "link_errors"
     LINKS_INACTIVE = "links_inactive"
     LOG_CUT = "log_cut"
     MALFORMED = "malformed"
@@ -160,6 +169,7 @@ class Code(StrEnum):
     NO_PIPELINE = "no_pipeline"
     NO_RANK = "no_rank"
     NO_STEPS = "no_steps"
+    NOT_UNDERSTOOD = "not_understood"
     ORDER_CYCLE = "order_cycle"
     OPEN_RANGES = "open_ranges"
     RANK_ASSUMED = "rank_assumed"
@@ -169,6 +179,7 @@ class Code(StrEnum):
     SCHEDULE_UNCHECKED = "schedule_unchecked"
     SEVERAL_RUNS = "several_runs"
     SIDECAR_DIFFERS = "sidecar_differs"
+    STAGES_ASSUMED = "stages_assumed"
     STAGES_UNKNOWN = "stages_unknown"
     STEPS_INFERRED = "steps_inferred"
     TRUNCATED = "truncated"
@@ -178,6 +189,7 @@ class Code(StrEnum):
     UNLINKED_MESSAGES = "unlinked_messages"
     UNMATCHED_TRANSFERS = "unmatched_transfers"
     UNREADABLE = "unreadable"
+    WRONG_MEMORY = "wrong_memory"
     WRONG_VALUES = "wrong_values"
 
 

@@ -9,9 +9,11 @@ from typing import TypeVar
 
 from debubble.errors import UsageError
 
-# C0 and C1 control characters, among them the escape that starts a terminal's commands.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_CONTROL_BUT_BREAK = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+# C0 and C1 control characters, among them the escape that starts a terminal's commands; those that
+# break lines or turn the direction of writing, so that a name reads as another; and the invisible.
+_TURNING = "\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb"
+_CONTROL = re.compile(f"[\\x00-\\x1f\\x7f-\\x9f{_TURNING}]")
+_CONTROL_BUT_BREAK = re.compile(f"[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f{_TURNING}]")
 
 
 def printable(text: str, *, breaks: bool = False) -> str:

@@ -459,7 +459,8 @@ def test_growth_adds_up_to_the_measured_pass():
 
 
 def test_a_typical_pass_is_the_median_where_no_first_one_was_told():
-    costs = PassCosts(median={(0, F): 7}, equal={(0, F): 7}, first={})
+    one = {(0, F): 7}
+    costs = PassCosts(median=one, equal=one, first={}, sound=one, heavy=1.0, data={})
     assert costs.typical((0, F), 0) == costs.typical((0, F), 3) == 7
 
 

@@ -366,3 +366,31 @@ def test_what_is_no_log_is_not_taken_for_one():
     assert not looks_like_log("hello")
     with pytest.raises(DebubbleError):
         own("hello")
+
+
+NVLINK_ERRORS = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)
+\t Link 0: Replay Errors: 0
+\t Link 0: Recovery Errors: 0
+\t Link 0: CRC Errors: 0
+GPU 3: NVIDIA H100 80GB HBM3 (UUID: GPU-3)
+\t Link 0: Replay Errors: 0
+\t Link 7: Replay Errors: 1204
+\t Link 7: Recovery Errors: 2
+\t Link 8: CRC Errors: N/A
+"""
+
+
+def test_errors_of_links_are_told_by_device_and_link():
+    log = own(NVLINK_ERRORS)
+    assert [index for index, _, _ in log.devices] == [0, 3]
+    [gap] = doubts_about([log])
+    assert gap.code == "link_errors"
+    assert "GPU 3" in gap.message
+    assert "1 link with errors" in gap.message
+    assert "link 7: 1,204 replay errors" in gap.message
+
+
+def test_counters_of_no_device_are_a_damaged_log():
+    lines = NVLINK_ERRORS.splitlines()
+    with pytest.raises(LogError, match="of no device"):
+        own("\n".join([lines[1], *lines]))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from support.measurements import sampled
 
-from debubble.errors import MissingExtra, RunNotFound, StoreError
+from debubble.errors import Code, MissingExtra, RunNotFound, StoreError
 from debubble.measure import store_schema
 from debubble.measure.store import Store, default_url
 
@@ -214,3 +217,81 @@ def test_what_was_acknowledged_is_there_whoever_is_killed(writers, count, url):
     store.close()
     assert len(acknowledged) >= sum(until)
     assert set(acknowledged) <= kept
+
+
+def test_a_damaged_record_is_named_and_hides_nobody(url, store):
+    for name in ("a", "a", "b"):
+        store.add(name, sampled([0.1]), now_s=1.0, tags={})
+    run_by_hand(url, "UPDATE measurements SET data='{\"kind\": ' WHERE id=2")
+    records, (gap,) = store.readable_records()
+    assert [record.number for record in records] == [1, 3]
+    assert (gap.code, "record 2 of the history, 'a', is damaged" in str(gap)) == (
+        Code.DAMAGED_RECORD, True
+    )  # fmt: skip
+    assert len(store.named("b")) == 1
+    with pytest.raises(StoreError, match="record 2"):  # nothing is held against half of a name
+        store.named("a")
+
+
+def test_a_version_that_is_no_number_is_said(database):
+    file, url = database
+    Store(url).close()
+    run_by_hand(url, "UPDATE store_version SET version='new'")
+    with pytest.raises(StoreError, match="version of the store is damaged"):
+        Store(url)
+    assert file.exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgres://u:SECRET@h/d",
+        "postgres://u:SEC:RET@h/d",
+        "postgres://u:SECR@ET@h/d",
+        "postgresql://u:SECRET@h:port/d",
+        "mysql://h/d?user=u&password=SECRET",
+        "nonsense//u:SECRET@h",
+        "postgresql://u:SECRET@127.0.0.1:1/d?sslpassword=SECRET",
+    ],
+)
+def test_no_error_shows_a_password(url):
+    with pytest.raises((StoreError, MissingExtra)) as refusal:
+        Store(url)
+    said = f"{refusal.value} {refusal.value.hint}"
+    assert not [part for part in ("SECRET", "SEC", "RET", "SECR", "ET@") if part in said], said
+
+
+def reading(url, folder, tell):
+    """Read a store as somebody who may not write it: in a process that is not root."""
+    folder.chmod(0o555)
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            os.setuid(65534)
+            opened = Store(url, read_only=True)
+            tell.write_text(str(len(opened.records())))
+        os._exit(0)
+    os.waitpid(child, 0)
+    folder.chmod(0o755)
+    return tell.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+@pytest.mark.parametrize("left_open", [False, True])
+def test_a_store_that_cannot_be_written_can_be_listed(left_open):
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        folder, tell = Path(place) / "store", Path(place) / "tell"
+        folder.mkdir()
+        tell.write_text("")
+        tell.chmod(0o666)
+        url = f"sqlite:///{folder}/history.db"
+        store = Store(url)
+        store.add("a", sampled([0.1]), now_s=1.0, tags={})
+        if not left_open:
+            store.close()
+        for file in folder.iterdir():
+            file.chmod(0o444)
+        assert reading(url, folder, tell) == "1"
+        store.close()

@@ -101,6 +101,58 @@ def test_a_folder_a_node_is_one_capture(tmp_path):
     assert [file.rank for file in found.capture.files] == [0, 1, 2, 3]
 
 
+PATTERNS = (
+    "trace_%d.json",
+    "%d.json",
+    "gpu%d.json",
+    "worker%d.json",
+    "r%d.json",
+    "node0_proc%d.json",
+    "profile-%d-of-8.json",
+    "host_%d_trace.json",
+    "gpu%d/trace.json",
+    "rank%d.json",
+)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_files_are_joined_by_the_rank_and_world_they_name_inside(pattern, tmp_path):
+    for rank in range(8):
+        put(tmp_path, pattern % rank, rank, world=8)
+    run = read_run(find_run([str(tmp_path)]))
+    assert [trace.rank for trace in run.ranks] == list(range(8))
+    assert run.missing_ranks == ()
+    assert len(run.found.captures) == 1
+
+
+def test_names_that_say_nothing_at_all_are_joined_in_one_folder(tmp_path):
+    for rank, name in enumerate(("alpha", "beta", "gamma")):
+        put(tmp_path, f"{name}.json", rank, world=3)
+    assert len(find_run([str(tmp_path)]).captures) == 1
+
+
+def test_numbers_that_count_devices_of_a_host_are_no_ranks(tmp_path):
+    for rank in range(8):
+        put(tmp_path, f"host{rank // 4}_gpu{rank % 4}.json", rank, world=8)
+    assert len(find_run([str(tmp_path)]).captures) == 1
+
+
+def test_two_captures_in_one_folder_stay_two(tmp_path):
+    for step in (10, 20):
+        for rank in (0, 1):
+            put(tmp_path, f"trace_{rank}_step{step}.json", rank)
+    found = find_run([str(tmp_path)])
+    assert [[file.rank for file in one.files] for one in found.captures] == [[0, 1], [0, 1]]
+    assert all("step20" in file.file for file in found.capture.files)
+    assert names(found) == ["trace-step10", "trace-step20"]
+
+
+def test_captures_of_one_rank_in_folders_of_their_own_stay_apart(tmp_path):
+    for number in (0, 1):
+        put(tmp_path / f"iteration_{number}", "trace.json", 0)
+    assert len(find_run([str(tmp_path)]).captures) == 2
+
+
 def test_files_named_one_by_one_belong_together(tmp_path):
     files = [
         put(tmp_path / place, name, rank)

@@ -80,10 +80,29 @@ def test_what_is_wrong_is_named(tmp_path, text, said):
 def test_another_address_needs_a_token_that_is_long_enough(tmp_path):
     listen = '[listen]\naddress = "0.0.0.0:9464"\ntoken_file = "token"\n'
     (tmp_path / "token").write_text("short\n")
+    (tmp_path / "token").chmod(0o600)
     with pytest.raises(WatchError, match="16 plain characters"):
         read(tmp_path, listen + SOURCE)
     (tmp_path / "token").write_text("0123456789abcdef\n")
     assert read(tmp_path, listen + SOURCE).listen.token == "0123456789abcdef"  # noqa: S105 (made up)
+
+
+@pytest.mark.parametrize(("mode", "taken"), [(0o644, False), (0o602, False), (0o640, True)])
+def test_a_token_that_everybody_may_read_is_none(tmp_path, mode, taken):
+    listen = '[listen]\ntoken_file = "token"\n'
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    (tmp_path / "token").chmod(mode)
+    if taken:
+        assert read(tmp_path, listen + SOURCE).listen.token
+    else:
+        with pytest.raises(WatchError, match="everybody on this machine"):
+            read(tmp_path, listen + SOURCE)
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://h:no", "http://u:secret@h", "ftp://h"])
+def test_what_is_no_address_of_a_server_is_said_by_its_key(tmp_path, url):
+    with pytest.raises(WatchError, match=r"source\[0\]\.server: "):
+        read(tmp_path, f'{SOURCE}server = "{url}"\nkind = "vllm"\n')
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path):

@@ -12,7 +12,7 @@ from support.services.watch_service import analysis
 from debubble.measure.store import Store
 from debubble.watch import tables
 from debubble.watch.analyse import Hop, Outcome
-from debubble.watch.journal import MOST_ATTEMPTS, Journal
+from debubble.watch.journal import MOST_DEATHS, Journal
 
 
 @pytest.fixture
@@ -59,15 +59,50 @@ def test_nothing_is_stored_where_what_follows_fails(journal):
     assert finish(journal, one)
 
 
-def test_claims_of_a_dead_service_are_taken_up_and_given_up_after_some_deaths(journal):
+def test_claims_of_a_dead_service_are_taken_up_however_often_it_dies(journal):
     claim(journal)
-    for attempt in range(2, MOST_ATTEMPTS + 1):
+    for _ in range(50):
         (one,) = journal.unfinished(["s"], now_s=3.0)
-        assert one.attempts == attempt
-        assert one.files == ("/t/a.json",)
-    assert journal.unfinished(["s"], now_s=3.0) == ()
-    (row,) = journal.captures("s", most=5)
-    assert (row.state, row.problem) == ("unreadable", "the analysis died 3 times")
+        assert (one.deaths, one.files) == (0, ("/t/a.json",))
+
+
+def test_only_deaths_with_a_capture_alone_are_held_against_it(journal):
+    claim(journal, "a")
+    claim(journal, "b")
+    for deaths in range(MOST_DEATHS):
+        found = journal.unfinished(["s"], now_s=3.0)
+        assert sorted((one.key, one.deaths) for one in found) == [("a", deaths), ("b", 0)]
+        assert [one.deaths for one in found] == sorted(one.deaths for one in found)
+        journal.begin_alone(next(one for one in found if one.key == "a"))
+    assert [one.key for one in journal.unfinished(["s"], now_s=3.0)] == ["b"]
+    (row,) = journal.given_up(["s"])
+    assert (row.key, row.state) == ("a", "given_up")
+    assert row.problem == "the service died 3 times while it was analysed alone"
+
+
+def test_a_service_that_stops_holds_nothing_against_a_capture(journal):
+    claim(journal)
+    for _ in range(2 * MOST_DEATHS):
+        (one,) = journal.unfinished(["s"], now_s=3.0)
+        journal.begin_alone(one)
+        journal.put_back(one)
+    assert len(journal.unfinished(["s"], now_s=3.0)) == 1
+
+
+def test_what_was_given_up_is_taken_up_once_when_it_is_asked_for(journal):
+    finish(journal, claim(journal), Outcome(problem="took too long", given_up=True))
+    finish(journal, claim(journal, "b"), Outcome(problem="is empty"))
+    assert [row.key for row in journal.given_up(["s", "other"])] == ["a"]
+    assert journal.retry(["other"]) == 0
+    assert journal.retry(["s"]) == 1
+    assert journal.given_up(["s"]) == ()
+    assert journal.asked_again(["other"], now_s=4.0) == ()
+    (one,) = journal.asked_again(["s"], now_s=4.0)
+    assert (one.key, one.deaths) == ("a", 0)
+    assert journal.asked_again(["s"], now_s=4.0) == ()
+    assert finish(journal, one)
+    assert journal.outcomes("s") == {"stored": 1, "unreadable": 1}
+    assert journal.retry(["s"], 2) == 1
 
 
 def test_a_capture_that_cannot_be_read_is_recorded_as_such(journal):

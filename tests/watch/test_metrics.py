@@ -50,6 +50,8 @@ def page(*hops):
         "captures": {"stored": 1},
         "latest": capture_view(row, whole=True),
         "drift": [],
+        "troubles": [],
+        "given_up": [],
     }
     return write_metrics({"pipelines": [one], "open_alerts": []}, {}, Counts()).decode()
 

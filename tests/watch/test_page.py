@@ -53,6 +53,8 @@ def view(name="train", message="it got slower", points=((1.0, 0.2), (2.0, 0.3)))
                 "recent": [capture_view(row, whole=False)],
                 "trends": [trend],
                 "drift": [],
+                "troubles": [],
+                "given_up": [],
             }
         ],
     }

@@ -20,6 +20,7 @@ from support.services.watch_service import PATIENCE_S, Watching, place_capture, 
 from debubble.measure.store import Store
 from debubble.watch import tables
 from debubble.watch.analyse import Outcome
+from debubble.watch.http import CONNECTIONS
 from debubble.watch.journal import Journal
 from debubble.watch.webhooks import Webhooks
 
@@ -140,6 +141,30 @@ def test_a_line_break_in_a_path_makes_neither_header_nor_log_line(service):
     assert b"X-Evil" not in answer
 
 
+@pytest.mark.parametrize("host", ["[", "]", "[::1", "a[b", "%", "127.0.0.1:x:y"])
+def test_a_host_that_is_none_is_refused_without_a_traceback(service, host):
+    before = len([one for one in service.events if one.get("event") in (None, "bug")])
+    head = f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+    status = raw(service, head.encode()).split(b" ", 2)[1]
+    assert status in {b"421", b"400", b"200"}
+    path = "/alerts/1/acknowledge"
+    assert service.ask(path, method="POST", headers={"Origin": f"http://{host}"})[0] == 403
+    assert len([one for one in service.events if one.get("event") in (None, "bug")]) == before
+
+
+def test_silent_sockets_lock_nobody_out(service):
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(CONNECTIONS + 50)]
+    try:
+        for number in range(5):
+            silent[number].sendall(b"GET / HTT")
+        for _ in range(20):
+            assert service.ask("/healthz")[0] == 200
+    finally:
+        for one in silent:
+            one.close()
+
+
 def test_a_name_of_somebody_elses_for_this_machine_is_refused(service):
     assert service.ask("/", headers={"Host": "evil.example"})[0] == 421
     assert service.ask("/", headers={"Host": "localhost:9464"})[0] == 200
@@ -196,6 +221,7 @@ def test_a_second_service_of_one_configuration_is_refused(service):
 
 def test_a_token_is_asked_of_everybody_but_probes(tmp_path):
     (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
     listen = '[listen]\naddress = "0.0.0.0:0"\ntoken_file = "token"\n'
     with Watching(write_config(tmp_path, more=listen)) as one:
         one.url = one.url.replace("0.0.0.0", "127.0.0.1")  # noqa: S104 (behind its token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -10,6 +11,26 @@ import msgspec
 
 from debubble.errors import Code, Gap, MissingExtra, UsageError, place
 from debubble.units import NS_PER_S
+
+# Half of a character, as `json.dumps` writes it, or a whole one beyond U+FFFF.
+_HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+
+
+def json_text(data: Any) -> str:
+    r"""Write plain objects as `--json` prints them; halves of characters become `\ufffd`.
+
+    Names of files may hold bytes that are no UTF-8, and no strict reader takes their halves.
+    """
+    text = json.dumps(data, indent=2, allow_nan=False)
+    return json.dumps(_whole_text(data), indent=2, allow_nan=False) if _HALF.search(text) else text
+
+
+def _whole_text(data: Any) -> Any:
+    if isinstance(data, str):
+        return data.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(data, Mapping):
+        return {_whole_text(name): _whole_text(value) for name, value in data.items()}
+    return [_whole_text(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """Return what `--json` prints."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+        return json_text(self.to_dict())
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return what of the answer is a table, by name: rows of plain values."""

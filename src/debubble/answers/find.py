@@ -22,6 +22,16 @@ from debubble.answers.ledger import (
 from debubble.answers.links import HopPart, hop_parts
 from debubble.answers.no_pipeline import SCHEMA, say_busy
 from debubble.answers.replicas import ReplicasPart, answer_replicas
+from debubble.answers.serving import (
+    PhasePart,
+    ProfilerPart,
+    answer_phases,
+    answer_profiler,
+    answer_stream,
+    answer_stream_causes,
+    answer_stream_replay,
+    answer_stream_savings,
+)
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
@@ -154,6 +164,12 @@ class StreamPart(Part, frozen=True, kw_only=True):
     batch_latency_p95_s: float | None
     batches: int
     bubble_fraction_of_equal_stages: float | None
+    turn_s: float | None
+    """What a batch takes in turn: from one that leaves the last stage to the next."""
+    phases: list[PhasePart]
+    phases_labelled: bool | None
+    """Names in the traces told them; else sizes and what was launched did."""
+    profiler: ProfilerPart | None
 
 
 class ShapePart(Part, frozen=True, kw_only=True):
@@ -258,6 +274,7 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
 def answer_find(analysis: Analysis) -> FindAnswer:
     """Say what the bubble is, why, and whose it is."""
     pipeline, ledger, job = analysis.pipeline, analysis.ledger, analysis.job
+    stream = analysis.stream
     replicas = answer_replicas(analysis.replicas)
     answer = FindAnswer(
         run=_run_part(analysis),
@@ -292,10 +309,16 @@ def answer_find(analysis: Analysis) -> FindAnswer:
             median_wait_s=pipeline.shape.median_wait_ns / NS_PER_S,
             waits=pipeline.shape.waits,
         ),
-        ledger=answer_account(ledger) if ledger else None,
-        savings=answer_savings(ledger) if ledger else None,
-        replay=answer_replay(ledger) if ledger else None,
-        named=answer_causes(analysis),
+        ledger=answer_account(ledger) if ledger else answer_stream(stream) if stream else None,
+        savings=(
+            answer_savings(ledger) if ledger else answer_stream_savings(stream) if stream else None
+        ),
+        replay=answer_replay(ledger)
+        if ledger
+        else answer_stream_replay(stream)
+        if stream
+        else None,
+        named=answer_stream_causes(analysis) if stream else answer_causes(analysis),
         bottleneck=answer_bottleneck(analysis.bottleneck),
         stages=_stage_parts(analysis),
         memory=[_memory_part(rank) for rank in pipeline.ranks],
@@ -395,7 +418,7 @@ def _job_part(job: JobFacts) -> JobPart | None:
 
 
 def _stream_part(analysis: Analysis) -> StreamPart | None:
-    stream = analysis.pipeline.stream
+    stream, account = analysis.pipeline.stream, analysis.stream
     if stream is None:
         return None
     return StreamPart(
@@ -406,6 +429,10 @@ def _stream_part(analysis: Analysis) -> StreamPart | None:
         batch_latency_p95_s=seconds(stream.batch_latency_p95_ns),
         batches=stream.batches,
         bubble_fraction_of_equal_stages=analysis.theory_of_stream,
+        turn_s=seconds(account.turn_ns) if account else None,
+        phases=answer_phases(account) if account else [],
+        phases_labelled=account.batches.labelled if account else None,
+        profiler=answer_profiler(analysis),
     )
 
 
@@ -490,8 +517,8 @@ def _say_stream(waits: str, analysis: Analysis) -> str:
     stream, expected = analysis.pipeline.stream, analysis.theory_of_stream
     if stream is None or expected is None:
         return f"{waits}."
-    if stream.in_flight == stream.most_in_flight:
-        batches = counted(stream.most_in_flight, "batch", "batches")
+    if stream.steady:
+        batches = counted(stream.usual_in_flight, "batch", "batches")
     else:
         batches = f"{stream.in_flight:.1f} batches ({stream.most_in_flight} at most)"
     ranks = counted(len(analysis.pipeline.ranks), "rank")
@@ -514,7 +541,8 @@ def _reasons(pipeline: PipelineFigures) -> dict[str, str]:
     """Return why each thing may be null, by its path."""
     streams = pipeline.kind == "stream"
     no_steps = "batches overlap: a stream has no steps" if streams else "no step is whole"
-    no_account = no_steps if streams or pipeline.one_run else "these ranks are not of one run"
+    no_account = "passes are not forward ones, one stage a rank" if streams else no_steps
+    no_account = no_account if pipeline.one_run else "these ranks are not of one run"
     no_job = "no sidecar beside the traces says what steps take without the profiler"
     no_memory = "record with profile_memory=True, on a device"
     not_repaired = "it takes an account of the steps, and messages that tell what the hop takes"
@@ -545,9 +573,15 @@ def _reasons(pipeline: PipelineFigures) -> dict[str, str]:
         "ledger": no_account,
         "savings": no_account,
         "replay": no_account,
+        "stream.turn_s": "too few batches were captured from the first stage to the last",
+        "stream.phases_labelled": no_account,
+        "stream.profiler": "no note of the server's own metrics: capture with --server",
+        "stream.phases[].tokens": "record with record_shapes=True",
         "bottleneck": WITHOUT_TRACE if pipeline.absent else "the bubble is what takes most",
         "stages[].layers": "no layer is told apart by its kernels, and no job names their number",
-        "hops[].bytes": "record with record_shapes=True",
+        "hops[].bytes": "the table has no column of bytes"
+        if pipeline.ranks[0].timers
+        else "record with record_shapes=True",
         "hops[].from_stage": "these ranks hold several neighbouring stages: see `stages`",
         "hops[].to_stage": "these ranks hold several neighbouring stages: see `stages`",
         "hops[].wire_s.median": "every message had left before its receive began",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -11,7 +10,7 @@ from debubble.answers.base import Answer, AnswerWarning, list_warnings
 from debubble.answers.compare import SidePart, answer_side
 from debubble.errors import Gap
 from debubble.measure.measurement import Measurement
-from debubble.measure.store import Record
+from debubble.measure.store import Record, created_at
 
 
 class RecordPart(SidePart, frozen=True, kw_only=True):
@@ -45,14 +44,9 @@ def answer_history(
                 **msgspec.structs.asdict(side),
                 number=record.number,
                 name=record.name,
-                created=created_at(record),
+                created=created_at(record.created_s),
                 tags=dict(record.tags),
                 measurement=record.measurement if whole else msgspec.UNSET,
             )
         )
     return HistoryAnswer(records=parts, warnings=list_warnings(gaps))
-
-
-def created_at(record: Record) -> str:
-    """Return when a record was made, in UTC."""
-    return datetime.fromtimestamp(record.created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

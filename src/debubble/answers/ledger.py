@@ -13,6 +13,7 @@ from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Culprit, find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
 from debubble.ledger.verdict import LITTLE, OF_ANY_PIPELINE, Bottleneck, Named
+from debubble.timeline.steps import numbered
 from debubble.units import NS_PER_S, show_duration
 
 _CULPRITS_A_RANK = 8
@@ -125,17 +126,17 @@ def answer_account(ledger: Ledger) -> AccountPart:
         total_s=ledger.total_ns / NS_PER_S,
         steps=[step.number for step in ledger.steps],
         middle_steps=middle,
-        causes=_in_seconds(ledger.causes()),
+        causes=in_seconds(ledger.causes()),
         shares={str(cause): share for cause, share in ledger.shares().items()},
-        culprits=[_waited_for(culprit) for culprit in worst.values()],
+        culprits=[waited_for(culprit) for culprit in worst.values()],
         ranks=[
             RankAccount(
                 rank=rank.rank,
                 stages=list(rank.stages),
-                causes=_in_seconds(ledger.causes(place)),
+                causes=in_seconds(ledger.causes(place)),
                 shares={str(cause): share for cause, share in ledger.shares(place).items()},
                 culprits=[
-                    _waited_for(culprit)
+                    waited_for(culprit)
                     for culprit in find_culprits(
                         ledger.steps, ledger.accounts, ledger.ranks, waiter=place
                     )[:_CULPRITS_A_RANK]
@@ -146,11 +147,13 @@ def answer_account(ledger: Ledger) -> AccountPart:
     )
 
 
-def _in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
+def in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
+    """Return what causes take, by their names."""
     return {str(cause): length / NS_PER_S for cause, length in causes.items()}
 
 
-def _waited_for(culprit: Culprit) -> WaitedFor:
+def waited_for(culprit: Culprit) -> WaitedFor:
+    """Return whom ranks waited for, as an answer has it."""
     return WaitedFor(
         cause=str(culprit.cause),
         rank=culprit.rank,
@@ -238,7 +241,7 @@ def say_remedy(causes: str) -> str:
 
 def say_cause(ledger: Ledger, named: Named) -> str:
     """Say a cause, whose it is, and what putting it right would buy, in a sentence."""
-    before = ledger.batch_latency_ns
+    before = ledger.job_latency_ns
     culprit, saving = _say_culprit(ledger, named), named.saving
     if named.culprit_saved_ns is not None and named.slow_hops:
         share = named.culprit_saved_ns / max(before, 1)
@@ -264,6 +267,11 @@ def _say_culprit(ledger: Ledger, named: Named) -> str:
         return f"{where} takes {more}{_besides(ledger, named.stage)}"
     if named.slow_hops:
         return _say_slow(named)
+    if named.workers:
+        return _say_workers(ledger, named)
+    if named.cause == Cause.DATA:
+        longest = f"up to {named.times_expected:.1f} times as long as most"
+        return f"some microbatches take {longest} on every stage: their data differ"
     megatron = any(rank.parallelism.framework == "megatron" for rank in ledger.ranks)
     setting = " after each exchange (Megatron's batch_p2p_sync)" if megatron else ""
     any_pipeline = "as in any pipeline, " if named.cause in OF_ANY_PIPELINE else ""
@@ -276,8 +284,28 @@ def _say_culprit(ledger: Ledger, named: Named) -> str:
     elif len(named.saving.causes) > 1:
         blames = named.cause
     else:
-        blames = CAUSE_OF[named.cause].about.blames or named.cause
+        about = CAUSE_OF[named.cause].about
+        blames = about.blames or named.cause
+        if named.rank is None and "{rank}" in blames:  # nobody in particular
+            blames = f"ranks wait for {about.meaning}"
     return any_pipeline + blames.format(rank=named.rank, hop=hop, setting=setting)
+
+
+def _say_workers(ledger: Ledger, named: Named) -> str:
+    """Name slow devices, the first with its host and what it holds."""
+    first = named.workers[0]
+    line = next((rank for rank in ledger.ranks if rank.rank == first.rank), None)
+    host = f" on {line.device[0]}" if line is not None and line.device[0] else ""
+    stages = " and ".join(map(str, first.stages))
+    held = f"stage {stages}" if len(first.stages) == 1 else f"stages {stages}"
+    same = "the same stage does" if len(first.stages) == 1 else "the same stages do"
+    also = sorted(worker.rank for worker in named.workers[1:])
+    others = f" (as are those of {numbered('rank', also)})" if also else ""
+    return (
+        f"the device of rank {first.rank}{host} is slow{others}: {held} of pipeline "
+        f"{first.pipeline} takes {first.times:.1f} times as long as {same} elsewhere, which no "
+        "split cures"
+    )
 
 
 def _besides(ledger: Ledger, stage: int) -> str:

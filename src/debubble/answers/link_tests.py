@@ -16,6 +16,7 @@ from debubble.links.logs.model import (
     Log,
     MatrixLog,
     NcclLog,
+    NvlinkErrors,
     Topology,
 )
 from debubble.links.logs.pairs import PairResult
@@ -109,7 +110,26 @@ class NvlinkPart(Part, frozen=True, kw_only=True, tag_field="program", tag="nvid
     devices: list[DevicePart]
 
 
-LogPart = NcclPart | NvbandwidthPart | CopyPart | TopologyPart | NvlinkPart
+class LinkErrorsPart(Part, frozen=True, kw_only=True):
+    """One counter of one link of a device."""
+
+    device: int
+    name: str
+    link: int
+    kind: str
+    errors: int
+
+
+class NvlinkErrorsPart(
+    Part, frozen=True, kw_only=True, tag_field="program", tag="nvidia-smi nvlink -e"
+):
+    """What `nvidia-smi nvlink -e` printed."""
+
+    file: str
+    counters: list[LinkErrorsPart]
+
+
+LogPart = NcclPart | NvbandwidthPart | CopyPart | TopologyPart | NvlinkPart | NvlinkErrorsPart
 
 
 class TestedHop(Part, frozen=True, kw_only=True):
@@ -338,6 +358,13 @@ def _log_part(log: Log) -> LogPart:
     if isinstance(log, Topology):
         joins = [JoinPart(devices=list(pair), join=how) for pair, how in log.joins.items()]
         return TopologyPart(file=log.file, joins=joins)
+    if isinstance(log, NvlinkErrors):
+        counters = [
+            LinkErrorsPart(device=index, name=name, link=link, kind=kind, errors=errors)
+            for index, name, found in log.devices
+            for link, kind, errors in found
+        ]
+        return NvlinkErrorsPart(file=log.file, counters=counters)
     devices = [
         DevicePart(
             device=index,

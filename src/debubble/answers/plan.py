@@ -29,9 +29,10 @@ from debubble.answers.context_length import (
     show_gain,
 )
 from debubble.answers.kv_cache import CachePart, answer_cache, say_cache
-from debubble.answers.ledger import answer_bottleneck
+from debubble.answers.ledger import answer_bottleneck, say_cause
 from debubble.answers.links import HopPart, hop_parts
 from debubble.errors import Gap, UsageError
+from debubble.ledger.causes import Cause
 from debubble.plan.change import Change, Hold
 from debubble.plan.context_length import OtherLength, at_length
 from debubble.plan.emit import EMITTERS, emit, refusal_of
@@ -229,10 +230,13 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
     if on_plan is not None:
         on_plan(plan)
     scale, bottleneck = tokens.scale(baseline), answer_bottleneck(analysis.bottleneck)
+    # What no setting cures comes before all that one could set.
+    ill = [one for one in analysis.causes[:1] if one.cause in {Cause.WORKER, Cause.DATA}]
+    uncured = say_cause(analysis.ledger, ill[0]) if analysis.ledger and ill else None
     return answer_of_plan(
         plan,
         hops=hop_parts(analysis),
-        bottleneck=bottleneck.sentence if bottleneck else None,
+        bottleneck=bottleneck.sentence if bottleneck else uncured,
         length=None if scale is None else at_length(plan, scale),
         tokens=tokens.of_run(baseline),
         without_profiler=answer_profiler(analysis.job) if latency_ns is None else None,

@@ -15,6 +15,8 @@ from debubble.errors import CaptureError
 
 # The job's start in UTC and the step: sorted by name is sorted by age.
 _CAPTURE_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")
+# What a rank writes into it, whole or, by a job that was killed, in part. A digest stays.
+_OWN_FILE = re.compile(r"^\.?rank(\d+)\.(json\.gz|debubble\.json)(\.partial(\.json)?)?$")
 _DIGITS = 9
 # Traces shrink 10 to 25 times at any level; the job stands still meanwhile.
 _GZIP_LEVEL = 3
@@ -116,18 +118,38 @@ def keep_newest(out: Path, rank: int, keep: int, *, written: str) -> None:
 
     The one that was just written stays: after a clock was set back it may bear the oldest name.
     """
-    captures = sorted(folder for folder in out.iterdir() if _CAPTURE_NAME.match(folder.name))
+    captures = _capture_folders(out)
     complete = [folder for folder in captures if (folder / f"rank{rank}.json.gz").exists()]
     complete.sort(key=lambda folder: (folder.name == written, folder.name))
     newest = set(complete[-keep:])
     for folder in captures:
-        if folder in newest:
-            continue
-        for pattern in (f"rank{rank}.*", f".rank{rank}.*"):
-            for file in folder.glob(pattern):
-                file.unlink(missing_ok=True)
-        with suppress(OSError):  # other ranks' files are still there
-            folder.rmdir()
+        if folder not in newest:
+            _remove_own(folder, rank)
+
+
+def remove_captures(out: Path) -> None:
+    """Remove all captures of a folder by the names that captures have; others' files stay."""
+    for folder in _capture_folders(out):
+        _remove_own(folder, None)
+
+
+def _capture_folders(out: Path) -> list[Path]:
+    """Return the folders that captures made, oldest first; a link leads to somebody else's."""
+    return sorted(
+        folder
+        for folder in out.iterdir()
+        if _CAPTURE_NAME.match(folder.name) and folder.is_dir() and not folder.is_symlink()
+    )
+
+
+def _remove_own(folder: Path, rank: int | None) -> None:
+    """Remove what one rank, or each, wrote of a capture, and the folder once it is empty."""
+    for file in list(folder.iterdir()):
+        own = _OWN_FILE.match(file.name)
+        if own and rank in (None, int(own[1])):
+            file.unlink(missing_ok=True)
+    with suppress(OSError):  # other ranks' files are still there, or somebody else's
+        folder.rmdir()
 
 
 def _ends(plain: Path) -> bool:

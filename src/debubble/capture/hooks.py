@@ -1,7 +1,8 @@
 """Inside a job that was started to be captured: its own beat in → `debubble.step` out.
 
 A step of a torch.distributed.pipelining schedule is the beat; in jobs without one, a step of the
-first optimizer. torch is not imported before the job does so itself.
+first optimizer. torch is not imported before the job does so itself. Whatever goes wrong in here is
+said on stderr, and the job goes on as if nothing had been asked.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from debubble.capture.session import begin, step
+from debubble.capture.session import begin, say, step
 from debubble.capture.settings import Settings, read_order
 from debubble.errors import DebubbleError
 
@@ -64,39 +66,58 @@ class Beat:
 
         @wraps(original)
         def run_step(schedule: Any, *arguments: Any, **settings: Any) -> Any:
-            if not self.scheduled:
-                self.scheduled = True
-                self._close()
-                self.giver = id(schedule)
-                self._open(schedule)
-            elif self.session is not None and self.giver == id(schedule):
-                step()
+            try:
+                self._before_schedule(schedule)
+            except Exception as error:  # noqa: BLE001 (the step must run)
+                self._give_up(error)
             return original(schedule, *arguments, **settings)
 
         return run_step
 
-    def _after_optimizer(self, optimizer: Any, _given: Any, _settings: Any) -> None:
-        if self.scheduled:
-            return
-        if self.giver is None:
-            self.giver = id(optimizer)
-            self._open(None)
-        elif self.session is not None and self.giver == id(optimizer):
+    def _before_schedule(self, schedule: Any) -> None:
+        if not self.scheduled:
+            self.scheduled = True
+            self._close()
+            self.giver = id(schedule)
+            self._open(schedule)
+        elif self.session is not None and self.giver == id(schedule):
             step()
 
-    def _open(self, pipeline: Any) -> None:
+    def _after_optimizer(self, optimizer: Any, _given: Any, _settings: Any) -> None:
         try:
-            session = begin(self.settings, pipeline)
-            session.__enter__()
-        except DebubbleError as error:
-            sys.stderr.write(f"debubble: this process is not captured: {error}; {error.hint}\n")
-            return
+            if self.scheduled:
+                return
+            if self.giver is None:
+                self.giver = id(optimizer)
+                self._open(None)
+            elif self.session is not None and self.giver == id(optimizer):
+                step()
+        except Exception as error:  # noqa: BLE001 (the job must run)
+            self._give_up(error)
+
+    def _open(self, pipeline: Any) -> None:
+        session = begin(self.settings, pipeline)
+        session.__enter__()
         self.session = session
         atexit.register(self._close)
 
+    def _give_up(self, error: Exception) -> None:
+        """Say why this process is not captured any more, and leave it alone from here on."""
+        hint = f"; {error.hint}" if isinstance(error, DebubbleError) else ""
+        kind = "" if isinstance(error, DebubbleError) else f"{type(error).__name__}: "
+        say(f"this process is not captured: {kind}{error}{hint}")
+        session, self.session = self.session, None
+        if session is not None:
+            with suppress(Exception):
+                session.close()
+
     def _close(self) -> None:
-        if self.session is not None:
-            self.session.close()
+        try:
+            if self.session is not None:
+                self.session.close()
+        except Exception as error:  # noqa: BLE001 (the job ends as it would)
+            say(f"the capture did not end well: {type(error).__name__}: {error}")
+        finally:
             self.session = None
 
 
@@ -109,17 +130,23 @@ class AfterImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module as it would be found, and put the call behind its loader."""
+        """Find the module as it would be found, and put the call behind its loader.
+
+        Where that fails the others are asked as ever, and the module gives no beat.
+        """
         if fullname not in self.targets:
             return None
-        call = self.targets.pop(fullname)
-        for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _CallingLoader(spec.loader, call)
-                return spec
+        try:
+            call = self.targets.pop(fullname)
+            for finder in sys.meta_path:
+                find = getattr(finder, "find_spec", None)
+                spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
+                if spec is not None:
+                    if spec.loader is not None:
+                        spec.loader = _CallingLoader(spec.loader, call)
+                    return spec
+        except Exception as error:  # noqa: BLE001 (the job must run)
+            say(f"{fullname} gives no beat: {error}")
         return None
 
 
@@ -144,4 +171,4 @@ class _CallingLoader(Loader):
         try:
             self.call(module)
         except Exception as error:  # noqa: BLE001 (the job must run)
-            sys.stderr.write(f"debubble: {module.__name__} gives no beat: {error}\n")
+            say(f"{module.__name__} gives no beat: {error}")

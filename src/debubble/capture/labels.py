@@ -139,18 +139,39 @@ def _wrap(
 
     @wraps(original)
     def labelled(*arguments: Any, **settings: Any) -> Any:
-        label = "" if _named_already(sys._getframe(1)) else name(*arguments, **settings)  # noqa: SLF001
-        if not label:
+        label = None
+        # No `suppress` here: between a pass and the job stands nothing that could fail.
+        try:  # noqa: SIM105
+            label = _begin_label(sys._getframe(1), name, arguments, settings)  # noqa: SLF001
+        except Exception:  # noqa: BLE001, S110 (a pass of another signature runs all the same)
+            pass
+        try:
             return original(*arguments, **settings)
-        labels.added += 1
-        with record_function(label):
-            return original(*arguments, **settings)
+        finally:
+            if label is not None:
+                labels.added += 1
+                try:  # noqa: SIM105
+                    label.__exit__(None, None, None)
+                except Exception:  # noqa: BLE001, S110 (the pass has run)
+                    pass
 
     if method in vars(owner):
         undo.callback(setattr, owner, method, original)
     else:
         undo.callback(delattr, owner, method)
     setattr(owner, method, labelled)
+
+
+def _begin_label(
+    caller: FrameType, name: Callable[..., str], arguments: Any, settings: Any
+) -> record_function | None:
+    """Begin the label of a pass; None where it needs none."""
+    text = "" if _named_already(caller) else name(*arguments, **settings)
+    if not text:
+        return None
+    label = record_function(text)
+    label.__enter__()  # type: ignore[no-untyped-call]
+    return label
 
 
 def _named_already(frame: FrameType | None) -> bool:

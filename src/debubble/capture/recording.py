@@ -19,6 +19,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -61,12 +62,14 @@ class Session:
         self._clock = clock
         self._done = 0
         self._wake_at = 0
+        self._ending = False
         self._plan = self._run()
 
     def __enter__(self) -> Self:
+        """Refuse what cannot be captured, while the job has not begun; from here on nothing is."""
         prepare_out(self.settings.out)
         self._on_enter(self)
-        self._wake_at = next(self._plan)
+        self._go_on()
         return self
 
     def __exit__(
@@ -75,19 +78,35 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as failure:  # noqa: BLE001 (the loop ends as it would)
+            self.problems += [f"{type(failure).__name__}: {failure}"]
 
     def close(self) -> None:
         """End a capture that is under way: what is not complete is not kept."""
-        self._plan.close()
-        self._wake_at = sys.maxsize
-        self._on_exit()
+        self._ending = True
+        try:
+            self._plan.close()
+        except Exception as error:  # noqa: BLE001 (a capture must never cost anybody a job)
+            self._note(f"{type(error).__name__}: {error}")
+        finally:
+            self._wake_at = sys.maxsize
+            self._on_exit()
 
     def step(self) -> None:
         """Say that a step has ended."""
         self._done += 1
         if self._done >= self._wake_at:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Do what is to be done now; should that fail as a whole, do nothing ever after."""
+        try:
             self._wake_at = next(self._plan)
+        except Exception as error:  # noqa: BLE001 (a capture must never cost anybody a job)
+            self._wake_at = sys.maxsize
+            self._note(f"{type(error).__name__}: {error}")
 
     def _run(self) -> Generator[int]:
         """Yield the numbers of the steps after which there is something to do."""
@@ -101,6 +120,8 @@ class Session:
                 self._note(f"{error}; {error.hint}" if error.hint else str(error))
             except Exception as error:  # noqa: BLE001 (a capture must never cost anybody a job)
                 self._note(f"{type(error).__name__}: {error}")
+            if self._ending:
+                return  # the profiler failed as the loop ended: there is no step to wait for
             if self.settings.every is None:
                 break
             start += self.settings.every
@@ -109,7 +130,8 @@ class Session:
 
     def _note(self, problem: str) -> None:
         self.problems.append(problem)
-        _log.warning("debubble: no capture after step %d: %s", self._done, problem)
+        with suppress(Exception):  # a job's own logging may refuse
+            _log.warning("debubble: no capture after step %d: %s", self._done, problem)
 
     def _capture(self) -> Generator[int]:
         """Time some steps, profile as many, and time as many again."""
@@ -158,8 +180,8 @@ class Session:
             )
         profiler, done = _make_profiler(self.settings.steps), 0
         with label_passes(self.pipeline) as labels:
-            profiler.start()
             try:
+                profiler.start()
                 yield self._done + PROFILER_WARMUP_STEPS
                 profiler.step()
                 steps = StepClock(self._clock)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from debubble.capture.fetch import Asked, NoAnswer, fetch
 from debubble.errors import CaptureError, UsageError
 from debubble.server_notes import (
     SCHEMA,
@@ -36,6 +35,10 @@ _START_SHARE = 0.25
 _MOST_BATCHES = 400
 _ERROR_SHOWN = 300
 _HTTP_NOT_FOUND = 404
+# From here on, redirects that lead nowhere among them, a server has not done what it was told.
+_HTTP_REFUSED = 300
+# Engines answer with a word.
+_LONGEST_ANSWER = 1 << 20
 
 _VLLM_CONFIG = json.dumps(
     {
@@ -175,13 +178,12 @@ class _Look:
     def once(self) -> Reading | None:
         """Read the page; None where it tells nothing."""
         try:
-            with urllib.request.urlopen(self.page, timeout=_PAGE_S) as answer:  # noqa: S310 (http and https only, checked)
-                text = answer.read(_LARGEST_PAGE).decode("utf-8", "replace")
-        except urllib.error.HTTPError as error:
-            error.close()
+            reply = fetch(Asked(url=self.page, patience_s=_PAGE_S, most_bytes=_LARGEST_PAGE))
+        except NoAnswer:  # one look that is missing spoils nothing; a server that is gone is told
             return None
-        except OSError:  # one look that is missing spoils nothing; a server that is gone is told
+        if reply.status >= _HTTP_REFUSED:
             return None
+        text = reply.body.decode("utf-8", "replace")
         reading = read_page(text, self.clock())
         return None if reading.tells_nothing else reading
 
@@ -232,7 +234,7 @@ def _await_steps(
         while not complete and look.clock() < deadline:
             reading = look.once() if look.tells else None
             traces = (file for file in _traces_in(order.out) if file not in earlier)
-            sizes = {file: file.stat().st_size for file in traces}
+            sizes = {file: size for file in traces if (size := _size(file)) is not None}
             complete = bool(sizes) and sizes == before
             before = sizes
             if not sizes and reading is not None:
@@ -250,38 +252,43 @@ def _traces_in(folder: Path) -> list[Path]:
     return [*folder.rglob("*.json.gz"), *folder.rglob("*.json")] if folder.is_dir() else []
 
 
+def _size(file: Path) -> int | None:
+    """Return how long a file is; None where it is gone since it was listed."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
+
+
 def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_s: float) -> None:
     url = f"{order.url.rstrip('/')}/{route}"
-    request = urllib.request.Request(  # noqa: S310 (http and https only, checked)
-        url,
-        data=b"" if body is None else json.dumps(body).encode(),
-        headers={} if body is None else {"Content-Type": "application/json"},
+    asked = Asked(
+        url=url,
         method="POST",
+        body=b"" if body is None else json.dumps(body).encode(),
+        headers={} if body is None else {"Content-Type": "application/json"},
+        patience_s=patience_s,
+        most_bytes=_LONGEST_ANSWER,
     )
     try:
-        with urllib.request.urlopen(request, timeout=patience_s) as answer:  # noqa: S310
-            answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == _HTTP_NOT_FOUND:
-                raise CaptureError(
-                    f"{url}: this server has no profiling routes", hint=_CONFIGURE[order.kind]
-                ) from error
-            said = error.read(_ERROR_SHOWN).decode("utf-8", "replace").strip()
-            answered = f"the server answered {error.code} {error.reason}"
-            raise CaptureError(
-                f"{url}: {answered}" + (f": {said}" if said else ""),
-                hint="the server's own log says more; a profile that is under way must end first",
-            ) from error
-    except TimeoutError as error:
-        raise _too_late(url, patience_s) from error
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, TimeoutError):
+        reply = fetch(asked)
+    except NoAnswer as error:
+        if error.late:
             raise _too_late(url, patience_s) from error
         raise CaptureError(
-            f"{url}: {reason}", hint="look whether the server runs and the address is right"
+            error.message, hint="look whether the server runs and the address is right"
         ) from error
+    if reply.status == _HTTP_NOT_FOUND:
+        raise CaptureError(
+            f"{url}: this server has no profiling routes", hint=_CONFIGURE[order.kind]
+        )
+    if reply.status >= _HTTP_REFUSED:
+        said = reply.body[:_ERROR_SHOWN].decode("utf-8", "replace").strip()
+        answered = f"the server answered {reply.status} {reply.reason}"
+        raise CaptureError(
+            f"{url}: {answered}" + (f": {said}" if said else ""),
+            hint="the server's own log says more; a profile that is under way must end first",
+        )
 
 
 def _too_late(url: str, patience_s: float) -> CaptureError:

@@ -7,7 +7,9 @@ a job that is captured from outside must be hooked before it loads torch itself.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +68,18 @@ def begin(settings: Settings, pipeline: Any) -> Session:
 
 
 def step() -> None:
-    """Say that a step of the loop has ended. Outside a capture it does nothing."""
-    if _running is not None:
-        _running.step()
+    """Say that a step of the loop has ended. Outside a capture it does nothing; it never fails."""
+    try:
+        if _running is not None:
+            _running.step()
+    except Exception as error:  # noqa: BLE001 (a capture must never cost anybody a job)
+        say(f"a step was not counted: {type(error).__name__}: {error}")
+
+
+def say(problem: str) -> None:
+    """Say on stderr what went wrong, as well as that can be said: it must not fail itself."""
+    with suppress(Exception):
+        sys.stderr.write(f"debubble: {problem}\n")
 
 
 def _begin(session: Session) -> None:

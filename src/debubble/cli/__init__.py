@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import sys
@@ -172,7 +171,9 @@ def _print_error(error: DebubbleError) -> None:
         "file": error.file or None,
         "rank": error.rank,
     }
-    click.echo(json.dumps({"schema": "debubble.error/1", "error": said}, indent=2))
+    from debubble.answers.base import json_text  # noqa: PLC0415 (`debubble --help` stays instant)
+
+    click.echo(json_text({"schema": "debubble.error/1", "error": said}))
 
 
 def _end(message: str, hint: str = "", *, code: int = EXIT_NO_ANSWER) -> NoReturn:

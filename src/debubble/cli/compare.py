@@ -10,7 +10,7 @@ import click
 
 from debubble.analysis import Analysis
 from debubble.answers.compare import answer_compare
-from debubble.cli.gates import close_gate
+from debubble.cli.gates import close_gate, refuse_damaged, refuse_to_judge
 from debubble.cli.measuring import recall, with_tokens
 from debubble.cli.options import (
     Manners,
@@ -100,8 +100,16 @@ def command(  # noqa: PLR0913 (one argument a flag)
         write_html(report, picture, quiet=manners.quiet)
     print_answer(page, answer, manners)
     exit_strictly(answer.warnings, manners)
+    if failing:
+        refuse_damaged("--fail-on", gaps)
     if found.verdict in failing:
         close_gate()
+    if failing and found.verdict is Verdict.NOT_COMPARABLE:
+        refuse_to_judge(
+            "--fail-on",
+            "the runs cannot be compared",
+            "compare runs of the same work, or add not_comparable to the verdicts that fail",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from debubble.errors import MissingExtra, UsageError
 from debubble.report.demo import demo_json, demo_page
 from debubble.tune.once import Improvement, improve_once
 from debubble.tune.setting import Setting, Template
-from debubble.tune.trial import Bench
+from debubble.tune.trial import Bench, clear_trial
 
 # Nobody looks on for longer.
 WITHIN_S = 55.0
@@ -103,13 +102,13 @@ def what_it_is(workload: Workload) -> str:
 
 
 def _prepare(out: Path, *, force: bool) -> None:
-    """Take an empty folder; with `force`, one that an earlier demo is cleared out of."""
+    """Take an empty folder; with `force`, clear it of what an earlier demo wrote, by its names."""
     if not force and out.exists() and any(out.iterdir()):
         raise UsageError(
             f"{out} is not empty", hint="give another folder, or --force to replace an earlier run"
         )
     for name in ("before", "after"):
-        shutil.rmtree(out / name, ignore_errors=True)
+        clear_trial(out / name)
 
 
 def _commands(template: Template, made: Improvement, out: Path) -> list[str]:

@@ -29,7 +29,7 @@ from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
 from debubble.fleet.survey import NoPipelineIn, Question
 from debubble.ledger.waits import list_waits
-from debubble.report.chrome import write_chrome, write_file
+from debubble.report.chrome import write_chrome
 from debubble.report.find import find_page, no_pipeline_page
 from debubble.report.html.find import find_report, no_pipeline_report
 from debubble.report.html.views import pipelines_shown
@@ -40,6 +40,7 @@ from debubble.report.svg import draw_svg
 from debubble.report.text import Page
 from debubble.schedules import state_schedule
 from debubble.units import parse_share
+from debubble.whole_file import write_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +181,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         print_answer(page, answer, manners)
     exit_strictly(answer.warnings, manners)
     if allowed is not None:
-        judge_bubbles(analysis.pipelines, allowed)
+        judge_bubbles(analysis.pipelines, allowed, analysis.measured_warnings)
 
 
 def _following(analysis: Analysis, answer: FindAnswer, words: str) -> str:

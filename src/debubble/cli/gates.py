@@ -7,12 +7,33 @@ from typing import NoReturn
 
 import click
 
-from debubble.errors import GateError
+from debubble.answers.base import AnswerWarning
+from debubble.errors import Code, Gap, GateError, place
 from debubble.links.judge import Verdict
 from debubble.timeline.figures import PipelineFigures
 from debubble.units import counted, show_members
 
 EXIT_FAILED = 1
+
+# What says that a trace is not as it was recorded. Each is also said where nothing is judged.
+DAMAGE = frozenset(
+    {
+        Code.BAD_TIMES,
+        Code.CLOCK_OFF,
+        Code.DUPLICATE_RANK,
+        Code.IMPOSSIBLE,
+        Code.MALFORMED,
+        Code.MIXED_RUNS,
+        Code.NO_KERNELS,
+        Code.NO_RANK,
+        Code.TRUNCATED,
+        Code.UNMATCHED_TRANSFERS,
+        Code.UNREADABLE,
+        Code.WRONG_MEMORY,
+        Code.WRONG_VALUES,
+    }
+)
+_SOUND = "give the traces as they were recorded, or record them again"
 
 
 def close_gate() -> NoReturn:
@@ -25,13 +46,23 @@ def refuse_to_judge(flag: str, why: str, hint: str) -> NoReturn:
     raise GateError(f"{flag} cannot be judged: {why}", hint=hint)
 
 
-def judge_bubbles(figures: Sequence[PipelineFigures], allowed: float) -> None:
+def refuse_damaged(flag: str, gaps: Sequence[Gap | AnswerWarning]) -> None:
+    """Judge nothing by traces that are damaged: what they say may be anything."""
+    for gap in gaps:
+        if gap.code in DAMAGE:
+            refuse_to_judge(flag, str(gap), _SOUND)
+
+
+def judge_bubbles(
+    figures: Sequence[PipelineFigures], allowed: float, gaps: Sequence[Gap] = ()
+) -> None:
     """Close where a pipeline that is known in full waits more than is allowed.
 
-    Where none does, every one has to be known: a pipeline that is seen in part, or whose bubble
-    cannot be told, might.
+    Where none does, every one has to be known: a pipeline that is seen in part, whose bubble
+    cannot be told, or one of whose traces is damaged, might.
     """
-    doubts = {pipeline.pipeline: _doubt(pipeline) for pipeline in figures}
+    damage = [gap for gap in gaps if gap.code in DAMAGE]
+    doubts = {pipeline.pipeline: _doubt(pipeline, damage) for pipeline in figures}
     known = [pipeline.bubble_fraction for pipeline in figures if not doubts[pipeline.pipeline]]
     if any(bubble is not None and bubble > allowed for bubble in known):
         close_gate()
@@ -41,12 +72,16 @@ def judge_bubbles(figures: Sequence[PipelineFigures], allowed: float) -> None:
             refuse_to_judge(
                 "--fail-over",
                 f"the bubble{of} {doubt}",
-                "capture the same steps on all ranks of the pipeline",
+                _SOUND if damage else "capture the same steps on all ranks of the pipeline",
             )
 
 
-def _doubt(pipeline: PipelineFigures) -> str:
+def _doubt(pipeline: PipelineFigures, damage: Sequence[Gap]) -> str:
     """Say why a bubble does not tell; nothing where it does."""
+    members = pipeline.ranks[0].members
+    for gap in damage:
+        if gap.rank is None or gap.rank in members:
+            return f"is of damaged traces: {place('', gap.rank)}{gap.message}"
     if pipeline.bubble_fraction is None or not pipeline.one_run:
         return "cannot be told"
     if pipeline.absent:
@@ -55,8 +90,9 @@ def _doubt(pipeline: PipelineFigures) -> str:
     return "is of parts of steps" if pipeline.cut else ""
 
 
-def judge_slow(verdicts: Sequence[Verdict]) -> None:
-    """Close where a hop is slow; where no hop could be judged, say so."""
+def judge_slow(verdicts: Sequence[Verdict], gaps: Sequence[Gap | AnswerWarning] = ()) -> None:
+    """Close where a hop is slow; where no hop could be judged, or traces are damaged, say so."""
+    refuse_damaged("--fail-on slow", gaps)
     if Verdict.SLOW in verdicts:
         close_gate()
     if Verdict.HEALTHY not in verdicts:

@@ -17,6 +17,7 @@ from debubble.errors import UsageError
 from debubble.fleet.survey import Question
 from debubble.measure.store import Record, Store
 from debubble.report.history import history_csv, history_page, write_parquet
+from debubble.units import printable
 
 store_option = click.option("--store", metavar="URL", help="sqlite:///… or postgresql://…")
 
@@ -70,9 +71,12 @@ def add(  # noqa: PLR0913 (one argument a flag)
 @output_options
 def list_all(*, store: str | None, manners: Manners) -> None:
     """List all measurements, oldest first."""
-    with opened(store) as history:
-        records = history.records()
-    print_answer(history_page(records), answer_history(records), manners)
+    with opened(store, read_only=True) as history:
+        records, damaged = history.readable_records()
+    page = history_page(records)
+    page.gaps = list(damaged)
+    print_answer(page, answer_history(records, damaged), manners)
+    exit_strictly(damaged, manners)
 
 
 @command.command("show")
@@ -81,9 +85,14 @@ def list_all(*, store: str | None, manners: Manners) -> None:
 @output_options
 def show(*, name: str, store: str | None, manners: Manners) -> None:
     """Show the measurements of one NAME; with --json every sample."""
-    with opened(store) as history:
-        records = history.named(name)
-    print_answer(history_page(records), answer_history(records, whole=True), manners)
+    with opened(store, read_only=True) as history:
+        records, damaged = history.readable_records(name)
+        if not damaged:
+            records = history.named(name)
+    page = history_page(records)
+    page.gaps = list(damaged)
+    print_answer(page, answer_history(records, damaged, whole=True), manners)
+    exit_strictly(damaged, manners)
 
 
 @command.command("tag")
@@ -114,8 +123,10 @@ def export(*, as_csv: bool, parquet: Path | None, force: bool, store: str | None
         raise UsageError("both --csv and --parquet", hint="give one of them")
     if parquet is not None and parquet.exists() and not force:
         raise UsageError(f"{parquet} is there already", hint="add --force to replace it")
-    with opened(store) as history:
-        records = history.records()
+    with opened(store, read_only=True) as history:
+        records, damaged = history.readable_records()
+    for gap in damaged:
+        click.echo(f"warning: {printable(str(gap))}", err=True)
     if parquet is not None:
         write_parquet(records, parquet)
         click.echo(f"{parquet} written.", err=True)
@@ -123,7 +134,7 @@ def export(*, as_csv: bool, parquet: Path | None, force: bool, store: str | None
     if as_csv:
         click.echo(history_csv(records), nl=False)
         return
-    click.echo(answer_history(records, whole=True).to_json())
+    click.echo(answer_history(records, damaged, whole=True).to_json())
 
 
 @command.command("prune")
@@ -148,9 +159,9 @@ def parse_tags(words: tuple[str, ...]) -> dict[str, str]:
 
 
 @contextmanager
-def opened(url: str | None) -> Iterator[Store]:
+def opened(url: str | None, *, read_only: bool = False) -> Iterator[Store]:
     """Lend the store at a URL, or the user's own."""
-    store = Store(store_url(url))
+    store = Store(store_url(url), read_only=read_only)
     try:
         yield store
     finally:

@@ -44,6 +44,7 @@ from debubble.report.links import links_page
 from debubble.report.text import Page
 from debubble.trace.captures import recognise
 from debubble.trace.source import Limits, Source, expand
+from debubble.whole_file import write_file
 
 _PREFIX_BYTES = 64 * 1024
 
@@ -356,7 +357,8 @@ def _finish(answer: _Answer, pictures: _Pictures, fail_on: str | None, manners: 
         answer.page.next_command = ""
     if pictures.matrix is not None:
         ranks = sorted({rank for hop in answer.rates for rank in hop})
-        pictures.matrix.write_text(draw_matrix(ranks, answer.rates, answer.slow), "utf-8")
+        drawn = draw_matrix(ranks, answer.rates, answer.slow)
+        write_file(pictures.matrix, drawn.encode())
         if not manners.quiet:
             click.echo(f"{pictures.matrix} written", err=True)
     if pictures.html is not None:
@@ -365,4 +367,4 @@ def _finish(answer: _Answer, pictures: _Pictures, fail_on: str | None, manners: 
     print_answer(answer.page, answer.data, manners)
     exit_strictly(answer.gaps, manners)
     if fail_on:
-        judge_slow(answer.verdicts)
+        judge_slow(answer.verdicts, answer.gaps)

@@ -33,7 +33,7 @@ def recall(name: str, stated: str | None) -> list[Measurement]:
     if stated is None and not Path(own).exists():
         return []
     try:
-        store = Store(store_url(stated))
+        store = Store(store_url(stated), read_only=True)
     except MissingExtra:
         if stated is None:
             return []

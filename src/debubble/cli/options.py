@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import shlex
 import shutil
 import sys
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from debubble.answers.base import Answer, AnswerWarning
+from debubble.answers.base import Answer, AnswerWarning, json_text
 from debubble.errors import Gap, UsageError
 from debubble.trace.engine import Progress
 from debubble.trace.source import is_url
+from debubble.whole_file import write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -137,7 +137,7 @@ def write_html(report: Report, path: Path, *, quiet: bool) -> None:
     """Write a report, and say where it is."""
     from debubble.report.html.page import report_markup  # noqa: PLC0415
 
-    path.write_text(report_markup(report), "utf-8")
+    write_file(path, report_markup(report).encode())
     if not quiet:
         click.echo(f"{path} written; open it in a browser", err=True)
 
@@ -153,7 +153,7 @@ def print_answer(
         raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
     if manners.as_json:
         data = answer.to_dict() if isinstance(answer, Answer) else answer
-        click.echo(json.dumps(data, indent=2, allow_nan=False))
+        click.echo(json_text(data))
         return
     if manners.markdown:
         from debubble.report.markdown import as_markdown  # noqa: PLC0415

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import click
 
+from debubble.analysis import Analysis
 from debubble.answers.change import Tokens
 from debubble.answers.plan import ANY, EmitPart, answer_plan, refuse_unknown_frameworks
+from debubble.answers.server_plan import ServerQuestion, answer_server_plan
 from debubble.cli.options import (
     Manners,
     exit_strictly,
@@ -22,18 +24,27 @@ from debubble.cli.options import (
     refuse_same_place,
     write_html,
 )
-from debubble.cli.planning import Traces, analyse_both, parse_layers, token_options
+from debubble.cli.planning import (
+    ServerSaid,
+    Traces,
+    analyse_both,
+    parse_layers,
+    server_options,
+    token_options,
+)
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
 from debubble.plan.change import Hold
-from debubble.plan.emit import EMITTERS
+from debubble.plan.emit import EMITTERS, SERVERS
 from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
 from debubble.plan.plan import Plan
 from debubble.report.html.plan import plan_report, planned_view
 from debubble.report.html.views import PipelineView
 from debubble.report.plan import plan_page
+from debubble.report.server_plan import server_plan_page
 from debubble.simulate.communication import Communication
 from debubble.units import parse_bytes, parse_duration, parse_share
+from debubble.whole_file import write_file
 
 # An order of passes by itself, and what its file is called unless it is named.
 _CSV, _ORDER = "csv", "order.csv"
@@ -110,10 +121,26 @@ def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> N
     elif order is not None:
         text = emitted.text if is_order else emitted.order
         if text:
-            order.write_text(text, "utf-8")
+            write_file(order, text.encode())
         said = f"{order} written" if text else f"no order is needed: {order} is not written"
         if not manners.quiet:
             click.echo(said, err=True)
+
+
+def _plan_server(
+    run: Analysis, question: ServerQuestion, framework: str | None, manners: Manners, words: str
+) -> None:
+    """Rank what could be changed in a server that was captured."""
+    with progress("planning", quiet=manners.quiet):
+        answer = answer_server_plan(run, question, framework)
+    following = f"debubble find {words}"
+    if answer.recommended is not None:
+        following = f"debubble plan {words} --emit {next(iter(SERVERS))}"
+    page = server_plan_page(answer, "" if manners.quiet or framework else following)
+    print_answer(page, answer, manners, aside=answer.emitted is not None)
+    if answer.emitted is not None:
+        _write_emitted(answer.emitted, None, manners)
+    exit_strictly(answer.warnings, manners)
 
 
 @click.command("plan")
@@ -138,6 +165,7 @@ def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> N
 )
 @token_options("Also with these tokens a microbatch, or 2x as many.")
 @_cache_options
+@server_options
 @click.option(
     "--for",
     "planned_for",
@@ -166,6 +194,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     tokens: Tokens,
     also: str | None,
     cache: Cache | None,
+    server: ServerSaid,
     planned_for: str | None,
     framework: str | None,
     output: str | None,
@@ -187,6 +216,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("a batch takes some time", hint="leave --latency out, or give it: 302ms")
     files = Traces(words=traces, also=also, pipeline=pipeline, reader=reader)
     run, other = analyse_both(files, schedule, quiet=manners.quiet)
+    if run.pipeline.kind == "stream":
+        _plan_server(run, server.asks(layers=split), framework, manners, shlex.join(traces))
+        return
+    server.refuse_for_steps()
     plans: list[Plan] = []
     with progress("planning", quiet=manners.quiet):
         answer = answer_plan(

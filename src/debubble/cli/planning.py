@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 import click
 
 from debubble.analysis import Analysis
 from debubble.answers.change import Tokens
+from debubble.answers.server_plan import ServerQuestion
 from debubble.cli.options import Decorator, gathered
 from debubble.cli.reading import Reader
 from debubble.errors import UsageError
 from debubble.fleet.survey import Question
+from debubble.load import read_load
 from debubble.schedules import SCHEDULES, state_schedule
 
 
@@ -80,3 +83,85 @@ def _make_tokens(
     *, tokens: str | None, tokens_measured: int | None, also_tokens: int | None
 ) -> Tokens:
     return Tokens(asked=tokens, measured=tokens_measured, also=also_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSaid:
+    """What was typed of a server; None where nothing was."""
+
+    load: str | None
+    kv_tokens: int | None
+    in_flight: int | None = None
+    chunk: int | None = None
+    requests: int | None = None
+
+    @property
+    def flags(self) -> dict[str, object]:
+        """Each by its flag."""
+        return {
+            "--load": self.load,
+            "--kv-tokens": self.kv_tokens,
+            "--in-flight": self.in_flight,
+            "--chunk": self.chunk,
+            "--requests": self.requests,
+        }
+
+    def refuse_for_steps(self) -> None:
+        """Refuse what is only for a server where a run has steps."""
+        for flag, value in self.flags.items():
+            if value is not None:
+                raise UsageError(
+                    f"{flag} is about a server, and this run has steps", hint="leave it out"
+                )
+
+    def asks(
+        self,
+        *,
+        layers: tuple[int, ...] | None,
+        split: tuple[int, ...] | None = None,
+        prompts: str | None = None,
+    ) -> ServerQuestion:
+        """Return what is asked."""
+        return ServerQuestion(
+            load=None if self.load is None else read_load(shlex.split(self.load)),
+            kv_tokens=self.kv_tokens,
+            layers=layers,
+            split=split,
+            in_flight=self.in_flight,
+            chunk=self.chunk,
+            requests=self.requests,
+            prompts=prompts,
+        )
+
+
+_OF_SERVERS = (
+    click.option(
+        "--load",
+        metavar="WORDS",
+        help="Of a server: 'clients=16 prompt=512:0.8,2048:0.2 output=64'.",
+    ),
+    click.option(
+        "--kv-tokens", type=click.IntRange(min=1), metavar="N", help="That its cache holds."
+    ),
+)
+
+
+def _said_of_server(*, load: str | None, kv_tokens: int | None) -> ServerSaid:
+    return ServerSaid(load=load, kv_tokens=kv_tokens)
+
+
+server_options = gathered("server", _said_of_server, *_OF_SERVERS)
+server_change_options = gathered(
+    "server",
+    ServerSaid,
+    *_OF_SERVERS,
+    click.option(
+        "--in-flight", type=click.IntRange(min=1), metavar="K", help="Of a server: batches at once."
+    ),
+    click.option(
+        "--chunk", type=click.IntRange(min=1), metavar="N", help="Tokens of prompts in a batch."
+    ),
+    click.option(
+        "--requests", type=click.IntRange(min=1), metavar="N", help="Requests in a batch at most."
+    ),
+)

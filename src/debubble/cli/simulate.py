@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import click
 
+from debubble.analysis import Analysis
 from debubble.answers.change import Tokens
+from debubble.answers.server_plan import answer_server_simulate
 from debubble.answers.simulate import Request, answer_by_hand, answer_simulate, ask_run
 from debubble.cli.options import (
     Manners,
@@ -21,11 +23,19 @@ from debubble.cli.options import (
     progress,
     typed,
 )
-from debubble.cli.planning import Traces, analyse_both, parse_layers, token_options
+from debubble.cli.planning import (
+    ServerSaid,
+    Traces,
+    analyse_both,
+    parse_layers,
+    server_change_options,
+    token_options,
+)
 from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
 from debubble.plan.change import Hold
 from debubble.report.lanes import draw_lanes
+from debubble.report.server_plan import server_plan_page
 from debubble.report.simulate import simulate_page
 from debubble.schedules import Order, Statement, state_schedule
 from debubble.simulate.communication import Communication
@@ -109,11 +119,17 @@ what_if_options = gathered(
 )
 
 
-def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool) -> None:
+def simulate_traces(
+    files: Traces, said: Said, server: ServerSaid, manners: Manners, *, draws: bool
+) -> None:
     """Measure the run, change it, and say what it would take."""
+    run, also = analyse_both(files, said.schedule_measured, quiet=manners.quiet)
+    if run.pipeline.kind == "stream":
+        _simulate_server(run, said, server, manners)
+        return
+    server.refuse_for_steps()
     said.tokens.check(has_also=files.also is not None)
     request = said.read()
-    run, also = analyse_both(files, said.schedule_measured, quiet=manners.quiet)
     with progress("simulating", quiet=manners.quiet):
         asked = ask_run(run, request, also)
         answer = answer_simulate(run, request, also, asked)
@@ -127,6 +143,19 @@ def simulate_traces(files: Traces, said: Said, manners: Manners, *, draws: bool)
     if draws:
         page.drawing = draw_lanes(asked.draw(), 0, None, drawing_width())
     print_answer(page, answer, manners)
+    exit_strictly(answer.warnings, manners)
+
+
+def _simulate_server(run: Analysis, said: Said, server: ServerSaid, manners: Manners) -> None:
+    """Change a captured server, or what is asked of it, and say what it would do."""
+    question = server.asks(
+        layers=parse_layers(said.layers),
+        split=parse_layers(said.split),
+        prompts=said.tokens.asked,
+    )
+    with progress("simulating", quiet=manners.quiet):
+        answer = answer_server_simulate(run, question)
+    print_answer(server_plan_page(answer), answer, manners)
     exit_strictly(answer.warnings, manners)
 
 
@@ -315,6 +344,7 @@ _OF_BOTH = ("--microbatches", "--schedule", "--chunks", "--communication")
 @what_if_options
 @click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
 @by_hand_options
+@server_change_options
 @click.option("--timeline", "draws", is_flag=True, help="Draw the step, a lane a rank.")
 @trace_options
 @output_options
@@ -325,6 +355,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     also: str | None,
     pipeline: int | None,
     by_hand: ByHand,
+    server: ServerSaid,
     draws: bool,
     reader: Reader,
     manners: Manners,
@@ -341,7 +372,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         _refuse(
             by_hand.flags, "is for simulating without traces: here it is measured", "leave it out"
         )
-        simulate_traces(files, said, manners, draws=draws)
+        simulate_traces(files, said, server, manners, draws=draws)
         return
     wanted = Wanted(
         microbatches=said.microbatches,
@@ -349,7 +380,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         chunks=said.chunks,
         communication=said.communication,
     )
-    of_run = flags_of(files, said) | dict.fromkeys(_OF_BOTH)
+    of_run = flags_of(files, said) | server.flags | dict.fromkeys(_OF_BOTH)
     _refuse(of_run, "is about a measured run, and no traces are given", "name its traces")
     simulate_by_hand(wanted, by_hand, manners, draws=draws)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from debubble.report.tune import (
 )
 from debubble.schedules import SCHEDULES
 from debubble.tune.decide import Budget
-from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run, remember
+from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run, begin_anew, remember
 from debubble.tune.loop import Loop, Tuning
 from debubble.tune.prospects import Prospects, Scope, look_ahead
 from debubble.tune.server import Server, ServerLoop
@@ -253,8 +252,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
         return
     if not name.strip() or "," in name:
         raise UsageError("a name is a word without commas", hint="commas join names in compare")
-    if force and (out / NAME).exists():
-        shutil.rmtree(out)
+    if force:
+        begin_anew(out)
     with _history(store) as history:
         tuned = _tune(bench, server, budget, scope, history, name=name, quiet=manners.quiet)
         records = f", and {name}/… in the history" if history is not None else NO_HISTORY

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from debubble.answers.base import json_text
 from debubble.cli.measuring import store_url
 from debubble.errors import MissingExtra, UsageError
 from debubble.measure.store import Store
-from debubble.watch.config import read_config
+from debubble.units import printable
+from debubble.watch.config import Config, read_config
 from debubble.watch.files import FILES, read_file
-from debubble.watch.views import describe_config, missing_folders, say_config
+from debubble.watch.views import SCHEMA, describe_config, missing_folders, say_config
+
+if TYPE_CHECKING:
+    from debubble.watch.journal import Journal
 
 
-@click.command("watch")
-@click.option(
+config_option = click.option(
     "--config",
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="What to watch: watch.toml.",
 )
-@click.option("--store", metavar="URL", help="sqlite:///… or postgresql://…; before the file's.")
+store_option = click.option(
+    "--store", metavar="URL", help="sqlite:///… or postgresql://…; before the file's."
+)
+
+
+@click.group(
+    "watch",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@config_option
+@store_option
 @click.option(
     "--print",
     "printed",
@@ -33,10 +50,19 @@ from debubble.watch.views import describe_config, missing_folders, say_config
 )
 @click.option("--check", is_flag=True, help="Read the configuration, say what it means, and end.")
 @click.option("--json", "as_json", is_flag=True, help="With --check: one JSON object on stdout.")
-def command(
-    *, path: Path | None, store: str | None, printed: str | None, check: bool, as_json: bool
+@click.pass_context
+def command(  # noqa: PLR0913 (one argument a flag)
+    context: click.Context,
+    *,
+    path: Path | None,
+    store: str | None,
+    printed: str | None,
+    check: bool,
+    as_json: bool,
 ) -> None:
     """Take captures in as they appear, and say when something changed."""
+    if context.invoked_subcommand is not None:
+        return
     if printed is not None:
         click.echo(read_file(printed), nl=False)
         return
@@ -44,25 +70,74 @@ def command(
         raise UsageError("there is nothing to watch", hint="debubble watch --config watch.toml")
     config = read_config(path, store=store)
     if check:
-        text = json.dumps(describe_config(config), indent=2) if as_json else say_config(config)
+        text = json_text(describe_config(config)) if as_json else say_config(config)
         click.echo(text)
         for warning in missing_folders(config):
             click.echo(f"warning: {warning}", err=True)
         return
+    with _opened(config) as journal:
+        from debubble.watch.service import Service, only_service  # noqa: PLC0415 (needs the extra)
+
+        async def serve() -> None:
+            await Service(config, journal).run()
+
+        with only_service(config.lock):
+            asyncio.run(serve())
+
+
+@command.command("retry")
+@config_option
+@store_option
+@click.option("--source", metavar="NAME", help="Captures of one source alone.")
+@click.option("--capture", type=int, metavar="N", help="One capture, by its number.")
+@click.option("--list", "listed", is_flag=True, help="List what was given up, and end.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def retry(  # noqa: PLR0913 (one argument a flag)
+    *,
+    path: Path | None,
+    store: str | None,
+    source: str | None,
+    capture: int | None,
+    listed: bool,
+    as_json: bool,
+) -> None:
+    """Have captures that were given up analysed once more, by the service that runs or the next."""
+    if path is None:
+        raise UsageError("which service?", hint="debubble watch retry --config watch.toml")
+    config = read_config(path, store=store)
+    names = [known.name for known in config.sources if source in (None, known.name)]
+    if not names:
+        known = ", ".join(known.name for known in config.sources)
+        raise UsageError(f"there is no source {source!r}", hint=f"one of {known}")
+    with _opened(config) as journal:
+        given_up = [
+            row for row in journal.given_up(names) if capture is None or row.number == capture
+        ]
+        count = 0 if listed else journal.retry(names, capture)
+    rows = [
+        {"capture": row.number, "source": row.source, "key": row.key, "problem": row.problem}
+        for row in given_up
+    ]
+    if as_json:
+        click.echo(json_text({"schema": SCHEMA, "given_up": rows, "retried": count}))
+        return
+    for row in rows:
+        line = f"{row['capture']} {row['source']} {row['key']}: {row['problem']}"
+        click.echo(printable(line))
+    click.echo(f"{len(rows)} given up." if listed else f"{count} taken up again.")
+
+
+@contextmanager
+def _opened(config: Config) -> Iterator[Journal]:
+    """Lend the journal of a configuration's store."""
     try:
         from debubble.watch.journal import Journal  # noqa: PLC0415 (SQLAlchemy is an extra)
     except ImportError as error:
         raise MissingExtra(
             "the service needs SQLAlchemy", hint="pip install 'debubble[watch]'"
         ) from error
-    from debubble.watch.service import Service, only_service  # noqa: PLC0415 (the same)
-
-    async def serve() -> None:
-        await Service(config, Journal(history)).run()
-
-    with only_service(config.lock):
-        history = Store(store_url(config.store))
-        try:
-            asyncio.run(serve())
-        finally:
-            history.close()
+    history = Store(store_url(config.store))
+    try:
+        yield Journal(history)
+    finally:
+        history.close()

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from debubble.costs.uneven_data import UNEVEN, Slot, compare_microbatches
 from debubble.timeline.model import (
     F64,
     I64,
@@ -107,10 +108,22 @@ class PassCosts:
     """The same if every stage took as long as any other."""
     first: dict[Key, int]
     """Of a step's first microbatch: it has no gradients to add its own to."""
+    sound: dict[Key, int]
+    """What the median would be with a device, and data, as in most replicas; else the median."""
+    heavy: float
+    """How many times as long as in most replicas all microbatches take, by their data."""
+    data: dict[Slot, float]
+    """The same of each microbatch; empty where all are alike."""
 
     def typical(self, key: Key, microbatch: int) -> int:
         """Return what such a pass takes."""
         return self.first.get(key, self.median[key]) if microbatch == 0 else self.median[key]
+
+    def with_data(self, heavy: float) -> PassCosts:
+        """Return the same, so many times as long as in most replicas by the data alone."""
+        sound = {key: max(round(length / heavy), 1) for key, length in self.sound.items()}
+        data = {slot: times * heavy for slot, times in self.data.items()}
+        return replace(self, equal=equal_stages(sound), sound=sound, heavy=heavy, data=data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +217,12 @@ class PassModel:
         return replace(self, base=base, slope=slope, beside=beside)
 
 
-def measure_passes(passes: Passes, ranks: tuple[RankTimeline, ...]) -> PassCosts:
-    """Take medians over all steps of a pipeline."""
+def measure_passes(
+    passes: Passes,
+    ranks: tuple[RankTimeline, ...],
+    slow: Mapping[Key, int] | None = None,
+) -> PassCosts:
+    """Take medians over all steps of a pipeline; `slow` is what slow devices take more."""
     passes = passes.where(np.isin(passes.rank, [rank.rank for rank in ranks]))
     lengths = passes.end_ns - passes.start_ns - inside_passes(passes, ranks, collectives_of)
     lengths -= inside_passes(passes, ranks, data_parallel_of)
@@ -216,8 +233,18 @@ def measure_passes(passes: Passes, ranks: tuple[RankTimeline, ...]) -> PassCosts
         later = mine & (passes.microbatch > 0)
         median[stage, kind] = int(np.median(lengths[later if later.any() else mine]))
         if several_steps and kind in {PassKind.B, PassKind.W} and (mine & ~later).any():
-            first[stage, kind] = int(np.median(lengths[mine & ~later]))
-    return PassCosts(median=median, equal=equal_stages(median), first=first)
+            length = int(np.median(lengths[mine & ~later]))
+            if length < UNEVEN * median[stage, kind]:  # else it is long for another reason
+                first[stage, kind] = length
+    sound = {key: max(length - (slow or {}).get(key, 0), 1) for key, length in median.items()}
+    return PassCosts(
+        median=median,
+        equal=equal_stages(sound),
+        first=first,
+        sound=sound,
+        heavy=1.0,
+        data=compare_microbatches(passes, lengths, median, first),
+    )
 
 
 def equal_stages(median: dict[Key, int]) -> dict[Key, int]:

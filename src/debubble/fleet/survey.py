@@ -16,10 +16,17 @@ from debubble.errors import Gap, NoPipeline, UsageError
 from debubble.schedules import SCHEDULES, Statement, state_schedule
 from debubble.timeline.build import all_inferred_alike, build_run, join_parts, renumber
 from debubble.timeline.chain import rank_of
-from debubble.timeline.figures import PipelineFigures, measure_pipeline
+from debubble.timeline.figures import PipelineFigures, measure_pipeline, measure_stages
 from debubble.timeline.job import ask_job
 from debubble.timeline.model import Timeline
-from debubble.timeline.replicas import ReplicaFigures, judge_run, shown_of
+from debubble.timeline.replicas import (
+    ReplicaFigures,
+    Workers,
+    compare_workers,
+    judge_run,
+    shown_of,
+)
+from debubble.timeline.steps import only_steps
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest.place import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, Progress
@@ -97,6 +104,8 @@ class Survey:
     """The one to look into first: it drags the others, or waits most."""
     replicas: ReplicaFigures | None
     """What they wait for each other, where they reduce together."""
+    workers: Workers
+    """The devices of all pipelines, also of those not asked for, held against each other."""
     timeline: Timeline
     """Of the whole run, or of a large one the part that is shown."""
     traces: tuple[RankTrace, ...]
@@ -163,13 +172,13 @@ def survey_run(
     """Read a run and measure the pipelines asked about; raises `NoPipelineIn` where it has none."""
     means, question = means or Means(), question or Question()
     if len(found.capture.files) <= means.held_ranks:
-        return _survey_whole(means.read(found), question)
+        return measure_run(means.read(found), question)
     from debubble.fleet.large import spooling  # noqa: PLC0415 (only large runs need it)
 
     with spooling() as spool:
         fleet = means.scout(found, spool)
         if fleet.run.tables and not fleet.run.ranks:
-            return _survey_whole(fleet.run, question)
+            return measure_run(fleet.run, question)
         return _survey_fleet(fleet, question, means)
 
 
@@ -181,7 +190,8 @@ def inspect_run(found: RunFiles, means: Means | None = None) -> Run:
     return means.scout(found, None).run
 
 
-def _survey_whole(run: Run, question: Question) -> Survey:
+def measure_run(run: Run, question: Question) -> Survey:
+    """Measure a run that is held whole; raises `NoPipelineIn` where it has no pipeline."""
     with _naming(run):
         return _measure_held(run, build_run(run), run.ranks, question)
 
@@ -196,9 +206,21 @@ def _measure_held(
         figures=figures,
         shown=shown_of(figures, replicas),
         replicas=replicas,
+        workers=_find_workers(timeline, figures),
         timeline=timeline,
         traces=traces,
     )
+
+
+def _find_workers(timeline: Timeline, figures: Sequence[PipelineFigures]) -> Workers:
+    """Compare the devices of all pipelines, also of those that were not asked about."""
+    if any(pipeline.kind == "stream" or not pipeline.windows for pipeline in figures):
+        return Workers()
+    stages = {pipeline.pipeline: pipeline.stages for pipeline in figures}
+    kept = only_steps(timeline, [window.step for window in figures[0].windows])
+    for other in set(timeline.pipelines) - set(stages):
+        stages[other] = measure_stages(kept, timeline.ranks_of(other))
+    return compare_workers(stages)
 
 
 @contextmanager
@@ -232,13 +254,14 @@ def _survey_fleet(fleet: Fleet, question: Question, means: Means) -> Survey:
     numbers = {members: number for number, members in whole.members.items()}
     wanted = frozenset(pipelines_asked(whole, question))
     groups = {rank_of(trace): trace.groups for trace in run.ranks}
-    figures = [
+    every = [
         pipeline
         for _, part in measured
         for pipeline in large.settle_figures(part.figures, numbers, groups)
-        if pipeline.pipeline in wanted
     ]
-    figures.sort(key=lambda pipeline: pipeline.pipeline)
+    every.sort(key=lambda pipeline: pipeline.pipeline)
+    figures = [pipeline for pipeline in every if pipeline.pipeline in wanted]
+    streams = any(pipeline.kind == "stream" for pipeline in every)
     replicas = judge_run(figures)
     worst = shown_of(figures, replicas)
     order = next(order for order, _ in measured if worst.ranks[0].rank in order.ranks)
@@ -252,6 +275,9 @@ def _survey_fleet(fleet: Fleet, question: Question, means: Means) -> Survey:
         ),
         shown=shown,
         replicas=replicas,
+        workers=Workers()
+        if streams
+        else compare_workers({pipeline.pipeline: pipeline.stages for pipeline in every}),
         timeline=timeline,
         traces=part.traces,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,16 @@ class Piece(NamedTuple):
     kind: RootKind
     row: int
     queued: bool = False
+
+
+Way: TypeAlias = "Iterator[Piece | Way | _Queued]"
+"""What is found on the way to whoever is to blame: pieces, and further ways to go."""
+
+
+class _Queued(NamedTuple):
+    """A way behind others in a queue: all that is found on it is."""
+
+    way: Way
 
 
 class Blame:
@@ -72,27 +82,42 @@ class Blame:
         self._longest = _MOST_A_RANK * len(program.ranks)
 
     def follow(self, place: int, begin: int, end: int) -> Iterator[Piece]:
-        """Yield why a rank waited from `begin` to `end`, in no pass: pieces that cover it."""
+        """Yield why a rank waited from `begin` to `end`, in no pass: pieces that cover it.
+
+        A way leads through every stage of a pipeline: what is followed next is kept in a list, so
+        that no pipeline is too deep for Python.
+        """
         self._followed.clear()
         number = int(np.searchsorted(self._starts[place], begin, side="right"))
+        way = self._unfinished(self._last, begin, end)
         if number < len(self._rows[place]):
-            yield from self._not_started(int(self._rows[place][number]), begin, end)
-        else:
-            yield from self._unfinished(self._last, begin, end)
+            way = self._not_started(int(self._rows[place][number]), begin, end)
+        ways = [(way, False)]
+        while ways:
+            way, queued = ways[-1]
+            found = next(way, None)
+            if found is None:
+                ways.pop()
+            elif isinstance(found, Piece):
+                yield found._replace(queued=True) if queued else found
+            elif isinstance(found, _Queued):
+                ways.append((found.way, True))
+            else:
+                ways.append((found, queued))
 
-    def _not_started(self, row: int, begin: int, end: int) -> Iterator[Piece]:
+    def _not_started(self, row: int, begin: int, end: int) -> Way:
         """Say why a pass has not started, while its rank is in no other pass."""
         arrival, message, producer = self._inputs[row]
         until = min(end, arrival)
         if begin < until:
             if message >= 0:
-                yield from self._on_its_way(message, begin, until)
+                yield self._on_its_way(message, begin, until)
             else:
-                yield from self._unfinished(producer, begin, until)
+                yield self._unfinished(producer, begin, until)
         if (ready := max(begin, until)) < end:
-            yield from self._host(int(self._step.program.passes.place[row]), ready, end)
+            yield self._host(int(self._step.program.passes.place[row]), ready, end)
 
-    def _unfinished(self, row: int, begin: int, end: int) -> Iterator[Piece]:
+    def _unfinished(self, row: int, begin: int, end: int) -> Way:
         """Say what a pass that has not ended is doing, or what its rank does instead."""
         if self._turns_back("pass", row):
             yield Piece(begin, end, RootKind.NOTHING, -1)
@@ -109,13 +134,13 @@ class Blame:
                 until = min(until, over)
                 yield Piece(at, until, RootKind.PASS, current)
             elif number < len(rows):
-                yield from self._not_started(int(rows[number]), at, until)
+                yield self._not_started(int(rows[number]), at, until)
             else:
                 yield Piece(at, until, RootKind.NOTHING, -1)
             at = until
         self._followed.discard(("pass", row))
 
-    def _on_its_way(self, message: int, begin: int, end: int) -> Iterator[Piece]:
+    def _on_its_way(self, message: int, begin: int, end: int) -> Way:
         """Say why a message has not been received: who is not there, or the wire."""
         messages, times = self._step.program.messages, self._step.times
         sent, received = int(messages.sent[message]), int(messages.received[message])
@@ -123,11 +148,11 @@ class Blame:
         until = min(end, both)
         if begin < until:
             later = received if times.batch_start[received] > times.batch_start[sent] else sent
-            yield from self._batch_not_started(later, begin, until)
+            yield self._batch_not_started(later, begin, until)
         if (at := max(begin, until)) < end:
             yield Piece(at, end, RootKind.MESSAGE, message)
 
-    def _batch_not_started(self, batch: int, begin: int, end: int) -> Iterator[Piece]:
+    def _batch_not_started(self, batch: int, begin: int, end: int) -> Way:
         """Say what a batch stands behind: a pass issued before it, or another batch."""
         if self._turns_back("batch", batch):
             yield Piece(begin, end, RootKind.NOTHING, -1)
@@ -138,34 +163,32 @@ class Blame:
         free = int(times.batch_end[before]) if before >= 0 else begin
         at = begin
         if at < (until := min(end, computed)):
-            yield from self._unfinished(after, at, until)
+            yield self._unfinished(after, at, until)
             at = until
         if at < (until := min(end, free)):
-            for piece in self._batch_unfinished(before, at, until):
-                yield piece._replace(queued=True)
+            yield _Queued(self._batch_unfinished(before, at, until))
             at = until
         launched = int(batches.launched_after[batch])
         begun = int(times.batch_start[launched]) if launched >= 0 else begin
         if at < (until := min(end, begun)):
-            for piece in self._batch_not_started(launched, at, until):
-                yield piece._replace(queued=True)
+            yield _Queued(self._batch_not_started(launched, at, until))
             at = until
         issued = int(self._step.lengths.batch_floor[batch])
         if at < (until := min(end, issued)):
-            yield from self._late(int(batches.place[batch]), at, until)
+            yield self._late(int(batches.place[batch]), at, until)
             at = until
         if at < end:
-            yield from self._host(int(batches.place[batch]), at, end)
+            yield self._host(int(batches.place[batch]), at, end)
         self._followed.discard(("batch", batch))
 
-    def _batch_unfinished(self, batch: int, begin: int, end: int) -> Iterator[Piece]:
+    def _batch_unfinished(self, batch: int, begin: int, end: int) -> Way:
         times = self._step.times
         at = begin
         if at < (until := min(end, int(times.batch_start[batch]))):
-            yield from self._batch_not_started(batch, at, until)
+            yield self._batch_not_started(batch, at, until)
             at = until
         if at < end:
-            yield from self._on_its_way(self._last_to_come(batch), at, end)
+            yield self._on_its_way(self._last_to_come(batch), at, end)
 
     def _last_to_come(self, batch: int) -> int:
         """Return the message of a batch whose other side came last."""
@@ -177,7 +200,7 @@ class Blame:
             ),
         )
 
-    def _host(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+    def _host(self, place: int, begin: int, end: int) -> Way:
         """Cut a stretch in which a rank could have gone on, by what held it up."""
         for first, last, collective in split(self._collectives[place], begin, end):
             if collective:
@@ -187,9 +210,9 @@ class Blame:
                 if gathers:
                     yield Piece(begun, ended, RootKind.DATA_PARALLEL, place)
                 else:
-                    yield from self._host_late(place, begun, ended)
+                    yield self._host_late(place, begun, ended)
 
-    def _host_late(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+    def _host_late(self, place: int, begin: int, end: int) -> Way:
         """Say when the host of a rank was late; else nobody knows what held it up."""
         late = self._unissued[place]
         at = begin
@@ -199,13 +222,13 @@ class Blame:
                 yield Piece(at, start, RootKind.NOTHING, place)
                 at = start
             until = min(end, int(late.end_ns[row]))
-            yield from self._late(place, at, until)
+            yield self._late(place, at, until)
             at = until
             row += 1
         if at < end:
             yield Piece(at, end, RootKind.NOTHING, place)
 
-    def _late(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+    def _late(self, place: int, begin: int, end: int) -> Way:
         """Cut a stretch in which a host was late: kept until its device was done, or of itself."""
         for first, last, kept in split(self._synchronised[place], begin, end):
             yield Piece(first, last, RootKind.HOST_SYNC if kept else RootKind.HOST, place)
@@ -302,11 +325,18 @@ class _Cutter:
             yield piece.begin, piece.end, _OF_RANKS.get(piece.kind, Cause.UNEXPLAINED)
 
     def _cut_pass(self, waiter: int, piece: Piece) -> Iterator[Cut]:
-        """Cut by how far the pass was: an equal share, its stage's excess, its own."""
+        """Cut by how far the pass was: an equal share, its stage's excess, its device's, its own.
+
+        Its data come between the last two.
+        """
         passes = self._step.program.passes
         key = (int(passes.stage[piece.row]), int(passes.kind[piece.row]))
         equal = self._costs.equal[key]
-        typical = self._costs.typical(key, int(passes.microbatch[piece.row]))
+        number = int(passes.microbatch[piece.row])
+        typical = self._costs.typical(key, number)
+        sound = round(typical * self._costs.sound[key] / max(self._costs.median[key], 1))
+        usual = typical / self._costs.heavy
+        times = self._costs.data.get((self._step.number, key[1], number), 1.0)
         collectives = self._collectives[passes.place[piece.row]]
         data = self._data[passes.place[piece.row]]
         began = int(self._step.times.pass_start[piece.row])
@@ -324,7 +354,12 @@ class _Cutter:
             yield from _steps(
                 begin,
                 end,
-                ((equal - into, scheduled), (typical - into, Cause.IMBALANCE)),
+                (
+                    (equal - into, scheduled),
+                    (sound - into, Cause.IMBALANCE),
+                    (round(usual) - into, Cause.WORKER),
+                    (round(usual * times) - into, Cause.DATA),
+                ),
                 Cause.JITTER,
             )
 

@@ -1,7 +1,8 @@
 """Every cause, once: what it is called, what puts it right, how it looks and what is said of it.
 
-Causes are members of `Cause`. Which stretches of a wait are whose is cut in `account.py`; a cause
-that `claims` stretches takes them from the cause that they would have been under.
+Causes are members of `Cause`; the four before the last only streams have. Which stretches of a wait
+are whose is cut in `account.py`, of streams in `serving/account.py`; a cause that `claims`
+stretches takes them from the cause that they would have been under.
 """
 
 from __future__ import annotations
@@ -183,6 +184,34 @@ class Cause(StrEnum):
         style="red",
         perfetto="terrible",
     )
+    WORKER = About(
+        key="worker",
+        word="slow worker",
+        meaning="a device slower than those of the same stage elsewhere",
+        remedy=Remedies.sound_workers,
+        remedied="every device as fast as its peers",
+        colour="#8f4fc4",
+        strokes="M0 0h8v8h-8zM2 2h4v4h-4z",
+        ink="#2a0a45",
+        bits=(0xFF, 0x81, 0xBD, 0xA5, 0xA5, 0xBD, 0x81, 0xFF),
+        sign="#",
+        style="bold red",
+        perfetto="terrible",
+    )
+    DATA = About(
+        key="data",
+        word="uneven data",
+        meaning="a microbatch longer than others on every stage",
+        remedy=Remedies.spread_data,
+        remedied="sequences spread evenly over microbatches",
+        colour="#6a8f1f",
+        strokes="M0 7h2v-4h2v4h2v-6h2v6",
+        ink="#1e2b04",
+        bits=(0x01, 0x01, 0x11, 0x11, 0x55, 0x55, 0x55, 0xFF),
+        sign="$",
+        style="magenta",
+        perfetto="bad",
+    )
     JITTER = About(
         key="jitter",
         word="jitter",
@@ -259,6 +288,58 @@ class Cause(StrEnum):
         style="yellow",
         perfetto="olive",
     )
+    IN_FLIGHT = About(
+        key="in_flight",
+        word="too few in flight",
+        meaning="a stream with too few batches in flight",
+        remedied="twice as many batches in flight",
+        blames="too few batches are in flight",
+        colour="#7f8fa6",
+        strokes="M0 0h4v4h-4z",
+        ink="#1d2733",
+        bits=(0xF0, 0xF0, 0xF0, 0xF0, 0x00, 0x00, 0x00, 0x00),
+        sign="o",
+    )
+    UNEVEN = About(
+        key="uneven",
+        word="uneven batches",
+        meaning="a batch larger than the one before",
+        remedied="batches of one size",
+        blames="batches differ in size: small ones stand behind large ones",
+        colour="#c98a3a",
+        strokes="M0 8L8 0M0 4L4 0",
+        ink="#3b2304",
+        bits=(0x07, 0x07, 0x07, 0x00, 0x70, 0x70, 0x70, 0x00),
+        sign="#",
+        style="yellow",
+        perfetto="bad",
+    )
+    WAY_BACK = About(
+        key="way_back",
+        word="way back",
+        meaning="a sampled token on its way to the scheduler",
+        remedied="a way back that takes no time",
+        blames="the way back from the last stage to the scheduler is waited for",
+        colour="#4f9a94",
+        strokes="M8 2h-8M8 6h-4",
+        ink="#06302c",
+        bits=(0x00, 0x7E, 0x00, 0x18, 0x00, 0x7E, 0x00, 0x18),
+        sign="↩",
+        perfetto="thread_state_iowait",
+    )
+    NO_WORK = About(
+        key="no_work",
+        word="no work",
+        meaning="no request to serve",
+        blames="there was nothing to serve",
+        colour=_GREY,
+        strokes="M4 4h1",
+        fill="#eceff2",
+        ink="#5c6672",
+        bits=(0x00, 0x00, 0x10, 0x00, 0x00, 0x00, 0x01, 0x00),
+        dark=("#232a31", "#8b96a3"),
+        sign="_",
+    )
     UNEXPLAINED = About(
         key="unexplained",
         word="unexplained",
@@ -278,6 +359,9 @@ CAUSES = tuple(Cause)
 CAUSE_OF = {cause.about.key: cause for cause in CAUSES}
 NUMBER_OF = {cause: number for number, cause in enumerate(CAUSES)}
 # What is put right to remove each cause; of passes themselves last.
+OF_KERNELS_AND_HOSTS = frozenset({"host", "host_sync", "collective", "data_parallel"})
+"""What a job's own timers do not show: it is neither named nor priced where they are all there is.
+"""
 REMEDIES: dict[Cause, Remedy] = {
     cause: cause.about.remedy
     for cause in sorted(CAUSES, key=lambda cause: cause in {"collective", "data_parallel"})

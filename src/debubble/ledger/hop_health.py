@@ -12,8 +12,8 @@ from statistics import median
 import numpy as np
 
 from debubble.costs.passes import surely_share
-from debubble.ledger.ledger import Ledger, build_ledger
-from debubble.ledger.savings import Remedies, saved_by
+from debubble.ledger.ledger import Job, Ledger, build_ledger
+from debubble.ledger.savings import Remedies
 from debubble.links.classes import CLASSES, LinkClass, nccl_command, nvlink_of, wires_between
 from debubble.links.hop_times import Hop, HopTimes, time_hops
 from debubble.links.judge import Judgement, Past, Verdict, judge_hops, judge_ratio
@@ -36,7 +36,7 @@ def times_expected(ledger: Ledger, hop: Hop) -> float | None:
 def saved_by_repair(ledger: Ledger, hops: Sequence[Hop], share: float | None = None) -> int:
     """Replay the steps with some hops as fast as their peers, or at a share of what they take."""
     numbers = [_number(ledger, hop) for hop in hops]
-    return saved_by(ledger.remedies, lambda one: one.repaired_hops(numbers, share))
+    return ledger.saved_by(lambda one: one.repaired_hops(numbers, share))
 
 
 def saved_by_repairs(ledger: Ledger, shares: Mapping[Hop, float | None]) -> int:
@@ -52,7 +52,7 @@ def saved_by_repairs(ledger: Ledger, shares: Mapping[Hop, float | None]) -> int:
             drain=np.minimum.reduce([lengths.drain for lengths in each]),
         )
 
-    return saved_by(ledger.remedies, repaired)
+    return ledger.saved_by(repaired)
 
 
 def _number(ledger: Ledger, hop: Hop) -> int:
@@ -150,6 +150,7 @@ def account_for(
     one: PipelineFigures,
     wiring: Wiring | None = None,
     history: Mapping[Hop, Past] | None = None,
+    job: Job | None = None,
 ) -> Ledger | None:
     """Say where the time went; batches that overlap, or are cut, have no window to account for.
 
@@ -168,6 +169,7 @@ def account_for(
         _wires(one, wiring),
         batch_latency_ns=one.batch_latency_ns,
         middle=sorted(window.step for window in middle),
+        job=job,
     )
     return ledger and replace(ledger, links=_judge(ledger, timeline, one, wiring, history or {}))
 

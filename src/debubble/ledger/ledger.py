@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING
@@ -11,22 +11,32 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from debubble.costs.passes import (
+    PassCosts,
     collectives_of,
     data_parallel_of,
     fit_passes,
     inside_passes,
     measure_passes,
 )
+from debubble.costs.uneven_data import even_times
 from debubble.errors import Code, Gap
 from debubble.ledger.account import account_step
-from debubble.ledger.causes import REMEDIES, Cause
+from debubble.ledger.causes import OF_KERNELS_AND_HOSTS, REMEDIES, Cause
 from debubble.ledger.model import Account, Culprit, find_culprits
-from debubble.ledger.savings import Remedies, Replays, replay_pairs, replay_step
+from debubble.ledger.savings import (
+    HEAD_OF_LINE,
+    Remedies,
+    Remedy,
+    Replays,
+    replay_pairs,
+    replay_step,
+)
 from debubble.links.classes import wires_between
 from debubble.links.hop_times import Hop, expect_wire
 from debubble.simulate.measured import MeasuredStep, measure_step
 from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import I64, Intervals, RankTimeline, Timeline
+from debubble.timeline.replicas import Workers
 from debubble.timeline.steps import only_steps
 from debubble.units import counted
 
@@ -67,6 +77,29 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What runs beside a pipeline, where a batch is as slow as the slowest of all."""
+
+    workers: Workers = field(default_factory=Workers)
+    """Of all pipelines, this one's too."""
+    alike: tuple[int, ...] = ()
+    """Other pipelines of the timeline: what data they hold counts where all are to hold as much."""
+    beside: tuple[int, ...] = ()
+    """Those of them that are replayed: a repair would reach them as well."""
+    longest_ns: Mapping[int, int] = field(default_factory=dict)
+    """Of each step, the longest window of all other pipelines."""
+    not_replayed_ns: Mapping[int, int] = field(default_factory=dict)
+    """The same of those that are not in `beside`: nothing puts their devices right."""
+    batch_latency_ns: int | None = None
+    """In the middle of the steps, the slowest pipeline's of each, where that is not this one."""
+
+    def excess_of(self, pipeline: int) -> dict[tuple[int, int], int]:
+        """Return what slow devices take more in a pipeline, by stage and kind of pass."""
+        mine = [worker for worker in self.workers.slow if worker.pipeline == pipeline]
+        return {key: more for worker in mine for key, more in worker.excess_ns.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
     """Where the time of a pipeline's steps went. Sums are over all steps, exact to the ns."""
 
@@ -82,6 +115,9 @@ class Ledger:
     gaps: tuple[Gap, ...]
     middle: tuple[int, ...]
     """The rows of the step, or the two, in the middle by bubble: what is said of "the batch"."""
+    batch_latency_ns: int
+    """What shares are of: the measured batch in the middle of the kept steps."""
+    job: Job
     links: LinkHealth | None = None
     """What each hop takes, whether it is slow and what that costs: told here for all who ask."""
 
@@ -91,11 +127,21 @@ class Ledger:
         return len(self.ranks) * sum(int(step.times.pass_end.max()) for step in self.steps)
 
     @property
-    def batch_latency_ns(self) -> int:
-        """What savings and shares are of: the measured batch in the middle of the kept steps."""
+    def job_latency_ns(self) -> int:
+        """What savings are of: the batch of the slowest pipeline."""
         if self.savings:
             return self.savings[0].batch_latency_ns + self.savings[0].saved_ns
-        return round(median(int(step.times.window_ns) for step in self.steps))
+        return self.batch_latency_ns
+
+    def saved_by(self, remedy: Remedy) -> int:
+        """Return what putting something right in this pipeline would save the job: the median."""
+        saved = []
+        for one in self.remedies:
+            before, after = one.replay([one.step.lengths, remedy(one)])
+            took = int(one.step.times.window_ns)
+            others = self.job.longest_ns.get(one.step.number, 0)
+            saved.append(max(took, others) - max(took - before + after, others))
+        return round(median(saved))
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -143,42 +189,66 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
     *,
     batch_latency_ns: int | None = None,
     middle: Sequence[int] = (),
+    job: Job | None = None,
 ) -> Ledger | None:
     """Account for the given steps of a pipeline, for some of them where they are many.
 
     Hops are held against those over the same kind of wire: as `wires` says, else by hosts. Savings
-    are of the batch latency, as it is given or in the middle of these steps. Shares are of the
-    `middle` steps, as they are given or by the account.
+    are of the job's batch latency, as it is given or in the middle of these steps. Shares are of
+    the `middle` steps, as they are given or by the account.
     """
+    job = job or Job()
     ranks = timeline.ranks_of(pipeline)
     steps = sorted({*middle, *(steps[row] for row in _spread(len(steps)))})
     timeline = only_steps(timeline, steps)
     measured = tuple(measure_step(timeline, pipeline, step) for step in steps)
     if not measured:
         return None
-    costs = measure_passes(timeline.passes, ranks)
-    expected = expect_wire(measured, wires_between(ranks) if wires is None else wires)
-    accounts = tuple(
-        account_step(step, ranks, costs, one) for step, one in zip(measured, expected, strict=True)
-    )
     slope = fit_passes(timeline, pipeline).slope
-    remedies = tuple(
-        Remedies(
-            step=step,
-            costs=costs,
-            collectives_ns=_inside(step, timeline, ranks, collectives_of),
-            data_ns=_inside(step, timeline, ranks, data_parallel_of),
-            expected=one,
-            slope=slope,
+    costs = {
+        one: measure_passes(timeline.passes, timeline.ranks_of(one), job.excess_of(one))
+        for one in {pipeline: None, **dict.fromkeys(job.alike)}
+    }
+    costs = {one: found.with_data(heavy) for (one, found), heavy in _weigh_data(costs, job)}
+    even = even_times(one.data for one in costs.values())
+    if not even:
+        costs = {one: replace(found, data={}) for one, found in costs.items()}
+
+    def remedies_of(
+        one: int, steps: tuple[MeasuredStep, ...], wires: Mapping[Hop, str]
+    ) -> tuple[Remedies, ...]:
+        ranks = timeline.ranks_of(one)
+        return tuple(
+            Remedies(
+                step=step,
+                costs=costs[one],
+                collectives_ns=_inside(step, timeline, ranks, collectives_of),
+                data_ns=_inside(step, timeline, ranks, data_parallel_of),
+                expected=expected,
+                slope=slope,
+                even_data={kind: mean for (at, kind), mean in even.items() if at == step.number},
+            )
+            for step, expected in zip(steps, expect_wire(steps, wires), strict=True)
         )
-        for step, one in zip(measured, expected, strict=True)
+
+    remedies = remedies_of(pipeline, measured, wires_between(ranks) if wires is None else wires)
+    accounts = tuple(
+        account_step(one.step, ranks, costs[pipeline], one.expected) for one in remedies
     )
     gaps = list(_doubts(measured))
     try:
-        replays = tuple(replay_step(one, REMEDIES) for one in remedies)
+        by_cause = remedies_for(timers=ranks[0].timers)
+        replays = tuple(replay_step(one, by_cause) for one in remedies)
     except OrderCycle as error:
         replays = ()
         gaps.append(Gap(code=Code.ORDER_CYCLE, message=f"no replay: {error}", hint=error.hint))
+    beside: dict[int, list[Remedies]] = {step: [] for step in steps}
+    for one in job.beside if replays else ():
+        names = [rank.rank for rank in timeline.ranks_of(one)]
+        ran = np.unique(timeline.passes.step[np.isin(timeline.passes.rank, names)])
+        known = tuple(measure_step(timeline, one, step) for step in steps if step in ran)
+        for remedy in remedies_of(one, known, wires_between(timeline.ranks_of(one))):
+            beside[remedy.step.number].append(remedy)
     errors = [abs(replay.unchanged_ns / replay.measured_ns - 1) for replay in replays]
     if errors and median(errors) > MOST_OFF:
         replays = ()
@@ -198,10 +268,39 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
         replays=replays,
         remedies=remedies,
         culprits=find_culprits(measured, accounts, ranks),
-        savings=_savings(replays, remedies, accounts, batch_latency_ns),
+        savings=_savings(
+            replays,
+            remedies,
+            beside,
+            accounts,
+            job=job,
+            batch_latency_ns=batch_latency_ns,
+            timers=ranks[0].timers,
+        ),
         gaps=tuple(gaps),
         middle=tuple(steps.index(step) for step in middle) or _middle_of(accounts),
+        batch_latency_ns=batch_latency_ns
+        or round(median(int(step.times.window_ns) for step in measured)),
+        job=job,
     )
+
+
+def _weigh_data(
+    costs: Mapping[int, PassCosts], job: Job
+) -> Iterator[tuple[tuple[int, PassCosts], float]]:
+    """Yield each pipeline's costs, and how many times as long as elsewhere its data make them."""
+
+    def lower_middle(values: Sequence[float]) -> float:
+        return sorted(values)[(len(values) - 1) // 2]
+
+    stages = {key for found in costs.values() for key in found.sound}
+    usual = {
+        key: lower_middle([found.sound[key] for found in costs.values() if key in found.sound])
+        for key in stages
+    }
+    for one, found in costs.items():
+        times = [length / usual[key] for key, length in found.sound.items()]
+        yield (one, found), lower_middle(times) if one in job.workers.uneven else 1.0
 
 
 def _middle_of(accounts: Sequence[Account]) -> tuple[int, ...]:
@@ -231,37 +330,76 @@ def _inside(
     return inside_passes(mine, ranks, of)[order]
 
 
-def _savings(
+def remedies_for(*, timers: bool) -> dict[Cause, Remedy]:
+    """Return what can be put right; nothing that a job's own timers do not show."""
+    return {
+        cause: remedy
+        for cause, remedy in REMEDIES.items()
+        if not (timers and cause in OF_KERNELS_AND_HOSTS)
+    }
+
+
+def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
     replays: Sequence[Replays],
     remedies: Sequence[Remedies],
+    beside: Mapping[int, Sequence[Remedies]],
     accounts: Sequence[Account],
+    *,
+    job: Job,
     batch_latency_ns: int | None,
+    timers: bool,
 ) -> tuple[Saving, ...]:
-    """Return what removing each cause would buy, and the pair of them that hide each other most."""
+    """Return what removing each cause would buy, and the pair of them that hide each other most.
+
+    A cause is removed from all pipelines that are replayed: a batch is as slow as the slowest.
+    """
     if not replays:
         return ()
-    whole = batch_latency_ns or round(median(one.measured_ns for one in replays))
-    saved: dict[tuple[str, ...], int] = {
-        (cause,): round(median(one.unchanged_ns - one.without_ns[cause] for one in replays))
-        for cause in replays[0].without_ns
-    }
+    by_cause = remedies_for(timers=timers)
+    together = [
+        (mine, *(replay_step(one, by_cause) for one in beside[own.step.number]))
+        for mine, own in zip(replays, remedies, strict=True)
+    ]
     total = sum(int(account.length_ns.sum()) for account in accounts)
     seen = [
         cause
-        for cause in REMEDIES
+        for cause in by_cause
         if cause is not Cause.TRANSFER  # every pipeline has it, and no remedy removes it
         and sum(account.total_of(cause) for account in accounts) >= _SEEN * total
     ]
     pairs = list(combinations(seen, 2))
-    windows = [replay_pairs(one, REMEDIES, pairs) for one in remedies]
+    in_pairs = [
+        tuple(replay_pairs(one, by_cause, pairs) for one in (own, *beside[own.step.number]))
+        for own in remedies
+    ]
+
+    def saved_in(step: int, without: Sequence[int], *, of_devices: bool) -> int:
+        """Hold the slowest pipeline of a step against the slowest without something."""
+        ran = together[step]
+        others = job.not_replayed_ns.get(remedies[step].step.number, 0) if of_devices else 0
+        after = [
+            one.measured_ns - one.unchanged_ns + window
+            for one, window in zip(ran, without, strict=True)
+        ]
+        return max(others, *(one.measured_ns for one in ran)) - max(others, *after)
+
+    def middle_of(windows: Sequence[Sequence[int]], *, of_devices: bool = False) -> int:
+        saved = (saved_in(at, ran, of_devices=of_devices) for at, ran in enumerate(windows))
+        return round(median(saved))
+
+    saved: dict[tuple[str, ...], int] = {
+        (cause,): middle_of(
+            [[one.without_ns[cause] for one in ran] for ran in together],
+            of_devices=cause == Cause.WORKER,
+        )
+        for cause in replays[0].without_ns
+        if not (timers and cause == HEAD_OF_LINE)
+    }
+    whole = job.batch_latency_ns or batch_latency_ns
+    whole = whole or round(median(max(one.measured_ns for one in ran) for ran in together))
     hidden: dict[tuple[str, str], int] = {}
     for pair in pairs:
-        both = round(
-            median(
-                replay.unchanged_ns - found[pair]
-                for replay, found in zip(replays, windows, strict=True)
-            )
-        )
+        both = middle_of([[windows[pair] for windows in ran] for ran in in_pairs])
         alone = sum(max(saved[(str(cause),)], 0) for cause in pair)
         if both - alone >= _HIDES * whole:
             hidden[(str(pair[0]), str(pair[1]))] = both

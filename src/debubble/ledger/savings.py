@@ -5,9 +5,8 @@ Time in a cause is not time one gets back: where one wait ends another may begin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -46,6 +45,8 @@ class Remedies:
     expected: ExpectedTimes
     slope: float
     """What each rank at work adds to the passes of the others; 0 unless they share a device."""
+    even_data: Mapping[int, float]
+    """By kind, what microbatches of the step would take of the usual if all held as much."""
 
     def replay(self, many: Sequence[Lengths], *, queues: bool = True) -> list[int]:
         """Return the window of each, all run in one go; without `queues` messages overtake."""
@@ -67,17 +68,44 @@ class Remedies:
 
     def equal_stages(self, stage: int | None = None) -> Lengths:
         """Let every stage take as long as any other; or let one of them."""
-        return self._with_passes(self._keys(), self.costs.equal, self.costs.median, stage)
+        costs = self.costs
+        return self._scaled(
+            [
+                costs.equal[key] / max(costs.sound[key], 1) if stage in {None, key[0]} else 1.0
+                for key in self._keys()
+            ]
+        )
+
+    def sound_workers(self, place: int | None = None) -> Lengths:
+        """Let every device be as fast as those of other replicas; or let one of them."""
+        costs = self.costs
+        mine = _of(self.step.program.passes.place, place).tolist()
+        return self._scaled(
+            [
+                costs.heavy * costs.sound[key] / max(costs.median[key], 1) if here else 1.0
+                for key, here in zip(self._keys(), mine, strict=True)
+            ]
+        )
+
+    def spread_data(self) -> Lengths:
+        """Let all microbatches of a step hold as much: the work stays, spread evenly."""
+        return self._scaled(
+            [
+                self.even_data.get(key[1], 1.0) / times if times else 1.0
+                for key, times in zip(self._keys(), self._data_times(), strict=True)
+            ]
+        )
 
     def no_jitter(self, place: int | None = None) -> Lengths:
-        """Let every pass take the median of its stage and kind."""
+        """Let every pass take the median of its stage and kind, and what its data make of it."""
         passes = self.step.program.passes
-        numbers = passes.microbatch.tolist()
         typical = [
-            self.costs.typical(key, number)
-            for key, number in zip(self._keys(), numbers, strict=True)
+            self.costs.typical(key, number) / self.costs.heavy * (times or 1.0)
+            for key, number, times in zip(
+                self._keys(), passes.microbatch.tolist(), self._data_times(), strict=True
+            )
         ]
-        steady = np.array(typical, dtype=np.int64) + self.collectives_ns + self.data_ns
+        steady = np.rint(typical).astype(np.int64) + self.collectives_ns + self.data_ns
         if place is not None:
             steady = np.where(passes.place == place, steady, self.step.lengths.passes)
         return replace(self.step.lengths, passes=steady)
@@ -151,8 +179,11 @@ class Remedies:
         """Let stages be equal and steady, wires free, hosts in time, passes without collectives."""
         free = np.zeros(len(self.step.program.messages), dtype=np.int64)
         numbers = self.step.program.passes.microbatch.tolist()
+        costs = self.costs
         passes = [
-            self.costs.typical(key, number) * self.costs.equal[key] / max(self.costs.median[key], 1)
+            costs.typical(key, number)
+            * (costs.equal[key] / max(costs.median[key], 1))
+            * self.even_data.get(key[1], 1.0)
             for key, number in zip(self._keys(), numbers, strict=True)
         ]
         lengths = self.no_host()
@@ -195,22 +226,20 @@ class Remedies:
         passes = self.step.program.passes
         return list(zip(passes.stage.tolist(), passes.kind.tolist(), strict=True))
 
-    def _with_passes(
-        self,
-        keys: Iterable[tuple[int, int]],
-        wanted: Mapping[tuple[int, int], int],
-        measured: Mapping[tuple[int, int], int],
-        stage: int | None,
-    ) -> Lengths:
-        scale = np.array(
-            [
-                wanted[key] / max(measured[key], 1) if stage in {None, key[0]} else 1.0
-                for key in keys
-            ]
-        )
+    def _data_times(self) -> list[float | None]:
+        """Return what each pass takes of the usual by its data; None where that is not known."""
+        passes, data = self.step.program.passes, self.costs.data
+        columns = (passes.kind.tolist(), passes.microbatch.tolist())
+        return [
+            data.get((self.step.number, kind, number))
+            for kind, number in zip(*columns, strict=True)
+        ]
+
+    def _scaled(self, scale: Sequence[float]) -> Lengths:
+        """Let the own part of each pass take so many times as long."""
         held = self.collectives_ns + self.data_ns
         own = self.step.lengths.passes - held
-        scaled = np.rint(own * scale).astype(np.int64) + held
+        scaled = np.rint(own * np.array(scale)).astype(np.int64) + held
         return replace(self.step.lengths, passes=scaled)
 
     def _limits(self) -> tuple[I64, I64]:
@@ -283,12 +312,6 @@ def _with_half_the_waits(remedies: Remedies, window_ns: int) -> int:
     halved = window_ns - (window_ns - own_work(step)) // 2
     at_work = int(step.lengths.passes.sum()) * (1 / halved - 1 / window_ns)
     return round(halved * float(np.exp(remedies.slope * at_work)))
-
-
-def saved_by(remedies: Sequence[Remedies], remedy: Remedy) -> int:
-    """Return what one remedy would save: the median over steps."""
-    windows = [one.replay([one.step.lengths, remedy(one)]) for one in remedies]
-    return round(median(before - after for before, after in windows))
 
 
 def own_work(step: MeasuredStep) -> int:

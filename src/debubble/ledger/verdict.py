@@ -7,15 +7,17 @@ first, and these two after it; each in the order of what removing it would buy.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from debubble.ledger.causes import CAUSE_OF, Cause, RootKind
 from debubble.ledger.ledger import Ledger, Saving
-from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE, saved_by
+from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE
 from debubble.links.hop_times import Hop
 from debubble.simulate.lengths import hop_of
+from debubble.timeline.replicas import SlowWorker
 
 # What buys less than a fiftieth of the batch is not worth a name: steps vary by more.
 MATTERS = 0.02
@@ -39,8 +41,11 @@ class Named:
     hop: Hop | None = None
     slow_hops: tuple[Hop, ...] = ()
     """All that are slow, the most expensive first."""
+    workers: tuple[SlowWorker, ...] = ()
+    """All devices that are slow, the one to look at first."""
     times_expected: float | None = None
-    """How many times as long messages of the first mostly take as those of its peers."""
+    """How many times as long messages of the first hop mostly take as those of its peers, passes of
+    the first device as those elsewhere, or the longest microbatch as most."""
     culprit_saved_ns: int | None = None
     """What putting right this culprit alone would save, where it can be put right alone."""
 
@@ -101,14 +106,8 @@ def _of_slow_hops(ledger: Ledger, saving: Saving) -> float:
 def _name(ledger: Ledger, saving: Saving) -> Named:
     if saving.cause == SCHEDULE or len(saving.causes) > 1:
         return Named(cause=saving.cause, saving=saving)
-    if saving.cause in {Cause.COLLECTIVE, Cause.DATA_PARALLEL}:
-        cause = CAUSE_OF[saving.cause]
-        times = [ledger.causes(place)[cause] for place in range(len(ledger.ranks))]
-        return Named(
-            cause=saving.cause, saving=saving, rank=ledger.ranks[int(np.argmax(times))].rank
-        )
-    if saving.cause == HEAD_OF_LINE:
-        return Named(cause=saving.cause, saving=saving, hop=_queue_of(ledger))
+    if saving.cause in _OF_ALL_RANKS:
+        return _OF_ALL_RANKS[saving.cause](ledger, saving)
     if _of_slow_hops(ledger, saving) >= _WORTH_A_NAME and ledger.links is not None:
         slow = ledger.links.slow
         return Named(
@@ -132,7 +131,7 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         costs = ledger.remedies[0].costs
         kinds = [key for key in costs.median if key[0] == stage]
         equal = sum(costs.equal[key] for key in kinds)
-        times_equal = sum(costs.median[key] for key in kinds) / max(equal, 1)
+        times_equal = sum(costs.sound[key] for key in kinds) / max(equal, 1)
     return Named(
         cause=saving.cause,
         saving=saving,
@@ -144,13 +143,62 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
     )
 
 
+def _name_collectives(ledger: Ledger, saving: Saving) -> Named:
+    cause = CAUSE_OF[saving.cause]
+    times = [ledger.causes(place)[cause] for place in range(len(ledger.ranks))]
+    return Named(cause=saving.cause, saving=saving, rank=ledger.ranks[int(np.argmax(times))].rank)
+
+
+def _name_queue(ledger: Ledger, saving: Saving) -> Named:
+    return Named(cause=saving.cause, saving=saving, hop=_queue_of(ledger))
+
+
+def _name_data(ledger: Ledger, saving: Saving) -> Named:
+    longest = [max(one.costs.data.values(), default=1.0) for one in ledger.remedies]
+    return Named(cause=saving.cause, saving=saving, times_expected=max(longest))
+
+
+def _name_workers(ledger: Ledger, saving: Saving) -> Named:
+    """Name the slow devices, of this pipeline first: what drags the others is looked into."""
+    mine = ledger.ranks[0].pipeline
+    workers = sorted(
+        ledger.job.workers.slow, key=lambda worker: (worker.pipeline != mine, -worker.times)
+    )
+    if not workers:
+        return Named(cause=saving.cause, saving=saving)
+    first, ranks = workers[0], [rank.rank for rank in ledger.ranks]
+    alone = None
+    if len(workers) > 1 and first.pipeline == mine:
+        place = ranks.index(first.rank)
+        alone = ledger.saved_by(lambda one: one.sound_workers(place))
+    return Named(
+        cause=saving.cause,
+        saving=saving,
+        rank=first.rank,
+        stage=first.stages[0] if len(first.stages) == 1 else None,
+        workers=tuple(workers),
+        times_expected=first.times,
+        culprit_saved_ns=alone,
+    )
+
+
+_OF_ALL_RANKS: dict[str, Callable[[Ledger, Saving], Named]] = {
+    Cause.COLLECTIVE: _name_collectives,
+    Cause.DATA_PARALLEL: _name_collectives,
+    Cause.WORKER: _name_workers,
+    Cause.DATA: _name_data,
+    HEAD_OF_LINE: _name_queue,
+}
+"""Causes whose culprit is not simply whom ranks of the pipeline waited for longest."""
+
+
 def _saved_alone(ledger: Ledger, cause: str, rank: int) -> int | None:
     """Replay with one culprit put right."""
     place = [one.rank for one in ledger.ranks].index(rank)
     if cause == Cause.JITTER:
-        return saved_by(ledger.remedies, lambda one: one.no_jitter(place))
+        return ledger.saved_by(lambda one: one.no_jitter(place))
     if cause == Cause.HOST:
-        return saved_by(ledger.remedies, lambda one: one.no_host(place))
+        return ledger.saved_by(lambda one: one.no_host(place))
     return None
 
 
@@ -177,9 +225,12 @@ def find_bottleneck(ledger: Ledger, outside_ns: dict[str, int]) -> Bottleneck | 
     batch = ledger.batch_latency_ns
     mean = {cause: round(share * batch) for cause, share in ledger.shares().items()}
     others = {str(cause): length for cause, length in mean.items() if cause.about.bottleneck}
-    others["gaps"] = mean[Cause.UNEXPLAINED]
-    besides = {*others, Cause.COMPUTE}
-    waits = sum(length for cause, length in mean.items() if cause not in besides | {"unexplained"})
+    # Of kernels inside passes timers show nothing: what they leave unexplained is a wait.
+    timers = ledger.ranks[0].timers
+    if not timers:
+        others["gaps"] = mean[Cause.UNEXPLAINED]
+    besides = {*others, Cause.COMPUTE} | (set() if timers else {Cause.UNEXPLAINED})
+    waits = sum(length for cause, length in mean.items() if cause not in besides)
     found = max((others | outside_ns).items(), key=lambda one: one[1])
     if found[1] > waits:
         return Bottleneck(what=found[0], length_ns=found[1], waits_ns=waits)

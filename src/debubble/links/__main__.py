@@ -12,6 +12,7 @@ from debubble.errors import DebubbleError, UsageError
 from debubble.links.live.measured import FEWEST_SAMPLES, sizes_of, write_measured
 from debubble.links.live.rank import HopTest, run_rank
 from debubble.units import parse_bytes
+from debubble.whole_file import write_file
 
 LARGEST = "64MiB"
 
@@ -54,7 +55,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     )
     measured = run_rank(test, show)
     if measured is not None:
-        out.write_text(write_measured(measured), "utf-8")
+        write_file(out, write_measured(measured).encode())
         click.echo(f"{out} written; next: debubble links {out}")
 
 

@@ -110,6 +110,9 @@ _ITERATIONS = "-n 50 -w 10"
 _UNKNOWN_SIZE = "-b 8 -e 64M -f 2"
 
 
+_DEVICES_A_HOST = 8
+
+
 def nccl_command(here: RankTimeline, there: RankTimeline, message_bytes: int) -> str:
     """Write the command for two ranks: messages both ways at once, at the job's own size."""
     size = f"-b {message_bytes} -e {message_bytes}" if message_bytes > 0 else _UNKNOWN_SIZE
@@ -123,6 +126,11 @@ def nccl_command(here: RankTimeline, there: RankTimeline, message_bytes: int) ->
         )
         return f"mpirun -np 2 -H {hosts} {devices}{_PROGRAM} -g 1 {words}"
     if may_share((here, there)) or min(device, other_device) < 0:
-        # Traces of ranks that each see one device do not tell which of the host's it is.
-        return f"CUDA_VISIBLE_DEVICES={here.rank},{there.rank} {_PROGRAM} -g 2 {words}"
+        # Ranks that each see one device do not tell which of the host's it is: on a single host
+        # it is mostly that of their number.
+        numbers = [
+            str(rank) if max(here.rank, there.rank) < _DEVICES_A_HOST else f"DEVICE_OF_RANK_{rank}"
+            for rank in (here.rank, there.rank)
+        ]
+        return f"CUDA_VISIBLE_DEVICES={','.join(numbers)} {_PROGRAM} -g 2 {words}"
     return f"CUDA_VISIBLE_DEVICES={device},{other_device} {_PROGRAM} -g 2 {words}"

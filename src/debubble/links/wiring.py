@@ -12,7 +12,7 @@ from debubble.errors import Code, Gap, LogError, UsageError
 from debubble.links.classes import LinkClass, find_class, guess_class
 from debubble.links.hop_times import Fit, Hop
 from debubble.links.judge import Past
-from debubble.links.logs.model import NvlinkStatus, Topology
+from debubble.links.logs.model import NvlinkErrors, NvlinkStatus, Topology
 from debubble.links.logs.read import load_json, read_log, read_text
 from debubble.links.logs.topology import class_of_join
 from debubble.timeline.model import RankTimeline
@@ -147,10 +147,12 @@ def read_topologies(files: Iterable[str]) -> tuple[list[Topology], list[Gap]]:
             topologies.append(log)
         elif isinstance(log, NvlinkStatus):
             gaps += inactive_links(log)
+        elif isinstance(log, NvlinkErrors):
+            gaps += failing_links(log)
         else:
             raise UsageError(
                 f"{file} is no topology",
-                hint="--topology takes `nvidia-smi topo -m` or `nvidia-smi nvlink -s`",
+                hint="--topology takes `nvidia-smi topo -m` or `nvidia-smi nvlink -s` or `-e`",
             )
     return topologies, gaps
 
@@ -167,3 +169,23 @@ def inactive_links(status: NvlinkStatus) -> list[Gap]:
         for index, name, links in status.devices
         if 0 < (down := sum(rate is None for rate in links)) < len(links)
     ]
+
+
+def failing_links(log: NvlinkErrors) -> list[Gap]:
+    """Say which devices have links that had errors: what such a link sends twice takes twice."""
+    gaps = []
+    for index, name, counters in log.devices:
+        counted_errors = [(link, kind, errors) for link, kind, errors in counters if errors]
+        if counted_errors:
+            link, kind, most = max(counted_errors, key=lambda one: one[2])
+            links = counted(len({link for link, _, _ in counted_errors}), "link")
+            gaps.append(
+                Gap(
+                    code=Code.LINK_ERRORS,
+                    message=f"GPU {index} ({name}): {links} with errors since the last reset, most "
+                    f"on link {link}: {counted(most, kind.removesuffix('s'))}",
+                    hint="a link that sends again is slow now and then: look at its hops' tails",
+                    file=log.file,
+                )
+            )
+    return gaps

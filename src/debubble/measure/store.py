@@ -5,17 +5,20 @@ A record is there once `add` has returned, whatever is killed afterwards.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 
-from debubble.errors import MissingExtra, RunNotFound, StoreError
+from debubble.errors import Code, Gap, MissingExtra, RunNotFound, StoreAway, StoreError
 from debubble.measure.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -26,6 +29,9 @@ _BUSY_S = 60
 # Only the very first processes of a new file race for its journal mode.
 _TRIES = 50
 _PAUSE_S = 0.1
+# `//user:password@`, up to the last @: who forgets to write one in a password as %40 still has it.
+_PASSWORD = re.compile(r"(//[^:/@?]*):[^/?]*@")
+_SECRET = re.compile(r"(?i)([?&][^=&]*(?:pass|secret|token|key)[^=&]*=)[^&]*")
 # A server that does not answer by then is not there.
 _CONNECT_S = 10
 
@@ -42,20 +48,68 @@ class Record:
     tags: dict[str, str]
 
 
+def created_at(created_s: float) -> str:
+    """Return when a record was made, in UTC."""
+    return datetime.fromtimestamp(created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 class Store:
     """The history behind one URL."""
 
-    def __init__(self, url: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        read_only: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Open a store, and bring it up to date; `read_only` serves one that cannot be written."""
         self._engine = _connect(url, sleep)
-        self.url = self._engine.url.render_as_string(hide_password=True)
         from debubble.measure import store_schema  # noqa: PLC0415 (SQLAlchemy is an extra)
 
         self._schema = store_schema
+        self.url = shown_url(url)
         try:
             self._migrate()
+        except StoreAway:
+            self.close()
+            if not read_only or self._engine.dialect.name != "sqlite":
+                raise
+            self._open_as_it_is(url, sleep)
         except BaseException:
             self.close()
             raise
+
+    def _open_as_it_is(self, url: str, sleep: Callable[[float], None]) -> None:
+        """Open a store that cannot be written, as a reader among others or, at last, alone.
+
+        SQLite wants to note its readers beside the file. Where it cannot, nobody else may be
+        writing: notes of a writer that are still there would be left out without a word.
+        """
+        notes = Path(f"{self._engine.url.database}-wal")
+        alone = not (notes.exists() and notes.stat().st_size)
+        for mode in ("mode=ro", "immutable=1") if alone else ("mode=ro",):
+            self._engine = _connect(url, sleep, reading=mode)
+            try:
+                with self.transaction() as connection:
+                    self._refuse_other(self._schema.read_version(connection))
+            except StoreAway:
+                self.close()
+                if mode == "immutable=1" or not alone:
+                    raise
+            except BaseException:
+                self.close()
+                raise
+            else:
+                return
+
+    def _refuse_other(self, version: int) -> None:
+        self._refuse_newer(version)
+        if version < self._schema.VERSION:
+            raise StoreError(
+                f"{self.url} is of an older debubble and must be brought up to date",
+                hint="it cannot be written for that; give another --store",
+            )
 
     def add(
         self, name: str, measurement: Measurement, *, now_s: float, tags: Mapping[str, str]
@@ -83,7 +137,20 @@ class Store:
         return number
 
     def records(self, name: str | None = None) -> tuple[Record, ...]:
-        """Return all records, or those of one name, oldest first."""
+        """Return all records, or those of one name, oldest first; refuse where one is damaged."""
+        found, damaged = self.readable_records(name)
+        if damaged:
+            raise StoreError(
+                damaged[0].message,
+                hint="debubble history list shows the others; history prune drops the oldest",
+                file=self.url,
+            )
+        return found
+
+    def readable_records(
+        self, name: str | None = None
+    ) -> tuple[tuple[Record, ...], tuple[Gap, ...]]:
+        """Return the records that can be read, and a word on each that cannot."""
         table, tags = self._schema.measurements, self._schema.tags
         rows = table.select().order_by(table.c.id)
         pairs = tags.select().order_by(tags.c.name)
@@ -97,16 +164,22 @@ class Store:
             for pair in connection.execute(pairs):
                 by_number.setdefault(pair.measurement_id, {})[pair.name] = pair.value
             found = connection.execute(rows).all()
-        return tuple(
-            Record(
-                number=row.id,
-                name=row.name,
-                created_s=row.created_s,
-                measurement=msgspec.json.decode(row.data, type=Measurement),
-                tags=by_number.get(row.id, {}),
-            )
-            for row in found
-        )
+        records, damaged = [], []
+        for row in found:
+            kept = {
+                "number": row.id,
+                "name": row.name,
+                "created_s": row.created_s,
+                "tags": by_number.get(row.id, {}),
+            }
+            try:
+                created_at(row.created_s)
+                measurement = msgspec.json.decode(row.data, type=Measurement)
+                records.append(msgspec.convert({**kept, "measurement": measurement}, type=Record))
+            except (msgspec.MsgspecError, TypeError, ValueError, ArithmeticError) as error:
+                why = f"record {row.id} of the history, {row.name!r}, is damaged: {error}"
+                damaged.append(Gap(code=Code.DAMAGED_RECORD, message=why))
+        return tuple(records), tuple(damaged)
 
     def named(self, name: str) -> tuple[Record, ...]:
         """Return the records of a name; there is at least one."""
@@ -146,13 +219,16 @@ class Store:
         with self.transaction() as connection:
             self._schema.wait_for_turn(connection)
             found = self._schema.read_version(connection)
-            if found > self._schema.VERSION:
-                raise StoreError(
-                    f"{self.url} was written by a newer debubble (version {found} of the store, "
-                    f"this one knows {self._schema.VERSION})",
-                    hint="pip install --upgrade debubble, or give another --store",
-                )
+            self._refuse_newer(found)
             self._schema.bring_up_to_date(connection, found)
+
+    def _refuse_newer(self, found: int) -> None:
+        if found > self._schema.VERSION:
+            raise StoreError(
+                f"{self.url} was written by a newer debubble (version {found} of the store, "
+                f"this one knows {self._schema.VERSION})",
+                hint="pip install --upgrade debubble, or give another --store",
+            )
 
     def close(self) -> None:
         """Let go of the file, or of the server."""
@@ -161,7 +237,7 @@ class Store:
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """Lend a connection; all that is done with it happens, or nothing of it."""
-        from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
+        from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError  # noqa: PLC0415
 
         try:
             with self._engine.begin() as connection:
@@ -175,10 +251,12 @@ class Store:
                 )
             elif "readonly" in why or "read-only" in why:
                 hint = "the file or its folder cannot be written; give another --store"
-            raise StoreError(f"{self.url}: {why}", hint=hint) from error
+            away = isinstance(error, OperationalError | InterfaceError)
+            kind = StoreAway if away else StoreError
+            raise kind(f"{self.url}: {why}", hint=hint) from error
 
 
-def _connect(url: str, sleep: Callable[[float], None]) -> Engine:
+def _connect(url: str, sleep: Callable[[float], None], reading: str = "") -> Engine:
     try:
         import sqlalchemy  # noqa: PLC0415 (an extra)
         from sqlalchemy.exc import ArgumentError, NoSuchModuleError  # noqa: PLC0415
@@ -194,17 +272,24 @@ def _connect(url: str, sleep: Callable[[float], None]) -> Engine:
         if backend == "postgresql":
             waits = {"connect_timeout": _CONNECT_S}
             return sqlalchemy.create_engine(address, connect_args=waits)
-    except (ArgumentError, NoSuchModuleError) as error:
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise _no_store(url) from error
     except ImportError as error:
         hint = "pip install 'debubble[postgres]'"
         raise MissingExtra("a PostgreSQL history needs psycopg", hint=hint) from error
     if backend != "sqlite":
         raise _no_store(url)
+    reading = reading or ("mode=ro" if "mode=ro" in url else "")
+    if reading and address.database and not address.database.startswith("file:"):
+        place = quote(str(Path(address.database).resolve()))
+        address = sqlalchemy.engine.make_url(f"sqlite:///file:{place}?{reading}&uri=true")
     engine = sqlalchemy.create_engine(address, connect_args={"timeout": _BUSY_S})
-    sqlalchemy.event.listen(engine, "connect", lambda raw, _: _prepare(raw, sleep))
     # A transaction that reads first and writes later could not wait for its turn.
-    begin = "BEGIN" if "mode=ro" in url else "BEGIN IMMEDIATE"
+    begin = "BEGIN" if reading else "BEGIN IMMEDIATE"
+    if reading:
+        sqlalchemy.event.listen(engine, "connect", lambda raw, _: _prepare_to_read(raw))
+    else:
+        sqlalchemy.event.listen(engine, "connect", lambda raw, _: _prepare(raw, sleep))
     sqlalchemy.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     return engine
 
@@ -226,9 +311,19 @@ def _prepare(raw: Any, sleep: Callable[[float], None]) -> None:
     cursor.close()
 
 
+def _prepare_to_read(raw: Any) -> None:
+    raw.isolation_level = None
+
+
 def _no_store(url: str) -> StoreError:
     hint = "write it as sqlite:///history.db or postgresql://user@host/name"
-    return StoreError(f"{url!r} is no store", hint=hint)
+    return StoreError(f"{shown_url(url)!r} is no store", hint=hint)
+
+
+def shown_url(url: str) -> str:
+    """Return a store's URL as it may be shown: without the password, wherever one stands in it."""
+    hidden = _PASSWORD.sub(r"\1:***@", url)
+    return _SECRET.sub(r"\1***", hidden)
 
 
 def default_url(environment: Mapping[str, str], home: Path) -> str:

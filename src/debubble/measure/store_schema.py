@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from debubble.errors import StoreError
+
 metadata = sa.MetaData()
 store_version = sa.Table(
     "store_version", metadata, sa.Column("version", sa.Integer, nullable=False)
@@ -44,7 +46,12 @@ def read_version(connection: sa.Connection) -> int:
     """Return the version of the store; 0 of an empty one."""
     if not sa.inspect(connection).has_table(store_version.name):
         return 0
-    return int(connection.scalar(sa.select(sa.func.max(store_version.c.version))) or 0)
+    found = connection.scalar(sa.select(sa.func.max(store_version.c.version))) or 0
+    if not isinstance(found, int):
+        raise StoreError(
+            f"the version of the store is damaged: {found!r}", hint="give another --store"
+        )
+    return found
 
 
 def bring_up_to_date(connection: sa.Connection, found: int) -> None:

@@ -84,6 +84,8 @@ class Baseline:
     """What another run adds, where one was given."""
     other_correction: float | None = None
     """Of that other run, by its own simulation."""
+    slow_ranks: tuple[int, ...] = ()
+    """Whose devices are slower than those of the same stages in other replicas."""
 
     @property
     def ranks(self) -> tuple[RankTimeline, ...]:

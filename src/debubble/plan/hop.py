@@ -28,9 +28,10 @@ def set_hops(baseline: Baseline, idea: Idea, rates: Mapping[Hop, float]) -> Idea
     wires = baseline.source.wires.of_size(what_if.token_scale)
     size = baseline.source.wires.message_bytes * what_if.token_scale
     if size <= 0:
-        raise UsageError(
-            "the traces do not tell how large messages are", hint="record with record_shapes=True"
-        )
+        hint = "record with record_shapes=True"
+        if baseline.ranks[0].timers:
+            hint = "give the table a column of bytes, in the rows of sends or receives"
+        raise UsageError("nothing tells how large messages are", hint=hint)
     slower: dict[Hop, int] = {}
     quicker: dict[Hop, float] = {}
     typical = wires.one_way

@@ -89,10 +89,11 @@ class Permissions:
 
     def permits(self, change: Change, chunks: int) -> bool:
         """Tell whether a change is allowed: more stages a rank need another split too."""
-        if change.schedule is not None and self.schedules is not None:
-            cut_anew = (change.chunks or chunks) != chunks
-            if change.schedule not in self.schedules or (cut_anew and not self.split):
-                return False
+        cut_anew = (change.chunks or chunks) != chunks
+        if change.schedule is not None and cut_anew and not self.split:
+            return False
+        if self.schedules is not None and change.schedule not in {None, *self.schedules}:
+            return False
         wrong_hold = self.hold is not None and change.hold != self.hold
         if change.microbatches is not None and (wrong_hold or not self.microbatches):
             return False

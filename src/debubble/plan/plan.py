@@ -31,6 +31,7 @@ from debubble.plan.split import Partition, best_split
 from debubble.simulate.communication import Communication
 from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import Timeline
+from debubble.timeline.steps import numbered
 from debubble.units import show_bytes
 
 _NEVER_ENDS = "posted as this run posts them, its messages would wait for each other in a circle"
@@ -139,7 +140,15 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     start = Start(
         baseline=baseline, timeline=timeline, most_microbatches=most_microbatches, links=links
     )
+    if baseline.slow_ranks:
+        allowed = replace(allowed, split=False)
     sieve = _Sieve(start=start, allowed=allowed)
+    if baseline.slow_ranks:
+        slow = numbered("rank", baseline.slow_ranks)
+        alone = len(baseline.slow_ranks) == 1
+        reason = f"{slow} compute{'s' if alone else ''} slowly, no stage is too long for "
+        reason += f"{'it: repair its device' if alone else 'them: repair their devices'} first"
+        sieve.refuse(Idea(lever="split", change=Change()), reason)
     ideas = sieve.ideas()
     options = _without_idle([weigh(baseline, idea) for idea in ideas])
     for own in sieve.weighed:

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble import __version__
-from debubble.errors import UsageError
 from debubble.ledger.waits import Wait
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
 from debubble.trace.columns import merge
 from debubble.units import NS_PER_US, show_bytes
+from debubble.whole_file import write_file
 
 
 def assign_tracks(start: I64, end: I64) -> list[int]:
@@ -33,19 +33,6 @@ def assign_tracks(start: I64, end: I64) -> list[int]:
         free_from[track : track + 1] = [max(int(end[row]), int(start[row]) + 1)]
         chosen[row] = track
     return chosen.tolist()
-
-
-def write_file(path: Path, data: bytes, *, force: bool) -> None:
-    """Write a file; where there is one already, only by force."""
-    try:
-        with path.open("wb" if force else "xb") as out:
-            out.write(data)
-    except FileExistsError as error:
-        raise UsageError(
-            f"{path} is there already", hint="give another name, or --force to replace it"
-        ) from error
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 Event = dict[str, Any]

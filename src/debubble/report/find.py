@@ -64,13 +64,15 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
         _say_run(found),
         _say_slowest(found.pipelines, streams=found.stream is not None),
         _say_job(found),
+        _say_profiler(found),
         _say_shape(found),
         _say_outside(found),
     ]
     page.notes = [note for note in notes if note]
     page.tables = [
-        *([cause_table(found.ledger, found.numbers.batch_latency_s)] if found.ledger else []),
+        *([cause_table(found.ledger, *_of_what(found))] if found.ledger else []),
         *saving_tables(found),
+        *([_phase_table(found)] if found.stream and found.stream.phases else []),
         *([_replica_table(found.replicas)] if found.replicas else []),
         *([_pipeline_table(found)] if len(found.pipelines) > 1 else []),
         _stage_table(found.stages),
@@ -89,7 +91,14 @@ def no_pipeline_page(found: NoPipelineAnswer, ranks: Table, next_command: str = 
     )
 
 
-def cause_table(account: AccountPart, batch_latency_s: float | None) -> Table:
+def _of_what(found: FindAnswer) -> tuple[float | None, str]:
+    """Return what shares are of, and its name: a step's batch, or a batch's turn in a stream."""
+    if found.stream is not None:
+        return found.stream.turn_s, "the time"
+    return found.numbers.batch_latency_s, "the batch"
+
+
+def cause_table(account: AccountPart, whole_s: float | None, of: str = "the batch") -> Table:
     """Lay out causes by rank, as shares of the batch, with whom was waited for most."""
     by_wait = sorted(
         range(len(account.ranks)), key=lambda place: account.ranks[place].shares[Cause.COMPUTE]
@@ -99,7 +108,7 @@ def cause_table(account: AccountPart, batch_latency_s: float | None) -> Table:
         account.ranks[place]
         for place in sorted(by_wait[: _RANK_COLUMNS if few else _FOLDED_COLUMNS])
     ]
-    title = "where the time goes, share of the batch"
+    title = f"where the time goes, share of {of}"
     if len(shown) < len(account.ranks):
         title += f" ({len(shown)} of {len(account.ranks)} ranks: those that wait most)"
     table = Table(
@@ -107,7 +116,7 @@ def cause_table(account: AccountPart, batch_latency_s: float | None) -> Table:
             "cause",
             *(f"rank {rank.rank}" for rank in shown),
             "all",
-            "a step",
+            "a step" if account.steps else "a batch",
             "waited for most",
         ),
         title=title,
@@ -120,7 +129,7 @@ def cause_table(account: AccountPart, batch_latency_s: float | None) -> Table:
                     cause.replace("_", " "),
                     *(show_share(rank.shares[cause]) for rank in shown),
                     show_share(share),
-                    show_seconds(share * (batch_latency_s or 0.0)),
+                    show_seconds(share * (whole_s or 0.0)),
                     _say_waited_for(most) if most else "",
                 )
             )
@@ -145,9 +154,10 @@ def saving_tables(found: FindAnswer) -> list[Table]:
     if not worth or found.replay is None:
         return []
     error = show_share(abs(found.replay.error_fraction or 0.0))
+    what, takes = ("batches", "a batch takes") if found.stream else ("steps", "batch latency")
     table = Table(
-        columns=("with", "batch latency", "saved", "share"),
-        title=f"what it would buy, by replaying the measured steps (error of the replay: {error})",
+        columns=("with", takes, "saved", "share"),
+        title=f"what it would buy, by replaying the measured {what} (error of the replay: {error})",
     )
     table.rows = [
         (
@@ -159,6 +169,24 @@ def saving_tables(found: FindAnswer) -> list[Table]:
         for saving in worth
     ]
     return [table]
+
+
+def _phase_table(found: FindAnswer) -> Table:
+    """Lay out what batches of each phase take on the stage where they take longest."""
+    table = Table(columns=("phase", "batches", "tokens", "longest pass", "on stage", "device"))
+    for part in found.stream.phases if found.stream else ():
+        longest = max(range(len(part.pass_s)), key=lambda stage: part.pass_s[stage])
+        table.rows.append(
+            (
+                part.phase,
+                str(part.batches),
+                "–" if part.tokens is None else show_count(part.tokens),
+                show_seconds(part.pass_s[longest]),
+                str(longest),
+                show_seconds(part.device_s[longest]),
+            )
+        )
+    return table
 
 
 def _replica_table(found: ReplicasPart) -> Table:
@@ -347,6 +375,8 @@ def _say_run(found: FindAnswer) -> str:
                 f"{counted(stream.batches, 'batch', 'batches')}, p95 "
                 f"{show_seconds(stream.batch_latency_p95_s)}"
             )
+            if stream.turn_s:
+                parts[1] += f"; {1 / stream.turn_s:.1f} batches/s"
     elif numbers.batch_latency_s is not None:
         steps = counted(len(run.steps), "step")
         parts.append(f"batch latency {show_seconds(numbers.batch_latency_s)} (median of {steps})")
@@ -390,6 +420,21 @@ def _say_job(found: FindAnswer) -> str:
             f", a batch about {show_seconds(batch)}; the capture itself costs "
             f"{100 * job.overhead_fraction:+.0f} %"
         )
+    return said
+
+
+def _say_profiler(found: FindAnswer) -> str:
+    """Say what the server did without the profiler; empty where it is no stream."""
+    if found.stream is None or not found.stream.phases:
+        return ""
+    noted = found.stream.profiler
+    if noted is None or noted.slowdown is None:
+        return "what the profiler itself costs is not known: capture with --server to have it noted"
+    said = f"without the profiler a token took {1 / noted.slowdown:.2f} of what it took under it"
+    if noted.tokens_out_per_s is not None:
+        said += f"; {noted.tokens_out_per_s:.0f} tokens/s out"
+    if noted.tpot_s is not None:
+        said += f", {show_seconds(noted.tpot_s)} a token"
     return said
 
 

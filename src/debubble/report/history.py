@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from debubble.answers.history import created_at
 from debubble.errors import MissingExtra, StoreError
 from debubble.measure.measurement import middle
-from debubble.measure.store import Record
+from debubble.measure.store import Record, created_at
 from debubble.report.text import Page, Table
-from debubble.units import NS_PER_S, counted, show_bytes, show_duration, show_share
+from debubble.units import NS_PER_S, counted, printable, show_bytes, show_duration, show_share
 
 COLUMNS: dict[str, type] = {
     "name": str,
@@ -28,6 +27,10 @@ COLUMNS: dict[str, type] = {
     "split": str,
     "tags": str,
 }
+
+
+# What a spreadsheet may take for the begin of a formula.
+_FORMULA = ("=", "+", "-", "@", "|", "%")
 
 
 def history_page(records: Sequence[Record]) -> Page:
@@ -45,7 +48,7 @@ def history_page(records: Sequence[Record]) -> Page:
         table.rows.append(
             (
                 record.name,
-                created_at(record),
+                created_at(record.created_s),
                 str(len(measurement.samples)),
                 show_share(middle(measurement.bubble_fractions)),
                 "–" if latency is None else show_duration(latency * NS_PER_S),
@@ -69,7 +72,7 @@ def history_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
         for sample in measurement.samples:
             values = (
                 record.name,
-                created_at(record),
+                created_at(record.created_s),
                 sample.capture,
                 sample.step,
                 sample.bubble_fraction,
@@ -80,7 +83,11 @@ def history_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                 split,
                 tags,
             )
-            rows.append(dict(zip(COLUMNS, values, strict=True)))
+            texts = (
+                value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+                for value in values
+            )
+            rows.append(dict(zip(COLUMNS, texts, strict=True)))
     return rows
 
 
@@ -89,8 +96,17 @@ def history_csv(records: Sequence[Record]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(history_rows(records))
+    for row in history_rows(records):
+        writer.writerow({name: _cell(value) for name, value in row.items()})
     return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell that a spreadsheet shows: it takes a text that begins so for a formula."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def write_parquet(records: Sequence[Record], out: Path) -> None:

@@ -14,6 +14,7 @@ from debubble.links.logs.model import (
     Log,
     MatrixLog,
     NcclLog,
+    NvlinkErrors,
     NvlinkStatus,
     Topology,
 )
@@ -122,6 +123,14 @@ def _table(log: Log) -> Table:
             active = [rate for rate in links if rate is not None]
             row = str(index), name, f"{len(active)} of {len(links)}", show_rate(sum(active) * GB)
             table.rows.append(row)
+    elif isinstance(log, NvlinkErrors):
+        table.columns = ("device", "name", "link", "errors")
+        table.rows = [
+            (str(index), name, str(link), f"{errors} {kind}")
+            for index, name, counters in log.devices
+            for link, kind, errors in counters
+            if errors
+        ]
     return table
 
 

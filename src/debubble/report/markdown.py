@@ -16,7 +16,8 @@ def as_markdown(page: Page) -> str:
     if page.findings:
         parts.append("\n".join(f"- {_safe(finding)}" for finding in page.findings))
     if page.drawing:
-        parts.append(_fenced("\n".join(line.plain for line in page.drawing)))
+        lines = (printable(line.plain, breaks=True) for line in page.drawing)
+        parts.append(_fenced("\n".join(lines)))
     parts += [_table(table) for table in page.tables]
     if page.notes:
         parts.append(_fenced("\n".join(map(printable, page.notes))))
@@ -43,12 +44,12 @@ def _longest_ticks(text: str) -> int:
 
 def _table(table: Table) -> str:
     lines = [f"{_safe(table.title)}\n"] if table.title else []
-    lines.append(_row(table.columns))
+    lines.append(_row([_safe(column) for column in table.columns]))
     lines.append(_row([":--" if column in WORDS else "--:" for column in table.columns]))
     return "\n".join([*lines, *(_row([_safe(cell) for cell in row]) for row in table.rows)])
 
 
-def _row(cells: tuple[str, ...] | list[str]) -> str:
+def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 

@@ -117,7 +117,9 @@ def _alert(alert: Mapping[str, Any]) -> str:
 
 def _pipeline(pipeline: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str:
     mine = [alert for alert in alerts if alert["pipeline"] == pipeline["name"]]
-    parts = [f"<h2>{escape(pipeline['name'])}</h2>", _latest(pipeline)]
+    parts = [f"<h2>{escape(pipeline['name'])}</h2>"]
+    parts += [f"<p class='alert'>{escape(trouble)}</p>" for trouble in pipeline["troubles"]]
+    parts.append(_latest(pipeline))
     drawn = [_trend(trend, mine) for trend in pipeline["trends"]]
     parts.append(f"<div class='trends'>{''.join(drawn)}</div>")
     if pipeline["recent"]:
@@ -125,13 +127,17 @@ def _pipeline(pipeline: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) 
         heads = ("when", "capture", "context", "bubble", "batch latency", "throughput", "")
         head = "".join(f"<th>{name}</th>" for name in heads)
         parts.append(f"<h3>Last captures</h3><table><tr>{head}</tr>{rows}</table>")
+    if pipeline["given_up"]:
+        lines = "".join(_given_up(pipeline["name"], capture) for capture in pipeline["given_up"])
+        parts.append(f"<h3>Given up</h3><table>{lines}</table>")
     return "".join(parts)
 
 
 def _latest(pipeline: Mapping[str, Any]) -> str:
     latest, counts = pipeline["latest"], pipeline["captures"]
-    broken = counts.get("unreadable", 0)
+    broken, given_up = counts.get("unreadable", 0), counts.get("given_up", 0)
     tail = f", {broken} unreadable" if broken else ""
+    tail += f", {given_up} given up" if given_up else ""
     if latest is None:
         return f"<p>No capture yet{tail}.</p>"
     numbers = latest["numbers"]
@@ -168,6 +174,17 @@ def _row(pipeline: str, capture: Mapping[str, Any]) -> str:
         ),
         "" if capture["state"] == "stored" else escape(capture["state"]),
     ]
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _given_up(pipeline: str, capture: Mapping[str, Any]) -> str:
+    link = f"/pipelines/{escape(pipeline)}/captures/{int(capture['id'])}"
+    cells = (
+        _when(capture["found_s"]),
+        f"<a href='{link}'>{escape(capture['capture'])}</a>",
+        escape(capture.get("problem") or ""),
+        f"<form method='post' action='{link}/retry'><button>Try again</button></form>",
+    )
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 

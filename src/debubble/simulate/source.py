@@ -31,6 +31,7 @@ from debubble.simulate.program import NEVER_NS
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import I64, Intervals, PassKind, RankTimeline, Timeline, without
 from debubble.timeline.steps import only_steps
+from debubble.units import show_ranks
 
 # Closer than this, two runs have the same number of tokens.
 _SAME = 0.01
@@ -105,6 +106,14 @@ def measure_source(
         raise UsageError(
             "no step that can be planned with: no window, or no count of microbatches",
             hint="`debubble find` says why; capture whole steps of all ranks",
+        )
+    if figures.absent:
+        ranks_missed = (
+            f"{'rank' if len(figures.absent) == 1 else 'ranks'} {show_ranks(figures.absent)}"
+        )
+        raise UsageError(
+            f"a part of a pipeline cannot be planned with: no trace of {ranks_missed}",
+            hint="capture all ranks of the pipeline; `debubble find` says what is wrong with them",
         )
     ranks, steps = figures.ranks, [window.step for window in figures.windows]
     kept = only_steps(timeline, steps)

@@ -13,7 +13,7 @@ last, do not count there.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -46,6 +46,8 @@ _EVEN_WITHIN = 0.5
 _STANDS_OUT = 1.5
 # What a server's users feel: one batch in twenty takes longer.
 _TAIL_PERCENT = 95
+# A driver keeps to a number of batches in flight if so many of them enter with just that number.
+_STEADY = 0.6
 # An instant that is two things at once counts as the first of them.
 OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING = "optimizer", "reduction", "clipping", "data_loading"
 OTHER = "other"
@@ -143,6 +145,10 @@ class StreamFigures:
     """The mean over the span of those that entered the first stage and have no answer yet; where
     no answer is captured, of those that have not left the last stage."""
     most_in_flight: int
+    usual_in_flight: int
+    """When one has just entered, in the middle: what its driver allows."""
+    steady: bool
+    """Most batches entered with so many in flight."""
     batch_latency_ns: int | None
     """From the first stage's start to the last stage's end, in the middle."""
     batch_latency_p95_ns: int | None
@@ -152,13 +158,8 @@ class StreamFigures:
 
     @property
     def in_flight(self) -> float:
-        """How many batches the driver keeps in flight: a whole number where it keeps to one.
-
-        There are never more in flight than it allows, and between an answer and the next batch
-        there is one less: so the mean is below a constant number, by less than one.
-        """
-        steady = self.most_in_flight - self.batches_in_flight < 1
-        return self.most_in_flight if steady else self.batches_in_flight
+        """How many batches the driver keeps in flight: a whole number where it keeps to one."""
+        return self.usual_in_flight if self.steady else self.batches_in_flight
 
 
 def is_stream(timeline: Timeline, windows: tuple[Window, ...]) -> bool:
@@ -177,21 +178,21 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
     length = span[1] - span[0]
     whole = len(ranks) * length
     entered, left, gone = _ways(timeline, ranks)
-    latency = (left - entered)[(entered >= 0) & (left >= 0)]
-    through = int(((left >= span[0]) & (left <= span[1])).sum())
-    entered = np.where(entered >= 0, entered, 0).clip(*span)
-    gone = np.where(gone >= 0, gone, span[1]).clip(*span)
-    # Count up with each batch that enters and down with each that is gone, those first.
-    change = np.repeat([1, -1], [len(entered), len(gone)])
-    at_once = np.cumsum(change[np.lexsort((change, np.concatenate((entered, gone))))])
+    both = sorted(entered.keys() & left.keys())
+    latency = np.array([left[batch] - entered[batch] for batch in both], dtype=np.int64)
+    through = sum(span[0] <= moment <= span[1] for moment in left.values())
+    in_flight, lasts, enters = _count_in_flight(entered, gone, span)
+    at_entry = in_flight[enters] if enters.any() else in_flight[-1:]
     return StreamFigures(
         start_ns=span[0],
         end_ns=span[1],
         bubble_fraction=1 - sum(rank.occupied.inside(*span) for rank in ranks) / whole,
         useful_fraction=sum(rank.busy.inside(*span) for rank in ranks) / whole,
         apparent_fraction=sum(rank.apparent.inside(*span) for rank in ranks) / whole,
-        batches_in_flight=float((gone - entered).sum() / length),
-        most_in_flight=int(at_once.max(initial=0)),
+        batches_in_flight=float((in_flight * lasts).sum() / length),
+        most_in_flight=int(in_flight.max(initial=0)),
+        usual_in_flight=(usual := round(float(np.median(at_entry)))),
+        steady=bool((at_entry == usual).mean() > _STEADY),
         batch_latency_ns=round(float(np.median(latency))) if len(latency) else None,
         batch_latency_p95_ns=(
             round(float(np.percentile(latency, _TAIL_PERCENT))) if len(latency) else None
@@ -210,8 +211,10 @@ def common_span(ranks: tuple[RankTimeline, ...]) -> tuple[int, int] | None:
     return max(starts), min(ends)
 
 
-def _ways(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[I64, I64, I64]:
-    """Return when each batch entered, left the last stage and was gone; -1 where not captured.
+def _ways(
+    timeline: Timeline, ranks: tuple[RankTimeline, ...]
+) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
+    """Return when each batch entered, left the last stage and was gone, where that was captured.
 
     It is gone when the first rank has its answer; where nothing answers it, when it has left.
     """
@@ -219,10 +222,15 @@ def _ways(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[I64, I64
     passes = passes.where(
         np.isin(passes.rank, [rank.rank for rank in ranks]) & (passes.kind == PassKind.F)
     )
+    named = sorted(set(_batches(passes)))
+    number = {batch: row for row, batch in enumerate(named)}
     first = passes.where(passes.stage == passes.stage.min())
     last = passes.where(passes.stage == passes.stage.max())
-    entered = dict(zip(_batches(first), first.start_ns.tolist(), strict=True))
-    left = dict(zip(_batches(last), last.end_ns.tolist(), strict=True))
+    in_last = [number[batch] for batch in _batches(last)]
+    entered = dict(
+        zip((number[batch] for batch in _batches(first)), first.start_ns.tolist(), strict=True)
+    )
+    left = dict(zip(in_last, last.end_ns.tolist(), strict=True))
     # The answer to a batch is the last rank's send after it.
     transfers = timeline.transfers
     answers = transfers.where(
@@ -230,18 +238,49 @@ def _ways(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[I64, I64
     )
     row = np.searchsorted(last.start_ns, answers.send_start_ns, side="right") - 1
     known = row >= 0
-    answered = _batches(last.where(row[known]))
+    answered = [in_last[at] for at in row[known].tolist()]
     gone = dict(zip(answered, answers.receive_end_ns[known].tolist(), strict=True))
-    # What has no answer is still in flight, unless a later batch has one: then the rank that would
-    # know was not captured yet.
-    gone |= {batch: left[batch] for batch in left if not gone or batch < min(gone)}
-    gone |= {batch: entered[batch] for batch in entered if gone and batch < min(gone)}
-    batches = sorted({*entered, *left})
+    return entered, left, gone or left
 
-    def column(moments: dict[tuple[int, int], int]) -> I64:
-        return np.array([moments.get(batch, -1) for batch in batches], dtype=np.int64)
 
-    return column(entered), column(left), column(gone)
+def _count_in_flight(
+    entered: Mapping[int, int], gone: Mapping[int, int], span: tuple[int, int]
+) -> tuple[I64, I64, Flags]:
+    """Count what is in flight through a span: how many, for how long, and if one had just entered.
+
+    While none is gone yet, a driver may still be filling up: no such entry counts.
+
+    Batches keep their order. So those before the first that is seen to enter have entered, those
+    before the first that is seen to be gone are gone, and it does not matter where a capture began:
+
+        first rank   7  8  9  ...       nine had entered when batch 8 does,
+        last rank          5  6  ...    five were gone: four are in flight
+    """
+    begins = sorted((moment, 1, batch) for batch, moment in entered.items())
+    ends = sorted((moment, 0, batch) for batch, moment in gone.items())
+    inside, outside = min(entered, default=0), min(gone, default=0)
+    at, counts, lengths, enters = span[0], [], [], []
+    just_entered = any_gone = False
+    for moment, kind, batch in sorted([*begins, *ends]):
+        if moment > span[1]:
+            break
+        if moment > span[0]:
+            counts.append(inside - outside)
+            lengths.append(moment - at)
+            enters.append(just_entered)
+            at = moment
+        inside = batch + 1 if kind else inside
+        outside = outside if kind else batch + 1
+        any_gone |= not kind
+        just_entered = bool(kind) and moment >= span[0] and any_gone
+    counts.append(inside - outside)
+    lengths.append(span[1] - at)
+    enters.append(just_entered)
+    return (
+        np.maximum(np.array(counts, dtype=np.int64), 0),
+        np.array(lengths, dtype=np.int64),
+        np.array(enters, dtype=bool),
+    )
 
 
 def _batches(passes: Passes) -> Iterator[tuple[int, int]]:
@@ -347,8 +386,8 @@ def measure_outside(ranks: Sequence[RankTimeline], windows: Sequence[Window]) ->
         if after.step != before.step + 1 or after.start_ns <= before.end_ns:
             continue
         cuts = [_cut(rank, before.end_ns, after.start_ns) for rank in ranks]
-        for name in cuts[0]:
-            lengths.setdefault(name, []).append(fmean(cut[name] for cut in cuts))
+        for name in dict.fromkeys(name for cut in cuts for name in cut):
+            lengths.setdefault(name, []).append(fmean(cut.get(name, 0) for cut in cuts))
     return {name: round(median(all_of)) for name, all_of in lengths.items() if any(all_of)}
 
 
@@ -357,7 +396,8 @@ def _cut(rank: RankTimeline, begin: int, end: int) -> dict[str, int]:
     covered = 0
     parts = {}
     starts, ends = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    for name in (OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING):
+    known = (OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING)
+    for name in dict.fromkeys((*known, *(kind for kind, _ in rank.outside))):
         for kind, intervals in rank.outside:
             if kind == name:
                 starts = np.concatenate((starts, intervals.start_ns))

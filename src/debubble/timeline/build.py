@@ -23,7 +23,7 @@ from debubble.timeline.chain import (
     name_peers,
     pipeline_groups,
 )
-from debubble.timeline.clock import align, contradict, find_mixed, shift_transfers
+from debubble.timeline.clock import align, contradict, find_mixed, name_wrong, shift_transfers
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.job import tell_memory
 from debubble.timeline.lines import line_of, passes_of, stage_passes_of, without_bystanders
@@ -82,9 +82,22 @@ class NoPipelineHere:
 
 def build_run(run: Run) -> Timeline:
     """Build the timeline of whatever was read: traces of ranks, or an op table."""
+    foreign = [trace for trace in run.ranks if _is_foreign(trace)]
+    if foreign:
+        raise NoPipeline(
+            "no pipeline can be told: what these devices did is not read",
+            hint="CUDA and ROCm devices are read; a table of operations is read of any device",
+            file=foreign[0].file,
+        )
     if run.ranks or not run.tables:
         return tell_memory(build_timeline(run.ranks), run.sidecars)
     return build_from_table(run.tables[0])
+
+
+def _is_foreign(trace: RankTrace) -> bool:
+    """Tell a trace of a device that is not read: CPU operators are not what it was busy with."""
+    unread = {Code.FOREIGN_DEVICE, Code.NOT_UNDERSTOOD}
+    return not len(trace.kernels) and any(gap.code in unread for gap in trace.gaps)
 
 
 def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
@@ -125,6 +138,7 @@ def build_part(
     mixed = [find_mixed(ranks, chain, transfers, across) for chain in chains]
     gaps += [gap for gap in mixed if gap]
     clocks = align(transfers, posted)
+    gaps += [] if any(mixed) else name_wrong(clocks)
 
     # Passes. Labels, else what the host launched between messages → the pass of all work.
     assigned: list[dict[int, Assignment]] = []

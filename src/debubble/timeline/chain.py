@@ -113,9 +113,17 @@ def choose_groups(
 
 
 def _unnamed(trace: RankTrace) -> Flags:
+    """Tell messages whose peer is counted in a group that is not named.
+
+    Where kernels carry those of a named one, such a message without a kernel goes the host's way:
+    a plan, a sampled token. It is no message of the pipeline.
+    """
     operators = trace.operators
     messages = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
-    return messages & (operators.peer < 0) & (operators.local_peer >= 0)
+    unnamed: Flags = messages & (operators.peer < 0) & (operators.local_peer >= 0)
+    if (messages & (operators.peer >= 0) & (operators.kernel >= 0)).any():
+        unnamed &= operators.kernel >= 0
+    return unnamed
 
 
 def _agrees(group: Group, rank: int, edges: Mapping[int, Edges]) -> bool:
@@ -230,8 +238,9 @@ def _first_of_ring(ring: tuple[int, ...], messages: Mapping[int, Messages]) -> i
     """
 
     def weight(rank: int) -> tuple[float, bool, int]:
-        posts = messages.get(rank)
-        sends_first = posts is not None and bool(posts.is_send[_first(posts, posts.peer >= 0)])
+        posts, sends_first = messages.get(rank), False
+        if posts is not None and (posts.peer >= 0).any():
+            sends_first = bool(posts.is_send[_first(posts, posts.peer >= 0)])
         return _arriving_bytes(rank, messages), not sends_first, rank
 
     return min(ring, key=weight)

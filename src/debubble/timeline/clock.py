@@ -37,7 +37,7 @@ from debubble.errors import Code, Gap
 from debubble.timeline.chain import Chain
 from debubble.timeline.model import F64, I32, I64, Flags, Transfers, rows_by_hop
 from debubble.timeline.steps import RankRecord, numbered
-from debubble.units import show_ranks
+from debubble.units import show_duration, show_ranks
 
 # Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.
 _ENDS_AGREE_NS = 300_000
@@ -56,6 +56,9 @@ _UNBOUNDED = float("inf")
 _DRIFT, _STAMPS_NS = 1e-4, 1_000_000
 _FEWEST_STEPS = 2
 
+# A clock may be wrong by hours; by a day, it is the trace that states a wrong time.
+_FAR_NS = 86_400_000_000_000
+
 Ends = tuple[int, int]
 """The rank that sends, and the one that receives."""
 
@@ -69,17 +72,61 @@ class Clocks:
 
 
 def align(transfers: Transfers, ranks: Iterable[int]) -> Clocks:
-    """Lay all ranks on the clock of the first."""
+    """Lay all ranks on the clock of the first.
+
+    Clocks that are far apart are first laid together by their first messages: doubles hold no
+    nanoseconds of years.
+    """
     names = sorted(ranks)
-    hops, scale = _by_ends(transfers), _ns_per_byte(transfers)
+    apart = _far_apart(transfers, names)
+    near = shift_transfers(transfers, Clocks(offset_ns=apart, uncertainty_ns=0))
+    hops, scale = _by_ends(near), _ns_per_byte(near)
     as_stamped = dict.fromkeys(names, 0)
-    widths = _believable_widths(hops, scale, names)
+    widths = None if any(apart.values()) else _believable_widths(hops, scale, names)
     if widths is not None:
         return Clocks(offset_ns=as_stamped, uncertainty_ns=max(widths, default=0) // 2)
     fitted = _fit(hops, scale, names)
-    if _contradictions(transfers, fitted.offset_ns) > _contradictions(transfers, as_stamped):
-        return replace(fitted, offset_ns=as_stamped)
-    return fitted
+    if _contradictions(near, fitted.offset_ns) > _contradictions(near, as_stamped):
+        fitted = replace(fitted, offset_ns=as_stamped)
+    offset_ns = {rank: offset + apart[rank] for rank, offset in fitted.offset_ns.items()}
+    return replace(fitted, offset_ns=offset_ns)
+
+
+def _far_apart(transfers: Transfers, names: Sequence[int]) -> dict[int, int]:
+    """Return what lays each rank's first message with the first rank's; nothing where it is near.
+
+    A rank's messages begin within minutes of those of the others.
+    """
+    first: dict[int, int] = {}
+    for ranks, start_ns in (
+        (transfers.source, transfers.send_start_ns),
+        (transfers.destination, transfers.receive_start_ns),
+    ):
+        for rank in np.unique(ranks).tolist():
+            began = int(start_ns[ranks == rank].min())
+            first[rank] = min(first.get(rank, began), began)
+    origin = next((first[rank] for rank in names if rank in first), 0)
+    ahead = {rank: first.get(rank, origin) - origin for rank in names}
+    far = any(abs(shift) > _FAR_NS for shift in ahead.values())
+    return {rank: -shift if far else 0 for rank, shift in ahead.items()}
+
+
+def name_wrong(clocks: Clocks) -> list[Gap]:
+    """Name each rank whose clock is off by more than clocks are, against the middle of all."""
+    offsets = clocks.offset_ns
+    middle = sorted(offsets.values())[len(offsets) // 2] if offsets else 0
+    return [
+        Gap(
+            code=Code.CLOCK_OFF,
+            message=f"its clock is {show_duration(abs(offset - middle))} "
+            f"{'behind' if offset > middle else 'ahead of'} the others'; its messages lay it "
+            f"with theirs, give or take {show_duration(clocks.uncertainty_ns)}",
+            hint="set the clocks of the hosts by NTP; a trace may also state a wrong base time",
+            rank=rank,
+        )
+        for rank, offset in offsets.items()
+        if abs(offset - middle) > _FAR_NS
+    ]
 
 
 def shift_transfers(transfers: Transfers, clocks: Clocks) -> Transfers:

@@ -24,10 +24,14 @@ from debubble.timeline.bubble import (
 from debubble.timeline.model import Intervals, Passes, PassKind, RankTimeline, Timeline
 from debubble.timeline.steps import SkippedStep, choose_steps, only_steps
 from debubble.timeline.transfers import HopFigures, measure_hops
-from debubble.units import counted, show_count
+from debubble.units import counted, show_count, show_ranks
 
 PassName = tuple[int, str, int]
 """Stage, kind and microbatch of a pass."""
+
+# A step may begin while the one before it ends, by a fifth of it (`bubble.py`); and the middle of
+# few steps is not that of their distances.
+_LONGEST_OF_STEP = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +224,8 @@ class StageFigures:
     median_ns: int
     mad_ns: int
     count: int
+    busy_ns: int
+    """Of the median, what was computed: neither collectives inside passes nor gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,10 +301,12 @@ def measure_pipeline(
     inside = () if streams else asked
     measured = (stream,) if stream else inside
     named = not streams and one_run
+    # Timers without messages do not show what a device spins in while it waits for them.
+    sees_all = not ranks[0].timers or len(timeline.transfers) > 0
     stated = None
     if statement is not None and named:
         stated = hold_against(statement, timeline, pipeline, microbatches, streams=streams)
-    return PipelineFigures(
+    figures = PipelineFigures(
         pipeline=pipeline,
         ranks=ranks,
         kind=scope.kind,
@@ -313,11 +321,11 @@ def measure_pipeline(
         else _whole([w.length_ns for w in inside]),
         step_time_ns=_step_time(all_windows, captured),
         useful_fraction=_middle([w.useful_fraction for w in measured]),
-        apparent_fraction=_middle([w.apparent_fraction for w in measured]),
-        shares=tuple(_shares(rank, measured) for rank in ranks),
+        apparent_fraction=_middle([w.apparent_fraction for w in measured]) if sees_all else None,
+        shares=tuple(_shares(rank, measured, sees_all=sees_all) for rank in ranks),
         longest_stage_bubble=_middle([w.longest_stage_bubble for w in inside]),
         bubble_over_ideal=_middle([w.bubble_over_ideal for w in inside]),
-        stages=_stages(timeline, ranks),
+        stages=measure_stages(timeline, ranks),
         hops=measure_hops(timeline, ranks) if one_run else (),
         shape=measure_shape(timeline, inside, pipeline) if inside else None,
         outside_ns=measure_outside(ranks, () if streams else all_windows),
@@ -329,6 +337,54 @@ def measure_pipeline(
         left_out=scope.left_out,
         cut=scope.cut,
         one_run=one_run,
+    )
+    return _without_contradictions(figures)
+
+
+def _without_contradictions(figures: PipelineFigures) -> PipelineFigures:
+    """Say nothing at all rather than what cannot be: shares beyond all, times below nothing."""
+    shares = (figures.bubble_fraction, figures.useful_fraction, figures.apparent_fraction)
+    times = (figures.batch_latency_ns, figures.step_time_ns)
+    latency, step_time, stream = figures.batch_latency_ns, figures.step_time_ns, figures.stream
+    wrong = [
+        words
+        for words, is_wrong in (
+            ("a share below 0 or above 1", any(not 0 <= s <= 1 for s in shares if s is not None)),
+            ("a time below 0", any(t <= 0 for t in times if t is not None)),
+            (
+                "a batch longer than its step",
+                stream is None
+                and latency is not None
+                and step_time is not None
+                and latency > _LONGEST_OF_STEP * step_time,
+            ),
+            ("fewer than no batches in flight", stream is not None and stream.in_flight < 0),
+        )
+        if is_wrong
+    ]
+    if not wrong:
+        return figures
+    contradiction = Gap(
+        code=Code.IMPOSSIBLE,
+        message=f"nothing can be told of ranks {show_ranks([r.rank for r in figures.ranks])}: "
+        f"their times come to {' and '.join(wrong)}",
+        hint="a trace is damaged, or of another run; record them again",
+    )
+    return replace(
+        figures,
+        windows=(),
+        stream=None,
+        bubble_fraction=None,
+        batch_latency_ns=None,
+        step_time_ns=None,
+        useful_fraction=None,
+        apparent_fraction=None,
+        longest_stage_bubble=None,
+        bubble_over_ideal=None,
+        shape=None,
+        outside_ns={},
+        shares=tuple(_shares(rank, (), sees_all=False) for rank in figures.ranks),
+        gaps=(*figures.gaps, contradiction),
     )
 
 
@@ -440,7 +496,8 @@ def _why_nothing(scope: _Scope) -> Gap:
     )
 
 
-def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageFigures, ...]:
+def measure_stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageFigures, ...]:
+    """Return what each kind of pass takes on each stage of a pipeline."""
     passes = timeline.passes
     figures = []
     for rank in ranks:
@@ -458,12 +515,15 @@ def _stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[StageF
                             median_ns=round(middle),
                             mad_ns=round(float(np.median(np.abs(lengths - middle)))),
                             count=len(lengths),
+                            busy_ns=round(float(np.median(passes.busy_ns[mine]))),
                         )
                     )
     return tuple(sorted(figures, key=lambda figure: (figure.stage, figure.kind)))
 
 
-def _shares(rank: RankTimeline, windows: Sequence[Window | StreamFigures]) -> RankShares:
+def _shares(
+    rank: RankTimeline, windows: Sequence[Window | StreamFigures], *, sees_all: bool
+) -> RankShares:
     spans = [(window.start_ns, window.end_ns) for window in windows]
     busy = rank.busy
     own = [(int(busy.start_ns[0]), int(busy.end_ns[-1]))] if len(busy.start_ns) else []
@@ -475,7 +535,7 @@ def _shares(rank: RankTimeline, windows: Sequence[Window | StreamFigures]) -> Ra
     return RankShares(
         rank=rank.rank,
         useful_fraction=share(busy),
-        apparent_fraction=share(rank.apparent),
+        apparent_fraction=share(rank.apparent) if sees_all else None,
         bubble_fraction=None if occupied is None else 1 - occupied,
         busy_fraction=share(busy, [span for span in own if span[1] > span[0]]),
     )

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import NoPipeline
+from debubble.timeline.bubble import CLIPPING, DATA_LOADING, OPTIMIZER, REDUCTION
 from debubble.timeline.model import (
     I32,
     I64,
     NEVER_WAITED_NS,
     UNKNOWN,
+    CollectiveKind,
     Flags,
+    Intervals,
+    MemoryFigures,
     Passes,
     PassKind,
+    RankCollectives,
     RankTimeline,
     Timeline,
     union_of,
 )
 from debubble.timeline.transfers import RankMessages, match_transfers
 from debubble.timeline.work import Messages
+from debubble.trace.columns import Group
 from debubble.trace.optable import Op, OpTable
 
 _KINDS = {
@@ -33,6 +40,21 @@ _KINDS = {
 # Which way a message goes, counted in stages.
 _SENDS = {Op.FORWARD_SEND: 1, Op.BACKWARD_SEND: -1}
 _RECEIVES = {Op.FORWARD_RECEIVE: -1, Op.BACKWARD_RECEIVE: 1}
+# What rows besides passes and messages are, by their names; else their own name tells.
+_OUTSIDE = (
+    (CLIPPING, re.compile(r"clip", re.IGNORECASE)),
+    (OPTIMIZER, re.compile(r"optim", re.IGNORECASE)),
+    (DATA_LOADING, re.compile(r"data.?load|(?:get|next).?batch|batch.?generator", re.IGNORECASE)),
+)
+# Reductions that share a stage's weights, or join its first and last, do not join replicas.
+_INSIDE_A_REPLICA = re.compile(r"norm|embed|tensor|expert|context|tp\b|cp\b|ep\b", re.IGNORECASE)
+_REDUCES = (
+    (CollectiveKind.REDUCE_SCATTER, re.compile(r"reduce.?scatter", re.IGNORECASE)),
+    (CollectiveKind.ALL_REDUCE, re.compile(r"all.?reduce", re.IGNORECASE)),
+)
+# Timers of a rank that waits for its messages lie beside its passes for no more of them than this.
+_BESIDE = 0.01
+_COUNTED_FROM = (0, 1)
 # First steps of production jobs took two to four times as long as the others.
 _FIRST_STEP = 1.5
 
@@ -52,7 +74,7 @@ def build_from_table(table: OpTable) -> Timeline:
         rank = (table.pipeline * stages + table.stage).astype(np.int32)
     start = table.start_ns + _lift(table)
     end = start + table.duration_ns
-    transfers, _ = match_transfers(_posts(table, rank, start, end))
+    transfers, _ = match_transfers(_posts(table, rank, start, end, is_pass))
     return Timeline(
         ranks=_lines(table, rank, start, end, is_pass),
         passes=_passes(table, rank, start, end, is_pass),
@@ -67,12 +89,13 @@ def _set_up(table: OpTable, start: I64, end: I64, kept: Flags) -> tuple[tuple[in
 
     Timers show no set-up. But jobs count their steps, and the first of all never is without.
     """
-    if table.step[kept].min() != 0:
+    first = int(table.step[kept].min())
+    if first not in _COUNTED_FROM:
         return ()
     begin, reach, _ = _spans_of_steps(table.step[kept], start[kept], end[kept])
     lengths = reach - begin
     slow = lengths[0] > _FIRST_STEP * np.median(lengths)
-    return ((0, "it is the job's first and took much longer"),) if slow else ()
+    return ((first, "it is the job's first and took much longer"),) if slow else ()
 
 
 def _lift(table: OpTable) -> I64:
@@ -85,7 +108,7 @@ def _lift(table: OpTable) -> I64:
     if (begin[1:] >= reach[:-1]).all():
         return np.zeros(len(table), dtype=np.int64)
     lengths = reach - begin
-    return (np.concatenate(([0], np.cumsum(lengths + 1)[:-1])) - begin)[row]
+    return (np.concatenate(([0], np.cumsum(lengths)[:-1])) - begin)[row]
 
 
 def _spans_of_steps(step: NDArray[np.integer[Any]], start: I64, end: I64) -> tuple[I64, I64, I64]:
@@ -121,30 +144,137 @@ def _lines(
 ) -> tuple[RankTimeline, ...]:
     lines = []
     set_up = _set_up(table, start, end, is_pass)
+    besides = ~is_pass & ~np.isin(table.op, (*_SENDS, *_RECEIVES))
+    members, replicas = _places(table, rank, is_pass)
     for name in np.unique(rank[is_pass]).tolist():
         mine = rank == name
         first = int(np.flatnonzero(mine)[0])
         stages = tuple(np.unique(table.stage[mine & is_pass]).tolist())
         busy = union_of(start[mine & is_pass], end[mine & is_pass])
         moves = mine & np.isin(table.op, (*_SENDS, *_RECEIVES))
+        pipeline = int(table.pipeline[first])
         lines.append(
             RankTimeline(
                 rank=name,
-                pipeline=int(table.pipeline[first]),
+                pipeline=pipeline,
                 position=stages[0],
                 stages=stages,
                 busy=busy,
                 occupied=busy,
                 apparent=union_of(start[moves | (mine & is_pass)], end[moves | (mine & is_pass)]),
                 clock_offset_ns=0,
+                memory=_memory(table.memory_bytes[mine]),
+                members=members[pipeline],
+                outside=_outside(table, mine & besides, start, end),
+                collectives=_reductions(table, mine, start, end, replicas[stages]),
+                timers=True,
                 set_up=set_up,
+                file=table.file,
             )
         )
     return tuple(sorted(lines, key=lambda line: (line.pipeline, line.position)))
 
 
-def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, RankMessages]:
-    """Return each rank's messages; a peer is the rank of the neighbouring stage."""
+def _memory(noted: I64) -> MemoryFigures | None:
+    """Return the most that a rank's device held; how it grows nobody noted."""
+    peak = int(noted.max(initial=UNKNOWN))
+    if peak < 0:
+        return None
+    return MemoryFigures(
+        peak_bytes=peak,
+        peak_reserved_bytes=None,
+        static_bytes=None,
+        per_microbatch_bytes=None,
+        transient_bytes=None,
+        most_in_flight=0,
+        limit_bytes=None,
+    )
+
+
+def _places(
+    table: OpTable, rank: I32, is_pass: Flags
+) -> tuple[dict[int, tuple[int, ...]], dict[tuple[int, ...], tuple[int, ...]]]:
+    """Return each pipeline's ranks, first to last, and the ranks that hold the same stages."""
+    held: dict[int, tuple[int, tuple[int, ...]]] = {}
+    for name in np.unique(rank[is_pass]).tolist():
+        mine = is_pass & (rank == name)
+        held[name] = int(table.pipeline[mine][0]), tuple(np.unique(table.stage[mine]).tolist())
+    members: dict[int, list[int]] = {}
+    replicas: dict[tuple[int, ...], list[int]] = {}
+    for name, (pipeline, stages) in sorted(held.items(), key=lambda one: one[1][1]):
+        members.setdefault(pipeline, []).append(name)
+        replicas.setdefault(stages, []).append(name)
+    return (
+        {pipeline: tuple(ranks) for pipeline, ranks in members.items()},
+        {stages: tuple(sorted(ranks)) for stages, ranks in replicas.items()},
+    )
+
+
+def _outside(
+    table: OpTable, mine: Flags, start: I64, end: I64
+) -> tuple[tuple[str, Intervals], ...]:
+    """Name what a rank does besides its passes and messages."""
+    found: dict[str, list[I64]] = {}
+    for number in np.unique(table.name[mine]).tolist():
+        rows = np.flatnonzero(mine & (table.name == number))
+        name = table.names[number]
+        if table.op[rows[0]] == Op.COLLECTIVE:
+            kind = REDUCTION
+        else:
+            own = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+            kind = next((kind for kind, pattern in _OUTSIDE if pattern.search(name)), own)
+        found.setdefault(kind, []).append(rows)
+    joined = {kind: np.concatenate(parts) for kind, parts in found.items()}
+    return tuple((kind, union_of(start[rows], end[rows])) for kind, rows in joined.items())
+
+
+def _reductions(
+    table: OpTable, mine: Flags, start: I64, end: I64, replicas: tuple[int, ...]
+) -> RankCollectives | None:
+    """Return a rank's reductions with the same stages of other replicas; None where it has none.
+
+    Each is taken to begin when the rank had done all it does by itself: timers of production jobs
+    begin late, and what a rank waits before its first reduction is a wait for other replicas.
+    """
+    kind_of = {
+        number: next((kind for kind, pattern in _REDUCES if pattern.search(name)), None)
+        for number, name in enumerate(table.names)
+        if not _INSIDE_A_REPLICA.search(name)
+    }
+    reduces = [number for number, kind in kind_of.items() if kind is not None]
+    joins = (table.op == Op.COLLECTIVE) & np.isin(table.name, reduces)
+    rows = np.flatnonzero(mine & joins)
+    if len(replicas) < 2 or not len(rows):
+        return None
+    others = np.flatnonzero(mine & (joins | (table.op != Op.COLLECTIVE)))
+    begins = start[rows].copy()
+    for at, row in enumerate(rows.tolist()):
+        before = others[(table.step[others] == table.step[row]) & (end[others] <= start[row])]
+        begins[at] = end[before].max() if len(before) else start[row]
+    kinds = [int(kind_of[number] or 0) for number in table.name[rows].tolist()]
+    return RankCollectives(
+        groups=(Group(name="data parallel", description="dp", ranks=replicas),),
+        group=np.zeros(len(rows), dtype=np.int32),
+        kind=np.array(kinds, dtype=np.uint8),
+        step=table.step[rows].astype(np.int32),
+        ready_ns=begins,
+        start_ns=begins,
+        end_ns=end[rows],
+        exposed_ns=end[rows] - begins,
+        blocks=np.ones(len(rows), dtype=bool),
+        in_forward=np.zeros(len(rows), dtype=bool),
+        message_bytes=np.maximum(table.message_bytes[rows], 0),
+    )
+
+
+def _posts(
+    table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags
+) -> dict[int, RankMessages]:
+    """Return each rank's messages; a peer is the rank of the neighbouring stage.
+
+    A rank that never computes while it sends waits for its messages, as Megatron and torch's 1F1B
+    do: what it computes next is held up by them.
+    """
     stages = zip(table.pipeline.tolist(), table.stage.tolist(), strict=True)
     home = dict(zip(stages, rank.tolist(), strict=True))
     ways = {**_SENDS, **_RECEIVES}
@@ -158,21 +288,48 @@ def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, RankMes
             )
             for row in rows.tolist()
         ]
+        is_send = np.isin(table.op[rows], tuple(_SENDS))
+        computes = union_of(start[(rank == name) & is_pass], end[(rank == name) & is_pass])
+        beside = sum(computes.inside(int(start[row]), int(end[row])) for row in rows[is_send])
+        waits = beside < _BESIDE * int((end - start)[rows[is_send]].sum())
         messages = Messages(
             issued_ns=start[rows],
             peer=np.array(peers, dtype=np.int32),
-            is_send=np.isin(table.op[rows], tuple(_SENDS)),
+            is_send=is_send,
             start_ns=start[rows],
             end_ns=end[rows],
             message_bytes=table.message_bytes[rows],
             fused=_fused(start[rows], end[rows]),
-            queue=np.full(len(rows), -1, dtype=np.int32),
+            queue=_queues(start[rows], end[rows], np.array(peers), is_send),
             tag=np.full(len(rows), UNKNOWN, dtype=np.int32),
             timed=np.ones(len(rows), dtype=bool),
-            waited_ns=np.full(len(rows), NEVER_WAITED_NS),
+            waited_ns=start[rows] if waits else np.full(len(rows), NEVER_WAITED_NS),
         )
         posts[name] = RankMessages(messages=messages, step=table.step[rows].astype(np.int32))
     return posts
+
+
+def _queues(start: I64, end: I64, peer: NDArray[np.integer[Any]], is_send: Flags) -> I32:
+    """Tell which messages of a rank stand behind each other: those that never overlap.
+
+    All of them, else those to one peer or from it; -1 where even these do.
+    """
+
+    def in_turn(rows: I64) -> bool:
+        """Rows are sorted by start; both sides of an exchange share their interval."""
+        apart = (np.diff(start[rows]) != 0) | (np.diff(end[rows]) != 0)
+        late = np.maximum.accumulate(end[rows])[:-1] - start[rows][1:]
+        return bool((late[apart] <= 0).all())
+
+    every = np.arange(len(start))
+    if len(every) and in_turn(every):
+        return np.zeros(len(start), dtype=np.int32)
+    queue = np.full(len(start), -1, dtype=np.int32)
+    for number in np.unique(2 * peer + is_send).tolist():
+        rows = np.flatnonzero(2 * peer + is_send == number)
+        if number >= 0 and in_turn(rows):
+            queue[rows] = number
+    return queue
 
 
 def _fused(start: I64, end: I64) -> Flags:

@@ -186,8 +186,9 @@ def _exposed(rank: RankRecord, in_pass: Flags, data: Flags, busy: Intervals) -> 
 
 def _device_of(trace: RankTrace) -> dict[str, Any]:
     """Return what is known of the device that most kernels ran on."""
-    devices = trace.kernels.device[trace.kernels.device >= 0]
-    number = int(np.bincount(devices).argmax()) if len(devices) else UNKNOWN
+    devices, counts = np.unique(trace.kernels.device, return_counts=True)
+    counts[devices < 0] = 0
+    number = int(devices[counts.argmax()]) if counts.any() else UNKNOWN
     known = next((device for device in trace.header.devices if device.index == number), None)
     return {
         "device": (trace.header.host, number),

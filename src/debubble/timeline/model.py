@@ -453,6 +453,8 @@ class RankTimeline:
     """What it does besides its passes: optimizer, reductions, data loading."""
     collectives: RankCollectives | None = None
     """What it reduces and gathers with others, where it does."""
+    timers: bool = False
+    """Known by its job's own timers, pass by pass: of kernels and hosts they show nothing."""
     set_up: tuple[tuple[int, str], ...] = ()
     """Steps in which it was still setting up, with what was seen."""
     unfinished: tuple[int, ...] = ()

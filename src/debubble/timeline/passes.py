@@ -201,6 +201,8 @@ def assign_by_structure(work: Work, work_step: I32, posts: Posts, beside: Neighb
 
 def _cut(work: Work, work_step: I32, posts: Posts) -> list[_Piece]:
     """Cut the work of a rank where a message, a wait, another thread or another step comes."""
+    if not len(work):
+        return []
     posted = np.searchsorted(posts.messages.issued_ns, work.issued_ns)
     changes = (
         (np.diff(posted, prepend=-1) != 0)
@@ -209,7 +211,7 @@ def _cut(work: Work, work_step: I32, posts: Posts) -> list[_Piece]:
         | (np.diff(work_step, prepend=-2) != 0)
     )
     first = np.flatnonzero(changes)
-    columns = (first, np.append(first[1:], len(work)), posted[first])
+    columns = (first, np.append(first, len(work))[1:], posted[first])
     return [
         _Piece(first=begin, end=end, posted=before, backward=backward, step=step)
         for begin, end, before, backward, step in zip(

@@ -31,10 +31,9 @@ from debubble.timeline.work import (
     names_like,
     tell_waits,
 )
-from debubble.trace.columns import MemoryDevice, RankTrace
+from debubble.trace.columns import STEP, MemoryDevice, RankTrace
 from debubble.units import show_ranks
 
-_STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 # NCCL's own ranges, torch's calls, RCCL's: a communicator is made at its first use.
 _COMMUNICATORS = re.compile(
     r"(?:n|r)cclComm(?:Init|Split)|initNCCLComm|init_process_group|new_group|eager_connect"
@@ -83,7 +82,7 @@ def whole_run() -> Steps:
 def find_steps(trace: RankTrace) -> Steps:
     """Read the profiler's own marks; none of them: no steps."""
     numbers = np.array(
-        [int(found[1]) if (found := _STEP.match(name)) else UNKNOWN for name in trace.names] or [-1]
+        [int(found[1]) if (found := STEP.match(name)) else UNKNOWN for name in trace.names] or [-1]
     )
     annotations = trace.annotations
     number = numbers[annotations.name]

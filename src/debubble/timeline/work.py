@@ -184,7 +184,10 @@ def find_carried_out(trace: RankTrace) -> tuple[Flags, I64]:
 def find_messages(trace: RankTrace) -> Messages:
     """List sends and receives with the time they took on the device, or on the wire of gloo."""
     operators, kernels = trace.operators, trace.kernels
-    rows = np.flatnonzero(np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE)))
+    posts = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+    if (posts & (operators.peer >= 0) & (operators.kernel >= 0)).any():
+        posts &= (operators.peer >= 0) | (operators.kernel >= 0)  # the others go the host's way
+    rows = np.flatnonzero(posts)
     kernel = operators.kernel[rows]
     start, end = operators.start_ns[rows].copy(), ends_of_posts(trace, rows)
     carried = kernel >= 0

@@ -2,7 +2,8 @@
 
 A folder may hold many captures: torchtitan's `iteration_N/`, TensorBoard's stamps, a serving engine
 started again. Files belong together when their paths differ in rank and stamp only; a rank that
-comes a second time begins the next capture.
+comes a second time begins the next capture. Where no name says so, files do: each names its rank
+and the same world inside.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> TraceFile:
     opening = scan_opening(prefix)
     is_json = _is_json(prefix, opening)
     why_not = TraceError(
-        f"is neither {' nor '.join(known.a_file for known in FORMATS.values())}",
+        f"is neither {' nor '.join(known.a_file for known in FORMATS.values() if known.a_file)}",
         hint=GIVE_TRACES,
         file=file,
     )
@@ -138,7 +139,7 @@ def group_captures(files: Sequence[TraceFile], *, named: bool = False) -> tuple[
     for file in files:
         families[_family(file.named)].append(file)
     gatherings = [part for name, family in families.items() for part in _split(name, family)]
-    merged = _merge_nodes(gatherings)
+    merged = _merge_nodes(_join_singles(gatherings))
     shared = _shared_parts([gathering.name for gathering in merged])
     return tuple(sorted((_finish(gathering, shared) for gathering in merged), key=_age))
 
@@ -202,6 +203,40 @@ def _stamp(file: str) -> float:
     whole, _, fraction = found[-1].partition(".")
     seconds = float(f"{whole[:10]}.{whole[10:] or 0}")
     return seconds + (float(f"0.{fraction}") if fraction else 0.0)
+
+
+def _join_singles(gatherings: list[_Gathering]) -> list[_Gathering]:
+    """Join files that stand alone by their names, and name their rank and world inside.
+
+    First those whose paths differ in the number of their rank, `gpu3.json` or `worker3/t.json`;
+    then those of one folder, whatever they are called. The n-th file of each rank is of the n-th
+    capture.
+    """
+    for same in (_without_own_rank, lambda file: file.named.rpartition("/")[0]):
+        joined: dict[tuple[str, int, int], _Gathering] = {}
+        seen: defaultdict[tuple[str, int, int], int] = defaultdict(int)
+        rest = []
+        for part in sorted(gatherings, key=lambda part: _natural(part.files[0].named)):
+            file = part.files[0]
+            if len(part.files) > 1 or file.rank is None or (file.world_size or 0) < 2:
+                rest.append(part)
+                continue
+            place = same(file), file.world_size or 0
+            number = seen[*place, file.rank]
+            seen[*place, file.rank] += 1
+            whole = joined.setdefault((*place, number), part)
+            if whole is not part:
+                whole.join(part)
+                whole.name = re.sub(r"[-_.]{2,}", "-", place[0]).rstrip("-_.")
+        gatherings = [*rest, *joined.values()]
+    return gatherings
+
+
+def _without_own_rank(file: TraceFile) -> str:
+    """Return the path without the last number in it that is the rank its file names."""
+    parts = _DIGITS.split(_family(file.named))
+    own = [at for at, part in enumerate(parts) if part.isdigit() and int(part) == file.rank]
+    return "".join(part for at, part in enumerate(parts) if at != max(own, default=-1))
 
 
 def _merge_nodes(gatherings: list[_Gathering]) -> list[_Gathering]:
@@ -271,8 +306,10 @@ def _shared_start(split: Sequence[Sequence[str]]) -> int:
 
 def _age(capture: Capture) -> tuple[float, list[tuple[bool, int, str]]]:
     """Order by stamp, then by the numbers in the name: `iteration_9` before `iteration_10`."""
-    natural = [
-        (part.isdigit(), int(part) if part.isdigit() else 0, part)
-        for part in _DIGITS.split(capture.name)
+    return capture.stamp, _natural(capture.name)
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    return [
+        (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _DIGITS.split(name)
     ]
-    return capture.stamp, natural

@@ -7,14 +7,15 @@ Nothing here knows of pipelines. A row of a table is an index into its arrays; `
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.errors import Gap
+from debubble.errors import Code, Gap
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -287,7 +288,7 @@ def fit_int32(values: NDArray[np.generic]) -> I32:
 
 
 _COMMUNICATION_PREFIX = "c10d::"
-_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +334,9 @@ def summarise(trace: RankTrace) -> RankSummary:
         communication_kernels=int(trace.kernels.communication.sum()),
         unjoined_kernels=int((trace.kernels.launch < 0).sum()),
         span_ns=span_ns,
-        busy_fraction=int((ends - starts).sum()) / span_ns if span_ns else None,
+        busy_fraction=None
+        if device_unread(trace) or not span_ns
+        else int((ends - starts).sum()) / span_ns,
         sends=len(sent),
         receives=int((operators.operation == Operation.RECEIVE).sum()),
         collectives=int((operators.operation == Operation.COLLECTIVE).sum()),
@@ -343,10 +346,16 @@ def summarise(trace: RankTrace) -> RankSummary:
     )
 
 
+def device_unread(trace: RankTrace) -> bool:
+    """Tell a trace whose device is known to have worked, and of whose work nothing was read."""
+    unread = {Code.FOREIGN_DEVICE, Code.NO_KERNELS, Code.NOT_UNDERSTOOD}
+    return any(gap.code in unread for gap in trace.gaps)
+
+
 def steps_of(trace: RankTrace) -> tuple[int, ...]:
     """Return the numbers of the profiler's steps, as the host saw them."""
     host = trace.annotations.name[trace.annotations.stream < 0]
-    found = (_STEP.match(trace.names[name]) for name in np.unique(host).tolist())
+    found = (STEP.match(trace.names[name]) for name in np.unique(host).tolist())
     return tuple(sorted({int(step[1]) for step in found if step}))
 
 
@@ -355,6 +364,8 @@ def _device(trace: RankTrace) -> str:
     names = {device.name for device in trace.header.devices if device.index in used and device.name}
     if names:
         return ", ".join(sorted(names))
+    if device_unread(trace):
+        return "not read"
     return "unknown device" if used else "CPU"
 
 
@@ -423,9 +434,38 @@ class OpTable:
     message_bytes: I64
     peer: I32
     layer: I32
+    memory_bytes: I64
+    """What the rank's device held at the most, as far as it was noted with this row; else -1."""
     events: int
     inflated_bytes: int
     gaps: tuple[Gap, ...] = field(default=())
 
     def __len__(self) -> int:
         return len(self.step)
+
+
+def join_op_tables(tables: Sequence[OpTable]) -> OpTable | None:
+    """Put the tables of several ranks into one; None where two of them hold the same rank."""
+    first, *others = tables
+    held = [set(zip(t.pipeline.tolist(), t.rank.tolist(), strict=True)) for t in tables]
+    if not others:
+        return first
+    if sum(map(len, held)) > len(set.union(*held)) or any((t.rank < 0).any() for t in tables):
+        return None
+    names = tuple(dict.fromkeys(name for table in tables for name in table.names))
+    columns: dict[str, Any] = {
+        column.name: np.concatenate([getattr(table, column.name) for table in tables])
+        for column in fields(first)
+        if isinstance(getattr(first, column.name), np.ndarray)
+    }
+    renamed = [np.array([names.index(n) for n in table.names])[table.name] for table in tables]
+    columns["name"] = np.concatenate(renamed).astype(np.int32)
+    order = np.lexsort((columns["start_ns"], columns["step"]))
+    return replace(
+        first,
+        names=names,
+        events=sum(table.events for table in tables),
+        inflated_bytes=sum(table.inflated_bytes for table in tables),
+        gaps=tuple(dict.fromkeys(gap for table in tables for gap in table.gaps)),
+        **{name: column[order] for name, column in columns.items()},
+    )

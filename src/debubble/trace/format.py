@@ -26,6 +26,14 @@ class Stamp:
     """Size of the trace as it lies there."""
     tail: int
     """CRC-32 of its last 4 KiB: the end of a gzip file holds the checksum of all of it."""
+    whole: int | None = None
+    """CRC-32 of all of a file that is not packed; older digests do not tell it."""
+
+    def is_of(self, other: Stamp) -> bool:
+        """Tell whether two files are the same, as far as both tell."""
+        known = self.whole is not None and other.whole is not None
+        same = (self.bytes, self.tail) == (other.bytes, other.tail)
+        return same and (not known or self.whole == other.whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +104,8 @@ class Format:
 
     name: str
     a_file: str
-    """What one file of it is called in a sentence: "an op table"."""
+    """What one file of it is called in a sentence: "an op table"; empty for what is only refused.
+    """
     ask_for: str = ""
     """How it is called where somebody is asked for traces; empty where it is not asked for."""
     position: int

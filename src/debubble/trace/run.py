@@ -23,12 +23,21 @@ from debubble.trace.captures import (
     group_captures,
     recognise,
 )
-from debubble.trace.columns import Operation, OpTable, RankSummary, RankTrace, summarise
+from debubble.trace.columns import (
+    Operation,
+    OpTable,
+    RankSummary,
+    RankTrace,
+    join_op_tables,
+    peak_memory,
+    summarise,
+)
 from debubble.trace.digest.content import copy_digest, keep_table, keep_traces
 from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
 from debubble.trace.digest.place import DigestPlace, stamp_of
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress, map_files, too_large
 from debubble.trace.format import OTHER, OTHER_JSON, PICTURE, Reading, TraceFile, rank_from_name
+from debubble.trace.guard import guard
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
 from debubble.units import counted, show_ranks
@@ -130,7 +139,8 @@ def read_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = No
     """
     try:
         reading = replace(FORMATS[known.format].read(known, limits), beside=known.named)
-        return reading if digests is None else _keep(known, reading, digests, limits)
+        kept = reading if digests is None else _keep(known, reading, digests, limits)
+        return guarded(kept)
     except TraceError as error:
         if error.rank is None:
             error.rank = known.rank
@@ -139,6 +149,16 @@ def read_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = No
         return Reading(error=error)
     except MemoryError:
         return Reading(error=too_large(known))
+
+
+def guarded(reading: Reading) -> Reading:
+    """Leave out what cannot be believed, and say so."""
+    judged = [guard(trace) for trace in reading.traces]
+    return replace(
+        reading,
+        traces=tuple(trace for trace, _ in judged if trace is not None),
+        gaps=(*reading.gaps, *(gap for _, gaps in judged for gap in gaps)),
+    )
 
 
 def _read_instead(known: TraceFile, limits: Limits, digests: DigestPlace | None) -> Reading:
@@ -178,6 +198,18 @@ def settle_run(found: RunFiles, readings: Iterable[Reading], rank: int | None = 
         ranks += reading.traces
     ranks, more = _settle_ranks(ranks, rank)
     gaps += [gap for trace in ranks for gap in trace.gaps]
+    if len(tables) > 1:
+        joined = join_op_tables(tables)
+        if joined is None:
+            gaps.append(
+                Gap(
+                    code=Code.SEVERAL_RUNS,
+                    message=f"{counted(len(tables), 'table')} hold the same ranks, and one is "
+                    f"read: {tables[0].file}",
+                    hint="give one of them, or tables of one rank each with a column of ranks",
+                )
+            )
+        tables = [joined or tables[0]]
     gaps += [gap for table in tables for gap in table.gaps]
     gaps += more
     sidecars, more = _read_sidecars(ranks, reading_of)
@@ -331,7 +363,9 @@ def _pair_digests(
     for trace, beside in by_trace.items():
         stamp = stamp_of(trace)
         heads = [digest.head for digest in beside if digest.head is not None]
-        if stamp is None or any(head.stamp != stamp for head in heads):
+        if stamp is None or not all(
+            head.stamp is not None and head.stamp.is_of(stamp) for head in heads
+        ):
             why = "is of another recording than the trace beside it"
         elif len({head.part for head in heads}) != heads[0].parts:
             why = f"is one of {heads[0].parts}, and not all lie beside the trace"
@@ -393,7 +427,7 @@ def _settle_ranks(
         else:
             settled += same
     kept, more = _without_fragments(settled)
-    return kept, gaps + more
+    return kept, gaps + more + _without_memory(kept)
 
 
 def _duplicate(rank: int, files: Sequence[str]) -> Gap:
@@ -441,6 +475,24 @@ def _without_fragments(traces: list[RankTrace]) -> tuple[list[RankTrace], list[G
                 )
             )
     return kept, gaps
+
+
+def _without_memory(traces: Sequence[RankTrace]) -> list[Gap]:
+    """Name ranks that tell nothing of their memory, where others do."""
+    peaks = [peak_memory(trace) for trace in traces]
+    if all(peak is None for peak in peaks):
+        return []
+    return [
+        Gap(
+            code=Code.WRONG_MEMORY,
+            message="nothing of its device's memory in it, though other ranks have some",
+            hint="record with profile_memory=True on every rank",
+            file=trace.file,
+            rank=trace.rank,
+        )
+        for trace, peak in zip(traces, peaks, strict=True)
+        if peak is None
+    ]
 
 
 def _read_sidecars(

@@ -39,7 +39,8 @@ _MANY_MEMBERS = 10_000
 _SMALL_MEMBER_BYTES = 1024
 
 # The ratio says nothing about a small file: a few kilobytes of one repeated event are harmless.
-_RATIO_APPLIES_FROM = 64 * 1024 * 1024
+# What is kept of events takes up to seven times their text.
+_RATIO_APPLIES_FROM = 16 * 1024 * 1024
 
 # Enough for what a file is and whose; then twice as much each time, up to what costs no memory
 # and hides the tens of milliseconds that each request takes.
@@ -249,7 +250,7 @@ def open_binary(file: str) -> BinaryIO:
 
 
 @contextmanager
-def local_copy(file: str) -> Iterator[str]:
+def local_copy(file: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[str]:
     """Lend a path on this machine: the file itself, or a copy of a URL or of a gzipped file."""
     with closing(open_binary(file)) as stream:
         packed = stream.read(len(GZIP_MAGIC)) == GZIP_MAGIC
@@ -257,7 +258,7 @@ def local_copy(file: str) -> Iterator[str]:
         yield file
         return
     with tempfile.NamedTemporaryFile(prefix="debubble-") as copy:
-        for piece in Source(file).pieces():
+        for piece in Source(file, limits).pieces():
             copy.write(piece)
         copy.flush()
         yield copy.name

@@ -18,10 +18,11 @@ import msgspec
 from debubble.errors import TuneError
 from debubble.measure.store import Store
 from debubble.tune.setting import Setting
-from debubble.tune.trial import Outcome
+from debubble.tune.trial import MARKER, Outcome, clear_trial
 
 NAME = "journal.jsonl"
-SCHEMA = "debubble.tune-journal/1"
+_ANY_SCHEMA = "debubble.tune-journal/"
+SCHEMA = f"{_ANY_SCHEMA}1"
 _TAG = "tune"
 
 
@@ -89,13 +90,7 @@ class Journal:
         self.path = folder / NAME
         self._file: IO[bytes] = self.path.open("ab+")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise TuneError(
-                "another tune writes here", file=str(folder), hint="wait for it, or give --out"
-            ) from error
-        try:
+            _lock(self._file, folder)
             self._load(folder, heading)
         except BaseException:
             self._file.close()
@@ -149,18 +144,24 @@ class Journal:
         self._file.seek(0)
         text = self._file.read()
         whole = text[: text.rfind(b"\n") + 1]
-        if len(whole) < len(text):  # half a line: the writer was killed in it
-            self._file.truncate(len(whole))
         try:
             lines = [msgspec.json.decode(line, type=_Line) for line in whole.splitlines()]
         except msgspec.MsgspecError as error:
             raise TuneError(
                 f"this is no journal of debubble tune: {error}",
                 file=str(self.path),
-                hint="give another --out, or --force to begin anew",
+                hint="give another --out; where it is one, --force begins anew",
             ) from error
         if not lines:
-            self._append(_Line(heading=heading))
+            first = _Line(heading=heading)
+            if not msgspec.json.encode(first).startswith(text):
+                raise TuneError(
+                    "this is no journal of debubble tune",
+                    file=str(self.path),
+                    hint="give another --out",
+                )
+            self._file.truncate(0)
+            self._append(first)
             return
         if lines[0].heading != heading:
             raise TuneError(
@@ -168,6 +169,8 @@ class Journal:
                 file=str(folder),
                 hint="give another --out, or --force to begin anew",
             )
+        if len(whole) < len(text):  # half a line: the writer was killed in it
+            self._file.truncate(len(whole))
         for line in lines[1:]:
             if line.began is not None:
                 self._begun[line.began.number] = line.began
@@ -188,12 +191,47 @@ class Journal:
         os.fsync(self._file.fileno())
 
 
+def begin_anew(folder: Path) -> None:
+    """Remove an earlier tuning, by the names that one writes; whatever else lies there stays."""
+    path = folder / NAME
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        _lock(file, folder)
+        if not path.stat().st_size:
+            return
+        try:
+            heading = msgspec.json.decode(file.readline(), type=_Line).heading
+        except msgspec.MsgspecError:
+            heading = None
+        if heading is None or not heading.schema.startswith(_ANY_SCHEMA):
+            raise TuneError(
+                "this is no journal of debubble tune, and is left as it is",
+                file=str(path),
+                hint="give another --out",
+            )
+        for run in sorted(folder.glob("run[0-9]*")):
+            if (run / MARKER).is_file():
+                clear_trial(run)
+        path.unlink()
+
+
+def _lock(file: IO[bytes], folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise TuneError(
+            "another tune writes here", file=str(folder), hint="wait for it, or give --out"
+        ) from error
+
+
 def remember(store: Store, name: str, run: Run) -> None:
     """Keep the measurement of a run under the tuning's name and its setting."""
     if run.outcome.measurement is None:
         return
     called = record_name(name, run.setting)
-    if any(record.tags.get(_TAG) == run.token for record in store.records(called)):
+    known, _ = store.readable_records(called)
+    if any(record.tags.get(_TAG) == run.token for record in known):
         return
     tags = {_TAG: run.token, "outcome": run.outcome.kind.value, "run": str(run.number)}
     store.add(called, run.outcome.measurement, now_s=run.began_s, tags=tags)

@@ -6,7 +6,6 @@ A capture that something else on this machine disturbed is made anew, as long as
 from __future__ import annotations
 
 import secrets
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from debubble.plan.lever import Permissions
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
 from debubble.tune.setting import Setting
-from debubble.tune.trial import LOG, Bench, run_trial
+from debubble.tune.trial import LOG, Bench, clear_trial, run_trial
 from debubble.units import show_share
 
 # Passes of a quiet machine take up to 1.4 % more than usual on the mean, by 34 captures of 2 cores;
@@ -91,7 +90,7 @@ def improve_once(
             if excess(reading) <= _STEADY or began_s + took_s * (2 + rest) > until_s:
                 return reading
             on_step("this machine was busy with something else meanwhile: once more")
-            shutil.rmtree(out)
+            clear_trial(out)
 
     before = capture(now, "before", _REST_OVER_FIRST)
     on_step("planning")

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from debubble.analysis import Analysis, analyse_found
-from debubble.capture.files import list_captures, prepare_out
+from debubble.capture.files import list_captures, prepare_out, remove_captures
 from debubble.capture.settings import Settings, environment_for
-from debubble.errors import DebubbleError
+from debubble.errors import DebubbleError, TuneError
 from debubble.measure.compare import compare
 from debubble.measure.measurement import Measurement
 from debubble.trace.run import find_run
@@ -31,6 +31,8 @@ MARK = "DEBUBBLE_TUNE_RUN"
 """In the environment of every process of a run: whose it is."""
 _PROC = Path("/proc")
 LOG = "output.log"
+MARKER = ".debubble-run"
+"""In the folder of a run that found it empty: what has a run's names in there is a run's."""
 # The end of a traceback, with the line that failed.
 _TAIL_LINES = 3
 _TAIL_BYTES = 1 << 16
@@ -187,7 +189,10 @@ def run_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
 
     Beyond `timeout_s` it hangs; beyond `cut_s` the budget is spent, whatever it does.
     """
+    is_new = not out.exists() or not any(out.iterdir())
     prepare_out(out)
+    if is_new:
+        (out / MARKER).touch()
     settings = Settings(steps=bench.steps, wait=bench.wait, out=out)
     earlier = set(list_captures(out))
     known = [limit for limit in (timeout_s, cut_s) if limit is not None]
@@ -226,6 +231,25 @@ def run_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
         )
         return came_of(Kind.UNREADABLE, why)
     return Outcome(kind=Kind.MEASURED, seconds=ended.seconds, measurement=measurement), reading
+
+
+def clear_trial(out: Path) -> None:
+    """Remove what a run left in its folder, by the names that runs write: nothing else goes."""
+    if not os.path.lexists(out):
+        return
+    if out.is_symlink() or not (out / MARKER).is_file():
+        if out.is_dir() and not any(out.iterdir()):
+            return
+        raise TuneError(
+            "debubble did not make this folder, and removes nothing from it",
+            file=str(out),
+            hint="give another --out, or remove it yourself",
+        )
+    remove_captures(out)
+    for name in (LOG, MARKER):
+        (out / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # somebody else's files are in it
+        out.rmdir()
 
 
 def say_failure(ended: ProcessEnd, log: Path) -> tuple[Kind, str]:

@@ -108,6 +108,8 @@ class Outcome:
     finding: Finding | None = None
     measurement: Measurement | None = None
     problem: str = ""
+    given_up: bool = False
+    """Not for what its files hold: another time it may be analysed."""
     seconds: float = 0.0
 
 
@@ -132,9 +134,10 @@ def analyse(task: Task) -> Outcome:
     try:
         measurement, finding = _analyse(task)
     except _TooLate:
-        return Outcome(problem=f"its analysis took longer than {task.timeout_s:g} s")
+        late = f"its analysis took longer than {task.timeout_s:g} s"
+        return Outcome(problem=late, given_up=True)
     except MemoryError:
-        return Outcome(problem="it does not fit into memory")
+        return Outcome(problem="it does not fit into memory", given_up=True)
     except DebubbleError as error:
         return Outcome(problem=str(error), seconds=time.monotonic() - began)
     finally:
@@ -273,14 +276,16 @@ def _as_text(page: Page) -> str:
     return out.getvalue()[:_LONGEST_REPORT]
 
 
-def prepare_worker() -> None:
-    """Leave Ctrl-C to the service, and end with it, however it ends."""
+def prepare_worker(service: int) -> None:
+    """Leave Ctrl-C to the service, and end with it, however it ends.
+
+    The service may have died before this: then its number is not that of the parent any more.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    parent = os.getppid()
 
     def end_when_orphaned() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == service:
             time.sleep(_ORPHAN_POLL_S)
         os._exit(1)
 

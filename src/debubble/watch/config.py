@@ -8,6 +8,7 @@ key tells alone.
 from __future__ import annotations
 
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -241,8 +242,16 @@ def _read_folder(text: str) -> str:
 
 
 def _read_url(example: str, text: str) -> str:
-    if urlsplit(text).scheme not in {"http", "https"} or not urlsplit(text).hostname:
+    try:
+        parts = urlsplit(text)
+        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname)
+        _ = parts.port  # a port that is none is said when it is asked for
+    except ValueError:
+        is_address = False
+    if not is_address:
         raise UsageError(f"{text!r} is no address", hint=example)
+    if "@" in parts.netloc:
+        raise UsageError("an address with a name or a password is not asked", hint=example)
     return text
 
 
@@ -262,13 +271,16 @@ def _read_address(text: str) -> tuple[str, int]:
 
 def _read_token(file: Path) -> str:
     try:
+        mode = file.stat().st_mode
         token = file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read") from error
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise UsageError(f"everybody on this machine may read {file}", hint=f"chmod 600 {file}")
     if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
         raise UsageError(
             f"the token needs {_SHORTEST_TOKEN} plain characters or more",
-            hint=f"openssl rand -hex 32 > {file}",
+            hint=f"(umask 077; openssl rand -hex 32 > {file})",
         )
     return token
 

@@ -28,8 +28,11 @@ CONNECTIONS = 512
 REQUEST_S = 5.0
 ANSWER_S = 10.0
 # Between two requests of one connection: longer than Prometheus' scrapes are apart by default.
+# Who has not asked anything yet, or is waited for while all places are taken, has less.
 IDLE_S = 75.0
+FIRST_S = 10.0
 _READ_BYTES = 16 * 1024
+_REFUSED = 400
 
 _ALWAYS = {
     "X-Content-Type-Options": "nosniff",
@@ -77,7 +80,7 @@ class Server:
     def __init__(self, answer: _Answering, listen: Listen) -> None:
         self._answer = answer
         self._listen = listen
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], _Connection] = {}
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
@@ -99,25 +102,39 @@ class Server:
             server.close()
             for task in tuple(self._open):
                 task.cancel()
-            await asyncio.gather(*self._open, return_exceptions=True)
+            await asyncio.gather(*tuple(self._open), return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is None:
             return
-        self._open.add(task)
+        connection = self._open[task] = _Connection(reader, writer, self._answer)
         try:
-            if len(self._open) > CONNECTIONS:
+            if len(self._open) > CONNECTIONS and not self._make_place(task):
                 log("refused", level="warning", why="too many connections")
                 return
-            await _Connection(reader, writer, self._answer).serve()
+            await connection.serve()
         except (OSError, TimeoutError, asyncio.CancelledError, asyncio.IncompleteReadError):
             pass
         finally:
-            self._open.discard(task)
+            self._open.pop(task, None)
             writer.close()
             with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):
                 await asyncio.wait_for(writer.wait_closed(), ANSWER_S)
+
+    def _make_place(self, newcomer: asyncio.Task[None]) -> bool:
+        """Cut who asks nothing, the silent before those that asked once, the oldest first."""
+        silent = [
+            (connection.served, number, task)
+            for number, (task, connection) in enumerate(self._open.items())
+            if connection.is_silent and task is not newcomer
+        ]
+        if not silent:
+            return False
+        _, _, task = min(silent, key=lambda known: known[:2])
+        self._open.pop(task)
+        task.cancel()
+        return True
 
 
 class _Connection:
@@ -130,6 +147,10 @@ class _Connection:
         self._writer = writer
         self._answer = answer
         self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES)
+        self.served = 0
+        """Requests that were granted."""
+        self.is_silent = True
+        """Whether nothing that it asked is being answered: it could be cut."""
 
     async def serve(self) -> None:
         """Answer one request after the other, until one side has had enough."""
@@ -142,15 +163,19 @@ class _Connection:
                 return
             if request is None:
                 return
-            await self._send(await self._answer(request), request.method)
+            self.is_silent = False
+            answer = await self._answer(request)
+            self.served += answer.status < _REFUSED
+            await self._send(answer, request.method)
             if self._parser.our_state is not h11.DONE or self._parser.their_state is not h11.DONE:
                 return
             self._parser.start_next_cycle()
+            self.is_silent = True
 
     async def _request(self) -> Request | None:
         """Read a request; None at the end of the connection."""
         if not self._parser.trailing_data[0]:
-            async with asyncio.timeout(IDLE_S):
+            async with asyncio.timeout(IDLE_S if self.served else FIRST_S):
                 first = await self._reader.read(_READ_BYTES)
             self._parser.receive_data(first)
         try:

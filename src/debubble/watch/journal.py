@@ -1,26 +1,41 @@
 """What the service remembers: captures, claims, states of drift, alerts, triggers.
 
 A capture is claimed, analysed elsewhere, and its result is stored with all that follows from it in
-one transaction. A claim that was under way when the service died is taken up again.
+one transaction. A claim that was under way when the service died is taken up again, alone: only a
+death then is held against it. Rows that are damaged are said, and hurt nobody else's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 
 from debubble.measure.store import Store
 from debubble.measure.store_schema import add_tables, wait_for_turn, write_row
+from debubble.units import printable
 from debubble.watch import tables
 from debubble.watch.analyse import Finding, Outcome
+from debubble.watch.log import log
 
-# A capture that took the service or a worker down so often is not tried again.
-MOST_ATTEMPTS = 3
+_T = TypeVar("_T")
+
+# A capture with which the service died so often, while it was analysed alone, is given up.
+MOST_DEATHS = 3
 CLAIMED, STORED, UNREADABLE = "claimed", "stored", "unreadable"
+GIVEN_UP, AGAIN = "given_up", "again"
+"""Given up, and to be taken up once more."""
+DAMAGED = "damaged"
+"""Of a row that cannot be read; no row says so of itself."""
+_ROW_DAMAGED = "its row in the store is damaged"
+# So many damaged rows are passed over for one that can be shown.
+_LOOKED_BACK = 20
+# Times that a calendar has.
+_LATEST_S = 4e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +46,8 @@ class Claim:
     source: str
     key: str
     files: tuple[str, ...]
-    attempts: int
+    deaths: int
+    """How often the service died while it was analysed alone."""
     found_s: float
 
 
@@ -119,35 +135,73 @@ class Journal:
             )
             number = int(connection.execute(row.returning(table.c.id)).scalar_one())
         return Claim(
-            number=number, source=source, key=key, files=tuple(files), attempts=1, found_s=now_s
+            number=number, source=source, key=key, files=tuple(files), deaths=0, found_s=now_s
         )
 
     def unfinished(self, sources: Sequence[str], *, now_s: float) -> tuple[Claim, ...]:
-        """Take up the claims of a service that died; what died too often is given up."""
-        table = tables.captures
+        """Return the claims of a service that died, the least suspect first."""
         claims = []
-        with self.store.transaction() as connection:
-            mine = table.c.source.in_(list(sources))
-            found = table.select().where(table.c.state == CLAIMED, mine).order_by(table.c.id)
-            for row in connection.execute(found).all():
-                attempts = row.attempts + 1
-                this = table.update().where(table.c.id == row.id)
-                if attempts > MOST_ATTEMPTS:
-                    why = f"the analysis died {row.attempts} times"
-                    connection.execute(this.values(state=UNREADABLE, problem=why, finished_s=now_s))
-                    continue
-                connection.execute(this.values(attempts=attempts))
-                claims.append(
-                    Claim(
-                        number=row.id,
-                        source=row.source,
-                        key=row.key,
-                        files=_files(row),
-                        attempts=attempts,
-                        found_s=row.found_s,
-                    )
-                )
+        for row, claim in self._claims(sources, CLAIMED):
+            if claim is not None and claim.deaths < MOST_DEATHS:
+                claims.append(claim)
+                continue
+            why = f"the service died {row.attempts - 1} times while it was analysed alone"
+            self._give_up(row.id, why if claim else _ROW_DAMAGED, now_s=now_s)
+        return tuple(sorted(claims, key=lambda claim: (claim.deaths, claim.number)))
+
+    def asked_again(self, sources: Sequence[str], *, now_s: float) -> tuple[Claim, ...]:
+        """Claim what was given up and is to be taken up once more."""
+        claims = []
+        for row, claim in self._claims(sources, AGAIN):
+            if claim is None:
+                self._give_up(row.id, _ROW_DAMAGED, now_s=now_s)
+                continue
+            table = tables.captures
+            this = table.update().where(table.c.id == row.id, table.c.state == AGAIN)
+            self._write(this.values(state=CLAIMED))
+            claims.append(claim)
         return tuple(claims)
+
+    def _claims(self, sources: Sequence[str], state: str) -> list[tuple[Any, Claim | None]]:
+        """Return rows of a state with what they say; None of one that is damaged."""
+        table = tables.captures
+        mine = table.c.source.in_(list(sources))
+        query = table.select().where(table.c.state == state, mine).order_by(table.c.id)
+        return [(row, _as_claim(row)) for row in self._rows(query)]
+
+    def begin_alone(self, claim: Claim) -> None:
+        """Count a death before it happens; `put_back` or `finish` takes it back."""
+        table = tables.captures
+        this = table.update().where(table.c.id == claim.number)
+        self._write(this.values(attempts=claim.deaths + 2))
+
+    def put_back(self, claim: Claim) -> None:
+        """Leave a claim to the next service as it was: this one stops, and did not die of it."""
+        table = tables.captures
+        this = table.update().where(table.c.id == claim.number, table.c.state == CLAIMED)
+        self._write(this.values(attempts=claim.deaths + 1))
+
+    def _give_up(self, number: int, why: str, *, now_s: float) -> None:
+        table = tables.captures
+        this = table.update().where(table.c.id == number)
+        self._write(this.values(state=GIVEN_UP, problem=why, finished_s=now_s))
+
+    def given_up(self, sources: Sequence[str]) -> tuple[CaptureRow, ...]:
+        """Return what was given up, the oldest first."""
+        table = tables.captures
+        query = table.select().where(table.c.state == GIVEN_UP, table.c.source.in_(list(sources)))
+        return tuple(map(_as_capture, self._rows(query.order_by(table.c.id))))
+
+    def retry(self, sources: Sequence[str], number: int | None = None) -> int:
+        """Have given-up captures taken up again; one by its number, unreadable or not."""
+        table = tables.captures
+        which = table.c.source.in_(list(sources)) & (table.c.state == GIVEN_UP)
+        if number is not None:
+            ended = table.c.state.in_([GIVEN_UP, UNREADABLE])
+            which = table.c.source.in_(list(sources)) & (table.c.id == number) & ended
+        with self.store.transaction() as connection:
+            again = table.update().where(which).values(state=AGAIN, attempts=1, problem=None)
+            return int(connection.execute(again).rowcount)
 
     def finish(
         self,
@@ -159,13 +213,14 @@ class Journal:
     ) -> bool:
         """Store what came of a capture, with what follows from it; False where it was stored."""
         table, finding = tables.captures, analysis.finding
+        ended = GIVEN_UP if analysis.given_up else UNREADABLE
         this = table.update().where(table.c.id == claim.number)
         with self.store.transaction() as connection:
             still = connection.execute(
                 this.where(table.c.state == CLAIMED).values(
-                    state=STORED if finding else UNREADABLE,
+                    state=STORED if finding else ended,
                     finished_s=now_s,
-                    problem=analysis.problem or None,
+                    problem=printable(analysis.problem) or None,
                 )
             )
             if still.rowcount != 1:
@@ -209,11 +264,11 @@ class Journal:
         return _as_capture(rows[0]) if rows else None
 
     def latest(self, source: str) -> CaptureRow | None:
-        """Return the last capture that was understood."""
+        """Return the last capture that was understood, and whose row still is."""
         table = tables.captures
         query = table.select().where(table.c.source == source, table.c.state == STORED)
-        rows = self._rows(query.order_by(table.c.id.desc()).limit(1))
-        return _as_capture(rows[0]) if rows else None
+        rows = map(_as_capture, self._rows(query.order_by(table.c.id.desc()).limit(_LOOKED_BACK)))
+        return next((row for row in rows if row.finding is not None), None)
 
     def outcomes(self, source: str) -> dict[str, int]:
         """Count the captures of a source by what became of them."""
@@ -230,7 +285,12 @@ class Journal:
             .order_by(table.c.capture_id.desc())
             .limit(most)
         )
-        return [(row.at_s, row.bucket, row.value) for row in reversed(self._rows(query))]
+        rows = [(row.at_s, row.bucket, row.value) for row in reversed(self._rows(query))]
+        return [
+            row
+            for row in rows
+            if _is_time(row[0]) and isinstance(row[1], int) and _is_finite(row[2])
+        ]
 
     def histogram(
         self, source: str, metric: str, bounds: Sequence[float]
@@ -246,6 +306,7 @@ class Journal:
         return {
             int(bucket): ([int(count) for count in counts], float(total))
             for bucket, total, *counts in self._rows(query)
+            if isinstance(bucket, int) and _is_finite(total)
         }
 
     def prunable(self, source: str, *, keep: int) -> list[tuple[int, tuple[str, ...]]]:
@@ -257,7 +318,8 @@ class Journal:
             .order_by(table.c.id.desc())
             .offset(keep)
         )
-        return [(row.id, _files(row)) for row in self._rows(query)]
+        rows = ((row.id, _decode(row.files, tuple[str, ...])) for row in self._rows(query))
+        return [(number, files) for number, files in rows if files]
 
     def forget_files(self, number: int) -> None:
         """Note that the raw traces of a capture are gone."""
@@ -271,16 +333,17 @@ class Journal:
         table = tables.states
         query = sa.select(table.c.data).where(table.c.source == source, table.c.name == name)
         data = connection.execute(query).scalar()
-        return kind() if data is None else msgspec.json.decode(data, type=kind)
+        return kind() if data is None else _decode(data, kind) or kind()
 
     def states(self, source: str, prefix: str, kind: type[Any]) -> dict[str, Any]:
         """Return all that is remembered under a prefix."""
         table = tables.states
         begins = table.c.name.startswith(prefix, autoescape=True)
-        return {
-            row.name.removeprefix(prefix): msgspec.json.decode(row.data, type=kind)
+        found = (
+            (row.name.removeprefix(prefix), _decode(row.data, kind))
             for row in self._rows(table.select().where(table.c.source == source, begins))
-        }
+        )
+        return {name: state for name, state in found if state is not None}
 
     def remember(self, connection: sa.Connection, source: str, name: str, state: object) -> None:
         """Remember something for the next capture."""
@@ -388,7 +451,7 @@ class Journal:
         found = self._scalar(
             sa.select(sa.func.max(table.c.began_s)).where(table.c.source == source)
         )
-        return None if found is None else float(found)
+        return float(found) if _is_time(found) else None
 
     def unended_trigger(self, source: str) -> int | None:
         """Return the capture of a server that was under way when the service died."""
@@ -420,38 +483,76 @@ class Journal:
             .order_by(table.c.id.desc())
             .limit(1)
         )
-        return {} if data is None else msgspec.json.decode(data, type=dict[int, float])
+        return {} if data is None else _decode(data, dict[int, float]) or {}
+
+    def check_writable(self, *, now_s: float) -> None:
+        """Write something small: a store that is full, or may only be read, says so here."""
+        with self.store.transaction() as connection:
+            self.remember(connection, "", "written", now_s)
 
 
 def _encode(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _files(row: Any) -> tuple[str, ...]:
-    return msgspec.json.decode(row.files, type=tuple[str, ...])
+def _decode(data: Any, kind: type[_T]) -> _T | None:
+    """Read what a row holds; one that is damaged is said, and counts as nothing."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        log("damaged_row", level="error", problem=f"{getattr(kind, '__name__', kind)}: {error}")
+        return None
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _is_time(value: Any) -> bool:
+    return _is_finite(value) and 0 <= value <= _LATEST_S
+
+
+def _as_claim(row: Any) -> Claim | None:
+    files = _decode(row.files, tuple[str, ...])
+    if files is None or not isinstance(row.attempts, int) or not _is_time(row.found_s):
+        return None
+    return Claim(
+        number=row.id,
+        source=row.source,
+        key=str(row.key),
+        files=files,
+        deaths=max(0, row.attempts - 1),
+        found_s=row.found_s,
+    )
 
 
 def _as_capture(row: Any) -> CaptureRow:
+    finding = None if row.data is None else _decode(row.data, Finding)
+    whole = (row.data is None) == (finding is None) and _is_time(row.found_s)
+    finished = row.finished_s
     return CaptureRow(
         number=row.id,
         source=row.source,
-        key=row.key,
-        state=row.state,
-        found_s=row.found_s,
-        finished_s=row.finished_s,
-        problem=row.problem,
-        finding=None if row.data is None else msgspec.json.decode(row.data, type=Finding),
+        key=str(row.key),
+        state=str(row.state) if whole else DAMAGED,
+        found_s=row.found_s if _is_time(row.found_s) else 0.0,
+        finished_s=finished if _is_time(finished) else None,
+        problem=(None if row.problem is None else str(row.problem)) if whole else _ROW_DAMAGED,
+        finding=finding,
     )
 
 
 def _as_alert(row: Any) -> Alert:
+    acknowledged = row.acknowledged_s
     return Alert(
         number=row.id,
-        source=row.source,
-        kind=row.kind,
-        subject=row.subject,
-        raised_s=row.raised_s,
-        capture=row.capture_id,
-        acknowledged_s=row.acknowledged_s,
-        data=msgspec.json.decode(row.data, type=dict[str, Any]),
+        source=str(row.source),
+        kind=str(row.kind),
+        subject=str(row.subject),
+        raised_s=row.raised_s if _is_time(row.raised_s) else 0.0,
+        capture=row.capture_id if isinstance(row.capture_id, int) else 0,
+        acknowledged_s=acknowledged
+        if acknowledged is None or _is_time(acknowledged)
+        else _LATEST_S,
+        data=_decode(row.data, dict[str, Any]) or {"message": _ROW_DAMAGED},
     )

@@ -178,7 +178,7 @@ class Judge:
             moved = replace(mix.Mix(), reference=state.recent)
             self.journal.remember(connection, alert.source, _MIX, moved)
         elif alert.kind == PLAN_OUTDATED:
-            plans = Plans(accepted=str(alert.data["today"]))
+            plans = Plans(accepted=str(alert.data.get("today", "")))
             self.journal.remember(connection, alert.source, _PLAN, plans)
         else:
             name = f"{TRACKS}{alert.subject}"

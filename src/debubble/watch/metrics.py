@@ -40,6 +40,8 @@ class Counts:
         self.analyses = 0
         self.refusals: dict[str, int] = {}
         self.scans: dict[str, float] = {}
+        self.failures: dict[str, int] = {}
+        self._troubles: dict[str, dict[str, str]] = {}
         self._newer = True
 
     def analysed(self, seconds: float) -> None:
@@ -59,6 +61,27 @@ class Counts:
         with self._lock:
             self.scans[source] = now_s
             self._newer = True
+
+    def trouble(self, source: str, part: str, problem: str) -> None:
+        """Note what is the matter with a part of a source: its folder, its server."""
+        with self._lock:
+            self._troubles.setdefault(source, {})[part] = problem
+            self.failures[source] = self.failures.get(source, 0) + 1
+            self._newer = True
+
+    def well(self, source: str, part: str) -> None:
+        """Note that nothing is, any more."""
+        with self._lock:
+            if self._troubles.get(source, {}).pop(part, None) is not None:
+                self._newer = True
+
+    def troubles(self) -> dict[str, list[str]]:
+        """Return what is the matter now, by source."""
+        with self._lock:
+            return {
+                source: [f"{part}: {problem}" for part, problem in sorted(parts.items())]
+                for source, parts in self._troubles.items()
+            }
 
     def is_newer(self) -> bool:
         """Tell whether there is anything new since the last time."""
@@ -120,6 +143,15 @@ def _service(view: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
     scans = _gauge("last_scan_timestamp_seconds", "When a source was last read.", ["pipeline"])
     for name, at_s in sorted(counts.scans.items()):
         scans.add_metric([name], at_s)
+    given_up = _gauge("captures_given_up", "Captures that wait to be tried again.", ["pipeline"])
+    well = _gauge("source_up", "1 where a source can be read and asked, else 0.", ["pipeline"])
+    failures = CounterMetricFamily(
+        "debubble_source_failures", "How often a source failed.", labels=["pipeline"]
+    )
+    for pipeline in view["pipelines"]:
+        given_up.add_metric([pipeline["name"]], pipeline["captures"].get("given_up", 0))
+        well.add_metric([pipeline["name"]], 0 if pipeline["troubles"] else 1)
+        failures.add_metric([pipeline["name"]], counts.failures.get(pipeline["name"], 0))
     alerts = _gauge("alerts_open", "Alerts that nobody acknowledged.", ["pipeline", "kind"])
     for pipeline in view["pipelines"]:
         for kind in KINDS:
@@ -131,7 +163,7 @@ def _service(view: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
             alerts.add_metric([pipeline["name"], kind], sum(1 for _ in same))
     seconds = CounterMetricFamily("debubble_analysis_seconds", "Time spent in analysis.")
     seconds.add_metric([], counts.analysis_seconds)
-    yield from (build, captures, last, scans, alerts, seconds)
+    yield from (build, captures, last, scans, given_up, well, failures, alerts, seconds)
 
 
 def _numbers(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
@@ -159,7 +191,7 @@ def _numbers(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
             names = [pipeline["name"], latest["schedule"] or "unknown"]
             theory.add_metric(names, latest["theory_bubble_fraction"])
         whole = sum(latest["requests"].values())
-        for length, count in latest["requests"].items():
+        for length, count in latest["requests"].items() if whole else ():
             share.add_metric([pipeline["name"], length], count / whole)
     yield from (bubble, theory, rate, share)
 

@@ -1,4 +1,7 @@
-"""A request in → its answer, for those who may ask. Read-only but for acknowledging an alert."""
+"""A request in → its answer, for those who may ask.
+
+Read-only but for two things: an alert is acknowledged, a capture that was given up is tried again.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import hmac
 import json
 import re
 import time
+import traceback
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,8 +32,11 @@ _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _PIPELINE = re.compile(r"/api/pipelines/([\w.-]{1,64})/(captures|trends)")
 _CAPTURE = re.compile(r"(/api)?/pipelines/([\w.-]{1,64})/captures/(\d{1,9})")
 _ACKNOWLEDGE = re.compile(r"(/api)?/alerts/(\d{1,9})/acknowledge")
+_RETRY = re.compile(r"(/api)?/pipelines/([\w.-]{1,64})/captures/(\d{1,9})/retry")
 # Say nothing that is worth a token, and are asked by those that have none.
 _OPEN = frozenset({"/healthz", "/readyz"})
+# Between two looks whether the store can be written.
+_STORE_CHECK_S = 10.0
 _POLICY = (
     f"default-src 'none'; style-src {STYLE_POLICY}; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'"
@@ -47,11 +54,26 @@ class Routes:
         self._view: dict[str, Any] | None = None
         self._page = self._metrics = b""
         self.is_stale = True
+        self.store_problem = ""
+        """Why the store cannot be written now; nothing where it can."""
+        self._checked_s = -_STORE_CHECK_S
+
+    def check_store(self) -> None:
+        """Write something small into the store now and then: that it can be read is not enough."""
+        if time.monotonic() - self._checked_s < _STORE_CHECK_S:
+            return
+        try:
+            self._journal.check_writable(now_s=time.time())
+            self.store_problem = ""
+        except StoreError as error:
+            self.store_problem = str(error)
+            log("store_away", level="error", problem=self.store_problem)
+        self._checked_s = time.monotonic()
 
     def refresh(self) -> None:
         """Look into the store, and lay out anew what is shown."""
         self.is_stale = False
-        view = whole_view(self._config, self._journal, self._judge)
+        view = whole_view(self._config, self._journal, self._judge, self._counts.troubles())
         histograms = {
             source.name: self._journal.histogram(source.name, "batch_latency_s", LATENCY_BOUNDS_S)
             for source in self._config.sources
@@ -61,25 +83,30 @@ class Routes:
         self._view = view
 
     async def answer(self, request: Request) -> Answer:
-        """Answer one request."""
-        refusal = self._refuse(request)
-        if refusal is not None:
-            return refusal
-        if request.method not in {"GET", "HEAD", "POST"}:
-            return _problem(405, "GET, HEAD, and POST to acknowledge an alert", Allow="GET, HEAD")
+        """Answer one request; whatever it is, it is answered."""
         try:
+            refusal = self._refuse(request)
+            if refusal is not None:
+                return refusal
+            if request.method not in {"GET", "HEAD", "POST"}:
+                return _problem(
+                    405, "GET and HEAD, and POST to what can be done", Allow="GET, HEAD"
+                )
             if request.method == "POST":
                 return await self._write(request)
             return await self._read(request.path)
         except StoreError as error:
             log("store_away", level="error", problem=str(error))
             return _problem(503, "the store cannot be reached now")
+        except Exception as error:  # noqa: BLE001 (a request must not end more than itself)
+            log("bug", level="error", problem="".join(traceback.format_exception(error)))
+            return _problem(500, "this could not be answered")
 
     def _refuse(self, request: Request) -> Answer | None:
         """Turn away who may not ask."""
         listen = self._config.listen
         host = request.headers.get("host", "")
-        if listen.token is None and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if listen.token is None and not is_loopback(_host_of(f"//{host}")):
             # A page of somebody else's, whose name was made to point to this machine.
             log("refused", level="warning", why="host", host=host[:100])
             return _problem(421, "ask by the address of this machine: 127.0.0.1")
@@ -105,7 +132,8 @@ class Routes:
     def _seen(self, path: str, view: dict[str, Any]) -> Answer | None:
         """Answer from what was last seen."""
         if path == "/readyz":
-            return Answer(body=b"ready\n")
+            problem = self.store_problem and "the store cannot be written now"
+            return _problem(503, problem) if problem else Answer(body=b"ready\n")
         if path == "/metrics":
             return Answer(body=self._metrics, kind=_METRICS)
         if path == "/":
@@ -114,7 +142,7 @@ class Routes:
         if path == "/api/alerts":
             data = {"alerts": view["alerts"]}
         elif path == "/api/pipelines":
-            keys = ("name", "captures", "latest", "drift")
+            keys = ("name", "captures", "troubles", "given_up", "latest", "drift")
             shown = [{key: pipeline[key] for key in keys} for pipeline in view["pipelines"]]
             data = {"pipelines": shown}
         elif (match := _PIPELINE.fullmatch(path)) is not None:
@@ -132,19 +160,33 @@ class Routes:
         return _data({"capture": data}) if as_data else _page(capture_page(name, data).encode())
 
     async def _write(self, request: Request) -> Answer:
-        match = _ACKNOWLEDGE.fullmatch(request.path)
-        if match is None:
-            return _problem(404, "only alerts are acknowledged")
+        acknowledge = _ACKNOWLEDGE.fullmatch(request.path)
+        retry = _RETRY.fullmatch(request.path)
+        if acknowledge is None and retry is None:
+            return _problem(404, "alerts are acknowledged, captures tried again, and that is all")
         if _is_cross_site(request):
             log("refused", level="warning", why="cross-site")
             return _problem(403, "only this page's own forms are taken")
-        number = int(match[2])
-        if not await asyncio.to_thread(self._acknowledge, number):
-            return _problem(404, "there is no such open alert")
-        log("acknowledged", alert=number)
-        if match[1]:
-            return _data({"acknowledged": number})
+        if acknowledge is not None:
+            number = int(acknowledge[2])
+            if not await asyncio.to_thread(self._acknowledge, number):
+                return _problem(404, "there is no such open alert")
+            done = {"acknowledged": number}
+        elif retry is not None:
+            number = int(retry[3])
+            if not await asyncio.to_thread(self._retry, retry[2], number):
+                return _problem(404, "there is no such capture that was given up")
+            done = {"retried": number}
+        log("asked", done=done)
+        if request.path.startswith("/api/"):
+            return _data(done)
         return Answer(status=303, headers={"Location": "/"})
+
+    def _retry(self, name: str, number: int) -> bool:
+        done = bool(self._journal.retry([name], number))
+        if done:
+            self.refresh()
+        return done
 
     def _acknowledge(self, number: int) -> bool:
         done = self._journal.acknowledge(number, now_s=time.time(), follow=self._judge.accept)
@@ -166,11 +208,18 @@ def _token(request: Request) -> str:
     return ""
 
 
+def _host_of(address: str) -> str:
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:  # such as "["
+        return ""
+
+
 def _is_cross_site(request: Request) -> bool:
     """Tell a form of somebody else's page: browsers say where a request comes from."""
     site = request.headers.get("sec-fetch-site", "same-origin")
     origin = request.headers.get("origin")
-    foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+    foreign = origin is not None and origin.partition("://")[2] != request.headers.get("host")
     return site not in {"same-origin", "none"} or foreign
 
 

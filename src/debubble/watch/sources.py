@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from debubble.errors import Code, DebubbleError, RunNotFound, TraceError
+from debubble.errors import Code, DebubbleError, RunNotFound
 from debubble.trace.captures import group_captures, recognise
 from debubble.trace.digest.place import BESIDE, SUFFIX, DigestPlace
 from debubble.trace.format import OTHER, TraceFile, rank_from_name
@@ -18,6 +19,7 @@ from debubble.trace.kineto.document import NAME as KINETO
 from debubble.trace.run import find_run, named_like_a_trace, read_run
 from debubble.trace.sidecar import is_sidecar, read_sidecar, sidecar_of
 from debubble.trace.source import Limits, is_url, locate, plain_errors
+from debubble.units import printable
 from debubble.watch.config import Source
 from debubble.watch.journal import Journal
 from debubble.watch.log import log
@@ -54,10 +56,14 @@ class Scanner:
         self._known: dict[Entry, TraceFile | None] = {}
         self._done: set[Entry] = set()
         self._since: dict[tuple[Entry, ...], float] = {}
+        self.odd_names: tuple[str, ...] = ()
+        """What the last look left alone: no text can hold these names, so no store."""
 
     def scan(self, claimed: Collection[str]) -> tuple[ReadyCapture, ...]:
         """Return what is complete and not claimed, the oldest first."""
-        entries = {entry.file: entry for entry in list_files(self.source.folder)}
+        listed = list(list_files(self.source.folder))
+        self.odd_names = tuple(printable(one.file) for one in listed if not _is_text(one.file))
+        entries = {entry.file: entry for entry in listed if _is_text(entry.file)}
         self._done &= set(entries.values())
         fresh = [
             entry
@@ -103,7 +109,9 @@ class Scanner:
         damaged = TraceFile(file=entry.file, format=KINETO, rank=rank_from_name(entry.file))
         try:
             known = recognise(entry.file, self._limits)
-        except TraceError:
+        except Exception as error:  # noqa: BLE001 (one file must not hide those beside it)
+            if not isinstance(error, DebubbleError | OSError):
+                log("bug", level="error", problem=f"{printable(entry.file)}: {error!r}")
             return damaged if named_like_a_trace(entry.file) else None
         if known.is_trace:
             return known
@@ -131,6 +139,15 @@ def list_files(root: str) -> Iterable[Entry]:
     return _list_folder(root)
 
 
+def _is_text(name: str) -> bool:
+    """Tell a name that is UTF-8: Linux takes any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _list_folder(root: str) -> Iterable[Entry]:
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -139,12 +156,14 @@ def _list_folder(root: str) -> Iterable[Entry]:
                 continue
             file = os.path.join(folder, name)  # noqa: PTH118 (plain strings serve URLs alike)
             with contextlib.suppress(OSError):
-                stat = os.stat(file)  # noqa: PTH116
+                found = os.stat(file)  # noqa: PTH116
+                if not stat.S_ISREG(found.st_mode):
+                    continue  # a pipe or a device: reading it may never end
                 yield Entry(
                     file=file,
-                    size=stat.st_size,
-                    modified=str(stat.st_mtime_ns),
-                    modified_s=stat.st_mtime,
+                    size=found.st_size,
+                    modified=str(found.st_mtime_ns),
+                    modified_s=found.st_mtime,
                 )
 
 

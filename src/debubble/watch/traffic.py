@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from debubble.capture.fetch import Asked, NoAnswer, fetch
 from debubble.errors import CaptureError
 from debubble.measure.measurement import context_bucket
 from debubble.server_notes import WAITING, samples_of, total_of
@@ -25,6 +24,9 @@ _BOUND = re.compile(r'[{,]\s*le="([0-9.eE+-]+|\+Inf)"')
 PATIENCE_S = 5.0
 # An engine's page is some hundred kilobytes.
 _LARGEST_PAGE = 16 * 1024 * 1024
+_HTTP_OK = 200
+# No prompt is longer: a bound above is as good as none.
+_LONGEST_PROMPT = 1 << 30
 
 
 def next_capture(trigger: Trigger, last_s: float | None, now_s: float, chance: float) -> float:
@@ -68,15 +70,14 @@ class ServerMetrics:
 
 def ask_server(url: str) -> ServerMetrics:
     """Read an engine's metrics; one that has none tells nothing."""
+    page = Asked(url=f"{url.rstrip('/')}/metrics", patience_s=PATIENCE_S, most_bytes=_LARGEST_PAGE)
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/metrics", timeout=PATIENCE_S) as answer:  # noqa: S310
-            text = answer.read(_LARGEST_PAGE).decode("utf-8", "replace")
-    except urllib.error.HTTPError as error:
-        error.close()
+        reply = fetch(page)
+    except NoAnswer as error:
+        raise CaptureError(error.message, hint="does the server run?") from error
+    if reply.status != _HTTP_OK:
         return ServerMetrics()
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        raise CaptureError(f"{url}: {reason}", hint="does the server run?") from error
+    text = reply.body.decode("utf-8", "replace")
     return parse_metrics(text)
 
 
@@ -87,10 +88,11 @@ def parse_metrics(text: str) -> ServerMetrics:
     for name in _LENGTHS:
         for labels, value in samples.get(f"{name}_bucket", {}).items():
             bound = _BOUND.search(labels)
-            if bound is not None:
-                upper = float(bound[1])
+            upper = None if bound is None else _number(bound[1])
+            if upper is not None and upper > 0 and 0 <= value < math.inf:
                 lengths[upper] = lengths.get(upper, 0.0) + value
-    return ServerMetrics(lengths=lengths, waiting=total_of(samples, WAITING) or 0.0)
+    waiting = total_of(samples, WAITING) or 0.0
+    return ServerMetrics(lengths=lengths, waiting=waiting if 0 <= waiting < math.inf else 0.0)
 
 
 def requests_between(before: ServerMetrics, after: ServerMetrics) -> dict[int, float]:
@@ -102,8 +104,16 @@ def requests_between(before: ServerMetrics, after: ServerMetrics) -> dict[int, f
         if total < 0:  # it was started again
             return requests_between(ServerMetrics(), after)
         count, below = total - below, total
-        finite = bound if math.isfinite(bound) else 2 * finite
+        finite = bound if bound <= _LONGEST_PROMPT else min(2 * finite, _LONGEST_PROMPT)
         bucket = context_bucket([math.ceil(finite)])
         if count > 0 and bucket is not None:
             counts[bucket] = counts.get(bucket, 0.0) + count
     return counts
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value

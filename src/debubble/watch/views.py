@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -91,11 +92,24 @@ def describe_config(config: Config) -> dict[str, Any]:
     }
 
 
-def whole_view(config: Config, journal: Journal, judge: Judge) -> dict[str, Any]:
-    """Return everything that is shown."""
+def whole_view(
+    config: Config, journal: Journal, judge: Judge, troubles: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Return everything that is shown; `troubles` are those of each source now."""
+    names = [source.name for source in config.sources]
+    given_up = journal.given_up(names)
     return {
         "schema": SCHEMA,
-        "pipelines": [pipeline_view(journal, judge, source.name) for source in config.sources],
+        "pipelines": [
+            pipeline_view(journal, judge, name)
+            | {
+                "troubles": list(troubles.get(name, ())),
+                "given_up": [
+                    capture_view(row, whole=False) for row in given_up if row.source == name
+                ],
+            }
+            for name in names
+        ],
         "alerts": [alert_view(alert) for alert in journal.alerts()],
         "open_alerts": [alert_view(alert) for alert in journal.open_alerts()],
     }
@@ -167,18 +181,24 @@ def drift_view(journal: Journal, judge: Judge, name: str) -> list[dict[str, Any]
     found = []
     for subject, track in sorted(journal.states(name, TRACKS, drift.Track).items()):
         metric, _, bucket = subject.partition("/")
-        if metric not in WORSE:
+        if metric not in WORSE or not bucket.isdecimal():
             continue
         chart = judge.chart(metric)
         known = track.centre is not None
+        try:
+            levels = {
+                "reference": chart.level(track.centre) if known else None,
+                "recent": chart.level(track.recent) if track.recent is not None else None,
+                "score": drift.score(track, chart) if known else None,
+            }
+        except ArithmeticError:  # of a row that is damaged: no figure is so large
+            continue
         found.append(
             {
                 "metric": metric,
                 "context_bucket": int(bucket) or None,
                 "reference_captures": len(track.reference),
-                "reference": chart.level(track.centre) if known else None,
-                "recent": chart.level(track.recent) if track.recent is not None else None,
-                "score": drift.score(track, chart) if known else None,
+                **levels,
             }
         )
     return found

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import json
 import time
-import urllib.error
-import urllib.request
 from urllib.parse import urlsplit
 
-from debubble.errors import StoreError
+from debubble.capture.fetch import Asked, fetch
+from debubble.errors import CaptureError, StoreError
 from debubble.watch.journal import Delivery, Journal
 from debubble.watch.log import log
 from debubble.watch.views import SCHEMA, alert_view
@@ -23,16 +21,8 @@ _LONGEST_WAIT_S = 3600.0
 # Together about a day.
 MOST_ATTEMPTS = 32
 _NEVER_S = 1e15
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A target that sends elsewhere is not followed: only the configured address is written to."""
-
-    def redirect_request(self, *_words: object, **_named: object) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+_LONGEST_ANSWER = 1 << 20
+_HTTP_REFUSED = 300
 
 
 class Webhooks:
@@ -67,9 +57,9 @@ class Webhooks:
         host, number = urlsplit(delivery.target).hostname, delivery.alert.number
         try:
             post(delivery)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            problem = str(getattr(error, "reason", None) or error) or type(error).__name__
-            problem = problem[:300]
+        except CaptureError as error:
+            # An address may hold a secret: only its host is told.
+            problem = error.message.removeprefix(f"{delivery.target}: ")[:300]
             given_up = delivery.attempts + 1 >= MOST_ATTEMPTS
             wait_s = min(_FIRST_WAIT_S * 2**delivery.attempts, _LONGEST_WAIT_S)
             next_s = _NEVER_S if given_up else time.time() + wait_s
@@ -85,19 +75,19 @@ class Webhooks:
 def post(delivery: Delivery) -> None:
     """Send an alert as JSON; its key stays the same, for targets that tell doubles."""
     body = json.dumps({"schema": SCHEMA, "alert": alert_view(delivery.alert)}).encode()
-    request = urllib.request.Request(  # noqa: S310 (http and https only, checked)
-        delivery.target,
-        data=body,
+    asked = Asked(
+        url=delivery.target,
+        method="POST",
+        body=body,
         headers={
             "Content-Type": "application/json",
             "User-Agent": "debubble",
             "Idempotency-Key": f"debubble-alert-{delivery.alert.number}",
         },
-        method="POST",
+        patience_s=PATIENCE_S,
+        most_bytes=_LONGEST_ANSWER,
+        follow=False,  # only the configured address is written to
     )
-    try:
-        with _OPENER.open(request, timeout=PATIENCE_S) as answer:
-            answer.read(1024)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise OSError(f"the target answered {error.code}") from error
+    reply = fetch(asked)
+    if reply.status >= _HTTP_REFUSED:
+        raise CaptureError(f"the target answered {reply.status}")

@@ -70,6 +70,8 @@ class Setup:
     """Sender, receiver, and how many times as long its messages take."""
     spikes: tuple[int, float] | None = None
     """A rank whose every fourth pass takes so many times as long."""
+    slow_data: tuple[tuple[int, float], ...] = ()
+    """Microbatches that take so many times as long on every stage."""
     late_host: tuple[int, int, int] | None = None
     """A rank whose host takes so many ns more before every n-th pass."""
     collective: tuple[int, int] | None = None
@@ -175,6 +177,7 @@ class Programs:
         weights = self.setup.weights or (1.0,) * self.stages
         length = LENGTH_NS[action.kind] * weights[action.stage]
         length *= self.setup.slow_first if self.steps == 1 else 1
+        length *= dict(self.setup.slow_data).get(action.microbatch, 1.0)
         length *= 1 + self.setup.noise * float(self.noise.standard_normal())
         rank = self.home[action.stage]
         self.computed[rank] += 1

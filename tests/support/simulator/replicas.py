@@ -63,6 +63,8 @@ class Replicas:
     setups: tuple[Setup, ...]
     bucketed: bool = False
     transfer_ns: int = 2 * MS
+    in_step: bool = False
+    """All ranks begin a step together, as after a norm over all gradients."""
 
     def play(self) -> list[Play]:
         """Play all pipelines, step by step."""
@@ -75,6 +77,11 @@ class Replicas:
             for play, mine in zip(plays, steps, strict=True):
                 play.finish(mine)
                 play.steps.append(mine)
+            if self.in_step:
+                devices = [device for play in plays for device in play.devices]
+                for device in devices:
+                    device.free_ns = max(one.free_ns for one in devices)
+                    device.host_ns = max(device.host_ns, device.free_ns)
         return plays
 
     def _reduce(self, ranks: Sequence[RankStep]) -> None:

@@ -141,7 +141,16 @@ class NvlinkStatus:
     devices: tuple[tuple[int, str, tuple[float | None, ...]], ...]
 
 
-Log = NcclLog | MatrixLog | CopyLog | Topology | NvlinkStatus
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvlinkErrors:
+    """`nvidia-smi nvlink -e`: what went wrong on the links of each device since it was reset."""
+
+    file: str
+    devices: tuple[tuple[int, str, tuple[tuple[int, str, int], ...]], ...]
+    """By device: its number, its name, and the links, kinds and counts of its counters."""
+
+
+Log = NcclLog | MatrixLog | CopyLog | Topology | NvlinkStatus | NvlinkErrors
 
 _NOT_AVAILABLE = frozenset({"N/A", "n/a", "NA"})
 RERUN = "run the test again, or give the whole log"

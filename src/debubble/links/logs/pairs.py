@@ -9,8 +9,15 @@ from debubble.errors import Code, Gap
 from debubble.links.classes import LinkClass
 from debubble.links.hop_times import Fit, Hop, fit_line
 from debubble.links.judge import Judgement, Past, judge_by_class, judge_time, unknown
-from debubble.links.logs.model import CopyLog, Log, MatrixLog, NcclLog, NvlinkStatus
-from debubble.links.wiring import inactive_links
+from debubble.links.logs.model import (
+    CopyLog,
+    Log,
+    MatrixLog,
+    NcclLog,
+    NvlinkErrors,
+    NvlinkStatus,
+)
+from debubble.links.wiring import failing_links, inactive_links
 from debubble.units import NS_PER_S, show_bytes
 
 
@@ -88,6 +95,8 @@ def doubts_about(logs: Sequence[Log]) -> tuple[Gap, ...]:
     for log in logs:
         if isinstance(log, NvlinkStatus):
             gaps += inactive_links(log)
+        if isinstance(log, NvlinkErrors):
+            gaps += failing_links(log)
         for code, message, hint in _doubts(log):
             gaps.append(Gap(code=code, message=message, hint=hint, file=log.file))
     return tuple(gaps)

@@ -17,8 +17,10 @@ from debubble.links.logs.nvbandwidth import (
     read_nvbandwidth_text,
 )
 from debubble.links.logs.topology import (
+    is_nvlink_errors,
     is_nvlink_status,
     is_topology,
+    read_nvlink_errors,
     read_nvlink_status,
     read_topology,
 )
@@ -28,7 +30,7 @@ from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 MOST_BYTES = 16 * 1024**2
 KNOWN = (
     "nccl-tests (text, or JSON by -J), nvbandwidth (text, or JSON by -j), SuperBench's gpu_copy,"
-    " `nvidia-smi topo -m`, `nvidia-smi nvlink -s`"
+    " `nvidia-smi topo -m`, `nvidia-smi nvlink -s` and `-e`"
 )
 
 
@@ -79,6 +81,7 @@ _TEXTS = (
     (is_nccl_text, read_nccl_text),
     (is_nvbandwidth_text, read_nvbandwidth_text),
     (is_topology, read_topology),
+    (is_nvlink_errors, read_nvlink_errors),
     (is_nvlink_status, read_nvlink_status),
     (is_gpu_copy, read_gpu_copy),
 )

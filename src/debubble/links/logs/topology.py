@@ -1,4 +1,4 @@
-"""Output of `nvidia-smi topo -m` or `nvlink -s` in → how devices of a host are joined."""
+"""Output of `nvidia-smi topo -m` or `nvlink` in → how devices of a host are joined."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 
 from debubble.links.classes import CLASSES, LinkClass, nvlink_of
 from debubble.links.hop_times import Hop
-from debubble.links.logs.model import NvlinkStatus, Topology, damaged, number
+from debubble.links.logs.model import NvlinkErrors, NvlinkStatus, Topology, damaged, number
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _GPU = re.compile(r"^GPU(\d+)$")
 _JOIN = re.compile(r"^(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS|NVB|PSB)$")
 _DEVICE = re.compile(r"^GPU (\d+):\s*(.*?)\s*(?:\(UUID:.*)?$")
 _LINK = re.compile(r"^\s*Link (\d+):\s*(.+?)\s*$")
+_COUNTER = re.compile(r"^\s*Link (\d+):\s*([A-Za-z][\w ()-]*Errors?[\w ()-]*):\s*(\d+|N/A)\s*$")
 _RATE = re.compile(r"^(\S+) GB/s$")
 _AS_PRINTED = "give what `nvidia-smi topo -m` printed, as it is"
 # 12 links are NVLink 3, 18 are NVLink 4 or 5: the device tells which.
@@ -62,6 +63,30 @@ def read_topology(text: str, file: str) -> Topology:
                 "cells are missing or changed places; give it as nvidia-smi printed it",
             )
     return Topology(file=file, joins={pair: how for pair, how in joins.items() if how != "X"})
+
+
+def is_nvlink_errors(text: str) -> bool:
+    """Tell whether `nvidia-smi nvlink -e` printed this."""
+    lines = _plain(text)
+    return any(map(_DEVICE.match, lines)) and any(map(_COUNTER.match, lines))
+
+
+def read_nvlink_errors(text: str, file: str) -> NvlinkErrors:
+    """Read the counters of each device's links; those that a device does not have are left out."""
+    devices: list[tuple[int, str, list[tuple[int, str, int]]]] = []
+    for count, line in enumerate(_plain(text), 1):
+        if found := _DEVICE.match(line):
+            devices.append((int(found[1]), found[2], []))
+        elif found := _COUNTER.match(line):
+            if not devices:
+                raise damaged(f"line {count}: link {found[1]} of no device", file)
+            if found[3].isdigit():
+                devices[-1][2].append((int(found[1]), found[2].lower(), int(found[3])))
+        elif line.strip() and not line.lstrip().startswith("Link"):
+            raise damaged(f"line {count}: neither a device nor a counter", file)
+    return NvlinkErrors(
+        file=file, devices=tuple((index, name, tuple(found)) for index, name, found in devices)
+    )
 
 
 def read_nvlink_status(text: str, file: str) -> NvlinkStatus:

@@ -14,6 +14,7 @@ from debubble.timeline.replicas.judge import (
     judge_run,
     shown_of,
 )
+from debubble.timeline.replicas.workers import SlowWorker, Workers, compare_workers
 
 __all__ = [
     "DRAGS",
@@ -21,6 +22,9 @@ __all__ = [
     "Difference",
     "Replica",
     "ReplicaFigures",
+    "SlowWorker",
+    "Workers",
+    "compare_workers",
     "judge_replicas",
     "judge_run",
     "shown_of",

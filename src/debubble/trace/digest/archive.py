@@ -45,7 +45,7 @@ _NPY_LENGTH = slice(8, 10)
 # Level 9 saves a hundredth and takes twice as long.
 _LEVEL = 6
 # The ratio says nothing about a small file; a megabyte of constant columns is harmless.
-_RATIO_APPLIES_FROM = 64 * 1024 * 1024
+_RATIO_APPLIES_FROM = 16 * 1024 * 1024
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _DAMAGE = (
     zipfile.BadZipFile,

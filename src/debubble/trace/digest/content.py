@@ -199,6 +199,8 @@ def read_table(file: str, limits: Limits = DEFAULT_LIMITS) -> OpTable:
         raise damaged(file, "it is that of a rank")
     said = from_json(content, _TableDescription, file)
     columns = unpack_tables(said.tables, content.columns, _TABLE_WANTED, file)["operations"]
+    # Digests of older versions kept no memory.
+    columns.setdefault("memory_bytes", np.full(len(columns.get("step", ())), -1))
     missing = sorted(_TABLE_WANTED["operations"].keys() - columns.keys())
     if missing:
         raise damaged(file, f"it has no {', '.join(missing)}")

@@ -10,10 +10,14 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
+from isal import isal_zlib
+
 from debubble.errors import TraceError
 from debubble.trace.digest.archive import looks_like_digest, peek_head
 from debubble.trace.format import Head, Stamp
 from debubble.trace.source import (
+    GZIP_MAGIC,
+    PIECE_BYTES,
     is_url,
     locate,
     open_binary,
@@ -73,17 +77,24 @@ def place_digests(place: str, typed: Sequence[str], files: Sequence[str]) -> Dig
 
 def stamp_of(file: str) -> Stamp | None:
     """Return what tells a trace from others of its name; None where it cannot be asked."""
+    whole = None
     try:
         if is_url(file):
             size, tail = read_tail(file, _TAIL_BYTES)
         else:
             with closing(open_binary(file)) as stream:
+                packed = stream.read(len(GZIP_MAGIC)) == GZIP_MAGIC
                 size = stream.seek(0, os.SEEK_END)
                 stream.seek(max(0, size - _TAIL_BYTES))
                 tail = stream.read(_TAIL_BYTES)
+                stream.seek(0)
+                if not packed:
+                    whole = 0
+                    while piece := stream.read(PIECE_BYTES):
+                        whole = isal_zlib.crc32(piece, whole)
     except (TraceError, OSError, ValueError, KeyError):
         return None
-    return Stamp(bytes=size, tail=zlib.crc32(tail))
+    return Stamp(bytes=size, tail=zlib.crc32(tail), whole=whole)
 
 
 def write_digest(target: str, data: bytes) -> None:
@@ -118,7 +129,7 @@ def _check_free(target: str, head: Head) -> None:
         known = peek_head(there, target)
     except TraceError:
         return
-    is_same = known.stamp == head.stamp and head.stamp is not None
+    is_same = known.stamp is not None and head.stamp is not None and known.stamp.is_of(head.stamp)
     if known.file != head.file and not is_same:
         raise TraceError(
             f"the digest is not written: that of {known.file} has its name",

@@ -29,7 +29,7 @@ from debubble.trace.kineto.events import (
     mend_text,
     scan_json,
 )
-from debubble.trace.kineto.operators import parse_groups
+from debubble.trace.kineto.operators import check_ranks, parse_groups
 from debubble.trace.kineto.walk import BORDER, MOST_MALFORMED, Stretch, sift, walk_events
 from debubble.trace.source import Source
 from debubble.units import show_bytes, show_count
@@ -37,8 +37,9 @@ from debubble.units import show_bytes, show_count
 EVENTS_FIELD = "traceEvents"
 
 # No field beside the events, and no single event, is larger in any trace we have seen (the largest
-# header is 40 KB). The limit bounds memory when a file is not what it seems.
-MAX_HELD_BYTES = 16 * 1024 * 1024
+# header is 40 KB). The limit bounds memory when a file is not what it seems: lists of nothing take
+# thirty times their text.
+MAX_HELD_BYTES = 4 * 1024 * 1024
 
 # Event borders are looked for in the last bytes of a piece; an event is some 300 bytes long.
 _BORDER_WINDOWS = (2_048, 65_536, MAX_HELD_BYTES)
@@ -92,6 +93,8 @@ class Document:
         self.malformed = 0
         self.first_malformed = ""
         self.bad_text = 0
+        self.wrong = 0
+        """Events with a field of another type than it has."""
         self._section = Section.BEFORE
         self._held = b""
 
@@ -102,7 +105,7 @@ class Document:
                 yield from self._take_events(piece)
                 continue
             if self._section is Section.AFTER and len(self._held) > MAX_HELD_BYTES:
-                continue  # whatever follows 16 MiB after the events, no field of ours does
+                continue  # whatever follows 4 MiB after the events, no field of ours does
             self._held += piece
             if self._section is Section.AFTER:
                 continue
@@ -166,6 +169,7 @@ class Document:
         self.malformed += walk.malformed
         self.first_malformed = self.first_malformed or walk.first_malformed
         self.bad_text += walk.bad_text
+        self.wrong += walk.wrong
         if self.malformed > MOST_MALFORMED:
             raise TraceError(
                 f"holds more than {show_count(MOST_MALFORMED)} malformed events: no trace",
@@ -358,12 +362,41 @@ def parse_header(fields: Mapping[str, Any]) -> Header:
         groups=parse_groups(info),
         devices=_devices(fields.get("deviceProperties")),
         host=host if isinstance(host, str) else "",
-        base_time_ns=base if isinstance(base, int) and 0 <= base < _MAX_BASE_NS else 0,
+        base_time_ns=_count(base, below=_MAX_BASE_NS) or 0,
         record_shapes=_flag(fields, "record_shapes"),
         profile_memory=_flag(fields, "profile_memory"),
         with_stack=_flag(fields, "with_stack"),
         versions=tuple(sorted(versions.items())),
     )
+
+
+def wrong_fields(fields: Mapping[str, Any]) -> list[str]:
+    """Name the fields of a header that are there and not what they should be."""
+    info = _mapping(fields.get("distributedInfo"))
+    entries = fields.get("deviceProperties", [])
+    groups = info.get("pg_config", [])
+    devices = entries if isinstance(entries, list) else [None]
+    listed = groups if isinstance(groups, list) else [None]
+    wrong = {
+        "deviceProperties": any(
+            _count(_mapping(entry).get(key, 0)) is None
+            for entry in devices
+            for key in ("id", "totalGlobalMem", "numSms")
+        )
+        or not all(isinstance(entry, dict) for entry in devices),
+        "distributedInfo": not isinstance(fields.get("distributedInfo", {}), dict),
+        "distributedInfo.rank": _count(info.get("rank", 0), below=MOST_RANKS) is None,
+        "distributedInfo.world_size": not _count(info.get("world_size", 1), below=MOST_RANKS),
+        "distributedInfo.pg_config": not all(map(_is_group, listed)),
+        "baseTimeNanoseconds": _count(fields.get("baseTimeNanoseconds", 0), below=_MAX_BASE_NS)
+        is None,
+    }
+    return [name for name, is_wrong in wrong.items() if is_wrong]
+
+
+def _is_group(entry: object) -> bool:
+    ranks = _mapping(entry).get("ranks", [])
+    return isinstance(entry, dict) and (ranks == [] or bool(check_ranks(ranks)))
 
 
 def _devices(entries: object) -> tuple[Device, ...]:

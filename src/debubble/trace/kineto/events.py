@@ -167,6 +167,8 @@ class ArgsDecoder:
         self._kind = kind
         self._decode = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
         self._fields = msgspec.structs.fields(kind)
+        self.wrong = 0
+        """Events whose arguments are none, or of which one is of another type than it has."""
 
     def __call__(self, events: Sequence[AnyKind]) -> list[Any]:
         """Return one struct an event, in order; what cannot be understood keeps its default."""
@@ -180,8 +182,9 @@ class ArgsDecoder:
         try:
             value = load_json(mend_text(bytes(raw)))
         except (ValueError, RecursionError):
-            return self._kind()
+            value = None
         known = {}
+        wrong = not isinstance(value, dict)
         for field in self._fields if isinstance(value, dict) else ():
             if field.encode_name in value:
                 try:
@@ -189,7 +192,8 @@ class ArgsDecoder:
                         value[field.encode_name], field.type, strict=False
                     )
                 except (msgspec.ValidationError, OverflowError, RecursionError):
-                    continue
+                    wrong = True
+        self.wrong += wrong
         return self._kind(**known)
 
 

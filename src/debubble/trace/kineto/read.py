@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from debubble.errors import Code, Gap, NotATrace, TraceError
 from debubble.trace.columns import Header, RankTrace, Thread
 from debubble.trace.format import Reading, TraceFile
-from debubble.trace.kineto.document import NAME, Document, not_a_trace, parse_header
-from debubble.trace.kineto.reduce import FOREIGN_DEVICE, Reducer
+from debubble.trace.kineto.document import NAME, Document, not_a_trace, parse_header, wrong_fields
+from debubble.trace.kineto.reduce import FOREIGN_DEVICE, FOREIGN_PROCESS, Reducer
 from debubble.trace.kineto.tables import BadTimes, Tables, make_tables
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 from debubble.units import counted, show_count
+
+_AGAIN = "copy the file again, or record the trace again"
 
 
 def read_known(known: TraceFile, limits: Limits) -> Reading:
@@ -82,7 +84,7 @@ def _nothing_in(document: Document) -> TraceError:
     if document.source.damage:
         return TraceError(
             f"{document.source.damage}, before the first event",
-            hint="copy the file again, or record the trace again",
+            hint=_AGAIN,
             file=file,
         )
     if document.malformed:
@@ -106,13 +108,38 @@ def _find_gaps(
                 f"{counted(count, 'event')} with {problem} left out",
                 "a profiler bug: newer torch versions write them less often",
             )
+    wrong = document.wrong + reducer.wrong
+    if wrong:
+        yield (
+            Code.WRONG_VALUES,
+            f"{counted(wrong, 'event')} with a field of a wrong type, which counts as absent",
+            _AGAIN,
+        )
+    fields = wrong_fields(document.fields)
+    if fields:
+        yield (
+            Code.WRONG_VALUES,
+            f"its header is not what it should be, and counts as absent: {', '.join(fields)}",
+            _AGAIN,
+        )
     foreign = {name: n for name, n in reducer.counts.items() if FOREIGN_DEVICE.match(name)}
-    if foreign:
-        listed = ", ".join(f"{show_count(n)} {name}" for name, n in sorted(foreign.items()))
+    processes = sorted(filter(FOREIGN_PROCESS.match, reducer.process_names))
+    read = (reducer.device, reducer.launches, reducer.cpu_operators, reducer.operators)
+    if foreign or (processes and not len(tables.kernels)):
+        listed = ", ".join(
+            [*(f"{show_count(n)} {name}" for name, n in sorted(foreign.items())), *processes]
+        )
         yield (
             Code.FOREIGN_DEVICE,
             f"device events that are not read: {listed}",
             "only CUDA and ROCm devices are known; times on others cannot be told",
+        )
+    elif not any(map(len, (*read, reducer.annotations, reducer.memory))):
+        events = counted(sum(reducer.counts.values()), "event")
+        yield (
+            Code.NOT_UNDERSTOOD,
+            f"none of its {events} is of a kind that is read: another tool wrote it",
+            "give traces of torch.profiler, or spans of passes (`debubble` reads F and B, by rank)",
         )
     elif header.devices and not len(tables.kernels):
         yield (
@@ -123,7 +150,6 @@ def _find_gaps(
 
 
 def _find_damage(document: Document, events: int) -> Iterator[tuple[Code, str, str]]:
-    again = "copy the file again, or record the trace again"
     damage = document.source.damage
     if not damage and not document.closed and not document.bare:
         damage = "the file ends inside its list of events"
@@ -131,11 +157,11 @@ def _find_damage(document: Document, events: int) -> Iterator[tuple[Code, str, s
         damage = "what follows the list of events is damaged and was not read"
     if damage:
         kept = f"{counted(events, 'event')} before that kept"
-        yield Code.TRUNCATED, f"{damage}; {kept}", again
+        yield Code.TRUNCATED, f"{damage}; {kept}", _AGAIN
     if document.malformed:
         sample = f", the first near {document.first_malformed!r}"
         message = f"{counted(document.malformed, 'malformed event')} left out{sample}"
-        yield Code.MALFORMED, message, again
+        yield Code.MALFORMED, message, _AGAIN
     if document.bad_text:
         names = counted(document.bad_text, "name")
         yield Code.BAD_TEXT, f"{names} with bad UTF-8; the bad bytes were replaced", ""

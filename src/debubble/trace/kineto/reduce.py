@@ -36,7 +36,9 @@ _OPERATORS = frozenset({"cpu_op", "Operator"})
 _HOST_ANNOTATIONS = frozenset({"user_annotation", "User Annotation"})
 
 # Device work of accelerators that we cannot read yet: counted, so that nobody takes them for idle.
-FOREIGN_DEVICE = re.compile(r"^(?:mtia_|hpu_|npu|privateuse1_|glow_)")
+FOREIGN_DEVICE = re.compile(r"^(?:mtia_|hpu_|npu|async_npu|privateuse1_|glow_|tpu_|xla_)")
+# The same told by the process that rows are written under, as Ascend's and JAX's profilers do.
+FOREIGN_PROCESS = re.compile(r"^(?:Ascend Hardware|CANN|/device:TPU|/device:GPU)", re.IGNORECASE)
 
 _COMMUNICATION_OPERATORS = ("c10d::", "record_param_comms")
 _COMMUNICATION_ANNOTATIONS = ("nccl:", "gloo:", "mpi:", "ucc:", "xccl:", "hccl:")
@@ -87,6 +89,7 @@ class Reducer:
         self.names: Interner[str] = Interner()
         self.threads: Interner[int | str] = Interner()
         self.thread_names: dict[int | str, str] = {}
+        self.process_names: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.device = Rows(
             ts="d", dur="d", name="i", device="q", stream="q", correlation="q", graph="q", bytes="q"
@@ -128,6 +131,18 @@ class Reducer:
                 self._add_cpu_operators(group)  # beside device work they are of no use
             self._sort(category, group)
 
+    @property
+    def wrong(self) -> int:
+        """Return how many events have arguments that are not what they should be."""
+        decoders = (
+            self._device_args,
+            self._launch_args,
+            self._memory_args,
+            self._operator_args,
+            self._metadata_args,
+        )
+        return sum(decoder.wrong for decoder in decoders)
+
     def _sort(self, category: str, group: list[AnyKind]) -> None:
         if category in DEVICE_CATEGORIES:
             # Some kernels say themselves what they communicate: operators of their own.
@@ -142,6 +157,10 @@ class Reducer:
             self._add_launches(kept, self._launch_args(kept))
         elif category in _OPERATORS:
             self._add_communication(group, _COMMUNICATION_OPERATORS)
+            # torch 1.8 and 1.9 mark steps so, and builds for other devices do.
+            steps = [event for event in group if event.name.startswith("ProfilerStep#")]
+            threads = self._thread_numbers(steps)
+            self.annotations.add(**self._spans(steps), thread=threads, stream=[-1] * len(steps))
         elif category == "cpu_instant_event":
             kept = [event for event in group if event.name == "[memory]"]
             self._add_memory(kept, self._memory_args(kept))
@@ -156,6 +175,8 @@ class Reducer:
             named = [e for e in group if e.name == "thread_name"]
             for event, args in zip(named, self._metadata_args(named), strict=True):
                 self.thread_names[event.tid] = args.name
+            processes = [e for e in group if e.name == "process_name"]
+            self.process_names.update(args.name for args in self._metadata_args(processes))
 
     def _add_device(
         self, events: Sequence[AnyKind | DeviceEvent], args: Sequence[DeviceArgs]

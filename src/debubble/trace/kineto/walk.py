@@ -45,7 +45,7 @@ Flags = NDArray[np.bool_]
 # An event as Kineto writes it, positions counted from its brace:
 #   {⏎    "ph": "X", "cat": "cpu_op", "name": "aten::mm", …
 # A line break cannot stand inside a JSON string, so this is never part of a name.
-_BREAK, _SPACE, _BRACE = b"\n {"
+_BREAK, _SPACE, _BRACE, _COMMA, _COLON = b"\n {,:"
 _BEFORE = len("\n  ")
 _FIRST_KEY = 7
 _PHASE = 13
@@ -108,7 +108,7 @@ def sift(held: bytes, piece: bytes) -> Stretch | None:
     """
     text = np.frombuffer(piece, dtype=np.uint8)
     starts = _find_events(text)
-    if len(starts) < 2:
+    if starts is None or len(starts) < 2:
         return None
     kinds = _tell_kinds(text, starts[:-1])
     carried = held + piece[: starts[0]]
@@ -122,15 +122,21 @@ def sift(held: bytes, piece: bytes) -> Stretch | None:
     )
 
 
-def _find_events(text: Letters) -> Positions:
-    """Return the positions of the braces that open an event in Kineto's layout."""
+def _find_events(text: Letters) -> Positions | None:
+    """Return the positions of the braces that open an event in Kineto's layout.
+
+    None where an event may begin in another way, which would then be taken for a part of the one
+    before it: after a comma, or after a blank that follows no colon. Names hold braces as well,
+    such as `{lambda()#1}`, after colons.
+    """
     braces: Positions = np.flatnonzero(text == _BRACE)
     first, last = np.searchsorted(braces, (_BEFORE, len(text) - _LOOKED_AT))
     braces = braces[first:last]
-    braces = braces[text[braces - _BEFORE] == _BREAK]
-    opens = (text[braces - 1] == _SPACE) & (text[braces + 1] == _BREAK)
-    key = text[braces + _FIRST_KEY]
-    opens &= (key == ord("p")) | (key == ord("n"))
+    ahead, before_that = text[braces - 1], text[braces - 2]
+    opens = (text[braces - _BEFORE] == _BREAK) & (ahead == _SPACE) & (text[braces + 1] == _BREAK)
+    strange = (ahead == _COMMA) | ((ahead <= _SPACE) & (before_that != _COLON))
+    if (strange & ~opens).any():
+        return None
     found: Positions = braces[opens]
     return found
 
@@ -203,6 +209,8 @@ class Walk:
     malformed: int = 0
     first_malformed: str = ""
     bad_text: int = 0
+    wrong: int = 0
+    """Events with a field of another type than it has."""
 
 
 class _Broken(Exception):
@@ -310,6 +318,7 @@ def _to_event(data: bytes, value: dict[str, Any], walk: Walk) -> AnyEvent:
     if not data.isascii() or "\\u" in text:
         value = load_json(text)
     thread = value.get("tid", 0)
+    walk.wrong += not _is_typed(value)
     return AnyEvent(
         cat=_text(value.get("cat")),
         name=_text(value.get("name")),
@@ -318,6 +327,13 @@ def _to_event(data: bytes, value: dict[str, Any], walk: Walk) -> AnyEvent:
         dur=_number(value.get("dur")),
         args=_raw(value.get("args")),
     )
+
+
+def _is_typed(value: dict[str, Any]) -> bool:
+    """Tell whether all fields are what they should be; times that are none are counted as such."""
+    texts = all(isinstance(value.get(key, ""), str) for key in ("cat", "name"))
+    thread = isinstance(value.get("tid", 0), int | str)
+    return texts and thread and isinstance(value.get("args", {}), dict)
 
 
 def _text(value: object) -> str:

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from debubble.trace.format import Format, Reading, TraceFile, rank_from_name
+from debubble.errors import TraceError
+from debubble.trace.format import OTHER, Format, Reading, TraceFile, rank_from_name
 from debubble.trace.source import Limits, local_copy
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
+# What `nsys profile` itself leaves; its form is nobody's but NVIDIA's.
+_REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:
     """Tell a database; whether it is an export shows when it is read."""
+    if file.lower().endswith(_REPORTS):
+        why = TraceError(
+            "is a report of Nsight Systems, which is read as its SQLite export",
+            hint="run `nsys export --type sqlite` on it, and give the file that this writes",
+            file=file,
+        )
+        return TraceFile(file=file, format=OTHER, why_not=why)
     if not prefix.startswith(_SQLITE_MAGIC):
         return None
     return TraceFile(file=file, format=FORMAT.name, rank=rank_from_name(file))
 
 
-def read_known(known: TraceFile, limits: Limits) -> Reading:  # noqa: ARG001 (it is read where it lies)
+def read_known(known: TraceFile, limits: Limits) -> Reading:
     """Read every process of an export."""
     from debubble.trace.nsight.read import read_nsight  # noqa: PLC0415 (rare, and 30 ms)
 
-    with local_copy(known.file) as path:
+    with local_copy(known.file, limits) as path:
         traces = tuple(replace(trace, file=known.file) for trace in read_nsight(path))
     return Reading(traces=traces)
 
@@ -31,7 +41,7 @@ FORMAT = Format(
     a_file="an Nsight export",
     ask_for="`nsys export --type sqlite` files",
     position=20,
-    in_names=(".sqlite",),
+    in_names=(".sqlite", *_REPORTS),
     recognise=recognise,
     read=read_known,
     one_a_rank=False,

@@ -62,6 +62,8 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "bytes": ("bytes", "message_bytes", "size_bytes", "nbytes"),
     "peer": ("peer", "peer_rank"),
     "layer": ("layer", "layer_id", "layer_index"),
+    "chunk": ("chunk", "chunk_id", "model_chunk", "mc", "vpp_rank", "vp_stage", "virtual_stage"),
+    "memory": ("memory_bytes", "peak_memory_bytes", "reserved_bytes", "allocated_bytes"),
 }
 # The same for times, without the unit that follows: `start_us`, `dur_ms`.
 TIME_ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -97,8 +99,12 @@ _FIELDS_OF_AN_OP_TABLE: Final = 3
 _TELLING_FIELDS: Final = frozenset(
     {"step", "stage", "microbatch", "op", "start", "duration", "end"}
 )
-# A Parquet file of a few kilobytes may claim any number of equal rows. 50 million take about 4 GB.
+# A Parquet file of a few kilobytes may claim any number of equal rows. A cell takes some 64 bytes
+# while it is read; real tables take 40 to 60 times their file, and a small one harms nobody.
 _MAX_ROWS: Final = 50_000_000
+_CELL_BYTES: Final = 64
+_HARMLESS_BYTES: Final = 64 * 1024 * 1024
+_MAX_RATIO: Final = 250
 
 # Half of int64, 146 years in ns: a start and a duration added stay inside.
 LAST_NS: Final = 2**62
@@ -327,7 +333,8 @@ def _read_parquet(path: str, content: bytes) -> RawTable:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _broken(path, error) from error
     rows = int(table.metadata.num_rows)
-    if not 0 <= rows <= _MAX_ROWS:
+    takes = rows * len(find_columns(names).fields) * _CELL_BYTES
+    if not 0 <= rows <= _MAX_ROWS or takes > max(_HARMLESS_BYTES, _MAX_RATIO * len(content)):
         raise TraceTooLarge(f"the table claims {rows:,} rows", file=path, hint="cut it by steps")
     return RawTable(
         file=path,

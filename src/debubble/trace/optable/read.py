@@ -1,15 +1,17 @@
 """Op tables: one row an operation, from shops that time their jobs themselves.
 
 Columns `step, pipeline, stage, microbatch, op, start_us, duration_us` and, where known, `rank,
-bytes, peer, layer`, by these or their other usual names (`files.py`), as CSV, JSON lines or
-Parquet. A time's unit is the end of its column's name: `_s`, `_ms`, `_us`, `_ns`. A time that
-names none has the unit given by the caller, else that of the table's other times, else seconds.
+chunk, bytes, peer, layer, memory_bytes`, by these or their other usual names (`files.py`), as CSV,
+JSON lines or Parquet. A time's unit is the end of its column's name: `_s`, `_ms`, `_us`, `_ns`. A
+time that names none has the unit given by the caller, else that of the table's other times, else
+seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -42,7 +44,15 @@ _PASSES: Final = (Op.FORWARD, Op.BACKWARD, Op.INPUT_GRAD, Op.WEIGHT_GRAD)
 _SMALL: Final = frozenset({"pipeline", "stage", "microbatch", "name", "rank", "peer", "layer"})
 # A table with hundreds of columns does not make its error unreadable.
 _NAMES_SHOWN: Final = 30
+_FLAGS: Final = {
+    Op.FORWARD: "--forward", Op.BACKWARD: "--backward",
+    Op.INPUT_GRAD: "--input-grad", Op.WEIGHT_GRAD: "--weight-grad",
+}  # fmt: skip
 # What makes two rows the same pass, beside a known microbatch.
+_MISSING: Final = {
+    "step": 0, "pipeline": 0, "stage": 0, "microbatch": UNKNOWN, "start": 0, "duration": 0,
+    "rank": UNKNOWN, "bytes": UNKNOWN, "peer": UNKNOWN, "layer": UNKNOWN, "memory": UNKNOWN,
+}  # fmt: skip
 _PASS_KEY: Final = ("step", "pipeline", "rank", "stage", "microbatch", "op", "layer")
 
 
@@ -81,25 +91,96 @@ def read_op_table(path: str, *, data: bytes | None = None, unit: str | None = No
     }
     for known_or_not in ("microbatch", "rank", "peer", "layer"):
         columns[known_or_not] = _read(table, layout, known_or_not, missing=UNKNOWN)
+    columns["memory"] = _read(table, layout, "memory", highest=_INT64_MAX, missing=UNKNOWN)
+    columns |= _tell_chunks(columns, _read(table, layout, "chunk", missing=UNKNOWN))
     columns["op"], split = _name_split_backwards(table, columns)
     _check_passes(table, columns)
-    order = np.lexsort((start, columns["step"]))
-    columns = {key: values[order] for key, values in columns.items()}
-    small = {key: values.astype(np.int32) for key, values in columns.items() if key in _SMALL}
-    return OpTable(
+    return make_table(
+        columns,
         file=table.file,
         format=table.format,
         names=names,
+        events=table.rows,
+        inflated_bytes=table.file_bytes,
+        gaps=gaps + split,
+    )
+
+
+def make_table(columns: dict[str, I64], **told: Any) -> OpTable:
+    """Sort columns of whole numbers by step and start; `told` is all of a table that is none."""
+    order = np.lexsort((columns["start"], columns["step"]))
+    columns = {key: values[order] for key, values in columns.items()}
+    small: dict[str, Any] = {
+        key: values.astype(np.int32) for key, values in columns.items() if key in _SMALL
+    }
+    return OpTable(
         step=columns["step"],
         op=columns["op"].astype(np.uint8),
         start_ns=columns["start"],
         duration_ns=columns["duration"],
         message_bytes=columns["bytes"],
-        events=table.rows,
-        inflated_bytes=table.file_bytes,
-        gaps=gaps + split,
+        memory_bytes=columns["memory"],
         **small,
+        **told,
     )
+
+
+def table_of_passes(
+    passes: Sequence[Mapping[str, int | str]],
+    *,
+    file: str,
+    format: str,  # noqa: A002 (as tables call it)
+    inflated_bytes: int,
+    gaps: tuple[Gap, ...] = (),
+) -> OpTable:
+    """Make a table of rows that another format tells: `op` by name, all else whole numbers.
+
+    What a row does not say is not known; of the pipeline, the first.
+    """
+    names = tuple(dict.fromkeys(str(row["op"]) for row in passes))
+    told: dict[str, I64] = {
+        key: np.array([row.get(key, missing) for row in passes], dtype=np.int64)
+        for key, missing in _MISSING.items()
+    }
+    told["name"] = np.array([names.index(str(row["op"])) for row in passes], dtype=np.int64)
+    told["op"] = np.array([classify_op(name) for name in names], dtype=np.int64)[told["name"]]
+    chunk = np.array([row.get("chunk", UNKNOWN) for row in passes], dtype=np.int64)
+    told |= _tell_chunks(told, chunk)
+    keys = np.stack([told[key] for key in _PASS_KEY])[:, np.isin(told["op"], _PASSES)]
+    unique, times = np.unique(keys, axis=1, return_counts=True)
+    if times.max(initial=0) > 1:
+        twice = dict(zip(_PASS_KEY, unique[:, times > 1][:, 0].tolist(), strict=True))
+        said = ", ".join(f"{key} {twice[key]}" for key in ("step", "stage", "microbatch"))
+        raise TraceError(
+            f"the {Op(twice['op']).name.lower()} pass of {said} is there twice",
+            file=file,
+            hint="say which rank, chunk, microbatch and step each is of",
+        )
+    return make_table(
+        told,
+        file=file,
+        format=format,
+        names=names,
+        events=len(passes),
+        inflated_bytes=inflated_bytes,
+        gaps=gaps,
+    )
+
+
+def _tell_chunks(columns: dict[str, I64], chunk: I64) -> dict[str, I64]:
+    """Return stages counted through the model, and ranks, where stages are places with chunks.
+
+    Jobs with several stages a rank write the place of the rank and the number of its chunk.
+    """
+    place = columns["stage"]
+    passes = np.isin(columns["op"], _PASSES)
+    pairs = set(zip(place[passes].tolist(), chunk[passes].tolist(), strict=True))
+    if chunk.max(initial=0) < 1 or len(pairs) == len({stage for stage, _ in pairs}):
+        return {}
+    places = int(place.max()) + 1
+    rank = columns["rank"]
+    rank = np.where(rank < 0, columns["pipeline"] * places + place, rank)
+    return {"stage": np.maximum(chunk, 0) * places + place, "rank": rank}
 
 
 def _check_layout(table: RawTable, layout: Layout) -> None:
@@ -107,6 +188,13 @@ def _check_layout(table: RawTable, layout: Layout) -> None:
     missing = [name for name in _REQUIRED if name not in layout.fields]
     if not {"duration", "end"} & layout.fields.keys():
         missing.append("duration")
+    if missing in (["start"], ["step", "start"]) and "duration" in layout.fields:
+        raise TraceError(
+            "the table says how long passes took, and not when: no column for start",
+            file=table.file,
+            hint="waits cannot be told; what passes cost is enough for "
+            f"`{_simulation(table, layout)}`",
+        )
     if missing:
         looked_for = "; ".join(f"{name}: {spellings(name)}" for name in missing)
         found = ", ".join(table.names[:_NAMES_SHOWN])
@@ -115,6 +203,24 @@ def _check_layout(table: RawTable, layout: Layout) -> None:
     if layout.repeated:
         message = f"the table has two columns called {layout.repeated[0]}"
         raise TraceError(message, file=table.file, hint="rename or remove one of them")
+
+
+def _simulation(table: RawTable, layout: Layout) -> str:
+    """Write the simulation that durations alone are enough for: medians of each stage and kind."""
+    unit = layout.units["duration"] or DEFAULT_UNIT
+    duration = read_times(table, layout.fields["duration"], NS_PER[unit])
+    name, names = _read_names(table, layout.fields["op"])
+    op = np.array([classify_op(spelled) for spelled in names], dtype=np.int64)[name]
+    stage = _read(table, layout, "stage")
+    microbatches = int(_read(table, layout, "microbatch").max()) + 1
+    stages = sorted(set(stage[np.isin(op, _PASSES)].tolist()))
+    words = [f"debubble simulate --stages {len(stages)} --microbatches {max(microbatches, 1)}"]
+    for kind, flag in _FLAGS.items():
+        medians = [duration[(op == kind) & (stage == one)] for one in stages]
+        if all(map(len, medians)):
+            costs = ",".join(f"{float(np.median(lengths)) / 1e6:.6g}ms" for lengths in medians)
+            words.append(f"{flag} {costs}")
+    return " ".join(words)
 
 
 def _read(  # noqa: PLR0913  # a column and its bounds

@@ -1,0 +1,382 @@
+"""A captured server in → what it would do with another setting, or other traffic, ranked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from debubble.analysis import Analysis
+from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
+from debubble.answers.plan import EmitPart
+from debubble.errors import NoFit, UsageError
+from debubble.load import Load, read_mix
+from debubble.plan.emit import emit_serving
+from debubble.plan.serving import ServingSetting
+from debubble.serving.plan import ServerModel, ServerOption, model_server, plan_server, predict
+from debubble.serving.traffic import Served, Setting, Traffic
+from debubble.units import counted, show_seconds
+
+PLAN_SCHEMA = "debubble.plan-server/1"
+SIMULATE_SCHEMA = "debubble.simulate-server/1"
+
+
+class ServedPart(Part, frozen=True, kw_only=True):
+    """What a server does."""
+
+    batches_per_s: float
+    tokens_out_per_s: float
+    tokens_in_per_s: float
+    ttft_s: float
+    tpot_s: float
+    kv_tokens: int
+
+
+class SettingPart(Part, frozen=True, kw_only=True):
+    """How it runs its batches."""
+
+    in_flight: int
+    chunk: int
+    layers: list[int] | None
+    requests_a_batch: int | None
+
+
+class TrafficPart(Part, frozen=True, kw_only=True):
+    """What is asked of it."""
+
+    clients: int
+    prompts: list[list[float]]
+    """Length and share of each."""
+    output: int
+
+
+class ServerOptionPart(Part, frozen=True, kw_only=True):
+    """One change, and what it would do."""
+
+    what: str
+    kinds: list[str]
+    setting: SettingPart
+    traffic: TrafficPart
+    served: ServedPart
+    gain_fraction: float
+    """Of tokens out a second; the two below hold four of five such changes."""
+    low_fraction: float
+    high_fraction: float
+    verdict: str
+    refused: str
+
+
+class ServerPlanAnswer(Answer, frozen=True, kw_only=True):
+    """What a server does as it is, and what it would do; the most tokens first."""
+
+    schema: str = PLAN_SCHEMA
+    setting: SettingPart
+    traffic: TrafficPart
+    as_is: ServedPart
+    misfit_fraction: float
+    """How far the model is from what was measured."""
+    profiled: bool
+    """All figures are under the profiler: nothing tells what it costs."""
+    options: list[ServerOptionPart]
+    recommended: int | None
+    emitted: EmitPart | None
+    assumptions: list[str]
+    verdict: str
+    warnings: list[AnswerWarning]
+
+
+class ServerSimulateAnswer(ServerPlanAnswer, frozen=True, kw_only=True):
+    """The same of the one change that was asked for."""
+
+    schema: str = SIMULATE_SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerQuestion:
+    """What is said of a server and of its change; None is what is not said."""
+
+    load: Load | None = None
+    """What it was put under, where its metrics do not tell."""
+    kv_tokens: int | None = None
+    """That its cache holds, on each stage."""
+    layers: tuple[int, ...] | None = None
+    split: tuple[int, ...] | None = None
+    in_flight: int | None = None
+    chunk: int | None = None
+    requests: int | None = None
+    prompts: str | None = None
+    """Of other traffic: a length, or a mix."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether any change is asked for."""
+        asked = (self.split, self.in_flight, self.chunk, self.requests, self.prompts)
+        return any(one is not None for one in asked)
+
+
+def answer_server_plan(
+    analysis: Analysis, question: ServerQuestion, emit_for: str | None = None
+) -> ServerPlanAnswer:
+    """Rank what could be changed in a server."""
+    model = _model(analysis, question)
+    options = plan_server(model, limit=question.kv_tokens)
+    best = next((row for row, one in enumerate(options) if one.verdict == "yes"), None)
+    if best is None:
+        verdict = _as_it_is(model) + ": nothing that was tried is sure to serve more."
+        maybe = [one for one in options if one.verdict == "maybe" and one.gain > 0]
+        if maybe:
+            verdict = verdict[:-1] + f"; {_what(model, maybe[0])} may."
+    else:
+        verdict = f"{_as_it_is(model)}; {_say(model, options[best])}."
+    emitted = None
+    if emit_for is not None:
+        emitted = _emit(model, options, emit_for)
+    return ServerPlanAnswer(
+        **_common(analysis, model, options),
+        recommended=best,
+        emitted=emitted,
+        verdict=verdict,
+    )
+
+
+def answer_server_simulate(analysis: Analysis, question: ServerQuestion) -> ServerSimulateAnswer:
+    """Say what one change, or several at once, would do."""
+    model = _model(analysis, question)
+    now = model.setting
+    if question.split is not None:
+        known = model.costs.layers
+        if known is None or sum(known) != sum(question.split) or len(known) != len(question.split):
+            has = "not known" if known is None else ",".join(map(str, known))
+            raise UsageError(
+                f"{','.join(map(str, question.split))} is no split of this server's layers",
+                hint=f"its stages have {has}; state them with --layers",
+            )
+    setting = replace(
+        now,
+        in_flight=question.in_flight or now.in_flight,
+        chunk=question.chunk or now.chunk,
+        layers=question.split,
+        requests_a_batch=question.requests,
+    )
+    traffic = None
+    if question.prompts is not None:
+        traffic = replace(model.traffic, prompts=_mix(question.prompts))
+    option = predict(model, setting, traffic, limit=question.kv_tokens)
+    verdict = f"{_as_it_is(model)}."
+    if question.changes:
+        verdict = f"{_as_it_is(model)}; {_say(model, option)}."
+    return ServerSimulateAnswer(
+        **_common(analysis, model, (option,) if question.changes else ()),
+        recommended=None,
+        emitted=None,
+        verdict=verdict,
+    )
+
+
+def _model(analysis: Analysis, question: ServerQuestion) -> ServerModel:
+    account = analysis.stream
+    if account is None:
+        raise NoFit(
+            "these batches cannot be followed from stage to stage",
+            hint="capture forward passes of all ranks at once, one stage a rank",
+        )
+    layers = question.layers or analysis.job.split_for(analysis.pipeline)
+    if layers is None:
+        told = [analysis.layers_of(stage) for stage in range(account.batches.stages)]
+        layers = tuple(count for count in told if count) if all(told) else None
+    notes = analysis.server_notes
+    around = notes.around if notes else None
+    traffic = None
+    if question.load is not None:
+        lengths, shares = read_mix(question.load.output)
+        output = sum(length * share for length, share in zip(lengths, shares, strict=True)) / sum(
+            shares
+        )
+        traffic = Traffic(
+            clients=question.load.clients or round(around.requests_running or 1 if around else 1),
+            prompts=_mix(question.load.prompt),
+            output=max(1, round(output)),
+        )
+    requests = around.first_tokens if around else None
+    lengths_of = None
+    if around and requests and around.tokens_in_per_s and around.tokens_out_per_s:
+        lengths_of = (
+            around.tokens_in_per_s * around.seconds / requests,
+            around.tokens_out_per_s * around.seconds / requests,
+        )
+    return model_server(
+        account,
+        analysis.traces,
+        layers=layers,
+        traffic=traffic,
+        tokens_out_per_s=around.tokens_out_per_s if around else None,
+        requests_running=around.requests_running if around else None,
+        tokens_in_out=lengths_of,
+    )
+
+
+def read_traffic(clients: int, prompts: str, output: int) -> Traffic:
+    """Return traffic as it is written: lengths of prompts as one, or as a mix."""
+    return Traffic(clients=clients, prompts=_mix(prompts), output=output)
+
+
+def _mix(text: str) -> tuple[tuple[int, float], ...]:
+    lengths, shares = read_mix(text)
+    return tuple(
+        (length, share / sum(shares)) for length, share in zip(lengths, shares, strict=True)
+    )
+
+
+def _common(
+    analysis: Analysis, model: ServerModel, options: tuple[ServerOption, ...]
+) -> dict[str, Any]:
+    return {
+        "setting": _setting_part(model.setting, model),
+        "traffic": _traffic_part(model.traffic),
+        "as_is": _served_part(model.as_is),
+        "misfit_fraction": model.off,
+        "profiled": model.profiled,
+        "options": [
+            ServerOptionPart(
+                what=_what(model, one),
+                kinds=list(one.kinds),
+                setting=_setting_part(one.setting, model),
+                traffic=_traffic_part(one.traffic),
+                served=_served_part(one.served),
+                gain_fraction=one.gain,
+                low_fraction=one.low - 1,
+                high_fraction=one.high - 1,
+                verdict=one.verdict,
+                refused=one.refused,
+            )
+            for one in options
+        ],
+        "assumptions": _assumptions(analysis, model),
+        "warnings": list_warnings(analysis.warnings),
+    }
+
+
+def _setting_part(setting: Setting, model: ServerModel) -> SettingPart:
+    layers = setting.layers or model.costs.layers
+    return SettingPart(
+        in_flight=setting.in_flight,
+        chunk=setting.chunk,
+        layers=list(layers) if layers else None,
+        requests_a_batch=setting.requests_a_batch,
+    )
+
+
+def _traffic_part(traffic: Traffic) -> TrafficPart:
+    return TrafficPart(
+        clients=traffic.clients,
+        prompts=[[float(length), share] for length, share in traffic.prompts],
+        output=traffic.output,
+    )
+
+
+def _served_part(served: Served) -> ServedPart:
+    return ServedPart(
+        batches_per_s=served.batches_per_s,
+        tokens_out_per_s=served.tokens_out_per_s,
+        tokens_in_per_s=served.tokens_in_per_s,
+        ttft_s=served.ttft_s,
+        tpot_s=served.tpot_s,
+        kv_tokens=served.kv_tokens,
+    )
+
+
+def _what(model: ServerModel, option: ServerOption) -> str:
+    """Say a change in words."""
+    setting, parts = option.setting, []
+    if "in_flight" in option.kinds:
+        parts.append(f"{counted(setting.in_flight, 'batch', 'batches')} in flight")
+    if "split" in option.kinds and setting.layers:
+        parts.append(f"layers {','.join(map(str, setting.layers))}")
+    if "chunk" in option.kinds:
+        parts.append(f"chunks of {setting.chunk}")
+    if "requests" in option.kinds:
+        parts.append(f"{counted(setting.requests_a_batch or 0, 'request')} a batch")
+    if "prompts" in option.kinds:
+        mix = option.traffic.prompts
+        told = ", ".join(
+            f"{length}" if len(mix) == 1 else f"{length} ({100 * share:.0f} %)"
+            for length, share in mix
+        )
+        parts.append(f"prompts of {told} tokens")
+    return " and ".join(parts) or f"{model.setting.in_flight} in flight, as it is"
+
+
+def _as_it_is(model: ServerModel) -> str:
+    rate = f"{model.as_is.tokens_out_per_s:.0f} tokens/s out"
+    under = " under the profiler" if model.profiled else ""
+    return f"The server gives {rate}{under}, {show_seconds(model.as_is.tpot_s)} a token"
+
+
+def _say(model: ServerModel, option: ServerOption) -> str:
+    what = _what(model, option)
+    if option.refused:
+        return f"{what} is refused: {option.refused}"
+    served = option.served
+    return (
+        f"with {what} it would give {served.tokens_out_per_s:.0f} "
+        f"({100 * option.gain:+.0f} %, four of five between {100 * (option.low - 1):+.0f} and "
+        f"{100 * (option.high - 1):+.0f} %), {show_seconds(served.tpot_s)} a token"
+    )
+
+
+def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
+    """Say what the traces did not tell."""
+    found = []
+    if model.profiled:
+        found.append(
+            "the profiler's own cost is not known: figures are of the captured batches, and gains "
+            "that come from quicker hosts are not promised"
+        )
+    elif model.costs.shared:
+        found.append(
+            "ranks share a device: their launches wait for each other as they did in the capture"
+        )
+    mix = " and ".join(f"{length}" for length, _ in model.traffic.prompts)
+    how = "by the server's metrics" if analysis.server_notes else "by the captured batches"
+    found.append(
+        f"{counted(model.traffic.clients, 'request')} at once, prompts of {mix} tokens, "
+        f"{model.traffic.output} tokens an answer ({how}, or as stated)"
+    )
+    found.append("requests that end are followed by others at once: a closed loop")
+    return found
+
+
+def _emit(model: ServerModel, options: tuple[ServerOption, ...], engine: str) -> EmitPart:
+    """Write the best setting that gains and that an engine can be told."""
+    reason = ""
+    gains = [one for one in options if one.verdict in {"yes", "maybe"} and one.gain > 0]
+    for option in gains:
+        setting = option.setting
+        layers = setting.layers or model.costs.layers
+        told = ServingSetting(
+            stages=model.costs.stages,
+            layers=layers if "split" in option.kinds else None,
+            in_flight=setting.in_flight if "in_flight" in option.kinds else None,
+            chunk=setting.chunk if "chunk" in option.kinds else None,
+            requests_a_batch=setting.requests_a_batch,
+        )
+        try:
+            text = emit_serving(engine, told)
+        except UsageError as error:
+            reason = reason or error.message
+            continue
+        return EmitPart(
+            framework=engine,
+            option=options.index(option),
+            text=text,
+            order=None,
+            order_file=None,
+            reason=reason,
+        )
+    return EmitPart(
+        framework=engine,
+        option=None,
+        text="",
+        order=None,
+        order_file=None,
+        reason=reason or "no option gains",
+    )

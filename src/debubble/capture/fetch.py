@@ -1,0 +1,179 @@
+"""An address in → its answer, or one kind of error: whatever is at the other end.
+
+Every request has a deadline as a whole and a limit of size. What sends elsewhere is followed to the
+same origin alone. No proxy is asked: the address that was given is the only one that is reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from debubble.errors import CaptureError
+from debubble.units import printable
+
+# Whoever has begun to answer ends by then: a drip is no answer.
+ANSWER_S = 10.0
+_MOST_REDIRECTS = 3
+_MOVED = frozenset({301, 302, 303, 307, 308})
+# Those after which a request that changes something may be made again as it was.
+_MOVED_AS_IT_IS = frozenset({307, 308})
+_PORTS = {"http": 80, "https": 443}
+
+
+class NoAnswer(CaptureError):
+    """Nothing came that is an answer; `late` where it was waited for in vain."""
+
+    late = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request."""
+
+    url: str
+    method: str = "GET"
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    patience_s: float
+    """For the answer's first byte; then it has `ANSWER_S`."""
+    most_bytes: int
+    follow: bool = True
+    """Whether it may be sent elsewhere on the same origin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What was answered, whatever its status."""
+
+    status: int
+    reason: str
+    body: bytes
+
+
+def fetch(asked: Asked) -> Reply:
+    """Ask; raise `NoAnswer` where there is no answer, and never anything else."""
+    until = time.monotonic() + asked.patience_s
+    url = asked.url
+    try:
+        for _ in range(_MOST_REDIRECTS + 1):
+            reply, location = _ask_once(asked, url, until)
+            kept = _MOVED if asked.method == "GET" else _MOVED_AS_IT_IS
+            if not asked.follow or reply.status not in kept or location is None:
+                return reply
+            target = urljoin(url, location)
+            if _origin(urlsplit(target)) != _origin(urlsplit(url)):
+                raise NoAnswer(f"{asked.url}: it sends to another address, which is not followed")
+            url = target
+    except TimeoutError as error:
+        late = NoAnswer(f"{asked.url}: no answer within {asked.patience_s:g} s")
+        late.late = True
+        raise late from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        said = str(getattr(error, "reason", None) or error) or type(error).__name__
+        raise NoAnswer(f"{asked.url}: {_short(said)}") from error
+    raise NoAnswer(f"{asked.url}: it sends in circles")
+
+
+def _short(said: str) -> str:
+    """Show what a stranger's answer says, and cut what it made long."""
+    said = printable(said)
+    return said if len(said) <= 200 else f"{said[:200]}…"
+
+
+def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+
+
+def _ask_once(asked: Asked, url: str, until: float) -> tuple[Reply, str | None]:
+    parts = urlsplit(url)
+    scheme, host, port = _origin(parts)
+    if scheme not in _PORTS or host is None or port is None:
+        raise ValueError("this is no address of a server")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    with contextlib.closing(_connect(scheme, host, port, until)) as sock:
+        connection = http.client.HTTPConnection(host, port)
+        connection.sock = sock
+        connection.response_class = lambda *words, **named: _Response(until, *words, **named)  # type: ignore[assignment]
+        headers = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", **asked.headers}
+        connection.request(asked.method, path, body=asked.body, headers=headers)
+        response = connection.getresponse()
+        try:
+            body = response.read(asked.most_bytes + 1)
+            if response.length and len(body) <= asked.most_bytes:
+                raise http.client.IncompleteRead(body, response.length)
+            if len(body) > asked.most_bytes:
+                raise ValueError(f"its answer is longer than {asked.most_bytes} bytes")
+            reply = Reply(status=response.status, reason=_short(response.reason), body=body)
+            return reply, response.getheader("Location")
+        finally:
+            response.close()
+            connection.close()
+
+
+def _connect(scheme: str, host: str, port: int, until: float) -> socket.socket:
+    """Connect to the first of a host's addresses that takes it, all of them within the time."""
+    failed: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(_left(until))
+            sock.connect(address)
+            if scheme == "https":
+                return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+        except OSError as error:
+            failed = error
+            sock.close()
+        else:
+            return sock
+    raise failed or OSError("its name has no address")
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer whose reading has a deadline as a whole, not each piece of it."""
+
+    def __init__(self, until: float, sock: socket.socket, method: str | None = None) -> None:
+        super().__init__(sock, method=method)
+        self._of_socket = self.fp  # closed with the answer: it keeps the socket open
+        self.fp = io.BufferedReader(_UntilDeadline(sock, until))
+
+    def close(self) -> None:
+        super().close()
+        self._of_socket.close()
+
+
+class _UntilDeadline(io.RawIOBase):
+    """A socket's bytes."""
+
+    def __init__(self, sock: socket.socket, until: float) -> None:
+        self._socket = sock
+        self._until = until
+        self._began = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read what is there; the first byte starts the time that the rest has."""
+        self._socket.settimeout(_left(self._until))
+        count = self._socket.recv_into(buffer)
+        if not self._began:
+            self._began = True
+            self._until = min(self._until, time.monotonic() + ANSWER_S)
+        return count

@@ -1,0 +1,57 @@
+"""What a server would do in → its page for people."""
+
+from __future__ import annotations
+
+from debubble.answers.server_plan import ServerPlanAnswer
+from debubble.report.text import Page, Table
+from debubble.units import show_count, show_seconds
+
+_SHOWN = 8
+
+
+def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
+    """Lay out the answer: what it does as it is, then each change with what it would do."""
+    page = Page(answer=found.verdict, gaps=list(found.warnings), next_command=next_command)
+    table = Table(
+        columns=("with", "tokens/s out", "gain", "four of five", "TTFT", "TPOT", "KV", "sure"),
+        title="what it would do, the most tokens first" if len(found.options) > 1 else "",
+    )
+    now = found.as_is
+    table.rows.append(
+        (
+            "as it is",
+            f"{now.tokens_out_per_s:.0f}",
+            "",
+            "",
+            show_seconds(now.ttft_s),
+            show_seconds(now.tpot_s),
+            show_count(now.kv_tokens),
+            "",
+        )
+    )
+    for option in found.options[:_SHOWN]:
+        served = option.served
+        table.rows.append(
+            (
+                option.what,
+                f"{served.tokens_out_per_s:.0f}",
+                f"{100 * option.gain_fraction:+.0f} %",
+                f"{100 * option.low_fraction:+.0f} to {100 * option.high_fraction:+.0f} %",
+                show_seconds(served.ttft_s),
+                show_seconds(served.tpot_s),
+                show_count(served.kv_tokens),
+                option.verdict,
+            )
+        )
+    page.tables = [table]
+    page.findings = [
+        f"{option.what}: {option.refused}." for option in found.options if option.refused
+    ]
+    page.notes = [
+        f"the model is {100 * found.misfit_fraction:+.1f} % from what was measured",
+        "TTFT: from the moment that a request has a place; KV: tokens that each stage keeps",
+        *(f"assumed: {said}" for said in found.assumptions),
+    ]
+    if found.emitted is not None and found.emitted.reason:
+        page.notes.append(f"not written for {found.emitted.framework}: {found.emitted.reason}")
+    return page

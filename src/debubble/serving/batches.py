@@ -1,0 +1,328 @@
+"""A timeline of forward passes in → the batches of a stream: each one's way through the stages.
+
+What a pass is to a step, a batch is to a stream. With two batches in flight over three stages,
+`a` the way of an activation and `t` that of a sampled token:
+
+    stage 0   0000 1111          2222 3333
+    stage 1       a0000 1111          a2222 3333
+    stage 2            a0000 1111          a2222
+    host                    t    t
+                            └ batch 2 may enter: it takes the slot of batch 0
+
+The way back is mostly the host's and no message shows it: a batch enters after the one that held
+its slot has left. docs/explanation/how-streams-are-accounted.md tells why each is read as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from debubble.timeline.bubble import common_span
+from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.model import I64, Flags, PassKind, RankTimeline, Timeline, rows_by_hop
+from debubble.timeline.work import Work, find_work
+from debubble.trace.columns import Operation, RankTrace
+
+UNSEEN = -1
+"""A moment that was not captured."""
+
+# vLLM names what a worker executes: how many requests, and of how many tokens, of each kind.
+_LABEL = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
+# SGLang's modes, where a range names one.
+_MODES = re.compile(r"\b(EXTEND|DECODE|MIXED|PREFILL)\b")
+# Prompts are cut in chunks of hundreds of tokens, an answer goes on by one a request.
+_APART = 2.5
+# A batch that launches so many times what decode does has more than decode in it.
+_LAUNCHES_MORE = 1.3
+# Without a second size to tell from: no server decodes so many requests in one small batch.
+_MOST_DECODED = 256
+# Kernels that are chosen by the size of a matrix say nothing of what is computed.
+_BY_SIZE = re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitk|memcpy|memset", re.IGNORECASE)
+# A batch without this share of what every decode launches holds no decode.
+_MISSES_DECODE = 0.3
+
+
+class Phase(IntEnum):
+    """What the tokens of a batch are."""
+
+    UNKNOWN = 0
+    PREFILL = 1
+    DECODE = 2
+    MIXED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """The batches of one pipeline, in the order they entered: a row each, a column a stage.
+
+    Moments are on the pipeline's clock; `UNSEEN` where the capture does not show them.
+    """
+
+    ranks: tuple[RankTimeline, ...]
+    span: tuple[int, int]
+    """In which every rank was captured."""
+    issued: I64
+    """When the host of the stage launched the first of it."""
+    start: I64
+    end: I64
+    busy: I64
+    """Device time inside the pass."""
+    sent: I64
+    """When its message to the next stage began to be sent."""
+    posted: I64
+    """When the stage's host asked for its message."""
+    arrived: I64
+    tokens: I64
+    """Of each batch; -1 where no shape tells."""
+    rows: I64
+    """Requests that it decodes for, where labels say so or all its tokens are such; else -1."""
+    phase: I64
+    labelled: bool
+    """Names in the traces told the phases, not sizes."""
+    in_flight: int | None
+    """How many the driver keeps in flight; None where it keeps to no number."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def stages(self) -> int:
+        """How many there are."""
+        return int(self.start.shape[1])
+
+    @property
+    def seen(self) -> Flags:
+        """Batches that every stage shows."""
+        seen: Flags = (self.start != UNSEEN).all(axis=1)
+        return seen
+
+    @property
+    def inside(self) -> Flags:
+        """Batches seen whole, from their entry on, in the span."""
+        within: Flags = self.seen & (self.start[:, 0] >= self.span[0])
+        return within & (self.end[:, -1] <= self.span[1])
+
+    def length(self) -> I64:
+        """Return how long each pass took; -1 where it is not seen."""
+        return np.where(self.start != UNSEEN, self.end - self.start, UNSEEN)
+
+    def slot(self, batch: int) -> int | None:
+        """Return which of the batches in flight it follows in turn; None without such a number."""
+        return None if not self.in_flight else batch % self.in_flight
+
+
+def find_batches(
+    timeline: Timeline, pipeline: PipelineFigures, traces: Sequence[RankTrace]
+) -> Batches | None:
+    """Follow each batch of a stream; None where passes are not forward ones, one stage a rank."""
+    ranks = timeline.ranks_of(pipeline.pipeline)
+    span = common_span(ranks)
+    names = [rank.rank for rank in ranks]
+    passes = timeline.passes.where(np.isin(timeline.passes.rank, names))
+    alone = all(len(rank.stages) == 1 for rank in ranks)
+    if span is None or not alone or (passes.kind != PassKind.F).any() or pipeline.absent:
+        return None
+    keys = sorted(set(zip(passes.step.tolist(), passes.microbatch.tolist(), strict=True)))
+    row_of = {key: row for row, key in enumerate(keys)}
+    place_of = {rank: place for place, rank in enumerate(names)}
+    rows = [
+        row_of[key] for key in zip(passes.step.tolist(), passes.microbatch.tolist(), strict=True)
+    ]
+    places = [place_of[rank] for rank in passes.rank.tolist()]
+    shape = (len(keys), len(ranks))
+
+    def table(column: I64) -> I64:
+        found = np.full(shape, UNSEEN, dtype=np.int64)
+        found[rows, places] = column
+        return found
+
+    start, end = table(passes.start_ns), table(passes.end_ns)
+    sent, posted, arrived, size = _ways(timeline, names, start)
+    by_rank = {trace.rank: trace for trace in traces}
+    mine = [by_rank[name] for name in names] if all(name in by_rank for name in names) else []
+    tokens, whole = _tokens(mine, size)
+    issued = table(passes.issued_ns)
+    labels = _labels(mine, ranks, issued)
+    launches, alike = _launches(mine, ranks, issued, end)
+    phase = labels[0] if labels is not None else _phases(tokens if whole else size, launches, alike)
+    if labels is None:
+        phase = _as_their_like(phase, table(passes.busy_ns))
+    decoding = labels[1] if labels is not None else np.where(phase == Phase.DECODE, tokens, -1)
+    stream = pipeline.stream
+    return Batches(
+        ranks=ranks,
+        span=span,
+        issued=issued,
+        start=start,
+        end=end,
+        busy=table(passes.busy_ns),
+        sent=sent,
+        posted=posted,
+        arrived=arrived,
+        tokens=tokens,
+        rows=decoding,
+        phase=phase,
+        labelled=labels is not None,
+        in_flight=stream.usual_in_flight if stream and stream.steady else None,
+    )
+
+
+def _ways(timeline: Timeline, names: list[int], start: I64) -> tuple[I64, I64, I64, I64]:
+    """Return when each batch's message into a stage was sent, asked for and there; and its bytes.
+
+    A message belongs to the first pass that begins once it is there; of several the last counts.
+    """
+    sent, posted, arrived = (np.full(start.shape, UNSEEN, dtype=np.int64) for _ in range(3))
+    size = np.full(len(start), UNSEEN, dtype=np.int64)
+    hops = rows_by_hop(timeline.transfers)
+    for place in range(1, len(names)):
+        found = hops.get((names[place - 1], names[place]))
+        known = np.flatnonzero(start[:, place] != UNSEEN)
+        if found is None or not len(known):
+            continue
+        messages = timeline.transfers.where(found)
+        row = np.searchsorted(start[known, place], messages.receive_end_ns)
+        kept = row < len(known)
+        batch = known[row[kept]]
+        np.maximum.at(arrived[:, place], batch, messages.receive_end_ns[kept])
+        np.maximum.at(posted[:, place], batch, messages.receive_issued_ns[kept])
+        np.maximum.at(sent[:, place - 1], batch, messages.send_start_ns[kept])
+        np.maximum.at(size, batch, messages.message_bytes[kept])
+    return sent, posted, arrived, size
+
+
+def _tokens(traces: Sequence[RankTrace], size: I64) -> tuple[I64, bool]:
+    """Return the tokens of each batch, by the shape of its activations: the last is their width."""
+    for trace in traces:
+        operators = trace.operators
+        sends = (operators.operation == Operation.SEND) & (operators.shape >= 0)
+        sends &= (operators.message_bytes > 0) & ((operators.peer >= 0) | (operators.kernel >= 0))
+        for row in np.flatnonzero(sends).tolist():
+            dimensions = trace.names[operators.shape[row]].split("x")
+            if len(dimensions) > 1 and dimensions[-1].isdigit():
+                width = operators.message_bytes[row] // max(operators.elements[row], 1)
+                unit = int(dimensions[-1]) * int(width)
+                if unit > 0:
+                    return np.where(size > 0, size // unit, -1), True
+    return np.full(len(size), -1, dtype=np.int64), False
+
+
+def _labels(
+    traces: Sequence[RankTrace], ranks: Sequence[RankTimeline], issued: I64
+) -> tuple[I64, I64] | None:
+    """Return phases and decoded requests by the names that an engine gives its batches."""
+    for place, trace in enumerate(traces):
+        annotations = trace.annotations
+        named = {}
+        for number in set(annotations.name[annotations.stream < 0].tolist()):
+            found = _read_label(trace.names[number])
+            if found is not None:
+                named[number] = found
+        if not named:
+            continue
+        rows = np.flatnonzero(np.isin(annotations.name, list(named)) & (annotations.stream < 0))
+        begins = annotations.start_ns[rows] + ranks[place].clock_offset_ns
+        row = np.searchsorted(begins, issued[:, place], side="right") - 1
+        phase, decoded = np.zeros(len(issued), dtype=np.int64), np.full(len(issued), -1)
+        for batch in np.flatnonzero((row >= 0) & (issued[:, place] != UNSEEN)).tolist():
+            phase[batch], decoded[batch] = named[int(annotations.name[rows[row[batch]]])]
+        return phase, decoded
+    return None
+
+
+def _read_label(name: str) -> tuple[Phase, int] | None:
+    counts = _LABEL.search(name)
+    if counts:
+        prompts, decoded = int(counts[2]), int(counts[4])
+        if prompts and decoded:
+            return Phase.MIXED, decoded
+        return (Phase.PREFILL, 0) if prompts else (Phase.DECODE, decoded)
+    mode = _MODES.search(name)
+    if mode is None:
+        return None
+    return {"DECODE": Phase.DECODE, "MIXED": Phase.MIXED}.get(mode[1], Phase.PREFILL), -1
+
+
+def pass_rows(work: Work, offset_ns: int, issued: int, end: int) -> I64:
+    """Return the rows of the work that a pass is made of, in the order of launch."""
+    first = int(np.searchsorted(work.issued_ns, issued - offset_ns))
+    last = int(np.searchsorted(work.issued_ns, end - offset_ns, side="right"))
+    rows = np.arange(first, last)
+    return rows[work.end_ns[rows] <= end - offset_ns]
+
+
+def _launches(
+    traces: Sequence[RankTrace], ranks: Sequence[RankTimeline], issued: I64, end: I64
+) -> tuple[I64, list[frozenset[int]]]:
+    """Return how often a middle stage launches for each batch, and which kernels, by their number.
+
+    No embedding and no head are in it. Nothing where there are no kernels.
+    """
+    launches, kernels = np.full(len(issued), -1, dtype=np.int64), [frozenset[int]()] * len(issued)
+    place = len(ranks) // 2
+    if not traces or not len(traces[place].kernels):
+        return launches, kernels
+    trace, offset = traces[place], ranks[place].clock_offset_ns
+    work = find_work(trace)
+    telling = ~np.array([bool(_BY_SIZE.search(name)) for name in trace.names] or [True])
+    for batch in np.flatnonzero(issued[:, place] != UNSEEN).tolist():
+        rows = pass_rows(work, offset, int(issued[batch, place]), int(end[batch, place]))
+        launches[batch] = len(rows)
+        names = work.name[rows]
+        kernels[batch] = frozenset(names[telling[names]].tolist())
+    return launches, kernels
+
+
+def _phases(size: I64, launches: I64, kernels: Sequence[frozenset[int]]) -> I64:
+    """Tell decode from prefill by size, what launches more beside it, and what launches no decode.
+
+    Sizes fall apart where chunks of prompts run beside answers that go on by a token:
+
+        8 8 8 8        519 519        a factor of 65 between them
+    """
+    known = size > 0
+    phase = np.zeros(len(size), dtype=np.int64)
+    if not known.any():
+        return phase
+    sizes = np.unique(size[known])
+    factors = sizes[1:] / sizes[:-1]
+    if len(factors) and factors.max() >= _APART:
+        decodes = known & (size <= sizes[int(factors.argmax())])
+    else:
+        decodes = known & (sizes[-1] <= _MOST_DECODED)
+    usual = np.median(launches[decodes]) if decodes.any() else 0
+    decodes &= ~(launches > _LAUNCHES_MORE * usual) | (usual <= 0)
+    phase[known] = Phase.MIXED
+    phase[decodes] = Phase.DECODE
+    of_decodes = [kernels[batch] for batch in np.flatnonzero(decodes).tolist() if kernels[batch]]
+    always = frozenset.intersection(*of_decodes) if of_decodes else frozenset()
+    for batch in np.flatnonzero(known & ~decodes).tolist():
+        missing = len(always - kernels[batch]) / len(always) if always and kernels[batch] else 0.0
+        if not decodes.any() or missing > _MISSES_DECODE:
+            phase[batch] = Phase.PREFILL
+    return phase
+
+
+def _as_their_like(phase: I64, busy: I64) -> I64:
+    """Give batches whose message was cut off the phase of those that take about as long."""
+    found = phase.copy()
+    for batch in np.flatnonzero(phase == Phase.UNKNOWN).tolist():
+        nearest: tuple[float, int] | None = None
+        for place in np.flatnonzero(busy[batch] > 0).tolist():
+            for known in np.unique(phase[phase != Phase.UNKNOWN]).tolist():
+                like = busy[(phase == known) & (busy[:, place] > 0), place]
+                if len(like):
+                    off = abs(float(np.log(busy[batch, place] / np.median(like))))
+                    nearest = min(nearest or (off, known), (off, known))
+        found[batch] = nearest[1] if nearest else Phase.UNKNOWN
+    return found
+
+
+def phase_word(phase: int) -> str:
+    """Return a phase as it is written."""
+    return Phase(phase).name.lower()

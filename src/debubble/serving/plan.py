@@ -1,0 +1,297 @@
+"""A stream's account in → what a server would do with another setting, each with its interval.
+
+Everything is held against the server as it is: it must land on what was measured, or nothing is
+predicted. What was measured without the profiler, by the server's own metrics, counts first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from debubble.errors import NoFit
+from debubble.serving.account import StreamAccount
+from debubble.serving.batches import Phase
+from debubble.serving.costs import Costs, Pace, measure_costs, pass_ns
+from debubble.serving.traffic import Served, Setting, Traffic, calibrate, serve
+from debubble.trace.columns import RankTrace
+
+# A model that misses the run as it is by more may not price anything.
+MOST_OFF = 0.05
+# How far predictions may be off, by what is changed: four of five recorded pairs are inside. Other
+# chunks and prompts are told by one size: such batches took up to a quarter longer.
+_OFF = {
+    "in_flight": 0.09,
+    "split": 0.10,
+    "clients": 0.06,
+    "requests": 0.12,
+    "prompts": 0.25,
+    "chunk": 0.30,
+}
+# From start to start of one setting.
+_NOISE = 0.04
+# What gains less is not worth a restart.
+_WORTH = 0.02
+_NEARLY = 0.9
+# Other numbers in flight and chunks that are tried, against those that ran.
+_TIMES = (0.25, 0.5, 2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerModel:
+    """A server that was captured, as it is replayed."""
+
+    costs: Costs
+    traffic: Traffic
+    setting: Setting
+    pace: Pace
+    as_is: Served
+    off: float
+    """How far the model is from what was measured."""
+    profiled: bool
+    """No metrics of the server tell what the profiler costs: all figures are under it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOption:
+    """One change, and what it would do."""
+
+    kinds: tuple[str, ...]
+    setting: Setting
+    traffic: Traffic
+    served: Served
+    low: float
+    """Of tokens out a second."""
+    high: float
+    gain: float
+    """Of tokens out a second, over the server as it is."""
+    refused: str = ""
+    """Why it cannot be."""
+
+    @property
+    def verdict(self) -> str:
+        """Yes where even the low end gains; from one size of chunk nothing is ever certain."""
+        if self.refused:
+            return "refused"
+        return "yes" if self.low > 1 + _WORTH else "no" if self.high < 1 + _WORTH else "maybe"
+
+
+def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument each)
+    account: StreamAccount,
+    traces: Sequence[RankTrace],
+    *,
+    layers: tuple[int, ...] | None = None,
+    traffic: Traffic | None = None,
+    tokens_out_per_s: float | None = None,
+    requests_running: float | None = None,
+    tokens_in_out: tuple[float, float] | None = None,
+) -> ServerModel:
+    """Fit a server: what batches take, what is asked of it, and how quick its hosts really are."""
+    batches, queue = account.batches, account.queue
+    if queue is None or batches.in_flight is None:
+        raise NoFit(
+            "the captured batches tell no number in flight",
+            hint="capture some hundred milliseconds of steady traffic, all ranks at once",
+        )
+    costs = measure_costs(batches, queue, traces, layers)
+    if costs is None:
+        raise NoFit(
+            "no batch that only decodes was captured: what a token takes is not known",
+            hint="capture longer, with record_shapes=True",
+        )
+    setting = Setting(in_flight=queue.in_flight or batches.in_flight, chunk=_chunk(costs))
+    if traffic is None:
+        traffic = _traffic(account, costs, setting, requests_running, tokens_in_out)
+    if costs.prompts is None and traffic.prompt > 0:
+        raise NoFit(
+            "no batch with a prompt was captured: what prompts take is not known",
+            hint="capture longer: some prompts must fall into it",
+        )
+    pace = Pace()
+    if tokens_out_per_s is not None:
+        found = calibrate(costs, traffic, setting, tokens_out_per_s)
+        if found is None:
+            raise NoFit(
+                "no pace of hosts lands on what the server did without the profiler",
+                hint="state the traffic that it had then: --prompt, --output, --clients",
+            )
+        pace = found
+    as_is = serve(costs, traffic, setting, pace, traffic.prompt)
+    if tokens_out_per_s is None:
+        off = _replayed_off(account, costs, pace)
+    else:
+        off = as_is.tokens_out_per_s / tokens_out_per_s - 1
+    if abs(off) > MOST_OFF:
+        raise NoFit(
+            f"the model misses the captured batches by {100 * abs(off):.0f} %",
+            hint="capture steady traffic; what the batches wait for, `find` says",
+        )
+    return ServerModel(
+        costs=costs,
+        traffic=traffic,
+        setting=setting,
+        pace=pace,
+        as_is=as_is,
+        off=off,
+        profiled=tokens_out_per_s is None,
+    )
+
+
+def _chunk(costs: Costs) -> int:
+    """Return the tokens of prompts in a batch: the largest seen, without those that decode."""
+    if costs.prompts is None:
+        return 1
+    decoded = costs.decode[0].tokens
+    return max(1, round((costs.prompts[0].tokens - decoded + 1) / 16) * 16)
+
+
+def _traffic(
+    account: StreamAccount,
+    costs: Costs,
+    setting: Setting,
+    running: float | None,
+    tokens: tuple[float, float] | None,
+) -> Traffic:
+    """Tell what was asked of the server: by its metrics, else by the mix of captured batches."""
+    rows = costs.decode[0].tokens
+    clients = max(1, round(running or rows * setting.in_flight))
+    phase = account.batches.phase
+    mixed = float(((phase == Phase.MIXED) | (phase == Phase.PREFILL)).mean())
+    if tokens is not None and tokens[1] > 0:
+        into, out = tokens
+        # Requests are cut at both ends of a count: what is nearly whole chunks is whole ones.
+        chunks = into / setting.chunk
+        if chunks > _NEARLY and abs(chunks - round(chunks)) < 1 - _NEARLY:
+            into = round(chunks) * setting.chunk
+        return Traffic(
+            clients=clients, prompts=((max(1, round(into)), 1.0),), output=max(2, round(out))
+        )
+    if not mixed:
+        return Traffic(clients=clients, prompts=((0, 1.0),), output=64)
+    # Each request has one batch with its prompt among those that answer it.
+    output = max(2, round(clients / setting.in_flight / mixed))
+    return Traffic(clients=clients, prompts=((setting.chunk, 1.0),), output=output)
+
+
+def _replayed_off(account: StreamAccount, costs: Costs, pace: Pace) -> float:
+    """Return how far what batches take is from what the captured ones took, pass by pass."""
+    batches = account.batches
+    rows = np.flatnonzero(batches.inside & (batches.tokens > 0))
+    length = batches.length()
+    told = taken = 0.0
+    for row in rows.tolist():
+        decodes = batches.phase[row] == Phase.DECODE
+        tokens = int(batches.tokens[row])
+        decoded = tokens if decodes else min(tokens, round(costs.decode[0].tokens))
+        for stage in range(batches.stages):
+            told += pass_ns(
+                costs, pace, stage, prompt_tokens=tokens - decoded, rows=decoded, beside=0.0
+            )
+            taken += float(length[row, stage])
+    return told / max(taken, 1.0) - 1
+
+
+def predict(
+    model: ServerModel,
+    setting: Setting,
+    traffic: Traffic | None = None,
+    *,
+    limit: int | None = None,
+) -> ServerOption:
+    """Say what another setting, or other traffic, would do."""
+    asked = traffic or model.traffic
+    served = serve(model.costs, asked, setting, model.pace, model.traffic.prompt)
+    kinds = []
+    if setting.in_flight != model.setting.in_flight:
+        kinds.append("in_flight")
+    if setting.layers is not None and setting.layers != model.costs.layers:
+        kinds.append("split")
+    if setting.chunk != model.setting.chunk:
+        kinds.append("chunk")
+    if setting.requests_a_batch is not None:
+        kinds.append("requests")
+    if asked.prompts != model.traffic.prompts:
+        kinds.append("prompts")
+    if (asked.clients, asked.output) != (model.traffic.clients, model.traffic.output):
+        kinds.append("clients")
+    off = float(np.sqrt(_NOISE**2 + sum(_OFF[kind] ** 2 for kind in kinds)))
+    off += abs(model.off) + (0.05 if model.profiled else 0.0)
+    gain = served.tokens_out_per_s / model.as_is.tokens_out_per_s
+    refused = ""
+    if limit is not None and served.kv_tokens > limit:
+        refused = f"needs a cache for {served.kv_tokens} tokens, there is one for {limit}"
+    return ServerOption(
+        kinds=tuple(kinds),
+        setting=setting,
+        traffic=asked,
+        served=served,
+        low=gain / (1 + off),
+        high=gain * (1 + off),
+        gain=gain - 1,
+        refused=refused,
+    )
+
+
+def plan_server(model: ServerModel, *, limit: int | None = None) -> tuple[ServerOption, ...]:
+    """Try other numbers in flight, splits and chunks, the best two together; the best first."""
+    now, costs = model.setting, model.costs
+    slots = {max(1, round(now.in_flight * times)) for times in _TIMES}
+    slots |= {costs.stages, costs.stages + 1, 2 * costs.stages}
+    settings = [replace(now, in_flight=count) for count in sorted(slots - {now.in_flight})]
+    if costs.prompts is not None:
+        longest = max(length for length, _ in model.traffic.prompts)
+        chunks = {max(16, round(now.chunk * times / 16) * 16) for times in _TIMES}
+        chunks = {chunk for chunk in chunks if min(chunk, now.chunk) < longest}
+        settings += [replace(now, chunk=chunk) for chunk in sorted(chunks - {now.chunk})]
+    if costs.layers is not None:
+        settings += [replace(now, layers=split) for split in _splits(model)]
+    options = [predict(model, setting, limit=limit) for setting in settings]
+    best = {
+        kind: max(
+            (one for one in options if one.kinds == (kind,) and not one.refused),
+            key=lambda one: one.gain,
+            default=None,
+        )
+        for kind in ("in_flight", "split")
+    }
+    slots_best, split_best = best["in_flight"], best["split"]
+    if slots_best and split_best and slots_best.gain > 0 and split_best.gain > 0:
+        both = replace(slots_best.setting, layers=split_best.setting.layers)
+        options.append(predict(model, both, limit=limit))
+    return tuple(sorted(options, key=lambda one: (bool(one.refused), -one.gain)))
+
+
+def _splits(model: ServerModel) -> list[tuple[int, ...]]:
+    """Return the even split, and the one whose longest stage is shortest, where they differ."""
+    costs, layers = model.costs, model.costs.layers or ()
+    total, stages = sum(layers), costs.stages
+    phases = [(0, round(costs.decode[0].tokens))]
+    if costs.prompts is not None:
+        phases.append((model.setting.chunk, round(costs.decode[0].tokens) - 1))
+
+    def takes(stage: int, count: int) -> float:
+        return sum(
+            pass_ns(costs, model.pace, stage, prompt_tokens=n, rows=rows, layers=count)
+            for n, rows in phases
+        )
+
+    # By stages: the least that the longest takes with so many layers given out.
+    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ()), *([(np.inf, ())] * total)]
+    for stage in range(stages):
+        grown: list[tuple[float, tuple[int, ...]]] = []
+        for given in range(total + 1):
+            ways = [
+                (
+                    max(best[before][0], takes(stage, given - before)),
+                    (*best[before][1], given - before),
+                )
+                for before in range(max(stage, 0), given)
+                if len(best[before][1]) == stage
+            ]
+            grown.append(min(ways, default=(np.inf, ())))
+        best = grown
+    even = tuple(len(part) for part in np.array_split(np.arange(total), stages))
+    found = {even, best[total][1]} - {layers, ()}
+    return sorted(found)

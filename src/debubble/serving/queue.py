@@ -1,0 +1,152 @@
+"""Batches in → a closed queue that runs them again, as they were or with something put right.
+
+So many batches go round, stages in order, each stage one batch at a time:
+
+    a stage asks for its message   when its host is done with the batch before (`turn`)
+    the message is there           when both sides are, and the wire has carried it (`wire`)
+    the pass begins and ends       `begin` after that, `length` later
+    the next batch enters          when the one that held its slot has left, and the way back
+                                   is over (`back`), or its host is done (`turn` of stage 0)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from debubble.serving.batches import UNSEEN, Batches
+from debubble.timeline.model import I64, Flags
+
+# A host that could have gone on earlier shows what it takes in its quickest turns.
+_QUICK_PERCENT = 10
+_FEW = 4
+# Batches that so seldom wait for their slot do not show how many there are.
+_SELDOM = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """What each batch takes at each stage, in nanoseconds: a row a batch, a column a stage."""
+
+    in_flight: int | None
+    length: I64
+    busy: I64
+    turn: I64
+    wire: I64
+    begin: I64
+    lag: I64
+    """From the end of a pass to the start of its message."""
+    back: I64
+    """Of each batch: from the end of the one that held its slot to its own start."""
+    entered: I64
+    """When each batch entered in the recording; what holds it without a slot."""
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def run(self) -> tuple[I64, I64]:
+        """Return when each pass starts and ends."""
+        batches, stages = self.length.shape
+        start, end = np.zeros_like(self.length), np.zeros_like(self.length)
+        free = [0] * stages
+        for batch in range(batches):
+            row_length, row_turn = self.length[batch].tolist(), self.turn[batch].tolist()
+            row_wire, row_begin = self.wire[batch].tolist(), self.begin[batch].tolist()
+            row_lag = self.lag[batch].tolist()
+            at = free[0] + row_turn[0] if batch else int(self.entered[0])
+            if self.in_flight is None or batch < self.in_flight:
+                at = max(at, int(self.entered[batch]))
+            else:
+                left = int(end[batch - self.in_flight, -1])
+                at = max(at, left + int(self.back[batch]))
+            for stage in range(stages):
+                if stage:
+                    there = at + row_lag[stage - 1]
+                    asked = free[stage] + row_turn[stage] if batch else there
+                    at = max(there, asked) + row_wire[stage] + row_begin[stage]
+                start[batch, stage] = at
+                at += row_length[stage]
+                end[batch, stage] = at
+                free[stage] = at
+        return start, end
+
+    def turn_ns(self) -> float:
+        """Return what a batch takes in turn: the time between two that leave the last stage."""
+        _, end = self.run()
+        first = min(self.in_flight or 1, len(end) // 2)
+        return float(end[-1, -1] - end[first - 1, -1]) / max(len(end) - first, 1)
+
+
+def measure_queue(batches: Batches) -> Queue | None:
+    """Take from each batch what it took; None where too few were seen from end to end."""
+    rows = np.flatnonzero(batches.seen & (batches.start[:, 0] >= batches.span[0]))
+    if len(rows) and (np.diff(rows) != 1).any():  # the longest run without a hole
+        parts = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+        rows = max(parts, key=len)
+    if len(rows) < _FEW:
+        return None
+    start, end, stages = batches.start[rows], batches.end[rows], batches.stages
+    before = np.concatenate((end[:1] - (end[:1] - start[:1]), end[:-1]))
+    turn, wire, begin, lag = (np.zeros(start.shape, dtype=np.int64) for _ in range(4))
+    turn[:, 0] = np.maximum(start[:, 0] - before[:, 0], 0)
+    told: list[int] = []
+    for stage in range(1, stages):
+        sent = batches.sent[rows, stage - 1]
+        posted, there = batches.posted[rows, stage], batches.arrived[rows, stage]
+        known = (sent != UNSEEN) & (posted != UNSEEN)
+        sent = np.where(known, sent, end[:, stage - 1])
+        posted = np.where(known, posted, sent)
+        there = np.where(known, np.minimum(there, start[:, stage]), start[:, stage])
+        lag[:, stage - 1] = np.maximum(sent - end[:, stage - 1], 0)
+        asked = np.maximum(posted, before[:, stage])
+        wire[:, stage] = np.maximum(there - np.maximum(sent, asked), 0)
+        begin[:, stage] = start[:, stage] - there
+        turn[:, stage] = _turns(asked - before[:, stage], asked >= sent)
+        told.append(int((asked >= sent).sum()))
+    back = np.zeros(len(rows), dtype=np.int64)
+    slots = batches.in_flight
+    if slots is not None and slots < len(rows):
+        since = start[slots:, 0] - end[:-slots, -1]
+        free = end[slots - 1 : -1, 0]
+        waits = end[:-slots, -1] > free  # its slot was taken longer than its stage
+        if waits.mean() < _SELDOM and slots < stages:
+            # The first stage sets the pace: how many it would let in does not show.
+            slots = min(stages, len(rows) - 1)
+            since = start[slots:, 0] - end[:-slots, -1]
+            waits = end[:-slots, -1] > end[slots - 1 : -1, 0]
+        back[slots:] = np.maximum(_turns(since, waits), 0)
+        turn[slots:, 0] = _turns(turn[slots:, 0], ~waits)
+        # A host that always waits shows no turn of its own: it takes no longer than the way back.
+        never = [int((~waits).sum()) < _FEW, *(count < _FEW for count in told)]
+        quick = int(np.percentile(back[slots:], _QUICK_PERCENT))
+        turn[:, never] = np.minimum(turn[:, never], quick)
+    return Queue(
+        in_flight=slots,
+        length=end - start,
+        busy=batches.busy[rows],
+        turn=turn,
+        wire=wire,
+        begin=begin,
+        lag=lag,
+        back=back,
+        entered=start[:, 0].copy(),
+    )
+
+
+def _turns(taken: I64, told: Flags) -> I64:
+    """Keep what held a batch up; else it took no longer than the quickest of those do."""
+    shown = taken[told] if told.sum() >= _FEW else taken
+    quick = int(np.percentile(shown, _QUICK_PERCENT)) if len(shown) else 0
+    return np.where(told, taken, np.minimum(taken, max(quick, 0)))
+
+
+def with_slots(queue: Queue, in_flight: int) -> Queue:
+    """Return the queue with another number in flight; the first of them enter as they can."""
+    usual = int(np.median(queue.back[queue.back > 0])) if (queue.back > 0).any() else 0
+    return replace(
+        queue,
+        in_flight=in_flight,
+        back=np.where(queue.back > 0, queue.back, usual),
+        entered=np.full(len(queue), queue.entered[0]),
+    )

@@ -1,0 +1,371 @@
+"""A rank's trace in → what in it cannot be: no figure is made of times that no device can show.
+
+Four rules are physics. A stream runs what was launched on it, in that order, one after the other:
+
+    host      launch a   launch b   launch c ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ cudaDeviceSynchronize ┤
+    stream               ├─ a ─┤├──── b ────┤      ├ c ┤
+                         a is not before its launch; b is not before a, nor beside it; none is
+                         missing between two that are there; all have ended where the host waited
+
+A capture that begins late lacks launches of its first kernels, and one that ends early lacks
+kernels of its last launches; kernels of one CUDA graph share a launch, and run beside each other.
+The rest is plausibility: a kernel whose successor is queued already is followed by it at once,
+calls take microseconds, totals of memory are the sums of their changes.
+
+On the 146 GPU ranks of our recordings and of those that others published, nothing of this is ever
+broken, but for neighbours that overlap by 13 us at most (programmatic dependent launches).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.errors import Code, Gap
+from debubble.trace.columns import (
+    STEP,
+    UNKNOWN,
+    KernelKind,
+    Kernels,
+    Memory,
+    MemoryDevice,
+    Operation,
+    RankTrace,
+    build,
+)
+from debubble.units import NS_PER_US, counted, show_bytes, show_duration
+
+Flags = NDArray[np.bool_]
+Positions = NDArray[np.intp]
+
+# Stamps of host and device are laid together by the profiler; no kernel that we have seen begins
+# less than 2 us after its launch. What is off by less moves no figure.
+_STAMPS_NS = 200_000
+# A kernel may begin before the one ahead has ended, if it was launched to do so: by 13 us at most
+# in what we have seen. It never ends before it, and the one after it does not begin.
+_OVERLAP_NS = 50_000
+_LONGEST_OVERLAP_NS = 1_000_000
+# A kernel that lasts 20 us and more, and whose successor on the stream has been queued since before
+# it began, is followed at once: a quarter of such gaps are below 4 % of it in each of our
+# recordings, and below 8 % in one that others thinned out.
+_LASTS_NS = 20_000
+_FEWEST_PAIRS = 40
+_MOST_IDLE = 0.2
+# A launch takes the host 3 to 17 us in the middle; slow hosts and debuggers are allowed for.
+_LAUNCH_TAKES_NS = (200, 2_000_000)
+# No kernel is shorter than half a microsecond.
+_SHORTEST_KERNEL_NS = 100
+# A peak and the sum of the changes up to it are the same to the byte in all our recordings.
+_PEAKS_AGREE = 0.005
+# What most calls of a kind have, all have.
+_MOST = 0.8
+# One mark of the profiler is set as the last one ends: 0.03 to 0.13 ms later.
+_BETWEEN_NS = 100_000_000
+# Ranges that began before the capture did are written as well: by half a minute in one of others.
+_FAR_NS = 600_000_000_000
+
+_LAUNCHES_ONE = re.compile(r"Launch(?!HostFunc)")
+_GRAPH = re.compile(r"Graph")
+_CAPTURES_GRAPH = re.compile(r"GraphInstantiate|GraphCreate|StreamEndCapture")
+_WAITS_FOR_ALL = re.compile(r"(?:Device|Ctx)Synchronize")
+
+
+def guard(trace: RankTrace) -> tuple[RankTrace | None, tuple[Gap, ...]]:
+    """Return the trace, or what of it can be believed, and why the rest cannot.
+
+    None: the rank is left out. Its file is named, and what is wrong with it.
+    """
+    wrong = tuple(_impossible(trace)) if len(trace.kernels) else ()
+    if wrong:
+        message = f"left out, because it cannot be so: {'; '.join(wrong)}"
+        return None, (
+            *trace.gaps,
+            Gap(
+                code=Code.IMPOSSIBLE,
+                message=message,
+                hint="record the rank again; if events were lost, record fewer steps",
+                file=trace.file,
+                rank=trace.rank,
+            ),
+        )
+    doubt = _wrong_memory(trace)
+    if not doubt:
+        return trace, ()
+    forgotten = Gap(
+        code=Code.WRONG_MEMORY,
+        message=f"its memory is left out: {doubt}",
+        hint="record the rank again with profile_memory=True",
+        file=trace.file,
+        rank=trace.rank,
+    )
+    return replace(trace, memory=build(Memory, 0)), (forgotten,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Streams:
+    """Kernels as each stream ran them: rows, and which of them follow one on the same stream."""
+
+    rows: Positions
+    follows: Flags
+
+    def pairs(self, apart: int = 1) -> tuple[Positions, Positions]:
+        """Return the rows of kernels that ran so many after each other on one stream."""
+        together = self.follows[apart - 1 :].copy()
+        for step in range(1, apart):
+            together &= self.follows[apart - 1 - step : len(self.follows) - step]
+        before, after = self.rows[:-apart], self.rows[apart:]
+        return before[together], after[together]
+
+
+def _in_streams(kernels: Kernels) -> _Streams:
+    rows = np.lexsort((kernels.start_ns, kernels.stream, kernels.device))
+    stream, device = kernels.stream[rows], kernels.device[rows]
+    follows = (stream[1:] == stream[:-1]) & (device[1:] == device[:-1])
+    return _Streams(rows=rows, follows=follows)
+
+
+def _impossible(trace: RankTrace) -> Iterator[str]:
+    """Yield what no device can have done, in words."""
+    kernels, launches = trace.kernels, trace.launches
+    streams = _in_streams(kernels)
+    yield from _of_groups(trace)
+    if len(launches):
+        yield from _of_launches(trace, streams)
+        yield from _of_waits(trace)
+    yield from _of_streams(trace, streams)
+    yield from _of_units(trace, streams)
+    yield from _of_calls(trace)
+    yield from _of_ranges(trace)
+
+
+def _of_groups(trace: RankTrace) -> Iterator[str]:
+    """Yield a group that a rank talks in, and is not of."""
+    used = np.unique(trace.operators.group[trace.operators.group >= 0]).tolist()
+    strange = [trace.groups[row].name for row in used if not _is_of(trace, row)]
+    if strange:
+        yield f"it talks in a group that it is not of ({strange[0][:40]})"
+
+
+def _is_of(trace: RankTrace, group: int) -> bool:
+    ranks = trace.groups[group].ranks
+    return not ranks or trace.rank is None or trace.rank in ranks
+
+
+def _of_launches(trace: RankTrace, streams: _Streams) -> Iterator[str]:
+    """Yield launches without their kernel, kernels without their launch, or before it."""
+    kernels, launches = trace.kernels, trace.launches
+    joined = np.flatnonzero(kernels.launch >= 0)
+    lost = _lost_kernels(trace)
+    if lost:
+        yield f"{counted(lost, 'kernel')} launched and not recorded, though later ones were"
+    orphans = _orphans(trace, streams)
+    if orphans:
+        yield f"{counted(orphans, 'kernel')} without a launch, though earlier ones have theirs"
+    called = kernels.launch[joined]
+    early = launches.start_ns[called] - kernels.start_ns[joined]
+    if early.max(initial=0) > _STAMPS_NS:
+        yield (
+            f"{counted(int((early > _STAMPS_NS).sum()), 'kernel')} before their launch, "
+            f"by up to {show_duration(float(early.max()))}"
+        )
+    before, after = streams.pairs()
+    before_call, after_call = kernels.launch[before], kernels.launch[after]
+    known = (before_call >= 0) & (after_call >= 0)
+    before_call, after_call = before_call[known], after_call[known]
+    launched_ns = launches.start_ns[after_call] + launches.duration_ns[after_call]
+    swapped = int((launched_ns < launches.start_ns[before_call]).sum())
+    if swapped:
+        yield f"{counted(swapped, 'kernel')} in another order than they were launched in"
+
+
+def _lost_kernels(trace: RankTrace) -> int:
+    """Count launches without a kernel, but for the last ones: their kernels may have run later.
+
+    Where a graph is captured, calls launch nothing; they are not told from those that did.
+    """
+    launches = trace.launches
+    matches = _matching(trace, _LAUNCHES_ONE) & ~_matching(trace, _GRAPH)
+    expected = matches[launches.name]
+    expected[trace.kernels.launch[trace.kernels.launch >= 0]] = False
+    missing = np.flatnonzero(expected)
+    joined = trace.kernels.launch[trace.kernels.launch >= 0]
+    if not len(missing) or not len(joined):
+        return 0
+    captured = np.flatnonzero(_matching(trace, _CAPTURES_GRAPH)[launches.name])
+    first = int(captured[-1]) if len(captured) else UNKNOWN
+    return int(((missing < int(joined.max())) & (missing > first)).sum())
+
+
+def _orphans(trace: RankTrace, streams: _Streams) -> int:
+    """Count kernels without a launch that come after one of the same name with its own.
+
+    What the profiler never sees a launch of, such as kernels that a library starts by calls of the
+    driver, has none at all.
+    """
+    kernels = trace.kernels
+    rows = streams.rows
+    seen = kernels.launch[rows] >= 0
+    if seen.all() or not seen.any():
+        talks = np.isin(trace.operators.operation, (Operation.SEND, Operation.RECEIVE)).any()
+        return len(rows) if not seen.any() and talks else 0
+    number = np.concatenate(([0], np.cumsum(~streams.follows)))
+    first_seen = np.full(int(number[-1]) + 1, len(rows))
+    np.minimum.at(first_seen, number[seen], np.flatnonzero(seen))
+    known = np.zeros(len(trace.names), dtype=bool)
+    known[kernels.name[rows[seen]]] = True
+    late = ~seen & (np.arange(len(rows)) > first_seen[number]) & known[kernels.name[rows]]
+    return int(late.sum())
+
+
+def _of_waits(trace: RankTrace) -> Iterator[str]:
+    """Yield kernels that end after the host has waited for all that was launched before."""
+    kernels, launches = trace.kernels, trace.launches
+    waits = np.flatnonzero(_matching(trace, _WAITS_FOR_ALL)[launches.name])
+    joined = np.flatnonzero(kernels.launch >= 0)
+    if not len(waits) or not len(joined):
+        return
+    called = launches.start_ns[kernels.launch[joined]]
+    order = np.argsort(called, kind="stable")
+    end_ns = np.maximum.accumulate((kernels.start_ns + kernels.duration_ns)[joined[order]])
+    ahead = np.searchsorted(called[order], launches.start_ns[waits])
+    asked = ahead > 0
+    returned = launches.start_ns[waits[asked]] + launches.duration_ns[waits[asked]]
+    late = end_ns[ahead[asked] - 1] - returned
+    if late.max(initial=0) > _STAMPS_NS:
+        yield (
+            "the host waited for the device, and kernels ended up to "
+            f"{show_duration(float(late.max()))} later"
+        )
+
+
+def _of_streams(trace: RankTrace, streams: _Streams) -> Iterator[str]:
+    """Yield overlaps on a stream, but for kernels of one graph and those launched to do so."""
+    kernels = trace.kernels
+    end_ns = kernels.start_ns + kernels.duration_ns
+    before, after = streams.pairs()
+    apart = _apart(kernels, before, after)
+    before, after = before[apart], after[apart]
+    beside = end_ns[before] - end_ns[after] > _OVERLAP_NS
+    beside |= end_ns[before] - kernels.start_ns[after] > _LONGEST_OVERLAP_NS
+    count = int(beside.sum())
+    before, after = streams.pairs(apart=2)
+    apart = _apart(kernels, before, after)
+    count += int((end_ns[before] - kernels.start_ns[after] > _OVERLAP_NS)[apart].sum())
+    if count:
+        yield f"{counted(count, 'kernel')} beside others on the same stream"
+
+
+def _apart(kernels: Kernels, before: Positions, after: Positions) -> Flags:
+    """Tell kernels of different launches; those of a graph share one."""
+    same: Flags = (kernels.launch[before] == kernels.launch[after]) & (kernels.launch[before] >= 0)
+    same |= (kernels.graph[before] > 0) & (kernels.graph[before] == kernels.graph[after])
+    return ~same
+
+
+def _of_units(trace: RankTrace, streams: _Streams) -> Iterator[str]:
+    """Yield durations that devices and hosts do not have, or that end before what follows."""
+    kernels, launches = trace.kernels, trace.launches
+    runs = kernels.duration_ns[
+        (kernels.kind != KernelKind.COPY) & (kernels.kind != KernelKind.MEMSET)
+    ]
+    short = int((runs < _SHORTEST_KERNEL_NS).sum())
+    if short and (runs % NS_PER_US > 0).any():  # where stamps are whole microseconds, 0 is short
+        yield f"{counted(short, 'kernel')} shorter than any can be"
+    if not len(launches):
+        return
+    single = _matching(trace, _LAUNCHES_ONE)[launches.name]
+    takes = float(np.median(launches.duration_ns[single])) if single.any() else 0.0
+    least, most = _LAUNCH_TAKES_NS
+    if int(single.sum()) >= _FEWEST_PAIRS and not least <= takes <= most:
+        yield f"a launch takes {takes / NS_PER_US:g} us: not in the unit that it should be"
+    before, after = streams.pairs()
+    known = (kernels.launch[before] >= 0) & (kernels.launch[after] >= 0)
+    known &= _apart(kernels, before, after) & (kernels.duration_ns[before] >= _LASTS_NS)
+    known &= ~kernels.communication[before] & ~kernels.communication[after]
+    before, after = before[known], after[known]
+    call = kernels.launch[after]
+    queued = launches.start_ns[call] + launches.duration_ns[call] < kernels.start_ns[before]
+    before, after = before[queued], after[queued]
+    if len(before) >= _FEWEST_PAIRS:
+        end_ns = kernels.start_ns[before] + kernels.duration_ns[before]
+        idle = (kernels.start_ns[after] - end_ns) / kernels.duration_ns[before]
+        if float(np.percentile(idle, 25)) > _MOST_IDLE:
+            yield "kernels end long before those begin that are queued behind them"
+
+
+def _of_calls(trace: RankTrace) -> Iterator[str]:
+    """Yield communication without its operator, or its kernel, where most of it has them."""
+    kernels, operators = trace.kernels, trace.operators
+    told = np.zeros(len(kernels) + 1, dtype=bool)
+    told[operators.kernel] = True
+    told = told[:-1]
+    talks = kernels.communication & (kernels.launch >= 0)
+    silent = int((talks & ~told).sum())
+    if silent and silent <= (1 - _MOST) * int(talks.sum()):
+        yield f"{counted(silent, 'kernel')} of communication without the operator of the others"
+    moves = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+    carries = talks & (kernels.kind != KernelKind.COLLECTIVE)
+    if carries.any() and moves.any() and not told.any():
+        yield "no message has its kernel, though there are kernels that carry messages"
+    last = int(operators.start_ns[operators.kernel >= 0].max(initial=0))
+    missing = 0
+    for group in np.unique(operators.group[moves]).tolist():
+        mine = moves & (operators.group == group)
+        without = mine & (operators.kernel < 0) & (operators.start_ns < last)
+        few = int(without.sum()) <= (1 - _MOST) * int(mine.sum())
+        missing += int(without.sum()) if few else 0
+    if missing:
+        yield f"{counted(missing, 'message')} without the kernel that the others have"
+
+
+def _of_ranges(trace: RankTrace) -> Iterator[str]:
+    """Yield marks of steps that do not follow each other, and ranges far from all else."""
+    ranges = trace.annotations
+    numbers = np.array([int(n[1]) if (n := STEP.match(name)) else -1 for name in trace.names])
+    rows = np.flatnonzero((numbers[ranges.name] >= 0) & (ranges.stream < 0))
+    number, start = numbers[ranges.name[rows]], ranges.start_ns[rows]
+    apart = start[1:] - (start + ranges.duration_ns[rows])[:-1]
+    step = np.diff(number)
+    if (step <= 0).any() or (apart < -_STAMPS_NS).any() or (apart[step == 1] > _BETWEEN_NS).any():
+        yield "its steps do not follow each other"
+    if len(ranges):
+        end_ns = trace.kernels.start_ns + trace.kernels.duration_ns
+        early = int(trace.kernels.start_ns[0]) - int(ranges.start_ns[0])
+        late = int((ranges.start_ns + ranges.duration_ns).max()) - int(end_ns.max())
+        if max(early, late) > _FAR_NS:
+            yield f"a range {show_duration(max(early, late))} away from all kernels"
+
+
+def _wrong_memory(trace: RankTrace) -> str:
+    """Say what is wrong with the totals of the allocator; nothing where they add up.
+
+    A total is what the changes up to it come to, from wherever the capture began. Threads that
+    allocate at the same moment may be written in another order: only the peak is held against it.
+    """
+    memory = trace.memory
+    known = {one.index: one.memory_bytes for one in trace.header.devices if one.memory_bytes}
+    on_device = memory.device_type == MemoryDevice.DEVICE
+    for device in np.unique(memory.device[on_device]).tolist():
+        mine = on_device & (memory.device == device)
+        allocated, reserved = memory.allocated_bytes[mine], memory.reserved_bytes[mine]
+        if (allocated < 0).all():
+            continue
+        peak = int(allocated.max())
+        summed = np.cumsum(memory.change_bytes[mine].astype(np.float64))
+        expected = float(summed.max() + np.median(allocated - summed))
+        if abs(peak - expected) > _PEAKS_AGREE * max(peak, 1):
+            return f"a peak of {show_bytes(peak)}, where its changes add up to another"
+        if 0 < reserved.max() < (1 - _PEAKS_AGREE) * peak:
+            return f"{show_bytes(peak)} allocated of {show_bytes(int(reserved.max()))} reserved"
+        limit = known.get(device, 0)
+        if limit and max(peak, int(reserved.max())) > limit:
+            return f"{show_bytes(peak)} on a device that has {show_bytes(limit)}"
+    return ""
+
+
+def _matching(trace: RankTrace, pattern: re.Pattern[str]) -> Flags:
+    return np.array([bool(pattern.search(name)) for name in trace.names] or [False], dtype=bool)

@@ -1,0 +1,110 @@
+"""Traces of several ranks merged into one file in → as many `RankTrace`s out.
+
+SGLang's merger, and others after it, put all events into one list and write before each process
+whose it is: `"pid": "[TP00-PP01] 4711"`. Each rank's events are put into a trace of their own
+again, and that is read as any other. Ranks are counted by data, pipeline and tensor parallelism.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+
+from debubble.errors import NotATrace, TraceError
+from debubble.trace.columns import RankTrace
+from debubble.trace.format import Format, Reading, TraceFile
+from debubble.trace.kineto import read_kineto
+from debubble.trace.source import Limits, Source
+
+NAME = "merged traces"
+# Held whole, once inflated and once apart.
+_MOST_BYTES = 2 * 1024**3
+_OWNER = re.compile(
+    rb'"pid"\s*:\s*"(\[[A-Z]{2}\d+(?:-[A-Z]{2}\d+)*\]|rank[ _-]?\d+[ :/_-])\s*([^"]*)"'
+)
+_OF_ONE_RANK = {"traceEvents", "distributedInfo"}
+_PARTS = re.compile(r"([A-Za-z]{2,4})[ _-]?(\d+)")
+_ORDER = ("DP", "EP", "PP", "TP", "RANK")
+
+
+class _Document(msgspec.Struct):
+    """The list of events; each stays as it is written."""
+
+    events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
+
+
+def recognise(file: str, prefix: bytes) -> TraceFile | None:
+    """Tell it by processes that carry the name of a rank."""
+    if b'"traceEvents"' not in prefix or not _OWNER.search(prefix):
+        return None
+    return TraceFile(file=file, format=NAME)
+
+
+def read(known: TraceFile, limits: Limits) -> Reading:
+    """Take the ranks apart, and read each."""
+    held = replace(limits, inflated_bytes=min(limits.inflated_bytes, _MOST_BYTES))
+    data = b"".join(Source(known.file, held).pieces())
+    try:
+        said = msgspec.json.decode(data, type=_Document)
+        header = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        hint = "give the files that it was merged from"
+        message = f"holds several ranks, and cannot be taken apart: {error}"
+        raise TraceError(message, file=known.file, hint=hint) from error
+    del data
+    owned: dict[bytes, list[bytes]] = {}
+    for event in map(bytes, said.events):
+        if found := _OWNER.search(event):
+            plain = found[2] if found[2].isdigit() else b'"%b"' % found[2]
+            named = b'%b"pid": %b%b' % (event[: found.start()], plain, event[found.end() :])
+            owned.setdefault(found[1], []).append(named)
+    tags = sorted(owned, key=_place)
+    kept = {name: raw for name, raw in header.items() if name not in _OF_ONE_RANK}
+    traces = [
+        _read_rank(known.file, kept, owned[tag], (rank, len(tags)), limits)
+        for rank, tag in enumerate(tags)
+    ]
+    if not any(len(trace.kernels) or len(trace.cpu_operators) for trace in traces):
+        raise NotATrace("holds no events of any rank", file=known.file)
+    return Reading(traces=tuple(traces))
+
+
+def _place(tag: bytes) -> tuple[int, ...]:
+    """Return where a rank stands among the others, by what its tag says."""
+    said = {name.upper(): int(number) for name, number in _PARTS.findall(tag.decode())}
+    return tuple(said.get(name, 0) for name in _ORDER)
+
+
+def _read_rank(
+    file: str,
+    header: dict[str, Any],
+    events: Sequence[bytes],
+    whose: tuple[int, int],
+    limits: Limits,
+) -> RankTrace:
+    rank, world = whose
+    about = {**header, "distributedInfo": {"rank": rank, "world_size": world}}
+    with TemporaryDirectory() as place:
+        path = Path(place) / "rank.json"
+        opening = msgspec.json.encode(about)[:-1]
+        path.write_bytes(b'%b, "traceEvents": [%b]}' % (opening, b",\n".join(events)))
+        trace = read_kineto(str(path), limits)
+    gaps = tuple(replace(gap, file=file) for gap in trace.gaps)
+    return replace(trace, file=file, format=NAME, rank=rank, gaps=gaps)
+
+
+FORMAT = Format(
+    name=NAME,
+    a_file="a file of several ranks",
+    position=4,
+    in_names=(),
+    recognise=recognise,
+    read=read,
+    one_a_rank=False,
+)

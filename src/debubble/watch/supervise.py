@@ -1,0 +1,76 @@
+"""Parts of the service in → run for good, each on its own: what fails waits, and is named.
+
+A part is one source's folder, one source's server, the page: none ends another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from debubble.watch.log import log
+
+_T = TypeVar("_T")
+
+# After a failure so long, then twice as long each time.
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 300.0
+# Who was well for so long begins with the first wait again.
+_WELL_S = 600.0
+
+
+async def in_daemon(call: Callable[..., _T], *words: object) -> _T:
+    """Call what takes time in a thread of its own, which neither others nor the end wait for.
+
+    A pool's threads are few: as many folders or servers that hang would stop everybody.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def tell(set_it: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(lambda: None if future.done() else set_it())
+
+    def run() -> None:
+        try:
+            result = call(*words)
+        except BaseException as error:  # noqa: BLE001 (whoever waits gets it)
+            told = error
+            tell(lambda: future.set_exception(told))
+        else:
+            tell(lambda: future.set_result(result))
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future
+
+
+async def supervise(
+    part: str,
+    work: Callable[[], Awaitable[None]],
+    *,
+    sleep: Callable[[float], Awaitable[None]],
+    stopping: asyncio.Event,
+    on_failure: Callable[[str], None],
+) -> None:
+    """Run a part until the service stops; after a failure again, later and later."""
+    failures = 0
+    while not stopping.is_set():
+        began = time.monotonic()
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 (one part must not take the service down)
+            if time.monotonic() - began > _WELL_S:
+                failures = 0
+            wait_s = min(FIRST_WAIT_S * 2**failures, LONGEST_WAIT_S)
+            failures += 1
+            on_failure(f"{type(error).__name__}: {error}")
+            told = "".join(traceback.format_exception(error))
+            log("failed", level="error", part=part, problem=told, again_in_s=wait_s)
+            await sleep(wait_s)
+        else:
+            return

@@ -1,0 +1,226 @@
+"""Nothing of a capture ever reaches the job: an error is thrown at every call that it makes.
+
+A job is played in this process, with a schedule, passes and losses of its own. Every call out of
+debubble's own lines fails once, each in a run of its own: the job must not notice.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import debubble
+from debubble.capture import hooks, recording
+from debubble.capture import session as in_session
+from debubble.capture.settings import Settings
+
+OURS = str(Path(recording.__file__).parent)
+STEPS = 14
+SETTINGS = {"steps": 2, "wait": 1, "every": 8, "keep": 1}
+
+
+class Fault(Exception):
+    """What no code of ours expects."""
+
+
+class Stage:
+    """A stage of torch.distributed.pipelining, as far as captures look at one."""
+
+    stage_index, num_stages, is_last = 0, 1, True
+
+    def __init__(self):
+        self.passes = []
+
+    def forward_one_chunk(self, chunk, *_more):
+        self.passes.append(("F", chunk))
+
+    def backward_one_chunk(self, *, bwd_chunk_id):
+        self.passes.append(("B", bwd_chunk_id))
+
+    def backward_weight_one_chunk(self):
+        """Run as no version of torch has it: a pass that cannot be named."""
+        self.passes.append(("W", 0))
+
+
+class Schedule:
+    """And a schedule."""
+
+    _n_microbatches = 2
+
+    def __init__(self):
+        self._stage = Stage()
+
+    def step(self, batch):
+        for chunk in range(self._n_microbatches):
+            self._stage.forward_one_chunk(chunk)
+            self._stage.backward_one_chunk(bwd_chunk_id=chunk)
+        self._stage.backward_weight_one_chunk()
+        return batch * 2 + len(self._stage.passes)
+
+
+class Profiler:
+    """In place of torch's, which takes longer than the job."""
+
+    def start(self):
+        pass
+
+    step = stop = start
+
+    def export_chrome_trace(self, path):
+        Path(path).write_text('{"traceEvents": []}')
+
+
+class Module:
+    """What the hooks find in place of torch's own module."""
+
+    __name__ = "torch.distributed.pipelining.schedules"
+    PipelineScheduleSingle = None
+
+
+class Loading:
+    """And what loads it."""
+
+    @staticmethod
+    def exec_module(module):
+        assert module is Module
+
+
+def hooked(settings):
+    """Run the job as `debubble capture -- COMMAND` does; return its losses."""
+    beat = hooks.Beat(settings)
+    schedule = type("ScheduleOfThisRun", (Schedule,), {"step": Schedule.step})
+    Module.PipelineScheduleSingle = schedule
+    hooks._CallingLoader(Loading, beat.hook_schedules).exec_module(Module)
+    one = schedule()
+    losses = [one.step(float(number)) for number in range(STEPS)]
+    beat._close()
+    assert len(one._stage.passes) == STEPS * 5
+    return losses
+
+
+def optimized(settings):
+    """Run a job whose beat is an optimizer's."""
+    beat = hooks.Beat(settings)
+    losses = []
+    for number in range(STEPS):
+        losses.append(number / 3)
+        beat._after_optimizer(beat, (), {})
+    beat._close()
+    return losses
+
+
+def within(settings):
+    """Run the job inside `with debubble.capture(...)`, which fails, if at all, at its start."""
+    one = Schedule()
+    given = {name: getattr(settings, name) for name in (*SETTINGS, "out")}
+    session = debubble.capture(one, **given).__enter__()
+    losses = []
+    with throwing.begun():
+        for number in range(STEPS):
+            losses.append(one.step(float(number)))
+            debubble.step()
+        session.__exit__(None, None, None)
+    assert len(one._stage.passes) == STEPS * 5
+    return losses
+
+
+class Throwing:
+    """Counts the calls that our lines make, and fails at one of them."""
+
+    def __init__(self):
+        self.count = self.at = 0
+
+    def __call__(self, frame, event, called):
+        if event == "c_call":
+            caller, name = frame, getattr(called, "__name__", "")
+        elif event == "call" and frame.f_back is not None and frame.f_code.co_filename != __file__:
+            caller, name = frame.f_back, frame.f_code.co_name
+        else:
+            return
+        if caller.f_code.co_filename.startswith(OURS) and name != "setprofile":
+            self.count += 1
+            if self.count == self.at:
+                raise Fault(f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno} {name}")
+
+    def begun(self):
+        sys.setprofile(self)
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+
+throwing = Throwing()
+
+
+def play(job, folder, at):
+    """Run a job with an error at one call; return its losses, and how many calls there are."""
+    throwing.count, throwing.at = 0, at
+    settings = Settings(**SETTINGS, out=folder)
+    try:
+        if job is within:
+            return job(settings), throwing.count
+        with throwing.begun():
+            return job(settings), throwing.count
+    finally:
+        sys.setprofile(None)
+        in_session._running = None  # of a session whose start failed half-way
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)
+@pytest.mark.parametrize("job", [hooked, optimized, within])
+def test_an_error_at_any_call_of_ours_leaves_the_job_as_it_is(tmp_path, monkeypatch, job):
+    monkeypatch.setattr(recording, "_make_profiler", lambda _steps: Profiler())
+    monkeypatch.setattr(recording, "_has_device", lambda: False)
+    monkeypatch.setattr(logging.getLogger("debubble"), "disabled", True)
+    expected, calls = play(job, tmp_path / "whole", 0)
+    assert calls > 150
+    assert len(list((tmp_path / "whole").glob("*/rank0.json.gz"))) == 1
+    for at in range(1, calls + 1):
+        losses, _ = play(job, tmp_path / f"at{at}", at)
+        assert losses == expected, at
+
+
+class Failing(Profiler):
+    """A profiler that cannot be stopped."""
+
+    def stop(self):
+        raise RuntimeError("the profiler is gone")
+
+
+def test_a_profiler_that_fails_as_the_loop_ends_does_not_reach_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "_make_profiler", lambda _steps: Failing())
+    with debubble.capture(steps=4, wait=0, every=100, out=tmp_path) as session:
+        for _ in range(7):  # the loop ends among the profiled steps
+            debubble.step()
+    assert any("the profiler is gone" in problem for problem in session.problems)
+
+
+def test_a_module_that_cannot_be_hooked_is_loaded_as_it_is(tmp_path, monkeypatch, capsys):
+    (tmp_path / "hooked_module_of_this_test.py").write_text("VALUE = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "hooked_module_of_this_test"
+
+    def fail(_module):
+        raise Fault("no beat here")
+
+    hook = hooks.AfterImport({name: fail})
+    monkeypatch.setattr(sys, "meta_path", [hook, *sys.meta_path])
+    assert importlib.import_module(name).VALUE == 3
+    assert "no beat here" in capsys.readouterr().err
+    del sys.modules[name]
+    hook.targets[name] = fail
+    monkeypatch.setattr(hooks, "_CallingLoader", fail)
+    assert importlib.import_module(name).VALUE == 3

@@ -1,0 +1,66 @@
+"""`plan` and `simulate` on a captured server."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from debubble.cli import main
+
+DATA = Path(__file__).parents[1] / "data" / "serving"
+
+
+@pytest.fixture
+def ask(capsys):
+    """Ask a verb; return its exit code, and what it printed to people and beside."""
+
+    def asking(*words):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return asking
+
+
+def test_plan_names_the_even_split_first_and_says_that_the_profiler_ran(ask):
+    code, out, err = ask("plan", DATA / "u3337", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["schema"] == "debubble.plan-server/1"
+    best = answer["options"][answer["recommended"]]
+    assert best["setting"]["layers"] == [4, 4, 4, 4]
+    assert best["verdict"] == "yes"
+    assert answer["profiled"]
+    assert any("profiler" in said for said in answer["assumptions"])
+
+
+def test_plan_prints_what_is_pasted_and_nothing_else(ask):
+    code, out, err = ask("plan", DATA / "u3337", "--emit", "vllm")
+    assert code == 0, err
+    assert 'VLLM_PP_LAYER_PARTITION="4,4,4,4"' in out
+    assert "tokens/s out" not in out
+
+
+def test_simulate_takes_a_mix_of_lengths_and_a_cache(ask):
+    code, out, err = ask(
+        "simulate", DATA / "k4", "--tokens", "512:0.8,2048:0.2", "--kv-tokens", "20000", "--json"
+    )
+    assert code == 0, err
+    (option,) = json.loads(out)["options"]
+    assert option["traffic"]["prompts"] == [[512.0, 0.8], [2048.0, 0.2]]
+    assert option["verdict"] == "refused"
+
+
+def test_a_split_of_other_layers_is_refused(ask):
+    code, _, err = ask("simulate", DATA / "k4", "--split", "5,5,5,5")
+    assert code == 2
+    assert "no split of this server's layers" in err
+
+
+@pytest.mark.parametrize("flag", ["--in-flight", "--chunk"])
+def test_flags_of_servers_are_refused_for_runs_with_steps(ask, flag):
+    run = Path(__file__).parents[1] / "data" / "h200" / "fwd_closed_m4"
+    code, _, err = ask("simulate", run, flag, "2")
+    assert code == 2
+    assert "about a server" in err

@@ -1,0 +1,377 @@
+"""Ways to make a trace say something else and stay valid JSON: fields of events, and whole ranks.
+
+A `Document` is one rank's trace, taken apart: its header, and its events as they are written. A
+damage changes it in place and returns what it did, in words.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from support.traces.kineto_events import Event
+
+_GONE = object()
+BAD_VALUES: tuple[Any, ...] = (
+    _GONE, None, True, False, 0, 1, -1, 0.5, -2.5, 2**31, 2**63, -(2**63), 2**64, 1e18, 1e308,
+    float("nan"), float("inf"), "", "abc", "12", "1e3", [], {}, [1, 2], {"a": 1}, "x" * 300,
+)  # fmt: skip
+
+# Whatever the reader takes from an event, by the kind of event.
+_EVERY = ("ph", "cat", "name", "tid", "ts", "dur", "args")
+_DEVICE = ("device", "stream", "correlation", "bytes")
+_OPERATOR = (
+    "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Process Group Name",
+    "Process Group Description", "Process Group Ranks", "Src Rank", "Dst Rank", "Concrete Inputs",
+    "Input Dims", "Input type",
+)  # fmt: skip
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "kernel": (*_EVERY, *_DEVICE, "graph id"),
+    "nccl kernel": (*_EVERY, *_DEVICE, *_OPERATOR[:4]),
+    "copy": (*_EVERY, *_DEVICE),
+    "launch": (*_EVERY, "correlation"),
+    "wait": (*_EVERY, "correlation"),
+    "call": (*_EVERY, *_OPERATOR),
+    "details": (*_EVERY, *_OPERATOR),
+    "nccl range": _EVERY,
+    "step": _EVERY,
+    "range": _EVERY,
+    "device range": _EVERY,
+    "memory": (
+        "ph", "cat", "name", "ts", "args", "Bytes", "Total Allocated", "Total Reserved",
+        "Device Type", "Device Id",
+    ),
+    "metadata": ("ph", "name", "tid", "args"),
+}  # fmt: skip
+_HEADER: tuple[tuple[str, ...], ...] = (
+    ("schemaVersion",), ("deviceProperties",), ("deviceProperties", "id"),
+    ("deviceProperties", "name"), ("deviceProperties", "totalGlobalMem"),
+    ("deviceProperties", "numSms"), ("distributedInfo",), ("distributedInfo", "rank"),
+    ("distributedInfo", "world_size"), ("distributedInfo", "backend"),
+    ("distributedInfo", "pg_config"), ("distributedInfo", "pg_config", "pg_name"),
+    ("distributedInfo", "pg_config", "pg_desc"), ("distributedInfo", "pg_config", "ranks"),
+    ("distributedInfo", "nccl_version"), ("baseTimeNanoseconds",), ("profile_memory",),
+    ("record_shapes",), ("with_stack",), ("host_name",), ("traceName",), ("cuda_runtime_version",),
+)  # fmt: skip
+
+
+def kind_of(event: Event) -> str:  # noqa: PLR0911 (a return a kind)
+    """Say what the reader takes an event for; nothing for what it steps over."""
+    category, name = event.get("cat", ""), event.get("name", "")
+    if category == "kernel":
+        return "nccl kernel" if "nccl" in name else "kernel"
+    if category in {"gpu_memcpy", "gpu_memset"}:
+        return "copy"
+    if category in {"cuda_runtime", "cuda_driver"}:
+        waits = "Synchronize" in name
+        queues = any(word in name for word in ("Launch", "Memcpy", "Memset", "Graph"))
+        return "wait" if waits else "launch" if queues else ""
+    if category == "cpu_op":
+        calls = name.startswith("c10d::")
+        return "call" if calls else "details" if name == "record_param_comms" else ""
+    if category == "user_annotation":
+        if name.startswith("nccl:"):
+            return "nccl range"
+        return "step" if name.startswith("ProfilerStep#") else "range"
+    if category == "gpu_user_annotation":
+        return "device range"
+    if category == "cpu_instant_event":
+        return "memory"
+    return "metadata" if event.get("ph") == "M" else ""
+
+
+@dataclass(slots=True)
+class Document:
+    """One rank's trace, taken apart. Events are written when they are asked for as bytes."""
+
+    header: dict[str, Any]
+    events: list[Event]
+    written: list[bytes]
+    rows: dict[str, list[int]] = field(default_factory=dict)
+    order: Callable[[Event], Event] = dict
+    """How the keys of an event follow each other."""
+
+    @classmethod
+    def load(cls, path: Path) -> Document:
+        """Take a recorded file apart; what the reader never looks at is left out."""
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        events = [event for event in content.pop("traceEvents") if kind_of(event)]
+        rows: defaultdict[str, list[int]] = defaultdict(list)
+        for row, event in enumerate(events):
+            rows[kind_of(event)].append(row)
+        return cls(header=content, events=events, written=list(map(write, events)), rows=dict(rows))
+
+    def copy(self) -> Document:
+        """Return one that may be damaged."""
+        return Document(
+            header=deepcopy(self.header),
+            events=list(self.events),
+            written=list(self.written),
+            rows=self.rows,
+        )
+
+    def change(self, row: int, changed: Event) -> None:
+        """Put another event in the place of one."""
+        self.events[row] = changed
+        self.written[row] = write(changed)
+
+    def each(self, rows: Iterable[int], change: Callable[[Event], None]) -> None:
+        """Change events, each in a copy of its own."""
+        for row in rows:
+            changed = {**self.events[row], "args": dict(self.events[row].get("args") or {})}
+            change(changed)
+            self.change(row, changed)
+
+    def drop(self, rows: Iterable[int]) -> None:
+        """Leave events out."""
+        for row in rows:
+            self.written[row] = b""
+
+    def bytes(self) -> bytes:
+        """Return the file."""
+        head = json.dumps(self.header)[1:-1].encode()
+        events = b",".join(filter(None, self.written))
+        return b'  {\n%b,\n  "traceEvents": [%b\n  ],\n  "traceName": "x"\n}' % (head, events)
+
+
+def write(event: Event) -> bytes:
+    """Write an event in Kineto's own layout, its keys as they come."""
+    body = json.dumps({key: value for key, value in event.items() if key != "args"})[1:-1]
+    tail = ""
+    if isinstance(event.get("args"), dict):
+        tail = f',\n    "args": {{\n      {json.dumps(event["args"])[1:-1]}\n    }}'
+    elif "args" in event:
+        tail = f',\n    "args": {json.dumps(event["args"])}'
+    return f"\n  {{\n    {body}{tail}\n  }}".encode()
+
+
+# ---- fields
+
+
+def damage_field(random: Random, document: Document) -> str:
+    """Give one field a bad value: in one event, in some, or in all of their kind."""
+    kind = random.choice(sorted(document.rows))
+    name = random.choice(_FIELDS[kind])
+    value = random.choice(BAD_VALUES)
+    rows = document.rows[kind]
+    scope = random.choice(("one", "one", "three", "tenth", "all"))
+    if scope != "all":
+        most = {"one": 1, "three": 3, "tenth": max(1, len(rows) // 10)}[scope]
+        rows = random.sample(rows, k=min(most, len(rows)))
+    inside = "args" if name not in _EVERY else ""
+
+    def change(event: Event) -> None:
+        _set(event["args"] if inside else event, name, value)
+
+    document.each(rows, change)
+    return f"{scope} {kind}: {name} = {_shown(value)}"
+
+
+def damage_header(random: Random, document: Document) -> str:
+    """Give one field of the header a bad value."""
+    path = random.choice(_HEADER)
+    value = random.choice(BAD_VALUES)
+    inside: Any = document.header
+    for step in path[:-1]:
+        inside = inside.get(step) if isinstance(inside, dict) else None
+        if isinstance(inside, list):
+            inside = random.choice(inside) if inside else None
+    if isinstance(inside, dict):
+        _set(inside, path[-1], value)
+    return f"header: {'.'.join(path)} = {_shown(value)}"
+
+
+def _set(inside: dict[str, Any], name: str, value: Any) -> None:
+    if value is _GONE:
+        inside.pop(name, None)
+    else:
+        inside[name] = value
+
+
+def _shown(value: object) -> str:
+    return "nothing" if value is _GONE else repr(value)[:40]
+
+
+# ---- whole ranks: what profilers, copies and people do to them
+
+
+def _timed(document: Document, *kinds: str) -> list[int]:
+    return [row for kind in kinds or document.rows for row in document.rows.get(kind, ())]
+
+
+_ON_DEVICE = ("kernel", "nccl kernel", "copy")
+
+
+def lose_some(random: Random, document: Document) -> str:
+    """Lose events here and there, as full buffers do."""
+    kinds = random.choice((("kernel",), _ON_DEVICE, ("nccl kernel",), ("launch",), ("call",),
+                           ("details",), ("memory",), ("step",), ("range",)))  # fmt: skip
+    share = random.choice((0.01, 0.1, 0.5, 1.0))
+    rows = _timed(document, *kinds)
+    document.drop(random.sample(rows, k=min(len(rows), max(1, round(share * len(rows))))))
+    return f"{share:.0%} of {'/'.join(kinds)} lost"
+
+
+def lose_a_stretch(random: Random, document: Document) -> str:
+    """Lose all device work of a while, as a lost buffer does."""
+    rows = _timed(document, *random.choice((_ON_DEVICE, ("kernel",), ("launch",))))
+    rows.sort(key=lambda row: document.events[row]["ts"])
+    share = random.choice((0.02, 0.1, 0.3))
+    first = random.randrange(max(1, round(len(rows) * (1 - share))))
+    lost = rows[first : first + max(1, round(share * len(rows)))]
+    document.drop(lost)
+    return f"a stretch of {share:.0%} lost"
+
+
+def move_one(random: Random, document: Document) -> str:
+    """Give one event a time of its own."""
+    kind = random.choice(
+        [k for k in (*_ON_DEVICE, "launch", "step", "call") if document.rows.get(k)]
+    )
+    row = random.choice(document.rows[kind])
+    what, change = random.choice(
+        (
+            ("ts 0", lambda e: e.update(ts=0)),
+            ("a second late", lambda e: e.update(ts=e["ts"] + 1e6)),
+            ("a second early", lambda e: e.update(ts=e["ts"] - 1e6)),
+            ("20 ms late", lambda e: e.update(ts=e["ts"] + 2e4)),
+            ("20 ms early", lambda e: e.update(ts=e["ts"] - 2e4)),
+            ("a second long", lambda e: e.update(dur=1e6)),
+            ("50 ms long", lambda e: e.update(dur=5e4)),
+            ("no time long", lambda e: e.update(dur=0)),
+        )
+    )
+    document.each([row], change)
+    return f"one {kind} {what}"
+
+
+def scale_times(random: Random, document: Document) -> str:
+    """Write times in another unit: all, those of the device, or durations alone."""
+    factor = random.choice((1e3, 1e-3, 1e6, 1e-6, 2.0, 0.5, 1.01))
+    kinds = random.choice(((), _ON_DEVICE, ("kernel",)))
+    fields = random.choice((("ts", "dur"), ("dur",), ("ts",)))
+
+    def change(event: Event) -> None:
+        for name in fields:
+            if isinstance(event.get(name), int | float):
+                event[name] *= factor
+
+    document.each(_timed(document, *kinds), change)
+    return f"{'/'.join(fields)} of {'/'.join(kinds) or 'all'} × {factor:g}"
+
+
+def shift_times(random: Random, document: Document) -> str:
+    """Shift the times of the device, or of the host, against the other."""
+    shift_us = random.choice((-1e6, -5e4, 5e4, 1e6))
+    device = random.random() < 0.5
+    kinds = [kind for kind in document.rows if (kind in _ON_DEVICE) == device]
+
+    def change(event: Event) -> None:
+        event["ts"] += shift_us
+
+    document.each(_timed(document, *kinds), change)
+    return f"{'device' if device else 'host'} shifted by {shift_us / 1e3:g} ms"
+
+
+def swap_times(random: Random, document: Document) -> str:
+    """Swap the times of some kernels among each other."""
+    rows = random.sample(document.rows["kernel"], k=random.choice((2, 10, 100)))
+    others = rows[1:] + rows[:1]
+    spans = [(document.events[row]["ts"], document.events[row]["dur"]) for row in others]
+    for row, (ts, dur) in zip(rows, spans, strict=True):
+        document.each([row], lambda event, ts=ts, dur=dur: event.update(ts=ts, dur=dur))
+    return f"times of {len(rows)} kernels swapped"
+
+
+def repeat_events(random: Random, document: Document) -> str:
+    """Write events twice."""
+    kinds = random.choice((_ON_DEVICE, ("kernel",), ("launch",), ("call",), ()))
+    rows = _timed(document, *kinds)
+    kept = random.sample(rows, k=max(1, round(len(rows) * random.choice((0.1, 1.0)))))
+    document.written += [document.written[row] for row in kept]
+    return f"{len(kept)} of {'/'.join(kinds) or 'all'} twice"
+
+
+def renumber(random: Random, document: Document) -> str:
+    """Give kernels the numbers of others: correlations, streams, devices."""
+    name, change = random.choice(
+        (
+            (
+                "correlation + 1",
+                lambda e: e["args"].update(correlation=e["args"]["correlation"] + 1),
+            ),
+            ("correlation of all the same", lambda e: e["args"].update(correlation=77)),
+            ("all on one stream", lambda e: e["args"].update(stream=7)),
+            ("each on a stream of its own", lambda e: e["args"].update(stream=int(e["ts"]) % 9999)),
+            ("device 10^9", lambda e: e["args"].update(device=10**9)),
+        )
+    )
+    document.each(_timed(document, *_ON_DEVICE), change)
+    return name
+
+
+def another_clock(random: Random, document: Document) -> str:
+    """Give the rank another base: years off, none, text."""
+    base = document.header["baseTimeNanoseconds"]
+    wrong = random.choice(
+        (0, str(base), "soon", base - 10**18, base + 10**18, base + 3_600 * 10**9, -base,
+         base * 2.0, base / 1e9, base // 1000)
+    )  # fmt: skip
+    document.header["baseTimeNanoseconds"] = wrong
+    return f"base {wrong!r}"
+
+
+def scale_memory(random: Random, document: Document) -> str:
+    """Make memory another: totals, changes, of one event or of all."""
+    rows = document.rows.get("memory", [])
+    if not rows:
+        return "no memory"
+    rows = random.choice((rows, random.sample(rows, k=1)))
+    factor = random.choice((1000, 2, 1024, 0))
+    name = random.choice(("Total Allocated", "Bytes", "Total Reserved"))
+
+    def change(event: Event) -> None:
+        event["args"][name] *= factor
+
+    document.each(rows, change)
+    return f"{name} of {len(rows)} × {factor}"
+
+
+def cut_away(random: Random, document: Document) -> str:
+    """Lose all that comes before or after a moment, as if the file were of a shorter capture."""
+    rows = sorted(_timed(document), key=lambda row: document.events[row].get("ts", 0))
+    at = random.randrange(len(rows))
+    share = random.choice((0.02, 0.2, 0.6))
+    at = round(share * len(rows))
+    lost = rows[:at] if random.random() < 0.5 else rows[-at:]
+    document.drop(row for row in lost if kind_of(document.events[row]) != "metadata")
+    return f"{'first' if lost[0] == rows[0] else 'last'} {share:.0%} cut away"
+
+
+def order_keys(random: Random, document: Document) -> str:
+    """Write the keys of events in another order: the same trace, and it must be read the same."""
+    first = random.choice(("ts", "args", "dur", "pid", "cat", "name"))
+    some = random.random() < 0.5
+    rows = [row for row in range(len(document.events)) if not some or random.random() < 0.5]
+
+    def moved(event: Event) -> Event:
+        return {key: event[key] for key in sorted(event, key=lambda key: key != first)}
+
+    for row in rows:
+        event = document.events[row]
+        body = json.dumps(moved(event), indent=2).replace("\n", "\n  ")
+        document.written[row] = f"\n  {body}".encode()
+    return f"keys begin with {first} in {len(rows)} events"
+
+
+RANK_DAMAGES: tuple[Callable[[Random, Document], str], ...] = (
+    lose_some, lose_a_stretch, move_one, scale_times, shift_times, swap_times, repeat_events,
+    renumber, another_clock, scale_memory, cut_away, order_keys,
+)  # fmt: skip

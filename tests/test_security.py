@@ -1,0 +1,74 @@
+"""SECURITY.md promises what tests hold: they are there; what none can show is read off the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ROOT / "src" / "debubble"
+# What can reach another machine, and who may: where the user pointed, and between ranks of a job.
+# Object stores, PostgreSQL and Dask are reached by libraries of theirs, at the URLs that they get.
+CONNECTING = {
+    "socket",
+    "http",
+    "urllib.request",
+    "ftplib",
+    "smtplib",
+    "requests",
+    "httpx",
+    "aiohttp",
+}
+MAY_CONNECT = {"capture/fetch.py", "links/live/rank.py"}
+RUNNING = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "joblib"}
+OBEYING = {"eval", "exec", "compile", "__import__"}
+
+
+def imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def trees():
+    for file in sorted(SOURCES.rglob("*.py")):
+        yield str(file.relative_to(SOURCES)), ast.parse(file.read_text("utf-8"))
+
+
+def named(tree, names):
+    """Return the functions of these names that are called as they are, not as methods."""
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return {call.id for call in calls if isinstance(call, ast.Name)} & names
+
+
+def test_every_test_that_a_promise_names_is_there():
+    said = (ROOT / "SECURITY.md").read_text("utf-8")
+    paths = set(re.findall(r"`(tests/[\w/.]+)`", said))
+    assert len(paths) > 10
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_only_these_files_can_open_a_connection():
+    found = {
+        file
+        for file, tree in trees()
+        if any(name in CONNECTING or name.split(".")[0] in CONNECTING - {"urllib.request"}
+               for name in imported(tree))
+    }  # fmt: skip
+    assert found == MAY_CONNECT
+
+
+def test_nothing_is_unpickled_or_evaluated():
+    found = {
+        file: wrong
+        for file, tree in trees()
+        if (
+            wrong := named(tree, OBEYING)
+            | ({one.split(".")[0] for one in imported(tree)} & RUNNING)
+        )
+    }
+    assert found == {}

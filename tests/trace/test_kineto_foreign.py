@@ -1,0 +1,82 @@
+"""Traces of devices and tools that are not read: said so, and nothing made up of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.services.console import type_command
+from support.traces.kineto_events import document, kernel, operator, write
+
+from debubble.trace.columns import steps_of, summarise
+from debubble.trace.kineto import read_kineto
+
+
+def process(name, pid=4):
+    return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+
+
+def span(name, pid=4, **more):
+    return {"ph": "X", "name": name, "pid": pid, "tid": 2, "ts": 10.0, "dur": 90.0, **more}
+
+
+ASCEND = [
+    process("Python", 1),
+    process("Ascend Hardware"),
+    span("MatMulV2", args={"Task Type": "AI_CORE", "Stream Id": 2}),
+    operator("aten::mm"),
+]
+OTHER_TOOL = [process("browser"), span("v8.compile", cat="v8"), span("paint", cat="blink")]
+
+
+@pytest.mark.parametrize(
+    ("events", "code", "names"),
+    [
+        pytest.param(ASCEND, "foreign_device", "Ascend Hardware", id="Ascend"),
+        pytest.param(OTHER_TOOL, "not_understood", "3 events", id="another tool"),
+        pytest.param(
+            [{**kernel(), "cat": "mtia_ccp_events"}, operator("aten::mm")],
+            "foreign_device",
+            "mtia_ccp_events",
+            id="MTIA",
+        ),
+    ],
+)
+def test_what_is_not_read_is_named_and_has_no_busy_share(events, code, names, tmp_path):
+    trace = read_kineto(write(tmp_path / "rank0.json", document(events)))
+    [gap] = trace.gaps
+    assert gap.code == code
+    assert names in gap.message
+    summary = summarise(trace)
+    assert summary.busy_fraction is None
+    assert summary.device == "not read"
+
+
+def test_kernels_that_were_not_traced_leave_no_busy_share(tmp_path):
+    held = document([operator("aten::mm")])
+    held["deviceProperties"] = [{"id": 0, "name": "H200"}]
+    trace = read_kineto(write(tmp_path / "rank0.json", held))
+    assert [gap.code for gap in trace.gaps] == ["no_kernels"]
+    assert summarise(trace).busy_fraction is None
+
+
+def test_no_bubble_is_told_of_a_device_that_is_not_read(tmp_path):
+    write(tmp_path / "rank0.json", document(ASCEND, rank=0, world=1))
+    answer = type_command("debubble inspect .", tmp_path)
+    assert "nothing missing or broken" not in answer.text
+    assert "%" not in answer.text
+    answer = type_command("debubble find .", tmp_path)
+    assert "what these devices did is not read" in answer.text
+
+
+@pytest.mark.parametrize("category", ["Operator", "cpu_op"])
+def test_steps_are_found_under_the_categories_of_old_and_other_builds(category, tmp_path):
+    events = [span("ProfilerStep#7", cat=category), kernel()]
+    trace = read_kineto(write(tmp_path / "rank0.json", document(events)))
+    assert steps_of(trace) == (7,)
+
+
+def test_the_layout_that_ascend_writes_is_one_line(tmp_path):
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(ASCEND))
+    assert [gap.code for gap in read_kineto(str(path)).gaps] == ["foreign_device"]

@@ -1,0 +1,107 @@
+"""Whether the service is ready: a store that can be read may still be full."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+from support.measurements import sampled
+from support.services.watch_service import analysis
+
+from debubble.measure.store import Store
+from debubble.watch.config import Config, Drift, Source
+from debubble.watch.http import Request
+from debubble.watch.journal import Journal
+from debubble.watch.judge import Judge
+from debubble.watch.metrics import Counts
+from debubble.watch.routes import Routes
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = Store(f"sqlite:///{tmp_path}/history.db")
+    yield opened
+    opened.close()
+
+
+def routes_of(store, tmp_path):
+    journal = Journal(store)
+    one = Source(name="train", folder=str(tmp_path))
+    config = Config(lock=tmp_path / "lock", sources=(one,))
+    return Routes(config, journal, Judge(journal=journal, settings=Drift()), Counts())
+
+
+def ask(routes, path="/readyz", method="GET", **headers):
+    request = Request(method=method, path=path, headers={"host": "127.0.0.1", **headers})
+    return asyncio.run(routes.answer(request))
+
+
+def fill_up(store):
+    """Have the store as full as a disk can be: what is there can be read, and nothing written."""
+
+    def limit(raw, *_):
+        pages = raw.execute("PRAGMA page_count").fetchone()[0]
+        raw.execute(f"PRAGMA max_page_count={pages}")
+
+    store._engine.dispose()
+    sa.event.listen(store._engine, "connect", limit)
+
+
+def test_a_store_that_is_full_is_not_ready_until_it_is_not(store, tmp_path, monkeypatch):
+    routes = routes_of(store, tmp_path)
+    assert ask(routes).status == 503
+    routes.refresh()
+    routes.check_store()
+    assert ask(routes).status == 200
+    written = Journal.check_writable
+
+    def write_much(journal, **_):
+        with journal.store.transaction() as connection:
+            journal.remember(connection, "", "written", "x" * 100_000)
+
+    fill_up(store)
+    monkeypatch.setattr(Journal, "check_writable", write_much)
+    monkeypatch.setattr("debubble.watch.routes._STORE_CHECK_S", 0.0)
+    routes.check_store()
+    answer = ask(routes)
+    assert (answer.status, b"cannot be written" in answer.body) == (503, True)
+    assert "full" in routes.store_problem
+    assert ask(routes, "/healthz").status == 200
+    monkeypatch.setattr(Journal, "check_writable", written)
+    routes.check_store()
+    assert ask(routes).status == 200
+
+
+def test_a_request_that_cannot_be_answered_ends_nobody_else(store, tmp_path, monkeypatch):
+    routes = routes_of(store, tmp_path)
+    routes.refresh()
+    monkeypatch.setattr(Journal, "capture", lambda *_: 1 / 0)
+    assert ask(routes, "/pipelines/train/captures/1").status == 500
+    assert ask(routes, "/").status == 200
+
+
+def test_troubles_stand_on_the_page_and_in_the_metrics(store, tmp_path):
+    routes = routes_of(store, tmp_path)
+    counts = routes._counts
+    counts.trouble("train", "server", "no <b>answer</b>")
+    routes.refresh()
+    assert b"server: no &lt;b&gt;answer&lt;/b&gt;" in ask(routes, "/").body
+    assert b'debubble_source_up{pipeline="train"} 0.0' in ask(routes, "/metrics").body
+    counts.well("train", "server")
+    routes.refresh()
+    assert b"no &lt;b&gt;" not in ask(routes, "/").body
+    metrics = ask(routes, "/metrics").body
+    assert b'debubble_source_up{pipeline="train"} 1.0' in metrics
+    assert b'debubble_source_failures_total{pipeline="train"} 1.0' in metrics
+
+
+def test_only_what_was_given_up_is_tried_again(store, tmp_path):
+    routes = routes_of(store, tmp_path)
+    journal = routes._journal
+    claim = journal.claim("train", "a 1 2", ("/t/a",), now_s=1.0)
+    journal.finish(claim, analysis(sampled([0.1])), now_s=2.0, follow=lambda *_: None)
+    routes.refresh()
+    path = f"/api/pipelines/train/captures/{claim.number}/retry"
+    assert ask(routes, path, "POST").status == 404
+    assert ask(routes, path, "POST", origin="http://evil").status == 403

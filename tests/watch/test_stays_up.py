@@ -1,0 +1,269 @@
+"""Whatever an engine answers, a folder holds or a row has become: others are served, once each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.services.hostile_engine import ANSWERS, hostile_engine
+from support.services.watch_service import PATIENCE_S, Watching, place_capture, write_config
+
+pytestmark = pytest.mark.slow
+
+GOOD = 3
+# Those that pass for an answer, if with figures that are none.
+ANSWERED = {"a bound of 1e308", "counts below nothing", "figures beyond all", "no UTF-8",
+            "cut in its headers", "a length that is no number"}  # fmt: skip
+
+
+def folder_source(name, folder, *, more=""):
+    folder.mkdir(exist_ok=True)
+    place = f'[[source]]\nname = "{name}"\nfolder = "{folder}"\n'
+    return f'{place}settle = "200ms"\npoll = "100ms"\n{more}'
+
+
+def engine_source(number, folder, url):
+    more = f'server = "{url}"\nkind = "vllm"\nevery = "2s"\njitter = "0%"\nseconds = "10ms"\n'
+    return folder_source(f"engine{number}", folder / f"engine{number}", more=more)
+
+
+def odd_folders(folder):
+    """Fill a folder with what nobody should put there; return its sources."""
+    made = {}
+
+    def content(name):
+        made[name] = folder / name
+        made[name].mkdir()
+        return made[name]
+
+    odd = bytes(content("bytes")) + b"/rank\xff0.json"
+    Path(os.fsdecode(odd)).write_bytes(b'{"traceEvents": []}')
+    (content("folder") / os.fsdecode(b"caf\xe9")).mkdir()
+    os.mkfifo(content("pipe") / "rank0.json")
+    (content("device") / "rank0.json").symlink_to("/dev/zero")
+    (content("lost") / "rank0.json").symlink_to(folder / "nowhere.json")
+    (content("circle") / "a").symlink_to(made["circle"])
+    (content("named") / "rank0.json").mkdir()
+    (content("signs") / "rank0 \x1b[31m\n<b>\u202e.json").write_bytes(b"\x00\x01")
+    (content("socket") / "x").mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(made["socket"] / "rank0.json"))
+    (content("damaged") / "rank0.json.gz").write_bytes(b"\x1f\x8b\x08\x00garbage")
+    (made["damaged"] / "rank1.json").write_bytes(b'{"traceEvents": [{"ph": ')
+    (made["damaged"] / "empty.json").write_bytes(b"")
+    (made["damaged"] / "deep.json").write_bytes(b"[" * 100_000)
+    return made
+
+
+def stored(folder, source="train"):
+    with contextlib.closing(sqlite3.connect(folder / "history.db", timeout=60)) as store:
+        query = "SELECT key FROM watch_captures WHERE state='stored' AND source=?"
+        rows = [key for (key,) in store.execute(query, (source,))]
+        (count,) = store.execute(
+            "SELECT count(*) FROM measurements WHERE name=?", (source,)
+        ).fetchone()
+    assert len(set(rows)) == len(rows) == count
+    return count
+
+
+def test_engines_that_answer_badly_end_nobody_and_are_named(tmp_path):
+    with contextlib.ExitStack() as engines:
+        lent = [engines.enter_context(hostile_engine(answer)) for answer in ANSWERS]
+        sources = folder_source("train", tmp_path / "traces")
+        for number, one in enumerate(lent):
+            sources += engine_source(number, tmp_path, one.url)
+        with Watching(write_config(tmp_path, sources=sources)) as watch:
+            for number in range(GOOD):
+                place_capture(tmp_path, f"c{number}")
+            for number, answer in enumerate(ANSWERS):
+                event = "capturing" if answer in ANSWERED else "not_captured"
+                watch.wait_for(event, source=f"engine{number}", count=2)
+            watch.wait_for("analysed", count=GOOD, source="train")
+            shown = {
+                one["name"]: one["troubles"] for one in watch.data("/api/pipelines")["pipelines"]
+            }
+            named = {f"engine{number}" for number, one in enumerate(ANSWERS) if one not in ANSWERED}
+            assert len(named) == len(ANSWERS) - len(ANSWERED)
+            assert {name for name, troubles in shown.items() if troubles} == named
+            metrics = watch.ask("/metrics")[2]
+            assert 'debubble_source_up{pipeline="train"} 1.0' in metrics
+            assert 'debubble_source_up{pipeline="engine0"} 0.0' in metrics
+            assert "engine0" in watch.ask("/")[2]
+            assert not [one for one in watch.events if one.get("event") in ("failed", "bug")]
+            assert watch.stop() == 0
+        assert stored(tmp_path) == GOOD
+
+
+def test_folders_with_whatever_in_them_end_nobody(tmp_path):
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    made = odd_folders(odd)
+    assert len(made) >= 10
+    sources = folder_source("train", tmp_path / "traces")
+    sources += "".join(folder_source(name, folder) for name, folder in made.items())
+    sources += folder_source("all", odd)
+    with Watching(write_config(tmp_path, sources=sources)) as watch:
+        place_capture(tmp_path, "first")
+        watch.wait_for("analysed", source="train")
+        watch.wait_for("odd_names", source="bytes")
+        watch.wait_for("unreadable", source="damaged")
+        watch.wait_for("unreadable", source="signs")
+        place_capture(tmp_path, "second")
+        watch.wait_for("analysed", count=2, source="train")
+        shown = {one["name"]: one["troubles"] for one in watch.data("/api/pipelines")["pipelines"]}
+        assert "no UTF-8" in shown["bytes"][0]
+        assert not [one for one in watch.events if one.get("event") in ("failed", "bug")]
+        assert watch.stop() == 0
+    assert stored(tmp_path) == 2
+
+
+DAMAGES = {
+    "a capture": "UPDATE watch_captures SET data='{\"bucket\": ' WHERE id=1",
+    "a time": "UPDATE watch_captures SET found_s='yesterday', finished_s=1e300 WHERE id=1",
+    "files": "UPDATE watch_captures SET state='claimed', files='[3' WHERE id=1",
+    "states": "UPDATE watch_states SET data='[]'",
+    "a state's name": "UPDATE watch_states SET name='drift/bubble_fraction/x' WHERE name LIKE "
+    "'drift/bubble%'",
+    "an alert": "INSERT INTO watch_alerts (source, kind, subject, raised_s, capture_id, data) "
+    "VALUES ('train', 'plan_outdated', 'plan', 1e300, 'x', '{')",
+    "figures": "UPDATE watch_points SET value='many', bucket='wide', at_s='then'",
+    "figures beyond all": "UPDATE watch_points SET value=9e999",
+    "a measurement": "UPDATE measurements SET data='{}' WHERE id=1",
+    "a server's traffic": "INSERT INTO watch_triggers (source, began_s, ended_s, data) "
+    "VALUES ('train', 9e15, 1, '{\"a\": 1}')",
+}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A store with a capture in it."""
+    folder = tmp_path_factory.mktemp("kept")
+    config = write_config(folder)
+    place_capture(folder, "first")
+    with Watching(config) as watch:
+        watch.wait_for("analysed")
+        assert watch.stop() == 0
+    return folder / "history.db"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_row_ends_nobody(tmp_path, kept, damage):
+    config = write_config(tmp_path)
+    database = tmp_path / "history.db"
+    with (
+        contextlib.closing(sqlite3.connect(kept)) as source,
+        contextlib.closing(sqlite3.connect(database)) as target,
+    ):
+        source.backup(target)
+        assert target.execute(DAMAGES[damage]).rowcount
+        target.commit()
+    place_capture(tmp_path, "second")
+    with Watching(config) as watch:
+        watch.wait_for("analysed")
+        watch.ask_until(
+            "/api/pipelines",
+            lambda data: "second/" in (data["pipelines"][0]["latest"] or {}).get("capture", ""),
+        )
+        for path in ("/", "/metrics", "/api/alerts", "/api/pipelines/train/captures",
+                     "/api/pipelines/train/trends", "/pipelines/train/captures/1"):  # fmt: skip
+            assert watch.ask(path)[0] == 200, path
+        assert not [one for one in watch.events if one.get("event") in ("failed", "bug")]
+        assert watch.stop() == 0
+    listed = subprocess.run(
+        [sys.executable, "-m", "debubble", "history", "list", "--store", f"sqlite:///{database}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert listed.returncode == 0, listed.stderr
+    assert ("damaged" in listed.stdout) == (damage == "a measurement")
+
+
+def workers_of(pid):
+    """Return the workers that a service has started, as the kernel knows them."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            found += [
+                int(child)
+                for child in (task / "children").read_text().split()
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+            ]
+    return found
+
+
+def is_alive(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def test_workers_end_with_the_service_however_early_it_is_killed(tmp_path):
+    """A worker takes a second to start: the service may be gone before it looks for it."""
+    config = write_config(tmp_path)
+    place_capture(tmp_path, "first")
+    with Watching(config) as watch:
+        deadline = time.monotonic() + PATIENCE_S
+        while not (seen := workers_of(watch.process.pid)):
+            assert time.monotonic() < deadline
+        time.sleep(0.05)  # a moment, in which it has read what it needs of the service
+        watch.kill()
+        while any(map(is_alive, seen)):
+            assert time.monotonic() < deadline, "a worker outlived its service"
+            time.sleep(0.1)
+
+
+def test_a_stop_ends_an_analysis_that_takes_long_and_the_next_service_begins_it_anew(tmp_path):
+    """Workers are frozen: their analysis would take for ever."""
+    config = write_config(tmp_path)
+    place_capture(tmp_path, "first")
+    with Watching(config) as watch:
+        deadline = time.monotonic() + PATIENCE_S
+        while not (seen := workers_of(watch.process.pid)):
+            assert time.monotonic() < deadline
+        for pid in seen:
+            os.kill(pid, signal.SIGSTOP)
+        assert watch.stop() == 0
+        assert watch.events[-1]["event"] == "stopped"
+    with Watching(config) as watch:
+        assert watch.wait_for("taken_up")["deaths"] == 0
+        watch.wait_for("analysed")
+        assert watch.stop() == 0
+    assert stored(tmp_path) == 1
+
+
+def test_what_was_given_up_is_listed_and_tried_again(tmp_path):
+    config = write_config(tmp_path, more='[analysis]\ntimeout = "1ms"\n')
+    place_capture(tmp_path, "first")
+    with Watching(config) as watch:
+        watch.wait_for("unreadable")
+        shown = watch.ask_until(
+            "/api/pipelines", lambda data: data["pipelines"][0]["captures"] == {"given_up": 1}
+        )
+        (row,) = shown["pipelines"][0]["given_up"]
+        assert "took longer than" in row["problem"]
+        path = f"/pipelines/train/captures/{row['id']}/retry"
+        assert f"action='{path}'" in watch.ask("/")[2]
+        assert watch.ask(path, method="POST", headers={"Origin": "http://evil"})[0] == 403
+        assert watch.ask(path.replace("train", "other"), method="POST")[0] == 404
+        assert watch.ask(path, method="POST")[0] == 303
+        watch.wait_for("retried")
+        watch.wait_for("unreadable", count=2)
+        assert watch.stop() == 0
+    write_config(tmp_path)
+    words = [sys.executable, "-m", "debubble", "watch", "retry", "--config", str(config)]
+    told = subprocess.run([*words, "--list"], capture_output=True, text=True, check=True)
+    assert "took longer than" in told.stdout
+    told = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert told.stdout.endswith("1 taken up again.\n")
+    with Watching(config) as watch:
+        watch.wait_for("analysed")
+        assert watch.stop() == 0
+    assert stored(tmp_path) == 1
