@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,9 @@ from debubble.errors import UsageError
 from debubble.load import Load
 from debubble.plan.serving import ServingSetting
 from debubble.server_notes import SCHEMA, ServerNotes, Span
-from debubble.tune.server import Server, prospects
+from debubble.tune.server import Server, model_of, planned, prospects, weigh
 from debubble.tune.setting import SERVING_KNOBS, read_setting, read_template
-from debubble.tune.trial import MARK
+from debubble.tune.trial import MARK, read_capture
 
 TINY = shlex.join(
     [sys.executable, str(REPOSITORY / "tests" / "support" / "jobs" / "tiny_server.py")]
@@ -54,16 +55,35 @@ def test_layers_are_cut_by_what_stages_took_and_a_head_keeps_its_time(monkeypatc
     assert cuts == [(3, 2, 2, 1), (2, 2, 2, 2)]
 
 
+def noted(waiting):
+    span = Span(seconds=2.0, requests_running=16.0, requests_waiting=waiting)
+    return ServerNotes(
+        schema=SCHEMA, kind="vllm", url="", began_unix_s=0.0, traces=(), before=span, during=span,
+        after=None,
+    )  # fmt: skip
+
+
+def test_a_server_that_can_be_replayed_is_planned_for_and_others_are_not():
+    """Recorded on an H200: four stages of 3, 3, 3 and 7 layers, 646 tokens a second."""
+    capture = read_capture(REPOSITORY / "tests" / "data" / "serving" / "u3337")
+    load = Load(clients=32, prompt="512", output="48")
+    now = ServingSetting(stages=4, layers=(3, 3, 3, 7), in_flight=4)
+    model = model_of(now, noted(0.0), capture, load, 646.0)
+    assert model is not None
+    even = replace(now, layers=(4, 4, 4, 4))
+    assert even in planned(model, now)
+    assert weigh(model, now, even).gain > 0.1
+    assert weigh(model, now, now).gain == pytest.approx(0.0)
+    assert weigh(model, now, replace(now, tokens_a_batch=64)) is None
+    # Where requests wait, or other batches are in flight than it was told, nothing is built on it.
+    assert model_of(now, noted(3.0), capture, load, 646.0) is None
+    assert model_of(now, None, capture, load, 646.0) is None
+    assert model_of(replace(now, in_flight=3), noted(0.0), capture, load, 646.0) is None
+    assert model_of(now, noted(0.0), None, load, 646.0) is None
+
+
 def test_a_batch_takes_more_requests_only_where_some_wait():
     now = ServingSetting(stages=2, requests_a_batch=8)
-
-    def noted(waiting):
-        span = Span(seconds=2.0, requests_running=16.0, requests_waiting=waiting)
-        return ServerNotes(
-            schema=SCHEMA, kind="vllm", url="", began_unix_s=0.0, traces=(), before=span,
-            during=span, after=None,
-        )  # fmt: skip
-
     assert [one.requests_a_batch for one in prospects(now, noted(3.0), None)] == [16, 4]
     assert [one.requests_a_batch for one in prospects(now, noted(0.0), None)] == [4]
 

@@ -24,6 +24,13 @@ def measure_load(result: LoadResult) -> Measurement:
             hint="give the load more seconds, or look into the server's output",
         )
     asked = result.requests
+    out_per_s = result.out_per_s
+    if result.load.clients is not None:
+        # Requests of a closed loop fall into step, and tokens come in waves: parts of the time tell
+        # more of the waves than of the server. What a user gets, times the users, does not.
+        out_per_s = tuple(
+            result.load.clients * one.output / one.latency_s for one in asked if one.latency_s > 0
+        )
     return Measurement(
         kind="serving",
         ranks=(),
@@ -39,7 +46,7 @@ def measure_load(result: LoadResult) -> Measurement:
         served=Served(
             load=say_load(result.load),
             open_loop=result.load.rate is not None,
-            out_per_s=result.out_per_s,
+            out_per_s=out_per_s,
             in_per_s=(result.tokens_in_per_s,),
             ttft_s=tuple(one.ttft_s for one in asked),
             tpot_s=tuple(one.tpot_s for one in asked if one.tpot_s is not None),
