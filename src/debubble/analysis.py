@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 
-from debubble.errors import Gap
+from debubble.errors import Gap, NoFit
 from debubble.fleet.survey import Means, Question, Survey, survey_run
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
 from debubble.ledger.ledger import Job, Ledger
@@ -26,6 +26,8 @@ from debubble.schedules import Order, order_of
 from debubble.server_notes import ServerNotes, read_server_notes
 from debubble.serving.account import StreamAccount, account_stream
 from debubble.serving.batches import find_batches
+from debubble.serving.plan import ServerModel, model_server
+from debubble.serving.traffic import Traffic
 from debubble.simulate.communication import Communication
 from debubble.simulate.theory import bubble_fraction, bubble_fraction_of_stream, ideal_bubble
 from debubble.timeline.figures import PipelineFigures
@@ -244,6 +246,34 @@ class Analysis:
             communication=communication,
         )
         return replace(found, slow_ranks=slow)
+
+    def server_model(
+        self, *, layers: tuple[int, ...] | None = None, traffic: Traffic | None = None
+    ) -> ServerModel:
+        """Fit a captured server; what is not said, its own metrics and the captured batches say."""
+        if self.stream is None:
+            raise NoFit(
+                "these batches cannot be followed from stage to stage",
+                hint="capture forward passes of all ranks at once, one stage a rank",
+            )
+        layers = layers or self.job.split_for(self.pipeline)
+        if layers is None:
+            told = [self.layers_of(stage) for stage in range(self.stream.batches.stages)]
+            layers = tuple(count for count in told if count) if all(told) else None
+        around = self.server_notes.around if self.server_notes else None
+        lengths = None
+        if around and around.first_tokens and around.tokens_in_per_s and around.tokens_out_per_s:
+            each = around.seconds / around.first_tokens
+            lengths = (around.tokens_in_per_s * each, around.tokens_out_per_s * each)
+        return model_server(
+            self.stream,
+            self.traces,
+            layers=layers,
+            traffic=traffic,
+            tokens_out_per_s=around.tokens_out_per_s if around else None,
+            requests_running=around.requests_running if around else None,
+            tokens_in_out=lengths,
+        )
 
     def layers_of(self, stage: int) -> int | None:
         """Return the layers that kernels show of a stage, else those that the job names."""

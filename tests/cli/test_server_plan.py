@@ -64,3 +64,20 @@ def test_flags_of_servers_are_refused_for_runs_with_steps(ask, flag):
     code, _, err = ask("simulate", run, flag, "2")
     assert code == 2
     assert "about a server" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "--html", "page.html"),
+        ("plan", "--hold", "batch"),
+        ("simulate", "--microbatches", "8"),
+        ("simulate", "--timeline"),
+    ],
+)
+def test_flags_of_steps_are_refused_for_a_server(ask, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = ask(words[0], DATA / "k4", *words[1:])
+    assert code == 2
+    assert "a server has none" in err
+    assert not list(tmp_path.iterdir())

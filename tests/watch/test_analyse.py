@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from support.simulator.analysis import setup_of
@@ -96,5 +97,13 @@ def test_a_stream_is_measured_and_says_why_it_has_no_plan(tmp_path):
     finding = told(sorted(tmp_path.glob("*rank*"))).finding
     assert "bubble_fraction" in finding.metrics
     assert finding.plan is None
-    assert "batches overlap" in finding.no_plan
+    assert "decodes" in finding.no_plan
     assert told(recorded("fwd_closed_m4")).finding.no_plan == ""
+
+
+def test_a_server_gets_a_plan_for_the_traffic_that_it_had():
+    folder = Path(__file__).parents[1] / "data" / "serving" / "u3337"
+    finding = told(sorted(folder.glob("rank*.json.gz"))).finding
+    assert finding.plan.change == "layers 4,4,4,4"
+    assert finding.plan.gain > 0.1
+    assert finding.causes["imbalance"] > 0.3

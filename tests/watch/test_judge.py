@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from support.measurements import sampled
@@ -74,6 +76,42 @@ def test_the_same_requests_that_take_longer_are_a_slower_bucket(watched):
     assert (alert.data["metric"], alert.data["context_bucket"]) == ("batch_latency_s", 512)
     assert alert.data["before"] == pytest.approx(0.1, rel=0.02)
     assert alert.data["after"] == pytest.approx(0.115, rel=0.05)
+
+
+def test_an_alert_says_from_what_to_what(watched):
+    watched.captures(SIZE + 5)
+    watched.captures(15, latency=0.2)
+    message = watched.acknowledge().data["message"]
+    assert re.search(r"from (9\d|10\d)(\.\d+)? ms to 1\d\d ms", message), message
+
+
+def test_a_bubble_that_grows_while_batches_come_out_sooner_is_nobody_slower(watched):
+    def metrics(bubble, latency, rate):
+        noise = 1 + 0.01 * watched.rng.normal()
+        return {
+            "bubble_fraction": bubble * noise,
+            "batch_latency_s": latency * noise,
+            "microbatches_per_s": rate * noise,
+        }
+
+    for _ in range(SIZE + 5):
+        assert watched.capture(metrics=metrics(0.40, 0.229, 8.7)) == []
+    for _ in range(15):
+        assert watched.capture(metrics=metrics(0.50, 0.183, 10.8)) == []
+    for _ in range(15):  # and one that grows while they do not is
+        if watched.capture(metrics=metrics(0.65, 0.26, 7.9)):
+            return
+    pytest.fail("nothing was told")
+
+
+def test_traffic_that_moves_inside_the_largest_bucket_names_what_grew(watched):
+    for _ in range(SIZE + 5):
+        watched.capture(counts={1024: 18.0, 2048: 2.0}, bucket=1024)
+    raised = [watched.capture(counts={1024: 11.0, 2048: 9.0}, bucket=1024) for _ in range(15)]
+    assert ["traffic_moved"] in raised
+    message = watched.acknowledge().data["message"]
+    assert "up to 2,048 tokens went from 10.0 % to" in message
+    assert "up to 1,024 tokens went from 90.0 % to" in message
 
 
 def test_what_was_acknowledged_is_the_new_normal(watched):

@@ -8,11 +8,11 @@ from typing import Any
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.answers.plan import EmitPart
-from debubble.errors import NoFit, UsageError
+from debubble.errors import UsageError
 from debubble.load import Load, read_mix
 from debubble.plan.emit import emit_serving
 from debubble.plan.serving import ServingSetting
-from debubble.serving.plan import ServerModel, ServerOption, model_server, plan_server, predict
+from debubble.serving.plan import ServerModel, ServerOption, plan_server, predict
 from debubble.serving.traffic import Served, Setting, Traffic
 from debubble.units import counted, show_seconds
 
@@ -173,45 +173,16 @@ def answer_server_simulate(analysis: Analysis, question: ServerQuestion) -> Serv
 
 
 def _model(analysis: Analysis, question: ServerQuestion) -> ServerModel:
-    account = analysis.stream
-    if account is None:
-        raise NoFit(
-            "these batches cannot be followed from stage to stage",
-            hint="capture forward passes of all ranks at once, one stage a rank",
-        )
-    layers = question.layers or analysis.job.split_for(analysis.pipeline)
-    if layers is None:
-        told = [analysis.layers_of(stage) for stage in range(account.batches.stages)]
-        layers = tuple(count for count in told if count) if all(told) else None
-    notes = analysis.server_notes
-    around = notes.around if notes else None
     traffic = None
     if question.load is not None:
         lengths, shares = read_mix(question.load.output)
-        output = sum(length * share for length, share in zip(lengths, shares, strict=True)) / sum(
-            shares
-        )
-        traffic = Traffic(
-            clients=question.load.clients or round(around.requests_running or 1 if around else 1),
-            prompts=_mix(question.load.prompt),
-            output=max(1, round(output)),
-        )
-    requests = around.first_tokens if around else None
-    lengths_of = None
-    if around and requests and around.tokens_in_per_s and around.tokens_out_per_s:
-        lengths_of = (
-            around.tokens_in_per_s * around.seconds / requests,
-            around.tokens_out_per_s * around.seconds / requests,
-        )
-    return model_server(
-        account,
-        analysis.traces,
-        layers=layers,
-        traffic=traffic,
-        tokens_out_per_s=around.tokens_out_per_s if around else None,
-        requests_running=around.requests_running if around else None,
-        tokens_in_out=lengths_of,
-    )
+        each = zip(lengths, shares, strict=True)
+        output = sum(length * share for length, share in each) / sum(shares)
+        notes = analysis.server_notes
+        running = notes.around.requests_running if notes and notes.around else None
+        clients = question.load.clients or round(running or 1)
+        traffic = read_traffic(clients, question.load.prompt, max(1, round(output)))
+    return analysis.server_model(layers=question.layers, traffic=traffic)
 
 
 def read_traffic(clients: int, prompts: str, output: int) -> Traffic:

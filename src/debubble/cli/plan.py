@@ -29,6 +29,7 @@ from debubble.cli.planning import (
     Traces,
     analyse_both,
     parse_layers,
+    refuse_for_streams,
     server_options,
     token_options,
 )
@@ -217,6 +218,21 @@ def command(  # noqa: PLR0913 (one argument a flag)
     files = Traces(words=traces, also=also, pipeline=pipeline, reader=reader)
     run, other = analyse_both(files, schedule, quiet=manners.quiet)
     if run.pipeline.kind == "stream":
+        of_steps = {
+            "--schedule": schedule,
+            "--communication": communication,
+            "--memory-limit": memory_limit,
+            "--latency": latency,
+            "--max-microbatches": max_microbatches,
+            "--hold": hold,
+            "--tokens": tokens.asked,
+            "--also": also,
+            "--kv-bytes-per-token-layer": cache,
+            "--for": planned_for,
+            "-o": output,
+            "--html": html,
+        }
+        refuse_for_streams(of_steps)
         _plan_server(run, server.asks(layers=split), framework, manners, shlex.join(traces))
         return
     server.refuse_for_steps()

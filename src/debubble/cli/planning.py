@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import click
@@ -83,6 +84,16 @@ def _make_tokens(
     *, tokens: str | None, tokens_measured: int | None, also_tokens: int | None
 ) -> Tokens:
     return Tokens(asked=tokens, measured=tokens_measured, also=also_tokens)
+
+
+def refuse_for_streams(flags: Mapping[str, object]) -> None:
+    """Refuse what is only for runs with steps where batches overlap: a server."""
+    for flag, value in flags.items():
+        if value is not None:
+            raise UsageError(
+                f"{flag} is about steps, and these batches overlap: a server has none",
+                hint="leave it out; --load says what a server is asked",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

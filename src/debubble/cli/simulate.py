@@ -28,6 +28,7 @@ from debubble.cli.planning import (
     Traces,
     analyse_both,
     parse_layers,
+    refuse_for_streams,
     server_change_options,
     token_options,
 )
@@ -125,6 +126,11 @@ def simulate_traces(
     """Measure the run, change it, and say what it would take."""
     run, also = analyse_both(files, said.schedule_measured, quiet=manners.quiet)
     if run.pipeline.kind == "stream":
+        taken = ("--split", "--layers", "--tokens", "--pipeline", "--capture", "--rank")
+        refuse_for_streams(
+            {flag: value for flag, value in flags_of(files, said).items() if flag not in taken}
+            | {"--timeline": draws or None}
+        )
         _simulate_server(run, said, server, manners)
         return
     server.refuse_for_steps()

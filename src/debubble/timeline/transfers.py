@@ -282,7 +282,9 @@ def _measure(
 ) -> HopFigures:
     buffered = rows.send_end_ns < rows.receive_start_ns
     both_there = np.maximum(rows.send_start_ns, rows.receive_start_ns)
-    wire = (rows.receive_end_ns - both_there)[~buffered]
+    # Of a server's messages, which differ in size, those of the size that is named.
+    largest = rows.message_bytes == rows.message_bytes.max()
+    wire = (rows.receive_end_ns - both_there)[~buffered & largest]
     wait = np.maximum(both_there - rows.receive_start_ns, 0)
     return HopFigures(
         source=source,

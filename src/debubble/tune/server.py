@@ -22,13 +22,12 @@ from typing import TypeVar
 from debubble.analysis import Analysis
 from debubble.capture.files import prepare_out
 from debubble.capture.server import ServerOrder, capture_server
-from debubble.errors import DebubbleError, NoFit, TuneError, UsageError
+from debubble.errors import DebubbleError, TuneError, UsageError
 from debubble.load import Load, drive, read_mix
 from debubble.measure.served import measure_load, say_load
 from debubble.plan.baseline import even_split
 from debubble.plan.serving import ServingSetting
-from debubble.server_notes import ServerNotes, read_server_notes
-from debubble.serving.plan import ServerModel, ServerOption, model_server, plan_server, predict
+from debubble.serving.plan import ServerModel, ServerOption, plan_server, predict
 from debubble.serving.traffic import Traffic
 from debubble.tune.decide import Next
 from debubble.tune.journal import Expected, Run
@@ -179,40 +178,29 @@ def _capture(server: Server, kind: str, traces: Path) -> tuple[Analysis | None, 
         asking.join(_ASK_S)
 
 
-def model_of(
-    now: ServingSetting,
-    notes: ServerNotes | None,
-    capture: Analysis | None,
-    load: Load,
-    tokens_out_per_s: float,
-) -> ServerModel | None:
-    """Return the server as it is replayed; None where that does not fit what ran.
+def model_of(now: ServingSetting, capture: Analysis | None, load: Load) -> ServerModel | None:
+    """Return the captured server as it is replayed; None where that does not fit what ran.
 
     A queue before the batches is not replayed: where requests wait, more batches serve more.
     """
+    notes = None if capture is None else capture.server_notes
     around = None if notes is None else notes.around
     waiting = None if around is None else around.requests_waiting
-    if capture is None or capture.stream is None or load.trace is not None:
+    if capture is None or waiting is None or waiting >= _SOME_WAIT:
         return None
-    if waiting is None or waiting >= _SOME_WAIT:
-        return None
-    prompts, outputs = read_mix(load.prompt), read_mix(load.output)
-    traffic = Traffic(
-        clients=load.clients or 1,
-        prompts=tuple(
-            (length, share / sum(prompts[1])) for length, share in zip(*prompts, strict=True)
-        ),
-        output=round(fmean(outputs[0], outputs[1])),
-    )
-    try:
-        model = model_server(
-            capture.stream,
-            capture.traces,
-            layers=now.layers,
-            traffic=traffic,
-            tokens_out_per_s=tokens_out_per_s,
+    traffic = None
+    if load.trace is None:
+        prompts, outputs = read_mix(load.prompt), read_mix(load.output)
+        traffic = Traffic(
+            clients=load.clients or 1,
+            prompts=tuple(
+                (length, share / sum(prompts[1])) for length, share in zip(*prompts, strict=True)
+            ),
+            output=round(fmean(outputs[0], outputs[1])),
         )
-    except NoFit:
+    try:
+        model = capture.server_model(layers=now.layers, traffic=traffic)
+    except DebubbleError:
         return None
     return model if now.in_flight in {None, model.setting.in_flight} else None
 
@@ -252,15 +240,14 @@ def planned(model: ServerModel, now: ServingSetting) -> list[ServingSetting]:
     ]
 
 
-def prospects(
-    now: ServingSetting, notes: ServerNotes | None, capture: Analysis | None
-) -> list[ServingSetting]:
+def prospects(now: ServingSetting, capture: Analysis | None) -> list[ServingSetting]:
     """Return what may serve better than a setting, the most promising first.
 
     By what lies next to it: layers cut by what stages take, batches in flight, chunks and requests
-    halved and doubled; a batch takes more requests only where some wait. `notes` and `capture` are
-    of a run of that setting, where there are any.
+    halved and doubled; a batch takes more requests only where some wait. `capture` is of a run of
+    that setting, where there is one.
     """
+    notes = None if capture is None else capture.server_notes
     around = None if notes is None else notes.around
     none_wait = around is not None and around.requests_waiting == 0
     found = []
@@ -327,12 +314,11 @@ class ServerLoop(Loop):
     def _tries(self, source: Run) -> Iterator[Prospect]:
         standing = self.standing
         done = {run.setting for run in standing.runs if run.outcome.kind is not Kind.CUT}
-        notes, capture = self._left_by(source)
-        now = source.setting.serving()
+        capture, now = self._left_by(source), source.setting.serving()
         ahead = 1 + standing.gain_of(source.setting)
-        model = model_of(now, notes, capture, self.server.load, standing.rate_of(source.setting))
+        model = model_of(now, capture, self.server.load)
         asked = [] if model is None else planned(model, now)
-        for serving in dict.fromkeys([*asked, *prospects(now, notes, capture)]):
+        for serving in dict.fromkeys([*asked, *prospects(now, capture)]):
             setting = source.setting.with_serving(serving)
             if setting is None or setting in done or is_hopeless(standing, setting):
                 continue
@@ -354,19 +340,18 @@ class ServerLoop(Loop):
                 or (option.verdict != "no" and option.gain > self.scope.threshold),
             )
 
-    def _left_by(self, source: Run) -> tuple[ServerNotes | None, Analysis | None]:
+    def _left_by(self, source: Run) -> Analysis | None:
         """Return what the captured run of a setting left: a run that confirms it has no capture."""
         for run in self.standing.of(source.setting):
             traces = self.bench.folder_of(run.number) / TRACES
             try:
-                notes = read_server_notes(traces)
                 if run.number not in self._readings and any(traces.rglob("*.json.gz")):
                     self._readings[run.number] = read_capture(traces)
             except DebubbleError:
                 continue
             if run.number in self._readings:
-                return notes, self._readings[run.number]
-        return None, None
+                return self._readings[run.number]
+        return None
 
     def _try(self, chosen: Next, number: int, token: str) -> tuple[Outcome, Analysis | None]:
         return serve_trial(

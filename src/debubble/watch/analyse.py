@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from debubble.analysis import Analysis, analyse_found
 from debubble.answers.change import describe
 from debubble.answers.find import answer_find
+from debubble.answers.server_plan import ServerQuestion, answer_server_plan
 from debubble.errors import DebubbleError, NoPipeline, NoSplitFits, UsageError
 from debubble.fleet.survey import Means
 from debubble.ledger.hop_health import HopHealth
@@ -31,7 +32,6 @@ from debubble.units import NS_PER_S
 
 UNKNOWN_BUCKET = 0
 """Where nobody told the context length."""
-NO_PLAN_FOR_A_STREAM = "batches overlap: none has a window of its own that a plan could shorten"
 _REPORT_WIDTH = 120
 # Room for what is shown; a report of a thousand ranks is not.
 _LONGEST_REPORT = 64_000
@@ -161,13 +161,14 @@ def _analyse(task: Task) -> tuple[Measurement, Finding]:
         raise NoPipeline("no step was captured whole, so nothing can be measured")
     counts, bucket, told_by = _contexts(measurement, run.job, task.traffic)
     plan, no_plan = _plan(run)
+    accounted = run.ledger or run.stream
     return measurement, Finding(
         bucket=bucket,
         context_source=told_by,
         counts=counts,
         metrics=_metrics(measurement),
-        causes={str(cause): share for cause, share in run.ledger.shares().items()}
-        if run.ledger
+        causes={str(cause): share for cause, share in accounted.shares().items()}
+        if accounted
         else {},
         theory=run.theory_of_schedule,
         schedule=figures.schedule,
@@ -254,7 +255,7 @@ def _hop(health: HopHealth) -> Hop:
 def _plan(run: Analysis) -> tuple[PlannedChange | None, str]:
     """Plan on today's costs, or say why not."""
     if run.pipeline.kind == "stream":
-        return None, NO_PLAN_FOR_A_STREAM
+        return _plan_server(run)
     try:
         links = run.links if run.ledger else None
         baseline = run.baseline()
@@ -265,6 +266,18 @@ def _plan(run: Analysis) -> tuple[PlannedChange | None, str]:
     if plan.best is None:
         return PlannedChange(change=""), ""
     return PlannedChange(change=describe(plan.best.change), gain=plan.best.throughput_gain), ""
+
+
+def _plan_server(run: Analysis) -> tuple[PlannedChange | None, str]:
+    """Plan a stream on the traffic that it had when it was captured, or say why not."""
+    try:
+        answer = answer_server_plan(run, ServerQuestion())
+    except DebubbleError as error:
+        return None, str(error)
+    if answer.recommended is None:
+        return PlannedChange(change=""), ""
+    best = answer.options[answer.recommended]
+    return PlannedChange(change=best.what, gain=best.gain_fraction), ""
 
 
 def _as_text(page: Page) -> str:

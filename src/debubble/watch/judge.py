@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from debubble.report.watch_page import say_bucket, say_metric
+from debubble.report.watch_page import say_bucket, say_metric, show_metric
 from debubble.units import show_share
 from debubble.watch import drift, mix
 from debubble.watch.analyse import Finding
@@ -96,16 +96,31 @@ class Judge:
                 continue
             before, after = chart.level(track.centre), chart.level(track.recent)
             slower = direction == worse
+            if (
+                slower
+                and metric == "bubble_fraction"
+                and self._is_quicker(connection, source, finding.bucket)
+            ):
+                continue  # ranks wait more, and batches come out sooner: nobody is slower
             data = {
                 "metric": metric,
                 "context_bucket": finding.bucket,
                 "before": before,
                 "after": after,
                 "message": f"{source}: {say_metric(metric)} at {say_bucket(finding.bucket)} got "
-                f"{'worse' if slower else 'better'}, with the same context length",
+                f"{'worse' if slower else 'better'}, from {show_metric(metric, before)} to "
+                f"{show_metric(metric, after)}, with the same context length",
             }
             kind = BUCKET_SLOWER if slower else BUCKET_FASTER
             alert(kind, f"{metric}/{finding.bucket}", data)
+
+    def _is_quicker(self, connection: Connection, source: str, bucket: int) -> bool:
+        """Tell whether batches of a bucket take less time, and no fewer come a second."""
+        took, now = self._level_of(connection, source, "batch_latency_s", {bucket})
+        gave, gives = self._level_of(connection, source, "microbatches_per_s", {bucket})
+        if bucket not in took or now[bucket] >= took[bucket]:
+            return False
+        return bucket not in gave or gives[bucket] >= gave[bucket]
 
     def _traffic(self, connection: Connection, source: str, finding: Finding, alert: Any) -> None:
         if not finding.counts:
@@ -122,8 +137,7 @@ class Judge:
             "before": {str(bucket): share for bucket, share in before.items()},
             "after": {str(bucket): share for bucket, share in after.items()},
             "message": f"{source}: {show_share(mix.distance(before, after))} of the requests "
-            f"moved to other context lengths: most were {say_bucket(_largest(before))}, "
-            f"now {say_bucket(_largest(after))}",
+            f"moved to other context lengths: those of {_say_shift(before, after)}",
         }
         if old or new:
             change = mix.decompose(before, old, after, new)
@@ -185,5 +199,15 @@ class Judge:
             self.journal.remember(connection, alert.source, name, drift.Track())
 
 
-def _largest(shares: mix.Counts) -> int:
-    return max(shares, key=lambda bucket: shares[bucket])
+def _say_shift(before: mix.Counts, after: mix.Counts) -> str:
+    """Say which lengths grew most and which fell most, from which share to which."""
+    grown = {
+        bucket: after.get(bucket, 0.0) - before.get(bucket, 0.0) for bucket in {*before, *after}
+    }
+    most, least = max(grown, key=lambda one: grown[one]), min(grown, key=lambda one: grown[one])
+
+    def shares(bucket: int) -> str:
+        was, now = show_share(before.get(bucket, 0.0)), show_share(after.get(bucket, 0.0))
+        return f"{say_bucket(bucket)} went from {was} to {now}"
+
+    return f"{shares(most)}, {shares(least)}"
