@@ -144,6 +144,15 @@ def test_a_closed_loop_asks_again_and_counts_what_came():
     assert (result.failed, result.problem) == (0, "")
 
 
+def test_clients_leave_when_they_are_told_that_it_has_ended():
+    ended = threading.Event()
+    load = Load(clients=2, prompt="5", output="4", seconds=600, warm_up=0)
+    with answering() as (url, asked):
+        threading.Timer(0.2, ended.set).start()
+        drive(url, load, ended=ended)
+    assert asked
+
+
 def test_events_of_several_tokens_count_as_the_server_says():
     load = Load(clients=1, prompt="5", output="8", seconds=0.2, warm_up=0)
     with answering(together=4) as (url, _):

@@ -64,6 +64,7 @@ class Flight:
     left_s: float
     requests: tuple[Request, ...]
     """Whose tokens come back: the prompt's, then each answer's."""
+    profiled: bool
 
 
 class Engine:
@@ -76,6 +77,7 @@ class Engine:
         self.layout, self.chunk, self.folder = layout, chunk, folder
         self.metrics = Metrics()
         self.log = None if log is None else log.open("w", encoding="utf-8")
+        self.unix_s = time.time() - time.perf_counter()
         self.inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.waiting: deque[Request] = deque()
         self.slots: list[list[Request | None]] = [
@@ -84,6 +86,8 @@ class Engine:
         self.flights: dict[int, Flight] = {}
         """By slot; in the order in which they left, which is the order in which they land."""
         self.number = 0
+        self.profiles = False
+        """Whether batches that leave now are profiled, as far as the front was told."""
         self.profiling = threading.Lock()
         self.done = threading.Semaphore(0)
         self.closing = False
@@ -159,6 +163,7 @@ class Engine:
             elif what == "tokens":
                 self._land(value)
             elif what == "order":
+                self.profiles = isinstance(value, Start)
                 self._tell(value)
             elif what == "done":
                 self.done.release()
@@ -189,7 +194,9 @@ class Engine:
         if not seated:
             return
         self.number += 1
-        seat, at, words, owners = 0, 0, (), []
+        seat, at = 0, 0
+        words: tuple[int, ...] = ()
+        owners: list[Request] = []
         if reading:
             seat, owner = min(reading, key=lambda pair: pair[1].came_s)
             at, words = owner.done, owner.prompt[owner.done : owner.done + self.chunk]
@@ -205,7 +212,12 @@ class Engine:
             words=(*words, *(one.answer[-1] for _, one in answering)),
         )
         owners += [one for _, one in answering]
-        self.flights[slot] = Flight(batch=batch, left_s=time.perf_counter(), requests=tuple(owners))
+        self.flights[slot] = Flight(
+            batch=batch,
+            left_s=time.perf_counter(),
+            requests=tuple(owners),
+            profiled=self.profiles,
+        )
         self._tell(batch)
 
     def _land(self, tokens: list[int]) -> None:
@@ -231,8 +243,16 @@ class Engine:
                     prompt=request.done, answer=request.wanted, after_s=now - request.came_s
                 )
         if self.log is not None:
-            row = {"number": batch.number, "slot": slot, "chunk": batch.chunk, "at": batch.at}
-            row |= {"answers": len(batch.rows), "left_s": flight.left_s, "landed_s": now}
+            row: dict[str, float] = {
+                "number": batch.number,
+                "slot": slot,
+                "chunk": batch.chunk,
+                "at": batch.at,
+                "answers": len(batch.rows),
+                "left_unix_s": flight.left_s + self.unix_s,
+                "landed_unix_s": now + self.unix_s,
+                "profiled": flight.profiled,
+            }
             self.log.write(json.dumps(row) + "\n")
             self.log.flush()
 

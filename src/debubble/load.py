@@ -134,23 +134,22 @@ def read_requests(file: str) -> list[tuple[int, int]]:
     """Read the lengths of a trace of requests: CSV with a heading, or an object a line."""
     try:
         text = Path(file).read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"cannot be read: {error}", hint="give a CSV or JSON lines", file=file
-        ) from error
-    rows: list[dict[str, Any]]
-    try:
+        rows: list[dict[str, Any]]
         if text.lstrip().startswith("{"):
             rows = [json.loads(line) for line in text.splitlines() if line.strip()]
         else:
             rows = list(csv.DictReader(io.StringIO(text)))
-        return [(_length(row, _PROMPTS), _length(row, _OUTPUTS)) for row in rows] or _no_rows()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        lengths = [(_length(row, _PROMPTS), _length(row, _OUTPUTS)) for row in rows]
+        problem = "" if lengths else "it has no rows"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        lengths, problem = [], str(error)
+    if problem:
         raise UsageError(
-            f"this is no trace of requests: {error}",
-            hint="columns such as prompt_tokens and output_tokens are needed",
+            f"this is no trace of requests: {problem}",
+            hint="CSV or JSON lines with columns such as prompt_tokens and output_tokens",
             file=file,
-        ) from error
+        )
+    return lengths
 
 
 def _length(row: dict[str, Any], names: Sequence[str]) -> int:
@@ -160,10 +159,6 @@ def _length(row: dict[str, Any], names: Sequence[str]) -> int:
         raise KeyError(f"none of {', '.join(names)} in {', '.join(map(str, row))}")
     # An answer without a token still takes one to end.
     return max(1, int(float(found[0])))
-
-
-def _no_rows() -> list[tuple[int, int]]:
-    raise ValueError("it has no rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

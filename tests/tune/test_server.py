@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ from support.services.free_port import free_port
 from debubble.errors import UsageError
 from debubble.load import Load
 from debubble.plan.serving import ServingSetting
-from debubble.tune.server import Server, prospects
+from debubble.server_notes import SCHEMA, ServerNotes, Span
+from debubble.tune.server import Server, model_of, planned, prospects, weigh
 from debubble.tune.setting import SERVING_KNOBS, read_setting, read_template
-from debubble.tune.trial import MARK
+from debubble.tune.trial import MARK, read_capture
 
 TINY = shlex.join(
     [sys.executable, str(REPOSITORY / "tests" / "support" / "jobs" / "tiny_server.py")]
@@ -43,6 +45,56 @@ def test_what_lies_next_to_a_setting_is_tried_batches_in_flight_first_where_stag
 def test_no_more_batches_are_put_in_flight_than_four_a_stage():
     now = ServingSetting(stages=2, layers=(2, 2), in_flight=8)
     assert [one.in_flight for one in prospects(now, None)] == [4]
+
+
+def test_layers_are_cut_by_what_stages_took_and_a_head_keeps_its_time(monkeypatch):
+    monkeypatch.setattr("debubble.tune.server.stage_shares", lambda _: [0.1, 0.1, 0.1, 0.7])
+    now = ServingSetting(stages=4, layers=(1, 1, 1, 5))
+    cuts = [one.layers for one in prospects(now, Noted(None))]
+    # A layer takes 0.1, the last stage 0.2 beside its layers: 0.3 is the least for the longest.
+    assert cuts == [(3, 2, 2, 1), (2, 2, 2, 2)]
+
+
+class Noted:
+    """A capture of which only the notes are looked at."""
+
+    def __init__(self, waiting, capture=None):
+        span = Span(seconds=2.0, requests_running=32.0, requests_waiting=waiting)
+        self.server_notes = ServerNotes(
+            schema=SCHEMA, kind="vllm", url="", began_unix_s=0.0, traces=(), before=span,
+            during=span, after=None,
+        )  # fmt: skip
+        self.pipeline = self
+        self.ranks = (0, 1)
+        self.capture = capture
+
+    def server_model(self, **known):
+        return self.capture.server_model(**known)
+
+
+def test_a_server_that_can_be_replayed_is_planned_for_and_others_are_not():
+    """Recorded on an H200: four stages of 3, 3, 3 and 7 layers, under the profiler."""
+    capture = read_capture(REPOSITORY / "tests" / "data" / "serving" / "u3337")
+    load = Load(clients=32, prompt="512", output="48")
+    now = ServingSetting(stages=4, layers=(3, 3, 3, 7), in_flight=4)
+    model = model_of(now, Noted(0.0, capture), load)
+    assert model is not None
+    even = replace(now, layers=(4, 4, 4, 4))
+    assert even in planned(model, now)
+    assert weigh(model, now, even).gain > 0.1
+    assert weigh(model, now, now).gain == pytest.approx(0.0)
+    assert weigh(model, now, replace(now, tokens_a_batch=64)) is None
+    # Where requests wait, or other batches are in flight than it was told, nothing is built on it.
+    assert model_of(now, Noted(3.0, capture), load) is None
+    assert model_of(now, Noted(None, capture), load) is None
+    assert model_of(replace(now, in_flight=3), Noted(0.0, capture), load) is None
+    assert model_of(now, None, load) is None
+
+
+def test_a_batch_takes_more_requests_only_where_some_wait():
+    now = ServingSetting(stages=2, requests_a_batch=8)
+    assert [one.requests_a_batch for one in prospects(now, Noted(3.0))] == [16, 4]
+    assert [one.requests_a_batch for one in prospects(now, Noted(0.0))] == [4]
 
 
 def test_a_rate_says_nothing_of_a_servers_best():

@@ -57,7 +57,8 @@ class Served:
     open_loop: bool
     """Whether requests came at a rate, whatever the server did: throughput tells nothing then."""
     out_per_s: tuple[float, ...]
-    """Tokens of answers, in equal parts of the time."""
+    """Tokens of answers: of a closed loop what each request got, times the clients; of an open one
+    in equal parts of the time."""
     in_per_s: tuple[float, ...]
     """Tokens of prompts, of each run."""
     ttft_s: tuple[float, ...]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from debubble.errors import UsageError
@@ -22,6 +24,13 @@ def measure_load(result: LoadResult) -> Measurement:
             hint="give the load more seconds, or look into the server's output",
         )
     asked = result.requests
+    out_per_s = result.out_per_s
+    if result.load.clients is not None:
+        # Requests of a closed loop fall into step, and tokens come in waves: parts of the time tell
+        # more of the waves than of the server. What a user gets, times the users, does not.
+        out_per_s = tuple(
+            result.load.clients * one.output / one.latency_s for one in asked if one.latency_s > 0
+        )
     return Measurement(
         kind="serving",
         ranks=(),
@@ -37,7 +46,7 @@ def measure_load(result: LoadResult) -> Measurement:
         served=Served(
             load=say_load(result.load),
             open_loop=result.load.rate is not None,
-            out_per_s=result.out_per_s,
+            out_per_s=out_per_s,
             in_per_s=(result.tokens_in_per_s,),
             ttft_s=tuple(one.ttft_s for one in asked),
             tpot_s=tuple(one.tpot_s for one in asked if one.tpot_s is not None),
@@ -60,7 +69,7 @@ def say_load(load: Load) -> str:
 def read_load_result(file: str) -> Measurement | None:
     """Return the measurement in a file of `debubble.load`; None where it is no such file."""
     try:
-        with open(file, "rb") as source:  # noqa: PTH123 (a name that may be no path at all)
+        with Path(file).open("rb") as source:
             if SCHEMA.encode() not in source.read(_HEAD):
                 return None
             source.seek(0)

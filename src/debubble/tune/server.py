@@ -16,18 +16,21 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
 
 from debubble.analysis import Analysis
 from debubble.capture.files import prepare_out
 from debubble.capture.server import ServerOrder, capture_server
 from debubble.errors import DebubbleError, TuneError, UsageError
-from debubble.load import Load, drive
+from debubble.load import Load, drive, read_mix
 from debubble.measure.served import measure_load, say_load
 from debubble.plan.baseline import even_split
 from debubble.plan.serving import ServingSetting
-from debubble.serving.plan import predict
+from debubble.serving.plan import ServerModel, ServerOption, plan_server, predict
+from debubble.serving.traffic import Traffic
 from debubble.tune.decide import Next
-from debubble.tune.journal import Run
+from debubble.tune.journal import Expected, Run
 from debubble.tune.loop import Loop
 from debubble.tune.prospects import Prospect, Prospects, is_hopeless
 from debubble.tune.trial import (
@@ -42,6 +45,8 @@ from debubble.tune.trial import (
     stage_shares,
 )
 
+_Value = TypeVar("_Value")
+
 RESULT = "load.json"
 TRACES = "traces"
 """In the folder of a run: what its users saw, and what its ranks did."""
@@ -54,6 +59,8 @@ _READY_S = 1800.0
 _CAPTURED_S, _AROUND_S = 2.0, 2.0
 # Engines may take minutes to write their traces, and are asked meanwhile.
 _CAPTURE_AT_MOST_S = 1200.0
+# Of looks at a server now and then: below this, none waits for its turn.
+_SOME_WAIT = 0.5
 # More batches in flight than so many a stage have never been of use.
 _MOST_A_STAGE = 4
 
@@ -171,13 +178,78 @@ def _capture(server: Server, kind: str, traces: Path) -> tuple[Analysis | None, 
         asking.join(_ASK_S)
 
 
+def model_of(now: ServingSetting, capture: Analysis | None, load: Load) -> ServerModel | None:
+    """Return the captured server as it is replayed; None where that does not fit what ran.
+
+    A queue before the batches is not replayed: where requests wait, more batches serve more.
+    """
+    notes = None if capture is None else capture.server_notes
+    around = None if notes is None else notes.around
+    waiting = None if around is None else around.requests_waiting
+    if capture is None or waiting is None or waiting >= _SOME_WAIT:
+        return None
+    traffic = None
+    if load.trace is None:
+        prompts, outputs = read_mix(load.prompt), read_mix(load.output)
+        traffic = Traffic(
+            clients=load.clients or 1,
+            prompts=tuple(
+                (length, share / sum(prompts[1])) for length, share in zip(*prompts, strict=True)
+            ),
+            output=round(fmean(outputs[0], outputs[1])),
+        )
+    try:
+        model = capture.server_model(layers=now.layers, traffic=traffic)
+    except DebubbleError:
+        return None
+    return model if now.in_flight in {None, model.setting.in_flight} else None
+
+
+def weigh(model: ServerModel, now: ServingSetting, other: ServingSetting) -> ServerOption | None:
+    """Say what another setting would do; None where the model has no part that it changes."""
+    if other.tokens_a_batch != now.tokens_a_batch or other.dynamic_chunks != now.dynamic_chunks:
+        return None
+    as_is = model.setting
+    return predict(
+        model,
+        replace(
+            as_is,
+            in_flight=_new(other.in_flight, now.in_flight) or as_is.in_flight,
+            chunk=_new(other.chunk, now.chunk) or as_is.chunk,
+            layers=_new(other.layers, now.layers),
+            requests_a_batch=_new(other.requests_a_batch, now.requests_a_batch),
+        ),
+    )
+
+
+def _new(value: _Value | None, before: _Value | None) -> _Value | None:
+    return None if value == before else value
+
+
+def planned(model: ServerModel, now: ServingSetting) -> list[ServingSetting]:
+    """Return what a plan of the server would try, of what it is told; the best first."""
+    return [
+        replace(
+            now,
+            in_flight=option.setting.in_flight if "in_flight" in option.kinds else now.in_flight,
+            chunk=option.setting.chunk if "chunk" in option.kinds else now.chunk,
+            layers=option.setting.layers if "split" in option.kinds else now.layers,
+        )
+        for option in plan_server(model)
+        if not option.refused
+    ]
+
+
 def prospects(now: ServingSetting, capture: Analysis | None) -> list[ServingSetting]:
     """Return what may serve better than a setting, the most promising first.
 
     By what lies next to it: layers cut by what stages take, batches in flight, chunks and requests
-    halved and doubled. `capture` is of a run of that setting, where there is one: where its batches
-    can be replayed, what promises most tokens comes first.
+    halved and doubled; a batch takes more requests only where some wait. `capture` is of a run of
+    that setting, where there is one.
     """
+    notes = None if capture is None else capture.server_notes
+    around = None if notes is None else notes.around
+    none_wait = around is not None and around.requests_waiting == 0
     found = []
     stages = now.stages
     if now.layers is None and capture is not None:
@@ -191,7 +263,7 @@ def prospects(now: ServingSetting, capture: Analysis | None) -> list[ServingSett
     for knob, most in (
         ("in_flight", max(stages, 2) * _MOST_A_STAGE),
         ("chunk", None),
-        ("requests_a_batch", None),
+        ("requests_a_batch", now.requests_a_batch if none_wait else None),
         ("tokens_a_batch", None),
     ):
         value = getattr(now, knob)
@@ -199,32 +271,7 @@ def prospects(now: ServingSetting, capture: Analysis | None) -> list[ServingSett
             continue
         others = [other for other in (2 * value, value // 2) if 1 <= other <= (most or other)]
         found += [replace(now, **{knob: other}) for other in others]
-    others = [setting for setting in dict.fromkeys(found) if setting != now]
-    return _weighed(others, now, capture)
-
-
-def _weighed(
-    settings: list[ServingSetting], now: ServingSetting, capture: Analysis | None
-) -> list[ServingSetting]:
-    """Put what the captured batches promise most of first; as they are where nothing fits them."""
-    if capture is None:
-        return settings
-    try:
-        model = capture.server_model(layers=now.layers)
-    except DebubbleError:
-        return settings
-
-    def gain(setting: ServingSetting) -> float:
-        asked = replace(
-            model.setting,
-            in_flight=setting.in_flight or model.setting.in_flight,
-            chunk=setting.chunk or model.setting.chunk,
-            layers=setting.layers,
-            requests_a_batch=setting.requests_a_batch,
-        )
-        return predict(model, asked).gain
-
-    return sorted(settings, key=gain, reverse=True)
+    return [setting for setting in dict.fromkeys(found) if setting != now]
 
 
 def _cut_by_time(layers: tuple[int, ...], capture: Analysis | None) -> tuple[int, ...]:
@@ -256,18 +303,42 @@ class ServerLoop(Loop):
         tries: tuple[Prospect, ...] = ()
         if standing.first is not None:
             source = standing.of(standing.best)[-1] if standing.best else standing.first
-            tries = tuple(self._tries(source))
+            tries = tuple(
+                sorted(
+                    self._tries(source),
+                    key=lambda found: -(found.expected.gain if found.expected else 0.0),
+                )
+            )
         return Prospects(tries=tries, untellable=(), refused=())
 
     def _tries(self, source: Run) -> Iterator[Prospect]:
         standing = self.standing
         done = {run.setting for run in standing.runs if run.outcome.kind is not Kind.CUT}
-        for serving in prospects(source.setting.serving(), self._left_by(source)):
+        capture, now = self._left_by(source), source.setting.serving()
+        ahead = 1 + standing.gain_of(source.setting)
+        model = model_of(now, capture, self.server.load)
+        asked = [] if model is None else planned(model, now)
+        for serving in dict.fromkeys([*asked, *prospects(now, capture)]):
             setting = source.setting.with_serving(serving)
             if setting is None or setting in done or is_hopeless(standing, setting):
                 continue
-            lever = next(iter(setting.differing(source.setting)))
-            yield Prospect(setting=setting, lever=lever, expected=None, worth=True)
+            option = None if model is None else weigh(model, now, serving)
+            expected = None
+            if option is not None:
+                expected = Expected(
+                    gain=ahead * (1 + option.gain) - 1,
+                    low=ahead * option.low - 1,
+                    high=ahead * option.high - 1,
+                    batch_latency_s=option.served.tpot_s,
+                    peak_memory_bytes=None,
+                )
+            yield Prospect(
+                setting=setting,
+                lever=next(iter(setting.differing(source.setting))),
+                expected=expected,
+                worth=option is None
+                or (option.verdict != "no" and option.gain > self.scope.threshold),
+            )
 
     def _left_by(self, source: Run) -> Analysis | None:
         """Return what the captured run of a setting left: a run that confirms it has no capture."""

@@ -238,7 +238,7 @@ def read_template(
         )
     matches = [match for word in words for match in _PLACEHOLDER.finditer(word) if match[2]]
     for name, framework in ((match[2], match[3]) for match in matches):
-        if name == TRACES and knobs is SERVING_KNOBS:
+        if name == TRACES and knobs == SERVING_KNOBS:
             continue
         if name not in knobs:
             known = ", ".join(f"{{{knob}}}" for knob in knobs)
