@@ -29,6 +29,7 @@ BEFORE_CAPTURE = np.int64(np.iinfo(np.int64).min)
 # On a CPU trace autograd runs on the thread that called it; its operators say so.
 _BACKWARD_OPERATOR = "autograd::engine::evaluate_function"
 _COMMUNICATION_OPERATOR = "c10d::"
+_TAKES_MEMORY = "aten::empty"
 _CARRIED_OUT = "gloo:"
 _UPLOAD = "Memcpy HtoD"
 _RING_OPERATORS = ("c10d::send", "c10d::recv")
@@ -128,7 +129,8 @@ def _cpu_work(trace: RankTrace) -> Work:
     computes, operators = trace.cpu_operators, trace.operators
     kept = np.zeros(0, dtype=bool)
     if len(computes):
-        kept = ~_names_that(trace, _COMMUNICATION_OPERATOR)[computes.name]
+        # Memory for the next message is taken before it is asked for: no work of a pass.
+        kept = ~_names_that(trace, _COMMUNICATION_OPERATOR, _TAKES_MEMORY)[computes.name]
     around = (operators.operation == Operation.COLLECTIVE) & _names_of(trace, *_RING_OPERATORS)
     carried, asked = find_carried_out(trace)
     ends = operators.start_ns + operators.duration_ns
