@@ -6,13 +6,10 @@ users see, captured where its engine is known, and ended with all that came of i
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +17,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from debubble.analysis import Analysis
+from debubble.capture.fetch import Asked, NoAnswer, fetch
 from debubble.capture.files import prepare_out
 from debubble.capture.server import ServerOrder, capture_server
 from debubble.errors import DebubbleError, TuneError, UsageError
@@ -52,6 +50,9 @@ TRACES = "traces"
 """In the folder of a run: what its users saw, and what its ranks did."""
 _POLL_S = 0.2
 _ASK_S = 5.0
+# Engines answer with a word, or with the names of their models.
+_LONGEST_WORD = 1 << 20
+_HTTP_OK, _HTTP_NOT_FOUND = 200, 404
 # Large models are read from a network's disks: many minutes.
 _READY_S = 1800.0
 # Long enough for some hundred batches, short enough for the file to be read; and as long before and
@@ -87,17 +88,15 @@ class Server:
     def answers(self) -> bool:
         """Tell whether it is ready to serve."""
         for route in ("health", "v1/models"):
+            page = Asked(
+                url=f"{self.url.rstrip('/')}/{route}", patience_s=_ASK_S, most_bytes=_LONGEST_WORD
+            )
             try:
-                with urllib.request.urlopen(  # noqa: S310 (the user's own server)
-                    f"{self.url.rstrip('/')}/{route}", timeout=_ASK_S
-                ) as answer:
-                    return bool(answer.status == http.client.OK)
-            except urllib.error.HTTPError as error:
-                error.close()
-                if error.code != http.client.NOT_FOUND:
-                    return False
-            except (OSError, http.client.HTTPException):
+                status = fetch(page).status
+            except NoAnswer:
                 return False
+            if status != _HTTP_NOT_FOUND:
+                return status == _HTTP_OK
         return False
 
 
