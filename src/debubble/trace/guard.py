@@ -346,7 +346,8 @@ def _of_ranges(trace: RankTrace) -> Iterator[str]:
     number, start = numbers[ranges.name[rows]], ranges.start_ns[rows]
     apart = start[1:] - (start + ranges.duration_ns[rows])[:-1]
     step = np.diff(number)
-    if (apart < -_STAMPS_NS).any() or (apart[step == 1] > _BETWEEN_NS).any():
+    empty = ranges.duration_ns[rows] < NS_PER_US
+    if empty.any() or (apart < -_STAMPS_NS).any() or (apart[step == 1] > _BETWEEN_NS).any():
         yield "its steps do not follow each other"
     if len(ranges):
         end_ns = trace.kernels.start_ns + trace.kernels.duration_ns
