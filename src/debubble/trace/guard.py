@@ -329,7 +329,7 @@ def _of_calls(trace: RankTrace) -> Iterator[str]:
     for group in np.unique(operators.group[moves]).tolist():
         mine = moves & (operators.group == group)
         without = mine & (operators.kernel < 0) & (operators.start_ns < last)
-        few = int(without.sum()) <= (1 - _MOST) * int(mine.sum())
+        few = 2 * int(without.sum()) <= int(mine.sum())
         missing += int(without.sum()) if few else 0
     if missing:
         yield f"{counted(missing, 'message')} without the kernel that the others have"
