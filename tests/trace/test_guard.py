@@ -187,7 +187,7 @@ def test_a_message_without_its_kernel():
     assert guard(replace(trace, operators=replace(trace.operators, kernel=kernel)))[0] is None
 
 
-@pytest.mark.parametrize("by_ns", [5 * MS, -3_000 * MS])
+@pytest.mark.parametrize("by_ns", [5 * MS, -100 * MS])
 def test_steps_that_do_not_follow_each_other(by_ns):
     trace = recorded()
     marks = [row for row, name in enumerate(trace.names) if name.startswith("ProfilerStep#")]

@@ -203,14 +203,18 @@ def _without_optimizer(traces: Sequence[RankTrace]) -> list[Gap]:
     """Name ranks that mark no optimizer, where others do: what they do there is told by it."""
     marks = []
     for trace in traces:
-        names = np.unique(trace.annotations.name).tolist()
-        marks.append(any(trace.names[name].startswith(_OPTIMIZER) for name in names))
+        ranges, calls = trace.annotations, trace.launches.start_ns
+        names = [row for row, name in enumerate(trace.names) if name.startswith(_OPTIMIZER)]
+        mine = np.isin(ranges.name, names) & (ranges.stream < 0)
+        end_ns = ranges.start_ns[mine] + ranges.duration_ns[mine]
+        first, last = np.searchsorted(calls, ranges.start_ns[mine]), np.searchsorted(calls, end_ns)
+        marks.append(bool((last > first).any() if len(trace.kernels) else mine.any()))
     if not any(marks):
         return []
     return [
         Gap(
             code=Code.UNEVEN_RANGES,
-            message="no range of an optimizer in it, though other ranks have one: "
+            message="no range of an optimizer that launches, though other ranks have one: "
             "what it does there is taken for something else",
             hint="record the same steps on every rank",
             file=trace.file,

@@ -22,7 +22,7 @@ from debubble.timeline.bubble import (
     measure_windows,
 )
 from debubble.timeline.model import Intervals, Passes, PassKind, RankTimeline, Timeline
-from debubble.timeline.steps import SkippedStep, choose_steps, only_steps
+from debubble.timeline.steps import SkippedStep, choose_steps, numbered, only_steps
 from debubble.timeline.transfers import HopFigures, measure_hops
 from debubble.units import counted, show_count, show_ranks
 
@@ -442,17 +442,19 @@ def _choose_scope(timeline: Timeline, pipeline: int, step: int | None) -> _Scope
 def _unmatched(timeline: Timeline, pipeline: int) -> tuple[Gap, ...]:
     """Name what is left over in the steps that are measured; all of it where there are none."""
     names = {rank.rank for rank in timeline.ranks_of(pipeline)}
-    count = sum(
-        left_over.count
+    found = [
+        left_over
         for left_over in timeline.unmatched
         if left_over.source in names and (not timeline.steps or left_over.step in timeline.steps)
-    )
+    ]
+    count = sum(left_over.count for left_over in found)
     if not count:
         return ()
+    senders = numbered("rank", sorted({left_over.source for left_over in found}))
     return (
         Gap(
             code=Code.UNMATCHED_TRANSFERS,
-            message=f"{counted(count, 'message')} without a counterpart left out",
+            message=f"{counted(count, 'message')} of {senders} without a counterpart left out",
             hint="a rank is missing, or was captured for another stretch of time",
         ),
     )
