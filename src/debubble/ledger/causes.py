@@ -306,11 +306,11 @@ class Cause(StrEnum):
         meaning="a batch larger than the one before",
         remedied="batches of one size",
         blames="batches differ in size: small ones stand behind large ones",
-        colour="#c98a3a",
+        colour="#b87a2b",
         strokes="M0 8L8 0M0 4L4 0",
         ink="#3b2304",
         bits=(0x07, 0x07, 0x07, 0x00, 0x70, 0x70, 0x70, 0x00),
-        sign="#",
+        sign="u",
         style="yellow",
         perfetto="bad",
     )
