@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.traces.recordings import SHARED, existing
 
 from debubble.cli import main
 
@@ -81,3 +82,16 @@ def test_flags_of_steps_are_refused_for_a_server(ask, tmp_path, monkeypatch, wor
     assert code == 2
     assert "a server has none" in err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_capture_without_prompts_tells_nothing_of_first_tokens_and_cache(ask):
+    run = existing(SHARED / "serving") / "s_k4_c512"
+    code, out, err = ask("plan", run, "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    now = answer["as_is"]
+    assert {now[name] for name in ("ttft_s", "kv_tokens")} == {None}
+    # Little's law: requests under way are tokens a second times what a token takes.
+    assert now["tokens_out_per_s"] * now["tpot_s"] == pytest.approx(32, rel=0.05)
+    assert any("no prompt was captured" in said for said in answer["assumptions"])
+    assert "0 ns" not in ask("plan", run)[1]

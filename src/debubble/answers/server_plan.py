@@ -26,9 +26,10 @@ class ServedPart(Part, frozen=True, kw_only=True):
     batches_per_s: float
     tokens_out_per_s: float
     tokens_in_per_s: float
-    ttft_s: float
+    ttft_s: float | None
+    """This and `kv_tokens` are null where no prompt was captured or stated."""
     tpot_s: float
-    kv_tokens: int
+    kv_tokens: int | None
 
 
 class SettingPart(Part, frozen=True, kw_only=True):
@@ -203,7 +204,7 @@ def _common(
     return {
         "setting": _setting_part(model.setting, model),
         "traffic": _traffic_part(model.traffic),
-        "as_is": _served_part(model.as_is),
+        "as_is": _served_part(model.as_is, model.traffic),
         "misfit_fraction": model.off,
         "profiled": model.profiled,
         "options": [
@@ -212,7 +213,7 @@ def _common(
                 kinds=list(one.kinds),
                 setting=_setting_part(one.setting, model),
                 traffic=_traffic_part(one.traffic),
-                served=_served_part(one.served),
+                served=_served_part(one.served, one.traffic),
                 gain_fraction=one.gain,
                 low_fraction=one.low - 1,
                 high_fraction=one.high - 1,
@@ -244,14 +245,15 @@ def _traffic_part(traffic: Traffic) -> TrafficPart:
     )
 
 
-def _served_part(served: Served) -> ServedPart:
+def _served_part(served: Served, traffic: Traffic) -> ServedPart:
+    prompts = traffic.prompt > 0
     return ServedPart(
         batches_per_s=served.batches_per_s,
         tokens_out_per_s=served.tokens_out_per_s,
         tokens_in_per_s=served.tokens_in_per_s,
-        ttft_s=served.ttft_s,
+        ttft_s=served.ttft_s if prompts else None,
         tpot_s=served.tpot_s,
-        kv_tokens=served.kv_tokens,
+        kv_tokens=served.kv_tokens if prompts else None,
     )
 
 
@@ -306,6 +308,10 @@ def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
         found.append(
             "ranks share a device: their launches wait for each other as they did in the capture"
         )
+    if not model.traffic.prompt:
+        requests = counted(model.traffic.clients, "request")
+        found.append(f"no prompt was captured: {requests} that decode alone; TTFT is not told")
+        return found
     mix = " and ".join(f"{length}" for length, _ in model.traffic.prompts)
     how = "by the server's metrics" if analysis.server_notes else "by the captured batches"
     found.append(

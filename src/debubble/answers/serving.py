@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.analysis import Analysis
-from debubble.answers.base import Part, seconds
+from debubble.answers.base import Part
 from debubble.answers.ledger import (
     AccountPart,
     NamedCause,
@@ -145,7 +145,7 @@ def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
             stage=saving.culprit,
             hop=list(saving.hop) if saving.hop else None,
             saved_s=saving.saved_ns / NS_PER_S,
-            culprit_saved_s=seconds(None),
+            culprit_saved_s=None,
             sentence=_say(analysis, account, saving),
         )
         for saving in account.savings

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from debubble.answers.server_plan import ServerPlanAnswer
 from debubble.report.text import Page, Table
 from debubble.units import show_count, show_seconds
 
+Number = TypeVar("Number", int, float)
 _SHOWN = 8
 
 
@@ -23,9 +27,9 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
             f"{now.tokens_out_per_s:.0f}",
             "",
             "",
-            show_seconds(now.ttft_s),
+            _or_dash(now.ttft_s, show_seconds),
             show_seconds(now.tpot_s),
-            show_count(now.kv_tokens),
+            _or_dash(now.kv_tokens, show_count),
             "",
         )
     )
@@ -37,9 +41,9 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
                 f"{served.tokens_out_per_s:.0f}",
                 f"{100 * option.gain_fraction:+.0f} %",
                 f"{100 * option.low_fraction:+.0f} to {100 * option.high_fraction:+.0f} %",
-                show_seconds(served.ttft_s),
+                _or_dash(served.ttft_s, show_seconds),
                 show_seconds(served.tpot_s),
-                show_count(served.kv_tokens),
+                _or_dash(served.kv_tokens, show_count),
                 option.verdict,
             )
         )
@@ -55,3 +59,7 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
     if found.emitted is not None and found.emitted.reason:
         page.notes.append(f"not written for {found.emitted.framework}: {found.emitted.reason}")
     return page
+
+
+def _or_dash(value: Number | None, show: Callable[[Number], str]) -> str:
+    return "–" if value is None else show(value)

@@ -471,9 +471,3 @@ def _savings(
 
 def _whole(lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> I64:
     return np.rint(lengths).astype(np.int64)
-
-
-def check_sums(account: StreamAccount) -> bool:
-    """Tell whether every rank's causes add up to the span, to the nanosecond."""
-    places = range(len(account.batches.ranks))
-    return all(sum(account.causes(place).values()) == account.length_ns for place in places)

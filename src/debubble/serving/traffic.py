@@ -119,7 +119,9 @@ def _serve(  # noqa: C901, PLR0913, PLR0915, PLR0917 (one loop, as an engine's i
     def ask(moment: float) -> _Request:
         nonlocal taken
         taken += 1
-        return _Request(prompt=lengths[(taken - 1) % len(lengths)], came=moment)
+        length = lengths[(taken - 1) % len(lengths)]
+        # Without a prompt it is as after its first token.
+        return _Request(prompt=length, came=moment, first=moment, out=int(not length))
 
     groups = [
         [ask(0.0) for seat in range(seats) if seat * slots + slot < traffic.clients]
