@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
@@ -76,6 +77,18 @@ def test_an_alarm_that_was_swallowed_rings_again(monkeypatch):
 
     monkeypatch.setattr(analysing, "_analyse", swallow)
     assert "longer than 0.05 s" in told([], timeout_s=0.05).problem
+
+
+def test_an_alarm_that_was_swallowed_at_the_end_counts(monkeypatch):
+    def swallow(_task):
+        with contextlib.suppress(BaseException):
+            signal.pause()
+        return None, None  # done before the alarm rings again
+
+    monkeypatch.setattr(analysing, "_analyse", swallow)
+    outcome = told([], timeout_s=0.05)
+    assert outcome.given_up
+    assert "longer than 0.05 s" in outcome.problem
 
 
 def test_a_slow_hop_is_told_with_what_it_carries_and_costs(recorded_data):

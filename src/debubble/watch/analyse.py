@@ -36,7 +36,7 @@ _REPORT_WIDTH = 120
 # Room for what is shown; a report of a thousand ranks is not.
 _LONGEST_REPORT = 64_000
 _ORPHAN_POLL_S = 1.0
-# An alarm that rings in a destructor is swallowed there: it rings again.
+# An alarm that rings in a destructor is swallowed there: it rings again, and is remembered.
 _AGAIN_S = 1.0
 
 
@@ -129,28 +129,33 @@ class Task:
 def analyse(task: Task) -> Outcome:
     """Read and measure one capture; what debubble cannot read is said, not raised."""
     began = time.monotonic()
-    signal.signal(signal.SIGALRM, _too_late)
+    too_late = Outcome(problem=f"its analysis took longer than {task.timeout_s:g} s", given_up=True)
+    rang = False
+
+    def ring(_number: int, _frame: object) -> None:
+        nonlocal rang
+        rang = True
+        raise _TooLate
+
+    signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, task.timeout_s, _AGAIN_S)
     try:
         measurement, finding = _analyse(task)
     except _TooLate:
-        late = f"its analysis took longer than {task.timeout_s:g} s"
-        return Outcome(problem=late, given_up=True)
+        return too_late
     except MemoryError:
         return Outcome(problem="it does not fit into memory", given_up=True)
     except DebubbleError as error:
         return Outcome(problem=str(error), seconds=time.monotonic() - began)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+    if rang:
+        return too_late
     return Outcome(finding=finding, measurement=measurement, seconds=time.monotonic() - began)
 
 
 class _TooLate(BaseException):
     """Passes everything that would go on."""
-
-
-def _too_late(_number: int, _frame: object) -> None:
-    raise _TooLate
 
 
 def _analyse(task: Task) -> tuple[Measurement, Finding]:
