@@ -12,7 +12,7 @@ import pytest
 from support.traces.recordings import DATA, H200, SHARED
 
 from debubble.errors import Code, RunNotFound, TraceError
-from debubble.trace.columns import RankTrace
+from debubble.trace.columns import KernelKind, RankTrace
 from debubble.trace.guard import guard
 from debubble.trace.kineto import read_kineto
 from debubble.trace.run import find_run, read_run
@@ -159,6 +159,49 @@ def test_neighbours_may_overlap_a_little_and_kernels_of_a_graph_at_will():
     assert "beside others" not in str(guard(graphed)[1])
 
 
+def scaled(trace: RankTrace, factor: float) -> RankTrace:
+    """Return the trace as if its clock ran at another speed, on the host and on the device."""
+    begin = trace.kernels.start_ns[0]
+    tables = {}
+    for name in ("kernels", "launches", "operators", "annotations"):
+        table = getattr(trace, name)
+        start = ((table.start_ns - begin) * factor).astype(np.int64)
+        duration = (table.duration_ns * factor).astype(np.int64)
+        tables[name] = replace(table, start_ns=start, duration_ns=duration)
+    return replace(trace, **tables)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.005, 2])
+def test_copies_tell_by_their_bandwidth_how_long_they_took(factor):
+    assert "than their bandwidth" in refusal(scaled(recorded(), factor))
+
+
+def test_one_copy_with_a_damaged_bandwidth_damages_nothing_else():
+    trace = recorded()
+    stated = trace.kernels.stated_ns.copy()
+    stated[np.flatnonzero(stated > 0)[0]] *= 3
+    kept, gaps = guard(with_kernels(trace, stated_ns=stated))
+    assert kept is not None
+    assert not gaps
+
+
+def test_copies_that_all_take_the_same():
+    trace = recorded()
+    copies = np.isin(trace.kernels.kind, (KernelKind.COPY, KernelKind.MEMSET))
+    duration = np.where(copies, 1000, trace.kernels.duration_ns)
+    unstated = np.full(len(copies), -1)
+    damaged = with_kernels(trace, duration_ns=duration, stated_ns=unstated)
+    assert "all its copies take 1 us" in refusal(damaged)
+
+
+def test_a_kernel_shorter_than_any_seen_and_than_its_like():
+    trace = recorded()
+    duration = trace.kernels.duration_ns.copy()
+    longest = compute(trace)[np.argmax(duration[compute(trace)])]
+    duration[longest] = 500
+    assert "1 kernel shorter than any can be" in refusal(with_kernels(trace, duration_ns=duration))
+
+
 @pytest.mark.parametrize("factor", [1e-3, 0.5, 0.7])
 def test_durations_that_end_before_what_is_queued_behind_them(factor):
     trace = recorded()
@@ -167,17 +210,7 @@ def test_durations_that_end_before_what_is_queued_behind_them(factor):
 
 
 def test_a_file_in_another_unit_is_left_out():
-    trace = recorded()
-    begin = trace.kernels.start_ns[0]
-    scaled = {
-        name: replace(
-            getattr(trace, name),
-            start_ns=(getattr(trace, name).start_ns - begin) * 1000,
-            duration_ns=getattr(trace, name).duration_ns * 1000,
-        )
-        for name in ("kernels", "launches", "operators", "annotations")
-    }
-    assert "a launch takes" in refusal(replace(trace, **scaled))
+    assert "a launch takes" in refusal(scaled(recorded(), 1000))
 
 
 def test_a_message_without_its_kernel():
@@ -202,6 +235,21 @@ def test_steps_that_do_not_follow_each_other(by_ns):
     columns["start_ns"] = start[order]
     marked = replace(trace, annotations=replace(trace.annotations, **columns))
     assert "steps do not follow" in refusal(marked)
+
+
+def test_a_step_that_ends_in_the_midst_of_a_call():
+    trace = recorded()
+    marks = [row for row, name in enumerate(trace.names) if name.startswith("ProfilerStep#")]
+    mine = np.flatnonzero(np.isin(trace.annotations.name, marks) & (trace.annotations.stream < 0))
+    last = mine[-1]
+    end = trace.annotations.start_ns[last] + trace.annotations.duration_ns[last]
+    own = np.flatnonzero(trace.launches.thread == trace.annotations.thread[last])
+    call = own[np.searchsorted(trace.launches.start_ns[own], end) - 1]
+    duration = trace.launches.duration_ns.copy()
+    assert guard(trace)[0] is trace
+    duration[call] = end - trace.launches.start_ns[call] + 5 * MS
+    torn = replace(trace, launches=replace(trace.launches, duration_ns=duration))
+    assert "in the midst of a call" in refusal(torn)
 
 
 def test_totals_of_memory_that_do_not_add_up_are_not_told():

@@ -156,7 +156,6 @@ def test_a_copy_between_devices_is_communication_and_one_inside_is_not(export):
     export.insert(table, 80, 90, 0, 3, 8, global_id(7), 256, 8, 0, 0)
     (trace,) = export.read()
     assert kinds(trace) == ["COMPUTE", "COPY", "COMMUNICATION", "COMMUNICATION", "COPY"]
-    assert trace.kernels.copy_bytes.tolist() == [-1, 4096, 8192, 512, 256]
     assert names(trace, trace.kernels)[1:3] == ["Memcpy Host-to-Device", "Memcpy Peer-to-Peer"]
 
 

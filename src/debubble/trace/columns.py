@@ -86,7 +86,8 @@ class Kernels(Table):
     correlation: I64
     graph: I64
     """Identity of the CUDA graph the kernel belongs to, where the trace says so."""
-    copy_bytes: I64
+    stated_ns: I64
+    """How long a copy took by the bytes and the bandwidth that the trace states."""
     launch: I32
     """Row in `launches` of the call that queued it. Kernels of one graph launch share a row."""
 

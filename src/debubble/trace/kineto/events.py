@@ -72,6 +72,7 @@ class DeviceArgs(Struct, gc=False, frozen=True):
     stream: Int = -1
     correlation: Int = -1
     bytes: Int = -1
+    bandwidth: float = msgspec.field(name="memory bandwidth (GB/s)", default=math.nan)
     graph: Int = msgspec.field(name="graph id", default=-1)
 
 

@@ -92,7 +92,15 @@ class Reducer:
         self.process_names: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.device = Rows(
-            ts="d", dur="d", name="i", device="q", stream="q", correlation="q", graph="q", bytes="q"
+            ts="d",
+            dur="d",
+            name="i",
+            device="q",
+            stream="q",
+            correlation="q",
+            graph="q",
+            bytes="q",
+            bandwidth="d",
         )
         self.launches = Rows(ts="d", dur="d", name="i", thread="i", correlation="q")
         self.annotations = Rows(ts="d", dur="d", name="i", thread="i", stream="q")
@@ -188,6 +196,7 @@ class Reducer:
             correlation=[a.correlation for a in args],
             graph=[a.graph for a in args],
             bytes=[a.bytes for a in args],
+            bandwidth=[a.bandwidth for a in args],
         )
 
     def _queueing(self, events: Sequence[Call]) -> list[Call]:

@@ -176,7 +176,9 @@ def _join(part: Part, tables: Tables, events: int, gaps: tuple[Gap, ...]) -> Ran
             Thread(identity=str(t & _THREAD_MASK), name=part.thread_names.get(t, ""))
             for t in threads.tolist()
         ),
-        kernels=Kernels(
+        kernels=build(
+            Kernels,
+            len(work),
             start_ns=work.start + local.base_ns,
             duration_ns=work.end - work.start,
             name=local.names[work.name],
@@ -185,7 +187,6 @@ def _join(part: Part, tables: Tables, events: int, gaps: tuple[Gap, ...]) -> Ran
             stream=fit_int32(work.stream),
             correlation=work.correlation,
             graph=work.graph,
-            copy_bytes=work.copy_bytes,
             launch=launch,
         ),
         launches=build(Launches, len(calls), correlation=calls.correlation, **local.spans(calls)),

@@ -168,7 +168,6 @@ class DeviceWork(TimedTable):
     stream: I64
     correlation: I64
     graph: I64
-    copy_bytes: I64
     name: I32
     kind: U8
 
@@ -307,10 +306,10 @@ def _read_alike(export: Export, table: str, name: int, kind: KernelKind) -> Devi
 
 
 def _device_work(export: Export, table: str, name: I32, kind: U8) -> DeviceWork:
-    start, end, process, device, stream, correlation, graph, node, copied = export.integers(
+    start, end, process, device, stream, correlation, graph, node = export.integers(
         table,
         *("start", "end", "globalPid", "deviceId", "streamId", "correlationId"),
-        *("graphId", "graphNodeId", "bytes"),
+        *("graphId", "graphNodeId"),
     )
     graph = np.where(graph > 0, graph, np.where(node > 0, node >> _NODE_BITS, UNKNOWN))
     return DeviceWork(
@@ -322,7 +321,6 @@ def _device_work(export: Export, table: str, name: I32, kind: U8) -> DeviceWork:
         stream=stream,
         correlation=correlation,
         graph=graph,
-        copy_bytes=copied if table == COPIES else np.full(len(start), UNKNOWN, dtype=np.int64),
         name=name,
         kind=kind,
     )
