@@ -12,7 +12,7 @@ import pytest
 from debubble.errors import Code, DebubbleError, LogError
 from debubble.links.classes import find_class
 from debubble.links.judge import Past
-from debubble.links.logs.model import CopyLog, MatrixLog, NcclLog
+from debubble.links.logs.model import CopyLog, MatrixLog, MessageLog, NcclLog
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import looks_like_log, read_log
 from debubble.links.logs.topology import class_of_join
@@ -431,3 +431,107 @@ def test_a_counter_that_stands_still_is_no_doubt():
 def test_another_export_says_what_is_wrong(data, says):
     with pytest.raises(LogError, match=says):
         own(json.dumps(data))
+
+
+FLIGHT = sorted((OWN / "flight").glob("fr_rank*.json"))
+INSPECTED = {
+    "header": {"id": "0x1", "rank": 0, "n_ranks": 2, "nnodes": 1},
+    "metadata": {"inspector_output_format_version": "v4.0", "hostname": "a", "pid": 1},
+}
+
+
+def dumps(slow: tuple[int, int] | None = None, times: float = 1.0) -> list[MessageLog]:
+    """Return the recorded dumps; of one hop every message takes so many times as long."""
+    logs = []
+    for file in FLIGHT:
+        data = json.loads(file.read_text("utf-8"))
+        mine = (
+            {f"nccl:send {slow[0]}->{slow[1]}", f"nccl:recv {slow[1]}<-{slow[0]}"} if slow else ()
+        )
+        for call, group in zip(data["entries"][::2], data["entries"][1::2], strict=True):
+            if call["profiling_name"] in mine:
+                group["duration_ms"] *= times
+        logs.append(read_log(json.dumps(data), file.name))
+    return logs
+
+
+def inspected(*messages: tuple[int, str, int, int, float]) -> str:
+    lines = []
+    for rank, what, peer, size, time_us in messages:
+        perf = {"p2p": what, "p2p_sn": 1, "p2p_peer": peer, "p2p_msg_size_bytes": size}
+        perf |= {"p2p_exec_time_us": time_us, "p2p_timing_source": "kernel_gpu"}
+        lines.append(
+            json.dumps(
+                INSPECTED | {"header": INSPECTED["header"] | {"rank": rank}, "p2p_perf": perf}
+            )
+        )
+    return "\n".join(lines) + "\n"
+
+
+def test_a_flight_recorder_tells_every_hop_by_the_side_that_waited_less():
+    results = {pair.pair: pair for pair in pairs_in(dumps(), classes={}, history={})}
+    assert sorted(results) == [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
+    assert {result.size_bytes for result in results.values()} == {32 * 1024**2}
+    # The links of that lab carry 3 to 5.5 GB/s; what a waiting side saw would be below.
+    assert all(3e9 < result.bytes_per_s < 5.5e9 for result in results.values())
+    assert not any(result.judgement.slow or result.both_ways for result in results.values())
+
+
+@pytest.mark.parametrize("hop", [(2, 3), (1, 0)])
+def test_a_hop_that_takes_three_times_as_long_is_slow_and_no_other_is(hop):
+    results = pairs_in(dumps(slow=hop, times=3.0), classes={}, history={})
+    assert [result.pair for result in results if result.judgement.slow] == [hop]
+
+
+def test_one_side_alone_is_read_and_its_past_is_held_against_it():
+    (own, *_) = dumps()
+    past = {(0, 1): Past(times_ns={32 * 1024**2: 2e6}, fit=None)}
+    results = pairs_in([own], classes={}, history=past)
+    judged = {result.pair: result.judgement for result in results}
+    assert judged[0, 1].slow
+    assert judged[0, 1].against == "history"
+
+
+def test_calls_of_a_group_are_numbered_by_it_and_share_their_time():
+    entry = {"input_sizes": [[1024]], "input_dtypes": ["Float"], "process_group": ["7", "pp"]}
+    calls = [{"profiling_name": "nccl:send 0->1"}, {"profiling_name": "nccl:recv 0<-1"}]
+    together = {"profiling_name": "nccl:coalesced", "duration_ms": 2.0}
+    data = {
+        "version": "2.10",
+        "pg_config": {"7": {"name": "7", "ranks": "[4, 12]"}},
+        "entries": [entry | call for call in (*calls, together)],
+    }
+    log = read_log(json.dumps(data), "fr.json")
+    assert [(message.hop, message.sent) for message in log.messages] == [
+        ((4, 12), True),
+        ((12, 4), False),
+    ]
+    assert all(not message.alone and message.size_bytes == 4096 for message in log.messages)
+
+
+def test_lines_of_nccl_inspector_and_one_that_is_cut():
+    size = 1024**2
+    text = inspected(*[(0, "Send", 1, size, 900.0)] * 5, *[(1, "Recv", 0, size, 300.0)] * 5)
+    collective = json.dumps(INSPECTED | {"coll_perf": {"coll": "AllReduce"}}) + "\n"
+    log = read_log(collective + text + text[:40], "inspector.log")
+    (result,) = pairs_in([log], classes={}, history={})
+    assert (result.pair, result.size_bytes, result.time_s) == ((0, 1), size, 300e-6)
+    assert looks_like_log(text)
+    with pytest.raises(LogError, match="line 2"):
+        read_log(text[:300] + "\n" + text, "inspector.log")
+    with pytest.raises(LogError, match="1 collectives and no message"):
+        read_log(collective, "inspector.log")
+
+
+def test_dumps_that_say_nothing_of_time_or_are_pickles_are_refused():
+    untimed = json.loads(FLIGHT[0].read_text("utf-8"))
+    for entry in untimed["entries"]:
+        entry.pop("duration_ms", None)
+    with pytest.raises(LogError, match="no message in it was timed"):
+        read_log(json.dumps(untimed), "fr.json")
+    pickled = b"\x80\x02}q\x00(X\x09\x00\x00\x00pg_configq\x01".decode("utf-8", "replace")
+    assert looks_like_log(pickled)
+    with pytest.raises(LogError, match="as a pickle"):
+        read_log(pickled, "nccl_trace_rank_0")
+    with pytest.raises(LogError, match="no dump of torch's flight recorder"):
+        read_log(json.dumps(untimed | {"entries": 3}), "fr.json")

@@ -16,6 +16,7 @@ from debubble.links.logs.model import (
     Half,
     Log,
     MatrixLog,
+    MessageLog,
     NcclLog,
     NvlinkErrors,
     Topology,
@@ -148,6 +149,28 @@ class PrometheusPart(Part, frozen=True, kw_only=True, tag_field="program", tag="
     counters: list[CounterPart]
 
 
+class MessageHopPart(Part, frozen=True, kw_only=True):
+    """The messages of one hop in a log, as one side saw them."""
+
+    from_rank: int
+    to_rank: int
+    seen_by: str
+    """`sender` or `receiver`."""
+    messages: int
+    bytes: int
+    """The largest."""
+    median_s: float
+    """Of the largest, with what their kernels waited for the other side."""
+
+
+class MessagesPart(Part, frozen=True, kw_only=True, tag_field="program", tag="messages"):
+    """What torch's flight recorder or NCCL Inspector wrote."""
+
+    file: str
+    recorder: str
+    hops: list[MessageHopPart]
+
+
 LogPart = (
     NcclPart
     | NvbandwidthPart
@@ -156,6 +179,7 @@ LogPart = (
     | NvlinkPart
     | NvlinkErrorsPart
     | PrometheusPart
+    | MessagesPart
 )
 
 
@@ -263,10 +287,14 @@ def say_logs(logs: Sequence[Log], pairs: Sequence[PairResult]) -> str:
     first = next((result for result in pairs if result.judgement.slow), pairs[0] if pairs else None)
     if first is None:
         return f"{counted(len(logs), 'log')} read; none of them measures one hop by itself."
-    name, rate = f"Hop {first.pair[0]} ↔ {first.pair[1]}", show_rate(first.bytes_per_s)
+    way = "↔" if first.both_ways else "→"
+    name, rate = f"Hop {first.pair[0]} {way} {first.pair[1]}", show_rate(first.bytes_per_s)
     judged = first.judgement
     if judged.slow:
         return f"{name} {judged.why}, {rate}."
+    if not first.both_ways:
+        healthy = sum(result.judgement.verdict == Verdict.HEALTHY for result in pairs)
+        return f"{counted(healthy, 'hop')} of {len(pairs)} healthy; none is slow."
     return f"{name}: {rate} a direction with messages both ways, {judged.verdict}: {judged.why}."
 
 
@@ -293,7 +321,7 @@ def say_slow_hop(hop: LiveHop) -> str:
 
 
 def _logged_hops(result: PairResult) -> list[LoggedHop]:
-    """Return both directions: the test sends both ways at once, and tells them not apart."""
+    """Return both directions of a test, which sends both ways at once and tells them not apart."""
     return [
         LoggedHop(
             from_rank=here,
@@ -311,7 +339,7 @@ def _logged_hops(result: PairResult) -> list[LoggedHop]:
             why=result.judgement.why,
             file=result.file,
         )
-        for here, there in (result.pair, result.pair[::-1])
+        for here, there in (result.pair, *([result.pair[::-1]] if result.both_ways else []))
     ]
 
 
@@ -385,8 +413,8 @@ def _log_part(log: Log) -> LogPart:
     if isinstance(log, Topology):
         joins = [JoinPart(devices=list(pair), join=how) for pair, how in log.joins.items()]
         return TopologyPart(file=log.file, joins=joins)
-    if isinstance(log, CounterLog | NvlinkErrors):
-        return _errors_part(log)
+    if isinstance(log, CounterLog | NvlinkErrors | MessageLog):
+        return _of_a_job(log)
     devices = [
         DevicePart(
             device=index,
@@ -398,7 +426,23 @@ def _log_part(log: Log) -> LogPart:
     return NvlinkPart(file=log.file, devices=devices)
 
 
-def _errors_part(log: CounterLog | NvlinkErrors) -> LogPart:
+def _of_a_job(log: CounterLog | NvlinkErrors | MessageLog) -> LogPart:
+    if isinstance(log, MessageLog):
+        return MessagesPart(
+            file=log.file,
+            recorder=log.program,
+            hops=[
+                MessageHopPart(
+                    from_rank=row.hop[0],
+                    to_rank=row.hop[1],
+                    seen_by="sender" if row.sent else "receiver",
+                    messages=row.messages,
+                    bytes=row.size_bytes,
+                    median_s=row.time_ns / NS_PER_S,
+                )
+                for row in log.hops
+            ],
+        )
     if isinstance(log, CounterLog):
         rose = [
             CounterPart(

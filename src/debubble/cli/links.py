@@ -35,6 +35,7 @@ from debubble.links.hop_times import Hop
 from debubble.links.judge import Past, Verdict
 from debubble.links.live.launch import run_here
 from debubble.links.live.measured import FEWEST_SAMPLES, is_measured, judge_measured, read_measured
+from debubble.links.logs.messages import is_of_recorder
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import load_json, looks_like_log, read_log, read_text
 from debubble.links.wiring import parse_classes, read_history, read_topologies
@@ -91,8 +92,10 @@ def _kind_of(file: str, limits: Limits) -> str | None:
         return None
     if not start.lstrip().startswith("{"):
         return "log" if looks_like_log(start) else None
-    if '"traceEvents"' in start or len(start) >= _PREFIX_BYTES:
+    if '"traceEvents"' in start:
         return None
+    if len(start) >= _PREFIX_BYTES:  # JSON of others is short, but for what recorders write
+        return "log" if is_of_recorder(start) else None
     data = load_json(start)
     if is_measured(data):
         return "measured"

@@ -14,6 +14,7 @@ from debubble.links.logs.model import (
     CounterLog,
     Log,
     MatrixLog,
+    MessageLog,
     NcclLog,
     NvlinkErrors,
     NvlinkStatus,
@@ -95,7 +96,7 @@ def _pair_table(pairs: Sequence[PairResult]) -> Table:
     for result in pairs:
         table.rows.append(
             (
-                f"{result.pair[0]} ↔ {result.pair[1]}",
+                f"{result.pair[0]} {'↔' if result.both_ways else '→'} {result.pair[1]}",
                 show_bytes(result.size_bytes),
                 show_rate(result.bytes_per_s),
                 "–" if result.fit is None else show_duration(result.fit.latency_ns),
@@ -129,6 +130,19 @@ def _table(log: Log) -> Table:
         table.rows = [
             (one.device, one.host, one.name, str(one.increase), f"{one.risen} of {one.intervals}")
             for one in log.counters
+        ]
+    elif isinstance(log, MessageLog):
+        table.title = f"{log.file}: {log.program}"
+        table.columns = ("hop", "seen by", "messages", "largest", "takes")
+        table.rows = [
+            (
+                f"{row.hop[0]} → {row.hop[1]}",
+                "sender" if row.sent else "receiver",
+                str(row.messages),
+                show_bytes(row.size_bytes),
+                show_duration(row.time_ns),
+            )
+            for row in log.hops
         ]
     elif isinstance(log, NvlinkErrors):
         table.columns = ("device", "name", "link", "errors")

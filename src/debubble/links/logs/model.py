@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 from debubble.errors import LogError
@@ -171,7 +172,62 @@ class CounterLog:
     counters: tuple[Counter, ...]
 
 
-Log = NcclLog | MatrixLog | CopyLog | Topology | NvlinkStatus | NvlinkErrors | CounterLog
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of a job, as one side of it saw it."""
+
+    hop: Hop
+    sent: bool
+    """Seen by its sender; else by its receiver."""
+    size_bytes: int
+    time_ns: float
+    """What its kernel took, with what it waited for the other side."""
+    alone: bool
+    """The time is its own; else of all that were called together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesOfHop:
+    """The messages of one hop, as one side of it saw them; the time is of the largest."""
+
+    hop: Hop
+    sent: bool
+    messages: int
+    size_bytes: int
+    time_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageLog:
+    """What a recorder beside a job tells of its messages."""
+
+    file: str
+    program: str
+    messages: tuple[Message, ...]
+
+    @property
+    def hops(self) -> list[MessagesOfHop]:
+        """What it tells of each hop, by the side that saw it."""
+        rows = []
+        for hop, sent in sorted({(message.hop, message.sent) for message in self.messages}):
+            mine = [m for m in self.messages if (m.hop, m.sent) == (hop, sent)]
+            size = max(message.size_bytes for message in mine)
+            times = [message.time_ns for message in mine if message.size_bytes == size]
+            rows.append(
+                MessagesOfHop(
+                    hop=hop,
+                    sent=sent,
+                    messages=len(mine),
+                    size_bytes=size,
+                    time_ns=statistics.median(times),
+                )
+            )
+        return rows
+
+
+Log = (
+    NcclLog | MatrixLog | CopyLog | Topology | NvlinkStatus | NvlinkErrors | CounterLog | MessageLog
+)
 
 _NOT_AVAILABLE = frozenset({"N/A", "n/a", "NA"})
 RERUN = "run the test again, or give the whole log"

@@ -5,26 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from debubble.errors import Code, Gap
 from debubble.links.classes import LinkClass
-from debubble.links.hop_times import Fit, Hop, fit_line
-from debubble.links.judge import Judgement, Past, judge_by_class, judge_time, unknown
+from debubble.links.hop_times import Fit, Hop, fit_line, middle_of_others
+from debubble.links.judge import (
+    SLOW,
+    Judgement,
+    Past,
+    decide,
+    judge_by_class,
+    judge_ratio,
+    judge_time,
+    unknown,
+)
 from debubble.links.logs.model import (
     CopyLog,
     CounterLog,
     Log,
     MatrixLog,
+    MessageLog,
     NcclLog,
     NvlinkErrors,
     NvlinkStatus,
 )
 from debubble.links.wiring import failing_links, inactive_links, rising_counters
+from debubble.timeline.model import F64
 from debubble.units import NS_PER_S, show_bytes
+
+# Fewer messages of a size are the first ones and their tails.
+_FEWEST = 5
+# So many of a hop's messages, from the quickest on, must take longer than they should.
+_NEARLY_ALL = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairResult:
-    """Two ranks that sent to each other, both ways at once."""
+    """Two ranks that sent to each other, both ways at once; of a job's messages, one way."""
 
     file: str
     pair: Hop
@@ -33,6 +51,7 @@ class PairResult:
     time_s: float
     fit: Fit | None
     judgement: Judgement
+    both_ways: bool = True
 
     @property
     def bytes_per_s(self) -> float:
@@ -62,7 +81,67 @@ def pairs_in(
                 judgement=_judge(size, time_ns, classes.get(log.pair), history, log.pair),
             )
         )
-    return tuple(found)
+    messages = [log for log in logs if isinstance(log, MessageLog)]
+    return (*found, *_message_hops(messages, classes=classes, history=history))
+
+
+def _message_hops(
+    logs: Sequence[MessageLog],
+    *,
+    classes: Mapping[Hop, LinkClass],
+    history: Mapping[Hop, Past],
+) -> list[PairResult]:
+    """Return every hop of a job's messages, by the largest size that it often has.
+
+    Held against its own past and its kind of wire as tests are, and against the other hops of the
+    job that have messages as large.
+    """
+    took: dict[Hop, dict[int, F64]] = {}
+    files: dict[Hop, str] = {}
+    for log in logs:
+        files |= {message.hop: log.file for message in log.messages}
+    for hop in files:
+        of_hop = [message for log in logs for message in log.messages if message.hop == hop]
+        # What is timed together is as long as the longest of it: only where there is nothing else.
+        alone = [message for message in of_hop if message.alone]
+        of_hop = alone if len(alone) >= _FEWEST else of_hop
+        for size in {message.size_bytes for message in of_hop if message.size_bytes}:
+            sides = [
+                [m.time_ns for m in of_hop if m.size_bytes == size and m.sent == sent]
+                for sent in (True, False)
+            ]
+            both = all(sides)
+            # Recorders keep the last calls: the last of both sides are one message.
+            count = min(map(len, sides)) if both else max(map(len, sides))
+            lengths = np.array([side[-count:] for side in sides if side])
+            if count >= _FEWEST:
+                took.setdefault(hop, {})[size] = lengths.min(axis=0)
+    results = []
+    for hop, sizes in sorted(took.items()):
+        size = max(sizes)
+        middle = float(np.median(sizes[size]))
+        alike = sorted(float(np.median(other[size])) for other in took.values() if size in other)
+        peers = middle_of_others(alike, middle)
+        found: list[Judgement | None] = []
+        if hop in history or hop in classes:
+            found.append(_judge(size, middle, classes.get(hop), history, hop))
+        if peers:
+            ratios = sizes[size] / peers
+            slow = bool(np.quantile(ratios, _NEARLY_ALL) > SLOW)
+            found.append(judge_ratio(float(np.median(ratios)), slow=slow, against="peers"))
+        rungs = sorted((of, float(np.median(times))) for of, times in sizes.items())
+        results.append(
+            PairResult(
+                file=files[hop],
+                pair=hop,
+                size_bytes=size,
+                time_s=middle / NS_PER_S,
+                fit=fit_line([of for of, _ in rungs], [time for _, time in rungs]),
+                judgement=decide(found),
+                both_ways=False,
+            )
+        )
+    return results
 
 
 def bulk_of(log: NcclLog) -> list[tuple[int, float]]:

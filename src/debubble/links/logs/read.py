@@ -6,6 +6,14 @@ import json
 from typing import Any
 
 from debubble.errors import LogError
+from debubble.links.logs.messages import (
+    is_flight_recorder,
+    is_inspector,
+    is_pickled_flight,
+    read_flight_recorder,
+    read_inspector,
+    refuse_pickle,
+)
 from debubble.links.logs.model import Log
 from debubble.links.logs.nccl import is_nccl_json, is_nccl_text, read_nccl_json, read_nccl_text
 from debubble.links.logs.nvbandwidth import (
@@ -32,7 +40,8 @@ MOST_BYTES = 16 * 1024**2
 KNOWN = (
     "nccl-tests (text, or JSON by -J), nvbandwidth (text, or JSON by -j), SuperBench's gpu_copy,"
     " `nvidia-smi topo -m`, `nvidia-smi nvlink -s` and `-e`,"
-    " range exports of Prometheus (DCGM's and InfiniBand's counters)"
+    " range exports of Prometheus (DCGM's and InfiniBand's counters),"
+    " JSON dumps of torch's flight recorder, lines of NCCL Inspector"
 )
 
 
@@ -48,7 +57,8 @@ def looks_like_log(text: str) -> bool:
     """Tell whether one of the programs wrote this."""
     data = load_json(text)
     if data is not None:
-        return is_nccl_json(data) or is_nvbandwidth_json(data) or is_prometheus(data)
+        told = is_nccl_json(data) or is_nvbandwidth_json(data) or is_prometheus(data)
+        return told or is_flight_recorder(data) or is_inspector(text)
     return any(tell(text) for tell, _ in _TEXTS)
 
 
@@ -61,13 +71,15 @@ def read_log(text: str, file: str) -> Log:
         return read_nvbandwidth_json(data, file)
     if is_prometheus(data):
         return read_prometheus(data, file)
+    if is_flight_recorder(data):
+        return read_flight_recorder(data, file)
+    for tell, read in _TEXTS:
+        if tell(text):
+            return read(text, file)
     if text.lstrip().startswith("{"):
         raise LogError(
             "JSON that is cut off or of another program", hint=f"logs are of {KNOWN}", file=file
         )
-    for tell, read in _TEXTS:
-        if tell(text):
-            return read(text, file)
     raise LogError("no log of a link test", hint=f"logs are of {KNOWN}", file=file)
 
 
@@ -82,6 +94,8 @@ def load_json(text: str) -> Any:
 
 
 _TEXTS = (
+    (is_inspector, read_inspector),
+    (is_pickled_flight, refuse_pickle),
     (is_nccl_text, read_nccl_text),
     (is_nvbandwidth_text, read_nvbandwidth_text),
     (is_topology, read_topology),
