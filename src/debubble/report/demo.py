@@ -12,7 +12,7 @@ from debubble.answers.base import list_warnings
 from debubble.answers.change import change_part, describe
 from debubble.answers.compare import answer_compare, say_comparison
 from debubble.answers.find import answer_find
-from debubble.report.find import find_page
+from debubble.ledger.causes import Cause
 from debubble.report.text import Page, Table
 from debubble.tune.once import Improvement
 from debubble.units import NS_PER_S, show_duration, show_share
@@ -86,8 +86,15 @@ def _latency_ns(made: Improvement) -> float:
 
 
 def _found(made: Improvement) -> str:
-    page = find_page(answer_find(made.before))
-    return " ".join([page.answer, *page.findings[:1]])
+    """Say what `find` says of the stage that takes longest, else what the medians say of it."""
+    found, (stage, times) = answer_find(made.before), made.longest
+    said = (
+        f"stage {stage} takes {times:.1f} times as long as the others, by the medians of its passes"
+    )
+    for named in found.named:
+        if named.cause == Cause.IMBALANCE and named.stage == stage:
+            said = named.sentence
+    return f"{found.verdict} {said[:1].upper()}{said[1:]}."
 
 
 def _shown(name: str, value: float) -> str:
