@@ -33,7 +33,7 @@ from debubble.simulate.communication import WAITED, Communication, usual_communi
 from debubble.simulate.hand_set import UNIT_NS, GivenCosts, mean_of_stages
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.figures import PipelineFigures
-from debubble.units import NS_PER_S, counted, parse_rate, show_duration, show_share
+from debubble.units import NS_PER_S, counted, parse_rate, show_count, show_duration, show_share
 
 SCHEMA = "debubble.simulate/1"
 # Of a measured run's step many runs are drawn, which takes half a minute for so many.
@@ -411,7 +411,7 @@ def _idea(baseline: Baseline, request: Request, tokens: Tokens) -> Idea:
             count = counted(microbatches, "microbatch", "microbatches")
             raise UsageError(
                 f"{count} are more than can be simulated",
-                hint=f"ranks x chunks x microbatches may be {MOST_PASSES:,}",
+                hint=f"ranks x chunks x microbatches may be {show_count(MOST_PASSES)}",
             )
     change = Change(
         split=None if request.split is None else _split(baseline, request.split),

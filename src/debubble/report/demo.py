@@ -15,7 +15,7 @@ from debubble.answers.find import answer_find
 from debubble.ledger.causes import Cause
 from debubble.report.text import Page, Table
 from debubble.tune.once import Improvement
-from debubble.units import NS_PER_S, show_duration, show_share
+from debubble.units import NS_PER_S, show_duration, show_gain, show_number, show_share
 
 SCHEMA = "debubble.demo/1"
 
@@ -26,10 +26,10 @@ def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]
     change, window_ns = describe(made.option.change), made.option.window_ns
     gain = made.option.throughput_gain
     planned = (
-        f"{change}, predicted a batch in {show_duration(window_ns)}, {100 * gain:+.0f} % throughput"
+        f"{change}, predicted a batch in {show_duration(window_ns)}, {show_gain(gain)} throughput"
     )
     measured = (
-        f"a batch in {show_duration(_latency_ns(made))}, {100 * error_of(made):+.1f} % off that"
+        f"a batch in {show_duration(_latency_ns(made))}, {show_gain(error_of(made))} off that"
     )
     found = _found(made)
     page.findings = [
@@ -101,5 +101,5 @@ def _shown(name: str, value: float) -> str:
     if name == "bubble":
         return show_share(value)
     if name == "throughput":
-        return f"{value:.4g} microbatches/s"
+        return f"{show_number(value)} microbatches/s"
     return show_duration(value * NS_PER_S)

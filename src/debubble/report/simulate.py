@@ -5,7 +5,14 @@ from __future__ import annotations
 from debubble.answers.simulate import MeasuredPart, SimulateAnswer, show_signed
 from debubble.report.text import Page, Table
 from debubble.simulate.hand_set import UNIT_NS
-from debubble.units import NS_PER_S, show_bytes, show_duration, show_seconds, show_share
+from debubble.units import (
+    NS_PER_S,
+    show_bytes,
+    show_duration,
+    show_number,
+    show_seconds,
+    show_share,
+)
 
 
 def simulate_page(found: SimulateAnswer, next_command: str = "") -> Page:
@@ -87,13 +94,13 @@ def _number_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
         ),
         (
             "microbatches a second",
-            f"{measured.microbatches_per_s:.1f}",
-            f"{numbers.microbatches_per_s:.1f}",
+            show_number(measured.microbatches_per_s),
+            show_number(numbers.microbatches_per_s or 0.0),
         ),
     ]
     if measured.tokens_per_s is not None:
-        tokens = f"{measured.tokens_per_s:,.0f}", f"{numbers.tokens_per_s:,.0f}"
-        table.rows.append(("tokens a second", *tokens))
+        tokens = measured.tokens_per_s, numbers.tokens_per_s or 0.0
+        table.rows.append(("tokens a second", *map(show_number, tokens)))
     table.rows.append(
         (
             "peak memory, largest rank",

@@ -13,7 +13,15 @@ from debubble.tune.loop import Tuning
 from debubble.tune.prospects import Prospects
 from debubble.tune.setting import Setting
 from debubble.tune.trial import Kind
-from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
+from debubble.units import (
+    NS_PER_S,
+    show_bytes,
+    show_change,
+    show_duration,
+    show_gain,
+    show_number,
+    show_share,
+)
 
 _WORDS = {
     Kind.MEASURED: "measured",
@@ -107,13 +115,9 @@ def _findings(tuned: Tuning) -> list[str]:
         compared = standing.compared(winner)
         if compared is not None:
             rate = compared.delta("throughput")
-            wide = ""
-            if rate.low is not None and rate.high is not None:
-                wide = f" ({100 * rate.low:+.1f} % to {100 * rate.high:+.1f} %)"
-            change = f"{100 * (rate.change or 0.0):+.1f} %"
+            change = show_gain(rate.change or 0.0, rate.low, rate.high)
             said.append(
-                f"All runs together: throughput {change}{wide}, {counts}; "
-                f"{compared.confidence.value}."
+                f"All runs together: throughput {change}, {counts}; {compared.confidence.value}."
             )
     if standing.ignored_knobs:
         knobs = ", ".join(f"{{{knob}}}" for knob in sorted(standing.ignored_knobs))
@@ -129,7 +133,7 @@ def _findings(tuned: Tuning) -> list[str]:
 def _untellable(found: Prospects) -> list[str]:
     return [
         f"Not tried, for the command has no {{{untold.lever}}}: {describe(untold.option.change)}, "
-        f"predicted {100 * untold.option.throughput_gain:+.0f} %."
+        f"predicted {show_gain(untold.option.throughput_gain)}."
         for untold in found.untellable
     ]
 
@@ -144,7 +148,7 @@ def _serving_table(tuned: Tuning) -> Table:
         seen, gain = ("–", "–", "–"), "–"
         if measurement is not None and measurement.served is not None:
             seen = _served(measurement.served)
-            gain = f"{100 * tuned.standing.gain_of_run(run):+.1f} %"
+            gain = show_change(tuned.standing.gain_of_run(run))
         mark = " ←" if run.setting == tuned.winner else ""
         table.rows.append(
             (str(run.number), f"{run.setting}{mark}", _WORDS[run.outcome.kind], *seen, gain)
@@ -158,7 +162,7 @@ def _served(served: Served) -> tuple[str, str, str]:
         middle(values) for values in (served.out_per_s, served.ttft_s, served.tpot_s)
     )
     return (
-        "–" if out is None else f"{out:.4g}",
+        "–" if out is None else show_number(out),
         "–" if first is None else show_duration(first * NS_PER_S),
         "–" if later is None else show_duration(later * NS_PER_S),
     )
@@ -179,7 +183,7 @@ def _run_table(tuned: Tuning) -> Table:
                 "–" if measurement is None else _bubble(measurement),
                 "–" if measurement is None else _latency(measurement),
                 "–" if measurement is None else _peak(measurement),
-                "–" if measurement is None else f"{100 * tuned.standing.gain_of_run(run):+.1f} %",
+                "–" if measurement is None else show_change(tuned.standing.gain_of_run(run)),
                 _predicted(run.expected) if run.expected else "–",
             )
         )
@@ -187,8 +191,7 @@ def _run_table(tuned: Tuning) -> Table:
 
 
 def _predicted(expected: Expected) -> str:
-    wide = f"{100 * expected.low:+.0f} % to {100 * expected.high:+.0f} %"
-    return f"{100 * expected.gain:+.1f} % ({wide})"
+    return show_gain(expected.gain, expected.low, expected.high)
 
 
 def _bubble(measurement: Measurement) -> str:

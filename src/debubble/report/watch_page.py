@@ -9,7 +9,15 @@ from datetime import UTC, datetime
 from html import escape as escape_html
 from typing import Any
 
-from debubble.units import NS_PER_S, printable, show_bytes, show_count, show_duration, show_share
+from debubble.units import (
+    NS_PER_S,
+    printable,
+    show_bytes,
+    show_count,
+    show_duration,
+    show_number,
+    show_share,
+)
 
 
 def escape(text: str) -> str:
@@ -43,7 +51,7 @@ def show_metric(metric: str, value: float | None) -> str:
         return show_share(value)
     if metric == "batch_latency_s":
         return show_duration(value * NS_PER_S)
-    return show_bytes(value) if metric == "peak_memory_bytes" else f"{value:.3g} /s"
+    return show_bytes(value) if metric == "peak_memory_bytes" else f"{show_number(value)}/s"
 
 
 _STYLE = """
