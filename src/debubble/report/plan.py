@@ -50,7 +50,7 @@ def _option_tables(found: PlanAnswer) -> Iterator[Table]:
     """Lay out the options, those with a larger batch apart."""
     now = found.baseline
     columns = (
-        *("option", "batch", "four of five in", "bubble", "throughput", "memory left", "do"),
+        *("option", "batch", "four of five in", "bubble", "gain", "memory left", "do"),
         *worth_columns(found.rates),
     )
     as_it_is = (
@@ -89,7 +89,7 @@ def _length_table(found: PlanAnswer, length: LengthPart) -> Table:
     """Lay out every option at another length, beside its rank there."""
     name = name_length(length.token_scale, length.tokens)
     table = Table(
-        columns=("rank there", "option", "batch", "bubble", "throughput", "memory left", "there"),
+        columns=("rank there", "option", "batch", "bubble", "gain", "memory left", "there"),
         title=f"with {name}, against the unchanged run there",
     )
     for there in length.options:

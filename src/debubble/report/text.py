@@ -169,7 +169,7 @@ def _lay_out(table: Table, width: int) -> tuple[int, list[dict[int, int]]]:
     if sum(longest) + wide * (len(longest) - 1) <= width:
         return wide, [dict(enumerate(longest))]
     tried = [(between, _parts(table, width, between, short)) for between, short in _LAYOUTS]
-    return next((fits for fits in tried[1:] if len(fits[1]) == 1), tried[0])
+    return next((fits for fits in tried[1:] if len(fits[1]) == 1), tried[1])
 
 
 def _parts(table: Table, width: int, between: int, short: int) -> list[dict[int, int]]:
@@ -196,16 +196,27 @@ def _parts(table: Table, width: int, between: int, short: int) -> list[dict[int,
             free = width - least[0]
         parts[-1].append(place)
         free -= least[place] + between
-    return [_widen(part, whole, least, width + between - between * len(part)) for part in parts]
+    return [
+        _widen(part, table.columns, whole, least, width + between - between * len(part))
+        for part in parts
+    ]
 
 
 def _widen(
-    part: Sequence[int], whole: Sequence[int], least: Sequence[int], width: int
+    part: Sequence[int],
+    columns: Sequence[str],
+    whole: Sequence[int],
+    least: Sequence[int],
+    width: int,
 ) -> dict[int, int]:
-    """Give columns what is left of the width, those that lack least first."""
+    """Give columns what is left of the width: those of words first, then those that lack least.
+
+    A column of figures lacks nothing but a heading on one line.
+    """
     widths = {place: least[place] for place in part}
     free = width - sum(widths.values())
-    for place in sorted(part, key=lambda place: whole[place] - least[place]):
+    lack = [(columns[place] not in WORDS, whole[place] - least[place], place) for place in part]
+    for _, _, place in sorted(lack):
         more = min(whole[place] - least[place], max(free, 0))
         widths[place] += more
         free -= more

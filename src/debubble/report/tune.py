@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 from debubble.answers.change import describe
@@ -15,11 +16,13 @@ from debubble.tune.setting import Setting
 from debubble.tune.trial import Kind
 from debubble.units import (
     NS_PER_S,
+    counted,
     show_bytes,
     show_change,
     show_duration,
     show_gain,
     show_number,
+    show_range,
     show_share,
 )
 
@@ -108,7 +111,7 @@ def say_end(run: Run) -> str:
 
 def _findings(tuned: Tuning) -> list[str]:
     standing, winner = tuned.standing, tuned.winner
-    said = []
+    said = [line for line in (_say_crowded(tuned), _say_unsteady(tuned)) if line]
     if winner is not None:
         before, after = standing.of(standing.now), standing.of(winner)
         counts = f"{len(before)} and {len(after)} runs, in turn"
@@ -128,6 +131,32 @@ def _findings(tuned: Tuning) -> list[str]:
             "ignores {overlap}. Its traces do not tell which."
         )
     return said
+
+
+def _say_crowded(tuned: Tuning) -> str:
+    """Say where ranks had to take turns on this machine's cores: no GPU, and fewer cores."""
+    measured = [run.outcome.measurement for run in tuned.standing.measured]
+    on_cores = [one for one in measured if one is not None and not one.environment.devices]
+    ranks, cores = max((len(one.ranks) for one in on_cores), default=0), os.cpu_count() or 1
+    if ranks <= cores:
+        return ""
+    crowd = f"{counted(ranks, 'rank')} on {counted(cores, 'core')}"
+    return f"{crowd}: they take turns, and what waits for what may be the machine's doing."
+
+
+def _say_unsteady(tuned: Tuning) -> str:
+    """Say how far runs of the setting as it is lie apart, where that is more than is judged."""
+    standing = tuned.standing
+    lengths = [
+        middle(run.outcome.measurement.batch_latencies_s)
+        for run in standing.of(standing.now)
+        if run.outcome.measurement
+    ]
+    known = [length * NS_PER_S for length in lengths if length is not None]
+    if len(known) < 2 or max(known) / min(known) - 1 <= tuned.scope.threshold:
+        return ""
+    varied = f"The unchanged setting varied {show_range(known, show_duration)} from run to run"
+    return f"{varied}: smaller gains than that are not told from the machine's own."
 
 
 def _untellable(found: Prospects) -> list[str]:

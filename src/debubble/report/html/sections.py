@@ -11,6 +11,8 @@ from debubble.report.palette import hatch_path
 from debubble.report.text import WORDS, Table
 from debubble.units import printable
 
+NO_BREAK_HYPHEN = "\u2011"
+
 
 def safe(text: object) -> str:
     """Write any text so that a browser shows it as it is."""
@@ -23,7 +25,7 @@ def table_markup(table: Table) -> str:
     # A figure stays on one line with its unit, and under the others of its column.
     styles = ["" if column in WORDS else ' class="n"' for column in table.columns]
     head = "".join(
-        f"<th{style}>{safe(column)}</th>"
+        f"<th{style}>{safe(column).replace('-', NO_BREAK_HYPHEN)}</th>"
         for column, style in zip(table.columns, styles, strict=True)
     )
     rows = "".join(f"<tr>{''.join(map(_cell_markup, row, styles))}</tr>" for row in table.rows)
