@@ -14,6 +14,10 @@ from debubble.report.text import Page, Table
 from debubble.units import show_bytes, show_share
 
 
+# Of a batch; what is less on both sides reads as nothing.
+_SHOWN = 0.0005
+
+
 def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
     """Lay out the verdict, the numbers behind it, memory, and what else differs."""
     page = Page(answer=found.sentence, notes=list(found.notes), next_command=next_command)
@@ -64,6 +68,8 @@ def _cause_tables(found: CompareAnswer) -> list[Table]:
         columns=("cause", "before", "after", "change"), title="where the time goes, on both sides"
     )
     for one in found.causes:
+        if max(one.before_fraction, one.after_fraction) < _SHOWN:
+            continue
         change = one.after_fraction - one.before_fraction
         table.rows.append(
             (
