@@ -303,7 +303,7 @@ def memory_tables(found: FindAnswer) -> list[Table]:
     if not known:
         return []
     table = Table(
-        columns=("rank", "static", "a microbatch in flight", "in flight", "peak", "limit"),
+        columns=("rank", "static", "a microbatch in flight", "in flight", "peak"),
         title="memory, by rank",
     )
     shown = (
@@ -312,10 +312,10 @@ def memory_tables(found: FindAnswer) -> list[Table]:
         else [known[place] for place in sorted(farthest([rank.peak_bytes for rank in known]))]
     )
     for rank in shown:
-        sizes = (rank.static_bytes, rank.per_microbatch_bytes, rank.peak_bytes, rank.limit_bytes)
-        static, each, peak, limit = ("–" if size is None else show_bytes(size) for size in sizes)
+        sizes = (rank.static_bytes, rank.per_microbatch_bytes, rank.peak_bytes)
+        static, each, peak = ("–" if size is None else show_bytes(size) for size in sizes)
         most = "–" if rank.most_in_flight is None else str(rank.most_in_flight)
-        table.rows.append((str(rank.rank), static, each, most, peak, limit))
+        table.rows.append((str(rank.rank), static, each, most, peak))
     return [table]
 
 
