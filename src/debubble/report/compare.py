@@ -13,7 +13,6 @@ from debubble.measure.comparison import Verdict
 from debubble.report.text import Page, Table
 from debubble.units import show_bytes, show_share
 
-
 # Of a batch; what is less on both sides reads as nothing.
 _SHOWN = 0.0005
 
