@@ -83,7 +83,7 @@ def parse_price(text: str) -> tuple[float, str]:
     match = _PRICE.match(text)
     if match is None or (match[1] and match[3]):
         raise UsageError(f"{text!r} is no price", hint="write it as 2.50, $2.50 or 2.50EUR")
-    return float(match[2]), match[1] or match[3]
+    return float(match[2]), match[1] or match[3] or ""
 
 
 def parse_watts(text: str) -> float:

@@ -431,3 +431,11 @@ def test_a_counter_that_stands_still_is_no_doubt():
 def test_another_export_says_what_is_wrong(data, says):
     with pytest.raises(LogError, match=says):
         own(json.dumps(data))
+
+
+@pytest.mark.parametrize(("field", "value"), [("devices", 5), ("devices", [5]), ("args", 5)])
+def test_a_count_in_place_of_a_list_is_a_damaged_log(field, value):
+    data = json.loads(JSON)
+    (data["config"] if field == "devices" else data)[field] = value
+    with pytest.raises(LogError, match=f"'{field}' is no list"):
+        read_log(json.dumps(data), "log.json")

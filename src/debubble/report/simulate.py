@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from debubble.answers.simulate import MeasuredPart, SimulateAnswer, show_signed
+from debubble.answers.simulate import MeasuredPart, SimulateAnswer
 from debubble.report.text import Page, Table
 from debubble.simulate.hand_set import UNIT_NS
 from debubble.units import (
     NS_PER_S,
     show_bytes,
+    show_change,
     show_duration,
     show_number,
     show_seconds,
@@ -38,7 +39,7 @@ def simulate_page(found: SimulateAnswer, next_command: str = "") -> Page:
         page.notes.append("in brackets: what four of five such runs lie in")
         if found.correction_fraction:
             page.notes.append(
-                f"corrected by {show_signed(found.correction_fraction, 1)}, by which what was "
+                f"corrected by {show_change(found.correction_fraction)}, by which what was "
                 "measured differs from its own simulation"
             )
     if asked.microbatch_scale != 1.0:
