@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +15,19 @@ from debubble.units import (
     parse_bytes,
     parse_duration,
     parse_period,
+    parse_price,
+    parse_watts,
+    show_between,
     show_bytes,
+    show_change,
     show_count,
     show_duration,
+    show_gain,
+    show_gains,
+    show_number,
+    show_percent,
     show_period,
+    show_price,
     show_share,
 )
 
@@ -121,3 +133,76 @@ def test_what_is_no_period_is_refused(text):
 )
 def test_periods_are_shown_as_they_are_typed(seconds, shown):
     assert show_period(seconds) == shown
+
+
+SOURCES = Path(__file__).parents[1] / "src" / "debubble"
+
+
+def test_no_percent_is_written_anywhere_else():
+    by_hand = re.compile(r"\{100 \* |:[+]?\.[0-9]%\}|\} %(?![\w(])[^\n]*:[+]?\.[0-9]f\}")
+    allowed = {"units.py"}
+    found = [
+        f"{file.relative_to(SOURCES)}: {line.strip()}"
+        for file in SOURCES.rglob("*.py")
+        if file.name not in allowed
+        for line in file.read_text("utf-8").splitlines()
+        if by_hand.search(line) and "DEFAULT_THRESHOLD" not in line  # as it is typed: 2%
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("word", ["foretold", "foretell", "dearest", "by lot"])
+def test_no_word_that_nobody_says_is_in_the_sources(word):
+    found = [file.name for file in SOURCES.rglob("*.py") if word in file.read_text("utf-8")]
+    assert found == []
+
+
+def test_a_change_has_a_sign_and_never_a_minus_before_nothing():
+    assert [show_change(part) for part in (0.3421, -0.044, -0.00003)] == [
+        "+34.2 %",
+        "-4.4 %",
+        "+0.0 %",
+    ]
+    assert [show_gain(part) for part in (0.342, -0.004, -0.00003)] == ["+34 %", "-0.4 %", "0 %"]
+    assert show_gain(0.34, 0.2, 0.45) == "+34 % (+20 to +45 %)"
+    assert show_gains(-0.04, 0.28) == "-4 to +28 %"
+    assert [show_percent(part) for part in (0.551, 0.004, 0.0)] == ["55 %", "0.4 %", "0 %"]
+
+
+def test_two_figures_name_a_common_unit_once():
+    assert show_between("260 ms", "316 ms") == "260 to 316 ms"
+    assert show_between("944 ms", "1.06 s") == "944 ms to 1.06 s"
+    assert show_between("5 ms", "5 ms") == "5 ms"
+    assert show_between("3", "7") == "3 to 7"
+
+
+def test_plain_numbers_have_three_digits():
+    assert [show_number(one) for one in (5.416, 33.16, 1098.6)] == ["5.42", "33.2", "1,099"]
+
+
+@pytest.mark.parametrize(
+    ("text", "price"),
+    [("2.50", (2.5, "")), ("$2.5", (2.5, "$")), ("2 EUR", (2.0, "EUR")), ("€3", (3.0, "€"))],
+)
+def test_prices_are_read_with_their_currency(text, price):
+    assert parse_price(text) == price
+
+
+@pytest.mark.parametrize("text", ["", "two", "-1", "$2€", "1e9", "2 dollars"])
+def test_what_is_no_price_is_refused(text):
+    with pytest.raises(UsageError, match="is no price"):
+        parse_price(text)
+
+
+def test_money_is_written_as_it_was_read():
+    assert show_price(51.2, "$") == "$51.20"
+    assert show_price(-13.031, "EUR") == "-13.03 EUR"
+    assert show_price(1204.4) == "1,204"
+    assert show_price(-0.001, "$") == "$0.00"
+
+
+def test_power_is_read_in_watts():
+    assert (parse_watts("700W"), parse_watts("0.7 kW")) == (700.0, 700.0)
+    for text in ("700", "0W", "W"):
+        with pytest.raises(UsageError, match="is no power"):
+            parse_watts(text)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,10 +31,18 @@ _FORKED = multiprocessing.get_context("forkserver")
 _PATIENCE_S = 10.0
 
 
-def _be_a_rank(layout: Layout, rank: int, front: Connection) -> None:
+def _be_a_rank(layout: Layout, rank: int, front: Connection, lifeline: Connection) -> None:
     from stage import run_stage  # noqa: PLC0415 (imports torch, which the front does without)
 
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     run_stage(layout, rank, front)
+
+
+def _end_with(lifeline: Connection) -> None:
+    """End this process when the other end is gone: it may be waiting for ranks that never come."""
+    with suppress(EOFError, OSError):
+        lifeline.recv()
+    os._exit(1)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -92,6 +101,7 @@ class Engine:
         self.done = threading.Semaphore(0)
         self.closing = False
         self.pipes: list[Connection] = []
+        self.lifelines: list[Connection] = []
         self.processes: list[Any] = []
         self._start_ranks()
         self.planner = threading.Thread(target=self._plan, daemon=True)
@@ -131,10 +141,15 @@ class Engine:
         layout = replace(self.layout, store=f"{self.place.name}/store")
         for rank in range(layout.ranks):
             mine, theirs = _FORKED.Pipe()
-            process = _FORKED.Process(target=_be_a_rank, args=(layout, rank, theirs), daemon=True)
+            # Nothing is ever sent over it: it breaks when the front ends, however that comes.
+            front, lifeline = _FORKED.Pipe()
+            self.pipes += [mine]
+            self.lifelines += [front]
+            told = (layout, rank, theirs, lifeline)
+            process = _FORKED.Process(target=_be_a_rank, args=told, daemon=True)
             process.start()
             theirs.close()
-            self.pipes.append(mine)
+            lifeline.close()
             self.processes.append(process)
             threading.Thread(target=self._listen, args=(rank, mine), daemon=True).start()
 

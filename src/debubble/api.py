@@ -19,7 +19,7 @@ from typing import Any
 from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.answers.base import Answer
 from debubble.answers.change import Tokens
-from debubble.answers.compare import CompareAnswer, answer_compare
+from debubble.answers.compare import CompareAnswer, answer_compare, compare_causes
 from debubble.answers.find import FindAnswer, answer_find
 from debubble.answers.links import LinksAnswer, answer_links
 from debubble.answers.plan import PlanAnswer, answer_plan
@@ -109,7 +109,7 @@ def compare(
         limit_bytes=limit_bytes,
     )
     gaps = dict.fromkeys(gap for run in runs for gap in run.measured_warnings)
-    return answer_compare(found, tuple(gaps))
+    return answer_compare(found, tuple(gaps), compare_causes(runs[:1], runs[1:]))
 
 
 def plan(  # noqa: PLR0913 (one argument a question)

@@ -17,6 +17,7 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 ├── StoreError           the history cannot be read or written
 │   └── StoreAway        not now: it is locked, full or not there
 ├── TuneError            a command cannot be tuned
+│   └── MachineBusy      something else on this machine disturbed all that was measured
 ├── WatchError           the service cannot start
 ├── GateError            the answer does not tell what it was to be judged by
 └── DemoError            the demo's own pipeline failed
@@ -120,6 +121,10 @@ class StoreAway(StoreError):
 
 class TuneError(DebubbleError):
     """A command cannot be tuned: its first run told nothing, or its record is another's."""
+
+
+class MachineBusy(TuneError):
+    """Something else on this machine disturbed all that was measured: it tells nothing."""
 
 
 class WatchError(DebubbleError):

@@ -33,6 +33,8 @@ PLAIN_NUMBER = r"(?=.{1,64}$)([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?)"
 _SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([kmgtp]?)(i?)b?\s*$", re.IGNORECASE)
 _DURATION = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ns|us|µs|ms|s)\s*$", re.IGNORECASE)
 _PERIOD = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|h|d)\s*$")
+_PRICE = re.compile(r"^\s*([$€£¥]|[A-Z]{3})?\s*([0-9]{0,9}\.?[0-9]{1,9})\s*([$€£¥]|[A-Z]{3})?\s*$")
+_WATTS = re.compile(r"^\s*([0-9]{0,6}\.?[0-9]{1,6})\s*(k?)W\s*$", re.IGNORECASE)
 _S_PER = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _NS_PER = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": 1_000_000, "s": NS_PER_S}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -74,6 +76,22 @@ def parse_period(text: str) -> float:
     if match is None:
         raise UsageError(f"{text!r} is no period", hint="write it as 30s, 5min, 1h or 7d")
     return float(match[1]) * _S_PER[match[2]]
+
+
+def parse_price(text: str) -> tuple[float, str]:
+    """Read `2.50`, `$2.50`, `2.50 EUR` as an amount and its currency."""
+    match = _PRICE.match(text)
+    if match is None or (match[1] and match[3]):
+        raise UsageError(f"{text!r} is no price", hint="write it as 2.50, $2.50 or 2.50EUR")
+    return float(match[2]), match[1] or match[3] or ""
+
+
+def parse_watts(text: str) -> float:
+    """Read `700W`, `0.7 kW` as watts."""
+    match = _WATTS.match(text)
+    if match is None or not float(match[1]):
+        raise UsageError(f"{text!r} is no power", hint="write it as 700W or 0.7kW")
+    return float(match[1]) * (1000.0 if match[2] else 1.0)
 
 
 def parse_share(text: str) -> float:
@@ -131,6 +149,52 @@ def show_share(fraction: float | None) -> str:
     return "–" if fraction is None else f"{100 * fraction:.1f} %"
 
 
+def show_percent(fraction: float) -> str:
+    """Write a fraction as a sentence does: `61 %`, and `0.4 %` where that would be nothing."""
+    return _percent(fraction, "")
+
+
+def show_change(fraction: float) -> str:
+    """Write a change as a table does: `+34.2 %`."""
+    return f"{round(100 * fraction, 1) + 0.0:+.1f} %"
+
+
+def show_gain(fraction: float, low: float | None = None, high: float | None = None) -> str:
+    """Write a change as a sentence does: `+34 %`, or `+34 % (+20 to +45 %)`.
+
+    Where that would be nothing it has a digit more: `-0.4 %`.
+    """
+    gain = _percent(fraction, "+")
+    return gain if low is None or high is None else f"{gain} ({show_gains(low, high)})"
+
+
+def show_gains(low: float, high: float) -> str:
+    """Write what a change lies between: `+20 to +45 %`."""
+    return show_between(_percent(low, "+"), _percent(high, "+"))
+
+
+def _percent(fraction: float, sign: str) -> str:
+    percent = 100 * fraction
+    if abs(percent) < 0.05:
+        return "0 %"
+    digits = 1 if abs(percent) < 1 else 0
+    return f"{percent:{sign}.{digits}f} %"
+
+
+def show_number(number: float) -> str:
+    """Write a rate or another plain number with three digits: `5.42`, `1,099`."""
+    return f"{number:,.0f}" if abs(number) >= 99.95 else _three(number)
+
+
+def show_price(amount: float, currency: str = "") -> str:
+    """Write money as it is usual: `$51.20`, `51.20 EUR`, `1,204 EUR`."""
+    figure = f"{abs(amount):,.{2 if abs(amount) < 100 else 0}f}"
+    sign = "-" if amount < 0 and figure.strip("0.,") else ""
+    if len(currency) > 1:
+        return f"{sign}{figure} {currency}"
+    return f"{sign}{currency}{figure}"
+
+
 def show_count(count: int) -> str:
     """Write a whole number with separators: `1,301,930`."""
     return f"{count:,}"
@@ -158,9 +222,16 @@ def show_ranks(ranks: Sequence[int]) -> str:
 
 
 def show_range(values: Sequence[_Number], show: Callable[[_Number], str]) -> str:
-    """Write `4.95 ms to 5.12 ms`, or one of them where both read the same."""
-    least, most = show(min(values)), show(max(values))
-    return least if least == most else f"{least} to {most}"
+    """Write `4.95 to 5.12 ms`, or one of them where both read the same."""
+    return show_between(show(min(values)), show(max(values)))
+
+
+def show_between(least: str, most: str) -> str:
+    """Write two figures as `4.95 to 5.12 ms`, `980 us to 1.20 ms`: a common unit once."""
+    figure, _, unit = least.partition(" ")
+    if least == most:
+        return least
+    return f"{figure if unit == most.partition(' ')[2] else least} to {most}"
 
 
 def show_members(ranks: Sequence[int]) -> str:

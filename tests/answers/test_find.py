@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,9 +13,12 @@ from support.traces.recordings import H200
 
 from debubble.analysis import analyse_found
 from debubble.answers.find import FindAnswer, answer_find
+from debubble.answers.worth import Tariff, rates_of
 from debubble.errors import UsageError
 from debubble.fleet.survey import Question
+from debubble.report.find import find_page
 from debubble.trace.run import find_run
+from debubble.units import show_bytes, show_price
 
 FIELDS = {
     "run": "capture captures kind pipelines ranks stages chunks microbatches schedule framework "
@@ -32,7 +37,7 @@ ROWS = {
     "memory": "rank static_bytes per_microbatch_bytes transient_bytes peak_bytes "
     "passes_peak_bytes between_peak_bytes peak_reserved_bytes most_in_flight limit_bytes "
     "job_peak_bytes free_bytes other_bytes",
-    "savings": "cause causes batch_latency_s saved_s saved_fraction",
+    "savings": "cause causes batch_latency_s saved_s saved_fraction worth",
     "named": "cause rank stage hop saved_s culprit_saved_s sentence",
     "hops": "from_rank to_rank from_stage to_stage stages bytes wire_s wait_s n buffered_fraction "
     "bytes_per_s expected_bytes_per_s times_expected verdict times cost_per_batch_s",
@@ -153,3 +158,57 @@ def test_a_table_that_is_not_there_is_refused_with_those_that_are():
     pytest.importorskip("pandas")
     with pytest.raises(UsageError, match="no table 'ranks'"):
         answer_of("1f1b_p3_m7").to_frame("ranks")
+
+
+def test_a_saving_is_worth_its_share_of_a_day_on_all_gpus():
+    analysis = analyse_found(find_run([str(H200 / "1f1b_p3_m7")]), Question())
+    answer = answer_find(analysis, Tariff(price=2.5, currency="$", watts=700.0))
+    # Three ranks that share one device.
+    assert (answer.rates.gpus, answer.rates.watts_measured) == (1, False)
+    saving = next(one for one in answer.savings if one.cause == "imbalance")
+    hours = 24 * saving.saved_s / answer.numbers.step_time_s
+    assert saving.worth.gpu_hours_per_day == pytest.approx(hours)
+    assert saving.worth.money_per_day == pytest.approx(2.5 * hours)
+    assert saving.worth.kwh_per_day == pytest.approx(0.7 * hours)
+    page = find_page(answer)
+    table = next(table for table in page.tables if table.title.startswith("what it would buy"))
+    assert table.columns[-3:] == ("GPU-h a day", "money a day", "kWh a day")
+    assert table.rows[0][-2] == show_price(2.5 * hours, "$")
+
+
+def test_without_a_price_savings_are_in_gpu_hours_alone(data):
+    assert all(saving["worth"]["money_per_day"] is None for saving in data["savings"])
+    assert all(saving["worth"]["gpu_hours_per_day"] is not None for saving in data["savings"])
+
+
+def test_ranks_of_their_own_devices_count_each_and_those_on_a_cpu_do_not():
+    analysis = analyse_found(find_run([str(H200 / "1f1b_p3_m7")]), Question())
+    ranks = analysis.pipeline.ranks
+
+    def counted(**device):
+        told = tuple(replace(rank, **device) for rank in ranks)
+        one = SimpleNamespace(ranks=told, absent=(7,))
+        run = SimpleNamespace(sidecars=(SimpleNamespace(power_w=300.0),))
+        return rates_of(SimpleNamespace(pipelines=[one], run=run), Tariff())
+
+    whole = counted(multiprocessors=132)
+    assert (whole.gpus, whole.watts) == (4, 300.0)  # with the one that has no trace
+    assert counted(device=("", -1)).gpus == 0
+    assert counted(device=("", -1)).worth_of(0.5) is None
+
+
+def test_what_a_microbatch_in_flight_takes_is_printed(data):
+    answer = msgspec.convert(data, FindAnswer)
+    table = next(table for table in find_page(answer).tables if table.title == "memory, by rank")
+    column = table.columns.index("a microbatch in flight")
+    assert [row[column] for row in table.rows] == [
+        show_bytes(rank.per_microbatch_bytes) for rank in answer.memory
+    ]
+
+
+def test_what_computes_for_no_pass_is_not_called_useful():
+    # DeepSpeed's optimizer runs on ranks that are done while others drain.
+    found = find_run([str(REPOSITORY / "tests" / "data" / "frameworks" / "ds_m8")])
+    answer = answer_find(analyse_found(found, Question()))
+    assert answer.utilisation.useful_fraction == pytest.approx(answer.ledger.shares["compute"])
+    assert answer.utilisation.useful_fraction <= 1 - answer.numbers.bubble_fraction + 1e-9

@@ -25,6 +25,7 @@ def test_a_run_is_kept_listed_tagged_exported_compared_and_dropped(tmp_path):
     listed = answer(f"history list {STORE}")
     assert listed.startswith("2 measurements of 1 name in the history.")
     assert "commit=abc" in listed
+    assert answer(f"history {STORE}") == listed
     assert answer(f"history tag base day=1 {STORE}") == "2 tagged.\n"
     shown = json.loads(answer(f"history show base --json {STORE}"))
     assert [one["tags"] for one in shown["records"]] == [

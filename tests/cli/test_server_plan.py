@@ -70,7 +70,7 @@ def test_flags_of_servers_are_refused_for_runs_with_steps(ask, flag):
 @pytest.mark.parametrize(
     "words",
     [
-        ("plan", "--html", "page.html"),
+        ("plan", "--memory-limit", "80GiB"),
         ("plan", "--hold", "batch"),
         ("simulate", "--microbatches", "8"),
         ("simulate", "--timeline"),
@@ -95,3 +95,25 @@ def test_a_capture_without_prompts_tells_nothing_of_first_tokens_and_cache(ask):
     assert now["tokens_out_per_s"] * now["tpot_s"] == pytest.approx(32, rel=0.05)
     assert any("no prompt was captured" in said for said in answer["assumptions"])
     assert "0 ns" not in ask("plan", run)[1]
+
+
+def test_a_servers_plan_is_drawn_with_the_causes_of_its_waits(ask, tmp_path):
+    code, _, err = ask("plan", DATA / "u3337", "--html", tmp_path / "plan.html", "--price", "$2")
+    assert code == 0, err
+    text = (tmp_path / "plan.html").read_text("utf-8")
+    assert "What it would do" in text
+    assert "money a day" in text
+    shown = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    waits = shown["views"][0]["waits"]
+    assert sum(waits["counts"]) > 10
+    assert any(name.startswith("host of rank") for name in waits["names"])
+
+
+def test_a_servers_page_says_where_its_time_goes(ask, tmp_path):
+    code, out, err = ask("find", DATA / "u3337", "--html", tmp_path / "find.html")
+    assert code == 0, err
+    text = (tmp_path / "find.html").read_text("utf-8")
+    for heading in ("What to do first", "Where the time goes", "What it would buy"):
+        assert f"<h2>{heading}</h2>" in text
+    assert "Waits have no causes here" not in text
+    assert f"next: debubble plan {DATA / 'u3337'}" in out

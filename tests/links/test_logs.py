@@ -433,6 +433,14 @@ def test_another_export_says_what_is_wrong(data, says):
         own(json.dumps(data))
 
 
+@pytest.mark.parametrize(("field", "value"), [("devices", 5), ("devices", [5]), ("args", 5)])
+def test_a_count_in_place_of_a_list_is_a_damaged_log(field, value):
+    data = json.loads(JSON)
+    (data["config"] if field == "devices" else data)[field] = value
+    with pytest.raises(LogError, match=f"'{field}' is no list"):
+        read_log(json.dumps(data), "log.json")
+
+
 FLIGHT = sorted((OWN / "flight").glob("fr_rank*.json"))
 INSPECTED = {
     "header": {"id": "0x1", "rank": 0, "n_ranks": 2, "nnodes": 1},

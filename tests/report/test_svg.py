@@ -17,6 +17,7 @@ from support.traces.recordings import H200
 from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import account_for
 from debubble.ledger.waits import list_waits
+from debubble.report.html.sections import hatch_patterns
 from debubble.report.lanes import frame_step
 from debubble.report.palette import CAUSES, KINDS
 from debubble.report.svg import draw_svg
@@ -221,3 +222,11 @@ def test_the_name_of_a_rank_among_thousands_stays_inside_the_picture():
     frame = frame_step(replace(timeline, ranks=(rank,), passes=passes), 0, None)
     [name] = [text for text in drawn(frame).iter(f"{SVG}text") if text.text == "rank 16383"]
     assert float(name.get("x")) + 0.1 >= 0.57 * float(name.get("font-size")) * len(name.text)
+
+
+def test_hatches_are_those_of_the_report(recorded):
+    defined = hatch_patterns()
+    for pattern in drawn(recorded).iter(f"{SVG}pattern"):
+        cause = pattern.get("id")
+        path = pattern.find(f"{SVG}path").get("d")
+        assert f'<path class="i-{cause}" d="{path}"/>' in defined

@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from debubble.cli.options import console_for
 from debubble.errors import Code, Gap
 from debubble.report.text import Page, Table, print_page
 from debubble.units import printable
@@ -132,3 +133,38 @@ def test_a_first_column_longer_than_a_line_leaves_room_for_the_others():
 def test_a_path_alone_in_its_table_is_whole_where_it_fits_the_line():
     path = "/mnt/a-folder-with-a-long-name/and-another-one/below-it/rank0.json.gz"
     assert path in drawn(Page(answer="x", tables=[Table(columns=("trace",), rows=[(path,)])]))
+
+
+@pytest.mark.parametrize(("color", "variable"), [("never", ""), ("auto", "1")])
+def test_without_colour_nothing_is_bold_or_dim(color, variable, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "")
+    page = Page(answer="42 %.", tables=[Table(columns=("rank",), rows=[("0",)])])
+    print_page(page, console_for("auto"))
+    assert "\x1b[1m" in capsys.readouterr().out
+    monkeypatch.setenv("NO_COLOR", variable)
+    print_page(page, console_for(color))
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_no_figure_of_six_ranks_is_torn_from_its_unit_on_80_columns():
+    ranks = [f"rank {rank}" for rank in range(6)]
+    table = Table(columns=("cause", *ranks, "all", "a step", "waited for most"))
+    for cause in ("compute", "unexplained", "data parallel"):
+        cells = [f"{12.5 + rank} %" for rank in range(6)]
+        table.rows.append((cause, *cells, "100.0 %", "97.3 ms", "host of rank 10"))
+    text = drawn(Page(answer="", tables=[table]))
+    assert max(map(len, text.splitlines())) <= 80
+    for row in table.rows:
+        for figure in row[1:9]:
+            assert figure in text
+    assert not any(line.strip() in {"%", "ms"} for line in text.splitlines())
+
+
+def test_a_table_is_set_closer_before_it_gets_a_second_part():
+    columns = tuple(f"column {letter}" for letter in "abcdefgh")
+    rows = [tuple("12.34 GB" for _ in columns)]
+    text = drawn(Page(answer="", tables=[Table(columns=columns, rows=rows)]), width=80)
+    assert text.count("column a") == 1
+    assert "12.34 GB  12.34 GB" in text

@@ -105,3 +105,9 @@ def test_a_sidecar_named_alone_is_refused(tmp_path):
     written(tmp_path, WHOLE)
     with pytest.raises(DebubbleError):
         find_run([str(tmp_path / "rank3.debubble.json")])
+
+
+@pytest.mark.parametrize(("drawn", "power"), [(412.5, 412.5), (None, None), ("much", None)])
+def test_what_the_device_drew_is_read_where_it_is_known(drawn, power, tmp_path):
+    said, _ = read_sidecar(written(tmp_path, WHOLE | {"power": {"draw_w": drawn}}))
+    assert said.power_w == power

@@ -79,7 +79,7 @@ def test_an_alert_is_marked_on_the_trend_that_it_is_about():
 
 
 def test_one_point_can_be_drawn():
-    assert "polyline points='6.0,104.0'" in status_page(view(points=((1.0, 0.2),)))
+    assert "polyline points='66.0,100.0'" in status_page(view(points=((1.0, 0.2),)))
 
 
 @pytest.mark.service
@@ -111,3 +111,12 @@ def test_a_pipeline_without_a_plan_says_why_and_others_say_nothing():
     for page in (status_page(shown), capture_page("train", latest)):
         assert "No plan is watched: batches &lt;script&gt;" in page
         assert EVIL not in page
+
+
+def test_a_trend_has_axes():
+    day = 86400.0
+    page = status_page(view(points=((day, 0.2), (2 * day, 0.3))))
+    trend = page.split("<figure>")[1].split("</figure>")[0]
+    for tick in ("20.0 %", "30.0 %", "01-02 00:00", "01-03 00:00"):
+        assert f">{tick}</text>" in trend
+    assert "30.0 % in the last of 2 captures" in trend

@@ -15,7 +15,7 @@ from debubble.plan.levers import LEVERS
 from debubble.plan.option import Headroom
 from debubble.simulate.communication import Communication
 from debubble.timeline.job import JobFacts
-from debubble.units import PLAIN_NUMBER, counted
+from debubble.units import PLAIN_NUMBER, counted, show_gain
 
 _TOKENS = re.compile(rf"{PLAIN_NUMBER}(x?)")
 # Beyond this nobody would believe a line through what was measured.
@@ -103,7 +103,7 @@ def answer_profiler(job: JobFacts) -> ProfilerPart | None:
         overhead_fraction=job.overhead_fraction,
         steps_timed=job.steps_timed,
         sentence="batch latency: without the profiler, which cost "
-        f"{100 * job.overhead_fraction:+.0f} % by the job's own times "
+        f"{show_gain(job.overhead_fraction)} by the job's own times "
         f"({counted(job.steps_timed, 'step')}), on all parts of a step alike",
     )
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
+from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.errors import Gap
+from debubble.ledger.causes import CAUSES
 from debubble.measure.comparison import Comparison, Confidence, MemoryChange, Verdict
 from debubble.measure.measurement import Measurement, middle
 from debubble.measure.statistics import Spread, least_samples
-from debubble.units import show_bytes, show_seconds, show_share
+from debubble.units import (
+    show_between,
+    show_bytes,
+    show_change,
+    show_number,
+    show_seconds,
+    show_share,
+)
 
 SCHEMA = "debubble.compare/1"
 LABELS = {
@@ -94,6 +104,14 @@ class DifferencePart(Part, frozen=True, kw_only=True):
     after: str
 
 
+class CauseChange(Part, frozen=True, kw_only=True):
+    """A cause of the ledger, as shares of the batch, or of the time of a stream."""
+
+    cause: str
+    before_fraction: float
+    after_fraction: float
+
+
 class CompareAnswer(Answer, frozen=True, kw_only=True):
     """The run after a change against the one before."""
 
@@ -101,6 +119,8 @@ class CompareAnswer(Answer, frozen=True, kw_only=True):
     before: SidePart
     after: SidePart
     delta: dict[str, DeltaPart]
+    causes: list[CauseChange]
+    """Where the time went before and after; empty where a side has no account."""
     memory: list[MemoryDelta]
     setting: list[DifferencePart]
     environment: list[DifferencePart]
@@ -133,8 +153,32 @@ class CompareAnswer(Answer, frozen=True, kw_only=True):
         return {"delta": rows} | super().tables()
 
 
-def answer_compare(found: Comparison, gaps: Sequence[Gap] = ()) -> CompareAnswer:
-    """Say what changed, and how sure that is."""
+def compare_causes(
+    before: Sequence[Analysis], after: Sequence[Analysis]
+) -> tuple[CauseChange, ...]:
+    """Hold the accounts of two sides against each other: means over captures."""
+    sides = []
+    for captures in (before, after):
+        every = [run.ledger or run.stream for run in captures]
+        accounts = [account.shares() for account in every if account is not None]
+        if not accounts:
+            return ()
+        sides.append(
+            {cause: fmean(account.get(cause, 0.0) for account in accounts) for cause in CAUSES}
+        )
+    return tuple(
+        CauseChange(
+            cause=str(cause), before_fraction=sides[0][cause], after_fraction=sides[1][cause]
+        )
+        for cause in CAUSES
+        if sides[0][cause] or sides[1][cause]
+    )
+
+
+def answer_compare(
+    found: Comparison, gaps: Sequence[Gap] = (), causes: Sequence[CauseChange] = ()
+) -> CompareAnswer:
+    """Say what changed, and how sure that is; `causes` where the accounts are at hand."""
     return CompareAnswer(
         before=answer_side(found.before),
         after=answer_side(found.after),
@@ -150,6 +194,7 @@ def answer_compare(found: Comparison, gaps: Sequence[Gap] = ()) -> CompareAnswer
             )
             for delta in found.deltas
         },
+        causes=list(causes),
         memory=[
             MemoryDelta(
                 rank=change.rank,
@@ -254,11 +299,11 @@ def _say_speed(found: Comparison) -> str:
     delta = found.deciding
     if delta.change is None or delta.before is None or delta.after is None:
         return f"{LABELS[delta.name]} is not known"
-    said = f"{LABELS[delta.name]} {show_change(delta.name, delta.change)}"
+    said = f"{LABELS[delta.name]} {show_delta(delta.name, delta.change)}"
     if delta.low is not None and delta.high is not None:
-        said += f" ({show_interval([delta.low, delta.high])})"
-    first = show_number(delta.name, delta.before.median)
-    second = show_number(delta.name, delta.after.median)
+        said += f" ({show_interval(delta.name, [delta.low, delta.high])})"
+    first = show_figure(delta.name, delta.before.median)
+    second = show_figure(delta.name, delta.after.median)
     if delta.name == "throughput":
         return f"{said}, {first} to {second} {found.throughput_unit} per second"
     return f"{said}, {first} to {second}"
@@ -274,25 +319,25 @@ def _say_memory(changes: Sequence[MemoryChange]) -> str:
     return f"rank {worst.rank} has {show_bytes(left)} left of {limit}"
 
 
-def show_number(name: str, value: float | None) -> str:
+def show_figure(name: str, value: float | None) -> str:
     """Write one of the numbers in its unit."""
     if value is None:
         return "–"
     if name == "bubble":
         return show_share(value)
-    return f"{value:.4g}" if name == "throughput" else show_seconds(value)
+    return show_number(value) if name == "throughput" else show_seconds(value)
 
 
-def show_change(name: str, change: float | None) -> str:
+def show_delta(name: str, change: float | None) -> str:
     """Write what a number did."""
     if change is None:
         return "–"
-    return f"{100 * change:+.1f} {'points' if name == 'bubble' else '%'}"
+    shown = show_change(change)
+    return shown.replace("%", "points") if name == "bubble" else shown
 
 
-def show_interval(interval: Sequence[float | None] | None) -> str:
+def show_interval(name: str, interval: Sequence[float | None] | None) -> str:
     """Write where the change lies."""
     if interval is None or None in interval:
         return ""
-    low, high = (100 * (end or 0.0) for end in interval)
-    return f"{low:+.1f} to {high:+.1f}"
+    return show_between(*(show_delta(name, end or 0.0) for end in interval))

@@ -16,7 +16,15 @@ from debubble.answers.change import (
 from debubble.plan.context_length import OtherLength, Survivor
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan
-from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
+from debubble.units import (
+    NS_PER_S,
+    show_bytes,
+    show_count,
+    show_duration,
+    show_gain,
+    show_percent,
+    show_share,
+)
 
 
 class PlanNumbers(Part, frozen=True, kw_only=True):
@@ -108,11 +116,6 @@ def answer_length(plan: Plan, other: OtherLength, tokens: float | None) -> Lengt
     )
 
 
-def show_gain(middle: float, low: float, high: float) -> str:
-    """Write a gain with what four of five lie in."""
-    return f"{100 * middle:+.0f} % ({100 * low:+.0f} % to {100 * high:+.0f} %)"
-
-
 def least_left(headroom: Sequence[int | None] | None) -> str | None:
     """Say what the fullest rank has left of its memory; None where that is not known."""
     left = [rank for rank in headroom or () if rank is not None]
@@ -130,7 +133,7 @@ def name_length(token_scale: float, tokens: float | None) -> str:
     times = f"{token_scale:.3g} times as many"
     if tokens is None:
         return f"{times} tokens a microbatch"
-    return f"{tokens:,.0f} tokens a microbatch ({times})"
+    return f"{show_count(round(tokens))} tokens a microbatch ({times})"
 
 
 def say_length(plan: Plan, other: OtherLength, tokens: float | None) -> list[str]:
@@ -161,7 +164,7 @@ def say_fate(other: OtherLength, survivor: Survivor) -> str:
     if survivor is other.best:
         return "still best" if survivor.option is other.best_here else "best there"
     if survivor.high < 0:
-        return f"loses {100 * (-survivor.gain):.0f} %"
+        return f"loses {show_percent(-survivor.gain)}"
     if survivor.guess and survivor.gain > 0:
         return "try"
     return "gains" if survivor.sure else "noise"

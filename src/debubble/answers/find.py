@@ -32,11 +32,12 @@ from debubble.answers.serving import (
     answer_stream_replay,
     answer_stream_savings,
 )
+from debubble.answers.worth import Rates, RatesPart, Tariff, rates_of
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
 from debubble.timeline.replicas import DRAGS
-from debubble.units import NS_PER_S, counted, show_members
+from debubble.units import NS_PER_S, counted, show_members, show_percent
 
 
 class FrameworkPart(Part, frozen=True, kw_only=True):
@@ -244,6 +245,8 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     shape: ShapePart | None
     ledger: AccountPart | None
     savings: list[SavingPart] | None
+    rates: RatesPart | None
+    """What the worth of savings is counted by; null where no GPU is known."""
     replay: ReplayPart | None
     named: list[NamedCause]
     bottleneck: BottleneckPart | None
@@ -271,8 +274,9 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
         return {"numbers": [numbers], "ledger": ledger} | found
 
 
-def answer_find(analysis: Analysis) -> FindAnswer:
-    """Say what the bubble is, why, and whose it is."""
+def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
+    """Say what the bubble is, why, and whose it is; and what is saved is worth, by a tariff."""
+    rates = rates_of(analysis, tariff or Tariff())
     pipeline, ledger, job = analysis.pipeline, analysis.ledger, analysis.job
     stream = analysis.stream
     replicas = answer_replicas(analysis.replicas)
@@ -310,9 +314,12 @@ def answer_find(analysis: Analysis) -> FindAnswer:
             waits=pipeline.shape.waits,
         ),
         ledger=answer_account(ledger) if ledger else answer_stream(stream) if stream else None,
-        savings=(
-            answer_savings(ledger) if ledger else answer_stream_savings(stream) if stream else None
+        savings=_worth_savings(
+            answer_savings(ledger) if ledger else answer_stream_savings(stream) if stream else None,
+            None if stream else pipeline.step_time_ns,
+            rates,
         ),
+        rates=rates.as_part(),
         replay=answer_replay(ledger)
         if ledger
         else answer_stream_replay(stream)
@@ -330,6 +337,21 @@ def answer_find(analysis: Analysis) -> FindAnswer:
         warnings=list_warnings(analysis.warnings),
     )
     return msgspec.structs.replace(answer, unknown=explain_nulls(answer, _reasons(pipeline)))
+
+
+def _worth_savings(
+    savings: list[SavingPart] | None, step_ns: int | None, rates: Rates
+) -> list[SavingPart] | None:
+    """Say what savings are worth: of whole steps where these are known, else of batches."""
+    return savings and [
+        msgspec.structs.replace(
+            saving,
+            worth=rates.worth_of(
+                saving.saved_s * NS_PER_S / step_ns if step_ns else saving.saved_fraction
+            ),
+        )
+        for saving in savings
+    ]
 
 
 def _run_part(analysis: Analysis) -> RunPart:
@@ -490,7 +512,7 @@ def say_bubble(analysis: Analysis) -> str:
         who = f"In part, with no trace of {absent}: the other ranks wait"
     elif pipeline.cut:
         who = "In part, of a step that the capture cuts: ranks wait"
-    waits = f"{who} {_percent(pipeline.bubble_fraction)} of the "
+    waits = f"{who} {show_percent(pipeline.bubble_fraction)} of the "
     if pipeline.kind == "stream":
         return _say_stream(f"{waits}time{of}", analysis)
     sentence = f"{waits}batch{of}"
@@ -498,16 +520,16 @@ def say_bubble(analysis: Analysis) -> str:
         sentence += (
             f" (theory for {counted(len(pipeline.ranks) + len(pipeline.absent), 'rank')}, "
             f"{counted(pipeline.microbatches or 0, 'microbatch', 'microbatches')}: "
-            f"{_percent(analysis.theory)})"
+            f"{show_percent(analysis.theory)})"
         )
     elif analysis.theory_of_schedule is not None:
         named = pipeline.stated.name if pipeline.stated else pipeline.schedule
-        alike = _percent(analysis.theory_of_schedule)
+        alike = show_percent(analysis.theory_of_schedule)
         sentence += f" ({named} with equal stages and free transfers: {alike})"
     if pipeline.apparent_fraction is not None and pipeline.useful_fraction is not None:
         sentence += (
-            f"; a dashboard would show {_percent(pipeline.apparent_fraction)} busy, "
-            f"{_percent(pipeline.useful_fraction)} is useful"
+            f"; a dashboard would show {show_percent(pipeline.apparent_fraction)} busy, "
+            f"{show_percent(pipeline.useful_fraction)} is useful"
         )
     return f"{sentence}."
 
@@ -522,7 +544,7 @@ def _say_stream(waits: str, analysis: Analysis) -> str:
     else:
         batches = f"{stream.in_flight:.1f} batches ({stream.most_in_flight} at most)"
     ranks = counted(len(analysis.pipeline.ranks), "rank")
-    return f"{waits} with {batches} in flight (theory for {ranks}: {_percent(expected)})."
+    return f"{waits} with {batches} in flight (theory for {ranks}: {show_percent(expected)})."
 
 
 def _why_no_bubble(pipeline: PipelineFigures) -> str:
@@ -531,10 +553,6 @@ def _why_no_bubble(pipeline: PipelineFigures) -> str:
     if pipeline.kind == "stream":
         return "no span that all ranks share"
     return pipeline.gaps[-1].message if pipeline.gaps else "no such step on all ranks"
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.0f} %"
 
 
 def _reasons(pipeline: PipelineFigures) -> dict[str, str]:

@@ -6,7 +6,7 @@ from debubble.answers.base import Part
 from debubble.answers.change import ChangePart, IntervalPart, change_part, describe
 from debubble.plan.kv_cache import CacheCapacity, CachePlan
 from debubble.plan.plan import Plan
-from debubble.units import NS_PER_S
+from debubble.units import NS_PER_S, show_count, show_gain
 
 
 class CacheOptionPart(Part, frozen=True, kw_only=True):
@@ -73,13 +73,13 @@ def _limited_by(plan: Plan, capacity: CacheCapacity) -> int:
 def say_cache(plan: Plan, cache: CachePlan) -> str:
     """Say what the cache holds, who limits it, and the split that holds most."""
     limit = f"rank {_limited_by(plan, cache.now)} has no room for more"
-    now = f"The KV cache holds {cache.now.tokens:,} tokens: {limit}."
+    now = f"The KV cache holds {show_count(cache.now.tokens)} tokens: {limit}."
     best = next(iter(cache.options), None)
     if best is None or best.capacity.tokens <= cache.now.tokens:
         return f"{now} No split holds more."
-    gain = "" if best.gain is None else f" ({100 * best.gain:+.0f} %)"
-    cost = f"throughput changes by {100 * best.option.throughput_gain:+.0f} %"
+    gain = "" if best.gain is None else f" ({show_gain(best.gain)})"
+    cost = f"throughput changes by {show_gain(best.option.throughput_gain)}"
     if best.option.throughput_low <= 0 <= best.option.throughput_high:
         cost = "batches take as long, within the noise"
     words = describe(best.option.change)
-    return f"{now} With {words} it holds {best.capacity.tokens:,}{gain}, and {cost}."
+    return f"{now} With {words} it holds {show_count(best.capacity.tokens)}{gain}, and {cost}."

@@ -8,13 +8,14 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Part, seconds
+from debubble.answers.worth import WorthPart
 from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Culprit, find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
 from debubble.ledger.verdict import LITTLE, OF_ANY_PIPELINE, Bottleneck, Named
 from debubble.timeline.steps import numbered
-from debubble.units import NS_PER_S, show_duration
+from debubble.units import NS_PER_S, show_duration, show_percent
 
 _CULPRITS_A_RANK = 8
 # Less than this of a layer is not worth a word.
@@ -88,6 +89,8 @@ class SavingPart(Part, frozen=True, kw_only=True):
     batch_latency_s: float
     saved_s: float
     saved_fraction: float
+    worth: WorthPart | None = None
+    """A day of it; null where no GPU is known."""
 
 
 class ReplayPart(Part, frozen=True, kw_only=True):
@@ -248,9 +251,9 @@ def say_cause(ledger: Ledger, named: Named) -> str:
         little = "would buy little: " if share < LITTLE else "would save "
         amount = f"{show_duration(named.culprit_saved_ns)} of {show_duration(before)}"
         hops = "it" if len(named.slow_hops) == 1 else "them"
-        return f"{culprit}; repairing {hops} {little}{amount} ({100 * share:.0f} %)"
+        return f"{culprit}; repairing {hops} {little}{amount} ({show_percent(share)})"
     whole = show_duration(saving.batch_latency_ns + saving.saved_ns)
-    buys = f"{show_duration(saving.saved_ns)} of {whole} ({100 * saving.saved_fraction:.0f} %)"
+    buys = f"{show_duration(saving.saved_ns)} of {whole} ({show_percent(saving.saved_fraction)})"
     if len(saving.causes) > 1:
         return f"{say_remedy(named.cause)} together would save {buys}: each hides the other"
     if named.cause == SCHEDULE:

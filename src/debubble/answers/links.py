@@ -15,7 +15,7 @@ from debubble.links.hop_times import Spread
 from debubble.links.judge import Verdict
 from debubble.links.wiring import SCHEMA
 from debubble.timeline.transfers import HopFigures
-from debubble.units import counted, show_duration, show_rate
+from debubble.units import counted, show_duration, show_percent, show_rate
 
 
 class SpreadPart(Part, frozen=True, kw_only=True):
@@ -233,7 +233,7 @@ def say_links(links: LinkHealth) -> str:
             "shows what they carry: --class NAME says what they should."
         )
     shares = ", ".join(
-        f"{'more than all' if share > 1 else f'about {max(100 * share, 1):.0f} %'} of {wire}"
+        f"{'more than all' if share > 1 else f'about {show_percent(max(share, 0.01))}'} of {wire}"
         for wire, share in links.alike.of_wires.items()
     )
     return (

@@ -26,11 +26,11 @@ from debubble.answers.context_length import (
     answer_length,
     numbers_of,
     say_length,
-    show_gain,
 )
 from debubble.answers.kv_cache import CachePart, answer_cache, say_cache
 from debubble.answers.ledger import answer_bottleneck, say_cause
 from debubble.answers.links import HopPart, hop_parts
+from debubble.answers.worth import Rates, RatesPart, Tariff, WorthPart, rates_of
 from debubble.errors import Gap, UsageError
 from debubble.ledger.causes import Cause
 from debubble.plan.change import Change, Hold
@@ -44,7 +44,7 @@ from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
 from debubble.plan.plan import WORTH_A_TRY, Plan, make_plan
 from debubble.plan.split import ends_in_layers
-from debubble.units import NS_PER_S, show_bytes, show_duration
+from debubble.units import NS_PER_S, show_bytes, show_duration, show_gain, show_percent
 
 SCHEMA = "debubble.plan/1"
 ANY = "any"
@@ -63,6 +63,8 @@ class BaselinePart(Part, frozen=True, kw_only=True):
     predicted_peak_bytes: list[int] | None
     """What the model of memory gives for the run as it is; null where there is none."""
     headroom_bytes: list[int | None] | None
+    per_microbatch_bytes: list[int | None]
+    """What a microbatch in flight takes on each rank: the seed of all that is said of memory."""
     embedding_layers: float | None
     """What the first stage does besides its layers, in layers; null where they are not known."""
     head_layers: float | None
@@ -89,6 +91,8 @@ class OptionPart(Part, frozen=True, kw_only=True):
     headroom_bytes: list[int | None] | None
     latency_gain_fraction: float
     throughput_gain_fraction: float
+    worth: WorthPart | None
+    """A day of it, for the same work; null where no GPU is known."""
     changes_training: bool
     """It trains with a larger global batch, and nobody asked for that."""
     recommended: bool
@@ -149,6 +153,8 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
 
     schema: str = SCHEMA
     baseline: BaselinePart
+    rates: RatesPart | None
+    """What the worth of options is counted by; null where no GPU is known."""
     hops: list[HopPart]
     options: list[OptionPart]
     refused: list[RefusedPart]
@@ -194,6 +200,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
     planned_for: str | None = None,
     emit_for: str | None = None,
     order_file: str | None = None,
+    tariff: Tariff | None = None,
     on_plan: Callable[[Plan], None] | None = None,
 ) -> PlanAnswer:
     """Fit the run, account for it, and rank what could be changed.
@@ -244,6 +251,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         frameworks=frameworks,
         emit_for=emit_for,
         order_file=order_file,
+        rates=rates_of(analysis, tariff or Tariff()),
     )
 
 
@@ -268,12 +276,14 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     frameworks: Sequence[str] = tuple(EMITTERS),
     emit_for: str | None = None,
     order_file: str | None = None,
+    rates: Rates | None = None,
 ) -> PlanAnswer:
     """Put a plan into words and data; `tokens` are those of a measured microbatch."""
     base, partition, overlap = plan.baseline, plan.partition, plan.overlap
     now = headroom_after(base, Change())
     ends = ends_in_layers(base) if base.source.split else (None, None)
-    findings = _findings(plan, first=None if bottleneck else plan.best)
+    rates = rates or Rates(gpus=0)
+    findings = _findings(plan, first=None if bottleneck else plan.best, uncured=bool(bottleneck))
     if length is not None:
         findings += say_length(plan, length, tokens)
     if plan.cache is not None:
@@ -298,12 +308,16 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
             limit_bytes=[None if limit is None else round(limit) for limit in base.limits],
             predicted_peak_bytes=peak_bytes(now),
             headroom_bytes=headroom_bytes(now),
+            per_microbatch_bytes=[
+                rank.memory.per_microbatch_bytes if rank.memory else None for rank in base.ranks
+            ],
             embedding_layers=ends[0],
             head_layers=ends[1],
             without_profiler=without_profiler,
         ),
+        rates=rates.as_part(),
         hops=list(hops),
-        options=[_option_part(plan, option, frameworks) for option in plan.options],
+        options=[_option_part(plan, option, frameworks, rates) for option in plan.options],
         refused=[_refused_part(refused) for refused in plan.refused],
         planned_for=plan.framework,
         left_out=_left_out(plan),
@@ -325,7 +339,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     )
 
 
-def _option_part(plan: Plan, option: Option, frameworks: Sequence[str]) -> OptionPart:
+def _option_part(plan: Plan, option: Option, frameworks: Sequence[str], rates: Rates) -> OptionPart:
     repair = next((repair for repair in plan.repairs if repair.option is option), None)
     apply = {}
     for framework in frameworks:
@@ -346,6 +360,7 @@ def _option_part(plan: Plan, option: Option, frameworks: Sequence[str]) -> Optio
         headroom_bytes=headroom_bytes(option.headroom),
         latency_gain_fraction=option.latency_gain,
         throughput_gain_fraction=option.throughput_gain,
+        worth=rates.worth_of_gain(option.throughput_gain),
         changes_training=plan.changes_training(option),
         recommended=option in plan.recommended,
         advice=_advice(plan, option),
@@ -476,10 +491,10 @@ def _gain(option: Option) -> str:
     return show_gain(option.throughput_gain, option.throughput_low, option.throughput_high)
 
 
-def _findings(plan: Plan, first: Option | None) -> list[str]:
+def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
     """Say the best of each lever, of a larger batch, what repairs buy, and when overlap pays.
 
-    `first` is said already.
+    `first` is said already. Beside what no setting cures, only what surely gains is worth a line.
     """
     best: dict[str, Option] = {}
     larger: Option | None = None
@@ -492,10 +507,11 @@ def _findings(plan: Plan, first: Option | None) -> list[str]:
     said += [
         _say_repair(plan, repair)
         for repair in plan.repairs
-        if repair.option not in plan.recommended
+        if not uncured
+        and repair.option not in plan.recommended
         and not any(_holds(other, repair) for other in plan.repairs)
     ]
-    if plan.overlap is not None and plan.overlap.option.fits_memory is not False:
+    if not uncured and plan.overlap is not None and plan.overlap.option.fits_memory is not False:
         said.append(_say_overlap(plan.overlap))
     if larger is not None:
         words = describe(larger.change)
@@ -528,8 +544,8 @@ def _say_overlap(overlap: Overlap) -> str:
     elif even <= 1.0:
         pays = "it gains nothing, even if compute does not slow"
     else:
-        pays = f"it pays while compute slows by less than {100 * (even - 1):.0f} % beside messages"
+        pays = f"it pays while compute slows by less than {show_percent(even - 1)} beside messages"
     if overlap.slowdown is None:
         return f"Transfers beside compute: unknown, try it; {pays}."
-    seen = f"{100 * (overlap.slowdown - 1):.0f} %"
+    seen = show_percent(overlap.slowdown - 1)
     return f"Transfers beside compute, which slows it by {seen} in this run: {pays}."

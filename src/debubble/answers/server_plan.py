@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.answers.plan import EmitPart
+from debubble.answers.worth import RatesPart, Tariff, WorthPart, rates_of
 from debubble.errors import UsageError
 from debubble.load import Load, read_mix
 from debubble.plan.emit import emit_serving
 from debubble.plan.serving import ServingSetting
 from debubble.serving.plan import ServerModel, ServerOption, plan_server, predict
 from debubble.serving.traffic import Served, Setting, Traffic
-from debubble.units import counted, show_seconds
+from debubble.units import counted, show_gain, show_gains, show_number, show_percent, show_seconds
 
 PLAN_SCHEMA = "debubble.plan-server/1"
 SIMULATE_SCHEMA = "debubble.simulate-server/1"
@@ -62,6 +63,8 @@ class ServerOptionPart(Part, frozen=True, kw_only=True):
     """Of tokens out a second; the two below hold four of five such changes."""
     low_fraction: float
     high_fraction: float
+    worth: WorthPart | None
+    """A day of it, for the same tokens; null where no GPU is known."""
     verdict: str
     refused: str
 
@@ -73,6 +76,8 @@ class ServerPlanAnswer(Answer, frozen=True, kw_only=True):
     setting: SettingPart
     traffic: TrafficPart
     as_is: ServedPart
+    rates: RatesPart | None
+    """What the worth of options is counted by; null where no GPU is known."""
     misfit_fraction: float
     """How far the model is from what was measured."""
     profiled: bool
@@ -106,6 +111,7 @@ class ServerQuestion:
     requests: int | None = None
     prompts: str | None = None
     """Of other traffic: a length, or a mix."""
+    tariff: Tariff = field(default_factory=Tariff)
 
     @property
     def changes(self) -> bool:
@@ -132,7 +138,7 @@ def answer_server_plan(
     if emit_for is not None:
         emitted = _emit(model, options, emit_for)
     return ServerPlanAnswer(
-        **_common(analysis, model, options),
+        **_common(analysis, model, options, question.tariff),
         recommended=best,
         emitted=emitted,
         verdict=verdict,
@@ -166,7 +172,7 @@ def answer_server_simulate(analysis: Analysis, question: ServerQuestion) -> Serv
     if question.changes:
         verdict = f"{_as_it_is(model)}; {_say(model, option)}."
     return ServerSimulateAnswer(
-        **_common(analysis, model, (option,) if question.changes else ()),
+        **_common(analysis, model, (option,) if question.changes else (), question.tariff),
         recommended=None,
         emitted=None,
         verdict=verdict,
@@ -199,9 +205,11 @@ def _mix(text: str) -> tuple[tuple[int, float], ...]:
 
 
 def _common(
-    analysis: Analysis, model: ServerModel, options: tuple[ServerOption, ...]
+    analysis: Analysis, model: ServerModel, options: tuple[ServerOption, ...], tariff: Tariff
 ) -> dict[str, Any]:
+    rates = rates_of(analysis, tariff)
     return {
+        "rates": rates.as_part(),
         "setting": _setting_part(model.setting, model),
         "traffic": _traffic_part(model.traffic),
         "as_is": _served_part(model.as_is, model.traffic),
@@ -217,6 +225,7 @@ def _common(
                 gain_fraction=one.gain,
                 low_fraction=one.low - 1,
                 high_fraction=one.high - 1,
+                worth=rates.worth_of_gain(one.gain),
                 verdict=one.verdict,
                 refused=one.refused,
             )
@@ -271,7 +280,7 @@ def _what(model: ServerModel, option: ServerOption) -> str:
     if "prompts" in option.kinds:
         mix = option.traffic.prompts
         told = ", ".join(
-            f"{length}" if len(mix) == 1 else f"{length} ({100 * share:.0f} %)"
+            f"{length}" if len(mix) == 1 else f"{length} ({show_percent(share)})"
             for length, share in mix
         )
         parts.append(f"prompts of {told} tokens")
@@ -279,7 +288,7 @@ def _what(model: ServerModel, option: ServerOption) -> str:
 
 
 def _as_it_is(model: ServerModel) -> str:
-    rate = f"{model.as_is.tokens_out_per_s:.0f} tokens/s out"
+    rate = f"{show_number(model.as_is.tokens_out_per_s)} tokens/s out"
     under = " under the profiler" if model.profiled else ""
     return f"The server gives {rate}{under}, {show_seconds(model.as_is.tpot_s)} a token"
 
@@ -290,9 +299,9 @@ def _say(model: ServerModel, option: ServerOption) -> str:
         return f"{what} is refused: {option.refused}"
     served = option.served
     return (
-        f"with {what} it would give {served.tokens_out_per_s:.0f} "
-        f"({100 * option.gain:+.0f} %, four of five between {100 * (option.low - 1):+.0f} and "
-        f"{100 * (option.high - 1):+.0f} %), {show_seconds(served.tpot_s)} a token"
+        f"with {what} it would give {show_number(served.tokens_out_per_s)} "
+        f"({show_gain(option.gain)}, four of five between "
+        f"{show_gains(option.low - 1, option.high - 1)}), {show_seconds(served.tpot_s)} a token"
     )
 
 

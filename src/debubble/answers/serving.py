@@ -19,7 +19,7 @@ from debubble.ledger.causes import Cause
 from debubble.ledger.verdict import MATTERS
 from debubble.serving.account import StreamAccount, StreamSaving
 from debubble.serving.batches import Phase, phase_word
-from debubble.units import NS_PER_S, show_duration
+from debubble.units import NS_PER_S, show_duration, show_percent
 
 
 class PhasePart(Part, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
     now = saving.turn_ns + saving.saved_ns
     buys = (
         f"{show_duration(round(saving.saved_ns))} of {show_duration(round(now))} a batch "
-        f"({100 * saving.saved_fraction:.0f} %)"
+        f"({show_percent(saving.saved_fraction)})"
     )
     about, batches = saving.cause.about, account.batches
     stage, rank = saving.culprit, None
@@ -208,11 +208,11 @@ def _say_host(analysis: Analysis, account: StreamAccount, rank: int | None, buys
     )
     if all(rank.device[1] < 0 for rank in account.batches.ranks):
         return (
-            f"{100 * share:.0f} % of the time lies between two operators, most on rank {rank}"
+            f"{show_percent(share)} of the time lies between two operators, most on rank {rank}"
             f"{bound}; operators that follow at once would save up to {buys}; {told}"
         )
     return (
-        f"hosts launch too late: devices wait {100 * share:.0f} % of the time for their next "
+        f"hosts launch too late: devices wait {show_percent(share)} of the time for their next "
         f"kernel, most on rank {rank}{bound}; launches that take no time, as CUDA graphs nearly "
         f"do, would save up to {buys}; {told}"
     )

@@ -33,7 +33,18 @@ from debubble.simulate.communication import WAITED, Communication, usual_communi
 from debubble.simulate.hand_set import UNIT_NS, GivenCosts, mean_of_stages
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.figures import PipelineFigures
-from debubble.units import NS_PER_S, counted, parse_rate, show_duration, show_share
+from debubble.units import (
+    NS_PER_S,
+    counted,
+    parse_rate,
+    show_between,
+    show_change,
+    show_count,
+    show_duration,
+    show_gain,
+    show_gains,
+    show_share,
+)
 
 SCHEMA = "debubble.simulate/1"
 # Of a measured run's step many runs are drawn, which takes half a minute for so many.
@@ -347,26 +358,17 @@ def _verdict(asked: Asked) -> str:
     option, measured = asked.option, show_duration(asked.baseline.window_ns)
     middle = show_duration(option.window_ns)
     if asked.changes_nothing:
-        off = show_signed(option.window_ns / asked.baseline.window_ns - 1, 1)
+        off = show_change(option.window_ns / asked.baseline.window_ns - 1)
         return f"Simulated as it is, a batch takes {middle}; it took {measured}: {off} off."
     of, before = "", ""
     if asked.change.microbatches:
         of = f" of {counted(asked.microbatches, 'microbatch', 'microbatches')}"
         before = f" for {asked.baseline.source.microbatches}"
-    low, high = show_duration(option.low_ns), show_duration(option.high_ns)
-    units = {text.split(" ")[1] for text in (low, middle, high)}
-    if len(units) == 1:  # a unit that all of them have is written once
-        low, high = low.split(" ")[0], high.split(" ")[0]
+    between = show_between(show_duration(option.low_ns), show_duration(option.high_ns))
     return (
-        f"A batch{of} would take {middle} ({low} to {high}) instead of {measured}{before}: "
-        f"{show_signed(option.throughput_gain)} throughput."
+        f"A batch{of} would take {middle} ({between}) instead of {measured}{before}: "
+        f"{show_gain(option.throughput_gain)} throughput."
     )
-
-
-def show_signed(fraction: float, digits: int = 0) -> str:
-    """Write a change in percent with its sign; what rounds to nothing is +0 %."""
-    text = f"{100 * fraction:+.{digits}f} %"
-    return text if any(digit in text for digit in "123456789") else text.replace("-", "+")
 
 
 def _findings(asked: Asked, hops: tuple[str, ...]) -> list[str]:
@@ -379,9 +381,7 @@ def _findings(asked: Asked, hops: tuple[str, ...]) -> list[str]:
         said.append(f"Asked: {', '.join(words)}.")
     low, high = asked.option.throughput_low, asked.option.throughput_high
     if not asked.changes_nothing and low <= 0 <= high:
-        said.append(
-            f"That is within the noise of a run: {show_signed(low)} to {show_signed(high)}."
-        )
+        said.append(f"That is within the noise of a run: {show_gains(low, high)}.")
     for rank, room in zip(asked.baseline.ranks, asked.option.headroom or (), strict=False):
         if room.fits is False:
             said.append(f"Rank {rank.rank} does not fit: {room}.")
@@ -411,7 +411,7 @@ def _idea(baseline: Baseline, request: Request, tokens: Tokens) -> Idea:
             count = counted(microbatches, "microbatch", "microbatches")
             raise UsageError(
                 f"{count} are more than can be simulated",
-                hint=f"ranks x chunks x microbatches may be {MOST_PASSES:,}",
+                hint=f"ranks x chunks x microbatches may be {show_count(MOST_PASSES)}",
             )
     change = Change(
         split=None if request.split is None else _split(baseline, request.split),

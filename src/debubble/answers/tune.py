@@ -12,7 +12,7 @@ from debubble.tune.loop import Tuning
 from debubble.tune.prospects import Prospects
 from debubble.tune.setting import Setting
 from debubble.tune.trial import LOG
-from debubble.units import NS_PER_S, counted, show_duration
+from debubble.units import NS_PER_S, counted, show_duration, show_gain
 
 SCHEMA = "debubble.tune/1"
 
@@ -175,10 +175,10 @@ def say_tuning(tuned: Tuning) -> str:
     if winner is not None:
         words = f"{str(winner)[:1].upper()}{str(winner)[1:]}"
         predicted = last_expected(tuned, winner)
-        said = f" (predicted {100 * predicted.gain:+.1f} %)" if predicted else ""
+        said = f" (predicted {show_gain(predicted.gain)})" if predicted else ""
         if not standing.of(standing.now):
             return f"{words}: the best that fits memory; {spent}."
-        gain = f"{100 * standing.gain_of(winner):+.1f} %"
+        gain = show_gain(standing.gain_of(winner))
         return f"{words}: {gain} throughput{said}; {spent}."
     if standing.best is None:
         return f"No setting that was tried fits memory; {spent}."

@@ -29,7 +29,7 @@ from torch import profiler as torch_profiler
 from debubble.capture.files import CaptureFiles, capture_name, keep_newest, prepare_out
 from debubble.capture.labels import find_pipeline, label_passes
 from debubble.capture.settings import PROFILER_WARMUP_STEPS, SETTLING_STEPS, Settings
-from debubble.capture.sidecar import Latencies, Sidecar, find_rank
+from debubble.capture.sidecar import Latencies, Sidecar, find_rank, read_power_w
 from debubble.errors import CaptureError, DebubbleError
 
 _MS_PER_S = 1000.0
@@ -144,6 +144,7 @@ class Session:
         """Time some steps, profile as many, and time as many again."""
         latencies = Latencies()
         latencies.before = yield from self._time_steps()
+        power_w = read_power_w()
         rank = find_rank()
         first_step = self._done + PROFILER_WARMUP_STEPS
         name = capture_name(rank.started, first_step)
@@ -157,6 +158,7 @@ class Session:
             pipeline=self.pipeline,
             settings=self.settings,
             latencies=latencies,
+            power_w=power_w,
         )
         sidecar.write()  # now, should the job not live to see the steps after
         if self.settings.keep is not None:

@@ -61,6 +61,8 @@ class Sidecar:
     pipeline: Pipeline
     settings: Settings
     latencies: Latencies
+    power_w: float | None
+    """That the device drew in the steps before the profiler."""
 
     def write(self) -> None:
         """Write or rewrite the file; nobody ever sees half of it."""
@@ -88,6 +90,7 @@ class Sidecar:
             },
             "steps": self.latencies.as_data(),
             "memory": describe_memory(),
+            "power": {"draw_w": self.power_w},
             "environment": describe_environment(),
             "tags": dict(self.settings.tags),
         }
@@ -147,6 +150,16 @@ def describe_memory() -> dict[str, int | None]:
         "free_bytes": free,
         "total_bytes": total,
     }
+
+
+def read_power_w() -> float | None:
+    """Return what the device draws now, as NVML has it; None where nobody can tell."""
+    if not torch.cuda.is_available():
+        return None
+    try:
+        return torch.cuda.power_draw() / 1000  # milliwatts
+    except Exception:  # noqa: BLE001 (no NVML, no Python for it, no right to ask: then it is not known)
+        return None
 
 
 def git_commit(folder: Path) -> str | None:

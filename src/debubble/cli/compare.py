@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from debubble.analysis import Analysis
-from debubble.answers.compare import answer_compare
+from debubble.answers.compare import answer_compare, compare_causes
 from debubble.cli.gates import close_gate, refuse_damaged, refuse_to_judge
 from debubble.cli.measuring import recall, with_tokens
 from debubble.cli.options import (
@@ -92,7 +92,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         target_batch=target_batch,
         limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
     )
-    answer = answer_compare(found, gaps)
+    answer = answer_compare(found, gaps, compare_causes(*(side.captures for side in sides)))
     page = compare_page(answer, "" if manners.quiet else _next_command(after, found))
     if picture is not None:
         shown = [side.shown() for side in sides]
@@ -124,7 +124,9 @@ class _Side:
     def shown(self) -> list[PipelineView]:
         """Return its captures as they are drawn."""
         return [
-            PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
+            PipelineView(
+                timeline=run.timeline, figures=run.pipeline, ledger=run.ledger, stream=run.stream
+            )
             for run in self.captures
         ]
 

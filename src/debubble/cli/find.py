@@ -12,6 +12,7 @@ from debubble.analysis import Analysis
 from debubble.answers.find import FindAnswer, answer_find
 from debubble.answers.inspect import answer_ranks
 from debubble.answers.no_pipeline import answer_no_pipeline
+from debubble.answers.worth import Tariff
 from debubble.cli.gates import judge_bubbles, refuse_to_judge
 from debubble.cli.options import (
     Manners,
@@ -23,6 +24,7 @@ from debubble.cli.options import (
     place_for,
     print_answer,
     refuse_same_place,
+    tariff_options,
     write_html,
 )
 from debubble.cli.reading import Reader, trace_options
@@ -137,6 +139,7 @@ def _say(words: str, *, quiet: bool) -> None:
 @click.option(
     "--fail-over", metavar="SHARE", help="Exit with 1 when the bubble is larger, such as 20%."
 )
+@tariff_options
 @picture_options
 @trace_options
 @output_options
@@ -148,6 +151,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     schedule: str | None,
     chunks: int | None,
     fail_over: str | None,
+    tariff: Tariff,
     pictures: Pictures,
     reader: Reader,
     manners: Manners,
@@ -174,7 +178,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         if allowed is not None:
             refuse_to_judge("--fail-over", why.message, why.hint)
         return
-    answer = answer_find(analysis)
+    answer = answer_find(analysis, tariff)
     page = find_page(answer, "" if manners.quiet else _following(analysis, answer, words))
     pictures.draw(analysis, page, words, quiet=manners.quiet)
     if not pictures.mermaid:
@@ -188,6 +192,6 @@ def _following(analysis: Analysis, answer: FindAnswer, words: str) -> str:
     """Lead on: to the wires where these are slow, else to what could be changed."""
     if any(hop.verdict == "slow" for hop in answer.hops):
         return f"debubble links {words}"
-    if analysis.ledger is None:
+    if analysis.ledger is None and analysis.stream is None:
         return f"debubble find {words} --timeline"
     return f"debubble plan {words}"

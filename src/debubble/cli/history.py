@@ -22,9 +22,18 @@ from debubble.units import printable
 store_option = click.option("--store", metavar="URL", help="sqlite:///… or postgresql://…")
 
 
-@click.group("history", context_settings={"help_option_names": ["-h", "--help"]})
-def command() -> None:
-    """Keep measurements by name, and hold later runs against them."""
+@click.group(
+    "history",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
+@store_option
+@output_options
+@click.pass_context
+def command(context: click.Context, *, store: str | None, manners: Manners) -> None:
+    """Keep measurements by name, and hold later runs against them; alone, show the record."""
+    if context.invoked_subcommand is None:
+        _show_all(store, manners)
 
 
 @command.command("add")
@@ -61,6 +70,7 @@ def add(  # noqa: PLR0913 (one argument a flag)
     record = Record(number=number, name=name, created_s=now_s, measurement=kept, tags=pairs)
     page = history_page([record])
     page.answer = f"Kept as {name}."
+    page.next_command = "" if manners.quiet else "debubble history"
     page.gaps = list(gaps)
     print_answer(page, answer_history([record], gaps), manners)
     exit_strictly(gaps, manners)
@@ -71,6 +81,10 @@ def add(  # noqa: PLR0913 (one argument a flag)
 @output_options
 def list_all(*, store: str | None, manners: Manners) -> None:
     """List all measurements, oldest first."""
+    _show_all(store, manners)
+
+
+def _show_all(store: str | None, manners: Manners) -> None:
     with opened(store, read_only=True) as history:
         records, damaged = history.readable_records()
     page = history_page(records)

@@ -293,7 +293,7 @@ class _Answer:
 def _of_traces(analysis: Analysis, words: str) -> _Answer:
     found = answer_links(analysis)
     slow = [health.hop for health in analysis.links.slow]
-    page = links_page(found, f"debubble {'plan' if slow else 'find'} {words}")
+    page = links_page(found, f"debubble plan {words}")
     if len(analysis.pipelines) > 1:
         page.notes.insert(0, "the hops of another pipeline: --pipeline N")
     return _Answer(

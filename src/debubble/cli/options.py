@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import shlex
 import shutil
 import sys
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from debubble.answers.base import Answer, AnswerWarning, json_text
+from debubble.answers.worth import Tariff
 from debubble.errors import Gap, UsageError
 from debubble.trace.engine import Progress
 from debubble.trace.source import is_url
+from debubble.units import parse_price, parse_watts
 from debubble.whole_file import write_file
 
 if TYPE_CHECKING:
@@ -91,6 +94,20 @@ def typed(options: Mapping[str, object]) -> str:
     return " ".join(
         f"{flag} {shlex.quote(str(value))}" for flag, value in options.items() if value is not None
     )
+
+
+def _read_tariff(*, price: str | None, power: str | None) -> Tariff:
+    amount, currency = (None, "") if price is None else parse_price(price)
+    watts = None if power is None else parse_watts(power)
+    return Tariff(price=amount, currency=currency, watts=watts)
+
+
+tariff_options = gathered(
+    "tariff",
+    _read_tariff,
+    click.option("--price", metavar="MONEY", help="Of a GPU for an hour, such as $2.50 or 2EUR."),
+    click.option("--power", metavar="WATTS", help="That a GPU draws, such as 700W."),
+)
 
 
 html_option = click.option(
@@ -173,10 +190,13 @@ def console_for(color: str, *, aside: bool = False) -> Console:
     from rich.console import Console  # noqa: PLC0415
 
     plain_width = None if (sys.stderr if aside else sys.stdout).isatty() else 120
+    # Without a colour system rich leaves out bold and dim, too; `no_color` alone would keep them.
+    plain = color == "never" or (color == "auto" and bool(os.environ.get("NO_COLOR")))
     return Console(
         stderr=aside,
         force_terminal=True if color == "always" else None,
-        no_color=True if color == "never" else None,
+        color_system=None if plain else "auto",
+        no_color=plain or None,
         width=plain_width,
         highlight=False,
         emoji=False,

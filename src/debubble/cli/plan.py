@@ -10,8 +10,15 @@ import click
 
 from debubble.analysis import Analysis
 from debubble.answers.change import Tokens
-from debubble.answers.plan import ANY, EmitPart, answer_plan, refuse_unknown_frameworks
+from debubble.answers.plan import (
+    ANY,
+    EmitPart,
+    PlanAnswer,
+    answer_plan,
+    refuse_unknown_frameworks,
+)
 from debubble.answers.server_plan import ServerQuestion, answer_server_plan
+from debubble.answers.worth import Tariff
 from debubble.cli.options import (
     Manners,
     exit_strictly,
@@ -22,6 +29,7 @@ from debubble.cli.options import (
     print_answer,
     progress,
     refuse_same_place,
+    tariff_options,
     write_html,
 )
 from debubble.cli.planning import (
@@ -39,8 +47,8 @@ from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS, SERVERS
 from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
 from debubble.plan.plan import Plan
-from debubble.report.html.plan import plan_report, planned_view
-from debubble.report.html.views import PipelineView
+from debubble.report.html.plan import plan_report, planned_view, server_plan_report
+from debubble.report.html.views import PipelineView, pipelines_shown
 from debubble.report.plan import plan_page
 from debubble.report.server_plan import server_plan_page
 from debubble.simulate.communication import Communication
@@ -128,20 +136,40 @@ def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> N
             click.echo(said, err=True)
 
 
-def _plan_server(
-    run: Analysis, question: ServerQuestion, framework: str | None, manners: Manners, words: str
+def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
+    run: Analysis,
+    question: ServerQuestion,
+    framework: str | None,
+    manners: Manners,
+    words: str,
+    picture: Path | None,
 ) -> None:
     """Rank what could be changed in a server that was captured."""
     with progress("planning", quiet=manners.quiet):
         answer = answer_server_plan(run, question, framework)
-    following = f"debubble find {words}"
+    following = f"debubble history add {words} --name NAME"
     if answer.recommended is not None:
         following = f"debubble plan {words} --emit {next(iter(SERVERS))}"
     page = server_plan_page(answer, "" if manners.quiet or framework else following)
+    if picture is not None:
+        report = server_plan_report(answer, pipelines_shown(run), page, words)
+        write_html(report, picture, quiet=manners.quiet)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
         _write_emitted(answer.emitted, None, manners)
     exit_strictly(answer.warnings, manners)
+
+
+def _following(answer: PlanAnswer, words: str, *, emitted: bool) -> str:
+    """Lead on: to the change as text, to larger batches, to the run after it, or to the record."""
+    if emitted:
+        return f"debubble compare {words} AFTER"
+    if answer.recommended:
+        told = answer.tellable_framework
+        return "" if told is None else f"debubble plan {words} --emit {told}"
+    if any(option.recommended for option in answer.options):
+        return f"debubble plan {words} --hold microbatch"
+    return f"debubble history add {words} --name NAME"
 
 
 @click.command("plan")
@@ -177,6 +205,7 @@ def _plan_server(
 @click.option(
     "-o", "--output", metavar="PATH", help="Where --emit writes an order, if it needs one."
 )
+@tariff_options
 @html_option
 @click.option("--force", is_flag=True, help="Let --html and -o replace a file.")
 @trace_options
@@ -199,6 +228,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     planned_for: str | None,
     framework: str | None,
     output: str | None,
+    tariff: Tariff,
     html: str | None,
     force: bool,
     reader: Reader,
@@ -230,10 +260,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
             "--kv-bytes-per-token-layer": cache,
             "--for": planned_for,
             "-o": output,
-            "--html": html,
         }
         refuse_for_streams(of_steps)
-        _plan_server(run, server.asks(layers=split), framework, manners, shlex.join(traces))
+        asked = replace(server.asks(layers=split), tariff=tariff)
+        _plan_server(run, asked, framework, manners, shlex.join(traces), picture)
         return
     server.refuse_for_steps()
     plans: list[Plan] = []
@@ -255,14 +285,12 @@ def command(  # noqa: PLR0913 (one argument a flag)
             planned_for=planned_for,
             emit_for=framework,
             order_file=None if order is None else str(order),
+            tariff=tariff,
             on_plan=plans.append,
         )
-    words, following = shlex.join(traces), ""
-    if not answer.recommended:
-        following = f"debubble find {words}"
-    elif answer.tellable_framework is not None:
-        following = f"debubble plan {words} --emit {answer.tellable_framework}"
-    page = plan_page(answer, "" if manners.quiet or framework else following)
+    words = shlex.join(traces)
+    following = _following(answer, words, emitted=framework is not None)
+    page = plan_page(answer, "" if manners.quiet else following)
     if picture is not None:
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []

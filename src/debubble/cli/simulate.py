@@ -42,7 +42,7 @@ from debubble.schedules import Order, Statement, state_schedule
 from debubble.simulate.communication import Communication
 from debubble.simulate.hand_set import UNIT_NS, HandSetCosts, settle_costs, simulate_order
 from debubble.timeline.figures import measure_pipeline
-from debubble.units import PLAIN_NUMBER, counted, parse_bytes, parse_duration
+from debubble.units import PLAIN_NUMBER, counted, parse_bytes, parse_duration, show_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +139,7 @@ def simulate_traces(
     with progress("simulating", quiet=manners.quiet):
         asked = ask_run(run, request, also)
         answer = answer_simulate(run, request, also, asked)
-    following = ""
-    if not manners.quiet and not draws:
-        flags = typed(flags_of(files, said) | {"--hop": None, "--rank": None})
-        hops = "".join(f" --hop {shlex.quote(hop)}" for hop in said.hops)
-        words = f"{shlex.join(files.words)}{' ' if flags else ''}{flags}{hops}"
-        following = f"debubble simulate {words} --timeline"
+    following = "" if manners.quiet else f"debubble plan {shlex.join(files.words)}"
     page = simulate_page(answer, following)
     if draws:
         page.drawing = draw_lanes(asked.draw(), 0, None, drawing_width())
@@ -306,8 +301,8 @@ def _order(statement: Statement, ranks: int | None, microbatches: int | None) ->
         size = f"{counted(ranks, 'rank')} and {counted(microbatches, 'microbatch', 'microbatches')}"
         raise UsageError(
             f"{size} are more than can be simulated",
-            hint=f"there may be {MOST_RANKS:,} ranks, and ranks x chunks x microbatches may be "
-            f"{MOST_PASSES:,}",
+            hint=f"there may be {show_count(MOST_RANKS)} ranks, and ranks x chunks x microbatches "
+            f"may be {show_count(MOST_PASSES)}",
         )
     return statement.order_for(ranks, microbatches, chunks)
 

@@ -64,14 +64,12 @@ class About:
     """Tells which stretches of waits it takes from the cause that they would be under."""
     colour: str
     """On light and dark ground; see `report/palette.py`."""
-    strokes: str = ""
-    """Its hatch in pictures, in a tile of 8 × 8 as an SVG path; empty where it is filled."""
     fill: str = ""
-    """In the report, where it is not `colour`."""
+    """In pictures, where it is not `colour`."""
     ink: str
-    """Of its hatch in the report."""
+    """Of its hatch."""
     bits: tuple[int, ...] = ()
-    """That hatch: eight rows of eight bits; nothing for a plain ground."""
+    """That hatch, in every picture: eight rows of eight bits; nothing for a plain ground."""
     dark: tuple[str, str] | None = None
     """Fill and ink in the dark, where those of the light would shout."""
     sign: str = ""
@@ -128,7 +126,6 @@ class Cause(StrEnum):
         "most on rank {rank}",
         bottleneck="gathers and reductions that no compute covers",
         colour="#a05c86",
-        strokes="M0 4h8M4 0v8",
         ink="#ffe9f5",
         bits=(0x10, 0x38, 0x10, 0x00, 0x01, 0x83, 0x01, 0x00),
         sign="+",
@@ -139,7 +136,6 @@ class Cause(StrEnum):
         word="warm-up",
         meaning="the schedule: nothing had come yet",
         colour=_GREY,
-        strokes="M-1 9L9 -1M-1 1L1 -1M7 9L9 7",
         fill="#c9ced6",
         ink="#5c6672",
         bits=(0x88, 0x44, 0x22, 0x11, 0x88, 0x44, 0x22, 0x11),
@@ -151,7 +147,6 @@ class Cause(StrEnum):
         word="turnaround",
         meaning="the schedule: between passes",
         colour=_GREY,
-        strokes="M1 2h2M5 6h2",
         fill="#dfe3e8",
         ink="#5c6672",
         bits=(0x00, 0x22, 0x00, 0x00, 0x00, 0x88, 0x00, 0x00),
@@ -163,7 +158,6 @@ class Cause(StrEnum):
         word="drain",
         meaning="the schedule: nothing more to do",
         colour=_GREY,
-        strokes="M-1 -1L9 9M-1 7L1 9M7 -1L9 1",
         fill="#c9ced6",
         ink="#5c6672",
         bits=(0x11, 0x22, 0x44, 0x88, 0x11, 0x22, 0x44, 0x88),
@@ -177,7 +171,6 @@ class Cause(StrEnum):
         remedy=Remedies.equal_stages,
         remedied="equal stages",
         colour="#d55e00",
-        strokes="M-1 -1L9 9M-1 9L9 -1",
         ink="#521f00",
         bits=(0x81, 0x42, 0x24, 0x18, 0x18, 0x24, 0x42, 0x81),
         sign="!",
@@ -191,7 +184,6 @@ class Cause(StrEnum):
         remedy=Remedies.sound_workers,
         remedied="every device as fast as its peers",
         colour="#8f4fc4",
-        strokes="M0 0h8v8h-8zM2 2h4v4h-4z",
         ink="#2a0a45",
         bits=(0xFF, 0x81, 0xBD, 0xA5, 0xA5, 0xBD, 0x81, 0xFF),
         sign="#",
@@ -205,7 +197,6 @@ class Cause(StrEnum):
         remedy=Remedies.spread_data,
         remedied="sequences spread evenly over microbatches",
         colour="#6a8f1f",
-        strokes="M0 7h2v-4h2v4h2v-6h2v6",
         ink="#1e2b04",
         bits=(0x01, 0x01, 0x11, 0x11, 0x55, 0x55, 0x55, 0xFF),
         sign="$",
@@ -220,7 +211,6 @@ class Cause(StrEnum):
         remedied="passes that take as long as they mostly do",
         blames="passes of rank {rank} vary",
         colour="#b0568c",
-        strokes="M0 6L2 2L6 6L8 2M0 6L-2 2",
         ink="#2b0a1e",
         bits=(0x22,) * 8,
         sign="~",
@@ -235,7 +225,6 @@ class Cause(StrEnum):
         remedied="healthy transfers that take no time",
         blames="transfers are waited for, most over {hop}",
         colour="#2a7ab8",
-        strokes="M0 2h8M0 6h8",
         ink="#04233c",
         bits=(0xFF, 0x00, 0x00, 0x00) * 2,
         sign="=",
@@ -249,7 +238,6 @@ class Cause(StrEnum):
         remedied="every transfer as fast as those of its peers",
         blames="single transfers take far longer than most, most of them over {hop}",
         colour="#d1342f",
-        strokes="M0 1h8M0 2h8M0 5h8M0 6h8",
         ink="#ffe3e0",
         bits=(0xCC, 0x66, 0x33, 0x99, 0xCC, 0x66, 0x33, 0x99),
         sign="%",
@@ -265,7 +253,6 @@ class Cause(StrEnum):
         blames="the host of rank {rank} issues too late",
         bottleneck="hosts that launch too late",
         colour="#b07000",
-        strokes="M2 0v8M6 0v8",
         ink="#3a2400",
         bits=(0xFF, 0x80, 0x80, 0x80, 0xFF, 0x08, 0x08, 0x08),
         sign="^",
@@ -281,7 +268,6 @@ class Cause(StrEnum):
         blames="hosts wait until their devices are done{setting}, most on rank {rank}",
         bottleneck="hosts that their devices keep",
         colour="#9a6a1c",
-        strokes="M2 0v8M6 0v8M0 4h8",
         ink="#f6e3c4",
         bits=(0x66, 0x66, 0x7E, 0x66) * 2,
         sign="&",
@@ -295,7 +281,6 @@ class Cause(StrEnum):
         remedied="twice as many batches in flight",
         blames="too few batches are in flight",
         colour="#7f8fa6",
-        strokes="M0 0h4v4h-4z",
         ink="#1d2733",
         bits=(0xF0, 0xF0, 0xF0, 0xF0, 0x00, 0x00, 0x00, 0x00),
         sign="o",
@@ -307,7 +292,6 @@ class Cause(StrEnum):
         remedied="batches of one size",
         blames="batches differ in size: small ones stand behind large ones",
         colour="#b87a2b",
-        strokes="M0 8L8 0M0 4L4 0",
         ink="#3b2304",
         bits=(0x07, 0x07, 0x07, 0x00, 0x70, 0x70, 0x70, 0x00),
         sign="u",
@@ -321,7 +305,6 @@ class Cause(StrEnum):
         remedied="a way back that takes no time",
         blames="the way back from the last stage to the scheduler is waited for",
         colour="#4f9a94",
-        strokes="M8 2h-8M8 6h-4",
         ink="#06302c",
         bits=(0x00, 0x7E, 0x00, 0x18, 0x00, 0x7E, 0x00, 0x18),
         sign="↩",
@@ -333,7 +316,6 @@ class Cause(StrEnum):
         meaning="no request to serve",
         blames="there was nothing to serve",
         colour=_GREY,
-        strokes="M4 4h1",
         fill="#eceff2",
         ink="#5c6672",
         bits=(0x00, 0x00, 0x10, 0x00, 0x00, 0x00, 0x01, 0x00),
@@ -345,7 +327,6 @@ class Cause(StrEnum):
         word="unexplained",
         meaning="nobody knows",
         colour=_GREY,
-        strokes="M4 0v8M0 4h8",
         fill="#7d7d7d",
         ink="#f2f2f2",
         bits=(0xCC, 0xCC, 0x33, 0x33) * 2,

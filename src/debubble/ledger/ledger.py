@@ -38,7 +38,7 @@ from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import I64, Intervals, RankTimeline, Timeline
 from debubble.timeline.replicas import Workers
 from debubble.timeline.steps import only_steps
-from debubble.units import counted
+from debubble.units import counted, show_percent
 
 if TYPE_CHECKING:
     from debubble.ledger.hop_health import LinkHealth
@@ -256,7 +256,7 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
             Gap(
                 code=Code.REPLAY_MISSES,
                 message=f"the replay of the steps as they are misses them by"
-                f" {100 * median(errors):.0f} %: nothing is said of what a repair would save",
+                f" {show_percent(median(errors))}: nothing is said of what a repair would save",
                 hint="capture whole steps of all ranks, with kernels and messages; shares of causes"
                 " are measured and hold",
             )

@@ -18,7 +18,8 @@ class Wait:
     """A stretch in which a rank waited for one thing."""
 
     rank: int
-    step: int
+    step: int | None
+    """None in a stream, which has none."""
     start_ns: int
     end_ns: int
     cause: Cause

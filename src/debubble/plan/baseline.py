@@ -37,7 +37,7 @@ from debubble.simulate.program import OrderCycle
 from debubble.simulate.source import PooledSource, Source, measure_source, pool_sources
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import PassKind, RankTimeline, Timeline
-from debubble.units import show_duration
+from debubble.units import show_duration, show_percent
 
 # More than a plan asks for; an engine of 4,000 passes takes a few megabytes.
 _KEPT = 32
@@ -134,8 +134,8 @@ class Baseline:
         simulated, took = self.source.window_ns / exp(self.misfit), self.source.window_ns
         return NoFit(
             f"the simulation of the run as it is takes {show_duration(round(simulated))}, the run "
-            f"took {show_duration(took)}: {abs(simulated / took - 1):.0%} off, and more than "
-            f"{FITS:.0%} prices nothing".replace("%", " %"),
+            f"took {show_duration(took)}: {show_percent(abs(simulated / took - 1))} off, "
+            f"and more than {show_percent(FITS)} prices nothing",
             hint="record more steps, of all ranks; how messages travel is taken as "
             f"{self.communication}: --communication states it",
         )

@@ -22,6 +22,7 @@ from debubble.plan.split import best_split
 from debubble.plan.split_problem import SplitMemory, split_memory
 from debubble.schedules import Order
 from debubble.timeline.model import F64, Flags
+from debubble.units import show_count
 
 # Of a device, what engines use unless they are told otherwise.
 USUAL_UTILISATION = 0.9
@@ -141,7 +142,7 @@ def plan_cache(baseline: Baseline, cache: Cache, quickest: tuple[int, ...] | Non
         for other, capacity in found.items()
     ]
     held = (
-        f"the measured run held a cache of {cache.measured_tokens:,} tokens"
+        f"the measured run held a cache of {show_count(cache.measured_tokens)} tokens"
         if cache.measured_tokens
         else "the measured peak holds no KV cache; say how large it was with --kv-tokens-measured"
     )

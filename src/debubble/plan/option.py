@@ -13,7 +13,7 @@ from debubble.plan.change import Change
 from debubble.schedules import Order
 from debubble.simulate.communication import runs
 from debubble.simulate.predict import Prediction, mean_lengths, predict
-from debubble.units import NS_PER_S, show_bytes
+from debubble.units import NS_PER_S, show_bytes, show_percent
 
 # Many draws of a short step, fewer of a long one: its middle is as sure.
 _DRAWS, _FEWEST, _PASSES = 100, 24, 50_000
@@ -209,7 +209,7 @@ def _assumed(baseline: Baseline, idea: Idea) -> Iterator[str]:
     if baseline.microbatch_scale(change) != 1.0:
         yield from _grown(baseline)
     if source.passes.slope:
-        slope = f"{100 * source.passes.slope:.1f} %"
+        slope = show_percent(source.passes.slope)
         yield f"ranks share a device: each at work slows the others by {slope}"
     if change.microbatches or change.schedule:
         yield from source.wires.assumed

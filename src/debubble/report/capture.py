@@ -10,7 +10,7 @@ import msgspec
 
 from debubble.report.text import Page, Table
 from debubble.server_notes import NAME, ServerNotes
-from debubble.units import NS_PER_S, counted, show_duration
+from debubble.units import NS_PER_S, counted, show_duration, show_number
 
 SCHEMA = "debubble.capture/1"
 
@@ -132,7 +132,7 @@ def _metrics_table(notes: ServerNotes) -> Table:
             (
                 name,
                 took,
-                *("–" if count is None else f"{count:,.1f}" for count in counts),
+                *("–" if count is None else show_number(count) for count in counts),
                 first,
                 later,
             )

@@ -89,7 +89,7 @@ def _rank_events(timeline: Timeline, rank: RankTimeline, waits: Sequence[Wait]) 
     siblings = [sibling.rank for sibling in timeline.ranks_of(rank.pipeline)]
     everyone = timeline.passes.where(np.isin(timeline.passes.rank, siblings))
     mine = [wait for wait in waits if wait.rank == rank.rank]
-    explained = {wait.step for wait in mine}
+    explained = {wait.step for wait in mine if wait.step is not None}
     others = everyone.where(~np.isin(everyone.step, list(explained)))
     yield from _wait_events(passes, others, rank.rank)
     yield from _explained_waits(mine)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from debubble.answers.compare import (
     LABELS,
     CompareAnswer,
-    show_change,
+    show_delta,
+    show_figure,
     show_interval,
-    show_number,
 )
 from debubble.measure.comparison import Verdict
 from debubble.report.text import Page, Table
-from debubble.units import show_bytes
+from debubble.units import show_bytes, show_share
+
+# Of a batch; what is less on both sides reads as nothing.
+_SHOWN = 0.0005
 
 
 def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
@@ -26,10 +29,10 @@ def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
         numbers.rows.append(
             (
                 LABELS[name] + (" (decides)" if name == found.decided_by else ""),
-                show_number(name, first.median if first else None),
-                show_number(name, second.median if second else None),
-                show_change(name, delta.change),
-                show_interval(delta.ci) or "–",
+                show_figure(name, first.median if first else None),
+                show_figure(name, second.median if second else None),
+                show_delta(name, delta.change),
+                show_interval(name, delta.ci) or "–",
                 "–" if delta.p is None else f"{delta.p:.2g}",
                 f"{first.n if first else 0}, {second.n if second else 0}",
             )
@@ -46,7 +49,7 @@ def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
                 "unsafe" if change.unsafe else "",
             )
         )
-    page.tables = [numbers, memory] if found.memory else [numbers]
+    page.tables = [numbers, *_cause_tables(found), *([memory] if found.memory else [])]
     if found.setting or found.environment:
         differs = Table(columns=("differs", "before", "after"))
         every = (*found.setting, *found.environment)
@@ -54,3 +57,25 @@ def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
         page.tables.append(differs)
     page.gaps = list(found.warnings)
     return page
+
+
+def _cause_tables(found: CompareAnswer) -> list[Table]:
+    """Lay out where the time went on both sides; nothing where a side has no account."""
+    if not found.causes:
+        return []
+    table = Table(
+        columns=("cause", "before", "after", "change"), title="where the time goes, on both sides"
+    )
+    for one in found.causes:
+        if max(one.before_fraction, one.after_fraction) < _SHOWN:
+            continue
+        change = one.after_fraction - one.before_fraction
+        table.rows.append(
+            (
+                one.cause.replace("_", " "),
+                show_share(one.before_fraction),
+                show_share(one.after_fraction),
+                show_delta("bubble", change),
+            )
+        )
+    return [table]

@@ -12,10 +12,10 @@ from debubble.answers.base import list_warnings
 from debubble.answers.change import change_part, describe
 from debubble.answers.compare import answer_compare, say_comparison
 from debubble.answers.find import answer_find
-from debubble.report.find import find_page
+from debubble.ledger.causes import Cause
 from debubble.report.text import Page, Table
 from debubble.tune.once import Improvement
-from debubble.units import NS_PER_S, show_duration, show_share
+from debubble.units import NS_PER_S, show_duration, show_gain, show_number, show_share
 
 SCHEMA = "debubble.demo/1"
 
@@ -26,10 +26,10 @@ def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]
     change, window_ns = describe(made.option.change), made.option.window_ns
     gain = made.option.throughput_gain
     planned = (
-        f"{change}, predicted a batch in {show_duration(window_ns)}, {100 * gain:+.0f} % throughput"
+        f"{change}, predicted a batch in {show_duration(window_ns)}, {show_gain(gain)} throughput"
     )
     measured = (
-        f"a batch in {show_duration(_latency_ns(made))}, {100 * error_of(made):+.1f} % off that"
+        f"a batch in {show_duration(_latency_ns(made))}, {show_gain(error_of(made))} off that"
     )
     found = _found(made)
     page.findings = [
@@ -86,13 +86,20 @@ def _latency_ns(made: Improvement) -> float:
 
 
 def _found(made: Improvement) -> str:
-    page = find_page(answer_find(made.before))
-    return " ".join([page.answer, *page.findings[:1]])
+    """Say what `find` says of the stage that takes longest, else what the medians say of it."""
+    found, (stage, times) = answer_find(made.before), made.longest
+    said = (
+        f"stage {stage} takes {times:.1f} times as long as the others, by the medians of its passes"
+    )
+    for named in found.named:
+        if named.cause == Cause.IMBALANCE and named.stage == stage:
+            said = named.sentence
+    return f"{found.verdict} {said[:1].upper()}{said[1:]}."
 
 
 def _shown(name: str, value: float) -> str:
     if name == "bubble":
         return show_share(value)
     if name == "throughput":
-        return f"{value:.4g} microbatches/s"
+        return f"{show_number(value)} microbatches/s"
     return show_duration(value * NS_PER_S)

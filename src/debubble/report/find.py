@@ -16,6 +16,7 @@ from debubble.answers.ledger import WITHOUT_TRACE, AccountPart, WaitedFor, say_r
 from debubble.answers.links import HopPart
 from debubble.answers.no_pipeline import NoPipelineAnswer
 from debubble.answers.replicas import ReplicasPart
+from debubble.answers.worth import say_rates, worth_cells, worth_columns
 from debubble.ledger.causes import Cause
 from debubble.ledger.savings import ALL
 from debubble.ledger.verdict import MATTERS
@@ -25,7 +26,9 @@ from debubble.units import (
     counted,
     show_bytes,
     show_count,
+    show_gain,
     show_members,
+    show_number,
     show_range,
     show_seconds,
     show_share,
@@ -67,6 +70,7 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
         _say_profiler(found),
         _say_shape(found),
         _say_outside(found),
+        *(say_rates(found.rates) if saving_tables(found) else ()),
     ]
     page.notes = [note for note in notes if note]
     page.tables = [
@@ -76,6 +80,7 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
         *([_replica_table(found.replicas)] if found.replicas else []),
         *([_pipeline_table(found)] if len(found.pipelines) > 1 else []),
         _stage_table(found.stages),
+        *memory_tables(found),
         *([_hop_table(found.hops)] if found.hops else []),
     ]
     page.gaps = list(found.warnings)
@@ -140,7 +145,7 @@ def _say_waited_for(culprit: WaitedFor) -> str:
     if culprit.hop is not None:
         return f"{culprit.hop[0]} → {culprit.hop[1]}"
     if culprit.stage is not None:
-        return f"{culprit.pass_} of stage {culprit.stage} (rank {culprit.rank})"
+        return f"{culprit.pass_} of stage {culprit.stage}"
     return f"host of rank {culprit.rank}"
 
 
@@ -156,7 +161,7 @@ def saving_tables(found: FindAnswer) -> list[Table]:
     error = show_share(abs(found.replay.error_fraction or 0.0))
     what, takes = ("batches", "a batch takes") if found.stream else ("steps", "batch latency")
     table = Table(
-        columns=("with", takes, "saved", "share"),
+        columns=("with", takes, "saved", "share", *worth_columns(found.rates)),
         title=f"what it would buy, by replaying the measured {what} (error of the replay: {error})",
     )
     table.rows = [
@@ -165,6 +170,7 @@ def saving_tables(found: FindAnswer) -> list[Table]:
             show_seconds(saving.batch_latency_s),
             show_seconds(saving.saved_s),
             show_share(saving.saved_fraction),
+            *worth_cells(found.rates, saving.worth),
         )
         for saving in worth
     ]
@@ -194,7 +200,7 @@ def _replica_table(found: ReplicasPart) -> Table:
     table = Table(columns=("replica", "ranks", "late by", "last in", "waits a step"))
     rows = sorted(found.replicas, key=lambda row: (-(row.late_s or 0), row.replica))
     for row in sorted(rows[:_MOST_REPLICAS], key=lambda row: row.replica):
-        sign = "−" if (row.late_s or 0) < 0 else ""
+        sign = "-" if (row.late_s or 0) < 0 else ""
         table.rows.append(
             (
                 str(row.replica),
@@ -287,6 +293,32 @@ def _stage_table(stages: Sequence[StagePart]) -> Table:
     return table
 
 
+def memory_tables(found: FindAnswer) -> list[Table]:
+    """Lay out what ranks hold: what a microbatch in flight takes decides what fits."""
+    known = [
+        rank
+        for rank in found.memory
+        if rank.per_microbatch_bytes is not None or rank.static_bytes is not None
+    ]
+    if not known:
+        return []
+    table = Table(
+        columns=("rank", "static", "a microbatch in flight", "in flight", "peak"),
+        title="memory, by rank",
+    )
+    shown = (
+        known
+        if len(known) <= 2 * FEW
+        else [known[place] for place in sorted(farthest([rank.peak_bytes for rank in known]))]
+    )
+    for rank in shown:
+        sizes = (rank.static_bytes, rank.per_microbatch_bytes, rank.peak_bytes)
+        static, each, peak = ("–" if size is None else show_bytes(size) for size in sizes)
+        most = "–" if rank.most_in_flight is None else str(rank.most_in_flight)
+        table.rows.append((str(rank.rank), static, each, most, peak))
+    return [table]
+
+
 def _show_layers(stages: Sequence[StagePart]) -> str:
     counts = [stage.layers for stage in stages if stage.layers is not None]
     return show_range(counts, str) if counts else "–"
@@ -376,7 +408,7 @@ def _say_run(found: FindAnswer) -> str:
                 f"{show_seconds(stream.batch_latency_p95_s)}"
             )
             if stream.turn_s:
-                parts[1] += f"; {1 / stream.turn_s:.1f} batches/s"
+                parts[1] += f"; {show_number(1 / stream.turn_s)} batches/s"
     elif numbers.batch_latency_s is not None:
         steps = counted(len(run.steps), "step")
         parts.append(f"batch latency {show_seconds(numbers.batch_latency_s)} (median of {steps})")
@@ -418,7 +450,7 @@ def _say_job(found: FindAnswer) -> str:
     if batch is not None and job.overhead_fraction is not None:
         said += (
             f", a batch about {show_seconds(batch)}; the capture itself costs "
-            f"{100 * job.overhead_fraction:+.0f} %"
+            f"{show_gain(job.overhead_fraction)}"
         )
     return said
 
@@ -432,7 +464,7 @@ def _say_profiler(found: FindAnswer) -> str:
         return "what the profiler itself costs is not known: capture with --server to have it noted"
     said = f"without the profiler a token took {1 / noted.slowdown:.2f} of what it took under it"
     if noted.tokens_out_per_s is not None:
-        said += f"; {noted.tokens_out_per_s:.0f} tokens/s out"
+        said += f"; {show_number(noted.tokens_out_per_s)} tokens/s out"
     if noted.tpot_s is not None:
         said += f", {show_seconds(noted.tpot_s)} a token"
     return said

@@ -33,6 +33,7 @@ def links_page(found: LinksAnswer, next_command: str = "") -> Page:
 def _table(hops: Sequence[LinkPart]) -> Table:
     columns = "hop|size|one message|rate|both ways|wait|buffered|class|verdict|costs"
     table = Table(columns=tuple(columns.split("|")))
+    place_of_class = table.columns.index("class")
     shown = set(range(len(hops)))
     if len(hops) > 2 * FEW:
         shown = {place for place, hop in enumerate(hops) if hop.verdict == Verdict.SLOW}
@@ -71,5 +72,9 @@ def _table(hops: Sequence[LinkPart]) -> Table:
                 " or ".join(sorted({str(hop.verdict) for hop in rest})),
                 "",
             )
+        )
+    if all(hop.class_ is None for hop in hops):  # nobody said what they are made of
+        table.columns, *table.rows = (
+            row[:place_of_class] + row[place_of_class + 1 :] for row in (table.columns, *table.rows)
         )
     return table

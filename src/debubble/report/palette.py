@@ -9,6 +9,7 @@ the only sign: passes carry letters or numbers, waits differ by hatch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from debubble.ledger.causes import Cause
@@ -22,7 +23,7 @@ class Look:
     word: str
     colour: str
     hatch: str = ""
-    """Strokes in a tile of `TILE` × `TILE`, as an SVG path; empty where it is filled."""
+    """Of a wait, in a tile of `TILE` × `TILE`, as an SVG path; empty where it is filled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,18 @@ KINDS = {
     PassKind.I: Look(word="input gradient", colour="#e69f00"),
     PassKind.W: Look(word="weight gradient", colour="#f0e442"),
 }
+
+
+def hatch_path(bits: Sequence[int]) -> str:
+    """Write a hatch as a path, one square a bit: the first bit is the leftmost."""
+    return "".join(
+        f"M{x} {y}h1v1h-1z" for y, row in enumerate(bits) for x in range(TILE) if row >> x & 1
+    )
+
+
 CAUSES = {
-    cause: Look(word=cause.about.word, colour=cause.about.colour, hatch=cause.about.strokes)
+    cause: Look(
+        word=cause.about.word, colour=cause.about.colour, hatch=hatch_path(cause.about.bits)
+    )
     for cause in Cause
 }

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from debubble.answers.context_length import LengthPart, least_left, name_length, show_gain
+from debubble.answers.context_length import LengthPart, least_left, name_length
 from debubble.answers.kv_cache import CachePart
 from debubble.answers.plan import PlanAnswer
-from debubble.report.text import Page, Table
-from debubble.units import counted, show_seconds
+from debubble.answers.worth import say_rates, worth_cells, worth_columns
+from debubble.report.text import FEW, Page, Table
+from debubble.units import (
+    counted,
+    show_between,
+    show_bytes,
+    show_change,
+    show_count,
+    show_gain,
+    show_range,
+    show_seconds,
+    show_share,
+)
 
 # What takes less beside layers is nothing to speak of.
 _LEAST_WORTH = 0.2
@@ -37,16 +48,20 @@ def plan_page(found: PlanAnswer, next_command: str = "") -> Page:
 
 def _option_tables(found: PlanAnswer) -> Iterator[Table]:
     """Lay out the options, those with a larger batch apart."""
-    columns = ("option", "batch", "four of five in", "bubble", "throughput", "memory left", "do")
     now = found.baseline
+    columns = (
+        *("option", "batch", "four of five in", "bubble", "gain", "memory left", "do"),
+        *worth_columns(found.rates),
+    )
     as_it_is = (
         "as it is",
         show_seconds(now.numbers.batch_latency_s),
         "",
-        f"{100 * now.numbers.bubble_fraction:.0f} %",
+        show_share(now.numbers.bubble_fraction),
         "",
         least_left(now.headroom_bytes) or "unknown",
         "",
+        *worth_cells(found.rates, None),
     )
     same = Table(columns=columns, title="options, by throughput", rows=[as_it_is])
     larger = Table(columns=columns, title="A larger batch (changes training):")
@@ -57,11 +72,12 @@ def _option_tables(found: PlanAnswer) -> Iterator[Table]:
             (
                 option.words,
                 show_seconds(option.numbers.batch_latency_s),
-                f"{show_seconds(low)} - {show_seconds(high)}",
-                f"{100 * option.numbers.bubble_fraction:.0f} %",
-                f"{100 * option.throughput_gain_fraction:+.1f} %",
+                show_between(show_seconds(low), show_seconds(high)),
+                show_share(option.numbers.bubble_fraction),
+                show_change(option.throughput_gain_fraction),
                 least_left(option.headroom_bytes) or "unknown",
                 option.advice,
+                *worth_cells(found.rates, option.worth),
             )
         )
     yield same
@@ -73,7 +89,7 @@ def _length_table(found: PlanAnswer, length: LengthPart) -> Table:
     """Lay out every option at another length, beside its rank there."""
     name = name_length(length.token_scale, length.tokens)
     table = Table(
-        columns=("rank there", "option", "batch", "bubble", "throughput", "memory left", "there"),
+        columns=("rank there", "option", "batch", "bubble", "gain", "memory left", "there"),
         title=f"with {name}, against the unchanged run there",
     )
     for there in length.options:
@@ -82,8 +98,8 @@ def _length_table(found: PlanAnswer, length: LengthPart) -> Table:
                 "–" if there.rank is None else str(there.rank),
                 found.options[there.option].words,
                 show_seconds(there.numbers.batch_latency_s),
-                f"{100 * there.numbers.bubble_fraction:.0f} %",
-                f"{100 * there.throughput_gain_fraction:+.1f} %",
+                show_share(there.numbers.bubble_fraction),
+                show_change(there.throughput_gain_fraction),
                 least_left(there.headroom_bytes) or "unknown",
                 there.fate,
             )
@@ -100,7 +116,7 @@ def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
     table.rows.append(
         (
             f"{','.join(map(str, found.baseline.split or ()))} (now)",
-            f"{cache.tokens:,}",
+            show_count(cache.tokens),
             "",
             f"rank {cache.limited_by_rank}",
             show_seconds(found.baseline.numbers.batch_latency_s),
@@ -112,11 +128,11 @@ def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
         table.rows.append(
             (
                 ",".join(map(str, option.change.split or ())),
-                f"{option.tokens:,}",
-                "–" if gain is None else f"{100 * gain:+.0f} %",
+                show_count(option.tokens),
+                "–" if gain is None else show_change(gain),
                 f"rank {option.limited_by_rank}",
                 show_seconds(option.batch_latency_s),
-                f"{100 * option.throughput_gain_fraction:+.1f} %",
+                show_change(option.throughput_gain_fraction),
             )
         )
     return table
@@ -126,6 +142,12 @@ def _notes(found: PlanAnswer) -> list[str]:
     base, length, cache = found.baseline, found.context_length, found.kv_cache
     notes = [base.without_profiler.sentence] if base.without_profiler else []
     notes += [f"{found.left_out.sentence}; --for any weighs all"] if found.left_out else []
+    notes += list(say_rates(found.rates)) if found.options else []
+    each = [size for size in base.per_microbatch_bytes if size is not None]
+    if each:
+        few = " ".join(map(show_bytes, each))
+        shown = few if len(each) <= FEW else show_range(each, show_bytes)
+        notes.append(f"memory: a microbatch in flight takes {shown}, rank by rank")
     assumed = {said for option in found.options for said in option.assumptions}
     assumed |= set(length.assumptions if length else ())
     assumed |= set(cache.assumptions if cache else ())
@@ -138,13 +160,11 @@ def _notes(found: PlanAnswer) -> list[str]:
         notes.append("memory: the limit of a device is unknown; say it with --memory-limit")
     if found.quickest_split is not None and found.lower_bound_s is not None:
         split = ",".join(map(str, found.quickest_split.split))
-        proof = (
-            "no split is quicker by 2 %"
-            if found.quickest_split.exact
-            else "the quickest split found"
-        )
-        bound = show_seconds(found.lower_bound_s)
-        notes.append(f"split {split}: {proof}; none of this schedule can be under {bound}")
+        proof = "no split is quicker by 2 %"
+        if not found.quickest_split.exact:
+            bound = show_seconds(found.lower_bound_s)
+            proof = f"the quickest split found; it is sure that none takes less than {bound}"
+        notes.append(f"split {split}: {proof}")
     return notes + _name_ends(found)
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from debubble.answers.server_plan import ServerPlanAnswer
+from debubble.answers.worth import say_rates, worth_cells, worth_columns
 from debubble.report.text import Page, Table
-from debubble.units import show_count, show_seconds
+from debubble.units import show_change, show_count, show_gains, show_number, show_seconds
 
 Number = TypeVar("Number", int, float)
 _SHOWN = 8
@@ -17,20 +18,24 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
     """Lay out the answer: what it does as it is, then each change with what it would do."""
     page = Page(answer=found.verdict, gaps=list(found.warnings), next_command=next_command)
     table = Table(
-        columns=("with", "tokens/s out", "gain", "four of five", "TTFT", "TPOT", "KV", "sure"),
+        columns=(
+            *("with", "tokens/s out", "gain", "four of five", "TTFT", "TPOT", "KV", "sure"),
+            *worth_columns(found.rates),
+        ),
         title="what it would do, the most tokens first" if len(found.options) > 1 else "",
     )
     now = found.as_is
     table.rows.append(
         (
             "as it is",
-            f"{now.tokens_out_per_s:.0f}",
+            show_number(now.tokens_out_per_s),
             "",
             "",
             _or_dash(now.ttft_s, show_seconds),
             show_seconds(now.tpot_s),
             _or_dash(now.kv_tokens, show_count),
             "",
+            *worth_cells(found.rates, None),
         )
     )
     for option in found.options[:_SHOWN]:
@@ -38,13 +43,14 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
         table.rows.append(
             (
                 option.what,
-                f"{served.tokens_out_per_s:.0f}",
-                f"{100 * option.gain_fraction:+.0f} %",
-                f"{100 * option.low_fraction:+.0f} to {100 * option.high_fraction:+.0f} %",
+                show_number(served.tokens_out_per_s),
+                show_change(option.gain_fraction),
+                show_gains(option.low_fraction, option.high_fraction),
                 _or_dash(served.ttft_s, show_seconds),
                 show_seconds(served.tpot_s),
                 _or_dash(served.kv_tokens, show_count),
                 option.verdict,
+                *worth_cells(found.rates, option.worth),
             )
         )
     page.tables = [table]
@@ -52,8 +58,9 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
         f"{option.what}: {option.refused}." for option in found.options if option.refused
     ]
     page.notes = [
-        f"the model is {100 * found.misfit_fraction:+.1f} % from what was measured",
+        f"the model is {show_change(found.misfit_fraction)} from what was measured",
         "TTFT: from the moment that a request has a place; KV: tokens that each stage keeps",
+        *(say_rates(found.rates) if found.options else ()),
         *(f"assumed: {said}" for said in found.assumptions),
     ]
     if found.emitted is not None and found.emitted.reason:

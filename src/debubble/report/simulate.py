@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from debubble.answers.simulate import MeasuredPart, SimulateAnswer, show_signed
+from debubble.answers.simulate import MeasuredPart, SimulateAnswer
 from debubble.report.text import Page, Table
 from debubble.simulate.hand_set import UNIT_NS
-from debubble.units import NS_PER_S, show_bytes, show_duration, show_seconds, show_share
+from debubble.units import (
+    NS_PER_S,
+    show_bytes,
+    show_change,
+    show_duration,
+    show_number,
+    show_seconds,
+    show_share,
+)
 
 
 def simulate_page(found: SimulateAnswer, next_command: str = "") -> Page:
@@ -31,7 +39,7 @@ def simulate_page(found: SimulateAnswer, next_command: str = "") -> Page:
         page.notes.append("in brackets: what four of five such runs lie in")
         if found.correction_fraction:
             page.notes.append(
-                f"corrected by {show_signed(found.correction_fraction, 1)}, by which what was "
+                f"corrected by {show_change(found.correction_fraction)}, by which what was "
                 "measured differs from its own simulation"
             )
     if asked.microbatch_scale != 1.0:
@@ -87,13 +95,13 @@ def _number_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
         ),
         (
             "microbatches a second",
-            f"{measured.microbatches_per_s:.1f}",
-            f"{numbers.microbatches_per_s:.1f}",
+            show_number(measured.microbatches_per_s),
+            show_number(numbers.microbatches_per_s or 0.0),
         ),
     ]
     if measured.tokens_per_s is not None:
-        tokens = f"{measured.tokens_per_s:,.0f}", f"{numbers.tokens_per_s:,.0f}"
-        table.rows.append(("tokens a second", *tokens))
+        tokens = measured.tokens_per_s, numbers.tokens_per_s or 0.0
+        table.rows.append(("tokens a second", *map(show_number, tokens)))
     table.rows.append(
         (
             "peak memory, largest rank",

@@ -20,7 +20,7 @@ from debubble.report.chrome import assign_tracks
 from debubble.report.lanes import Frame, decimals_of, round_distance
 from debubble.report.palette import CAUSES, DARK, KINDS, LABEL_INK, LIGHT, TILE, Ground, Look
 from debubble.timeline.model import I64, PassKind, RankTimeline
-from debubble.units import printable, show_duration
+from debubble.units import printable, show_duration, show_percent
 
 _WIDTH, _LEFT, _RIGHT, _PADDING = 1000, 66, 84, 14
 _ACROSS = _WIDTH - _LEFT - _RIGHT
@@ -62,7 +62,7 @@ def draw_svg(frame: Frame, answer: str) -> str:
     parts = [
         f'<svg xmlns="{_XMLNS}" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" {_SETTING}>',
         f'<title id="answer">{escape(_harmless(answer))}</title>',
-        _style(),
+        _style(frame),
         f"<defs>{''.join(_patterns(frame))}</defs>",
         f'<rect class="page" width="{_WIDTH}" height="{height}" rx="8"/>',
         *_heading(heading, frame),
@@ -79,11 +79,18 @@ def _harmless(text: str) -> str:
     return _NO_XML.sub("\ufffd", printable(text))
 
 
-def _style() -> str:
+def _style(frame: Frame) -> str:
     def colours(ground: Ground) -> str:
+        waits = ""
+        for cause, _ in _seen(frame):
+            about = cause.about
+            fill, ink = about.fill or about.colour, about.ink
+            if ground is DARK and about.dark:
+                fill, ink = about.dark
+            waits += f".c-{cause}{{fill:{fill}}}.i-{cause}{{fill:{ink}}}"
         return (
             f".page{{fill:{ground.page}}}.ink{{fill:{ground.ink}}}.muted{{fill:{ground.muted}}}"
-            f".line{{stroke:{ground.line}}}.lane{{fill:{ground.line};fill-opacity:.25}}"
+            f".line{{stroke:{ground.line}}}.lane{{fill:{ground.line};fill-opacity:.25}}{waits}"
         )
 
     rest = f".n{{text-anchor:middle;fill:{LABEL_INK}}}.s{{text-anchor:middle}}"
@@ -95,8 +102,8 @@ def _patterns(frame: Frame) -> Iterator[str]:
     for cause, look in _seen(frame):
         yield (
             f'<pattern id="{cause}" width="{TILE}" height="{TILE}" patternUnits="userSpaceOnUse">'
-            f'<path d="{look.hatch}" stroke="{look.colour}" stroke-width="1.4" fill="none"/>'
-            "</pattern>"
+            f'<rect class="c-{cause}" width="{TILE}" height="{TILE}"/>'
+            f'<path class="i-{cause}" d="{look.hatch}"/></pattern>'
         )
 
 
@@ -284,7 +291,7 @@ def _names(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
             waited = sum(w.end_ns - w.start_ns for w in frame.waits if w.rank == rank.rank)
             yield (
                 f'<text class="muted" x="{_LEFT + _ACROSS + 8}" y="{y:g}" font-size="12">'
-                f"waits {100 * waited / frame.length_ns:.0f} %</text>"
+                f"waits {show_percent(waited / frame.length_ns)}</text>"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,10 +76,12 @@ WORDS = frozenset(
 )
 
 
-# Between two columns of a table.
-_BETWEEN_COLUMNS = 3
-# So short a name stays on its line: `10 → 11`, `healthy`.
-_SHORT_NAME = 12
+# Between two columns of a table, and how short a name stays on its line: `NVIDIA H200`. What needs
+# more than a line so is set closer, then with all names broken; only then does a table get a
+# second part.
+_LAYOUTS = ((3, 12), (2, 12), (2, 0))
+# A name breaks between words, but `10 → 11` is one.
+_BETWEEN_WORDS = re.compile(r"(?<!→)\s+(?!→)")
 # Warnings with one code that are printed one by one.
 _ALIKE_SHOWN = 4
 
@@ -117,10 +120,11 @@ def print_page(page: Page, console: Console) -> None:
         console.print()
         if table.title:
             console.print(_safe(table.title), soft_wrap=True)
-        for number, columns in enumerate(_lay_out(table, console.width)):
+        between, parts = _lay_out(table, console.width)
+        for number, columns in enumerate(parts):
             if number:
                 console.print()
-            console.print(_draw(table, columns))
+            console.print(_draw(table, columns, between))
     if page.notes:
         console.print()
     for note in page.notes:
@@ -154,12 +158,21 @@ def _safe(text: str) -> str:
     return escape(printable(text))
 
 
-def _lay_out(table: Table, width: int) -> list[dict[int, int]]:
-    """Return the columns that fit beside each other, each with its width; the first in every part.
+def _lay_out(table: Table, width: int) -> tuple[int, list[dict[int, int]]]:
+    """Return what lies between columns, and those that fit beside each other, with their widths.
 
-    Nothing is cut. Words wrap between words, and what does not fit goes below: a figure, or a path,
-    is only broken where it is longer than a line.
+    Nothing is cut. Words wrap between words, and what does not fit goes below, with the first
+    column again: a figure, or a path, is only broken where it is longer than a line.
     """
+    wide = _LAYOUTS[0][0]
+    longest = [max(map(cell_len, cells)) for cells in zip(table.columns, *table.rows, strict=True)]
+    if sum(longest) + wide * (len(longest) - 1) <= width:
+        return wide, [dict(enumerate(longest))]
+    tried = [(between, _parts(table, width, between, short)) for between, short in _LAYOUTS]
+    return next((fits for fits in tried[1:] if len(fits[1]) == 1), tried[1])
+
+
+def _parts(table: Table, width: int, between: int, short: int) -> list[dict[int, int]]:
     whole: list[int] = []
     least: list[int] = []
     for place, column in enumerate(table.columns):
@@ -168,39 +181,52 @@ def _lay_out(table: Table, width: int) -> list[dict[int, int]]:
             part
             for cell in cells
             for part in (
-                cell.split() if column in WORDS and cell_len(cell) > _SHORT_NAME else [cell]
+                _BETWEEN_WORDS.split(cell) if column in WORDS and cell_len(cell) > short else [cell]
             )
         ]
         # The first column stands beside each of the others.
-        room = width - _BETWEEN_COLUMNS - least[0] if place else (width - _BETWEEN_COLUMNS) // 2
+        room = width - between - least[0] if place else (width - between) // 2
         longest = max(map(cell_len, [*column.split(), *unbroken]), default=0)
         least.append(min(longest, room))
         whole.append(max(map(cell_len, [column, *cells])))
     parts, free = [[0]], width - least[0]
     for place in range(1, len(least)):
-        if least[place] + _BETWEEN_COLUMNS > free:
+        if least[place] + between > free:
             parts.append([0])
             free = width - least[0]
         parts[-1].append(place)
-        free -= least[place] + _BETWEEN_COLUMNS
-    return [_widen(part, whole, least, width) for part in parts]
+        free -= least[place] + between
+    return [
+        _widen(part, table.columns, whole, least, width + between - between * len(part))
+        for part in parts
+    ]
 
 
 def _widen(
-    part: Sequence[int], whole: Sequence[int], least: Sequence[int], width: int
+    part: Sequence[int],
+    columns: Sequence[str],
+    whole: Sequence[int],
+    least: Sequence[int],
+    width: int,
 ) -> dict[int, int]:
-    """Give columns what is left of the width, those that lack least first."""
+    """Give columns what is left of the width: those of words first, then those that lack least.
+
+    A column of figures lacks nothing but a heading on one line.
+    """
     widths = {place: least[place] for place in part}
-    free = width - sum(widths.values()) - _BETWEEN_COLUMNS * (len(part) - 1)
-    for place in sorted(part, key=lambda place: whole[place] - least[place]):
+    free = width - sum(widths.values())
+    lack = [(columns[place] not in WORDS, whole[place] - least[place], place) for place in part]
+    for _, _, place in sorted(lack):
         more = min(whole[place] - least[place], max(free, 0))
         widths[place] += more
         free -= more
     return widths
 
 
-def _draw(table: Table, widths: Mapping[int, int]) -> RichTable:
-    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+def _draw(table: Table, widths: Mapping[int, int], between: int) -> RichTable:
+    # The box itself puts one between columns.
+    padding = (0, 1, 0, between - 2)
+    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
     for place, width in widths.items():
         column = table.columns[place]
         justify: Literal["left", "right"] = "left" if column in WORDS else "right"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 from debubble.answers.change import describe
@@ -13,7 +14,17 @@ from debubble.tune.loop import Tuning
 from debubble.tune.prospects import Prospects
 from debubble.tune.setting import Setting
 from debubble.tune.trial import Kind
-from debubble.units import NS_PER_S, show_bytes, show_duration, show_share
+from debubble.units import (
+    NS_PER_S,
+    counted,
+    show_bytes,
+    show_change,
+    show_duration,
+    show_gain,
+    show_number,
+    show_range,
+    show_share,
+)
 
 _WORDS = {
     Kind.MEASURED: "measured",
@@ -100,20 +111,16 @@ def say_end(run: Run) -> str:
 
 def _findings(tuned: Tuning) -> list[str]:
     standing, winner = tuned.standing, tuned.winner
-    said = []
+    said = [line for line in (_say_crowded(tuned), _say_unsteady(tuned)) if line]
     if winner is not None:
         before, after = standing.of(standing.now), standing.of(winner)
         counts = f"{len(before)} and {len(after)} runs, in turn"
         compared = standing.compared(winner)
         if compared is not None:
             rate = compared.delta("throughput")
-            wide = ""
-            if rate.low is not None and rate.high is not None:
-                wide = f" ({100 * rate.low:+.1f} % to {100 * rate.high:+.1f} %)"
-            change = f"{100 * (rate.change or 0.0):+.1f} %"
+            change = show_gain(rate.change or 0.0, rate.low, rate.high)
             said.append(
-                f"All runs together: throughput {change}{wide}, {counts}; "
-                f"{compared.confidence.value}."
+                f"All runs together: throughput {change}, {counts}; {compared.confidence.value}."
             )
     if standing.ignored_knobs:
         knobs = ", ".join(f"{{{knob}}}" for knob in sorted(standing.ignored_knobs))
@@ -126,10 +133,36 @@ def _findings(tuned: Tuning) -> list[str]:
     return said
 
 
+def _say_crowded(tuned: Tuning) -> str:
+    """Say where ranks had to take turns on this machine's cores: no GPU, and fewer cores."""
+    measured = [run.outcome.measurement for run in tuned.standing.measured]
+    on_cores = [one for one in measured if one is not None and not one.environment.devices]
+    ranks, cores = max((len(one.ranks) for one in on_cores), default=0), os.cpu_count() or 1
+    if ranks <= cores:
+        return ""
+    crowd = f"{counted(ranks, 'rank')} on {counted(cores, 'core')}"
+    return f"{crowd}: they take turns, and what waits for what may be the machine's doing."
+
+
+def _say_unsteady(tuned: Tuning) -> str:
+    """Say how far runs of the setting as it is lie apart, where that is more than is judged."""
+    standing = tuned.standing
+    lengths = [
+        middle(run.outcome.measurement.batch_latencies_s)
+        for run in standing.of(standing.now)
+        if run.outcome.measurement
+    ]
+    known = [length * NS_PER_S for length in lengths if length is not None]
+    if len(known) < 2 or max(known) / min(known) - 1 <= tuned.scope.threshold:
+        return ""
+    varied = f"The unchanged setting varied {show_range(known, show_duration)} from run to run"
+    return f"{varied}: smaller gains than that are not told from the machine's own."
+
+
 def _untellable(found: Prospects) -> list[str]:
     return [
         f"Not tried, for the command has no {{{untold.lever}}}: {describe(untold.option.change)}, "
-        f"predicted {100 * untold.option.throughput_gain:+.0f} %."
+        f"predicted {show_gain(untold.option.throughput_gain)}."
         for untold in found.untellable
     ]
 
@@ -144,7 +177,7 @@ def _serving_table(tuned: Tuning) -> Table:
         seen, gain = ("–", "–", "–"), "–"
         if measurement is not None and measurement.served is not None:
             seen = _served(measurement.served)
-            gain = f"{100 * tuned.standing.gain_of_run(run):+.1f} %"
+            gain = show_change(tuned.standing.gain_of_run(run))
         mark = " ←" if run.setting == tuned.winner else ""
         table.rows.append(
             (str(run.number), f"{run.setting}{mark}", _WORDS[run.outcome.kind], *seen, gain)
@@ -158,7 +191,7 @@ def _served(served: Served) -> tuple[str, str, str]:
         middle(values) for values in (served.out_per_s, served.ttft_s, served.tpot_s)
     )
     return (
-        "–" if out is None else f"{out:.4g}",
+        "–" if out is None else show_number(out),
         "–" if first is None else show_duration(first * NS_PER_S),
         "–" if later is None else show_duration(later * NS_PER_S),
     )
@@ -179,7 +212,7 @@ def _run_table(tuned: Tuning) -> Table:
                 "–" if measurement is None else _bubble(measurement),
                 "–" if measurement is None else _latency(measurement),
                 "–" if measurement is None else _peak(measurement),
-                "–" if measurement is None else f"{100 * tuned.standing.gain_of_run(run):+.1f} %",
+                "–" if measurement is None else show_change(tuned.standing.gain_of_run(run)),
                 _predicted(run.expected) if run.expected else "–",
             )
         )
@@ -187,8 +220,7 @@ def _run_table(tuned: Tuning) -> Table:
 
 
 def _predicted(expected: Expected) -> str:
-    wide = f"{100 * expected.low:+.0f} % to {100 * expected.high:+.0f} %"
-    return f"{100 * expected.gain:+.1f} % ({wide})"
+    return show_gain(expected.gain, expected.low, expected.high)
 
 
 def _bubble(measurement: Measurement) -> str:

@@ -9,7 +9,16 @@ from datetime import UTC, datetime
 from html import escape as escape_html
 from typing import Any
 
-from debubble.units import NS_PER_S, printable, show_bytes, show_count, show_duration, show_share
+from debubble.units import (
+    NS_PER_S,
+    counted,
+    printable,
+    show_bytes,
+    show_count,
+    show_duration,
+    show_number,
+    show_share,
+)
 
 
 def escape(text: str) -> str:
@@ -43,7 +52,7 @@ def show_metric(metric: str, value: float | None) -> str:
         return show_share(value)
     if metric == "batch_latency_s":
         return show_duration(value * NS_PER_S)
-    return show_bytes(value) if metric == "peak_memory_bytes" else f"{value:.3g} /s"
+    return show_bytes(value) if metric == "peak_memory_bytes" else f"{show_number(value)}/s"
 
 
 _STYLE = """
@@ -60,8 +69,10 @@ padding:1rem;font-size:13px}form{display:inline}button{font:inherit}small{color:
 STYLE_POLICY = f"'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
 """What the page's Content-Security-Policy allows: this style sheet and no other."""
 
-_WIDTH, _HEIGHT, _MARGIN = 320, 110, 6
-_LINE, _ALERT, _GRID = "#0969da", "#b42318", "#d8dee4"
+_WIDTH, _HEIGHT, _MARGIN = 340, 124, 6
+# What is written on the axes has its place left of the curve, and below it.
+_LEFT, _BELOW = 66, 18
+_LINE, _ALERT, _GRID, _INK = "#0969da", "#b42318", "#d8dee4", "#57606a"
 
 
 def status_page(view: Mapping[str, Any]) -> str:
@@ -195,35 +206,56 @@ def _given_up(pipeline: str, capture: Mapping[str, Any]) -> str:
 
 
 def _trend(trend: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str:
-    """Draw one metric in one bucket, the captures that raised an alert marked."""
+    """Draw one metric in one bucket over time, the captures that raised an alert marked."""
     points = trend["points"]
     values = [value for _, value in points]
     low, high = min(values), max(values)
     reach = (high - low) or abs(high) or 1.0
     first, last = points[0][0], points[-1][0]
     span = (last - first) or 1.0
+    bottom = _HEIGHT - _BELOW
 
     def place(at_s: float, value: float) -> tuple[float, float]:
-        across = _MARGIN + (_WIDTH - 2 * _MARGIN) * (at_s - first) / span
-        down = _HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * (value - low) / reach
+        across = _LEFT + (_WIDTH - _LEFT - _MARGIN) * (at_s - first) / span
+        down = bottom - _MARGIN - (bottom - 2 * _MARGIN) * (value - low) / reach
         return round(across, 1), round(down, 1)
 
     line = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))
     marks = [
-        f"<line x1='{x}' x2='{x}' y1='0' y2='{_HEIGHT}' stroke='{_ALERT}' stroke-dasharray='3 3'/>"
+        f"<line x1='{x}' x2='{x}' y1='0' y2='{bottom}' stroke='{_ALERT}' stroke-dasharray='3 3'/>"
         for x, _ in (place(alert["raised_s"], low) for alert in alerts if _concerns(alert, trend))
-        if 0 <= x <= _WIDTH
+        if _LEFT <= x <= _WIDTH
     ]
     bucket = say_bucket(trend["context_bucket"] or 0)
     name = f"{say_metric(trend['metric'])}, {bucket}"
-    shown = tuple(show_metric(trend["metric"], value) for value in (low, high, values[-1]))
+    level = high == low
+    axes = [
+        _tick(_LEFT - 6, place(first, value)[1] + 4, show_metric(trend["metric"], value), "end")
+        for value in ((low,) if level else (low, high))
+    ]
+    axes.append(_tick(_LEFT, _HEIGHT - 4, _clock(first), "start"))
+    if last > first:
+        axes.append(_tick(_WIDTH - _MARGIN, _HEIGHT - 4, _clock(last), "end"))
     return (
         f"<figure><svg width='{_WIDTH}' height='{_HEIGHT}' role='img' aria-label='{escape(name)}'>"
-        f"<rect width='{_WIDTH}' height='{_HEIGHT}' fill='none' stroke='{_GRID}'/>"
+        f"<rect x='{_LEFT}' width='{_WIDTH - _LEFT}' height='{bottom}' fill='none' "
+        f"stroke='{_GRID}'/>"
         f"<polyline points='{line}' fill='none' stroke='{_LINE}' stroke-width='1.5'/>"
-        f"{''.join(marks)}</svg><figcaption>{escape(name)}: {shown[2]} "
-        f"({shown[0]} to {shown[1]})</figcaption></figure>"
+        f"{''.join(marks)}{''.join(axes)}</svg><figcaption>{escape(name)}: "
+        f"{show_metric(trend['metric'], values[-1])} in the last of "
+        f"{counted(len(values), 'capture')}</figcaption></figure>"
     )
+
+
+def _tick(x: float, y: float, words: str, anchor: str) -> str:
+    return (
+        f"<text x='{x}' y='{y}' text-anchor='{anchor}' font-size='11' fill='{_INK}'>"
+        f"{escape(words)}</text>"
+    )
+
+
+def _clock(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%m-%d %H:%M}"
 
 
 def _concerns(alert: Mapping[str, Any], trend: Mapping[str, Any]) -> bool:

@@ -25,6 +25,7 @@ import numpy as np
 from debubble.ledger.causes import CAUSES, Cause
 from debubble.ledger.ledger import MOST_OFF
 from debubble.ledger.model import Culprit, Example
+from debubble.ledger.waits import Wait
 from debubble.links.hop_times import Hop
 from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue, measure_queue, with_slots
@@ -85,6 +86,8 @@ class StreamAccount:
     replay_error: float | None
     turn_ns: float | None
     """What a batch takes in turn, measured."""
+    waits: tuple[Wait, ...] = ()
+    """Every stretch that is no compute, with its cause, in the order of ranks and time."""
 
     @property
     def length_ns(self) -> int:
@@ -115,6 +118,7 @@ def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
     blamed: defaultdict[tuple[Cause, int, Hop | None], list[Example]] = defaultdict(list)
     waited: defaultdict[tuple[Cause, int, Hop | None], int] = defaultdict(int)
     names = [rank.rank for rank in batches.ranks]
+    listed: list[Wait] = []
     for place, rank in enumerate(batches.ranks):
         for begin, end, works in split(rank.occupied, *batches.span):
             if works:
@@ -125,6 +129,7 @@ def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
                 cause = Cause.SLOW_LINK if is_slow else found
                 length = piece.end - piece.begin
                 spent[place, cause] += length
+                _add_wait(listed, rank.rank, piece, cause, _name(piece, names))
                 if piece.what and length:
                     hop = _hop(names, piece) if piece.what == "wire" else None
                     key = (cause, piece.stage, hop)
@@ -166,7 +171,30 @@ def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
         savings=savings,
         replay_error=error,
         turn_ns=turn,
+        waits=tuple(listed),
     )
+
+
+def _add_wait(waits: list[Wait], rank: int, piece: Piece, cause: Cause, whom: str) -> None:
+    """Add a stretch; one that touches the last, of one cause and for one thing, makes it longer."""
+    last = waits[-1] if waits else None
+    if (
+        last is not None
+        and (last.rank, last.cause, last.waits_for) == (rank, cause, whom)
+        and last.end_ns == piece.begin
+    ):
+        waits[-1] = replace(last, end_ns=piece.end)
+    elif piece.begin < piece.end:
+        waits.append(
+            Wait(
+                rank=rank,
+                step=None,
+                start_ns=piece.begin,
+                end_ns=piece.end,
+                cause=cause,
+                waits_for=whom,
+            )
+        )
 
 
 def _hop(names: Sequence[int], piece: Piece) -> Hop:
@@ -178,7 +206,7 @@ def _name(piece: Piece, names: Sequence[int]) -> str:
         return f"{piece.stage}F{piece.batch}"
     if piece.what == "wire":
         return f"{names[piece.stage - 1]}→{names[piece.stage]}"
-    return ""
+    return f"host of rank {names[piece.stage]}" if piece.what == "host" else ""
 
 
 _OF_WHAT = {

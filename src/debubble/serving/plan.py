@@ -17,6 +17,7 @@ from debubble.serving.batches import Phase
 from debubble.serving.costs import Costs, Pace, measure_costs, pass_ns
 from debubble.serving.traffic import Served, Setting, Traffic, calibrate, serve
 from debubble.trace.columns import RankTrace
+from debubble.units import show_percent
 
 # A model that misses the run as it is by more may not price anything.
 MOST_OFF = 0.05
@@ -125,7 +126,7 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
         off = as_is.tokens_out_per_s / tokens_out_per_s - 1
     if abs(off) > MOST_OFF:
         raise NoFit(
-            f"the model misses the captured batches by {100 * abs(off):.0f} %",
+            f"the model misses the captured batches by {show_percent(abs(off))}",
             hint="capture steady traffic; what the batches wait for, `find` says",
         )
     return ServerModel(

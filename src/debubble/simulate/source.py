@@ -31,7 +31,7 @@ from debubble.simulate.program import NEVER_NS
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import I64, Intervals, PassKind, RankTimeline, Timeline, without
 from debubble.timeline.steps import only_steps
-from debubble.units import show_ranks
+from debubble.units import show_percent, show_ranks
 
 # Closer than this, two runs have the same number of tokens.
 _SAME = 0.01
@@ -355,7 +355,7 @@ def _contradictions(model: PassModel, other: PassModel) -> Iterator[Gap]:
             yield Gap(
                 code=Code.COSTS_DIFFER,
                 message=f"{_name(kind, first=first)} takes {factor:.2f} times as long a layer in "
-                f"the other run; within a run passes differ by {100 * spread:.0f} %. "
+                f"the other run; within a run passes differ by {show_percent(spread)}. "
                 "The mean is used",
                 hint="leave --also out, or give a run of the same model, devices and size",
             )

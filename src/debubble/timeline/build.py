@@ -380,9 +380,9 @@ def _name_around(
             work=mine[rank].work,
             step=mine[rank].work_step,
             posts=_posts(mine[rank]),
-            sent_at_a_time=_sent_at_a_time(ranks, rank, chain.beside(rank).next or chain.ranks[0]),
+            sent_at_a_time=_sent_at_a_time(ranks, rank, following),
         )
-        for rank in chain.ranks
+        for rank, following in zip(chain.ranks, (*chain.ranks[1:], chain.ranks[0]), strict=True)
     ]
     named = name_around(hosts)
     if named is not None or not holds_several(hosts[0]):

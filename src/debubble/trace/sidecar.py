@@ -59,6 +59,8 @@ class Sidecar:
     """At the time that `free_bytes` was asked for."""
     free_bytes: int | None = None
     total_bytes: int | None = None
+    power_w: float | None = None
+    """That the device drew in steps without the profiler."""
     environment: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
 
@@ -122,6 +124,7 @@ def _as_sidecar(file: str, data: dict[str, Any]) -> Sidecar:
         reserved_bytes=_count(memory, "reserved_bytes"),
         free_bytes=_count(memory, "free_bytes"),
         total_bytes=_count(memory, "total_bytes"),
+        power_w=_time(_part(data, "power").get("draw_w")),
         environment=_words(data, "environment"),
         tags=_words(data, "tags"),
     )

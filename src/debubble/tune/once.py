@@ -13,16 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from debubble.analysis import Analysis
-from debubble.errors import Code, Gap, TuneError
+from debubble.errors import Code, Gap, MachineBusy, TuneError
 from debubble.measure.compare import compare
-from debubble.measure.comparison import Comparison
+from debubble.measure.comparison import Comparison, Verdict
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.lever import Permissions
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
+from debubble.timeline.model import Passes
 from debubble.tune.setting import Setting
 from debubble.tune.trial import LOG, Bench, clear_trial, run_trial
-from debubble.units import show_share
+from debubble.units import NS_PER_S, show_duration, show_range, show_share
 
 # Passes of a quiet machine take up to 1.4 % more than usual on the mean, by 34 captures of 2 cores;
 # those of a disturbed one 2.5 % and more, by 6.
@@ -31,6 +32,12 @@ _STEADY = 0.02
 _TIMEOUT_S = 180.0
 # What follows the first capture, against it: planning, and a batch that is longer.
 _REST_OVER_FIRST = 1.6
+# A stage that takes so much longer than the middle of the others stands out on any machine: the
+# noise of a pass is far less than half of it, and its median hardly moves.
+_STANDS_OUT = 1.5
+# Batches of one setting on a quiet machine are within a few percent of each other.
+_VARIES = 0.2
+_QUIETER = "close what else runs here, and try again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +50,8 @@ class Improvement:
     setting: Setting
     after: Analysis
     compared: Comparison
+    longest: tuple[int, float]
+    """The stage that takes longest, and how many times the middle of the others, by medians."""
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -52,7 +61,7 @@ class Improvement:
                 code=Code.BUSY_MACHINE,
                 message=f"this machine was busy during the capture of {name}: passes took "
                 f"{show_share(excess(reading))} longer than usual",
-                hint="close what else runs here, and try again",
+                hint=_QUIETER,
             )
             for name, reading in (("before", self.before), ("after", self.after))
             if excess(reading) > _STEADY
@@ -64,7 +73,8 @@ def improve_once(
 ) -> Improvement:
     """Capture the command as it is, apply the best split and count, capture that, compare.
 
-    Disturbed captures are made anew where all of it still ends within so many seconds.
+    Disturbed captures are made anew where all of it still ends within so many seconds. What is
+    left may be too disturbed to show anything: then that is said, and nothing else.
     """
     now, until_s = bench.template.now, time.monotonic() + seconds
 
@@ -101,31 +111,76 @@ def improve_once(
         most_microbatches=most_microbatches,
         allowed=Permissions(schedules=frozenset(), overlap=False, link=False, hold="microbatch"),
     )
-    if not plan.recommended:
+    longest = longest_stage(before)
+    # Noise makes intervals wide; whether the option gains is seen when it is run.
+    option = next(iter((*plan.recommended, *plan.unsure)), None)
+    if option is None:
+        if _disturbed(before) or longest[1] > _STANDS_OUT:
+            raise _busy(f"stage {longest[0]} takes {longest[1]:.1f} times the others", before)
         raise TuneError(
             "nothing is predicted to gain", hint="give it fewer microbatches to begin with"
         )
-    option = plan.recommended[0]
     setting = now.after(option.change, len(now.split or ()))
     if setting is None:
         raise TuneError("the command cannot be told the change", hint="give it {split}")
     after = capture(setting, "after", 0.0)
+    compared = compare(before.measurement, after.measurement)
+    if compared.verdict is not Verdict.BETTER and (_disturbed(before) or _disturbed(after)):
+        raise _busy("what the change does cannot be told", before, after)
     return Improvement(
         before=before,
         plan=plan,
         option=option,
         setting=setting,
         after=after,
-        compared=compare(before.measurement, after.measurement),
+        compared=compared,
+        longest=longest,
     )
+
+
+def _disturbed(reading: Analysis) -> bool:
+    batches = reading.measurement.batch_latencies_s
+    varies = bool(batches) and max(batches) - min(batches) > _VARIES * float(np.median(batches))
+    return varies or excess(reading) > _STEADY
+
+
+def _busy(what: str, *readings: Analysis) -> MachineBusy:
+    """Say that this machine was busy, with what was seen of it."""
+    times = [length for reading in readings for length in reading.measurement.batch_latencies_s]
+    most = max(map(excess, readings))
+    took = show_range([length * NS_PER_S for length in times], show_duration)
+    return MachineBusy(
+        f"this machine was busy: {what}, passes took {show_share(most)} longer than usual, "
+        f"batches {took}",
+        hint=_QUIETER,
+    )
+
+
+def longest_stage(reading: Analysis) -> tuple[int, float]:
+    """Return the stage whose passes take longest, and how many times the middle of the others.
+
+    By medians of each kind: single passes that something disturbed change nothing.
+    """
+    passes = _whole_steps(reading)
+    took = (passes.end_ns - passes.start_ns).astype(np.float64)
+    stages: dict[int, float] = {}
+    for stage, kind in np.unique(np.stack((passes.stage, passes.kind)), axis=1).T.tolist():
+        mine = (passes.stage == stage) & (passes.kind == kind)
+        stages[stage] = stages.get(stage, 0.0) + float(np.median(took[mine]))
+    longest = max(stages, key=lambda stage: stages[stage])
+    others = [length for stage, length in stages.items() if stage != longest]
+    middle = float(np.median(others)) if others else 0.0
+    return longest, stages[longest] / middle if middle else 1.0
+
+
+def _whole_steps(reading: Analysis) -> Passes:
+    passes = reading.timeline.passes
+    return passes.where(np.isin(passes.step, [window.step for window in reading.pipeline.windows]))
 
 
 def excess(reading: Analysis) -> float:
     """Return how much longer passes took, on the mean, than those of their stage usually do."""
-    passes = reading.timeline.passes
-    passes = passes.where(
-        np.isin(passes.step, [window.step for window in reading.pipeline.windows])
-    )
+    passes = _whole_steps(reading)
     took = (passes.end_ns - passes.start_ns).astype(np.float64)
     usual = np.zeros(len(took))
     for alike in np.unique(np.stack((passes.stage, passes.kind)), axis=1).T:

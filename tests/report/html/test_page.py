@@ -11,10 +11,12 @@ from support.services.console import type_command
 
 from debubble.cli.options import place_for
 from debubble.errors import Code, Gap, UsageError
+from debubble.ledger.causes import Cause
 from debubble.report.html.charts import Cell, Pair, matrix_markup, pair_bars, slowness_of
 from debubble.report.html.find import find_report
 from debubble.report.html.page import Report, report_markup
 from debubble.report.html.plan import Point, scatter
+from debubble.report.html.sections import table_markup
 from debubble.report.text import Page, Table
 
 NASTY = "</script><script>alert(1)</script>\"'&<img src=x onerror=alert(1)>\x1b[31m"
@@ -125,3 +127,37 @@ def test_pairs_are_drawn_to_scale():
     text = pair_bars([Pair(name="a", before=10, after=5, shown=("10", "5"))], "x")
     before, after = (float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', text))
     assert before == pytest.approx(2 * after)
+
+
+def page_of(words, folder):
+    type_command(f"debubble {words} --html out.html", folder)
+    return (folder / "out.html").read_text("utf-8")
+
+
+def test_find_says_what_to_do_first_and_what_each_cause_means(tmp_path):
+    text = page_of("find tests/data/h200/1f1b_p3_m7", tmp_path)
+    assert "Most would be saved by equal stages" in text
+    assert "<code>debubble plan tests/data/h200/1f1b_p3_m7</code>" in text
+    meanings = text.split('<dl class="causes">')[1].split("</dl>")[0]
+    assert Cause.IMBALANCE.about.meaning in meanings
+    assert Cause.WAY_BACK.about.meaning not in meanings
+
+
+def test_plan_draws_the_planned_step_and_todays_only_beside_it(tmp_path):
+    text = page_of("plan tests/data/h200/1f1b_p3_m7", tmp_path)
+    assert "<h2>Measured and planned</h2>" in text
+    assert "<h2>Timeline</h2>" not in text
+    assert "ideal" not in text.split("<main>")[1].split("<script")[0]
+
+
+def test_compare_shows_causes_before_and_after(tmp_path):
+    pair = "tests/data/h200/1f1b_p2_m4 tests/data/h200/1f1b_p2_m4"
+    section = page_of(f"compare {pair}", tmp_path).split("<h2>Where the time goes</h2>")[1]
+    assert "before, compute" in section.split("</section>")[0]
+    assert "after, compute" in section.split("</section>")[0]
+
+
+def test_a_figure_and_a_hop_stay_on_one_line():
+    table = Table(columns=("hop", "size"), rows=[("0 → 1", "8.00 MiB")])
+    assert table_markup(table).count('class="n"') == 2
+    assert "0\u00a0→\u00a01" in table_markup(table)

@@ -114,13 +114,18 @@ def read_nccl_json(data: dict[str, Any], file: str) -> NcclLog:
     ending, bounds = data.get("average_bus_bandwidth"), data.get("out_of_bounds")
     if not isinstance(ending, dict) or "end_time" not in data:
         raise damaged("cut off: the test did not write its end", file)
-    arguments = [word for word in data.get("args", []) if isinstance(word, str)]
+    devices, words = (config or {}).get("devices", []), data.get("args", [])
+    if not isinstance(words, list):
+        raise damaged("'args' is no list of words", file)
+    if not isinstance(devices, list) or not all(isinstance(row, dict) for row in devices):
+        raise damaged("'devices' is no list of devices", file)
+    arguments = [word for word in words if isinstance(word, str)]
     return checked_log(
         NcclLog(
             file=file,
             test=arguments[0].rpartition("/")[2] if arguments else "",
             version=f"file version {data.get('version', 1)}",
-            ranks=tuple(_json_rank(row, file) for row in (config or {}).get("devices", [])),
+            ranks=tuple(_json_rank(row, file) for row in devices),
             rows=rows,
             average_gb_s=_figure(ending, "bandwidth", file, "average_bus_bandwidth"),
             out_of_bounds=int(_figure(bounds, "count", file, "out_of_bounds"))

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from debubble.answers.ledger import say_remedy
 from debubble.ledger.causes import Cause
-from debubble.ledger.ledger import Ledger
+from debubble.ledger.ledger import Saving
 from debubble.ledger.savings import ALL
 from debubble.links.hop_times import Hop
 from debubble.report.html.palette import say_cause
 from debubble.report.html.sections import hatched, safe
+from debubble.serving.account import StreamSaving
 from debubble.units import show_duration, show_share
 
-_WIDTH, _ROW, _BAR = 1240, 30, 20
+# As wide as a narrow window: letters keep their size there.
+_WIDTH, _ROW, _BAR = 660, 46, 18
 # Beyond these a list of causes beside a bar says too much.
 _NAMED_BESIDE = 3
 
@@ -31,23 +33,22 @@ def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start")
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{safe(text)}</text>'
 
 
-def ledger_bars(ledger: Ledger) -> str:
-    """Draw where each rank's time went: one bar a rank, work first, the largest waits named."""
-    left, right = 84, 470
-    room = _WIDTH - left - right
+def ledger_bars(rows: Sequence[tuple[str, dict[Cause, float]]]) -> str:
+    """Draw where time went: one bar a row, work first, the largest waits named below it."""
+    left = 70
+    room = _WIDTH - left
     parts = []
-    for place, rank in enumerate(ledger.ranks):
+    for place, (name, shares) in enumerate(rows):
         y, x = place * _ROW + 4, float(left)
-        shares = ledger.shares(place)
-        parts.append(_text(left - 10, y + 15, f"rank {rank.rank}", anchor="end"))
+        parts.append(_text(left - 10, y + 14, name, anchor="end"))
         for cause, share in shares.items():
             if share:
                 width = share * room
-                words = f"rank {rank.rank}, {say_cause(cause)}: {show_share(share)}"
+                words = f"{name}, {say_cause(cause)}: {show_share(share)}"
                 parts.append(hatched(cause, (x, y, width, _BAR), words))
                 x += width
-        parts.append(_text(_WIDTH - right + 14, y + 15, _largest(shares)))
-    return _svg(len(ledger.ranks) * _ROW + 6, parts, "Where the time of each rank went")
+        parts.append(_text(left, y + _BAR + 14, _largest(shares), "muted"))
+    return _svg(len(rows) * _ROW + 6, parts, "Where the time went")
 
 
 def _largest(shares: dict[Cause, float]) -> str:
@@ -64,26 +65,22 @@ def _largest(shares: dict[Cause, float]) -> str:
     return " · ".join([f"work {show_share(shares[Cause.COMPUTE])}", *named])
 
 
-def saving_bars(ledger: Ledger) -> str:
+def saving_bars(savings: Sequence[Saving | StreamSaving]) -> str:
     """Draw what a batch would save without each cause; time in a cause is not time one gets."""
-    kept = [saving for saving in ledger.savings if saving.saved_ns > 0 and saving.cause != ALL]
+    kept = [saving for saving in savings if saving.saved_ns > 0 and saving.cause != ALL]
     if not kept:
         return ""
-    pairs = any(len(saving.causes) > 1 for saving in kept)
-    left, right = 470 if pairs else 330, 240
+    beside = 140
     most = max(saving.saved_ns for saving in kept)
     parts = []
     for row, saving in enumerate(kept):
         y = row * _ROW + 4
-        width = max(1.5, saving.saved_ns / most * (_WIDTH - left - right))
+        width = max(1.5, saving.saved_ns / most * (_WIDTH - beside))
+        saved = f"{show_duration(saving.saved_ns)} ({show_share(saving.saved_fraction)})"
         parts += [
-            _text(left - 12, y + 15, say_remedy(saving.cause), anchor="end"),
-            f'<rect class="saved" x="{left}" y="{y}" width="{width:.1f}" height="{_BAR}"/>',
-            _text(
-                left + width + 8,
-                y + 15,
-                f"{show_duration(saving.saved_ns)} ({show_share(saving.saved_fraction)})",
-            ),
+            _text(0, y + 12, say_remedy(saving.cause)),
+            f'<rect class="saved" x="0" y="{y + 17}" width="{width:.1f}" height="{_BAR}"/>',
+            _text(width + 8, y + 31, saved),
         ]
     return _svg(len(kept) * _ROW + 6, parts, "What a batch would save")
 
@@ -100,9 +97,11 @@ class Pair:
     limit: float | None = None
 
 
-def pair_bars(pairs: Sequence[Pair], label: str, width: int = 620) -> str:
+def pair_bars(
+    pairs: Sequence[Pair], label: str, names: tuple[str, str] = ("before", "after")
+) -> str:
     """Draw numbers before and after, each pair on its own scale."""
-    left, right, high = 120, 170, 60
+    width, left, right, high = 620, 120, 170, 60
     parts = []
     for row, pair in enumerate(pairs):
         y = row * high + 2
@@ -112,14 +111,14 @@ def pair_bars(pairs: Sequence[Pair], label: str, width: int = 620) -> str:
         most = max(top, pair.limit or 0.0 if near else 0.0) or 1.0
         room = width - left - right
         parts.append(_text(left - 10, y + 26, pair.name, "strong", "end"))
-        for value, shown, style, at in (
-            (pair.before, pair.shown[0], "before", y + 4),
-            (pair.after, pair.shown[1], "after", y + 24),
+        for value, shown, style, name, at in (
+            (pair.before, pair.shown[0], "before", names[0], y + 4),
+            (pair.after, pair.shown[1], "after", names[1], y + 24),
         ):
             long = (value or 0.0) / most * room
             parts += [
                 f'<rect class="{style}" x="{left}" y="{at}" width="{long:.1f}" height="17"/>',
-                _text(left + long + 6, at + 13, f"{style} {shown}"),
+                _text(left + long + 6, at + 13, f"{name} {shown}"),
             ]
         if near:
             x = left + (pair.limit or 0.0) / most * room

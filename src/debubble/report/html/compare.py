@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.answers.compare import LABELS, CompareAnswer, show_change, show_number
-from debubble.report.html.charts import Pair, pair_bars
+from debubble.answers.compare import LABELS, CompareAnswer, show_delta, show_figure
+from debubble.ledger.causes import CAUSES
+from debubble.report.html.charts import Pair, ledger_bars, pair_bars
 from debubble.report.html.page import Board, Report, Slot
-from debubble.report.html.sections import board_section, chart_section
+from debubble.report.html.sections import board_section, chart_section, definitions
 from debubble.report.html.views import MOST_BYTES, PipelineView, views_of
 from debubble.report.text import Page
 from debubble.units import show_bytes
@@ -24,6 +25,15 @@ def compare_report(
     report.sections += [
         f'<div class="sides">{_numbers(found)}{_memory(found)}</div>',
     ]
+    if found.causes:
+        named = {str(cause): cause for cause in CAUSES}
+        rows = [
+            ("before", {named[one.cause]: one.before_fraction for one in found.causes}),
+            ("after", {named[one.cause]: one.after_fraction for one in found.causes}),
+        ]
+        words = "Shares of the batch, all ranks together; hatches as in the timeline."
+        body = ledger_bars(rows) + definitions([named[one.cause] for one in found.causes])
+        report.sections.append(chart_section("Where the time goes", words, body))
     _add_steps(report, sides)
     return report
 
@@ -41,8 +51,8 @@ def _numbers(found: CompareAnswer) -> str:
                 name=LABELS[name],
                 before=before,
                 after=after,
-                shown=(show_number(name, before), show_number(name, after)),
-                beside=f"{show_change(name, delta.change)}, {delta.direction}{decides}",
+                shown=(show_figure(name, before), show_figure(name, after)),
+                beside=f"{show_delta(name, delta.change)}, {delta.direction}{decides}",
             )
         )
     words = "Medians; each pair on its own scale."

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from debubble.answers.ledger import say_remedy
+from debubble.ledger.causes import CAUSES
+from debubble.ledger.savings import ALL
+from debubble.ledger.verdict import MATTERS
 from debubble.links.hop_times import Hop
 from debubble.report.html.charts import (
     MOST_RANKS,
@@ -14,11 +18,17 @@ from debubble.report.html.charts import (
     slowness_of,
 )
 from debubble.report.html.page import Board, Report, Slot
-from debubble.report.html.sections import board_section, chart_section, replay_section
+from debubble.report.html.sections import (
+    advice_section,
+    board_section,
+    chart_section,
+    definitions,
+    replay_section,
+)
 from debubble.report.html.views import MOST_BYTES, PipelineView, View, views_of
 from debubble.report.text import Page
 from debubble.timeline.figures import PipelineFigures
-from debubble.units import counted, show_bytes, show_duration, show_rate, show_share
+from debubble.units import counted, show_bytes, show_duration, show_percent, show_rate, show_share
 
 
 def links_report(rates: Mapping[Hop, float], slow: Sequence[Hop], page: Page, run: str) -> Report:
@@ -41,10 +51,30 @@ def links_report(rates: Mapping[Hop, float], slow: Sequence[Hop], page: Page, ru
 def find_report(shown: Sequence[PipelineView], page: Page, run: str) -> Report:
     """Lay out the report; the worst pipeline comes first and is shown first."""
     report = Report(verb="find", run=run, page=page, tiles=tiles_of(shown[0].figures))
+    report.sections.append(advice_section(_advice(shown[0]), page.next_command))
     add_timeline(report, shown)
     for pipeline in shown:
         _add_charts(report, pipeline, alone=len(shown) == 1)
     return report
+
+
+def _advice(shown: PipelineView) -> str:
+    """Say what would save most; nothing where nothing would, or nothing can be told."""
+    account = shown.ledger or shown.stream
+    # What the profiler itself makes slow is an upper bound, and no advice.
+    savings = [
+        one
+        for one in (account.savings if account else ())
+        if one.cause != ALL and not getattr(one, "inflated", False)
+    ]
+    best = max(savings, key=lambda one: one.saved_ns, default=None)
+    if best is None or best.saved_fraction < MATTERS:
+        return ""
+    saved = f"{show_duration(best.saved_ns)} a batch, {show_percent(best.saved_fraction)} of it"
+    return (
+        f"Most would be saved by {say_remedy(best.cause)}: {saved}. The plan weighs what can be "
+        "changed for that, with what it needs of memory."
+    )
 
 
 def tiles_of(figures: PipelineFigures) -> list[tuple[str, str]]:
@@ -92,7 +122,7 @@ def add_timeline(report: Report, shown: Sequence[PipelineView]) -> None:
     if not any(view["waits"]["names"] for view in views):
         words = (
             "A lane a rank: passes, with letter and microbatch; arrows are messages. Waits have no "
-            "causes here: batches overlap, or no step was captured whole."
+            "causes here: no step was captured whole, or no batch from end to end."
         )
     if dropped:
         words += f" {counted(dropped, 'more step')} left out, to keep the file small."
@@ -106,20 +136,29 @@ def add_timeline(report: Report, shown: Sequence[PipelineView]) -> None:
 
 def _add_charts(report: Report, shown: PipelineView, *, alone: bool) -> None:
     pipeline = None if alone else shown.figures.pipeline
-    if shown.ledger is not None:
-        steps = counted(len(shown.ledger.steps), "step")
+    account = shown.ledger or shown.stream
+    if account is not None:
+        what, of = "batches", "Shares of the time"
+        if shown.ledger is not None:
+            steps = counted(len(shown.ledger.steps), "step")
+            what, of = "steps", f"Shares of the batch, in the middle of {steps}"
+        rows = [
+            (f"rank {rank.rank}", account.shares(place))
+            for place, rank in enumerate(shown.figures.ranks)
+        ]
+        seen = [cause for cause in CAUSES if any(shares[cause] for _, shares in rows)]
         report.sections += [
             chart_section(
                 "Where the time goes",
-                f"Shares of the batch, in the middle of {steps}; hatches as in the timeline.",
-                ledger_bars(shown.ledger),
+                f"{of}; hatches as in the timeline.",
+                ledger_bars(rows) + definitions(seen),
                 pipeline,
             ),
             chart_section(
                 "What it would buy",
-                "Each by replaying the measured steps with one thing put right, or two that hide "
+                f"Each by replaying the measured {what} with one thing put right, or two that hide "
                 "each other. They overlap: savings do not add up.",
-                saving_bars(shown.ledger),
+                saving_bars(account.savings),
                 pipeline,
             ),
         ]

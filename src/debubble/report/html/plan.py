@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from debubble.answers.plan import PlanAnswer
+from debubble.answers.plan import OptionPart, PlanAnswer
+from debubble.answers.server_plan import ServerPlanAnswer
 from debubble.plan.ask import ask
 from debubble.plan.plan import Plan
 from debubble.report.html.charts import Pair, pair_bars
@@ -16,13 +17,24 @@ from debubble.report.html.sections import board_section, chart_section, safe
 from debubble.report.html.views import MOST_BYTES, PipelineView, views_of
 from debubble.report.text import Page
 from debubble.timeline.figures import measure_pipeline
-from debubble.units import NS_PER_S, show_bytes, show_duration, show_seconds, show_share
+from debubble.units import (
+    NS_PER_S,
+    show_bytes,
+    show_change,
+    show_duration,
+    show_gain,
+    show_number,
+    show_seconds,
+    show_share,
+)
 
 _WIDTH, _HEIGHT = 1240, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 110, 40, 26, 352
 _GIB, _MS = 2.0**30, 1e6
 # A limit further off than this many times the largest peak would press all points into a corner.
 _FAR = 2.5
+# Of what a server could do, as many as its table has.
+_SERVER_OPTIONS = 8
 
 
 _Box = tuple[float, float, float, float]
@@ -66,7 +78,7 @@ def points_of(found: PlanAnswer) -> list[Point]:
                 high_ns=high * NS_PER_S,
                 peak_bytes=max(peaks, default=None),
                 style="do" if option.recommended else "dont",
-                gain=f"{100 * option.throughput_gain_fraction:+.0f} %",
+                gain=show_gain(option.throughput_gain_fraction),
             )
         )
     return points
@@ -93,8 +105,9 @@ def scatter(points: Sequence[Point], limit: float | None) -> str:
     parts += _placed(points, across, up)
     label = "Options by memory of the fullest rank and latency of a batch"
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" role="img" '
-        f'aria-label="{label}">{"".join(parts)}</svg>'
+        f'<div class="scroll"><svg class="wide" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{label}">'
+        f"{''.join(parts)}</svg></div>"
     )
 
 
@@ -232,10 +245,14 @@ def _shape(style: str, x: float, y: float) -> str:
 
 
 def planned_view(plan: Plan) -> PipelineView | None:
-    """Return a step of the best option as it is predicted; None where nothing is to be done."""
-    if plan.best is None:
+    """Return a step of the best option as it is predicted; None where nothing is to be done.
+
+    Where only a larger batch gains, that one: the page says so.
+    """
+    best = plan.best or next(iter(plan.recommended), None)
+    if best is None:
         return None
-    drawn = ask(plan.baseline_for(plan.best), plan.best.idea).draw()
+    drawn = ask(plan.baseline_for(best), best.idea).draw()
     return PipelineView(timeline=drawn, figures=measure_pipeline(drawn, 0), ledger=None)
 
 
@@ -245,8 +262,7 @@ def plan_report(
     """Lay out the best option beside the run as it is, then all options, then the run."""
     points = points_of(found)
     report = Report(verb="plan", run=run, page=page, tiles=_tiles(found))
-    if planned is not None:
-        _add_planned(report, found, shown, planned)
+    drawn = planned is not None and _add_planned(report, found, shown, planned)
     chart = scatter(points, limit_of(found))
     title = "Options: latency against memory" if chart else "Options"
     words = "Percents are throughput: a larger batch may take longer and still do more a second."
@@ -256,41 +272,50 @@ def plan_report(
             f"{words} Upright strokes: four of five runs."
         )
     report.sections.append(chart_section(title, words, chart + option_list(points)))
-    add_timeline(report, [shown])
+    if not drawn:
+        add_timeline(report, [shown])
     return report
+
+
+def _best(found: PlanAnswer) -> OptionPart:
+    """Return the option that is drawn."""
+    larger = [option for option in found.options if option.recommended]
+    return (found.recommended or larger)[0]
 
 
 def _add_planned(
     report: Report, found: PlanAnswer, shown: PipelineView, planned: PipelineView
-) -> None:
+) -> bool:
     """Add a measured step and the planned one on one axis, and their numbers."""
-    best = found.recommended[0]
+    best = _best(found)
     slots = [
         Slot(title=title, views=report.add_views(views_of(view, MOST_BYTES // 4)[0]))
         for title, view in (("measured", shown), ("planned", planned))
     ]
     if not all(slot.views for slot in slots):
-        return
+        return False
     number = report.add_board(Board(slots=tuple(slots)))
     report.sections += [
         board_section(
             number,
             "Measured and planned",
-            f"A step as it was measured, and one as it is predicted with {best.words}, on one "
-            "axis; the dashed line is where each ends.",
+            f"A step as it was measured, and one as it is predicted with {best.words}"
+            f"{' (a larger batch)' if best.changes_training else ''}, on one axis; the dashed "
+            "line is where each ends.",
             names=("measured:", "planned:"),
             memory=False,
         ),
         chart_section(
             "Numbers",
             "As it is, and as it is predicted; each pair on its own scale.",
-            pair_bars(_number_pairs(found), "Numbers now and as planned"),
+            pair_bars(_number_pairs(found), "Numbers now and as planned", ("measured", "planned")),
         ),
     ]
+    return True
 
 
 def _number_pairs(found: PlanAnswer) -> list[Pair]:
-    now, then = found.baseline.numbers, found.recommended[0].numbers
+    now, then = found.baseline.numbers, _best(found).numbers
     pairs = [
         Pair(
             name="bubble",
@@ -315,17 +340,55 @@ def _number_pairs(found: PlanAnswer) -> list[Pair]:
     return pairs
 
 
+def server_plan_report(
+    found: ServerPlanAnswer, shown: Sequence[PipelineView], page: Page, run: str
+) -> Report:
+    """Lay out what a server does now, what each change would do, then its batches."""
+    now = found.as_is
+    tiles = [
+        (show_number(now.tokens_out_per_s), "tokens a second out, now"),
+        (show_seconds(now.tpot_s), "a token, now"),
+    ]
+    if found.recommended is not None:
+        best = found.options[found.recommended]
+        tiles += [
+            (show_number(best.served.tokens_out_per_s), f"with {best.what}"),
+            (show_change(best.gain_fraction), "tokens, best option"),
+        ]
+    report = Report(verb="plan", run=run, page=page, tiles=tiles)
+    pairs = [
+        Pair(
+            name=option.verdict,
+            before=now.tokens_out_per_s,
+            after=option.served.tokens_out_per_s,
+            shown=(
+                show_number(now.tokens_out_per_s),
+                show_number(option.served.tokens_out_per_s),
+            ),
+            beside=f"{option.what}: "
+            f"{show_gain(option.gain_fraction, option.low_fraction, option.high_fraction)}",
+        )
+        for option in found.options[:_SERVER_OPTIONS]
+    ]
+    words = "Tokens out a second now and with each change; whether it is sure stands before it."
+    label = "Tokens a second now and with each change"
+    body = pair_bars(pairs, label, ("now", "then")) if pairs else ""
+    report.sections.append(chart_section("What it would do", words, body))
+    add_timeline(report, shown)
+    return report
+
+
 def _tiles(found: PlanAnswer) -> list[tuple[str, str]]:
     now = found.baseline.numbers
     tiles = [
         (show_seconds(now.batch_latency_s), "batch latency now"),
-        (f"{100 * now.bubble_fraction:.0f} %", "bubble now"),
+        (show_share(now.bubble_fraction), "bubble now"),
     ]
     if found.recommended:
         best = found.recommended[0]
         tiles += [
-            (f"{100 * best.throughput_gain_fraction:+.0f} %", "throughput, best option"),
+            (show_change(best.throughput_gain_fraction), "throughput, best option"),
             (show_seconds(best.numbers.batch_latency_s), "batch latency, best option"),
-            (f"{100 * best.numbers.bubble_fraction:.0f} %", "bubble, best option"),
+            (show_share(best.numbers.bubble_fraction), "bubble, best option"),
         ]
     return tiles

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from debubble.ledger.causes import Cause
 from debubble.report.html.palette import CAUSE_LOOKS, KINDS, Look, say_cause
-from debubble.report.text import Table
+from debubble.report.palette import hatch_path
+from debubble.report.text import WORDS, Table
 from debubble.units import printable
+
+NO_BREAK_HYPHEN = "\u2011"
 
 
 def safe(text: object) -> str:
@@ -18,32 +22,33 @@ def safe(text: object) -> str:
 def table_markup(table: Table) -> str:
     """Write a table of the terminal's page."""
     caption = f"<caption>{safe(table.title)}</caption>" if table.title else ""
-    head = "".join(f"<th>{safe(column)}</th>" for column in table.columns)
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{safe(cell)}</td>' for cell in row)}</tr>" for row in table.rows
+    # A figure stays on one line with its unit, and under the others of its column.
+    styles = ["" if column in WORDS else ' class="n"' for column in table.columns]
+    head = "".join(
+        f"<th{style}>{safe(column).replace('-', NO_BREAK_HYPHEN)}</th>"
+        for column, style in zip(table.columns, styles, strict=True)
     )
+    rows = "".join(f"<tr>{''.join(map(_cell_markup, row, styles))}</tr>" for row in table.rows)
     return (
         f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
 
 
+def _cell_markup(cell: str, style: str) -> str:
+    unbroken = safe(cell).replace(" → ", "\u00a0→\u00a0")
+    return f"<td{style}>{unbroken}</td>"
+
+
 def hatch_patterns() -> str:
     """Define every hatch once, for all charts of the page."""
     patterns = "".join(
         f'<pattern id="h-{cause}" width="8" height="8" patternUnits="userSpaceOnUse">'
-        f'<path class="i-{cause}" d="{_bits(look.hatch)}"/></pattern>'
+        f'<path class="i-{cause}" d="{hatch_path(look.hatch)}"/></pattern>'
         for cause, look in CAUSE_LOOKS.items()
         if look.hatch
     )
     return f'<svg width="0" height="0" aria-hidden="true"><defs>{patterns}</defs></svg>'
-
-
-def _bits(hatch: Sequence[int]) -> str:
-    """Write a bitmap as a path: the first bit is the leftmost pixel."""
-    return "".join(
-        f"M{x} {y}h1v1h-1z" for y, row in enumerate(hatch) for x in range(8) if row >> x & 1
-    )
 
 
 def legend(kinds: bool = True) -> str:
@@ -62,6 +67,30 @@ def legend(kinds: bool = True) -> str:
         for number, (cause, look) in enumerate(CAUSE_LOOKS.items())
     ]
     return f'<ul class="legend">{"".join(entries)}</ul>'
+
+
+def definitions(causes: Sequence[Cause]) -> str:
+    """Say what each cause means and what puts it right, beside its hatch."""
+    entries = []
+    for cause in causes:
+        about = cause.about
+        said = about.meaning + (f"; put right: {about.remedied}" if about.remedied else "")
+        entries.append(
+            '<div><dt><svg class="swatch" width="24" height="14" aria-hidden="true">'
+            f"{hatched(cause, (0, 0, 24, 14))}</svg>{safe(say_cause(cause))}</dt>"
+            f"<dd>{safe(said)}</dd></div>"
+        )
+    return f'<dl class="causes">{"".join(entries)}</dl>'
+
+
+def advice_section(words: str, command: str) -> str:
+    """Write what to do first, and what to type for it."""
+    typed = f"<p><code>{safe(command)}</code></p>" if command else ""
+    return (
+        f'<section class="advice"><h2>What to do first</h2><p>{safe(words)}</p>{typed}</section>'
+        if words
+        else ""
+    )
 
 
 def _pass_swatch(name: str, look: Look) -> str:

@@ -14,6 +14,7 @@ from debubble.analysis import Analysis
 from debubble.ledger.causes import NUMBER_OF
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.waits import Wait, list_waits
+from debubble.serving.account import StreamAccount
 from debubble.simulate.program import Times
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.memory import allocator_curve
@@ -56,6 +57,8 @@ class PipelineView:
     timeline: Timeline
     figures: PipelineFigures
     ledger: Ledger | None
+    stream: StreamAccount | None = None
+    """Of one whose batches overlap, where it can be accounted for."""
     traces: Sequence[RankTrace] = ()
     """Of its ranks, where they are at hand: they hold the memory curves."""
 
@@ -69,6 +72,7 @@ def pipelines_shown(analysis: Analysis) -> list[PipelineView]:
             timeline=analysis.timeline,
             figures=figures,
             ledger=analysis.ledger_of(figures),
+            stream=analysis.stream if figures is first else None,
             traces=analysis.traces,
         )
         for figures in (first, *others)
@@ -83,6 +87,8 @@ def views_of(shown: PipelineView, most_bytes: int = MOST_BYTES) -> tuple[list[Vi
     steps = _steps(shown)
     used = 0
     waits = list_waits(shown.ledger) if shown.ledger else ()
+    if shown.stream is not None:
+        waits = shown.stream.waits
     for step in steps:
         view = _view(shown, step, [wait for wait in waits if wait.step == step])
         used += sum(map(len, _texts(view)))

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from debubble.errors import MissingExtra, TraceError, TraceTooLarge
 from debubble.trace.columns import I64
 from debubble.trace.format import TraceFile
-from debubble.units import NS_PER_S, NS_PER_US
+from debubble.units import NS_PER_S, NS_PER_US, show_count
 
 NAME = "op table"
 Values = Sequence[object] | NDArray[Any]
@@ -336,7 +336,9 @@ def _read_parquet(path: str, content: bytes) -> RawTable:
     rows = int(table.metadata.num_rows)
     takes = rows * len(find_columns(names).fields) * _CELL_BYTES
     if not 0 <= rows <= _MAX_ROWS or takes > max(_HARMLESS_BYTES, _MAX_RATIO * len(content)):
-        raise TraceTooLarge(f"the table claims {rows:,} rows", file=path, hint="cut it by steps")
+        raise TraceTooLarge(
+            f"the table claims {show_count(rows)} rows", file=path, hint="cut it by steps"
+        )
     return RawTable(
         file=path,
         format="parquet",
