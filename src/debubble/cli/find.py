@@ -154,7 +154,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
 ) -> None:
     """Measure the bubble of a pipeline from TRACES of all its ranks, against theory."""
     allowed = None if fail_over is None else parse_share(fail_over)
-    pictures.check(as_json=manners.as_json)
+    pictures.check(as_json=bool(manners.as_json))
     if schedule is None and chunks is not None:
         raise UsageError("--chunks says something of --schedule only", hint="add --schedule NAME")
     statement = None if schedule is None else state_schedule(schedule, chunks)
