@@ -19,10 +19,10 @@ from debubble.answers.compare import CompareAnswer, DifferencePart
 from debubble.answers.find import FindAnswer
 from debubble.answers.inspect import InspectAnswer
 from debubble.answers.ledger import WaitedFor
-from debubble.answers.link_tests import LiveAnswer, LogsAnswer
+from debubble.answers.link_tests import LiveAnswer, LogsAnswer, TestedHop
 from debubble.answers.links import HopPart, LinksAnswer
 from debubble.answers.no_pipeline import NoPipelineAnswer
-from debubble.answers.plan import EmitPart, OptionPart, PlanAnswer, RefusedPart
+from debubble.answers.plan import EmitPart, OptionPart, PlanAnswer
 from debubble.answers.server_plan import (
     ServedPart,
     ServerPlanAnswer,
@@ -202,13 +202,6 @@ class BriefOption(Part, frozen=True, kw_only=True, omit_defaults=True):
     changes_training: bool = False
 
 
-class BriefRefused(Part, frozen=True, kw_only=True):
-    """Something that cannot run or does not fit."""
-
-    words: str
-    reason: str
-
-
 class PlanBrief(BriefAnswer, frozen=True, kw_only=True, omit_defaults=True):
     """`plan` in brief: the first options, those that leave training as it is before others."""
 
@@ -220,7 +213,8 @@ class PlanBrief(BriefAnswer, frozen=True, kw_only=True, omit_defaults=True):
     lower_bound_s: float | None = None
     options: list[BriefOption] = msgspec.field(default_factory=list)
     options_in_all: int = 0
-    refused: list[BriefRefused] = msgspec.field(default_factory=list)
+    refused: dict[str, str] = msgspec.field(default_factory=dict)
+    """What cannot run or does not fit, and why."""
     emit_for: str | None = None
     """Whom the best option can be written for: `--emit`."""
     emitted: EmitPart | None = None
@@ -310,10 +304,7 @@ def _find(answer: FindAnswer, following: list[str]) -> FindBrief:
         part.sentence for part in (answer.bottleneck, answer.replicas) if part and part.sentence
     ]
     return FindBrief(
-        verdict=_clip(answer.verdict),
-        findings=_sentences([*sentences[:_SENTENCES], *more]),
-        next=following,
-        warnings=_warnings(answer.warnings),
+        **_frame(answer, following, [*more, *sentences]),
         run=BriefRun(
             kind=run.kind,
             capture=run.capture,
@@ -365,9 +356,7 @@ def _find(answer: FindAnswer, following: list[str]) -> FindBrief:
 
 def _no_pipeline(answer: NoPipelineAnswer, following: list[str]) -> NoPipelineBrief:
     return NoPipelineBrief(
-        verdict=_clip(answer.verdict),
-        next=following,
-        warnings=_warnings(answer.warnings),
+        **_frame(answer, following),
         capture=answer.run.capture,
         ranks=len(answer.utilisation.ranks),
     )
@@ -376,9 +365,7 @@ def _no_pipeline(answer: NoPipelineAnswer, following: list[str]) -> NoPipelineBr
 def _inspect(answer: InspectAnswer, following: list[str]) -> InspectBrief:
     others = [capture.name for capture in answer.captures if capture.name != answer.capture]
     return InspectBrief(
-        verdict=_clip(answer.verdict),
-        next=following,
-        warnings=_warnings(answer.warnings),
+        **_frame(answer, following),
         capture=answer.capture,
         captures=len(answer.captures),
         other_captures=[_clip(name) for name in others[-_FEW:]],
@@ -393,38 +380,15 @@ def _inspect(answer: InspectAnswer, following: list[str]) -> InspectBrief:
     )
 
 
-def _links(answer: LinksAnswer, following: list[str]) -> LinksBrief:
+def _links(answer: LinksAnswer | LogsAnswer | LiveAnswer, following: list[str]) -> LinksBrief:
+    of_traces = answer if isinstance(answer, LinksAnswer) else None
     return LinksBrief(
-        verdict=_clip(answer.verdict),
-        findings=_sentences(answer.findings[:_SENTENCES]),
-        next=following,
-        warnings=_warnings(answer.warnings),
+        **_frame(answer, following, of_traces.findings if of_traces else []),
         source=answer.source,
         hops=len(answer.hops),
         batch_latency_s=answer.batch_latency_s,
-        slow_cost_per_batch_s=answer.slow_cost_per_batch_s,
+        slow_cost_per_batch_s=of_traces.slow_cost_per_batch_s if of_traces else None,
         slow_hops=_slow_hops(answer.hops),
-        unknown_hops=sum(hop.verdict == "unknown" for hop in answer.hops),
-        commands=answer.commands[:_FEW],
-    )
-
-
-def _link_tests(answer: LogsAnswer | LiveAnswer, following: list[str]) -> LinksBrief:
-    slow = [hop for hop in answer.hops if hop.verdict == "slow"]
-    return LinksBrief(
-        verdict=_clip(answer.verdict),
-        next=following,
-        warnings=_warnings(answer.warnings),
-        source=answer.source,
-        hops=len(answer.hops),
-        slow_hops=[
-            BriefHop(
-                hop=[hop.from_rank, hop.to_rank],
-                times=hop.times,
-                bytes_per_s=hop.one_message_bytes_per_s,
-            )
-            for hop in slow[:_OPTIONS]
-        ],
         unknown_hops=sum(hop.verdict == "unknown" for hop in answer.hops),
         commands=answer.commands[:_FEW],
     )
@@ -438,10 +402,7 @@ def _plan(answer: PlanAnswer, following: list[str]) -> PlanBrief:
     if larger is not None and larger not in kept:
         kept[-1] = larger
     return PlanBrief(
-        verdict=_clip(answer.verdict),
-        findings=_sentences(answer.findings[:_SENTENCES]),
-        next=following,
-        warnings=_warnings(answer.warnings),
+        **_frame(answer, following, answer.findings),
         schedule=base.schedule,
         split=base.split,
         microbatches=base.microbatches,
@@ -467,7 +428,7 @@ def _plan(answer: PlanAnswer, following: list[str]) -> PlanBrief:
             for option in kept
         ],
         options_in_all=len(answer.options),
-        refused=[_refused(one) for one in answer.refused[:_FEW]],
+        refused={_clip(one.words): _clip(one.reason) for one in answer.refused[:_FEW]},
         emit_for=answer.tellable_framework,
         emitted=answer.emitted,
     )
@@ -475,9 +436,7 @@ def _plan(answer: PlanAnswer, following: list[str]) -> PlanBrief:
 
 def _server_plan(answer: ServerPlanAnswer, following: list[str]) -> ServerPlanBrief:
     return ServerPlanBrief(
-        verdict=_clip(answer.verdict),
-        next=following,
-        warnings=_warnings(answer.warnings),
+        **_frame(answer, following),
         setting=answer.setting,
         as_is=answer.as_is,
         misfit_fraction=answer.misfit_fraction,
@@ -503,10 +462,7 @@ def _server_plan(answer: ServerPlanAnswer, following: list[str]) -> ServerPlanBr
 def _simulate(answer: SimulateAnswer, following: list[str]) -> SimulateBrief:
     given, numbers, measured = answer.given, answer.numbers, answer.measured
     return SimulateBrief(
-        verdict=_clip(answer.verdict),
-        findings=_sentences(answer.findings[:_SENTENCES]),
-        next=following,
-        warnings=_warnings(answer.warnings),
+        **_frame(answer, following, answer.findings),
         schedule=given.schedule,
         ranks=given.ranks,
         microbatches=given.microbatches,
@@ -536,11 +492,8 @@ def _simulate(answer: SimulateAnswer, following: list[str]) -> SimulateBrief:
 
 def _compare(answer: CompareAnswer, following: list[str]) -> CompareBrief:
     return CompareBrief(
-        verdict=answer.verdict,
+        **_frame(answer, following, answer.reasons),
         sentence=_clip(answer.sentence),
-        findings=_sentences(answer.reasons[:_SENTENCES]),
-        next=following,
-        warnings=_warnings(answer.warnings),
         confidence=answer.confidence,
         decided_by=answer.decided_by,
         delta={
@@ -564,8 +517,8 @@ BRIEFS: Mapping[type[Answer], Callable[[Any, list[str]], BriefAnswer]] = {
     NoPipelineAnswer: _no_pipeline,
     InspectAnswer: _inspect,
     LinksAnswer: _links,
-    LogsAnswer: _link_tests,
-    LiveAnswer: _link_tests,
+    LogsAnswer: _links,
+    LiveAnswer: _links,
     PlanAnswer: _plan,
     ServerPlanAnswer: _server_plan,
     ServerSimulateAnswer: _server_plan,
@@ -574,33 +527,39 @@ BRIEFS: Mapping[type[Answer], Callable[[Any, list[str]], BriefAnswer]] = {
 }
 
 
+def _frame(answer: Any, following: list[str], findings: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what every brief answer begins with."""
+    return {
+        "verdict": _clip(answer.verdict),
+        "findings": [_clip(text) for text in findings[:_SENTENCES]],
+        "next": following,
+        "warnings": _warnings(answer.warnings),
+    }
+
+
 def _culprit(waited: WaitedFor | None) -> BriefCulprit | None:
     if waited is None:
         return None
     return BriefCulprit(rank=waited.rank, stage=waited.stage, pass_=waited.pass_, hop=waited.hop)
 
 
-def _slow_hops(hops: Sequence[HopPart]) -> list[BriefHop]:
-    slow = [hop for hop in hops if hop.verdict == "slow"]
-    slow.sort(key=lambda hop: -(hop.cost_per_batch_s or 0.0))
-    return [
+def _slow_hops(hops: Sequence[HopPart | TestedHop]) -> list[BriefHop]:
+    slow = [
         BriefHop(
             hop=[hop.from_rank, hop.to_rank],
             times=hop.times,
             bytes_per_s=hop.bytes_per_s,
             cost_per_batch_s=hop.cost_per_batch_s,
         )
-        for hop in slow[:_FEW]
+        for hop in hops
+        if hop.verdict == "slow"
     ]
+    return sorted(slow, key=lambda hop: -(hop.cost_per_batch_s or 0.0))[:_FEW]
 
 
 def _place(option: OptionPart) -> float:
     """Put what is recommended before what is not, each by its gain."""
     return -option.throughput_gain_fraction - (10.0 if option.recommended else 0.0)
-
-
-def _refused(one: RefusedPart) -> BriefRefused:
-    return BriefRefused(words=_clip(one.words), reason=_clip(one.reason))
 
 
 def _warnings(warnings: Sequence[AnswerWarning]) -> list[BriefWarning]:
@@ -626,10 +585,6 @@ def _ranks(ranks: Any) -> str | None:
 
 def _most(values: Sequence[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _sentences(texts: Sequence[str]) -> list[str]:
-    return [_clip(text) for text in texts]
 
 
 def _clip(text: str) -> str:

@@ -37,6 +37,7 @@ VERBS = {
     "compare": "Did it work? The run after a change against the one before: one verdict.",
     "history": "What happened over time? The record of measurements, by name.",
     "watch": "Keep watching: a service that says when traffic moved or a pipeline got slower.",
+    "mcp": "For agents: the verbs that read, as tools of the Model Context Protocol.",
     "demo": "Show me: a real four-stage pipeline on this machine, no GPU needed.",
 }
 
