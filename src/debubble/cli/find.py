@@ -13,6 +13,7 @@ from debubble.answers.find import FindAnswer, answer_find
 from debubble.answers.inspect import answer_ranks
 from debubble.answers.no_pipeline import answer_no_pipeline
 from debubble.cli.gates import judge_bubbles, refuse_to_judge
+from debubble.cli.open_trace import VIEWER, open_trace
 from debubble.cli.options import (
     Manners,
     drawing_width,
@@ -49,6 +50,7 @@ class Pictures:
 
     lanes: bool
     perfetto: str | None
+    opened: bool
     svg: str | None
     mermaid: bool
     html: str | None
@@ -65,6 +67,8 @@ class Pictures:
         refuse_same_place(outs)
         for out in outs.values():
             place_for(out, force=self.force)
+        if self.opened and self.perfetto is None:
+            raise UsageError("--open shows what --perfetto writes", hint="add --perfetto OUT")
         if self.lanes and as_json:
             raise UsageError(
                 "--timeline draws for people, --json is for programs", hint="leave one"
@@ -84,7 +88,8 @@ class Pictures:
             page.drawing = draw_lanes(timeline, pipeline.pipeline, step, drawing_width(), waits)
         if self.perfetto is not None:
             write_chrome(timeline, Path(self.perfetto), waits=waits, force=self.force)
-            _say(f"{self.perfetto} written; open it in https://ui.perfetto.dev", quiet=quiet)
+            where = "" if self.opened else f"; open it in {VIEWER}"
+            _say(f"{self.perfetto} written{where}", quiet=quiet)
         if self.svg is not None:
             if not pipeline.one_run:
                 raise UsageError("there is nothing to draw: these ranks are not of one run")
@@ -99,6 +104,13 @@ class Pictures:
         if self.mermaid:
             click.echo(draw_mermaid(pipeline, analysis.ledger, analysis.causes, page.answer))
 
+    def show(self, *, quiet: bool) -> None:
+        """Show the trace in a browser, once the answer has been printed."""
+        if self.opened and self.perfetto is not None:
+            file = Path(self.perfetto)
+            if not open_trace(file, lambda words: _say(words, quiet=quiet)):
+                _say(f"nobody fetched it; open {file} in {VIEWER} yourself", quiet=quiet)
+
     def report_no_pipeline(self, page: Page, words: str, *, quiet: bool) -> None:
         """Write the one file that says something without a pipeline."""
         if self.html is not None:
@@ -110,6 +122,7 @@ picture_options = gathered(
     Pictures,
     click.option("--timeline", "lanes", is_flag=True, help="Draw a step, a lane a rank."),
     click.option("--perfetto", metavar="OUT", help="Write all ranks as one trace for Perfetto."),
+    click.option("--open", "opened", is_flag=True, help="Show it in the browser, by Perfetto."),
     click.option("--svg", metavar="OUT", help="Write a picture of a step, a lane a rank."),
     click.option(
         "--mermaid", is_flag=True, help="Print the pipeline as a Mermaid diagram instead."
@@ -179,6 +192,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     pictures.draw(analysis, page, words, quiet=manners.quiet)
     if not pictures.mermaid:
         print_answer(page, answer, manners)
+    pictures.show(quiet=manners.quiet)
     exit_strictly(answer.warnings, manners)
     if allowed is not None:
         judge_bubbles(analysis.pipelines, allowed, analysis.measured_warnings)
