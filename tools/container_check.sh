@@ -11,6 +11,7 @@ trap '"$runtime" rm --force "$name" > /dev/null 2>&1 || true; rm -rf "$folder"' 
 head -c 32 /dev/urandom | base64 > "$folder/token"
 cat > "$folder/watch.toml" << TOML
 store = "sqlite:////var/lib/debubble/history.db"
+lock = "/var/lib/debubble/watch.lock"
 [listen]
 address = "0.0.0.0:9464"
 token_file = "/etc/debubble/token"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
@@ -194,6 +193,8 @@ def _end(error: DebubbleError, *, as_json: bool = False, code: int = EXIT_NO_ANS
 def _unforeseen(error: Exception) -> Unforeseen:
     """Name an error that is debubble's own fault, in a line or, where asked for, in full."""
     if os.environ.get(TRACEBACK):
+        import traceback  # noqa: PLC0415 (`--help` stays instant)
+
         traceback.print_exception(error)
     said = " ".join(str(error).split())
     return Unforeseen(
