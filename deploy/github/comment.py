@@ -5,8 +5,7 @@
 
 Run by `action.yml`. The comment is found again by a mark in its first line: the next push changes
 it in place of adding another. It is posted by `gh`, which has the token; where that may not write,
-as on a pull request from a fork, the table stands in the summary of the job alone. Ends as `compare`
-does.
+as on a pull request from a fork, the table is in the job's summary alone. Ends as `compare` does.
 """
 
 from __future__ import annotations
