@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from debubble.report.html.views import pipelines_shown
 from debubble.report.inspect import rank_table
 from debubble.report.lanes import draw_lanes, frame_step
 from debubble.report.mermaid import draw_mermaid
+from debubble.report.scalars import scalars, write_events
 from debubble.report.svg import draw_svg
 from debubble.report.text import Page
 from debubble.schedules import state_schedule
@@ -53,6 +55,7 @@ class Pictures:
     opened: bool
     svg: str | None
     mermaid: bool
+    tensorboard: Path | None
     html: str | None
     force: bool
 
@@ -76,7 +79,9 @@ class Pictures:
         if self.mermaid and (self.lanes or as_json):
             raise UsageError("--mermaid prints a diagram and nothing else", hint="leave one")
 
-    def draw(self, analysis: Analysis, page: Page, words: str, *, quiet: bool) -> None:
+    def draw(
+        self, analysis: Analysis, answer: FindAnswer, page: Page, words: str, *, quiet: bool
+    ) -> None:
         """Write the files, and put lanes below the answer."""
         asks = self.lanes or self.need_a_pipeline
         waits = list_waits(analysis.ledger) if asks and analysis.ledger else ()
@@ -101,6 +106,10 @@ class Pictures:
             write_html(
                 find_report(pipelines_shown(analysis), page, words), Path(self.html), quiet=quiet
             )
+        if self.tensorboard is not None:
+            values = scalars(answer)
+            file = write_events(self.tensorboard, values, step=step or 0, now_s=time.time())
+            _say(f"{file} written: {len(values)} scalars of step {step or 0}", quiet=quiet)
         if self.mermaid:
             click.echo(draw_mermaid(pipeline, analysis.ledger, analysis.causes, page.answer))
 
@@ -126,6 +135,12 @@ picture_options = gathered(
     click.option("--svg", metavar="OUT", help="Write a picture of a step, a lane a rank."),
     click.option(
         "--mermaid", is_flag=True, help="Print the pipeline as a Mermaid diagram instead."
+    ),
+    click.option(
+        "--tensorboard",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="FOLDER",
+        help="Write the figures as scalars for TensorBoard.",
     ),
     html_option,
     click.option("--force", is_flag=True, help="Let --perfetto, --svg and --html replace a file."),
@@ -189,7 +204,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         return
     answer = answer_find(analysis)
     page = find_page(answer, "" if manners.quiet else _following(analysis, answer, words))
-    pictures.draw(analysis, page, words, quiet=manners.quiet)
+    pictures.draw(analysis, answer, page, words, quiet=manners.quiet)
     if not pictures.mermaid:
         print_answer(page, answer, manners)
     pictures.show(quiet=manners.quiet)
