@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-watch soak quick test check format lint types imports docs bench bench-peers accuracy fuzz clean
+.PHONY: release-check help demo demo-watch soak quick test check format lint types imports docs bench bench-peers accuracy fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,7 @@ bench: $(VENV)/.dev ## measure the bars of the reader, of digests and of many ra
 	$(BIN)/python benchmarks/watch_readers.py
 	$(BIN)/python benchmarks/dask_engine.py
 	$(BIN)/python benchmarks/fleet.py
+	$(BIN)/python benchmarks/startup.py
 
 bench-peers: $(VENV)/.dev ## the same beside HolisticTraceAnalysis, in a venv of its own
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
@@ -82,7 +83,12 @@ accuracy: $(VENV)/.dev ## recorded GPU runs predicted from each other; real pipe
 	$(BIN)/python benchmarks/frameworks.py
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/follow.py
+	$(BIN)/python benchmarks/skill.py
 	$(BIN)/python -m pytest -m accuracy
+
+release-check: $(VENV)/.dev ## build wheel and sdist, check them, and go from traces to a verdict in an empty environment
+	$(PIP) install 'twine>=6'
+	$(BIN)/python tools/release_check.py --out dist
 
 fuzz: $(VENV)/.dev ## throw 20,000 mutated traces at the reader, and 5,000 damaged recordings at the figures
 	$(BIN)/python tests/fuzz/fuzz_reader.py --cases 20000

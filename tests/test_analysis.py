@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from base64 import b64decode
 from collections import Counter
 from functools import wraps
 
@@ -12,7 +13,10 @@ from support.traces.recordings import H200
 
 import debubble
 from debubble.analysis import analyse_found
+from debubble.answers.base import AnswerWarning
+from debubble.answers.history import HistoryAnswer
 from debubble.cli import cli
+from debubble.errors import Code
 from debubble.fleet.survey import Question
 from debubble.schedules import Statement, order_of, state_schedule
 from debubble.simulate.theory import ideal_bubble
@@ -116,7 +120,9 @@ def test_what_the_api_lists_is_there_and_nothing_else():
         "compare",
         "find",
         "links",
+        "picture",
         "plan",
+        "scalars",
         "simulate",
         "step",
     ]
@@ -139,3 +145,21 @@ def test_an_answer_shows_itself_in_a_notebook_with_strange_names_made_safe():
     assert markup.startswith("<div><p><b>Ranks wait 25 % of the batch")
     assert "<table>" in markup
     assert "<script" not in markup
+
+
+def test_a_run_shows_itself_in_a_notebook_under_a_picture_of_its_own():
+    run = debubble.analyse(H200 / "1f1b_p2_m4")
+    shown = run._repr_html_()
+    image, _, said = shown.partition(">")
+    encoded = image.partition("base64,")[2].rstrip('"')
+    assert b64decode(encoded).startswith(b"<svg")
+    assert debubble.picture(run) == b64decode(encoded).decode()
+    assert "<script" not in shown
+    assert debubble.find(run).verdict[:20] in said
+
+
+def test_an_answer_that_nobody_draws_is_shown_as_text_and_obeyed_by_nobody():
+    odd = AnswerWarning(code=Code.UNREADABLE, message="<script>alert(1)</script>")
+    shown = HistoryAnswer(records=[], warnings=[odd])._repr_html_()
+    assert "<script" not in shown
+    assert "&lt;script&gt;" in shown

@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "debubble"
 # What can reach another machine, and who may: where the user pointed, and between ranks of a job.
+# open_trace listens, on this machine, for its browser.
 # Object stores, PostgreSQL and Dask are reached by libraries of theirs, at the URLs that they get.
 CONNECTING = {
     "socket",
@@ -20,7 +21,7 @@ CONNECTING = {
     "httpx",
     "aiohttp",
 }
-MAY_CONNECT = {"capture/fetch.py", "links/live/rank.py", "load.py"}
+MAY_CONNECT = {"capture/fetch.py", "cli/open_trace.py", "links/live/rank.py", "load.py"}
 RUNNING = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "joblib"}
 OBEYING = {"eval", "exec", "compile", "__import__"}
 

@@ -8,7 +8,19 @@ from typing import Any
 __version__ = "0.1.0"
 
 # Stable: see docs/reference/python.md.
-__all__ = ["Analysis", "analyse", "capture", "compare", "find", "links", "plan", "simulate", "step"]
+__all__ = [
+    "Analysis",
+    "analyse",
+    "capture",
+    "compare",
+    "find",
+    "links",
+    "picture",
+    "plan",
+    "scalars",
+    "simulate",
+    "step",
+]
 _INSIDE_A_JOB = {"capture", "step"}
 _VERBS_WITH_A_ROOM = {"links", "plan", "simulate"}
 

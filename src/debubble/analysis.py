@@ -6,11 +6,12 @@ them cannot disagree. Left of it nothing is put into words, right of it nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
+from typing import ClassVar
 
 from debubble.errors import Gap, NoFit
 from debubble.fleet.survey import Means, Question, Survey, survey_run
@@ -53,6 +54,12 @@ MOST_REPLAYED = 7
 
 class Analysis:
     """What is known of one run, of the pipeline to look into above all."""
+
+    drawn: ClassVar[Callable[[Analysis], str] | None] = None
+    """How it shows itself in a notebook; whoever can draw says it."""
+
+    def _repr_html_(self) -> str | None:
+        return type(self).drawn(self) if type(self).drawn else None  # type: ignore[misc]
 
     def __init__(self, survey: Survey, wires: Wires | None = None, step: int | None = None) -> None:
         self.run: Run = survey.run

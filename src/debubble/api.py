@@ -12,6 +12,7 @@ keep their fields within a schema number. Answers show themselves in a notebook.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from typing import Any
@@ -20,11 +21,13 @@ from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.answers.base import Answer
 from debubble.answers.change import Tokens
 from debubble.answers.compare import CompareAnswer, answer_compare, compare_causes
-from debubble.answers.find import FindAnswer, answer_find
+from debubble.answers.find import FindAnswer, answer_find, say_bubble
 from debubble.answers.links import LinksAnswer, answer_links
 from debubble.answers.plan import PlanAnswer, answer_plan
 from debubble.answers.simulate import Request, SimulateAnswer, answer_simulate
+from debubble.errors import UsageError
 from debubble.fleet.survey import Means, Question
+from debubble.ledger.waits import list_waits
 from debubble.links.wiring import read_history
 from debubble.measure.compare import DEFAULT_THRESHOLD
 from debubble.measure.compare import compare as compare_runs
@@ -34,15 +37,30 @@ from debubble.plan.kv_cache import Cache
 from debubble.report.compare import compare_page
 from debubble.report.find import find_page
 from debubble.report.html.page import notebook_markup
+from debubble.report.lanes import frame_step
 from debubble.report.links import links_page
 from debubble.report.plan import plan_page
+from debubble.report.scalars import scalars
 from debubble.report.simulate import simulate_page
+from debubble.report.svg import draw_svg
 from debubble.report.text import Page
 from debubble.schedules import state_schedule
 from debubble.trace.digest.place import place_digests
 from debubble.trace.engine import engine_at
 from debubble.trace.run import find_run
 from debubble.units import NS_PER_S
+
+__all__ = [
+    "Analysis",
+    "analyse",
+    "compare",
+    "find",
+    "links",
+    "picture",
+    "plan",
+    "scalars",
+    "simulate",
+]
 
 Places = str | PathLike[str] | Sequence[str | PathLike[str]]
 """Files, folders, globs or URLs: as on the command line."""
@@ -239,10 +257,38 @@ def _analysed(run: Analysis | Places, asked: dict[str, Any]) -> Analysis:
     return analyse(run, **asked)
 
 
+def picture(run: Analysis | Places, step: int | None = None, **asked: Any) -> str:
+    """Draw a step of a run as SVG, or the first one: a lane a rank, waits hatched by cause."""
+    analysis = _analysed(run, asked)
+    windows = analysis.pipeline.windows
+    shown = step if step is not None else analysis.step
+    if shown is None and windows:
+        shown = windows[0].step
+    if not analysis.pipeline.one_run:
+        raise UsageError("there is nothing to draw: these ranks are not of one run")
+    waits = list_waits(analysis.ledger) if analysis.ledger else ()
+    frame = frame_step(analysis.timeline, analysis.pipeline.pipeline, shown, waits)
+    return draw_svg(frame, say_bubble(analysis))
+
+
+def _draw_run(run: Analysis) -> str:
+    """Show a run in a notebook: what `find` answers, under a picture of a step.
+
+    As an image the picture keeps its names to itself, however many a notebook shows.
+    """
+    shown = ""
+    if run.pipeline.one_run and (run.pipeline.windows or run.pipeline.stream):
+        encoded = b64encode(picture(run).encode()).decode()
+        image = f"data:image/svg+xml;base64,{encoded}"
+        shown = f'<img alt="a step, a lane a rank" style="max-width:100%" src="{image}">'
+    return shown + notebook_markup(find_page(answer_find(run)))
+
+
 def _draw_with(page: Callable[[Any], Page]) -> Callable[[Any], str]:
     return lambda answer: notebook_markup(page(answer))
 
 
+Analysis.drawn = staticmethod(_draw_run)
 Answer.drawn |= {
     FindAnswer: _draw_with(find_page),
     LinksAnswer: _draw_with(links_page),

@@ -20,7 +20,10 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 │   └── MachineBusy      something else on this machine disturbed all that was measured
 ├── WatchError           the service cannot start
 ├── GateError            the answer does not tell what it was to be judged by
-└── DemoError            the demo's own pipeline failed
+├── DemoError            the demo's own pipeline failed
+├── MachineError         the machine says no: a file cannot be read or written
+├── Interrupted          the user ended it
+└── Unforeseen           a fault of debubble's own
 """
 
 from __future__ import annotations
@@ -137,6 +140,18 @@ class GateError(DebubbleError):
 
 class DemoError(DebubbleError):
     """The demo's own pipeline did not run."""
+
+
+class MachineError(DebubbleError):
+    """The machine says no: no room, no right, no such file."""
+
+
+class Interrupted(DebubbleError):
+    """The user ended it before there was an answer."""
+
+
+class Unforeseen(DebubbleError):
+    """A fault of debubble's own."""
 
 
 class Code(StrEnum):

@@ -109,3 +109,34 @@ def test_what_cannot_be_written_is_named_with_its_file(monkeypatch, capsys):
     assert fail(PermissionError(13, "Permission denied", "a.html"), monkeypatch) == 2
     assert capsys.readouterr().err == "error: a.html: Permission denied\n"
     assert fail(UsageError("no"), monkeypatch) == 2
+
+
+@pytest.mark.parametrize("words", [["--json", RUN], [RUN, "--json"], ["--json=full", RUN]])
+def test_json_takes_no_word_that_follows_it(words, tmp_path):
+    answer = type_command(f"debubble inspect {' '.join(words)}", tmp_path)
+    assert json.loads(answer.out)["schema"] == "debubble.inspect/1"
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (PermissionError(13, "Permission denied", "a/b"), "machine_error"),
+        (ZeroDivisionError("by zero"), "unforeseen"),
+    ],
+    ids=lambda value: getattr(type(value), "__name__", ""),
+)
+def test_whatever_goes_wrong_a_program_is_told_in_json(raised, code, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise raised
+
+    monkeypatch.setattr(debubble.cli.cli, "main", fail)
+    with pytest.raises(SystemExit):
+        debubble.cli.main(["find", "x", "--json=brief"])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schema"], told["error"]["code"]) == ("debubble.error/1", code)
+
+
+def test_words_of_a_command_of_the_users_ask_for_no_json():
+    assert debubble.cli.asks_for_json(["find", "x", "--json=brief"])
+    assert not debubble.cli.asks_for_json(["capture", "--", "train.py", "--json"])

@@ -8,6 +8,7 @@ import re
 import pytest
 from support.services.console import REPOSITORY, matches, type_command
 
+from debubble.answers.schema import ANSWERS
 from debubble.cli import VERBS
 from debubble.errors import Code
 from debubble.ledger.causes import Cause
@@ -77,6 +78,11 @@ def test_the_notebook_page_runs(tmp_path, monkeypatch, capsys):
     assert len(names["options"]) > 3
     assert names["deeper"].numbers.batch_latency_s > names["found"].numbers.batch_latency_s
     assert "No clear change" in capsys.readouterr().out
+
+
+def test_the_scalars_in_the_docs_are_what_find_says(tmp_path, monkeypatch):
+    names = run_python("how-to/use-from-agents-and-ci.md", tmp_path, monkeypatch)
+    assert names["values"]["debubble/bubble_fraction"] == pytest.approx(0.404, abs=0.001)
 
 
 def headings(page, folder="reference"):
@@ -172,5 +178,9 @@ def test_no_heading_is_about_a_warning_that_does_not_exist():
 
 
 def test_every_json_schema_has_a_heading():
-    for verb in VERBS:
+    for verb in VERBS.keys() - {"mcp"}:  # it answers as the others do
         assert f"debubble.{verb}/1" in headings("json.md")
+    page = (REPOSITORY / "docs" / "reference" / "json.md").read_text("utf-8")
+    for name in ANSWERS:
+        if name.endswith("-brief"):
+            assert f"| `debubble.{name}/1` |" in page

@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from html import escape
 from typing import Any, ClassVar
 
 import msgspec
 
-from debubble.errors import Code, Gap, MissingExtra, UsageError, place
+from debubble.errors import Code, DebubbleError, Gap, MissingExtra, UsageError, place
 from debubble.units import NS_PER_S
 
 # Half of a character, as `json.dumps` writes it, or a whole one beyond U+FFFF.
 _HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 
-def json_text(data: Any) -> str:
+def json_text(data: Any, *, compact: bool = False) -> str:
     r"""Write plain objects as `--json` prints them; halves of characters become `\ufffd`.
 
     Names of files may hold bytes that are no UTF-8, and no strict reader takes their halves.
+    `compact` is one line.
     """
-    text = json.dumps(data, indent=2, allow_nan=False)
-    return json.dumps(_whole_text(data), indent=2, allow_nan=False) if _HALF.search(text) else text
+    write = partial(json.dumps, indent=None if compact else 2, allow_nan=False)
+    text = write(data)
+    return write(_whole_text(data)) if _HALF.search(text) else text
 
 
 def _whole_text(data: Any) -> Any:
@@ -88,7 +92,39 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         draw = self.drawn.get(type(self))
-        return draw(self) if draw else f"<pre>{self.to_json()}</pre>"
+        return draw(self) if draw else f"<pre>{escape(self.to_json())}</pre>"
+
+
+class ErrorPart(Part, frozen=True, kw_only=True):
+    """What is wrong, where, and what to do about it."""
+
+    code: str
+    """The kind of error, such as `run_not_found`."""
+    message: str
+    hint: str | None
+    file: str | None
+    rank: int | None
+
+
+class ErrorAnswer(Answer, frozen=True, kw_only=True):
+    """What a program is told where there is no answer."""
+
+    schema: str = "debubble.error/1"
+    error: ErrorPart
+
+
+def answer_error(error: DebubbleError) -> ErrorAnswer:
+    """Say why there is no answer; the code is the name of the error's class."""
+    code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
+    return ErrorAnswer(
+        error=ErrorPart(
+            code=code.removesuffix("_in"),
+            message=error.message,
+            hint=error.hint or None,
+            file=error.file or None,
+            rank=error.rank,
+        )
+    )
 
 
 def _flat(row: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
@@ -16,7 +14,14 @@ from typing import Any, NoReturn
 import click
 
 from debubble import __version__
-from debubble.errors import DebubbleError, GateError, UsageError, place
+from debubble.errors import (
+    DebubbleError,
+    GateError,
+    Interrupted,
+    MachineError,
+    Unforeseen,
+    UsageError,
+)
 from debubble.units import printable
 
 # A verb's module is imported only when the verb is called: `debubble --help` stays instant.
@@ -31,6 +36,7 @@ VERBS = {
     "compare": "Did it work? The run after a change against the one before: one verdict.",
     "history": "What happened over time? The record of measurements, by name.",
     "watch": "Keep watching: a service that says when traffic moved or a pipeline got slower.",
+    "mcp": "For agents: the verbs that read, as tools of the Model Context Protocol.",
     "demo": "Show me: a real four-stage pipeline on this machine, no GPU needed.",
 }
 
@@ -91,10 +97,14 @@ class Verbs(click.Group):
         command: click.Command = importlib.import_module(f"debubble.cli.{cmd_name}").command
         return command
 
-    def make_context(self, *words: Any, **settings: Any) -> click.Context:
-        """Read the words, and print help."""
+    def make_context(
+        self, info_name: str | None, args: list[str], *more: Any, **settings: Any
+    ) -> click.Context:
+        """Read the words, and print help; `--json` is `--json=full`, whatever follows it."""
+        own = len(own_words(args))
+        args[:own] = ["--json=full" if word == "--json" else word for word in args[:own]]
         with telling_unheard():
-            return super().make_context(*words, **settings)
+            return super().make_context(info_name, args, *more, **settings)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb."""
@@ -126,7 +136,7 @@ def main(words: Sequence[str] | None = None) -> None:
     1 is the code of a closed gate, which a verb asks for itself: nothing that goes wrong has it.
     """
     prepare_streams()
-    as_json = "--json" in (sys.argv[1:] if words is None else words)
+    as_json = asks_for_json(sys.argv[1:] if words is None else words)
     try:
         code = cli.main(
             args=None if words is None else list(words),
@@ -135,60 +145,61 @@ def main(words: Sequence[str] | None = None) -> None:
         )
         sys.stdout.flush()
     except GateError as error:  # after the answer: stdout has its one object
-        _end(str(error), error.hint)
+        _end(error)
     except DebubbleError as error:
-        if as_json:
-            _print_error(error)
-        _end(str(error), error.hint)
+        _end(error, as_json=as_json)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f"{context.command_path} --help" if context else "debubble --help"
-        usage = UsageError(error.format_message(), hint=hint)
-        if as_json:
-            _print_error(usage)
-        _end(str(usage), usage.hint)
+        _end(UsageError(error.format_message(), hint=hint), as_json=as_json)
     except (click.Abort, KeyboardInterrupt):
-        _end("interrupted", code=EXIT_INTERRUPTED)
+        _end(Interrupted("interrupted"), as_json=as_json, code=EXIT_INTERRUPTED)
     except (Unheard, BrokenPipeError):
         abandon_stdout()
         sys.exit(EXIT_INTERRUPTED)
     except OSError as error:
-        abandon_stdout()
-        _end(f"{place(str(error.filename or ''), None)}{error.strerror or error}")
+        file = str(error.filename or "")
+        _end(MachineError(error.strerror or str(error), file=file), as_json=as_json)
     except Exception as error:  # noqa: BLE001 (the last place to say it in a line)
-        _end_unforeseen(error)
+        _end(_unforeseen(error), as_json=as_json)
     # Without its standalone mode click returns the code that a command exited with.
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _print_error(error: DebubbleError) -> None:
-    """Print why there is no answer, for a program that waits for one object on stdout."""
-    code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
-    said = {
-        "code": code.removesuffix("_in"),
-        "message": error.message,
-        "hint": error.hint or None,
-        "file": error.file or None,
-        "rank": error.rank,
-    }
-    from debubble.answers.base import json_text  # noqa: PLC0415 (`debubble --help` stays instant)
-
-    click.echo(json_text({"schema": "debubble.error/1", "error": said}))
+def own_words(words: Sequence[str]) -> list[str]:
+    """Return the words before `--`: those after it belong to a command of the user's."""
+    given = list(words)
+    return given[: given.index("--")] if "--" in given else given
 
 
-def _end(message: str, hint: str = "", *, code: int = EXIT_NO_ANSWER) -> NoReturn:
-    complain(message, hint)
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Tell whether a program waits for one object on stdout."""
+    return any(word == "--json" or word.startswith("--json=") for word in own_words(words))
+
+
+def _end(error: DebubbleError, *, as_json: bool = False, code: int = EXIT_NO_ANSWER) -> NoReturn:
+    """Say why there is no answer, to a program that waits for one object on stdout as well."""
+    if as_json:
+        from debubble.answers.base import answer_error  # noqa: PLC0415 (`--help` stays instant)
+
+        with suppress(OSError):  # stdout itself may be what cannot be written
+            click.echo(answer_error(error).to_json())
+    if isinstance(error, MachineError):
+        abandon_stdout()
+    complain(str(error), error.hint)
     sys.exit(code)
 
 
-def _end_unforeseen(error: Exception) -> NoReturn:
+def _unforeseen(error: Exception) -> Unforeseen:
     """Name an error that is debubble's own fault, in a line or, where asked for, in full."""
     if os.environ.get(TRACEBACK):
+        import traceback  # noqa: PLC0415 (`--help` stays instant)
+
         traceback.print_exception(error)
     said = " ".join(str(error).split())
-    _end(
+    return Unforeseen(
         f"unforeseen: {type(error).__name__}{': ' if said else ''}{said}",
-        f"{TRACEBACK}=1 shows where; please report it with that",
+        hint=f"{TRACEBACK}=1 shows where; please report it with that",
     )
 
 

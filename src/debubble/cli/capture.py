@@ -103,7 +103,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         keep=keep,
         tags=dict(_as_tag(tag) for tag in tags),
     )
-    captures = capture_command(command_words, settings, output_to_stderr=manners.as_json)
+    captures = capture_command(command_words, settings, output_to_stderr=bool(manners.as_json))
     page = capture_page(captures, next_command)
     print_answer(page, capture_json(captures), manners)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from debubble.answers.inspect import answer_ranks
 from debubble.answers.no_pipeline import answer_no_pipeline
 from debubble.answers.worth import Tariff
 from debubble.cli.gates import judge_bubbles, refuse_to_judge
+from debubble.cli.open_trace import VIEWER, open_trace
 from debubble.cli.options import (
     Manners,
     drawing_width,
@@ -38,6 +40,7 @@ from debubble.report.html.views import pipelines_shown
 from debubble.report.inspect import rank_table
 from debubble.report.lanes import draw_lanes, frame_step
 from debubble.report.mermaid import draw_mermaid
+from debubble.report.scalars import scalars, write_events
 from debubble.report.svg import draw_svg
 from debubble.report.text import Page
 from debubble.schedules import state_schedule
@@ -51,8 +54,10 @@ class Pictures:
 
     lanes: bool
     perfetto: str | None
+    opened: bool
     svg: str | None
     mermaid: bool
+    tensorboard: Path | None
     html: str | None
     force: bool
 
@@ -67,6 +72,8 @@ class Pictures:
         refuse_same_place(outs)
         for out in outs.values():
             place_for(out, force=self.force)
+        if self.opened and self.perfetto is None:
+            raise UsageError("--open shows what --perfetto writes", hint="add --perfetto OUT")
         if self.lanes and as_json:
             raise UsageError(
                 "--timeline draws for people, --json is for programs", hint="leave one"
@@ -74,7 +81,9 @@ class Pictures:
         if self.mermaid and (self.lanes or as_json):
             raise UsageError("--mermaid prints a diagram and nothing else", hint="leave one")
 
-    def draw(self, analysis: Analysis, page: Page, words: str, *, quiet: bool) -> None:
+    def draw(
+        self, analysis: Analysis, answer: FindAnswer, page: Page, words: str, *, quiet: bool
+    ) -> None:
         """Write the files, and put lanes below the answer."""
         asks = self.lanes or self.need_a_pipeline
         waits = list_waits(analysis.ledger) if asks and analysis.ledger else ()
@@ -86,7 +95,8 @@ class Pictures:
             page.drawing = draw_lanes(timeline, pipeline.pipeline, step, drawing_width(), waits)
         if self.perfetto is not None:
             write_chrome(timeline, Path(self.perfetto), waits=waits, force=self.force)
-            _say(f"{self.perfetto} written; open it in https://ui.perfetto.dev", quiet=quiet)
+            where = "" if self.opened else f"; open it in {VIEWER}"
+            _say(f"{self.perfetto} written{where}", quiet=quiet)
         if self.svg is not None:
             if not pipeline.one_run:
                 raise UsageError("there is nothing to draw: these ranks are not of one run")
@@ -98,8 +108,19 @@ class Pictures:
             write_html(
                 find_report(pipelines_shown(analysis), page, words), Path(self.html), quiet=quiet
             )
+        if self.tensorboard is not None:
+            values = scalars(answer)
+            file = write_events(self.tensorboard, values, step=step or 0, now_s=time.time())
+            _say(f"{file} written: {len(values)} scalars of step {step or 0}", quiet=quiet)
         if self.mermaid:
             click.echo(draw_mermaid(pipeline, analysis.ledger, analysis.causes, page.answer))
+
+    def show(self, *, quiet: bool) -> None:
+        """Show the trace in a browser, once the answer has been printed."""
+        if self.opened and self.perfetto is not None:
+            file = Path(self.perfetto)
+            if not open_trace(file, lambda words: _say(words, quiet=quiet)):
+                _say(f"nobody fetched it; open {file} in {VIEWER} yourself", quiet=quiet)
 
     def report_no_pipeline(self, page: Page, words: str, *, quiet: bool) -> None:
         """Write the one file that says something without a pipeline."""
@@ -112,9 +133,16 @@ picture_options = gathered(
     Pictures,
     click.option("--timeline", "lanes", is_flag=True, help="Draw a step, a lane a rank."),
     click.option("--perfetto", metavar="OUT", help="Write all ranks as one trace for Perfetto."),
+    click.option("--open", "opened", is_flag=True, help="Show it in the browser, by Perfetto."),
     click.option("--svg", metavar="OUT", help="Write a picture of a step, a lane a rank."),
     click.option(
         "--mermaid", is_flag=True, help="Print the pipeline as a Mermaid diagram instead."
+    ),
+    click.option(
+        "--tensorboard",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="FOLDER",
+        help="Write the figures as scalars for TensorBoard.",
     ),
     html_option,
     click.option("--force", is_flag=True, help="Let --perfetto, --svg and --html replace a file."),
@@ -158,7 +186,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
 ) -> None:
     """Measure the bubble of a pipeline from TRACES of all its ranks, against theory."""
     allowed = None if fail_over is None else parse_share(fail_over)
-    pictures.check(as_json=manners.as_json)
+    pictures.check(as_json=bool(manners.as_json))
     if schedule is None and chunks is not None:
         raise UsageError("--chunks says something of --schedule only", hint="add --schedule NAME")
     statement = None if schedule is None else state_schedule(schedule, chunks)
@@ -180,9 +208,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
         return
     answer = answer_find(analysis, tariff)
     page = find_page(answer, "" if manners.quiet else _following(analysis, answer, words))
-    pictures.draw(analysis, page, words, quiet=manners.quiet)
+    pictures.draw(analysis, answer, page, words, quiet=manners.quiet)
     if not pictures.mermaid:
         print_answer(page, answer, manners)
+    pictures.show(quiet=manners.quiet)
     exit_strictly(answer.warnings, manners)
     if allowed is not None:
         judge_bubbles(analysis.pipelines, allowed, analysis.measured_warnings)

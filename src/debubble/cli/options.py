@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from debubble.answers.base import Answer, AnswerWarning, json_text
+from debubble.answers.brief import brief_of
 from debubble.answers.worth import Tariff
 from debubble.errors import Gap, UsageError
 from debubble.trace.engine import Progress
@@ -65,13 +66,23 @@ EXIT_STRICT = 2
 class Manners:
     """How to answer."""
 
-    as_json: bool
+    as_json: Literal["full", "brief"] | None
     markdown: bool
     strict: bool
     color: str
     quiet: bool
 
 
+# `--json` alone is the whole answer; `cli.Verbs` sees that no word after it is taken for more.
+json_option = click.option(
+    "--json",
+    "as_json",
+    type=click.Choice(["full", "brief"]),
+    is_flag=False,
+    flag_value="full",
+    metavar="[=brief]",
+    help="One JSON object on stdout; =brief, in two kilobytes.",
+)
 output_options = gathered(
     "manners",
     Manners,
@@ -85,7 +96,7 @@ output_options = gathered(
     ),
     click.option("--strict", is_flag=True, help="Exit with 2 when there is any warning."),
     click.option("--markdown", is_flag=True, help="The page as Markdown, to paste."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+    json_option,
 )
 
 
@@ -169,8 +180,9 @@ def print_answer(
     if manners.as_json and manners.markdown:
         raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
     if manners.as_json:
-        data = answer.to_dict() if isinstance(answer, Answer) else answer
-        click.echo(json_text(data))
+        if manners.as_json == "brief" and isinstance(answer, Answer):
+            answer = brief_of(answer, _commands_for_programs(page.next_command))
+        click.echo(answer.to_json() if isinstance(answer, Answer) else json_text(answer))
         return
     if manners.markdown:
         from debubble.report.markdown import as_markdown  # noqa: PLC0415
@@ -180,6 +192,14 @@ def print_answer(
     from debubble.report.text import print_page  # noqa: PLC0415 (rich is not needed for JSON)
 
     print_page(page, console_for(manners.color, aside=aside))
+
+
+def _commands_for_programs(command: str) -> list[str]:
+    """Return a command as whoever asked in brief would type it; text to paste stays text."""
+    if not command or command.endswith(" --timeline"):  # a drawing is for people
+        return []
+    brief = command.startswith("debubble ") and " --emit " not in command
+    return [f"{command} --json=brief" if brief else command]
 
 
 def console_for(color: str, *, aside: bool = False) -> Console:

@@ -281,7 +281,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             hold=hold,
             cache=cache,
             # Only programs read what every framework is to be told.
-            frameworks=tuple(EMITTERS) if manners.as_json else (),
+            frameworks=tuple(EMITTERS) if manners.as_json == "full" else (),
             planned_for=planned_for,
             emit_for=framework,
             order_file=None if order is None else str(order),

@@ -12,6 +12,7 @@ import click
 
 from debubble.answers.base import json_text
 from debubble.cli.measuring import store_url
+from debubble.cli.options import json_option
 from debubble.errors import MissingExtra, UsageError
 from debubble.measure.store import Store
 from debubble.units import printable
@@ -49,7 +50,8 @@ store_option = click.option(
     help="Print alert rules for Prometheus or a dashboard for Grafana, and end.",
 )
 @click.option("--check", is_flag=True, help="Read the configuration, say what it means, and end.")
-@click.option("--json", "as_json", is_flag=True, help="With --check: one JSON object on stdout.")
+@click.option("--markdown", is_flag=True, help="With --check: to paste.")
+@json_option
 @click.pass_context
 def command(  # noqa: PLR0913 (one argument a flag)
     context: click.Context,
@@ -58,7 +60,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     store: str | None,
     printed: str | None,
     check: bool,
-    as_json: bool,
+    markdown: bool,
+    as_json: str | None,
 ) -> None:
     """Take captures in as they appear, and say when something changed."""
     if context.invoked_subcommand is not None:
@@ -70,8 +73,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("there is nothing to watch", hint="debubble watch --config watch.toml")
     config = read_config(path, store=store)
     if check:
-        text = json_text(describe_config(config)) if as_json else say_config(config)
-        click.echo(text)
+        said = say_config(config)
+        told = f"```text\n{said}\n```" if markdown else said
+        click.echo(json_text(describe_config(config)) if as_json else told)
         for warning in missing_folders(config):
             click.echo(f"warning: {warning}", err=True)
         return
@@ -91,7 +95,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
 @click.option("--source", metavar="NAME", help="Captures of one source alone.")
 @click.option("--capture", type=int, metavar="N", help="One capture, by its number.")
 @click.option("--list", "listed", is_flag=True, help="List what was given up, and end.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def retry(  # noqa: PLR0913 (one argument a flag)
     *,
     path: Path | None,
@@ -99,7 +103,7 @@ def retry(  # noqa: PLR0913 (one argument a flag)
     source: str | None,
     capture: int | None,
     listed: bool,
-    as_json: bool,
+    as_json: str | None,
 ) -> None:
     """Have captures that were given up analysed once more, by the service that runs or the next."""
     if path is None:

@@ -1,0 +1,450 @@
+"""Lines of JSON-RPC in → verbs as tools of the Model Context Protocol, for agents.
+
+Written out here, for it is small: `initialize`, `ping`, `tools/list`, `tools/call`, and
+notifications. One thread reads, so that a ping is answered while another thread reads traces.
+Tools read and nothing else. They see the folders that they are given, wherever links lead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
+
+import msgspec
+
+from debubble import __version__, api
+from debubble.analysis import Analysis
+from debubble.answers.base import Answer, answer_error, json_text
+from debubble.answers.brief import brief_of
+from debubble.answers.inspect import answer_inspect
+from debubble.answers.no_pipeline import answer_no_pipeline
+from debubble.answers.server_plan import (
+    ServerQuestion,
+    answer_server_plan,
+    answer_server_simulate,
+)
+from debubble.errors import DebubbleError, Unforeseen, UsageError
+from debubble.fleet.survey import Means, NoPipelineIn, inspect_run
+from debubble.measure.compare import DEFAULT_THRESHOLD
+from debubble.plan.emit import EMITTERS
+from debubble.schedules import SCHEDULES
+from debubble.trace.run import find_run
+from debubble.trace.source import is_url
+
+# Revisions that begin with `initialize`; a client that offers another is offered the newest.
+PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+# A question is a few paths: what is longer is no question.
+MOST_BYTES = 1024 * 1024
+NOT_JSON, NOT_A_REQUEST, NO_METHOD, WRONG_WORDS = -32700, -32600, -32601, -32602
+
+_GLOB = frozenset("*?[")
+
+
+def _about(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+Places = Annotated[
+    list[str], msgspec.Meta(description="Files or folders with traces of one run.", min_length=1)
+]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Whole(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every tool takes."""
+
+    whole: Annotated[
+        bool, _about("The whole answer, tens of kilobytes, in place of the brief one.")
+    ] = False
+
+
+class OfRun(Whole, kw_only=True, forbid_unknown_fields=True):
+    """What every tool takes that is about one run."""
+
+    traces: Places
+    capture: Annotated[
+        str | None, _about("Which capture, by its name, where there are several.")
+    ] = None
+
+
+class OfPipeline(OfRun, kw_only=True, forbid_unknown_fields=True):
+    """The same, of one pipeline of the run."""
+
+    pipeline: Annotated[int | None, _about("One pipeline alone, counted from 0.")] = None
+
+
+class OfStep(OfPipeline, kw_only=True, forbid_unknown_fields=True):
+    """The same, of one step."""
+
+    step: Annotated[int | None, _about("One step alone, by the profiler's number.")] = None
+
+
+class OfPlan(OfPipeline, kw_only=True, forbid_unknown_fields=True):
+    """What `plan` takes."""
+
+    emit: Annotated[
+        str | None,
+        _about("Write the best option for a framework: torch, megatron, vllm, …"),
+    ] = None
+    memory_limit_bytes: Annotated[float | None, _about("Of each rank.")] = None
+    most_microbatches: Positive | None = None
+    hold: Annotated[
+        Literal["batch", "microbatch"] | None,
+        _about("What keeps its size when microbatches change."),
+    ] = None
+
+
+class OfChange(OfPipeline, kw_only=True, forbid_unknown_fields=True):
+    """What `simulate` takes; what is left out stays as it is."""
+
+    microbatches: Positive | None = None
+    hold: Literal["batch", "microbatch"] | None = None
+    split: Annotated[list[int] | None, _about("Layers of each stage.")] = None
+    schedule: Annotated[str | None, _about(f"One of {', '.join(SCHEDULES)}.")] = None
+    chunks: Annotated[Positive | None, _about("Stages a rank in that schedule.")] = None
+    overlap: Annotated[bool | None, _about("Transfers beside compute.")] = None
+    recompute: bool | None = None
+    hops: Annotated[list[str], _about("Rates of hops: 2:3=5GB/s.")] = msgspec.field(
+        default_factory=list
+    )
+    tokens: Annotated[str | None, _about("Of a microbatch, 4096, or 2x as many.")] = None
+    in_flight: Annotated[Positive | None, _about("Of a server: batches at once.")] = None
+    chunk: Annotated[Positive | None, _about("Of a server: prompt tokens a batch.")] = None
+
+
+class OfTwo(Whole, kw_only=True, forbid_unknown_fields=True):
+    """What `compare` takes."""
+
+    before: Places
+    after: Places
+    threshold: Annotated[float, _about("The smallest change that matters, a fraction.")] = (
+        DEFAULT_THRESHOLD
+    )
+
+
+class Folders:
+    """The folders that tools may read, and nothing beside them."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = [folder.resolve(strict=True) for folder in folders]
+        for folder in self.folders:
+            if not folder.is_dir():
+                raise UsageError(f"{folder} is no folder", hint="give the folders with traces")
+
+    def place(self, word: str) -> str:
+        """Return where a path of a client leads, if that and all it holds is inside.
+
+        What is not there and what is elsewhere is refused in the same words.
+        """
+        if is_url(word) or "\0" in word or not word.strip() or _GLOB & set(word):
+            raise UsageError(f"{word!r} is no path", hint="give files or folders, no URL or glob")
+        for folder in self.folders:
+            try:
+                found = (folder / word).resolve(strict=True)
+            except (OSError, RuntimeError):  # not there; links in a circle
+                continue
+            if self._holds(found):
+                self._check(found if found.is_dir() else found.parent, deep=found.is_dir())
+                return str(found)
+        served = ", ".join(map(str, self.folders))
+        raise UsageError(f"{word!r} is not there", hint=f"what is served: {served}")
+
+    def _holds(self, path: Path) -> bool:
+        return any(path.is_relative_to(folder) for folder in self.folders)
+
+    def _check(self, folder: Path, *, deep: bool) -> None:
+        """Refuse a folder with something in it that leads out, or that is no file at all."""
+        waiting, seen = [folder], set()
+        while waiting:
+            here = waiting.pop()
+            seen.add(here)
+            with os.scandir(here) as entries:
+                for entry in entries:
+                    try:
+                        path = Path(entry.path).resolve(strict=True)
+                        kind = path.stat().st_mode
+                    except (OSError, RuntimeError):  # a link to nowhere is nothing to be read
+                        continue
+                    if not self._holds(path) or not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+                        raise UsageError(
+                            f"{entry.path} leads out of the folders that are served",
+                            hint="copy the traces into them",
+                        )
+                    if deep and stat.S_ISDIR(kind) and path not in seen:
+                        waiting.append(path)
+
+
+class Tools:
+    """Verbs by name: what each is for, what it takes, and what answers."""
+
+    def __init__(self, folders: Folders) -> None:
+        self.folders = folders
+        self.known: dict[str, tuple[str, type[Whole], Callable[[Any], tuple[Answer, str]]]] = {
+            "inspect": (
+                "What is there? Files, ranks, steps; what is missing or broken.",
+                OfRun,
+                self._inspect,
+            ),
+            "find": (
+                "Where does the time go? The bubble, its causes, whose they are, what each costs.",
+                OfStep,
+                self._find,
+            ),
+            "links": (
+                "Is it the wire? Each hop judged, and what slow ones cost the batch.",
+                OfPipeline,
+                self._links,
+            ),
+            "plan": (
+                "What should change? Options ranked, memory checked; `emit` writes the best one.",
+                OfPlan,
+                self._plan,
+            ),
+            "simulate": (
+                "What if? One change, or several, of a measured run predicted.",
+                OfChange,
+                self._simulate,
+            ),
+            "compare": (
+                "Did it work? The run after a change against the one before: one verdict.",
+                OfTwo,
+                self._compare,
+            ),
+        }
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return every tool as `tools/list` has it."""
+        return [
+            {
+                "name": name,
+                "title": f"debubble {name}",
+                "description": what,
+                "inputSchema": _schema_of(takes),
+                "annotations": {
+                    "readOnlyHint": True,
+                    "destructiveHint": False,
+                    "idempotentHint": True,
+                    "openWorldHint": False,
+                },
+            }
+            for name, (what, takes, _) in self.known.items()
+        ]
+
+    def call(self, name: str, arguments: Any) -> dict[str, Any]:
+        """Answer as `tools/call` does; what goes wrong is an answer, too."""
+        try:
+            _, takes, answers = self.known[name]
+            asked = msgspec.convert(arguments, takes, strict=True)
+            found, following = answers(asked)
+            answer = found if asked.whole else brief_of(found, [following] if following else [])
+        except msgspec.ValidationError as wrong:
+            return _told(answer_error(UsageError(str(wrong), hint="see tools/list")), wrong=True)
+        except DebubbleError as error:
+            return _told(answer_error(error), wrong=True)
+        except Exception as error:  # noqa: BLE001 (the next question is to be answered all the same)
+            unforeseen = Unforeseen(f"unforeseen: {type(error).__name__}: {error}")
+            return _told(answer_error(unforeseen), wrong=True)
+        return _told(answer, wrong=False)
+
+    def _analyse(self, asked: OfPipeline, step: int | None = None) -> Analysis:
+        return api.analyse(
+            [self.folders.place(word) for word in asked.traces],
+            capture=asked.capture,
+            pipeline=asked.pipeline,
+            step=step,
+        )
+
+    def _inspect(self, asked: OfRun) -> tuple[Answer, str]:
+        places = [self.folders.place(word) for word in asked.traces]
+        run = inspect_run(find_run(places, capture=asked.capture), Means())
+        return answer_inspect(run), _then("find", asked.traces)
+
+    def _find(self, asked: OfStep) -> tuple[Answer, str]:
+        try:
+            answer = api.find(self._analyse(asked, asked.step))
+        except NoPipelineIn as why:
+            if not why.run.ranks:
+                raise
+            return answer_no_pipeline(why), _then("inspect", asked.traces)
+        slow = any(hop.verdict == "slow" for hop in answer.hops)
+        return answer, _then("links" if slow else "plan", asked.traces)
+
+    def _links(self, asked: OfPipeline) -> tuple[Answer, str]:
+        return api.links(self._analyse(asked)), _then("plan", asked.traces)
+
+    def _plan(self, asked: OfPlan) -> tuple[Answer, str]:
+        run = self._analyse(asked)
+        if run.pipeline.kind == "stream":
+            return answer_server_plan(run, ServerQuestion(), asked.emit), ""
+        answer = api.plan(
+            run,
+            memory_limit_bytes=asked.memory_limit_bytes,
+            most_microbatches=asked.most_microbatches,
+            hold=asked.hold,
+            emit=asked.emit,
+            frameworks=tuple(EMITTERS) if asked.whole else (),
+        )
+        tell = answer.tellable_framework
+        return answer, _then("plan", asked.traces, emit=tell) if tell and not asked.emit else ""
+
+    def _simulate(self, asked: OfChange) -> tuple[Answer, str]:
+        if asked.schedule is not None and asked.schedule not in SCHEDULES:
+            # On the command line it may be a file.
+            raise UsageError(
+                f"there is no schedule {asked.schedule!r}", hint=f"one of {', '.join(SCHEDULES)}"
+            )
+        run = self._analyse(asked)
+        if run.pipeline.kind == "stream":
+            question = ServerQuestion(
+                split=tuple(asked.split) if asked.split else None,
+                in_flight=asked.in_flight,
+                chunk=asked.chunk,
+            )
+            return answer_server_simulate(run, question), ""
+        return (
+            api.simulate(
+                run,
+                microbatches=asked.microbatches,
+                hold=asked.hold,
+                split=asked.split,
+                schedule=asked.schedule,
+                chunks=asked.chunks,
+                overlap=asked.overlap,
+                recompute=asked.recompute,
+                hops=asked.hops,
+                tokens=asked.tokens,
+            ),
+            "",
+        )
+
+    def _compare(self, asked: OfTwo) -> tuple[Answer, str]:
+        sides = [
+            [self.folders.place(word) for word in side] for side in (asked.before, asked.after)
+        ]
+        return api.compare(*sides, threshold=asked.threshold), _then("plan", asked.after)
+
+
+class Server:
+    """A client's lines in → answers out, until the client has gone."""
+
+    def __init__(self, folders: Sequence[Path], source: BinaryIO, sink: BinaryIO) -> None:
+        self.tools = Tools(Folders(folders))
+        self.source, self.sink = source, sink
+        self.writing = threading.Lock()
+        self.calls: queue.Queue[tuple[Any, str, Any]] = queue.Queue()
+        self.waited_for: set[Any] = set()
+        """Ids of calls that are queued or in work, and that nobody has called off."""
+
+    def serve(self) -> None:
+        """Answer until there is nobody to answer; calls run one after the other."""
+        threading.Thread(target=self._work, daemon=True).start()
+        with suppress(BrokenPipeError):
+            while line := self.source.readline(MOST_BYTES + 1):
+                if len(line) > MOST_BYTES:
+                    while line and not line.endswith(b"\n"):
+                        line = self.source.readline(MOST_BYTES)
+                    self._fail(None, NOT_A_REQUEST, "a line is too long")
+                elif line.strip():
+                    self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            self._fail(None, NOT_JSON, "this is no JSON")
+            return
+        if not isinstance(message, dict) or not isinstance(message.get("method"), str):
+            if not isinstance(message, dict) or "id" not in message:
+                self._fail(None, NOT_A_REQUEST, "this is no request")
+            return  # an answer, and nothing was asked
+        given = message.get("params", {})
+        params = given if isinstance(given, dict) else {}
+        if "id" not in message:
+            if message["method"] == "notifications/cancelled":
+                self.waited_for.discard(_key(params.get("requestId")))
+            return
+        self._answer(message["id"], message["method"], params)
+
+    def _answer(self, number: Any, method: str, params: dict[str, Any]) -> None:
+        if method == "initialize":
+            wanted = params.get("protocolVersion")
+            served = ", ".join(map(str, self.tools.folders.folders))
+            self._give(
+                number,
+                {
+                    "protocolVersion": wanted if wanted in PROTOCOLS else PROTOCOLS[0],
+                    "capabilities": {"tools": {"listChanged": False}},
+                    "serverInfo": {"name": "debubble", "version": __version__},
+                    "instructions": "Finds where a pipeline-parallel PyTorch job waits, why, and "
+                    "what to change. inspect, find, then links or plan as `next` says; compare "
+                    f"proves a change. Traces lie in: {served}",
+                },
+            )
+        elif method == "ping":
+            self._give(number, {})
+        elif method == "tools/list":
+            self._give(number, {"tools": self.tools.listed()})
+        elif method != "tools/call":
+            self._fail(number, NO_METHOD, f"there is no method {method!r}")
+        elif params.get("name") not in self.tools.known:
+            tools = ", ".join(self.tools.known)
+            self._fail(number, WRONG_WORDS, f"no tool {params.get('name')!r}; one of {tools}")
+        else:
+            self.waited_for.add(_key(number))
+            self.calls.put((number, params["name"], params.get("arguments") or {}))
+
+    def _work(self) -> None:
+        while True:
+            number, name, arguments = self.calls.get()
+            if _key(number) not in self.waited_for:
+                continue
+            result = self.tools.call(name, arguments)
+            if _key(number) in self.waited_for:
+                self.waited_for.discard(_key(number))
+                with suppress(BrokenPipeError):
+                    self._give(number, result)
+
+    def _give(self, number: Any, result: dict[str, Any]) -> None:
+        self._write({"jsonrpc": "2.0", "id": number, "result": result})
+
+    def _fail(self, number: Any, code: int, message: str) -> None:
+        self._write({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}})
+
+    def _write(self, message: dict[str, Any]) -> None:
+        with self.writing:
+            self.sink.write(f"{json_text(message, compact=True)}\n".encode())
+            self.sink.flush()
+
+
+def _schema_of(takes: type[Whole]) -> dict[str, Any]:
+    """Return the JSON Schema of what a tool takes, as one object."""
+    _, parts = msgspec.json.schema_components([takes])
+    schema = dict(parts[takes.__name__])
+    schema.pop("title", None)
+    schema.pop("description", None)
+    return schema
+
+
+def _told(answer: Answer, *, wrong: bool) -> dict[str, Any]:
+    return {
+        "content": [{"type": "text", "text": answer.to_json()}],
+        "structuredContent": answer.to_dict(),
+        "isError": wrong,
+    }
+
+
+def _then(tool: str, traces: Sequence[str], **more: Any) -> str:
+    """Write a call to go on with."""
+    return f"{tool} {json.dumps({'traces': list(traces)} | more)}"
+
+
+def _key(number: Any) -> str:
+    """Return an id as a name for a set: 1 and "1" are two."""
+    return json.dumps(number)
