@@ -27,7 +27,7 @@ Score = Callable[[Rows, Times], int]
 # A pass is moved across so many others at most.
 _REACH = 6
 # Of the moves that look best so many are run.
-_TRIED = 4
+_TRIED, _CONSIDERED = 4, 12
 # A pass that moved stays where it is for so many moves, and a few more by chance.
 _TENURE, _MORE = 7, 9
 # The halves of a backward pass are put together across so many others at most.
@@ -59,6 +59,9 @@ class Climb:
     best_score: int
     now: Rows
     times: Times
+    strays: int
+    """Moves by chance that are tried each time besides: where the score is not the window, what
+    shortens the longest way is not all that can gain."""
     held: dict[int, int]
     """Passes that may not move again before that many moves were made."""
     moves: int = 0
@@ -73,18 +76,22 @@ class Climb:
         """Make moves by chance, so that what follows comes elsewhere."""
         no_tails = [0] * len(self.times.end)
         for _ in range(times):
-            rank = self.random.randrange(len(self.now))
-            row = self.now[rank]
-            at = self.random.randrange(len(row))
-            to = at + self.random.choice((-2, -1, 1, 2))
-            found = list(self._cut_or_joined(no_tails, rank, at, row))
-            if 0 <= to < len(row) and (not found or self.random.random() < _SHIFT):
-                found = list(self._shifted(no_tails, rank, at, to))
-            for move in found[:1]:
-                rows = (*self.now[:rank], move.row, *self.now[rank + 1 :])
+            for move in self._any(no_tails):
+                rows = (*self.now[: move.rank], move.row, *self.now[move.rank + 1 :])
                 run = self.pipeline.run(rows)
                 if run is not None:
                     self.now, self.times = rows, run
+
+    def _any(self, tails: list[int]) -> list[Move]:
+        """Return a move by chance, or none where that one is not allowed."""
+        rank = self.random.randrange(len(self.now))
+        row = self.now[rank]
+        at = self.random.randrange(len(row))
+        to = at + self.random.choice((-3, -2, -1, 1, 2, 3))
+        found = list(self._cut_or_joined(tails, rank, at, row))
+        if 0 <= to < len(row) and (not found or self.random.random() < _SHIFT):
+            found = list(self._shifted(tails, rank, at, to))
+        return [self.random.choice(found)] if found else []
 
     def _move(self) -> bool:
         """Make the best move that is allowed, whether it gains or not."""
@@ -92,16 +99,16 @@ class Climb:
         tails = pipeline.tails(self.now, self.times)
         found = sorted(
             self._moves(tails), key=lambda move: (move.estimate, self.random.random())
-        )
+        )[:_CONSIDERED]
+        by_chance = [move for _ in range(self.strays) for move in self._any(tails)]
+        found = [*by_chance, *found]
         chosen: tuple[int, int, Rows, Times, Move] | None = None
         tried = 0
         for move in found:
-            if tried == _TRIED:
+            if tried == _TRIED + len(by_chance):
                 break
             rows = (*self.now[: move.rank], move.row, *self.now[move.rank + 1 :])
-            old = self.now[move.rank]
-            since = self.times.end[old[move.first - 1]] if move.first else 0
-            times = pipeline.run(rows, self.times, since)
+            times = pipeline.run(rows, self.times, (move.rank, move.first))
             if times is None:
                 continue
             tried += 1
@@ -242,7 +249,9 @@ class Climb:
         return longest
 
 
-def climb_from(pipeline: Pipeline, rows: Rows, score: Score, seed: int) -> Climb | None:
+def climb_from(
+    pipeline: Pipeline, rows: Rows, score: Score, seed: int, strays: int = 0
+) -> Climb | None:
     """Begin at an order; None where it waits for itself."""
     times = pipeline.run(rows)
     if times is None:
@@ -256,5 +265,6 @@ def climb_from(pipeline: Pipeline, rows: Rows, score: Score, seed: int) -> Climb
         best_score=first,
         now=rows,
         times=times,
+        strays=strays,
         held={},
     )

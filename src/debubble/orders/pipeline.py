@@ -164,22 +164,32 @@ class Pipeline:
         same = later % self.block == earlier % self.block
         return same and (first == F or second == W)
 
-    def fits(self, rows: Rows) -> bool:
-        """Tell whether no rank holds more than it may."""
-        changes = self.changes
-        for row, limit in zip(rows, self.limits, strict=True):
-            held, most = 0.0, limit + 1e-9 * abs(limit)
+    def most_held(self, rows: Rows) -> list[float]:
+        """Return the most that each rank holds for microbatches in flight."""
+        changes, found = self.changes, []
+        for row in rows:
+            held = most = 0.0
             for number in row:
                 held += changes[number]
                 if held > most:
-                    return False
-        return True
+                    most = held
+            found.append(most)
+        return found
 
-    def run(self, rows: Rows, before: Times | None = None, since: int = 0) -> Times | None:
+    def fits(self, rows: Rows) -> bool:
+        """Tell whether no rank holds more than it may."""
+        return all(
+            most <= limit + 1e-9 * abs(limit)
+            for most, limit in zip(self.most_held(rows), self.limits, strict=True)
+        )
+
+    def run(
+        self, rows: Rows, before: Times | None = None, changed: tuple[int, int] = (0, 0)
+    ) -> Times | None:
         """Return when passes run, or None where they wait for each other in a circle.
 
-        Where rows differ from those that were run `before` only in passes that start at `since` or
-        later, what starts earlier is taken over.
+        Where rows differ from those that were run `before` only in one, by its rank, and there only
+        from a position on, what starts before that position can is taken over.
         """
         lengths, sources, delays, block = self.lengths, self.sources, self.delays, self.block
         targets, rank_of, fused = self.targets, self.rank_of, 3 * self.block
@@ -188,7 +198,10 @@ class Pipeline:
             at, free = [0] * len(rows), [0] * len(rows)
         else:
             start, end = before.start.copy(), before.end.copy()
+            other, first = changed
+            since = end[rows[other][first - 1]] if first else 0
             at = [bisect_left(row, since, key=start.__getitem__) for row in rows]
+            at[other] = first
             free = [end[row[k - 1]] if k else 0 for row, k in zip(rows, at, strict=True)]
             for row, first in zip(rows, at, strict=True):
                 for number in row[first:]:

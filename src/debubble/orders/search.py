@@ -24,6 +24,8 @@ Judge = Callable[[Rows], int | None]
 
 # Work of a round, in passes that are run: a few tenths of a second.
 _PASSES_A_ROUND = 60_000
+# Another score than the window takes so many times as long as a quick run.
+_SCORE_COSTS = 8
 # The best orders are kept, and moves begin at the best few of them.
 _KEPT, _CLIMBED = 12, 3
 # Rhythms that are tried, the most promising first.
@@ -32,6 +34,8 @@ _RHYTHMS = 48
 _JUDGED = 4
 # A rank that may run ahead by so many more, or fewer.
 _STEPS = (1, -1, 3, -3)
+# Moves by chance among those that are tried, where the window is not what counts.
+_STRAYS = 4
 # Rounds of moves without a gain, after which they begin again elsewhere.
 _STALE = 6
 # Each time they begin again, so many more moves by chance come first, up to a most.
@@ -149,7 +153,8 @@ class Search:
         """Run a round each time that somebody asks for one."""
         pipeline = self.pipeline
         passes = sum(4 if pipeline.can_split else 2 for _ in range(pipeline.block))
-        batch = max(1, _PASSES_A_ROUND // (4 * passes))
+        size = _PASSES_A_ROUND if self.score is None else _PASSES_A_ROUND // _SCORE_COSTS
+        batch = max(1, size // (4 * passes))
         for name, rows in named_rows(pipeline):
             if pipeline.fits(rows) and self._add(rows):
                 self._names.setdefault(rows, name)
@@ -174,11 +179,11 @@ class Search:
             if rows_or_none is not None:
                 self._add(rows_or_none)
             yield True
-        turn = 0
+        turn, strays = 0, 0 if self.score is None else _STRAYS
         while self._pool and not self._is_proven():
             self._climbs = []
             for number, rows in enumerate(self._ranked()[:_CLIMBED]):
-                begun = climb_from(pipeline, rows, self._score, self.seed + turn * _CLIMBED + number)
+                begun = climb_from(pipeline, rows, self._score, self.seed + turn * _CLIMBED + number, strays)
                 if begun is not None:
                     begun.kick(_KICKS * (turn % _MOST_KICKED))
                     self._climbs.append(begun)
@@ -186,7 +191,7 @@ class Search:
             while stale < _STALE:
                 before = min(climb.best_score for climb in self._climbs)
                 for climb in self._climbs:
-                    climb.go_on(max(1, _PASSES_A_ROUND // (8 * passes)))
+                    climb.go_on(max(1, size // (8 * passes)))
                     self._add(climb.best)
                 after = min(climb.best_score for climb in self._climbs)
                 stale = 0 if after < before else stale + 1
@@ -261,7 +266,8 @@ class Search:
             taken = self._ask(rows)
             return 2**62 + times.window if taken is None else taken
 
-        return climb_from(self.pipeline, min(known, key=known.__getitem__), score, self.seed)
+        best = min(known, key=known.__getitem__)
+        return climb_from(self.pipeline, best, score, self.seed, _STRAYS)
 
 
 def search(  # noqa: PLR0913 (a problem, and how long to look)

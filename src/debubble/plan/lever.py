@@ -12,6 +12,7 @@ from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold, Setting
 from debubble.plan.emit import refusal_of
 from debubble.plan.option import Idea, Option
+from debubble.plan.order_search import OrderSearch
 from debubble.plan.split import Partition
 from debubble.timeline.model import Timeline
 
@@ -46,6 +47,8 @@ class Start:
     """What each hop takes and costs, where that is known."""
     empty_ends: bool = False
     """A first stage may be left with the embedding alone, a last one with the head."""
+    search: OrderSearch | None = None
+    """How long to look for an order that has no name; None: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import hypot
 
 from debubble.plan.baseline import Baseline
-from debubble.plan.change import Change
+from debubble.plan.change import SEARCHED, Change
 from debubble.schedules import Order
 from debubble.simulate.communication import runs
 from debubble.simulate.predict import Prediction, mean_lengths, predict
@@ -217,9 +217,13 @@ def _assumed(baseline: Baseline, idea: Idea) -> Iterator[str]:
         yield "more microbatches take as long as the one in the run, each"
     if change.recompute:
         yield "recomputing runs the forward pass of all layers once more"
+    elif change.recompute_stages:
+        yield "recomputing runs the forward pass of the layers of these stages once more"
     elif change.recompute is False:
         yield "without recomputing, activations take memory that this run does not show"
-    if change.schedule and not runs(baseline.framework, change.schedule):
+    if change.schedule not in {None, SEARCHED} and not runs(
+        baseline.framework, change.schedule or ""
+    ):
         yield f"{baseline.framework} does not run {change.schedule}: it is taken as torch runs it"
     if change.split is None and len(what_if.layers) != len(source.passes.layers):
         yield "layers are split evenly over the new stages"
