@@ -227,8 +227,8 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
     what stays where the number of microbatches changes: else the batch of a run that trains,
     with larger ones apart, and either where nothing is trained. Only what `planned_for` can be
     told is weighed: else `emit_for`, else the framework that ran it; `ANY` lifts that. Where what
-    is written needs an order of passes as CSV, it calls it `order_file`. With `search` an order that
-    has no name is looked for, too. `on_plan` is handed the plan itself, to draw from.
+    is written needs an order of passes as CSV, it calls it `order_file`. With `search`, an order
+    that has no name is looked for, too. `on_plan` is handed the plan itself, to draw from.
     """
     named = (*frameworks, planned_for, emit_for)
     refuse_unknown_frameworks([name for name in named if name not in (None, ANY)])

@@ -57,9 +57,7 @@ def lower_bound(pipeline: Pipeline) -> int:
             bounds.append(begins + _with_memory(pipeline, stage, both[stage], back[stage], limit))
         else:
             area = sum(
-                count
-                * stages[stage].held
-                * (stages[stage].forward + back[stage] + both[stage])
+                count * stages[stage].held * (stages[stage].forward + back[stage] + both[stage])
                 for stage in own
             )
             bounds.append(begins + ceil(area / limit) if isfinite(limit) and limit > 0 else 0)
@@ -70,7 +68,9 @@ def lower_bound(pipeline: Pipeline) -> int:
 def _with_memory(pipeline: Pipeline, stage: int, both: int, back: int, limit: float) -> int:
     """Return what a rank of one stage takes at least, from its start, with room for few."""
     cost, count = pipeline.stages[stage], pipeline.microbatches
-    room = count if not isfinite(limit) or not cost.held else min(count, int(limit / cost.held + 1e-9))
+    room = (
+        count if not isfinite(limit) or not cost.held else min(count, int(limit / cost.held + 1e-9))
+    )
     if cost.halfway < 0 or room < 1:
         # Where I sets memory free a stay is shorter than until W.
         room, stay = min(count, room), cost.forward + back + cost.input_gradient

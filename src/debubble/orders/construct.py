@@ -18,6 +18,7 @@ import numpy as np
 
 from debubble.orders.pipeline import NONE, B, F, I, Pipeline, Row, Rows, W
 from debubble.schedules import candidate_orders
+from debubble.timeline.model import F64
 
 # What a rank waits for rather than begin a weight gradient, as shares of that.
 _WAITS = (0.0, 0.5, 1.0)
@@ -45,9 +46,11 @@ class Rule:
 
 def named_rows(pipeline: Pipeline) -> Iterator[tuple[str, Rows]]:
     """Yield the schedules that have a name and can have this placement."""
-    kinds = [frozenset("FB"), frozenset("FIW"), frozenset("FBIW")] if pipeline.can_split else [
-        frozenset("FB")
-    ]
+    kinds = (
+        [frozenset("FB"), frozenset("FIW"), frozenset("FBIW")]
+        if pipeline.can_split
+        else [frozenset("FB")]
+    )
     for own in kinds:
         for name, order in candidate_orders(pipeline.placement, own, pipeline.microbatches):
             yield name, pipeline.rows(order)
@@ -59,16 +62,19 @@ def rules(pipeline: Pipeline) -> Iterator[Rule]:
     chunks = len(pipeline.placement[0])
     most = chunks * count
     steps = [chunks * (ranks - rank) for rank in range(ranks)]
-    limits = [
-        tuple(min(most, 2 * own - 1 + more) for own in steps) for more in (0, 2)
-    ] + [
-        tuple(min(most, own + more) for own in steps) for more in (0, 1, 2)
-    ] + [
-        tuple(min(most, max(1, 3 * own // 2 + more)) for own in steps) for more in (0, ranks // 2)
-    ] + [(most,) * ranks]
+    limits = (
+        [tuple(min(most, 2 * own - 1 + more) for own in steps) for more in (0, 2)]
+        + [tuple(min(most, own + more) for own in steps) for more in (0, 1, 2)]
+        + [
+            tuple(min(most, max(1, 3 * own // 2 + more)) for own in steps)
+            for more in (0, ranks // 2)
+        ]
+        + [(most,) * ranks]
+    )
     aparts: list[tuple[int, int] | None] = [None]
-    if any(stage.backward < stage.input_gradient + stage.weight_gradient
-           for stage in pipeline.stages):
+    if any(
+        stage.backward < stage.input_gradient + stage.weight_gradient for stage in pipeline.stages
+    ):
         aparts += [(0, 0), (0, ranks), (ranks, ranks), (ranks // 2, ranks), (0, ranks // 2)]
     if not pipeline.can_split:
         aparts = [(0, 0)]
@@ -79,9 +85,7 @@ def rules(pipeline: Pipeline) -> Iterator[Rule]:
             continue
         if apart == (0, 0) and wait != _WAITS[0]:
             continue
-        yield Rule(
-            ahead=ahead, backward_first=backward, deep_first=deep, wait=wait, apart=apart
-        )
+        yield Rule(ahead=ahead, backward_first=backward, deep_first=deep, wait=wait, apart=apart)
 
 
 class _Running:
@@ -143,52 +147,57 @@ class _Running:
 
 def construct(pipeline: Pipeline, rule: Rule) -> Rows | None:
     """Let every free rank choose by a rule; None where it gets stuck for want of memory."""
-    run, block, count = _Running(pipeline), pipeline.block, pipeline.microbatches
-    backward, forward = (0, 1) if rule.backward_first else (1, 0)
-    first, last = rule.apart or (count, 0)
+    run = _Running(pipeline)
     while run.wakes:
         now, rank = heapq.heappop(run.wakes)
         if run.free[rank] > now:
             continue
-        own = pipeline.placement[rank]
-        flying = sum(run.begun[stage] - run.returned[stage] for stage in own)
-        best: tuple[int, int, int] | None = None
-        soon = _NEVER
-        for stage in own:
-            depth = -stage if rule.deep_first else stage
-            turn = run.returned[stage]
-            if turn < run.begun[stage]:
-                number = block + stage * count + turn
-                arrives = run.arrived[number]
-                if arrives > now:
-                    soon = min(soon, arrives)
-                elif arrives >= 0:
-                    if not first <= turn < count - last:
-                        chosen = number
-                    else:
-                        chosen = number + 2 * block
-                    if run.fits(rank, chosen):
-                        best = min(best or (2, 0, 0), (backward, depth, chosen))
-            turn = run.begun[stage]
-            if turn == count or (flying >= rule.ahead[rank] and stage == own[0]):
-                continue
-            number = stage * count + turn
-            arrives = run.arrived[number]
-            if arrives < 0 or not _has_room(run, rank, number):
-                continue
-            if arrives > now:
-                soon = min(soon, arrives)
-            else:
-                best = min(best or (2, 0, 0), (forward, depth, number))
-        if best is not None:
-            run.take(rank, best[2], now)
+        offers = [*_gradients(run, rule, rank), *_forwards(run, rule, rank)]
+        there = [offer for offer in offers if offer[0] <= now]
+        if there:
+            run.take(rank, min(offer[1:] for offer in there)[2], now)
         elif run.owed[rank]:
             weight = run.owed[rank][0]
+            soon = min((offer[0] for offer in offers), default=_NEVER)
             if soon - now < rule.wait * pipeline.lengths[weight]:
                 heapq.heappush(run.wakes, (soon, rank))
             else:
                 run.take(rank, weight, now)
     return run.finished()
+
+
+_Offer = tuple[int, int, int, int]
+"""When a pass can start, its place by the rule, and the pass."""
+
+
+def _gradients(run: _Running, rule: Rule, rank: int) -> Iterator[_Offer]:
+    """Yield the next gradient of each stage whose input is there or on its way."""
+    pipeline, count = run.pipeline, run.pipeline.microbatches
+    first, last = rule.apart or (count, 0)
+    for stage in pipeline.placement[rank]:
+        turn = run.returned[stage]
+        number = pipeline.block + stage * count + turn
+        if turn == run.begun[stage] or run.arrived[number] < 0:
+            continue
+        whole = first <= turn < count - last
+        chosen = number + 2 * pipeline.block if whole else number
+        if run.fits(rank, chosen):
+            depth = -stage if rule.deep_first else stage
+            yield run.arrived[number], 0 if rule.backward_first else 1, depth, chosen
+
+
+def _forwards(run: _Running, rule: Rule, rank: int) -> Iterator[_Offer]:
+    """Yield the next F of each stage whose input is there or on its way, if there is room."""
+    pipeline, own = run.pipeline, run.pipeline.placement[rank]
+    flying = sum(run.begun[stage] - run.returned[stage] for stage in own)
+    for stage in own:
+        turn = run.begun[stage]
+        if turn == pipeline.microbatches or (flying >= rule.ahead[rank] and stage == own[0]):
+            continue
+        number = stage * pipeline.microbatches + turn
+        if run.arrived[number] >= 0 and _has_room(run, rank, number):
+            depth = -stage if rule.deep_first else stage
+            yield run.arrived[number], 1 if rule.backward_first else 0, depth, number
 
 
 def _has_room(run: _Running, rank: int, number: int) -> bool:
@@ -249,13 +258,11 @@ def rhythms(pipeline: Pipeline, most: int) -> list[tuple[Row, ...]]:
     ranks, count = len(pipeline.placement), len(pipeline.stages)
     lengths = np.array([[s.forward for s in stages], [s.input_gradient for s in stages]])
     beat = max(
-        sum(
-            stages[s].forward + stages[s].input_gradient + stages[s].weight_gradient for s in own
-        )
+        sum(stages[s].forward + stages[s].input_gradient + stages[s].weight_gradient for s in own)
         for own in pipeline.placement
     )
     unit = float(lengths.mean())
-    free = chunks <= 2  # noqa: PLR2004 (more legs have too many ways: then they are alike)
+    free = chunks <= 2  # more legs have too many ways: then they are alike
     legs = np.array(list(product(_LEG_SLACKS, repeat=2 * chunks if free else 2)), dtype=float)
     turns = np.array(list(product(_TURN_SLACKS, repeat=2 * chunks - 1 if free else 1)), dtype=float)
     ways = len(legs) * len(turns)
@@ -293,11 +300,11 @@ def rhythms(pipeline: Pipeline, most: int) -> list[tuple[Row, ...]]:
     return [_beat_out(pipeline, at[way], beat) for way in best.tolist() if cost[way] < np.inf]
 
 
-def _column(table: np.ndarray, number: int) -> np.ndarray:  # type: ignore[type-arg]
+def _column(table: F64, number: int) -> F64:
     return table[:, min(number, table.shape[1] - 1)]
 
 
-def _beat_out(pipeline: Pipeline, at: np.ndarray, beat: int) -> tuple[Row, ...]:  # type: ignore[type-arg]
+def _beat_out(pipeline: Pipeline, at: F64, beat: int) -> tuple[Row, ...]:
     """Write a pattern down for all microbatches, rank by rank, in the order of its moments."""
     count = pipeline.microbatches
     rows = []

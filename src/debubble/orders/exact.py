@@ -43,7 +43,9 @@ class _Grown:
         mine = (self.cut, self.free, *self.forward, *self.backward)
         others = (other.cut, other.free, *other.forward, *other.backward)
         return all(
-            one <= two for a, b in zip(mine, others, strict=True) for one, two in zip(a, b, strict=True)
+            one <= two
+            for a, b in zip(mine, others, strict=True)
+            for one, two in zip(a, b, strict=True)
         )
 
 

@@ -97,9 +97,9 @@ class Climb:
         """Make the best move that is allowed, whether it gains or not."""
         pipeline = self.pipeline
         tails = pipeline.tails(self.now, self.times)
-        found = sorted(
-            self._moves(tails), key=lambda move: (move.estimate, self.random.random())
-        )[:_CONSIDERED]
+        found = sorted(self._moves(tails), key=lambda move: (move.estimate, self.random.random()))[
+            :_CONSIDERED
+        ]
         by_chance = [move for _ in range(self.strays) for move in self._any(tails)]
         found = [*by_chance, *found]
         chosen: tuple[int, int, Rows, Times, Move] | None = None
@@ -125,10 +125,12 @@ class Climb:
             self.best, self.best_score = self.now, score
         return True
 
-    def _way(self, tails: list[int]) -> list[tuple[int, int]]:
+    def _way(self) -> list[tuple[int, int]]:
         """Return one longest way, from its end: rank and position of each pass."""
         pipeline, times = self.pipeline, self.times
-        place = {number: (rank, k) for rank, row in enumerate(self.now) for k, number in enumerate(row)}
+        place = {
+            number: (rank, k) for rank, row in enumerate(self.now) for k, number in enumerate(row)
+        }
         ends = [row[-1] for row in self.now if times.end[row[-1]] == times.window]
         number = self.random.choice(ends)
         way = []
@@ -149,13 +151,17 @@ class Climb:
 
     def _moves(self, tails: list[int]) -> Iterator[Move]:
         """Yield the moves that break a longest way."""
-        way = self._way(tails)
+        way = self._way()
         for position, (rank, k) in enumerate(way):
             row = self.now[rank]
             # The pass before it on the way, if on the same rank: then they can change places.
             if position + 1 < len(way) and way[position + 1][0] == rank:
                 begins = position + 1
-                while begins + 1 < len(way) and way[begins + 1][0] == rank and begins - position < _REACH:
+                while (
+                    begins + 1 < len(way)
+                    and way[begins + 1][0] == rank
+                    and begins - position < _REACH
+                ):
                     begins += 1
                 reach = {way[position + 1][1], way[begins][1]}
                 for to in reach:
@@ -203,7 +209,7 @@ class Climb:
                 new = (row[first] + 2 * block, *row[first + 1 : last])
                 yield from self._changed(tails, rank, number, new, first, last)
 
-    def _changed(
+    def _changed(  # noqa: PLR0913, PLR0917 (a rank, and from where to where what stands there)
         self, tails: list[int], rank: int, moved: int, new: Row, first: int, last: int
     ) -> Iterator[Move]:
         """Yield a row with other passes from one position to another, if its rank has room."""

@@ -35,9 +35,7 @@ class MessageCosts:
 
 def window_of(pipeline: Pipeline, rows: Rows, costs: MessageCosts) -> int | None:
     """Return the window; None where messages wait for each other in a circle."""
-    program = plan_program(
-        pipeline.order(rows), costs.communication, rendezvous=costs.rendezvous
-    )
+    program = plan_program(pipeline.order(rows), costs.communication, rendezvous=costs.rendezvous)
     return follow(program, pipeline, costs)
 
 
@@ -47,9 +45,7 @@ def follow(program: Program, pipeline: Pipeline, costs: MessageCosts) -> int | N
     names = {int(PassKind[name]): number for number, name in enumerate(NAMES)}
     stage, kind = passes.stage.tolist(), [names[k] for k in passes.kind.tolist()]
     block, count = pipeline.block, pipeline.microbatches
-    length = [
-        pipeline.lengths[k * block + s * count] for k, s in zip(kind, stage, strict=True)
-    ]
+    length = [pipeline.lengths[k * block + s * count] for k, s in zip(kind, stage, strict=True)]
     place, after = batches.place.tolist(), batches.after.tolist()
     sends, partner = [False] * len(place), [0] * len(place)
     own, needs = [(0, 0, 0)] * len(place), [-1] * len(stage)
@@ -125,4 +121,3 @@ def follow(program: Program, pipeline: Pipeline, costs: MessageCosts) -> int | N
     if any(at[rank] < len(rows[rank]) for rank in range(ranks)):
         return None
     return max(free)
-

@@ -24,8 +24,6 @@ Judge = Callable[[Rows], int | None]
 
 # Work of a round, in passes that are run: a few tenths of a second.
 _PASSES_A_ROUND = 60_000
-# Another score than the window takes so many times as long as a quick run.
-_SCORE_COSTS = 8
 # The best orders are kept, and moves begin at the best few of them.
 _KEPT, _CLIMBED = 12, 3
 # Rhythms that are tried, the most promising first.
@@ -78,6 +76,8 @@ class Search:
     judge: Judge | None = None
     score: Score | None = None
     """What is to be small, of a quick run; None: the window."""
+    score_costs: int = 1
+    """How many times as long that takes as a quick run."""
     seed: int = 0
     rounds: int = 0
     judged_rounds: int = 0
@@ -86,18 +86,27 @@ class Search:
     _names: dict[Rows, str] = field(default_factory=dict)
     _rules: dict[Rows, Rule] = field(default_factory=dict)
     _judged: dict[Rows, int | None] = field(default_factory=dict)
-    _climbs: list[Climb] = field(default_factory=list)
     _climb: Climb | None = None
     _stale: int = 0
-    _steps: Iterator[bool] | None = None
+    _steps: Iterator[None] | None = None
 
     def go_on(self) -> bool:
         """Run one quick round; say whether another may find more."""
         if self._steps is None:
-            self._steps = self._every_round()
-        more = next(self._steps, False)
-        self.rounds += more
-        return more
+            built = (self._by_rules, self._by_rhythms)
+            phases = (
+                self._with_names,
+                # Where stages of a rank compete for memory, rules seldom win.
+                *(built[::-1] if len(self.pipeline.placement[0]) > 1 else built),
+                self._by_rules_nearby,
+                self._by_all_orders,
+                self._by_moves,
+            )
+            self._steps = (None for phase in phases for _ in phase())
+        if next(self._steps, self) is self:
+            return False
+        self.rounds += 1
+        return not self._is_proven()
 
     def judge_on(self) -> bool:
         """Run one round of judging; say whether another may find more."""
@@ -149,56 +158,41 @@ class Search:
             tried=self.tried,
         )
 
-    def _every_round(self) -> Iterator[bool]:
-        """Run a round each time that somebody asks for one."""
-        pipeline = self.pipeline
-        passes = sum(4 if pipeline.can_split else 2 for _ in range(pipeline.block))
-        size = _PASSES_A_ROUND if self.score is None else _PASSES_A_ROUND // _SCORE_COSTS
-        batch = max(1, size // (4 * passes))
-        for name, rows in named_rows(pipeline):
-            if pipeline.fits(rows) and self._add(rows):
+    @property
+    def _size(self) -> int:
+        """How many orders a round may build."""
+        return max(1, _PASSES_A_ROUND // self.score_costs // (4 * self._passes))
+
+    @property
+    def _passes(self) -> int:
+        return self.pipeline.block * (4 if self.pipeline.can_split else 2)
+
+    def _with_names(self) -> Iterator[None]:
+        """Begin with the schedules that have a name."""
+        for name, rows in named_rows(self.pipeline):
+            if self.pipeline.fits(rows) and self._add(rows):
                 self._names.setdefault(rows, name)
-        yield True
-        ways = rules(pipeline)
-        while some := list(islice(ways, batch)):
+        yield
+
+    def _by_rules(self) -> Iterator[None]:
+        """Build orders by every rule."""
+        ways = rules(self.pipeline)
+        while some := list(islice(ways, self._size)):
             for rule in some:
                 self._build(rule)
-            yield not self._is_proven()
-        if pipeline.can_split:
-            patterns = iter(rhythms(pipeline, _RHYTHMS))
-            while chosen := list(islice(patterns, batch)):
-                for sequence in chosen:
-                    for wait in (0.0, 1.0):
-                        rows_or_none = follow(pipeline, sequence, wait=wait)
-                        if rows_or_none is not None:
-                            self._add(rows_or_none)
-                yield not self._is_proven()
-        yield from self._nearby_rules(batch)
-        if self.score is None and self._pool:
-            rows_or_none = quickest(pipeline, min(self._pool.values()))
-            if rows_or_none is not None:
-                self._add(rows_or_none)
-            yield True
-        turn, strays = 0, 0 if self.score is None else _STRAYS
-        while self._pool and not self._is_proven():
-            self._climbs = []
-            for number, rows in enumerate(self._ranked()[:_CLIMBED]):
-                begun = climb_from(pipeline, rows, self._score, self.seed + turn * _CLIMBED + number, strays)
-                if begun is not None:
-                    begun.kick(_KICKS * (turn % _MOST_KICKED))
-                    self._climbs.append(begun)
-            stale = 0
-            while stale < _STALE:
-                before = min(climb.best_score for climb in self._climbs)
-                for climb in self._climbs:
-                    climb.go_on(max(1, size // (8 * passes)))
-                    self._add(climb.best)
-                after = min(climb.best_score for climb in self._climbs)
-                stale = 0 if after < before else stale + 1
-                yield not self._is_proven()
-            turn += 1
+            yield
 
-    def _nearby_rules(self, batch: int) -> Iterator[bool]:
+    def _by_rhythms(self) -> Iterator[None]:
+        """Build orders with a rhythm."""
+        patterns = iter(rhythms(self.pipeline, _RHYTHMS) if self.pipeline.can_split else ())
+        while some := list(islice(patterns, self._size)):
+            for sequence, wait in product(some, (0.0, 1.0)):
+                rows = follow(self.pipeline, sequence, wait=wait)
+                if rows is not None:
+                    self._add(rows)
+            yield
+
+    def _by_rules_nearby(self) -> Iterator[None]:
         """Let one rank after the other run ahead more, or less, while that gains."""
         by_rule = [rows for rows in self._ranked() if rows in self._rules]
         if not by_rule:
@@ -213,8 +207,37 @@ class Search:
                 if rows is not None and self._pool.get(rows, score) < score:
                     best, score, gained = rule, self._pool[rows], True
                 done += 1
-                if done % batch == 0:
-                    yield not self._is_proven()
+                if done % self._size == 0:
+                    yield
+
+    def _by_all_orders(self) -> Iterator[None]:
+        """Look through all orders there are, where they are few."""
+        if self.score is None and self._pool:
+            rows = quickest(self.pipeline, min(self._pool.values()))
+            if rows is not None:
+                self._add(rows)
+            yield
+
+    def _by_moves(self) -> Iterator[None]:
+        """Move passes of the best few, and begin again elsewhere when that gains no more."""
+        turn, strays = 0, 0 if self.score is None else _STRAYS
+        while self._pool:
+            climbs = []
+            for number, rows in enumerate(self._ranked()[:_CLIMBED]):
+                seed = self.seed + turn * _CLIMBED + number
+                climb = climb_from(self.pipeline, rows, self._score, seed, strays)
+                if climb is not None:
+                    climb.kick(_KICKS * (turn % _MOST_KICKED))
+                    climbs.append(climb)
+            stale = 0
+            while climbs and stale < _STALE:
+                before = min(climb.best_score for climb in climbs)
+                for climb in climbs:
+                    climb.go_on(max(1, self._size // 2))
+                    self._add(climb.best)
+                stale = 0 if min(climb.best_score for climb in climbs) < before else stale + 1
+                yield
+            turn += 1
 
     def _build(self, rule: Rule) -> Rows | None:
         rows = construct(self.pipeline, rule)

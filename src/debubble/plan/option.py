@@ -200,7 +200,9 @@ def all_fit(ranks: Sequence[Headroom] | None) -> bool | None:
     return None if None in known else True
 
 
-def _assumed(baseline: Baseline, idea: Idea) -> Iterator[str]:
+def _assumed(  # noqa: C901 (a list of what may be said)
+    baseline: Baseline, idea: Idea
+) -> Iterator[str]:
     """Say what the run does not show, and which hops stay slow."""
     source, change = baseline.source, idea.change
     what_if = baseline.what_if(change)

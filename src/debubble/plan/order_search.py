@@ -42,6 +42,8 @@ _QUICK_SHARE = 0.7
 # Passes of one kind up to which messages are run with every order, and `plan` judges moves.
 _MOST_BY_PLAN = 160
 _NEVER_ENDS = 2**62
+# Messages on queues take so many times as long to run as delays do.
+_MESSAGES_COST = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +98,13 @@ def find_order(
         _variant(baseline, looks, base, placement)
         for base, placement in _bases(baseline, looks, split)
     ]
-    for variant in variants:
-        for _ in range(min(_FIRST_ROUNDS, looks.rounds or _FIRST_ROUNDS)):
-            if not variant.search.go_on():
-                break
-    variants += [
-        lighter
-        for variant in variants[:1]
-        if (lighter := _with_knobs(baseline, looks, variant, stop)) is not None
-    ]
-    for variant in variants:
-        variant.search.judge_on()
-        variant.search.judge_on()
-    judged = [(found.score, n) for n, v in enumerate(variants) if (found := v.search.found())]
+    lighter = _with_knobs(baseline, looks, variants[0], stop)
+    variants += [] if lighter is None else [lighter]
+    judged = []
+    for number, variant in enumerate(variants):
+        _begin(variant.search, looks)
+        if (found := variant.search.found()) is not None:
+            judged.append((variant.by_plan(found.rows) or _NEVER_ENDS, number))
     if not judged:
         return None
     best = variants[min(judged)[1]]
@@ -125,6 +121,15 @@ def find_order(
     named = found.name is not None and best.base == Change(schedule=SEARCHED)
     change = None if named else replace(best.base, order=order)
     return OrderFound(change=change, found=found, pipeline=best.pipeline)
+
+
+def _begin(look: Search, looks: OrderSearch) -> None:
+    """Run the first rounds of a way to place and cut stages, by which it is chosen or left."""
+    for _ in range(min(_FIRST_ROUNDS, looks.rounds or _FIRST_ROUNDS)):
+        if not look.go_on():
+            break
+    look.judge_on()
+    look.judge_on()
 
 
 def _bases(
@@ -177,6 +182,7 @@ def _variant(
         search=Search(
             pipeline=pipeline,
             score=None if large or sent is None else by_messages,
+            score_costs=1 if large or sent is None else _MESSAGES_COST,
             judge=by_messages if large and sent is not None else by_plan,
             seed=looks.seed,
         ),
@@ -216,11 +222,7 @@ def _with_knobs(
             break
     if best is None:
         return None
-    found = _variant(baseline, looks, best[1], pipeline.placement)
-    for _ in range(min(_FIRST_ROUNDS, looks.rounds or _FIRST_ROUNDS)):
-        if not found.search.go_on():
-            break
-    return found
+    return _variant(baseline, looks, best[1], pipeline.placement)
 
 
 def _lightened(base: Change, stage: int, rate: float | None) -> Iterator[Change]:
@@ -348,8 +350,13 @@ def _with_memory(baseline: Baseline, pipeline: Pipeline, change: Change) -> Pipe
             )
         )
     heavy = Pipeline(
-        pipeline.placement, pipeline.microbatches, tuple(costs), pipeline.up, pipeline.down,
-        pipeline.limits, can_split=pipeline.can_split,
+        pipeline.placement,
+        pipeline.microbatches,
+        tuple(costs),
+        pipeline.up,
+        pipeline.down,
+        pipeline.limits,
+        can_split=pipeline.can_split,
     )
     order = change.order or []
     limits = tuple(

@@ -84,7 +84,7 @@ def _best_named(start: Start) -> tuple[str, Option]:
             for idea in found
             if len(baseline.what_if(idea.change).layers) == len(split)
         ]
-    timed = []
+    timed: list[tuple[float, int, Idea]] = []
     for idea in found:
         if idea.change != Change() and all_fit(headroom_after(baseline, idea.change)) is False:
             continue
@@ -112,7 +112,9 @@ def words(change: Change) -> str:
     ):
         if stages:
             names = ", ".join(map(str, stages))
-            said.append(f"activations of {'stage' if len(stages) == 1 else 'stages'} {names} {what}")
+            said.append(
+                f"activations of {'stage' if len(stages) == 1 else 'stages'} {names} {what}"
+            )
     return ", ".join(said)
 
 
