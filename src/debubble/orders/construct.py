@@ -44,16 +44,18 @@ class Rule:
     """Only so many first and so many last microbatches have I and W apart; None: all."""
 
 
-def named_rows(pipeline: Pipeline) -> Iterator[tuple[str, Rows]]:
-    """Yield the schedules that have a name and can have this placement."""
-    kinds = (
-        [frozenset("FB"), frozenset("FIW"), frozenset("FBIW")]
-        if pipeline.can_split
-        else [frozenset("FB")]
-    )
-    for own in kinds:
-        for name, order in candidate_orders(pipeline.placement, own, pipeline.microbatches):
-            yield name, pipeline.rows(order)
+def named_rows(pipeline: Pipeline) -> Iterator[tuple[str | None, Rows]]:
+    """Yield the schedules that have a name and can have this placement.
+
+    Those with passes that run as one are others without that: they lose their name here.
+    """
+    every = ["FB", "FIW", "FBIW"] if pipeline.can_split else ["FB"]
+    for kinds in every:
+        for name, order in candidate_orders(
+            pipeline.placement, frozenset(kinds), pipeline.microbatches
+        ):
+            pairs = any(action.overlap for actions in order for action in actions)
+            yield None if pairs else name, pipeline.rows(order)
 
 
 def rules(pipeline: Pipeline) -> Iterator[Rule]:

@@ -170,7 +170,7 @@ class Search:
     def _with_names(self) -> Iterator[None]:
         """Begin with the schedules that have a name."""
         for name, rows in named_rows(self.pipeline):
-            if self.pipeline.fits(rows) and self._add(rows):
+            if self.pipeline.fits(rows) and self._add(rows) and name is not None:
                 self._names.setdefault(rows, name)
         yield
 

@@ -53,17 +53,17 @@ def format_with_messages(order: Order) -> str:
         passes = [action for step in program if isinstance(step, tuple) for action in step]
         # Its gradients are scaled, and reduced, after the last of a stage's backward passes.
         last = {action.stage: action for action in passes if action.kind in "BW"}
+        due: list[str] = []
         for step in program:
             if isinstance(step, Post):
                 cells += [_say(result, "SEND") for result in step.sends]
                 cells += [_say(result, "RECV") for result in step.receives]
-            elif len(step) == 1:
-                cells.append(str(step[0]))
-            else:
-                cells.append(f"({step[0]};{step[1]})OVERLAP_F_B")
-            if isinstance(step, tuple):
-                done = [action.stage for action in step if last.get(action.stage) == action]
-                cells += [f"{stage}REDUCE_GRAD" for stage in done]
+                continue
+            cells += due
+            pair = f"({step[0]};{step[-1]})OVERLAP_F_B"
+            cells.append(str(step[0]) if len(step) == 1 else pair)
+            due = [f"{own.stage}REDUCE_GRAD" for own in step if last.get(own.stage) == own]
+        cells += due
         lines.append(f"{','.join(cells)}\n")
     return "".join(lines)
 
