@@ -87,7 +87,15 @@ def test_a_real_run_of_the_order_loses_what_1f1b_loses(tmp_path):
     full.write_text(format_with_messages(order), "utf-8")
     out = tmp_path / "trained"
     done = subprocess.run(
-        [sys.executable, str(JOB), str(out), str(plain), "compute_only", str(full), "compute_comms"],
+        [
+            sys.executable,
+            str(JOB),
+            str(out),
+            str(plain),
+            "compute_only",
+            str(full),
+            "compute_comms",
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -78,9 +78,7 @@ def test_messages_on_a_queue_are_the_simulators_to_the_nanosecond(seed, rendezvo
         drain=wire if rendezvous else dict.fromkeys(keys, 3),
     )
     for rows in some_rows(pipeline, seed):
-        program = plan_program(
-            pipeline.order(rows), Communication.RUNTIME, rendezvous=rendezvous
-        )
+        program = plan_program(pipeline.order(rows), Communication.RUNTIME, rendezvous=rendezvous)
         try:
             window = Engine(program).windows(give_lengths(program, given))[0]
         except OrderCycle:
@@ -128,7 +126,16 @@ def test_an_order_that_waits_for_itself_is_told():
     pipeline = random_pipeline(1)
     rows = [list(row) for row in dict(named_rows(pipeline))["1f1b"]]
     # The last rank waits for the second microbatch before it lets the first one back.
-    rows[-1].insert(0, rows[-1].pop(next(k for k, n in enumerate(rows[-1]) if n % pipeline.microbatches == pipeline.microbatches - 1)))
+    rows[-1].insert(
+        0,
+        rows[-1].pop(
+            next(
+                k
+                for k, n in enumerate(rows[-1])
+                if n % pipeline.microbatches == pipeline.microbatches - 1
+            )
+        ),
+    )
     assert pipeline.run(tuple(map(tuple, rows))) is None
 
 
@@ -156,4 +163,6 @@ def test_kicks_are_the_same_for_the_same_seed():
         return climb.now
 
     assert kicked(1) == kicked(1) != kicked(2)
-    assert isinstance(climb_from(pipeline, rows, lambda _, times: times.window, 1).random, random.Random)
+    assert isinstance(
+        climb_from(pipeline, rows, lambda _, times: times.window, 1).random, random.Random
+    )

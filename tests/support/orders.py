@@ -10,7 +10,7 @@ from debubble.schedules import Shape, place_stages
 
 def random_pipeline(seed, ranks=None, microbatches=None, chunks=None, room=None):
     """Uneven stages, hops of different lengths, memory from what 1F1B needs upwards."""
-    chance = random.Random(seed)
+    chance = random.Random(seed)  # noqa: S311 (no secret)
     ranks = ranks or chance.randint(2, 4)
     microbatches = microbatches or ranks * chance.randint(1, 3)
     chunks = chunks or 1
@@ -27,7 +27,9 @@ def random_pipeline(seed, ranks=None, microbatches=None, chunks=None, room=None)
             )
         )
     hops = [chance.choice((0, 20, 100)) for _ in stages]
-    limits = tuple(room or chance.choice((ranks - r + 0.5, ranks + 0.5, 2.0 * ranks)) for r in range(ranks))
+    limits = tuple(
+        room or chance.choice((ranks - r + 0.5, ranks + 0.5, 2.0 * ranks)) for r in range(ranks)
+    )
     shape = Shape.LOOP if chunks == 1 else Shape.V
     return Pipeline(
         place_stages(shape, ranks, chunks),

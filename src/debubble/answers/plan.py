@@ -33,7 +33,7 @@ from debubble.answers.ledger import answer_bottleneck, say_cause
 from debubble.answers.links import HopPart, hop_parts
 from debubble.errors import Gap, UsageError
 from debubble.ledger.causes import Cause
-from debubble.plan.change import Change, Hold
+from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.context_length import OtherLength, at_length
 from debubble.plan.emit import EMITTERS, emit, refusal_of
 from debubble.plan.emit.order_file import order_beside
@@ -400,6 +400,8 @@ def _refused_part(refused: Refused) -> RefusedPart:
     words = describe(refused.change)
     if refused.lever == "split" and refused.change.split is None:
         words = "another split"
+    elif refused.lever == "order":
+        words = "an order of its own"
     elif refused.lever == "kv_cache":
         words = "room for a KV cache"
     return RefusedPart(
@@ -414,7 +416,8 @@ def _left_out(plan: Plan) -> LeftOutPart | None:
     """Say once what the framework that is planned for cannot be told."""
     if plan.framework is None or not plan.left_out:
         return None
-    schedules = [one.change.schedule for one in plan.left_out if one.change.schedule]
+    named = [one.change.schedule for one in plan.left_out if one.change.schedule != SEARCHED]
+    schedules = [name for name in named if name]
     words = [f"schedules {', '.join(schedules)}"] if schedules else []
     if any(one.lever == "microbatches" for one in plan.left_out):
         words.append("other numbers of microbatches")

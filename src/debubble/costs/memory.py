@@ -273,9 +273,10 @@ def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that 
     activation = scale * ((held.in_flight + costs.halfway_share * held.halfway) @ each)
     for column, stage in enumerate(held.stages):
         if held_by and stage in held_by:
-            # The microbatch at work has all of it, and the next one that comes back.
+            # The microbatch at work has all of it, and so has one between its I and its W.
             less = mine[column] * (costs.layer_activation_bytes - held_by[stage])
-            gone = np.maximum(held.in_flight[:, column] - _AT_HAND, 0)
+            waiting = held.in_flight[:, column] - held.halfway[:, column]
+            gone = np.maximum(waiting - _AT_HAND, 0)
             activation -= scale * less * gone
     gradients = rank.gradient_bytes / len(mine) + costs.layer_gradient_bytes * np.array(mine)
     # Torch keeps until a step ends the outputs of the last stage, and of each I the gradients that

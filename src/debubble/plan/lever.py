@@ -9,7 +9,7 @@ from typing import Protocol
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import LinkHealth
 from debubble.plan.baseline import Baseline
-from debubble.plan.change import Change, Hold, Setting
+from debubble.plan.change import SEARCHED, Change, Hold, Setting
 from debubble.plan.emit import refusal_of
 from debubble.plan.option import Idea, Option
 from debubble.plan.order_search import OrderSearch
@@ -95,7 +95,8 @@ class Permissions:
         cut_anew = (change.chunks or chunks) != chunks
         if change.schedule is not None and cut_anew and not self.split:
             return False
-        if self.schedules is not None and change.schedule not in {None, *self.schedules}:
+        known = {None, SEARCHED, *(self.schedules or ())}
+        if self.schedules is not None and change.schedule not in known:
             return False
         wrong_hold = self.hold is not None and change.hold != self.hold
         if change.microbatches is not None and (wrong_hold or not self.microbatches):

@@ -15,6 +15,8 @@ from debubble.simulate.communication import runs
 from debubble.simulate.predict import Prediction, mean_lengths, predict
 from debubble.units import NS_PER_S, show_bytes
 
+# What buys less is not worth doing, whatever its interval.
+WORTH = 0.01
 # Many draws of a short step, fewer of a long one: its middle is as sure.
 _DRAWS, _FEWEST, _PASSES = 100, 24, 50_000
 

@@ -98,8 +98,10 @@ def find_order(
         _variant(baseline, looks, base, placement)
         for base, placement in _bases(baseline, looks, split)
     ]
-    lighter = _with_knobs(baseline, looks, variants[0], stop)
-    variants += [] if lighter is None else [lighter]
+    # As layers are cut, and as they would best be: what stages keep goes with both.
+    cut = [variant for variant in variants if variant.base.chunks is None]
+    lighter = [_with_knobs(baseline, looks, variant, stop) for variant in cut]
+    variants += [variant for variant in lighter if variant is not None]
     judged = []
     for number, variant in enumerate(variants):
         _begin(variant.search, looks)
@@ -337,14 +339,17 @@ def _with_memory(baseline: Baseline, pipeline: Pipeline, change: Change) -> Pipe
         elif stage in (change.recompute_stages or ()):
             layer = light
         home = pipeline.home[stage]
-        held = memory.ranks[home].activation_bytes + layer * layers[stage]
-        held += memory.loss_activation_bytes * (stage == stages - 1)
+        besides = memory.ranks[home].activation_bytes
+        besides += memory.loss_activation_bytes * (stage == stages - 1)
+        held = besides + layer * layers[stage]
+        # From I to W it is all there, whatever waited for I.
+        whole = besides + memory.layer_activation_bytes * layers[stage]
         leaves = stage > 0 and pipeline.home[stage - 1] != home
         costs.append(
             replace(
                 cost,
                 held=scale * held,
-                halfway=scale * held * memory.halfway_share,
+                halfway=scale * (whole * (1 + memory.halfway_share) - held),
                 kept_forward=scale * memory.message_bytes * (stage == stages - 1),
                 kept_input=scale * memory.message_bytes * leaves,
             )

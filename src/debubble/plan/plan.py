@@ -19,6 +19,7 @@ from debubble.plan.levers.microbatches import counts as counts_worth_trying
 from debubble.plan.levers.order import Ordered
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import (
+    WORTH,
     Headroom,
     Idea,
     Option,
@@ -41,8 +42,6 @@ _NEVER_ENDS = "posted as this run posts them, its messages would wait for each o
 _SHOWN = 3
 # Of the best schedules so many are combined with other levers.
 _COMBINED = 2
-# What buys less is not worth doing, whatever its interval.
-WORTH = 0.01
 # What should buy this much may be worth a try where its interval is wide: repeated runs differ by
 # less (`predict.py` has the measurement).
 WORTH_A_TRY = 0.03

@@ -77,4 +77,4 @@ def _say(result: Result, way: str) -> str:
 
 
 POSITION = 100
-EMITTERS = {"csv": emit, "csv+messages": emit_with_messages}
+EMITTERS = {"csv": emit, "csv@messages": emit_with_messages}

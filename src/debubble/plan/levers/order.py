@@ -9,6 +9,7 @@ from debubble.plan.change import SEARCHED, Change
 from debubble.plan.lever import Lever, Refused, Start
 from debubble.plan.levers import schedule
 from debubble.plan.option import (
+    WORTH,
     Idea,
     Option,
     all_fit,
@@ -51,7 +52,7 @@ def ideas(start: Start) -> Iterator[Ordered | Refused]:
     if looked is None:
         yield Refused(
             lever="order",
-            change=Change(schedule=SEARCHED),
+            change=Change(),
             reason="no order fits the memory of all ranks, recomputing or not",
         )
         return
@@ -59,13 +60,14 @@ def ideas(start: Start) -> Iterator[Ordered | Refused]:
     if looked.change is not None:
         assumed = (_FROM_FILE, *((_OFFLOADED,) if looked.change.offload_stages else ()))
         option = weigh(baseline, Idea(lever="order", change=looked.change, assumptions=assumed))
-        if option.window_ns < named.window_ns:
-            yield Ordered(option=option, named=named, named_as=named_as, looked=looked)
+        ordered = Ordered(option=option, named=named, named_as=named_as, looked=looked)
+        if ordered.beyond_named > WORTH:
+            yield ordered
             return
     yield Refused(
         lever="order",
-        change=Change(schedule=SEARCHED),
-        reason=f"in {rounds} none was found that is quicker than {named_as}",
+        change=Change(),
+        reason=f"in {rounds} none was found that is 1 % quicker than {named_as}",
     )
 
 
