@@ -35,6 +35,7 @@ SHOWN = {
     "nemo": [SPLIT],
     "nemo@automodel": [SPLIT],
     "csv": [Change(schedule="zb-h1", microbatches=4)],
+    "csv@messages": [Change(schedule="zb-h1", microbatches=1)],
 }
 
 

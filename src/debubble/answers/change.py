@@ -33,6 +33,8 @@ class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
     overlap: bool | None = None
     defer_receives: bool | None = None
     recompute: bool | None = None
+    recompute_stages: list[int] | None = None
+    offload_stages: list[int] | None = None
     repaired_hops: list[list[int]] | None = None
     token_scale: float | None = None
     hops: list[str] | None = None
@@ -66,6 +68,8 @@ def change_part(change: Change, hops: Sequence[str] = ()) -> ChangePart:
         overlap=change.overlap,
         defer_receives=change.defer_receives,
         recompute=change.recompute,
+        recompute_stages=list(change.recompute_stages) if change.recompute_stages else None,
+        offload_stages=list(change.offload_stages) if change.offload_stages else None,
         repaired_hops=[list(hop) for hop in change.repaired] if change.repaired else None,
         token_scale=change.token_scale,
         hops=list(hops) or None,

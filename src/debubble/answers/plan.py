@@ -33,18 +33,29 @@ from debubble.answers.links import HopPart, hop_parts
 from debubble.answers.worth import Rates, RatesPart, Tariff, WorthPart, rates_of
 from debubble.errors import Gap, UsageError
 from debubble.ledger.causes import Cause
-from debubble.plan.change import Change, Hold
+from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.context_length import OtherLength, at_length
 from debubble.plan.emit import EMITTERS, emit, refusal_of
 from debubble.plan.emit.order_file import order_beside
 from debubble.plan.kv_cache import Cache
 from debubble.plan.lever import Permissions, Refused
 from debubble.plan.levers.link import Repair, name_hops
+from debubble.plan.levers.order import Ordered
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
+from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import WORTH_A_TRY, Plan, make_plan
 from debubble.plan.split import ends_in_layers
-from debubble.units import NS_PER_S, show_bytes, show_duration, show_gain, show_percent
+from debubble.schedules import format_order
+from debubble.units import (
+    NS_PER_S,
+    counted,
+    show_bytes,
+    show_duration,
+    show_gain,
+    show_percent,
+    show_share,
+)
 
 SCHEMA = "debubble.plan/1"
 ANY = "any"
@@ -134,6 +145,26 @@ class OverlapPart(Part, frozen=True, kw_only=True):
     break_even: float | None
 
 
+class OrderPart(Part, frozen=True, kw_only=True):
+    """What an order of its own buys beyond the best schedule with a name."""
+
+    option: int
+    """Its place among all options."""
+    named: str
+    named_latency_s: float
+    beyond_named_fraction: float
+    """Of the latency of the best with a name."""
+    lower_bound_s: float
+    """No order of these stages can be under it, with messages as a delay a hop."""
+    above_bound_fraction: float
+    rounds: int
+    judged_rounds: int
+    """Rounds in which orders were judged by the simulator that prices all options."""
+    orders_tried: int
+    order: str
+    """The passes of each rank, as CSV."""
+
+
 class EmitPart(Part, frozen=True, kw_only=True):
     """The best option that a framework can be told, ready to paste."""
 
@@ -166,6 +197,7 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     overlap: OverlapPart | None
     context_length: LengthPart | None
     kv_cache: CachePart | None
+    order: OrderPart | None
     emitted: EmitPart | None
     tellable_framework: str | None
     """Who can be told the best option: the framework of the run, else the first that can."""
@@ -201,6 +233,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
     emit_for: str | None = None,
     order_file: str | None = None,
     tariff: Tariff | None = None,
+    search: OrderSearch | None = None,
     on_plan: Callable[[Plan], None] | None = None,
 ) -> PlanAnswer:
     """Fit the run, account for it, and rank what could be changed.
@@ -209,8 +242,8 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
     what stays where the number of microbatches changes: else the batch of a run that trains,
     with larger ones apart, and either where nothing is trained. Only what `planned_for` can be
     told is weighed: else `emit_for`, else the framework that ran it; `ANY` lifts that. Where what
-    is written needs an order of passes as CSV, it calls it `order_file`. `on_plan` is handed the
-    plan itself, to draw from.
+    is written needs an order of passes as CSV, it calls it `order_file`. With `search`, an order
+    that has no name is looked for, too. `on_plan` is handed the plan itself, to draw from.
     """
     named = (*frameworks, planned_for, emit_for)
     refuse_unknown_frameworks([name for name in named if name not in (None, ANY)])
@@ -233,6 +266,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         links=analysis.links if analysis.ledger else None,
         cache=cache,
         allowed=Permissions(framework=None if whose == ANY else whose, hold=hold, empty_ends=True),
+        search=search,
     )
     if on_plan is not None:
         on_plan(plan)
@@ -330,6 +364,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         else None,
         context_length=answer_length(plan, length, tokens) if length else None,
         kv_cache=answer_cache(plan, plan.cache) if plan.cache else None,
+        order=_order_part(plan, plan.ordered) if plan.ordered else None,
         emitted=_emit_best(plan, emit_for, order_file) if emit_for else None,
         tellable_framework=_tellable(plan),
         bottleneck=bottleneck,
@@ -388,6 +423,8 @@ def _refused_part(refused: Refused) -> RefusedPart:
     words = describe(refused.change)
     if refused.lever == "split" and refused.change.split is None:
         words = "another split"
+    elif refused.lever == "order":
+        words = "an order of its own"
     elif refused.lever == "kv_cache":
         words = "room for a KV cache"
     return RefusedPart(
@@ -402,7 +439,8 @@ def _left_out(plan: Plan) -> LeftOutPart | None:
     """Say once what the framework that is planned for cannot be told."""
     if plan.framework is None or not plan.left_out:
         return None
-    schedules = [one.change.schedule for one in plan.left_out if one.change.schedule]
+    named = [one.change.schedule for one in plan.left_out if one.change.schedule != SEARCHED]
+    schedules = [name for name in named if name]
     words = [f"schedules {', '.join(schedules)}"] if schedules else []
     if any(one.lever == "microbatches" for one in plan.left_out):
         words.append("other numbers of microbatches")
@@ -420,7 +458,9 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
     reason, setting = "", plan.baseline.setting
     if order_file is not None:
         setting = replace(setting, order_file=order_file)
-    options = (*plan.recommended, *plan.unsure)
+    # An order that was looked for is what is wanted, if it was found.
+    searched = () if plan.ordered is None else (plan.ordered.option,)
+    options = (*searched, *plan.recommended, *plan.unsure)
     for option in (one for one in options if not plan.changes_training(one)):
         try:
             text = emit(framework, option.change, setting)
@@ -444,6 +484,22 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
             reason = "no option gains with the batch as it is; --hold microbatch lets it grow"
     return EmitPart(
         framework=framework, option=None, text="", order=None, order_file=None, reason=reason
+    )
+
+
+def _order_part(plan: Plan, ordered: Ordered) -> OrderPart:
+    found, correction = ordered.looked.found, plan.baseline.correction
+    return OrderPart(
+        option=plan.options.index(ordered.option),
+        named=ordered.named_as,
+        named_latency_s=ordered.named.window_ns / NS_PER_S,
+        beyond_named_fraction=ordered.beyond_named,
+        lower_bound_s=found.bound * correction / NS_PER_S,
+        above_bound_fraction=found.window / found.bound - 1,
+        rounds=found.rounds,
+        judged_rounds=found.judged_rounds,
+        orders_tried=found.tried,
+        order=format_order(ordered.option.change.order or []),
     )
 
 
@@ -511,6 +567,8 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
         and repair.option not in plan.recommended
         and not any(_holds(other, repair) for other in plan.repairs)
     ]
+    if plan.ordered is not None:
+        said.append(_say_order(plan.ordered))
     if not uncured and plan.overlap is not None and plan.overlap.option.fits_memory is not False:
         said.append(_say_overlap(plan.overlap))
     if larger is not None:
@@ -534,6 +592,18 @@ def _say_repair(plan: Plan, repair: Repair) -> str:
         f"{_begin(name_hops(hops))} {takes} {repair.times_expected:.1f} times as long as "
         f"others, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
         f"{_gain(repair.option)}: within the noise of a run."
+    )
+
+
+def _say_order(ordered: Ordered) -> str:
+    """Say what an order of its own buys beyond the best with a name, and how far it can go."""
+    found = ordered.looked.found
+    rounds = counted(found.rounds + found.judged_rounds, "round")
+    return (
+        f"Beyond the best schedule with a name, {ordered.named_as}, an order of its own buys "
+        f"{show_share(ordered.beyond_named)}: {show_duration(ordered.option.window_ns)} instead of "
+        f"{show_duration(ordered.named.window_ns)} ({rounds}; with messages as a delay a hop it is "
+        f"{show_share(found.window / found.bound - 1)} above what no order can be under)."
     )
 
 

@@ -46,13 +46,14 @@ from debubble.errors import UsageError
 from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS, SERVERS
 from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
+from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import Plan
 from debubble.report.html.plan import plan_report, planned_view, server_plan_report
 from debubble.report.html.views import PipelineView, pipelines_shown
 from debubble.report.plan import plan_page
 from debubble.report.server_plan import server_plan_page
 from debubble.simulate.communication import Communication
-from debubble.units import parse_bytes, parse_duration, parse_share
+from debubble.units import NS_PER_S, parse_bytes, parse_duration, parse_rate, parse_share
 from debubble.whole_file import write_file
 
 # An order of passes by itself, and what its file is called unless it is named.
@@ -116,6 +117,25 @@ def _place_of_order(output: str | None, framework: str | None, *, force: bool) -
     if output is not None and Path(output).is_dir():
         output = str(Path(output) / _ORDER)
     return place_for(output, force=force)
+
+
+def _read_search(
+    time: str | None, rounds: int | None, seed: int, offload: str | None
+) -> OrderSearch | None:
+    """Return how long to look for an order; None where nobody asked for one."""
+    if time is None and rounds is None:
+        if offload is not None or seed:
+            raise UsageError(
+                f"{'--offload-rate' if offload is not None else '--search-seed'} is about a "
+                "search for an order, and none was asked for",
+                hint="add --search 10s",
+            )
+        return None
+    seconds = None if time is None else parse_duration(time) / NS_PER_S
+    if seconds == 0:
+        raise UsageError("a search takes some time", hint="write --search 10s")
+    rate = None if offload is None else parse_rate(offload)
+    return OrderSearch(seconds=seconds, rounds=rounds, seed=seed, offload_bytes_per_s=rate)
 
 
 def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> None:
@@ -206,6 +226,23 @@ def _following(answer: PlanAnswer, words: str, *, emitted: bool) -> str:
     "-o", "--output", metavar="PATH", help="Where --emit writes an order, if it needs one."
 )
 @tariff_options
+@click.option(
+    "--search",
+    metavar="TIME",
+    help="Look so long for an order of passes that has no name, such as 10s.",
+)
+@click.option(
+    "--search-rounds",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="The same by rounds, alike on any machine.",
+)
+@click.option("--search-seed", type=int, default=0, metavar="N", help="Of the search.")
+@click.option(
+    "--offload-rate",
+    metavar="RATE",
+    help="Let the search offload activations to the host, at such as 20GB/s.",
+)
 @html_option
 @click.option("--force", is_flag=True, help="Let --html and -o replace a file.")
 @trace_options
@@ -229,6 +266,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
     framework: str | None,
     output: str | None,
     tariff: Tariff,
+    search: str | None,
+    search_rounds: int | None,
+    search_seed: int,
+    offload_rate: str | None,
     html: str | None,
     force: bool,
     reader: Reader,
@@ -240,6 +281,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     picture, order = place_for(html, force=force), _place_of_order(output, framework, force=force)
     refuse_same_place({"--html": html, "-o": str(order) if order else None})
     tokens.check(has_also=also is not None)
+    looks = _read_search(search, search_rounds, search_seed, offload_rate)
     split = parse_layers(layers)
     limit_bytes = None if memory_limit is None else float(parse_bytes(memory_limit))
     latency_ns = None if latency is None else parse_duration(latency)
@@ -260,6 +302,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
             "--kv-bytes-per-token-layer": cache,
             "--for": planned_for,
             "-o": output,
+            "--search": search,
+            "--search-rounds": search_rounds,
+            "--offload-rate": offload_rate,
         }
         refuse_for_streams(of_steps)
         asked = replace(server.asks(layers=split), tariff=tariff)
@@ -286,6 +331,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             emit_for=framework,
             order_file=None if order is None else str(order),
             tariff=tariff,
+            search=looks,
             on_plan=plans.append,
         )
     words = shlex.join(traces)

@@ -84,8 +84,9 @@ class ScopeSaid:
     hold: Hold
     memory_limit: str | None
     threshold: str
+    search_rounds: int | None
 
-    def read(self) -> Scope:
+    def read(self, folder: Path) -> Scope:
         """Return it in names, bytes and fractions."""
         return Scope(
             schedules=read_schedules(self.schedules),
@@ -93,6 +94,8 @@ class ScopeSaid:
             hold=self.hold,
             limit_bytes=None if self.memory_limit is None else parse_bytes(self.memory_limit),
             threshold=parse_share(self.threshold),
+            search_rounds=self.search_rounds,
+            orders=folder / "orders",
         )
 
 
@@ -121,6 +124,12 @@ scope_options = gathered(
         default=f"{DEFAULT_THRESHOLD:.0%}",
         show_default=True,
         help="The smallest gain that is worth a run.",
+    ),
+    click.option(
+        "--search-rounds",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Look for an order of passes too: {schedule} is then the path of a CSV file.",
     ),
 )
 
@@ -232,11 +241,16 @@ def command(  # noqa: PLR0913 (one argument a flag)
     knobs = TRAINING_KNOBS if server is None else SERVING_KNOBS
     template = read_template(command_words, read_setting(now), knobs)
     Settings(steps=steps, wait=wait)  # refuses what no capture can do
-    budget, scope = budget_said.read(), scope_said.read()
+    budget, scope = budget_said.read(), scope_said.read(out)
     if scope_said.schedules is not None and template.now.schedule is None:
         raise UsageError(
             "--schedules needs {schedule} in COMMAND, which has none",
             hint="write {schedule} where its name stands, and add --now schedule=1f1b",
+        )
+    if scope_said.search_rounds is not None and template.now.schedule is None:
+        raise UsageError(
+            "--search-rounds needs {schedule} in COMMAND, which has none",
+            hint="write {schedule} where its name or file stands, and add --now schedule=1f1b",
         )
     if traces is not None and not dry_run:
         raise UsageError("--traces is for --dry-run", hint="add --dry-run, or leave it out")

@@ -11,7 +11,7 @@ docs/explanation/how-predictions-are-made.md, "Memory".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 from statistics import median
@@ -28,6 +28,8 @@ HALFWAY_SHARE = 0.5
 # A weight gradient alone has the gradients of two weights at hand, a backward pass those of one:
 # so much more work space, of a backward pass's. Measured.
 _SPLIT_WORK_SPACE = 0.37
+# Of a stage that recomputes or offloads, so many microbatches have all of their activations.
+_AT_HAND = 1
 # The batch as the loop makes it: inputs and targets. More than these two are something else.
 _MOST_BATCHES = 2
 # Gradients are fitted to within a few percent; optimizer states are whole multiples of them.
@@ -216,18 +218,22 @@ def recomputed(costs: MemoryCosts) -> MemoryCosts:
     return replace(costs, layer_activation_bytes=least)
 
 
-def predict_peaks(
+def predict_peaks(  # noqa: PLR0913 (an order, and what may change with it)
     costs: MemoryCosts,
     order: Order,
     *,
     layers: Sequence[float] | None = None,
     token_scale: float = 1.0,
+    recompute_stages: Collection[int] = (),
+    offload_stages: Collection[int] = (),
 ) -> tuple[PeakMemory, ...]:
     """Predict the peak of each rank in another order, with other layers a stage.
 
     Without `layers` each rank keeps those it has. `token_scale` is the size of a microbatch
     against the measured one.
     """
+    held = {stage: recomputed(costs).layer_activation_bytes for stage in recompute_stages}
+    held |= dict.fromkeys(offload_stages, 0.0)
     if len(order) != len(costs.ranks):
         raise UsageError(
             f"{len(costs.ranks)} ranks were measured, not {len(order)}",
@@ -240,7 +246,7 @@ def predict_peaks(
             hint="give one for each stage",
         )
     return tuple(
-        _predict_rank(costs, rank, order, position, layers=layers, scale=token_scale)
+        _predict_rank(costs, rank, order, position, layers=layers, scale=token_scale, held_by=held)
         for position, rank in enumerate(costs.ranks)
     )
 
@@ -253,14 +259,25 @@ def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that 
     *,
     layers: Sequence[float] | None,
     scale: float,
+    held_by: Mapping[int, float] | None = None,
 ) -> PeakMemory:
-    """Walk over a rank's passes: a row before the first and after each, the highest is the peak."""
+    """Walk over a rank's passes: a row before the first and after each, the highest is the peak.
+
+    `held_by` says what a layer of some stages holds of a microbatch in flight, where not all.
+    """
     actions, last, microbatches = order[position], last_stage(order), microbatches_of(order)
     held = hold(actions)
     mine = _layers_here(rank.layers, held.stages, layers)
     each = rank.activation_bytes + costs.layer_activation_bytes * np.array(mine)
     each[np.array(held.stages) == last] += costs.loss_activation_bytes
     activation = scale * ((held.in_flight + costs.halfway_share * held.halfway) @ each)
+    for column, stage in enumerate(held.stages):
+        if held_by and stage in held_by:
+            # The microbatch at work has all of it, and so has one between its I and its W.
+            less = mine[column] * (costs.layer_activation_bytes - held_by[stage])
+            waiting = held.in_flight[:, column] - held.halfway[:, column]
+            gone = np.maximum(waiting - _AT_HAND, 0)
+            activation -= scale * less * gone
     gradients = rank.gradient_bytes / len(mine) + costs.layer_gradient_bytes * np.array(mine)
     # Torch keeps until a step ends the outputs of the last stage, and of each I the gradients that
     # it sent to another rank. Forward only, outputs are what is in flight.

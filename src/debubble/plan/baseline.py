@@ -37,7 +37,7 @@ from debubble.simulate.program import OrderCycle
 from debubble.simulate.source import PooledSource, Source, measure_source, pool_sources
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import PassKind, RankTimeline, Timeline
-from debubble.units import show_duration, show_percent
+from debubble.units import NS_PER_S, show_duration, show_percent
 
 # More than a plan asks for; an engine of 4,000 passes takes a few megabytes.
 _KEPT = 32
@@ -156,7 +156,18 @@ class Baseline:
             layers=self.layers_of(change.split, stages),
             token_scale=self.microbatch_scale(change),
             recomputed=recomputed,
+            recompute_stages=change.recompute_stages or (),
+            copied_ns=self._copied_ns(change, stages),
         )
+
+    def _copied_ns(self, change: Change, stages: int) -> dict[int, int]:
+        """Return what copies to the host and back take, each, of stages that offload."""
+        rate, memory = change.offload_bytes_per_s, self.memory
+        if not change.offload_stages or not rate or memory is None:
+            return {}
+        layers, scale = self.layers_of(change.split, stages), self.microbatch_scale(change)
+        each = memory.layer_activation_bytes * scale / rate * NS_PER_S
+        return {stage: round(layers[stage] * each) for stage in change.offload_stages}
 
     def engine(self, change: Change) -> Engine:
         """Return what runs the order of a change."""
@@ -217,6 +228,8 @@ class Baseline:
             what_if.order,
             layers=layers,
             token_scale=self.microbatch_scale(change),
+            recompute_stages=change.recompute_stages or (),
+            offload_stages=change.offload_stages or (),
         )
 
     def split_of(self, change: Change, stages: int) -> tuple[int, ...] | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from debubble.schedules import Order
 
 Hold = Literal["microbatch", "batch"]
 """What stays as it is when the number of microbatches changes: the size of each, or of all."""
+SEARCHED = "searched"
+"""What a change calls an order that has no name and is in no file yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +22,9 @@ class Change:
     microbatches: int | None = None
     hold: Hold = "microbatch"
     schedule: str | None = None
-    """A name of `schedules.SCHEDULES`, or the path of an order as CSV."""
-    order: Order | None = None
-    """What that path holds."""
+    """A name of `schedules.SCHEDULES`, the path of an order as CSV, or `SEARCHED`."""
+    order: Order | None = field(default=None, hash=False)
+    """What that path holds, or what was found."""
     chunks: int | None = None
     """Stages a rank."""
     overlap: bool | None = None
@@ -31,6 +33,12 @@ class Change:
     """A receive is posted as late as is safe, and not as soon as its sender is scheduled: torch."""
     recompute: bool | None = None
     """Backward passes run their layers forward once more, and only their inputs are kept."""
+    recompute_stages: tuple[int, ...] | None = None
+    """The same of some stages alone."""
+    offload_stages: tuple[int, ...] | None = None
+    """Stages whose activations wait for their backward pass in the host's memory."""
+    offload_bytes_per_s: float | None = None
+    """How quickly they are copied there and back."""
     repaired: tuple[tuple[int, int], ...] | None = None
     """Hops to be as others are, each by the ranks that send and receive."""
     token_scale: float | None = None

@@ -9,9 +9,10 @@ from typing import Protocol
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import LinkHealth
 from debubble.plan.baseline import Baseline
-from debubble.plan.change import Change, Hold, Setting
+from debubble.plan.change import SEARCHED, Change, Hold, Setting
 from debubble.plan.emit import refusal_of
 from debubble.plan.option import Idea, Option
+from debubble.plan.order_search import OrderSearch
 from debubble.plan.split import Partition
 from debubble.timeline.model import Timeline
 
@@ -46,6 +47,8 @@ class Start:
     """What each hop takes and costs, where that is known."""
     empty_ends: bool = False
     """A first stage may be left with the embedding alone, a last one with the head."""
+    search: OrderSearch | None = None
+    """How long to look for an order that has no name; None: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,8 @@ class Permissions:
         cut_anew = (change.chunks or chunks) != chunks
         if change.schedule is not None and cut_anew and not self.split:
             return False
-        if self.schedules is not None and change.schedule not in {None, *self.schedules}:
+        known = {None, SEARCHED, *(self.schedules or ())}
+        if self.schedules is not None and change.schedule not in known:
             return False
         wrong_hold = self.hold is not None and change.hold != self.hold
         if change.microbatches is not None and (wrong_hold or not self.microbatches):

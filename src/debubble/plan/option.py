@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from math import hypot
 
 from debubble.plan.baseline import Baseline
-from debubble.plan.change import Change
+from debubble.plan.change import SEARCHED, Change
 from debubble.schedules import Order
 from debubble.simulate.communication import runs
 from debubble.simulate.predict import Prediction, mean_lengths, predict
 from debubble.units import NS_PER_S, show_bytes, show_percent
 
+# What buys less is not worth doing, whatever its interval.
+WORTH = 0.01
 # Many draws of a short step, fewer of a long one: its middle is as sure.
 _DRAWS, _FEWEST, _PASSES = 100, 24, 50_000
 
@@ -200,7 +202,9 @@ def all_fit(ranks: Sequence[Headroom] | None) -> bool | None:
     return None if None in known else True
 
 
-def _assumed(baseline: Baseline, idea: Idea) -> Iterator[str]:
+def _assumed(  # noqa: C901 (a list of what may be said)
+    baseline: Baseline, idea: Idea
+) -> Iterator[str]:
     """Say what the run does not show, and which hops stay slow."""
     source, change = baseline.source, idea.change
     what_if = baseline.what_if(change)
@@ -217,9 +221,13 @@ def _assumed(baseline: Baseline, idea: Idea) -> Iterator[str]:
         yield "more microbatches take as long as the one in the run, each"
     if change.recompute:
         yield "recomputing runs the forward pass of all layers once more"
+    elif change.recompute_stages:
+        yield "recomputing runs the forward pass of the layers of these stages once more"
     elif change.recompute is False:
         yield "without recomputing, activations take memory that this run does not show"
-    if change.schedule and not runs(baseline.framework, change.schedule):
+    if change.schedule not in {None, SEARCHED} and not runs(
+        baseline.framework, change.schedule or ""
+    ):
         yield f"{baseline.framework} does not run {change.schedule}: it is taken as torch runs it"
     if change.split is None and len(what_if.layers) != len(source.passes.layers):
         yield "layers are split evenly over the new stages"

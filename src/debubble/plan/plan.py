@@ -9,15 +9,17 @@ from dataclasses import dataclass, field, replace
 from debubble.errors import CannotBeTold, NoSplitFits, UsageError
 from debubble.ledger.hop_health import LinkHealth
 from debubble.plan.baseline import Baseline, even_split
-from debubble.plan.change import Change, Hold
+from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.kv_cache import Cache, CachePlan, plan_cache
 from debubble.plan.lever import ALL, Permissions, Refused, Start, Weighed
 from debubble.plan.levers import LEVERS
 from debubble.plan.levers.link import Repair
 from debubble.plan.levers.microbatches import HOLDS, cuts_evenly
 from debubble.plan.levers.microbatches import counts as counts_worth_trying
+from debubble.plan.levers.order import Ordered
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import (
+    WORTH,
     Headroom,
     Idea,
     Option,
@@ -27,6 +29,7 @@ from debubble.plan.option import (
     quick_latency_s,
     weigh,
 )
+from debubble.plan.order_search import OrderSearch
 from debubble.plan.split import Partition, best_split
 from debubble.simulate.communication import Communication
 from debubble.simulate.program import OrderCycle
@@ -39,8 +42,6 @@ _NEVER_ENDS = "posted as this run posts them, its messages would wait for each o
 _SHOWN = 3
 # Of the best schedules so many are combined with other levers.
 _COMBINED = 2
-# What buys less is not worth doing, whatever its interval.
-WORTH = 0.01
 # What should buy this much may be worth a try where its interval is wide: repeated runs differ by
 # less (`predict.py` has the measurement).
 WORTH_A_TRY = 0.03
@@ -69,6 +70,8 @@ class Plan:
     """A larger batch competes like anything else: it was asked for, or nothing is trained."""
     cache: CachePlan | None = None
     """What splits leave for a KV cache, where that was asked and can be told."""
+    ordered: Ordered | None = None
+    """An order of its own, where one was looked for and is quicker than those with a name."""
 
     @property
     def recommended(self) -> tuple[Option, ...]:
@@ -128,6 +131,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     links: LinkHealth | None = None,
     cache: Cache | None = None,
     allowed: Permissions = ALL,
+    search: OrderSearch | None = None,
 ) -> Plan:
     """Weigh each lever, then the best of them together; refuse what does not fit.
 
@@ -138,7 +142,11 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
             baseline=baseline, options=(), refused=(), partition=None, overlap=None, links=links
         )
     start = Start(
-        baseline=baseline, timeline=timeline, most_microbatches=most_microbatches, links=links
+        baseline=baseline,
+        timeline=timeline,
+        most_microbatches=most_microbatches,
+        links=links,
+        search=None if search is None else replace(search, cuts_anew=allowed.split),
     )
     if baseline.slow_ranks:
         allowed = replace(allowed, split=False)
@@ -180,6 +188,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         cache=cached,
         partition=partition,
         overlap=next((own for own in sieve.weighed if isinstance(own, Overlap)), None),
+        ordered=next((own for own in sieve.weighed if isinstance(own, Ordered)), None),
         repairs=tuple(repairs),
         links=links,
     )
@@ -210,7 +219,7 @@ class _Sieve:
         alone: dict[str, list[Idea]] = {}
         for lever in LEVERS:
             alone[lever.key] = []
-            if allowed.bars(lever.key):
+            if allowed.bars(lever.key) or (lever.key == "order" and not self._takes_orders()):
                 continue
             if lever.probe is None or self._can_be_told(lever.key, lever.probe):
                 alone[lever.key] = self._keep(lever.ideas(self.start))
@@ -236,6 +245,13 @@ class _Sieve:
             return False
         split = (*even_split(setting.layers, others), 0)
         return self.allowed.refusal_of(Change(split=split), setting) is None
+
+    def _takes_orders(self) -> bool:
+        """Tell whether an order is looked for, and the framework can be told of one."""
+        if self.start.search is None:
+            return False
+        baseline = self.start.baseline
+        return self._can_be_told("order", Change(schedule=SEARCHED, order=baseline.order))
 
     def refuse(self, idea: Idea, reason: str) -> None:
         """Remember what cannot run or does not fit."""
@@ -364,7 +380,7 @@ def _on_top_of_repairs(
         return
     mended, hops = repairs[0].baseline, repairs[0].option.change.repaired
     others = replace(allowed, link=False, overlap=False)
-    sieve = _Sieve(start=replace(start, baseline=mended), allowed=others)
+    sieve = _Sieve(start=replace(start, baseline=mended, search=None), allowed=others)
     sized = [
         idea
         for idea in sieve.ideas()

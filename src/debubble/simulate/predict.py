@@ -61,6 +61,10 @@ class WhatIf:
     """How many times as many tokens a microbatch has."""
     recomputed: float = 0.0
     """Layers that backward passes run forward more than in the run, as a share; below 0 fewer."""
+    recompute_stages: tuple[int, ...] = ()
+    """Stages whose backward passes run all their layers forward once more."""
+    copied_ns: Mapping[int, int] = field(default_factory=dict)
+    """By stage: what a copy of activations to the host adds to F, and back to a gradient."""
     beside: float | None = None
     """What messages beside compute add to it, of the logarithm; None: as the run has it."""
 
@@ -346,8 +350,12 @@ def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
     }
     logs = np.array([known[of] for of in classes])
     scaled: F64 = logs + np.log(np.maximum(weights, 1e-9))
-    if what_if.recomputed:
-        again = passes.kind == (PassKind.I if splits else PassKind.B)
+    shares = np.full(len(what_if.layers), what_if.recomputed)
+    shares[list(what_if.recompute_stages)] += 1.0
+    if shares.any():
+        # The half that needs activations first runs them again.
+        again = (passes.kind == PassKind.I) | (passes.kind == PassKind.B)
+        again &= shares[passes.stage] != 0
         forward = np.array(
             [
                 _log_length(model, PassKind.F, first=False, place=place, ends=False)
@@ -356,8 +364,11 @@ def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
         )
         layers = np.array(what_if.layers)[passes.stage[again]]
         once = np.exp(forward[passes.place[again]]) * layers
-        taken = np.exp(scaled[again]) + once * what_if.recomputed
+        taken = np.exp(scaled[again]) + once * shares[passes.stage[again]]
         scaled[again] = np.log(np.maximum(taken, once / 2))
+    for stage, copied in what_if.copied_ns.items():
+        mine = (passes.stage == stage) & (passes.kind != PassKind.W)
+        scaled[mine] = np.log(np.exp(scaled[mine]) + copied)
     return scaled
 
 

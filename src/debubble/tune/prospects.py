@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
 
 from debubble.analysis import Analysis
 from debubble.errors import UsageError
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline, stages_of
-from debubble.plan.change import Hold
+from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.lever import Permissions, Refused
 from debubble.plan.levers.microbatches import MOST_A_RANK
 from debubble.plan.option import Option
+from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import Plan, make_plan
+from debubble.schedules import format_order
 from debubble.tune.journal import Expected, Run
 from debubble.tune.setting import Setting
 from debubble.tune.standing import Standing
 from debubble.tune.trial import Kind
 from debubble.units import NS_PER_S
+from debubble.whole_file import write_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,10 @@ class Scope:
     limit_bytes: int | None
     threshold: float
     """The smallest gain in throughput that is worth a run."""
+    search_rounds: int | None = None
+    """Rounds of a search for an order that has no name; None: none is looked for."""
+    orders: Path = Path("orders")
+    """Where such orders are written: the command is told the file as its schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +87,12 @@ def look_ahead(
         schedules=scope.schedules if source.setting.schedule is not None else frozenset(),
         hold=standing.hold or scope.hold,
     )
-    plan = make_plan(baseline, reading.timeline, most_microbatches=most, allowed=tellable)
+    looks = None
+    if scope.search_rounds is not None and source.setting.schedule and baseline.trains:
+        looks = OrderSearch(rounds=scope.search_rounds)
+    plan = make_plan(
+        baseline, reading.timeline, most_microbatches=most, allowed=tellable, search=looks
+    )
     tries = sorted(
         _tries(standing, source, plan, scope),
         key=lambda found: (-found.worth, -(found.expected.gain if found.expected else 0.0)),
@@ -119,7 +133,8 @@ def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterato
     ahead = 1 + standing.gain_of(source.setting)
     for option in plan.options:
         stages = stages_of(plan.baseline.what_if(option.change).order)
-        setting = source.setting.after(option.change, stages)
+        change = _in_a_file(option.change, scope.orders)
+        setting = source.setting.after(change, stages)
         if setting is None or setting in done or option.fits_memory is False:
             continue
         if is_hopeless(standing, setting):
@@ -140,6 +155,21 @@ def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterato
             expected=expected,
             worth=_is_worth(plan, option, scope.threshold),
         )
+
+
+def _in_a_file(change: Change, folder: Path) -> Change:
+    """Write an order that has no name where a command can read it; the same one to the same file.
+
+    Stages that keep less are nothing that a command can be told.
+    """
+    if change.schedule != SEARCHED or change.order is None:
+        return change
+    text = format_order(change.order).encode()
+    file = folder / f"order-{sha256(text).hexdigest()[:12]}.csv"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not file.exists():
+        write_file(file, text)
+    return replace(change, schedule=str(file.resolve()))
 
 
 def _is_worth(plan: Plan, option: Option, threshold: float) -> bool:

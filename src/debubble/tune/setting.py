@@ -103,7 +103,14 @@ class Setting:
         A schedule with other stages a rank needs another split: an even one, unless it is said.
         """
         if any(
-            one is not None for one in (change.recompute, change.defer_receives, change.by_hand)
+            one is not None
+            for one in (
+                change.recompute,
+                change.recompute_stages,
+                change.offload_stages,
+                change.defer_receives,
+                change.by_hand,
+            )
         ):
             return None
         wanted: dict[str, object] = {}

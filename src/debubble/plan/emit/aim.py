@@ -12,7 +12,7 @@ from math import gcd, prod
 
 from debubble.errors import CannotBeTold, UsageError
 from debubble.plan.baseline import even_split
-from debubble.plan.change import Change, Setting
+from debubble.plan.change import SEARCHED, Change, Setting
 from debubble.schedules import SCHEDULES, Order, Placement, placement_of, state_schedule
 from debubble.schedules.named import can_have_chunks
 from debubble.units import counted
@@ -37,6 +37,13 @@ class Aim:
     schedule: str | None
     placement: Placement | None
     """The stages of each rank, where the schedule is known."""
+    order: Order | None = None
+    """The passes of each rank, where the schedule has no name."""
+
+    @property
+    def in_a_new_file(self) -> bool:
+        """Whether its order is in no file yet, and one has to be written where one is needed."""
+        return self.schedule in SCHEDULES or self.schedule == SEARCHED
 
     @property
     def stages(self) -> int:
@@ -63,6 +70,7 @@ def aim_of(change: Change, setting: Setting, *, layers_matter: bool = True) -> A
             raise UsageError(f"{count} {name} make no pipeline", hint="give one or more")
     schedule = change.schedule or setting.schedule
     microbatches = change.microbatches or setting.microbatches
+    order: Order | None = None
     if schedule is None or schedule in SCHEDULES:
         chunks = _chunks_of(change, setting)
         placement = None if schedule is None else placement_of(schedule, setting.ranks, chunks)
@@ -78,6 +86,7 @@ def aim_of(change: Change, setting: Setting, *, layers_matter: bool = True) -> A
         microbatches=microbatches,
         schedule=schedule,
         placement=placement,
+        order=order,
     )
 
 
@@ -119,7 +128,7 @@ def _chunks_of(change: Change, setting: Setting) -> int:
 
 
 def _order_in_file(file: str, change: Change, setting: Setting) -> Order:
-    order = state_schedule(file, change.chunks).order
+    order = change.order if file == SEARCHED else state_schedule(file, change.chunks).order
     if order is None:  # pragma: no cover: a file always holds one
         raise ValueError(file)
     written = 1 + max(action.microbatch for actions in order for action in actions)

@@ -96,7 +96,7 @@ def emit(change: Change, setting: Setting) -> str:
     if not only_split:
         runs = f"Schedule{known.name}" if known else "_PipelineScheduleRuntime"
         imports.append(f"from torch.distributed.pipelining.schedules import {runs}")
-        file = setting.order_file if aim.schedule in SCHEDULES else aim.schedule
+        file = setting.order_file if aim.in_a_new_file else aim.schedule
         loads = f"schedule._load_csv({json.dumps(file)})\n" if known is None else ""
         body.append(_schedule(change, aim, known, loss=not forward_only) + loads)
         notes += _schedule_notes(change, setting, aim, known)
@@ -145,6 +145,8 @@ def torch_schedule(framework: str, change: Change, aim: Aim) -> TorchSchedule | 
 
 def splits_backward(aim: Aim) -> bool:
     """Tell whether a schedule runs I and W apart, which torch.compile does not bear."""
+    if aim.order is not None:
+        return any(action.kind == "W" for actions in aim.order for action in actions)
     known = SCHEDULES.get(aim.schedule or "")
     return known is not None and "W" in known.kinds
 
@@ -197,12 +199,22 @@ def _schedule_notes(
     change: Change, setting: Setting, aim: Aim, known: TorchSchedule | None
 ) -> list[str]:
     notes: list[str] = []
-    if known is None and aim.schedule in SCHEDULES:
+    if known is None and aim.in_a_new_file:
         notes.append(say_order(setting))
     if aim.split is None and aim.chunks > 1 and aim.placement is not None:
         notes.append(f"Stages, rank by rank: {', '.join(str(list(s)) for s in aim.placement)}.")
     if change.defer_receives:
         notes.append("defer_pp_recv: older versions of torch may not have it.")
+    if change.recompute_stages:
+        notes.append(
+            "Let each layer of these stages run in torch.utils.checkpoint.checkpoint(..., "
+            f"use_reentrant=False): {', '.join(map(str, change.recompute_stages))}."
+        )
+    if change.offload_stages:
+        notes.append(
+            "Let the forward pass of these stages run under torch.autograd.graph."
+            f"save_on_cpu(pin_memory=True): {', '.join(map(str, change.offload_stages))}."
+        )
     if splits_backward(aim):
         notes.append("Stages must not be compiled: torch.compile cannot run I and W apart.")
     if change.microbatches is not None and change.hold == "batch":
@@ -215,4 +227,5 @@ def _schedule_notes(
 
 POSITION = 60
 DEFERS_RECEIVES = True
+KEEPS_LESS = True
 EMITTERS = {"torch": emit}

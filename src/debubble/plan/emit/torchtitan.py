@@ -23,7 +23,7 @@ from debubble.plan.emit.aim import (
 )
 from debubble.plan.emit.order_file import say_order
 from debubble.plan.emit.torch import splits_backward, torch_schedule
-from debubble.schedules import SCHEDULES, Shape, place_stages
+from debubble.schedules import Shape, place_stages
 
 _NAME = "torchtitan"
 _TOKENS = "TOKENS_PER_MICROBATCH"
@@ -151,7 +151,7 @@ def _schedule(change: Change, aim: Aim, order_file: str) -> list[str]:
     known = torch_schedule(_NAME, change, aim)
     if known is not None:
         return [f"--parallelism.pipeline_parallel_schedule {known.name}"]
-    file = order_file if aim.schedule in SCHEDULES else shlex.quote(aim.schedule or "")
+    file = order_file if aim.in_a_new_file else shlex.quote(aim.schedule or "")
     return [
         f"--parallelism.pipeline_parallel_schedule {_placing_name(aim)}",
         f"--parallelism.pipeline_parallel_schedule_csv {file}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from debubble.errors import UsageError
-from debubble.plan.change import Change
+from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit.torch import TORCH_SCHEDULES
 from debubble.plan.lever import Lever, Refused, Start
 from debubble.plan.option import Idea
@@ -36,7 +36,7 @@ def ideas(start: Start) -> Iterator[Idea | Refused]:
 
 def words(change: Change) -> str:
     """Name the schedule of a change."""
-    if not change.schedule:
+    if not change.schedule or change.schedule == SEARCHED:
         return ""
     chunks = f" with {change.chunks} stages a rank" if (change.chunks or 1) > 1 else ""
     return f"schedule {change.schedule}{chunks}"

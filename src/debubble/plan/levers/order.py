@@ -1,0 +1,123 @@
+"""The lever of an order made for this run: what it buys beyond the best schedule with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from debubble.plan.change import SEARCHED, Change
+from debubble.plan.lever import Lever, Refused, Start
+from debubble.plan.levers import schedule
+from debubble.plan.option import (
+    WORTH,
+    Idea,
+    Option,
+    all_fit,
+    headroom_after,
+    quick_latency_s,
+    weigh,
+)
+from debubble.plan.order_search import OrderFound, check_search, find_order
+from debubble.simulate.program import OrderCycle
+from debubble.units import counted
+
+_FROM_FILE = "torch runs an order of your own (CSV) through its runtime"
+_OFFLOADED = "copies to the host and back take their time beside no compute: not seen in this run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordered:
+    """An order that a search found, and the best schedule with a name beside it."""
+
+    option: Option
+    named: Option
+    named_as: str
+    looked: OrderFound
+
+    @property
+    def beyond_named(self) -> float:
+        """What it gains in latency beyond the best with a name, as a share of that."""
+        return 1 - self.option.window_ns / self.named.window_ns
+
+
+def ideas(start: Start) -> Iterator[Ordered | Refused]:
+    """Yield the best order that a search finds, weighed, if one was asked for."""
+    baseline, looks = start.baseline, start.search
+    if looks is None:
+        return
+    check_search(looks, baseline)
+    split = None if start.partition is None else start.partition.split
+    looked = find_order(baseline, looks, split)
+    named_as, named = _best_named(start)
+    if looked is None:
+        yield Refused(
+            lever="order",
+            change=Change(),
+            reason="no order fits the memory of all ranks, recomputing or not",
+        )
+        return
+    rounds = counted(looked.found.rounds + looked.found.judged_rounds, "round")
+    if looked.change is not None:
+        assumed = (_FROM_FILE, *((_OFFLOADED,) if looked.change.offload_stages else ()))
+        option = weigh(baseline, Idea(lever="order", change=looked.change, assumptions=assumed))
+        ordered = Ordered(option=option, named=named, named_as=named_as, looked=looked)
+        if ordered.beyond_named > WORTH:
+            yield ordered
+            return
+    yield Refused(
+        lever="order",
+        change=Change(),
+        reason=f"in {rounds} none was found that is 1 % quicker than {named_as}",
+    )
+
+
+def _best_named(start: Start) -> tuple[str, Option]:
+    """Return the best of all schedules with a name that fit, the run's own among them.
+
+    Each as layers are cut, and with the best split: an order is not praised for a split.
+    """
+    baseline = start.baseline
+    found = [Idea(lever="schedule", change=Change())]
+    found += [idea for idea in schedule.ideas(start) if isinstance(idea, Idea)]
+    split = None if start.partition is None else start.partition.split
+    if split is not None:
+        found += [
+            replace(idea, change=replace(idea.change, split=split))
+            for idea in found
+            if len(baseline.what_if(idea.change).layers) == len(split)
+        ]
+    timed: list[tuple[float, int, Idea]] = []
+    for idea in found:
+        if idea.change != Change() and all_fit(headroom_after(baseline, idea.change)) is False:
+            continue
+        try:
+            timed.append((quick_latency_s(baseline, idea.change), len(timed), idea))
+        except OrderCycle:
+            continue
+    best = min(timed)[2]
+    name = best.change.schedule or baseline.schedule
+    if best.change.split is not None and best.change.split != baseline.source.split:
+        name += f" with split {','.join(map(str, best.change.split))}"
+    return name, weigh(baseline, best)
+
+
+def words(change: Change) -> str:
+    """Say that an order was made for the run, and which stages hold less."""
+    if change.schedule != SEARCHED:
+        return ""
+    said = ["an order of its own"]
+    if (change.chunks or 1) > 1:
+        said.append(f"{change.chunks} stages a rank")
+    for stages, what in (
+        (change.recompute_stages, "recomputed"),
+        (change.offload_stages, "offloaded"),
+    ):
+        if stages:
+            names = ", ".join(map(str, stages))
+            said.append(
+                f"activations of {'stage' if len(stages) == 1 else 'stages'} {names} {what}"
+            )
+    return ", ".join(said)
+
+
+LEVER = Lever(key="order", position=25, ideas=ideas, words=words)

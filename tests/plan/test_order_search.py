@@ -1,0 +1,158 @@
+"""Orders made for a recorded run: priced as all options are, and written as torch runs them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from support.services.console import REPOSITORY, type_command
+
+from debubble import analyse
+from debubble.answers.change import Tokens, start_from
+from debubble.errors import CannotBeTold, UsageError
+from debubble.orders.messages import window_of
+from debubble.plan.change import SEARCHED, Change
+from debubble.plan.emit import emit
+from debubble.plan.levers.order import words
+from debubble.plan.option import all_fit, headroom_after, quick_latency_s
+from debubble.plan.order_search import OrderSearch, check_search, find_order, pipeline_of
+from debubble.schedules import check_order, order_of, parse_order
+from debubble.tune.prospects import _in_a_file
+from debubble.tune.setting import Setting
+from debubble.units import NS_PER_S
+
+RECORDED = REPOSITORY / "tests" / "data" / "h200" / "1f1b_p3_m7"
+GIB = 2.0**30
+THREE = ((0,), (1,), (2,))
+
+
+def baseline_of(limit_bytes=None):
+    return start_from(
+        analyse([str(RECORDED)]),
+        None,
+        tokens=Tokens(),
+        layers=None,
+        limit_bytes=limit_bytes,
+        schedule=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def baseline():
+    return baseline_of()
+
+
+def test_the_quick_model_is_near_the_simulator_that_prices_options(baseline):
+    base = Change(schedule=SEARCHED)
+    pipeline, sent = pipeline_of(baseline, base, THREE)
+    for name in ("zb-h1", "zb-h2", "gpipe"):
+        order = order_of(name, 3, 7)
+        priced = quick_latency_s(baseline, replace(base, order=order)) * NS_PER_S
+        quick = window_of(pipeline, pipeline.rows(order), sent)
+        assert quick == pytest.approx(priced / baseline.correction, rel=0.06)
+
+
+def test_no_found_order_is_slower_than_the_best_with_a_name(baseline):
+    looked = find_order(baseline, OrderSearch(rounds=2, cuts_anew=False))
+    named = min(
+        quick_latency_s(baseline, Change(schedule=SEARCHED, order=order_of(name, 3, 7)))
+        for name in ("1f1b", "gpipe", "zb-h1", "zb-h2")
+    )
+    assert looked.found.score <= round(named * NS_PER_S)
+    assert looked.found.named_score == pytest.approx(named * NS_PER_S, abs=1)
+    check_order(looked.pipeline.order(looked.found.rows))
+
+
+def test_rounds_decide_alone_what_is_found(baseline):
+    first, again = (find_order(baseline, OrderSearch(rounds=2, cuts_anew=False)) for _ in "ab")
+    assert first.found == again.found
+
+
+def test_stages_recompute_where_nothing_fits_otherwise():
+    small = baseline_of(3.6 * GIB)
+    base = Change(schedule=SEARCHED)
+    for name in ("1f1b", "gpipe", "zb-h1", "zb-h2"):
+        change = replace(base, order=order_of(name, 3, 7))
+        assert all_fit(headroom_after(small, change)) is False
+    looked = find_order(small, OrderSearch(rounds=1, cuts_anew=False))
+    assert looked.change.recompute_stages
+    assert all_fit(headroom_after(small, looked.change)) is True
+    kept = quick_latency_s(small, replace(looked.change, recompute_stages=None))
+    assert quick_latency_s(small, looked.change) > kept
+    assert "recomputed" in words(looked.change)
+
+
+def test_offloading_takes_the_time_of_its_copies_and_frees_memory(baseline):
+    order = order_of("zb-h2", 3, 7)
+    kept = Change(schedule=SEARCHED, order=order)
+    slow, quick = (
+        replace(kept, offload_stages=(0, 1, 2), offload_bytes_per_s=rate) for rate in (2e9, 2e14)
+    )
+    times = [quick_latency_s(baseline, change) for change in (kept, quick, slow)]
+    assert times[1] == pytest.approx(times[0], rel=0.01)
+    assert times[2] > 1.1 * times[0]
+    peaks = [
+        max(rank.peak_bytes for rank in headroom_after(baseline, change)) for change in (kept, slow)
+    ]
+    assert peaks[1] < peaks[0]
+
+
+def test_forward_passes_alone_have_nothing_to_be_ordered():
+    forward = REPOSITORY / "tests" / "data" / "h200" / "fwd_closed_m4"
+    run = analyse([str(forward)])
+    base = start_from(run, None, tokens=Tokens(), layers=None, limit_bytes=None, schedule=None)
+    with pytest.raises(UsageError, match="forward passes alone have one order"):
+        check_search(OrderSearch(rounds=1), base)
+
+
+def test_a_framework_with_a_schedule_of_its_own_cannot_be_told(baseline):
+    change = Change(schedule=SEARCHED, order=order_of("zb-h2", 3, 7))
+    with pytest.raises(CannotBeTold):
+        emit("megatron", change, baseline.setting)
+
+
+def test_torch_is_told_of_the_file_and_of_stages_that_keep_less(baseline):
+    change = Change(
+        schedule=SEARCHED, order=order_of("zb-h2", 3, 7), recompute_stages=(1,), offload_stages=(2,)
+    )
+    text = emit("torch", change, baseline.setting)
+    assert '_load_csv("order.csv")' in text
+    assert "use_reentrant=False): 1." in text
+    assert "save_on_cpu(pin_memory=True): 2." in text
+    with pytest.raises(CannotBeTold):
+        emit("torchtitan", change, baseline.setting)
+
+
+@pytest.mark.slow
+def test_what_plan_finds_simulate_prices_alike_from_its_file(tmp_path):
+    flags = "--memory-limit 4.7GiB --search-rounds 2 --emit torch -o order.csv --json --quiet"
+    answer = type_command(f"debubble plan {RECORDED} {flags}", tmp_path)
+    assert answer.code == 0, answer.text
+    found = json.loads(answer.text)
+    order = found["order"]
+    option = found["options"][order["option"]]
+    assert option["lever"] == "order"
+    assert order["beyond_named_fraction"] > 0.01
+    assert order["named_latency_s"] > option["numbers"]["batch_latency_s"]
+    assert option["numbers"]["batch_latency_s"] > order["lower_bound_s"]
+    assert option["fits_memory"]
+    file = tmp_path / "order.csv"
+    assert parse_order(file.read_text("utf-8")) == parse_order(order["order"])
+    asked = type_command(
+        f"debubble simulate {RECORDED} --schedule order.csv --split 4,4,4 --json", tmp_path
+    )
+    priced = json.loads(asked.text)["numbers"]["batch_latency_s"]
+    assert priced == pytest.approx(option["numbers"]["batch_latency_s"], rel=0.01)
+
+
+def test_tune_tells_a_command_the_file_of_an_order(tmp_path):
+    order = order_of("zb-h2", 3, 7)
+    change = _in_a_file(Change(schedule=SEARCHED, order=order), tmp_path / "orders")
+    (file,) = (tmp_path / "orders").iterdir()
+    assert parse_order(file.read_text("utf-8")) == order
+    now = Setting(schedule="1f1b", microbatches=7)
+    assert now.after(change, 3).written("schedule") == str(file)
+    assert _in_a_file(Change(schedule=SEARCHED, order=order), tmp_path / "orders") == change
+    lighter = replace(change, recompute_stages=(0,))
+    assert now.after(lighter, 3) is None
