@@ -140,7 +140,7 @@ import debubble.mcp
 
 @pytest.mark.slow
 def test_the_core_does_without_torch_pandas_and_sqlalchemy():
-    program = WITHOUT.format(annexes=ANNEXES, run=str(H200 / "1f1b_p3_m7"))
+    program = WITHOUT.format(annexes=ANNEXES, run=str(H200 / "1f1b_p2_m4"))
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

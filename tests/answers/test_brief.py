@@ -51,8 +51,9 @@ def test_find_names_the_same_in_a_fraction_of_the_bytes(run):
     assert "compute" not in {cause.cause for cause in typed.causes}
 
 
-def test_plan_keeps_what_is_recommended(run):
-    whole = debubble.plan(run)
+@pytest.mark.parametrize("name", ["1f1b_p3_m7", "forward", "megatron"])
+def test_plan_keeps_what_is_recommended(name):
+    whole = debubble.plan(RUNS[name])
     brief = brief_of(whole)
     typed, _ = read_back(brief)
     assert len(brief.to_json()) < PLAN_BYTES < len(whole.to_json())

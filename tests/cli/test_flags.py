@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 
 import click
+import pytest
 from click.testing import CliRunner
 
+from debubble.cli import VERBS
 from debubble.cli.options import gathered
 
 
@@ -48,3 +51,11 @@ def test_a_group_inside_a_group_is_one_argument_and_what_neither_names_is_anothe
 
 def test_help_lists_options_in_the_order_in_which_they_are_written():
     assert [option.name for option in verb.params] == ["before", "width", "depth", "aside", "after"]
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"mcp"}))  # a protocol has one form
+def test_every_verb_can_be_pasted_and_read_by_a_program(verb):
+    command = importlib.import_module(f"debubble.cli.{verb}").command
+    inner = getattr(command, "commands", {}).values()
+    flags = {flag for one in (command, *inner) for option in one.params for flag in option.opts}
+    assert {"--markdown", "--json"} <= flags
