@@ -26,13 +26,13 @@ pytestmark = pytest.mark.slow
 
 ROWS = {
     "options": "lever change words numbers interval fits_memory headroom_bytes "
-    "latency_gain_fraction throughput_gain_fraction changes_training recommended "
+    "latency_gain_fraction throughput_gain_fraction worth changes_training recommended "
     "advice link assumptions apply",
     "refused": "lever change words reason",
 }
 PARTS = {
     "baseline": "schedule split numbers framework microbatches limit_bytes predicted_peak_bytes "
-    "headroom_bytes embedding_layers head_layers without_profiler",
+    "headroom_bytes per_microbatch_bytes embedding_layers head_layers without_profiler",
     "quickest_split": "split exact",
     "overlap": "slowdown break_even",
     "context_length": "token_scale tokens unchanged options assumptions",

@@ -29,6 +29,8 @@ def ask(verb, *words):
     if isinstance(answer.exception, DebubbleError):
         return {"error": str(answer.exception)}
     data = json.loads(answer.stdout)
+    if isinstance(data.get("run"), dict):
+        data["run"] = {key: value for key, value in data["run"].items() if key not in ABOUT_FILES}
     return {key: value for key, value in data.items() if key not in ABOUT_FILES}
 
 

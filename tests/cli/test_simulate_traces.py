@@ -116,7 +116,7 @@ def test_memory_over_the_limit_is_said(tmp_path):
 def test_a_drawing_is_as_long_as_the_answer(tmp_path):
     answer = simulate(f"{FORWARD} --microbatches 2 --timeline", tmp_path)
     assert "rank 3 ··" in answer.text
-    assert "next: " not in answer.text
+    assert answer.text.rstrip().endswith(f"next: debubble plan {FORWARD}")
 
 
 @pytest.mark.slow

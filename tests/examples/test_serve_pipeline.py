@@ -238,3 +238,38 @@ def parts_of(folder):
         if mark in environment:
             found.append((process / "cmdline").read_bytes().replace(b"\0", b" "))
     return found
+
+
+FIRST_RANK_ALONE = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import engine
+from orders import Layout
+start, started = engine._FORKED.Process.start, []
+def only_the_first(process):
+    if started:
+        print("one rank waits for the other", flush=True)
+        time.sleep(600)
+    started.append(start(process))
+engine._FORKED.Process.start = only_the_first
+layout = Layout(layers=(1, 1), slots=2, seats=1, longest=64, width=16, layer_us=0, token_us=0,
+                labels=False, store="")
+engine.Engine(layout, chunk=16, folder=Path(sys.argv[2]), log=None)
+"""
+
+
+def test_a_rank_ends_with_its_front_even_while_it_waits_for_others(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    words = [sys.executable, "-c", FIRST_RANK_ALONE, EXAMPLE, tmp_path]
+    front = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert front.stdout.readline() == "one rank waits for the other\n"
+        time.sleep(2.0)  # it has come to its rendezvous, or does so after its front has gone
+    finally:
+        front.kill()
+        front.communicate()
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := parts_of(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []

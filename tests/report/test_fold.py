@@ -13,7 +13,7 @@ def test_those_farthest_from_the_middle_stand_out():
 
 
 def test_a_range_that_reads_the_same_is_one_value():
-    assert show_range([1_000_000, 2_000_000], show_duration) == "1.00 ms to 2.00 ms"
+    assert show_range([1_000_000, 2_000_000], show_duration) == "1.00 to 2.00 ms"
     assert show_range([1_000_001, 1_000_002], show_duration) == "1.00 ms"
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from support.tuning import PLACEHOLDERS, bench_of, play_here, runs_of, tune
 
 from debubble.answers.tune import TuneAnswer, answer_tune
 from debubble.errors import TuneError, UsageError
+from debubble.measure.measurement import Environment
+from debubble.report.tune import tune_page
 from debubble.tune.trial import Kind
 
 pytestmark = pytest.mark.slow
@@ -218,3 +222,28 @@ def test_the_answer_is_typed_and_says_what_came_of_every_run(usual):
     assert set(data["winner"]) == set(knobs)
     assert [run["run"] for run in data["runs"]] == [run.number for run in usual.standing.runs]
     assert data["sentence"].startswith(str(usual.winner)[:1].upper())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cores", "crowded"), [(2, True), (8, False)])
+def test_ranks_that_share_cores_and_a_setting_that_varies_are_told(
+    usual, monkeypatch, cores, crowded
+):
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    runs = []
+    for run in usual.standing.runs:
+        measured = run.outcome.measurement
+        slower = 1.5 if run is usual.standing.runs[-1] else 1.0
+        samples = tuple(
+            replace(one, batch_latency_s=one.batch_latency_s * slower) for one in measured.samples
+        )
+        measured = replace(measured, samples=samples, environment=Environment())
+        runs.append(replace(run, outcome=replace(run.outcome, measurement=measured)))
+    tuned = replace(usual, standing=replace(usual.standing, runs=tuple(runs)))
+    said = tune_page(tuned, "", "").findings
+    assert any(line.startswith(f"4 ranks on {cores} cores: they take turns") for line in said) == (
+        crowded
+    )
+    assert any(line.startswith("The unchanged setting varied ") for line in said)
+    steady = tune_page(usual, "", "").findings
+    assert not any("varied" in line or "cores" in line for line in steady)

@@ -18,6 +18,7 @@ from debubble.answers.ledger import (
     answer_causes,
     answer_replay,
     answer_savings,
+    worth_savings,
 )
 from debubble.answers.links import HopPart, hop_parts
 from debubble.answers.no_pipeline import SCHEMA, say_busy
@@ -32,7 +33,7 @@ from debubble.answers.serving import (
     answer_stream_replay,
     answer_stream_savings,
 )
-from debubble.answers.worth import Rates, RatesPart, Tariff, rates_of
+from debubble.answers.worth import RatesPart, Tariff, rates_of
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
@@ -314,7 +315,7 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
             waits=pipeline.shape.waits,
         ),
         ledger=answer_account(ledger) if ledger else answer_stream(stream) if stream else None,
-        savings=_worth_savings(
+        savings=worth_savings(
             answer_savings(ledger) if ledger else answer_stream_savings(stream) if stream else None,
             None if stream else pipeline.step_time_ns,
             rates,
@@ -337,21 +338,6 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
         warnings=list_warnings(analysis.warnings),
     )
     return msgspec.structs.replace(answer, unknown=explain_nulls(answer, _reasons(pipeline)))
-
-
-def _worth_savings(
-    savings: list[SavingPart] | None, step_ns: int | None, rates: Rates
-) -> list[SavingPart] | None:
-    """Say what savings are worth: of whole steps where these are known, else of batches."""
-    return savings and [
-        msgspec.structs.replace(
-            saving,
-            worth=rates.worth_of(
-                saving.saved_s * NS_PER_S / step_ns if step_ns else saving.saved_fraction
-            ),
-        )
-        for saving in savings
-    ]
 
 
 def _run_part(analysis: Analysis) -> RunPart:

@@ -8,7 +8,7 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Part, seconds
-from debubble.answers.worth import WorthPart
+from debubble.answers.worth import Rates, WorthPart
 from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Culprit, find_culprits
@@ -187,6 +187,21 @@ def answer_savings(ledger: Ledger) -> list[SavingPart]:
             saved_fraction=saving.saved_fraction,
         )
         for saving in ledger.savings
+    ]
+
+
+def worth_savings(
+    savings: list[SavingPart] | None, step_ns: int | None, rates: Rates
+) -> list[SavingPart] | None:
+    """Say what savings are worth: of whole steps where these are known, else of batches."""
+    return savings and [
+        msgspec.structs.replace(
+            saving,
+            worth=rates.worth_of(
+                saving.saved_s * NS_PER_S / step_ns if step_ns else saving.saved_fraction
+            ),
+        )
+        for saving in savings
     ]
 
 

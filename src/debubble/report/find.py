@@ -306,16 +306,27 @@ def memory_tables(found: FindAnswer) -> list[Table]:
         columns=("rank", "static", "a microbatch in flight", "in flight", "peak"),
         title="memory, by rank",
     )
-    shown = (
-        known
-        if len(known) <= 2 * FEW
-        else [known[place] for place in sorted(farthest([rank.peak_bytes for rank in known]))]
-    )
-    for rank in shown:
+    shown = set(range(len(known)))
+    if len(known) > FEW // 2:
+        shown = farthest([rank.peak_bytes for rank in known], STANDING_OUT // 2)
+    for rank in (known[place] for place in sorted(shown)):
         sizes = (rank.static_bytes, rank.per_microbatch_bytes, rank.peak_bytes)
         static, each, peak = ("–" if size is None else show_bytes(size) for size in sizes)
         most = "–" if rank.most_in_flight is None else str(rank.most_in_flight)
         table.rows.append((str(rank.rank), static, each, most, peak))
+    rest = [rank for place, rank in enumerate(known) if place not in shown]
+    if rest:
+        ranges = [
+            [size for size in sizes if size is not None]
+            for sizes in zip(
+                *((one.static_bytes, one.per_microbatch_bytes, one.peak_bytes) for one in rest),
+                strict=True,
+            )
+        ]
+        static, each, peak = (show_range(sizes, show_bytes) if sizes else "–" for sizes in ranges)
+        counts = [one.most_in_flight for one in rest if one.most_in_flight is not None]
+        most = show_range(counts, str) if counts else "–"
+        table.rows.append((f"{len(rest)} others", static, each, most, peak))
     return [table]
 
 
