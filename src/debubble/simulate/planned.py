@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from debubble.simulate.communication import (
     HostProgram,
     Post,
     Result,
+    Wiring,
+    flatten,
+    take_turns,
     wire_up,
     write_hosts,
 )
@@ -39,13 +43,82 @@ def plan_program(
     are buffered on their way, as over a network. An exchange always waits for both sides.
     """
     wiring = wire_up(order)
+    if communication is Communication.RUNTIME:
+        program = _in_turns(wiring)
+    else:
+        program = _as_written(wiring, communication)
+    if rendezvous:
+        every = np.ones(len(program.messages), dtype=bool)
+        program = replace(program, messages=replace(program.messages, rendezvous=every))
+    return program
+
+
+def _in_turns(wiring: Wiring) -> Program:
+    """Write what torch's runtime runs, all at once: thousands of passes by the numbers.
+
+    A rank posts a send when its pass is written down, and its receiver posts the receive then.
+    """
+    passes = flatten(wiring)
+    rows, first, last = len(passes.place), passes.first_of_cell, passes.last_of_cell
+    cell = np.repeat(np.arange(len(first)), last - first + 1)
+    turn = np.array(take_turns(wiring, passes), dtype=np.int64)[cell]
+    maker, user = np.full((2, passes.results + 1), NONE)
+    maker[passes.made] = user[passes.used] = np.arange(rows)
+    producer = np.flatnonzero(passes.sent >= 0)
+    consumer = user[passes.sent[producer]]
+    count = len(producer)
+    # Both posts of a message come with its pass; where a cell has two, in their order.
+    place = passes.place[np.concatenate((producer, consumer))]
+    moment = np.tile(turn[producer], 2)
+    order = np.lexsort((np.tile(producer, 2), moment, place))
+    batch = np.empty(2 * count, dtype=np.int64)
+    batch[order] = np.arange(2 * count)
+    place, moment = place[order], moment[order]
+    clock = int(turn.max(initial=0)) + 1
+    issued = np.searchsorted(passes.place * clock + turn, place * clock + moment, side="right")
+    after = issued - 1
+    after[(after < 0) | (passes.place[after] != place)] = NONE
+    before = np.arange(2 * count) - 1
+    before[np.flatnonzero(np.diff(place, prepend=NONE))] = NONE
+    # Of the stage before or after on the same rank no message tells.
+    local = np.flatnonzero((passes.used >= 0) & (passes.needed < 0))
+    local = local[maker[passes.used[local]] >= 0]
+    needs = np.stack((local, last[cell[maker[passes.used[local]]]]), axis=1)
+    return Program(
+        ranks=tuple(range(len(wiring.cells))),
+        passes=PassTable(
+            place=passes.place.astype(np.int32),
+            stage=passes.stage.astype(np.int32),
+            kind=passes.kind.astype(np.uint8),
+            microbatch=passes.microbatch.astype(np.int32),
+            before=np.where(np.diff(passes.place, prepend=NONE) == 0, np.arange(rows) - 1, NONE),
+        ),
+        batches=BatchTable(
+            place=place.astype(np.int32),
+            before=before,
+            after=after,
+            launched_after=np.full(2 * count, NONE),
+        ),
+        messages=MessageTable(
+            sent=batch[:count],
+            received=batch[count:],
+            producer=producer,
+            consumer=consumer,
+            rendezvous=np.zeros(count, dtype=bool),
+        ),
+        needs=needs,
+        pairs=first[last > first],
+    )
+
+
+def _as_written(wiring: Wiring, communication: Communication) -> Program:
+    """Write what hosts run and post, step by step."""
     built = _Tables(one_by_one=communication in ONE_BY_ONE)
     for place, program in enumerate(write_hosts(wiring, communication)):
         built.add_rank(place, program)
     passes = np.array(built.pass_rows, dtype=np.int64).reshape(-1, 5).T
     sent = _rows(built.sent.values())
     received = _rows(built.received[result] for result in built.sent)
-    meets = in_exchange(sent, received)
     # Of the stage before or after on the same rank no message tells.
     on_one_rank = [
         (row, built.made[result])
@@ -54,7 +127,7 @@ def plan_program(
         and wiring.home[result[0] + (1 if result[1] else -1)] == wiring.home[result[0]]
     ]
     return Program(
-        ranks=tuple(range(len(order))),
+        ranks=tuple(range(len(wiring.cells))),
         passes=PassTable(
             place=passes[0].astype(np.int32),
             stage=passes[1].astype(np.int32),
@@ -73,7 +146,7 @@ def plan_program(
             received=received,
             producer=_rows(built.maker[result] for result in built.sent),
             consumer=_rows(built.taken[result] for result in built.sent),
-            rendezvous=np.ones_like(meets) if rendezvous else meets,
+            rendezvous=in_exchange(sent, received),
         ),
         needs=np.array(on_one_rank, dtype=np.int64).reshape(-1, 2),
         pairs=_rows(built.pairs),
