@@ -452,14 +452,14 @@ def _slopes(
     if free < 1:
         return (float(known[0]), beside), float(sure[0]), False
     weight = np.diag(1 / sure**2)
-    found = known
+    found, alike = known, [np.array(rows) for rows in rows_of.values()]
     for _ in range(_ROUNDS):
         # What messages add bends with the share: a line along it, where the last round came to.
         lost = 1 - np.exp(-found[1])
         along = (1 - lost) * shares / (1 - lost * shares)
         x = np.stack((activity, along), axis=1)
         y = logs - slowed_beside(found[1], shares) + along * found[1]
-        for rows in rows_of.values():
+        for rows in alike:
             y[rows] -= y[rows].mean()
             x[rows] -= x[rows].mean(axis=0)
         left = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]

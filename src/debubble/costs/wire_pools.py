@@ -378,22 +378,34 @@ def _with_others(transfers: Transfers) -> tuple[Flags, I64]:
 
     Megatron puts all that goes and comes into one batch, which ends with the last of it.
     """
-    sides = [
-        list(zip(*(column.tolist() for column in columns), strict=True))
-        for columns in (
-            (transfers.source, transfers.send_queue, transfers.send_start_ns),
-            (transfers.destination, transfers.receive_queue, transfers.receive_start_ns),
+    sides = np.stack(
+        (
+            np.concatenate((transfers.source, transfers.destination)),
+            np.concatenate((transfers.send_queue, transfers.receive_queue)),
+            np.concatenate((transfers.send_start_ns, transfers.receive_start_ns)),
         )
-    ]
-    peers = (transfers.destination.tolist(), transfers.source.tolist())
-    met = np.maximum(transfers.send_start_ns, transfers.receive_start_ns).tolist()
-    partners: dict[tuple[int, int, int], set[int]] = {}
-    ready: dict[tuple[int, int, int], int] = {}
-    for side, others in zip(sides, peers, strict=True):
-        for kernel, other, moment in zip(side, others, met, strict=True):
-            partners.setdefault(kernel, set()).add(other)
-            ready[kernel] = max(moment, ready.get(kernel, moment))
-    pairs = list(zip(*sides, strict=True))
-    several = [len(partners[sent]) > 1 or len(partners[taken]) > 1 for sent, taken in pairs]
-    there = [max(ready[sent], ready[taken]) for sent, taken in pairs]
-    return np.array(several, dtype=bool), np.array(there, dtype=np.int64)
+    )
+    kernel = _number_alike(sides)
+    met = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
+    peers = np.concatenate((transfers.destination, transfers.source))
+    kernels = int(kernel.max(initial=-1)) + 1
+    # A kernel that meets two ranks has one above its least.
+    least, most = np.full(kernels, np.iinfo(np.int64).max), np.full(kernels, -1)
+    np.minimum.at(least, kernel, peers)
+    np.maximum.at(most, kernel, peers)
+    ready = np.full(kernels, np.iinfo(np.int64).min)
+    np.maximum.at(ready, kernel, np.tile(met, 2))
+    sent, taken = kernel.reshape(2, -1)
+    meets_two = most > least
+    several: Flags = meets_two[sent] | meets_two[taken]
+    return several, np.maximum(ready[sent], ready[taken])
+
+
+def _number_alike(columns: I64) -> I64:
+    """Return a number for each column of rows: the same for those that are the same."""
+    order = np.lexsort(columns)
+    ordered = columns[:, order]
+    number = np.empty(len(order), dtype=np.int64)
+    differs = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+    number[order] = np.append(0, np.cumsum(differs))[: len(order)]
+    return number

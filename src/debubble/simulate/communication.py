@@ -242,6 +242,9 @@ class FlatPasses:
     stage: I64
     kind: I64
     microbatch: I64
+    ranks: int
+    cell: I64
+    """The number of the cell that a pass is in, among those of all ranks."""
     first_of_cell: I64
     """Of each cell: the row of its first pass."""
     last_of_cell: I64
@@ -281,6 +284,8 @@ def flatten(wiring: Wiring) -> FlatPasses:
         stage=stage,
         kind=kind,
         microbatch=microbatch,
+        ranks=len(of_rank),
+        cell=np.repeat(np.arange(len(cells)), sizes),
         first_of_cell=last - sizes + 1,
         last_of_cell=last,
         results=2 * stages_in_all * count,
@@ -292,7 +297,11 @@ def flatten(wiring: Wiring) -> FlatPasses:
 
 
 def write_hosts(wiring: Wiring, communication: Communication) -> list[HostProgram]:
-    """Write what the host of each rank runs and posts, in its order."""
+    """Write what the host of each rank runs and posts, in its order.
+
+    The ways of torch's 1F1B and runtime, and of Megatron's 1F1B, are written by columns instead:
+    `planned.py`.
+    """
     return _WRITERS[communication](wiring)
 
 
@@ -333,23 +342,6 @@ def _posted(wiring: Wiring) -> list[HostProgram]:
             program.append(cell)
             program += [Post(sends=(sent,)) for sent in wiring.sends(cell)]
     return programs
-
-
-def _fused(wiring: Wiring, cells: list[Cell], *, waited: bool) -> Iterator[Cell | Post]:
-    """Put a send and the next receive into one batch where the way turns."""
-    pending: tuple[Result, ...] = ()
-    before = ""
-    for cell in cells:
-        needs, way = wiring.needs(cell), _way(cell)
-        if way and before and way != before:
-            posts = [Post(sends=pending, receives=needs, waited=waited)]
-        else:
-            posts = [Post(sends=pending, waited=waited), Post(receives=needs)]
-        yield from (post for post in posts if post.sends or post.receives)
-        yield cell
-        pending, before = wiring.sends(cell), way
-    if pending:
-        yield Post(sends=pending)
 
 
 def _blocking(wiring: Wiring, cells: list[Cell]) -> Iterator[Cell | Post]:
@@ -546,13 +538,10 @@ def _rank_by_rank(
 
 _WRITERS: dict[Communication, Callable[[Wiring], list[HostProgram]]] = {
     Communication.LATENCY: partial(_always_received, queued=False),
-    Communication.FUSED: _rank_by_rank(partial(_fused, waited=False)),
-    Communication.BATCHED: _rank_by_rank(partial(_fused, waited=True)),
     Communication.OVERLAPPED: _rank_by_rank(_overlapped),
     Communication.BLOCKING: _rank_by_rank(_blocking),
     Communication.GROUPED: _rank_by_rank(_grouped),
     Communication.POSTED: _posted,
-    Communication.RUNTIME: lower_for_runtime,
     Communication.DEFERRED: partial(lower_for_runtime, defer=True),
     Communication.ASYNCHRONOUS: partial(_always_received, queued=True),
 }

@@ -77,7 +77,9 @@ class Engine:
             *(self._of_hosts() if len(program.syncs) else ()),
         )
         self._first = np.flatnonzero(program.passes.before < 0)
-        self._last = np.setdiff1d(np.arange(p), program.passes.before)
+        last = np.ones(p + 1, dtype=bool)
+        last[program.passes.before] = False
+        self._last = np.flatnonzero(last[:p])
 
     @cached_property
     def exchanged(self) -> Flags:

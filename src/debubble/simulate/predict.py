@@ -248,7 +248,9 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Met
             arrives = leaves + wire
             under = time_under(leaves, arrives, leaves[~rated], arrives[~rated])
             others = under / (arrives - leaves) - ~rated[:, None] - (exchanged & ~rated[:, None])
-            found["others"] = np.where(engine.several_partners, 0.0, np.maximum(others, 0.0).mean(axis=1))
+            found["others"] = np.where(
+                engine.several_partners, 0.0, np.maximum(others, 0.0).mean(axis=1)
+            )
         if waits_for_room:
             gaps = source.batch_gap_ns + (source.late_gap_ns - source.batch_gap_ns) * met.late
             ready = begun - np.rint(gaps).astype(np.int64)[:, None]
