@@ -378,13 +378,13 @@ def _with_others(transfers: Transfers) -> tuple[Flags, I64]:
 
     Megatron puts all that goes and comes into one batch, which ends with the last of it.
     """
-    sides = np.stack(
+    sides: I64 = np.stack(
         (
             np.concatenate((transfers.source, transfers.destination)),
             np.concatenate((transfers.send_queue, transfers.receive_queue)),
             np.concatenate((transfers.send_start_ns, transfers.receive_start_ns)),
         )
-    )
+    ).astype(np.int64)
     kernel = _number_alike(sides)
     met = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
     peers = np.concatenate((transfers.destination, transfers.source))

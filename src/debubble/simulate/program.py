@@ -184,7 +184,7 @@ def _levels(events: int, target: I64, source: I64) -> I64:
 
 
 def _level_by_level(level: I64, missing: I64, reached: I64, begin: I64) -> tuple[I64, int]:
-    """Number events as long as levels are wide; return those that are next, and how many were."""
+    """Give events their levels while those are wide; return who is next, and how many have one."""
     ready, number, done, before = np.flatnonzero(missing == 0), 0, 0, 0
     counts, mark = np.diff(begin), np.empty(len(level), dtype=np.int64)
     while len(ready):
@@ -209,7 +209,7 @@ def _level_by_level(level: I64, missing: I64, reached: I64, begin: I64) -> tuple
 def _event_by_event(  # noqa: PLR0913, PLR0917 (where the other way of doing it stopped)
     level: I64, missing: I64, reached: I64, begin: I64, ready: I64, done: int
 ) -> tuple[I64, int]:
-    """Number the events that are left; return all levels, and how many events have one."""
+    """Give the others theirs; return all levels, and how many events have one."""
     levels, lacking, targets = level.tolist(), missing.tolist(), reached.tolist()
     begins, waiting = begin.tolist(), ready.tolist()
     while waiting:
