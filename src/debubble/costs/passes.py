@@ -217,6 +217,11 @@ class PassModel:
         return replace(self, base=base, slope=slope, beside=beside)
 
 
+def slowdown_beside_messages(multiprocessors: float) -> float:
+    """Return what messages add to compute beside them, of the logarithm, as other runs showed."""
+    return _BESIDE * _OF_MULTIPROCESSORS / multiprocessors
+
+
 def measure_passes(
     passes: Passes,
     ranks: tuple[RankTimeline, ...],
@@ -440,7 +445,7 @@ def _slopes(
     activity, shares = met
     shared = surely_share(ranks)
     parts = [rank.multiprocessors for rank in ranks if rank.multiprocessors]
-    beside = _BESIDE * _OF_MULTIPROCESSORS / float(np.median(parts)) if parts else 0.0
+    beside = slowdown_beside_messages(float(np.median(parts))) if parts else 0.0
     known = np.array([_AT_WORK if shared else 0.0, beside])
     sure = np.array(
         [

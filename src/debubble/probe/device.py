@@ -132,6 +132,7 @@ def probe(told: argparse.Namespace) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": device_name(told.device),
         "device_bytes": device_bytes(told.device),
+        "multiprocessors": multiprocessors(told.device),
         "threads": torch.get_num_threads(),
         "copies": told.copies,
         "trains": not told.forward_only,
@@ -160,10 +161,12 @@ def load_model(words: str, device: str) -> tuple[list[nn.Module], Callable[[int]
     if not place:
         raise ProbeError(f"{words!r} names no function: write file.py:build or module:build")
     if place.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        spec = importlib.util.spec_from_file_location(f"probed_{Path(place).stem}", place)
         if spec is None or spec.loader is None or not Path(place).is_file():
             raise ProbeError(f"{place} is not there")
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up
+        sys.path.insert(0, str(Path(place).resolve().parent))
         spec.loader.exec_module(module)
     else:
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 (as python -m does)
@@ -395,12 +398,22 @@ def run_beside(told: argparse.Namespace) -> None:
     layers, make_batch = load_model(told.model, told.device)
     kinds = tell_kinds(layers)
     kind = next(kind for kind in kinds if kind.part == "layer")
-    bench = Bench(told.device, trains=not told.forward_only, samples=1)
-    for _ in bench.time_all([kind], layers, make_batch, [tokens]):
-        Path(told.beside).touch()
+    x = make_batch(tokens)
+    with torch.no_grad():
+        for module in layers:
+            if module is kind.module:
+                break
+            x = module(x.to(told.device))
+    x = x.to(told.device)
     while True:
-        for _ in bench.time_all([kind], layers, make_batch, [tokens]):
-            pass
+        # Without a pause, as a rank that never waits: the device has the next pass at hand.
+        for _ in range(_DEEP):
+            y = kind.module(x.detach().requires_grad_(not told.forward_only))
+            if not told.forward_only:
+                torch.autograd.backward(y, torch.ones_like(y))
+        if told.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        Path(told.beside).touch()
 
 
 def device_name(device: str) -> str:
@@ -411,6 +424,13 @@ def device_name(device: str) -> str:
 def device_bytes(device: str) -> int | None:
     """Return the memory of the device, where it has its own."""
     return torch.cuda.get_device_properties(0).total_memory if device.startswith("cuda") else None
+
+
+def multiprocessors(device: str) -> int | None:
+    """Return how many the device has, or the part of it that this process was given."""
+    if not device.startswith("cuda"):
+        return None
+    return torch.cuda.get_device_properties(0).multi_processor_count
 
 
 if __name__ == "__main__":

@@ -13,12 +13,20 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import log
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from debubble.costs.passes import PassModel, slowdown_beside_messages
+from debubble.costs.wire_pools import (
+    DRAIN_OVER_WIRE,
+    ON_ONE_HOST,
+    SENDING_OVER_WIRE,
+    WirePools,
+    no_messages,
+)
 from debubble.errors import NoSplitFits, TraceError, UsageError
 from debubble.links.hop_times import fit_line
 from debubble.links.live.measured import HopTestResult, read_measured
@@ -27,10 +35,12 @@ from debubble.plan.split import Evaluate, find_partition
 from debubble.plan.split_problem import Work, split_problem, turns_of
 from debubble.schedules import SCHEDULES, Order, hold, order_of
 from debubble.simulate.communication import usual_communication
-from debubble.simulate.engine import Engine, run_shared
+from debubble.simulate.engine import Engine
 from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import planned_engine
+from debubble.simulate.predict import WhatIf, mean_lengths
 from debubble.simulate.program import OrderCycle, Program, Times
+from debubble.simulate.source import Source
 from debubble.timeline.model import F64, I64, PassKind
 from debubble.units import NS_PER_S, NS_PER_US, show_rate
 
@@ -100,6 +110,12 @@ class Costs:
     weights: dict[str, float]
     message_bytes: float
 
+    @property
+    def start_layers(self) -> float:
+        """What the start of a pass takes, in layers, on the mean of a forward and a backward."""
+        layer = self.passes["layer"]
+        return (self.start["F"] + self.start["B"]) / (layer["F"] + layer["B"])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
@@ -109,6 +125,8 @@ class Probe:
     model: str
     device: str
     device_bytes: int | None
+    multiprocessors: int | None
+    """Of the device or the part of it that a process was given; None of a CPU."""
     copies: int
     trains: bool
     layers: int
@@ -140,7 +158,10 @@ class Probe:
         return Costs(
             tokens=tokens,
             passes=passes,
-            start={**starts, "W": max(starts["B"] - starts["I"], 0.0)},
+            # The host of a GPU runs ahead of it: what a launch takes is hidden.
+            start=dict.fromkeys("FBIW", 0.0)
+            if self.device_bytes
+            else {**starts, "W": max(starts["B"] - starts["I"], 0.0)},
             saved={part: self._of(part, "saved_bytes", tokens) for part in _PARTS},
             weights={part: self._of(part, "weight_bytes", tokens) for part in _PARTS},
             message_bytes=self._of("layer", "output_bytes", tokens),
@@ -185,6 +206,7 @@ def read_probe(data: Any, file: str) -> Probe:
             model=str(data["model"]),
             device=str(data["device"]),
             device_bytes=data["device_bytes"],
+            multiprocessors=data.get("multiprocessors"),
             copies=int(data["copies"]),
             trains=bool(data["trains"]),
             layers=int(data["layers"]),
@@ -279,9 +301,12 @@ class Pipelines:
                 f" {stages} stages",
                 hint="give the layers of each stage, first stage first",
             )
-        lengths = give_lengths(engine.program, self._given(costs, np.array(split)))
-        alone = np.ones(len(engine.program.passes))
-        times = run_shared(engine, lengths, measured_activity=alone, slope=self.probe.slope)
+        what_if = WhatIf(
+            order=order,
+            communication=usual_communication(setting.schedule),
+            layers=tuple(layers + costs.start_layers for layers in split),
+        )
+        times = engine.run(mean_lengths(engine, self._source(costs, split, setting), what_if))
         window = float(times.window_ns)
         busy = float((times.pass_end - times.pass_start).sum())
         return Simulated(
@@ -321,15 +346,89 @@ class Pipelines:
             yield f"ranks share a device: each at work slows the others by {grows}, as copies did"
         yield (
             f"a message crosses at {show_rate(self.wire.bytes_per_s)} after"
-            f" {self.wire.latency_ns / 1000:.0f} us, {self.wire.told_by};"
-            " several at once do not slow each other"
+            f" {self.wire.latency_ns / NS_PER_US:.0f} us, {self.wire.told_by}"
         )
+        if probe.copies > 1:
+            more = f"{100 * (exp(ON_ONE_HOST) - 1):.0f} %"
+            yield f"each other message on its way slows one by {more}, as seen on one host"
+        else:
+            yield "messages do not slow each other"
+        if probe.multiprocessors:
+            slowed = f"{100 * (exp(slowdown_beside_messages(probe.multiprocessors)) - 1):.0f} %"
+            yield f"compute beside messages takes {slowed} longer, as seen on other devices"
         yield "messages are posted as torch's schedules do, and no host is late"
         if probe.trains:
             yield "weight gradients take what a backward pass takes beyond its input gradient"
             if not self.optimizer_bytes:
                 yield "memory is weights, gradients and activations; --optimizer adds its state"
         yield "data loading, the optimizer and reductions between replicas come on top of a batch"
+
+    def _source(self, costs: Costs, split: tuple[int, ...], setting: Setting) -> Source:
+        """Write what was probed as a measured run would tell it."""
+        layer, probe, wire = costs.passes["layer"], self.probe, self.wire
+        took = {kind: layer[kind.name] for kind in PassKind if layer[kind.name] > 0}
+        one_way = wire.one_way_ns(costs.message_bytes)
+        parts = probe.multiprocessors
+        passes = PassModel(
+            base={
+                (int(kind), False, place): log(ns) - probe.slope
+                for kind, ns in took.items()
+                for place in range(setting.stages)
+            },
+            residuals=np.zeros(1),
+            slope=probe.slope,
+            slope_spread=0.0,
+            seen_slope=probe.slope,
+            seen_spread=0.0,
+            layers=tuple(map(float, split)),
+            extras={
+                int(kind): (
+                    costs.passes["embedding"][kind.name] / ns,
+                    costs.passes["head"][kind.name] / ns,
+                )
+                for kind, ns in took.items()
+            },
+            activity={},
+            beside=slowdown_beside_messages(parts) if parts else 0.0,
+            tells_beside=False,
+            shares={},
+            growth={},
+        )
+        wires = WirePools(
+            both_ways=one_way * wire.both_ways,
+            one_way=one_way,
+            drain=one_way * DRAIN_OVER_WIRE,
+            sending=one_way * SENDING_OVER_WIRE,
+            body=np.ones(1),
+            tail_ns=np.zeros(1),
+            step=np.zeros(1, dtype=np.int64),
+            contention=ON_ONE_HOST if probe.copies > 1 else 0.0,
+            message_bytes=round(costs.message_bytes),
+            buffers=True,
+            assumed=(),
+            messages=no_messages(),
+            slow={},
+        )
+        return Source(
+            ranks=(),
+            passes=passes,
+            wires=wires,
+            split=split,
+            steps=(0,),
+            microbatches=setting.microbatches,
+            schedule=setting.schedule,
+            chunks=len(split) // setting.stages,
+            data_ns={},
+            data_occupies=0.0,
+            pass_gap_ns=0,
+            batch_gap_ns=0,
+            late_gap_ns=0,
+            outside_ns=0,
+            window_ns=1,
+            window_spread=0.0,
+            bubble_fraction=0.0,
+            busy_share=1.0,
+        )
 
     def _best_split(self, order: Order, engine: Engine, costs: Costs) -> tuple[int, ...]:
         """Look for the split that takes least, by the simulation without shared devices."""
