@@ -248,3 +248,16 @@ def test_the_same_run_gives_the_same_plan():
     run = planned_run("1f1b", 4, 8, split=LAYERS, noise=0.05, wire_ns=MS)
     first, second = (answer_of_plan(make_plan(*run)).to_dict() for _ in range(2))
     assert first == second
+
+
+def test_a_very_long_step_is_weighed_with_one_lever_at_a_time(monkeypatch):
+    baseline, timeline = planned_run("1f1b", 4, 8, split=(3, 4, 4, 5))
+
+    def counted_with_others():
+        changes = [one.change for one in make_plan(baseline, timeline).options]
+        return {one.microbatches for one in changes if one.schedule or one.split}
+
+    assert counted_with_others() > {None}
+    # 64 passes are the run's own 8 microbatches: with more of them nothing else is changed.
+    monkeypatch.setattr("debubble.plan.plan._MOST_PASSES", 64)
+    assert counted_with_others() == {None}

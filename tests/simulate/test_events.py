@@ -65,3 +65,24 @@ def test_floors_may_differ_from_run_to_run(graph, runs):
 def test_a_circle_is_refused_with_its_cure():
     with pytest.raises(OrderCycle, match="circle"):
         EventGraph(3, np.array([1, 2, 1]), np.array([0, 1, 2]))
+
+
+def test_wide_levels_and_a_long_chain_behind_them_are_found_alike():
+    random = np.random.default_rng(0)
+    wide, levels, chain = 200, 260, 700
+    target, source = [], []
+    for level in range(1, levels):
+        for event in range(level * wide, (level + 1) * wide):
+            before = random.integers((level - 1) * wide, level * wide, 2)
+            target += [event, event]
+            source += before.tolist()
+    first = wide * levels
+    target += list(range(first, first + chain))
+    source += [first - 1, *range(first, first + chain - 1)]
+    after = random.integers(1, 9, len(target))
+    graph = EventGraph(first + chain, np.array(target), np.array(source))
+    expected = np.zeros(first + chain, dtype=np.int64)
+    for edge, (later, earlier) in enumerate(zip(target, source, strict=True)):
+        expected[later] = max(expected[later], expected[earlier] + after[edge])
+    found = graph.run(after, np.zeros(first + chain, dtype=np.int64))
+    assert found.tolist() == expected.tolist()

@@ -6,7 +6,9 @@ import pytest
 from support.requirements import need_package
 
 from debubble.schedules import Action, order_of
-from debubble.simulate.communication import Post, lower_for_runtime, wire_up
+from debubble.simulate.communication import Communication, Post, lower_for_runtime, wire_up
+from debubble.simulate.planned import plan_program
+from debubble.timeline.model import PassKind
 
 need_package("torch.distributed.pipelining._schedule_visualizer")
 
@@ -58,3 +60,43 @@ def test_an_order_that_cannot_finish_is_refused():
     ]
     with pytest.raises(ValueError, match="cannot finish"):
         lower_for_runtime(wire_up(backward_first))
+
+
+def of_program(program, rank):
+    """What a rank's host runs and posts, in its order, as the program has it."""
+    passes, batches, messages = program.passes, program.batches, program.messages
+    carried = {}
+    for sent, received, producer in zip(
+        messages.sent.tolist(), messages.received.tolist(), messages.producer.tolist(), strict=True
+    ):
+        stage, forward = int(passes.stage[producer]), passes.kind[producer] == PassKind.F
+        result = (stage + (1 if forward else -1), not forward, int(passes.microbatch[producer]))
+        carried.setdefault(sent, []).append(("send", result))
+        carried.setdefault(received, []).append(("receive", result))
+    mine = [row for row in range(len(batches)) if batches.place[row] == rank]
+    after = {}
+    for row in mine:
+        after.setdefault(int(batches.after[row]), []).append(sorted(carried[row]))
+    steps = after.get(-1, [])
+    for row in (row for row in range(len(passes)) if passes.place[row] == rank):
+        kind = PassKind(passes.kind[row]).name
+        steps.append(f"{passes.stage[row]}{kind}{passes.microbatch[row]}")
+        steps += after.get(row, [])
+    return steps
+
+
+def as_posted(step):
+    if isinstance(step, Post):
+        sends = [("send", tuple(result)) for result in step.sends]
+        return [sorted(sends + [("receive", tuple(result)) for result in step.receives])]
+    return [str(action) for action in step]
+
+
+@pytest.mark.parametrize(("name", "ranks", "microbatches", "chunks"), [*SIZES, ("zb-h1", 4, 8, 1)])
+def test_a_program_written_by_columns_is_the_one_written_step_by_step(
+    name, ranks, microbatches, chunks
+):
+    order = order_of(name, ranks, microbatches, chunks)
+    program = plan_program(order, Communication.RUNTIME)
+    for rank, steps in enumerate(lower_for_runtime(wire_up(order))):
+        assert of_program(program, rank) == [one for step in steps for one in as_posted(step)]

@@ -29,6 +29,7 @@ from debubble.answers.link_tests import LiveAnswer, LogsAnswer
 from debubble.answers.links import LinksAnswer
 from debubble.answers.no_pipeline import NoPipelineAnswer
 from debubble.answers.plan import PlanAnswer
+from debubble.answers.probe import ProbeAnswer
 from debubble.answers.server_plan import ServerPlanAnswer, ServerSimulateAnswer
 from debubble.answers.simulate import SimulateAnswer
 from debubble.answers.tune import DryRunAnswer, TuneAnswer
@@ -44,6 +45,7 @@ ANSWERS: dict[str, type[Answer]] = {
     "simulate-server": ServerSimulateAnswer,
     "plan": PlanAnswer,
     "plan-server": ServerPlanAnswer,
+    "probe": ProbeAnswer,
     "compare": CompareAnswer,
     "history": HistoryAnswer,
     "tune": TuneAnswer,

@@ -31,6 +31,7 @@ VERBS = {
     "links": "Is it the wire? Each hop measured, judged, and what it costs the batch.",
     "simulate": "What if? A schedule run with costs of your own, or a measured run changed.",
     "plan": "What should I change? Every lever ranked by what it buys, ready to paste.",
+    "probe": "Before the cluster: time a model's layers on one device, and plan pipelines of it.",
     "tune": "Do all that for me: run, plan, try the best options for real, keep the winner.",
     "capture": "Take the traces: of a job on all its ranks, or of a serving engine.",
     "compare": "Did it work? The run after a change against the one before: one verdict.",

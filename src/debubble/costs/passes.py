@@ -217,6 +217,11 @@ class PassModel:
         return replace(self, base=base, slope=slope, beside=beside)
 
 
+def slowdown_beside_messages(multiprocessors: float) -> float:
+    """Return what messages add to compute beside them, of the logarithm, as other runs showed."""
+    return _BESIDE * _OF_MULTIPROCESSORS / multiprocessors
+
+
 def measure_passes(
     passes: Passes,
     ranks: tuple[RankTimeline, ...],
@@ -440,7 +445,7 @@ def _slopes(
     activity, shares = met
     shared = surely_share(ranks)
     parts = [rank.multiprocessors for rank in ranks if rank.multiprocessors]
-    beside = _BESIDE * _OF_MULTIPROCESSORS / float(np.median(parts)) if parts else 0.0
+    beside = slowdown_beside_messages(float(np.median(parts))) if parts else 0.0
     known = np.array([_AT_WORK if shared else 0.0, beside])
     sure = np.array(
         [
@@ -452,14 +457,14 @@ def _slopes(
     if free < 1:
         return (float(known[0]), beside), float(sure[0]), False
     weight = np.diag(1 / sure**2)
-    found = known
+    found, alike = known, [np.array(rows) for rows in rows_of.values()]
     for _ in range(_ROUNDS):
         # What messages add bends with the share: a line along it, where the last round came to.
         lost = 1 - np.exp(-found[1])
         along = (1 - lost) * shares / (1 - lost * shares)
         x = np.stack((activity, along), axis=1)
         y = logs - slowed_beside(found[1], shares) + along * found[1]
-        for rows in rows_of.values():
+        for rows in alike:
             y[rows] -= y[rows].mean()
             x[rows] -= x[rows].mean(axis=0)
         left = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]

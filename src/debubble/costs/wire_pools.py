@@ -29,9 +29,9 @@ from debubble.costs.passes import surely_share, time_under
 from debubble.timeline.model import F64, I64, U8, Flags, Timeline, Transfers
 
 # Both ways at once against one way, where a run shows only one of them.
-_BOTH_OVER_ONE = 1.15
+BOTH_OVER_ONE = 1.15
 # Taking in what is there already, and handing over what is to be sent, against the wire.
-DRAIN_OVER_WIRE, _SENDING_OVER_WIRE = 0.5, 0.65
+DRAIN_OVER_WIRE, SENDING_OVER_WIRE = 0.5, 0.65
 # Fewer are no sample.
 _FEWEST = 4
 # A hop that takes so many times as long as the others is slow; tails alone do not make it so.
@@ -48,7 +48,7 @@ _TAIL = 2.0
 _LAUNCHES = 0.5
 # Another message on its way adds so much to the logarithm of a time. Recorded runs whose ranks
 # share a host's loopback agree within the spread; of others nothing is known beforehand.
-_SHARED, _SHARED_SPREAD = 0.36, 0.06
+ON_ONE_HOST, _SHARED_SPREAD = 0.36, 0.06
 _APART, _APART_SPREAD = 0.0, 0.15
 _MOST_CONTENTION = 0.6
 # A message of half the size takes 0.55 to 0.65 of the time, its drain and its send half of it.
@@ -74,6 +74,14 @@ class Messages:
         """Return what messages of a kind took."""
         took: F64 = self.took_ns[self.kind == kind]
         return took
+
+
+def no_messages() -> Messages:
+    """Return none."""
+    none = np.zeros(0)
+    return Messages(
+        kind=none.astype(np.uint8), took_ns=none, others=none, step=none.astype(np.int64)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +304,7 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
     said = []
     if len(messages.of(_ONE)) < _FEWEST and both is not None:
         said.append("one way takes what both ways at once take, over 1.15")
-        one_way = both / _BOTH_OVER_ONE
+        one_way = both / BOTH_OVER_ONE
     if one_way is None and drain is not None:
         said.append("one way takes twice what it takes to take in a message that is there")
         one_way = drain / DRAIN_OVER_WIRE
@@ -304,7 +312,7 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
         said, one_way = ["transfers take no time: none was seen"], 0.0
     if both is None:
         said += ["both ways at once take 1.15 times one way"] if one_way else []
-        both = one_way * _BOTH_OVER_ONE
+        both = one_way * BOTH_OVER_ONE
     # Each message once: a stall that the receiver came too late to see is one, too.
     shapes = np.isin(messages.kind, (_BOTH, _ONE, _SENDING, _LATE))
     usual = np.array([both, one_way, sending or 0.0, 0.0, 0.0, one_way])
@@ -319,7 +327,7 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
         both_ways=both,
         one_way=one_way,
         drain=one_way * DRAIN_OVER_WIRE if drain is None else drain,
-        sending=one_way * _SENDING_OVER_WIRE if sending is None else sending,
+        sending=one_way * SENDING_OVER_WIRE if sending is None else sending,
         body=body,
         tail_ns=np.maximum(tail, 0.0),
         step=step,
@@ -339,7 +347,7 @@ def _typical(took_ns: F64) -> float | None:
 
 def _contention(messages: Messages, *, shared: bool) -> float:
     """Return what each other message adds: what the run shows, drawn to what others showed."""
-    known, spread = (_SHARED, _SHARED_SPREAD) if shared else (_APART, _APART_SPREAD)
+    known, spread = (ON_ONE_HOST, _SHARED_SPREAD) if shared else (_APART, _APART_SPREAD)
     xs, ys = [np.zeros(0)], [np.zeros(0)]
     for kind in (_BOTH, _ONE):
         mine = messages.kind == kind
@@ -378,22 +386,34 @@ def _with_others(transfers: Transfers) -> tuple[Flags, I64]:
 
     Megatron puts all that goes and comes into one batch, which ends with the last of it.
     """
-    sides = [
-        list(zip(*(column.tolist() for column in columns), strict=True))
-        for columns in (
-            (transfers.source, transfers.send_queue, transfers.send_start_ns),
-            (transfers.destination, transfers.receive_queue, transfers.receive_start_ns),
+    sides: I64 = np.stack(
+        (
+            np.concatenate((transfers.source, transfers.destination)),
+            np.concatenate((transfers.send_queue, transfers.receive_queue)),
+            np.concatenate((transfers.send_start_ns, transfers.receive_start_ns)),
         )
-    ]
-    peers = (transfers.destination.tolist(), transfers.source.tolist())
-    met = np.maximum(transfers.send_start_ns, transfers.receive_start_ns).tolist()
-    partners: dict[tuple[int, int, int], set[int]] = {}
-    ready: dict[tuple[int, int, int], int] = {}
-    for side, others in zip(sides, peers, strict=True):
-        for kernel, other, moment in zip(side, others, met, strict=True):
-            partners.setdefault(kernel, set()).add(other)
-            ready[kernel] = max(moment, ready.get(kernel, moment))
-    pairs = list(zip(*sides, strict=True))
-    several = [len(partners[sent]) > 1 or len(partners[taken]) > 1 for sent, taken in pairs]
-    there = [max(ready[sent], ready[taken]) for sent, taken in pairs]
-    return np.array(several, dtype=bool), np.array(there, dtype=np.int64)
+    ).astype(np.int64)
+    kernel = _number_alike(sides)
+    met = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
+    peers = np.concatenate((transfers.destination, transfers.source))
+    kernels = int(kernel.max(initial=-1)) + 1
+    # A kernel that meets two ranks has one above its least.
+    least, most = np.full(kernels, np.iinfo(np.int64).max), np.full(kernels, -1)
+    np.minimum.at(least, kernel, peers)
+    np.maximum.at(most, kernel, peers)
+    ready = np.full(kernels, np.iinfo(np.int64).min)
+    np.maximum.at(ready, kernel, np.tile(met, 2))
+    sent, taken = kernel.reshape(2, -1)
+    meets_two = most > least
+    several: Flags = meets_two[sent] | meets_two[taken]
+    return several, np.maximum(ready[sent], ready[taken])
+
+
+def _number_alike(columns: I64) -> I64:
+    """Return a number for each column of rows: the same for those that are the same."""
+    order = np.lexsort(columns)
+    ordered = columns[:, order]
+    number = np.empty(len(order), dtype=np.int64)
+    differs = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+    number[order] = np.append(0, np.cumsum(differs))[: len(order)]
+    return number

@@ -21,7 +21,7 @@ from debubble.costs.memory import (
 from debubble.costs.passes import ranks_a_device, surely_share
 from debubble.errors import NoFit, UsageError
 from debubble.plan.change import Change, Setting
-from debubble.schedules import Order, order_of
+from debubble.schedules import SCHEDULES, Order, order_of
 from debubble.simulate.communication import (
     MADE_UP,
     TOGETHER,
@@ -41,6 +41,8 @@ from debubble.units import NS_PER_S, show_duration, show_percent
 
 # More than a plan asks for; an engine of 4,000 passes takes a few megabytes.
 _KEPT = 32
+# A microbatch takes a stage no more: F, I and W.
+_MOST_KINDS = 3
 # A simulation that misses the run as it is by more may not price anything.
 FITS = 0.05
 # Ties the middle of the draws to the measured run; enough for half a percent.
@@ -181,6 +183,14 @@ class Baseline:
         microbatches = change.microbatches or self.source.microbatches
         chunks = change.chunks or (self.source.chunks if change.schedule is None else None)
         return schedule, len(self.ranks), microbatches, chunks
+
+    def most_passes(self, change: Change) -> int:
+        """Return how many passes a changed step has at most, before its order is written."""
+        schedule, ranks, microbatches, chunks = self._sizes(change)
+        about = SCHEDULES.get(schedule)
+        kinds = _MOST_KINDS if about is None else min(len(about.kinds), _MOST_KINDS)
+        least = 1 if about is None else about.least_chunks
+        return ranks * (chunks or least) * microbatches * kinds
 
     def microbatch_scale(self, change: Change) -> float:
         """Return how large a microbatch is against the measured one."""

@@ -42,6 +42,8 @@ _NEVER_ENDS = "posted as this run posts them, its messages would wait for each o
 _SHOWN = 3
 # Of the best schedules so many are combined with other levers.
 _COMBINED = 2
+# Longer steps are weighed with one lever at a time: what a count adds shows in shorter ones.
+_MOST_PASSES = 50_000
 # What should buy this much may be worth a try where its interval is wide: repeated runs differ by
 # less (`predict.py` has the measurement).
 WORTH_A_TRY = 0.03
@@ -332,11 +334,17 @@ def _together(start: Start, orders: Sequence[Idea], hold: Hold | None) -> Iterat
     sizes = [Change()]
     for held in HOLDS if hold is None else (hold,):
         changes = (Change(microbatches=count, hold=held) for count in counts)
-        sizes += [change for change in changes if cuts_evenly(baseline, change)]
+        sizes += [
+            change
+            for change in changes
+            if cuts_evenly(baseline, change) and baseline.most_passes(change) <= _MOST_PASSES
+        ]
     splits = dict(_splits_by_size(start, sizes))
     for idea in (Idea(lever="combined", change=Change()), *orders[:_COMBINED]):
         for size in sizes:
             change = replace(idea.change, microbatches=size.microbatches, hold=size.hold)
+            if size.microbatches is not None and baseline.most_passes(change) > _MOST_PASSES:
+                continue
             try:
                 stages = len(baseline.what_if(change).layers)
             except UsageError:

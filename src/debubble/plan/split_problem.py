@@ -24,6 +24,7 @@ from debubble.timeline.model import F64, I64
 Part = Literal["forward", "backward", "weight", "round_trip", "whole"]
 """Of the work of a microbatch: a field or property of `Work`."""
 Flags = NDArray[np.bool_]
+_ALL_STAGES = slice(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,14 +287,21 @@ def bound_all(problem: SplitProblem) -> float:
 def bound_blocks(problem: SplitProblem) -> F64:
     """Return, of each stage with layers i to j - 1, a time that no run can beat: [stage, i, j]."""
     m = problem.microbatches
-    waited, whole = seconds_of_blocks(problem, "round_trip"), seconds_of_blocks(problem, "whole")
     lead, both = _least_before(problem, "forward"), _least_before(problem, "round_trip")
     after = _least_after(problem, "round_trip")[1:, None, :]
-    span = m * waited + (0.0 if problem.trains else after)
-    if problem.turns is not None:
-        forward = seconds_of_blocks(problem, "forward")
-        span = np.maximum(span, _span_at_least(problem.turns, m, forward, waited - forward, after))
-    bounds = np.maximum(span + both[:-1, :, None], m * whole + lead[:-1, :, None])
+    bounds = np.empty((problem.stage_count, problem.layer_count + 1, problem.layer_count + 1))
+    # One stage at a time: what it takes fits a processor's cache.
+    for stage in range(problem.stage_count):
+        one = slice(stage, stage + 1)
+        waited = seconds_of_blocks(problem, "round_trip", one)
+        whole = seconds_of_blocks(problem, "whole", one)
+        span = m * waited + (0.0 if problem.trains else after[one])
+        if problem.turns is not None:
+            forward = seconds_of_blocks(problem, "forward", one)
+            backward = waited - forward
+            at_least = _span_at_least(problem.turns, m, forward, backward, after[one], one)
+            span = np.maximum(span, at_least)
+        bounds[one] = np.maximum(span + both[one, :, None], m * whole + lead[one, :, None])
     return _only_runs(problem, np.where(np.isfinite(bounds), bounds, np.inf))
 
 
@@ -314,7 +322,14 @@ def _bound_by_average(problem: SplitProblem, part: Part, away: F64) -> float:
     return total / speed
 
 
-def _span_at_least(turns: Turns, microbatches: int, forward: F64, backward: F64, after: F64) -> F64:
+def _span_at_least(  # noqa: PLR0913, PLR0917 (an order, what its passes take, and of which stages)
+    turns: Turns,
+    microbatches: int,
+    forward: F64,
+    backward: F64,
+    after: F64,
+    stages: slice = _ALL_STAGES,
+) -> F64:
     """Return the least from a stage's first pass to its last: the stage first among the axes.
 
     A stage's first backward pass waits for a microbatch that goes to the end and comes back, which
@@ -325,7 +340,7 @@ def _span_at_least(turns: Turns, microbatches: int, forward: F64, backward: F64,
         those after     └── after ────┘           └── after ────┘
     """
     shape = (-1, *(1,) * (forward.ndim - 1))
-    ahead, behind = turns.ahead.reshape(shape), turns.behind.reshape(shape)
+    ahead, behind = turns.ahead[stages].reshape(shape), turns.behind[stages].reshape(shape)
     work = microbatches * (forward + backward)
     if turns.ahead[-1] == microbatches:
         # The last stage turns when it has done all: forward and backward are two pipelines.
@@ -362,12 +377,12 @@ def _least_after(problem: SplitProblem, part: Part) -> F64:
     return least
 
 
-def seconds_of_blocks(problem: SplitProblem, part: Part) -> F64:
+def seconds_of_blocks(problem: SplitProblem, part: Part, of: slice = _ALL_STAGES) -> F64:
     """Return what each stage takes with layers i to j - 1: [stage, i, j], where j >= i."""
     layers, stages = problem.work(part)
     sums = _sums(layers)
     lengths = sums[None, None, :] - sums[None, :, None]
-    return problem.slowness[:, None, None] * lengths + stages[:, None, None]
+    return problem.slowness[of, None, None] * lengths + stages[of, None, None]
 
 
 def _seconds_of_splits(problem: SplitProblem, splits: I64, part: Part) -> F64:

@@ -18,13 +18,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
 
 from debubble.schedules import Action, Order
 from debubble.schedules.finish import cells_of
+from debubble.timeline.model import I64, PassKind
 
+# Where there is no row or number.
+NOTHING = -1
 # How many stages of a rank torch keeps gathered at a time.
 _MOST_GATHERED = 3
+
+
+# By the character of a kind.
+_NUMBER_OF_KIND = np.zeros(128, dtype=np.int64)
+for _kind in PassKind:
+    _NUMBER_OF_KIND[ord(_kind.name)] = _kind
 
 
 class Communication(StrEnum):
@@ -222,8 +234,74 @@ def wire_up(order: Order) -> Wiring:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatPasses:
+    """The passes of an order, by rank and then in its order, as columns."""
+
+    place: I64
+    stage: I64
+    kind: I64
+    microbatch: I64
+    ranks: int
+    cell: I64
+    """The number of the cell that a pass is in, among those of all ranks."""
+    first_of_cell: I64
+    """Of each cell: the row of its first pass."""
+    last_of_cell: I64
+    results: int
+    """How many results there may be: each has a number below."""
+    made: I64
+    """The number of the result that a pass hands on, to whatever rank; -1 where it makes none."""
+    used: I64
+    """The number of the result that it begins with."""
+    sent: I64
+    """The same as `made`, where it goes to another rank; else -1."""
+    needed: I64
+    """The same as `used`, where it comes from another rank; else -1."""
+
+
+def flatten(wiring: Wiring) -> FlatPasses:
+    """Write passes as columns."""
+    cells = [cell for of_rank in wiring.cells for cell in of_rank]
+    stages, kinds, microbatches, _ = zip(*chain.from_iterable(cells), strict=True)
+    stage, microbatch = np.array(stages, dtype=np.int64), np.array(microbatches, dtype=np.int64)
+    kind = _NUMBER_OF_KIND[np.frombuffer("".join(kinds).encode(), dtype=np.uint8)]
+    sizes = np.fromiter(map(len, cells), dtype=np.int64, count=len(cells))
+    last = np.cumsum(sizes) - 1
+    of_rank = [sum(map(len, of_rank)) for of_rank in wiring.cells]
+    count, stages_in_all = int(microbatch.max()) + 1, int(stage.max()) + 1
+    ahead, back = np.zeros((2, stages_in_all), dtype=bool)
+    ahead[list(wiring.ahead)] = back[list(wiring.back)] = True
+    forward, weight = kind == PassKind.F, kind == PassKind.W
+    made = (2 * stage + np.where(forward, 2, -1)) * count + microbatch
+    used = (2 * stage + np.where(forward, 0, 1)) * count + microbatch
+    # No result goes beyond the ends of the model.
+    ends = np.where(forward, stage == stages_in_all - 1, stage == 0)
+    made = np.where(weight | ends, NOTHING, made)
+    used = np.where(weight, NOTHING, used)
+    return FlatPasses(
+        place=np.repeat(np.arange(len(of_rank)), of_rank),
+        stage=stage,
+        kind=kind,
+        microbatch=microbatch,
+        ranks=len(of_rank),
+        cell=np.repeat(np.arange(len(cells)), sizes),
+        first_of_cell=last - sizes + 1,
+        last_of_cell=last,
+        results=2 * stages_in_all * count,
+        made=made,
+        used=used,
+        sent=np.where(np.where(forward, ahead[stage], back[stage]), made, NOTHING),
+        needed=np.where(np.where(forward, back[stage], ahead[stage]), used, NOTHING),
+    )
+
+
 def write_hosts(wiring: Wiring, communication: Communication) -> list[HostProgram]:
-    """Write what the host of each rank runs and posts, in its order."""
+    """Write what the host of each rank runs and posts, in its order.
+
+    The ways of torch's 1F1B and runtime, and of Megatron's 1F1B, are written by columns instead:
+    `planned.py`.
+    """
     return _WRITERS[communication](wiring)
 
 
@@ -264,23 +342,6 @@ def _posted(wiring: Wiring) -> list[HostProgram]:
             program.append(cell)
             program += [Post(sends=(sent,)) for sent in wiring.sends(cell)]
     return programs
-
-
-def _fused(wiring: Wiring, cells: list[Cell], *, waited: bool) -> Iterator[Cell | Post]:
-    """Put a send and the next receive into one batch where the way turns."""
-    pending: tuple[Result, ...] = ()
-    before = ""
-    for cell in cells:
-        needs, way = wiring.needs(cell), _way(cell)
-        if way and before and way != before:
-            posts = [Post(sends=pending, receives=needs, waited=waited)]
-        else:
-            posts = [Post(sends=pending, waited=waited), Post(receives=needs)]
-        yield from (post for post in posts if post.sends or post.receives)
-        yield cell
-        pending, before = wiring.sends(cell), way
-    if pending:
-        yield Post(sends=pending)
 
 
 def _blocking(wiring: Wiring, cells: list[Cell]) -> Iterator[Cell | Post]:
@@ -345,53 +406,89 @@ def _way(cell: Cell) -> str:
 def lower_for_runtime(wiring: Wiring, *, defer: bool = False) -> list[HostProgram]:
     """Write each rank's program as torch does; `defer` as with `defer_pp_recv`.
 
-    Ranks take turns. A pass is written down when its input is on its way; with it go its send,
-    here, and the receive, at whatever point the receiver's own list has come to: ahead of its pass,
-    and maybe in front of sends that are ready before it.
+    A pass is written down when its input is on its way; with it go its send, here, and the receive,
+    at whatever point the receiver's own list has come to: ahead of its pass, and maybe in front of
+    sends that are ready before it.
     """
     programs: list[HostProgram] = [[] for _ in wiring.cells]
-    underway: set[Result] = set()
-    home = wiring.home
-    turns = [[(cell, wiring.needs(cell)) for cell in _turns(cells)][::-1] for cells in wiring.cells]
-    while any(turns):
-        moved = False
-        for rank, rest in enumerate(turns):
-            if not rest or not underway.issuperset(rest[-1][1]):
-                continue
-            moved = True
-            cell, _ = rest.pop()
-            if not cell:
-                continue
-            programs[rank].append(cell)
-            for result in wiring.sends(cell):
-                underway.add(result)
-                both = (result,)
-                programs[rank].append(Post(sends=both))
-                programs[home[result[0]]].append(Post(receives=both))
-        if not moved:
-            raise ValueError("this order cannot finish")
+    written = take_turns(wiring, flatten(wiring))
+    every = [(rank, cell) for rank, cells in enumerate(wiring.cells) for cell in cells]
+    for number in sorted(range(len(every)), key=written.__getitem__):
+        rank, cell = every[number]
+        programs[rank].append(cell)
+        for result in wiring.sends(cell):
+            programs[rank].append(Post(sends=(result,)))
+            programs[wiring.home[result[0]]].append(Post(receives=(result,)))
     if defer:
         return [list(_defer(wiring, rank, program)) for rank, program in enumerate(programs)]
     return programs
 
 
-def _turns(cells: list[Cell]) -> Iterator[Cell]:
-    """Yield cells, and an empty one for each turn that torch spends on sharded parameters.
+def take_turns(wiring: Wiring, passes: FlatPasses) -> list[int]:
+    """Return when torch writes down each cell, by rank and then in its order, counted from 0.
+
+    Ranks take turns, a cell in each, that is passed over while what it needs is not on its way.
+    """
+    idle_turn = (NOTHING,) * 5
+    # Of results by their number; nothing is the last of them, and always there.
+    underway = bytearray(passes.results + 1)
+    underway[NOTHING] = 1
+    first, last = passes.first_of_cell, passes.last_of_cell
+    columns = (
+        passes.needed[first],
+        np.where(last > first, passes.needed[last], NOTHING),
+        passes.sent[first],
+        np.where(last > first, passes.sent[last], NOTHING),
+        np.arange(len(first)),
+    )
+    every = list(zip(*(column.tolist() for column in columns), strict=True))
+    begin, rests = 0, []
+    for cells in wiring.cells:
+        turns, done = list[tuple[int, ...]](), begin
+        for number, idle in sorted(_idle_turns(cells).items()):
+            turns += every[done : begin + number]
+            turns += [idle_turn] * idle
+            done = begin + number
+        begin += len(cells)
+        turns += every[done:begin]
+        rests.append(turns[::-1])
+    written, clock = [NOTHING] * (begin + 1), 0
+    while rests := [rest for rest in rests if rest]:
+        moved = True
+        while moved and all(rests):
+            moved = False
+            for rest in rests:
+                need, other, sent, also, number = rest[-1]
+                if underway[need] and underway[other]:
+                    rest.pop()
+                    underway[sent] = underway[also] = moved = True
+                    written[number] = clock
+                    clock += 1
+        if not moved:
+            raise ValueError("this order cannot finish")
+    return written[:NOTHING]
+
+
+def _idle_turns(cells: list[Cell]) -> dict[int, int]:
+    """Return how many turns torch spends on sharded parameters before a cell; after the last, too.
 
     It gathers the stages that come next, frees the others, and reduces the gradients of a stage
     after its last backward pass. Nothing is sent in such a turn, but the others get ahead.
     """
+    idle: Counter[int] = Counter()
+    last = {action.stage: number for number, cell in enumerate(cells) for action in cell}
     backward = {a.stage: n for n, cell in enumerate(cells) for a in cell if a.kind in "BW"}
-    reduced = Counter(backward.values())
+    idle.update(number + 1 for number in backward.values())
+    if len(last) <= _MOST_GATHERED:  # all from the beginning, each until its last pass
+        idle[0] += len(last)
+        idle.update(number + 1 for number in last.values())
+        return idle
     gathered: frozenset[int] = frozenset()
-    for number, (cell, upcoming) in enumerate(zip(cells, _upcoming(cells), strict=True)):
+    for number, upcoming in enumerate((*_upcoming(cells), frozenset[int]())):
         if upcoming is not gathered:
-            yield from [()] * len(gathered ^ upcoming)
+            idle[number] += len(gathered ^ upcoming)
             gathered = upcoming
-        yield cell
-        if number in reduced:
-            yield from [()] * reduced[number]
-    yield from [()] * len(gathered)
+    return idle
 
 
 def _upcoming(cells: list[Cell]) -> list[frozenset[int]]:
@@ -441,13 +538,10 @@ def _rank_by_rank(
 
 _WRITERS: dict[Communication, Callable[[Wiring], list[HostProgram]]] = {
     Communication.LATENCY: partial(_always_received, queued=False),
-    Communication.FUSED: _rank_by_rank(partial(_fused, waited=False)),
-    Communication.BATCHED: _rank_by_rank(partial(_fused, waited=True)),
     Communication.OVERLAPPED: _rank_by_rank(_overlapped),
     Communication.BLOCKING: _rank_by_rank(_blocking),
     Communication.GROUPED: _rank_by_rank(_grouped),
     Communication.POSTED: _posted,
-    Communication.RUNTIME: lower_for_runtime,
     Communication.DEFERRED: partial(lower_for_runtime, defer=True),
     Communication.ASYNCHRONOUS: partial(_always_received, queued=True),
 }

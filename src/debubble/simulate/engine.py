@@ -26,6 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from debubble.costs.passes import trailing_activity
+from debubble.simulate.lengths import several_partners
 from debubble.simulate.program import (
     NEVER_NS,
     Delays,
@@ -34,6 +35,7 @@ from debubble.simulate.program import (
     OrderCycle,
     Program,
     Times,
+    in_exchange,
 )
 from debubble.timeline.model import F64, I64, Flags
 
@@ -75,7 +77,31 @@ class Engine:
             *(self._of_hosts() if len(program.syncs) else ()),
         )
         self._first = np.flatnonzero(program.passes.before < 0)
-        self._last = np.setdiff1d(np.arange(p), program.passes.before)
+        last = np.ones(p + 1, dtype=bool)
+        last[program.passes.before] = False
+        self._last = np.flatnonzero(last[:p])
+
+    @cached_property
+    def exchanged(self) -> Flags:
+        """Tell messages whose two batches carry one the other way, too."""
+        return in_exchange(self.program.messages.sent, self.program.messages.received)
+
+    @cached_property
+    def first_of_exchange(self) -> I64:
+        """The message that stands for each: both messages of an exchange are one."""
+        messages = self.program.messages
+        first: I64 = np.arange(len(messages))
+        two = np.flatnonzero(self.exchanged)
+        lower, upper = np.sort(np.stack((messages.sent[two], messages.received[two])), axis=0)
+        pair = lower * len(self.program.batches) + upper
+        _, begins, number = np.unique(pair, return_index=True, return_inverse=True)
+        first[two] = two[begins[number]]
+        return first
+
+    @cached_property
+    def several_partners(self) -> Flags:
+        """Tell messages in a batch that meets more than one other."""
+        return several_partners(self.program.messages)
 
     def run(self, lengths: Lengths) -> Times:
         """Return when everything happens; a column for each of many runs."""
@@ -343,13 +369,15 @@ class _Totals:
         chosen = np.flatnonzero(varies)
         if not wide:
             return Delays(steady=total, rows=chosen, varied=total[:0])
+        wide.sort(key=lambda part: -len(part[0]))
         new, rows, column = wide[0]
         if len(new) == len(chosen):
             varied, wide = column[rows], wide[1:]
         else:
             varied = np.zeros((len(chosen), column.shape[1]), dtype=np.int64)
+        number = np.cumsum(varies) - 1
         for new, rows, column in wide:
-            varied[np.searchsorted(chosen, new)] += column[rows]
+            varied[number[new]] += column[rows]
         return Delays(steady=total, rows=chosen, varied=varied)
 
 

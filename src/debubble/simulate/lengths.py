@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from debubble.costs.wire_pools import DRAIN_OVER_WIRE
-from debubble.simulate.program import NEVER_NS, Lengths, MessageTable, Program, Times
+from debubble.simulate.program import NEVER_NS, Lengths, MessageTable, Program, Times, in_exchange
 from debubble.timeline.model import I32, I64, U8, Flags, Intervals
 
 
@@ -186,12 +186,14 @@ def _median(lengths: I64) -> float:
 
 def several_partners(messages: MessageTable) -> Flags:
     """Tell messages in a batch that meets more than one other."""
-    pairs = np.unique(np.stack((messages.sent, messages.received)), axis=1)
-    size = int(pairs.max(initial=-1)) + 1
-    partners = np.bincount(pairs.reshape(-1), minlength=size)
+    size = int(max(messages.sent.max(initial=-1), messages.received.max(initial=-1))) + 1
+    pairs = np.unique(messages.sent * size + messages.received)
+    partners = np.bincount(np.concatenate(np.divmod(pairs, size)), minlength=size)
     uneven: Flags = (partners[messages.sent] > 1) | (partners[messages.received] > 1)
+    if not uneven.any():
+        return uneven
     # Both ways between the same two batches is one exchange.
-    back = np.isin(messages.sent * size + messages.received, pairs[1] * size + pairs[0])
+    back = in_exchange(messages.sent, messages.received)
     exchange = back & (partners[messages.sent] == 2) & (partners[messages.received] == 2)
     several: Flags = uneven & ~exchange
     return several

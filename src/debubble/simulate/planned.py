@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -10,9 +12,13 @@ from debubble.schedules import Order
 from debubble.simulate.communication import (
     ONE_BY_ONE,
     Communication,
+    FlatPasses,
     HostProgram,
     Post,
     Result,
+    Wiring,
+    flatten,
+    take_turns,
     wire_up,
     write_hosts,
 )
@@ -27,6 +33,8 @@ from debubble.simulate.program import (
 )
 from debubble.timeline.model import I64, PassKind
 
+# Which way a pass goes; weight gradients go nowhere.
+_WAY = {PassKind.F: 1, PassKind.B: 2, PassKind.I: 2, PassKind.W: 0}
 _KINDS = {kind.name: int(kind) for kind in PassKind}
 
 
@@ -39,13 +47,158 @@ def plan_program(
     are buffered on their way, as over a network. An exchange always waits for both sides.
     """
     wiring = wire_up(order)
+    posts = _POSTS.get(communication)
+    program = _as_written(wiring, communication) if posts is None else _join(posts(wiring))
+    if rendezvous:
+        every = np.ones(len(program.messages), dtype=bool)
+        program = replace(program, messages=replace(program.messages, rendezvous=every))
+    return program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Posts:
+    """All messages of an order on one queue a rank, by columns: first sends, then receives."""
+
+    passes: FlatPasses
+    producer: I64
+    """Of each message: the row of the pass that makes it."""
+    consumer: I64
+    """The row of the pass that cannot start without it."""
+    moment: I64
+    """Of each post: batches come in this order, and what has the same is one batch."""
+    after: I64
+    """The row of the last pass issued before it on its rank; -1 for none."""
+    waited: I64
+    """The row of the pass that its host lets wait for it; -1 for none."""
+    one_by_one: bool
+    """What two passes of a cell need is needed by each; else by the first."""
+
+
+def _in_turns(wiring: Wiring) -> _Posts:
+    """Post as torch's runtime: a send when its pass is written down, and its receive then."""
+    passes = flatten(wiring)
+    turn = np.array(take_turns(wiring, passes), dtype=np.int64)[passes.cell]
+    producer, consumer = _ends_of_messages(passes)
+    clock = int(turn.max(initial=0)) + 1
+    written = passes.place[np.concatenate((producer, consumer))] * clock + np.tile(
+        turn[producer], 2
+    )
+    after = np.searchsorted(passes.place * clock + turn, written, side="right") - 1
+    second = producer > passes.first_of_cell[passes.cell[producer]]
+    return _Posts(
+        passes=passes,
+        producer=producer,
+        consumer=consumer,
+        moment=2 * written + np.tile(second, 2),
+        after=_on_rank(passes, after, written // clock),
+        waited=np.full(len(written), NONE),
+        one_by_one=True,
+    )
+
+
+def _fused(wiring: Wiring, *, waited: bool) -> _Posts:
+    """Post sends after their cell and receives before theirs: in one where the way turns."""
+    passes = flatten(wiring)
+    first, last, cell = passes.first_of_cell, passes.last_of_cell, passes.cell
+    producer, consumer = _ends_of_messages(passes)
+    way = np.array([_WAY[kind] for kind in PassKind])[passes.kind[last]]
+    turns = np.zeros(len(first), dtype=bool)
+    turns[1:] = (way[1:] != way[:-1]) & (way[1:] != 0) & (way[:-1] != 0)
+    turns &= np.diff(passes.place[first], prepend=NONE) == 0
+    # After its cell, or before the next but apart from what that one sends.
+    moment = 3 * np.concatenate((cell[producer], cell[consumer] - 1))
+    moment += np.concatenate((np.ones(len(producer)), 2 - turns[cell[consumer]])).astype(np.int64)
+    place = passes.place[np.concatenate((producer, consumer))]
+    following = np.append(first, NONE)[moment // 3 + 1]
+    wait = (moment % 3 == 1) & waited
+    return _Posts(
+        passes=passes,
+        producer=producer,
+        consumer=first[cell[consumer]],
+        moment=moment,
+        after=_on_rank(passes, last[moment // 3], place),
+        waited=np.where(wait, _on_rank(passes, following, place), NONE),
+        one_by_one=False,
+    )
+
+
+def _ends_of_messages(passes: FlatPasses) -> tuple[I64, I64]:
+    """Return the rows of the passes that make and that use each result that is sent."""
+    user = np.full(passes.results + 1, NONE)
+    user[passes.used] = np.arange(len(passes.used))
+    producer = np.flatnonzero(passes.sent >= 0)
+    return producer, user[passes.sent[producer]]
+
+
+def _on_rank(passes: FlatPasses, rows: I64, place: I64) -> I64:
+    """Return rows of passes, and none where they are not of the rank."""
+    return np.where((rows >= 0) & (passes.place[rows] == place), rows, NONE)
+
+
+def _join(posts: _Posts) -> Program:
+    """Write tables of what was posted, all at once: hundreds of thousands of passes."""
+    passes, count = posts.passes, len(posts.producer)
+    rows, first, last = len(passes.place), passes.first_of_cell, passes.last_of_cell
+    _, one, batch = np.unique(posts.moment, return_index=True, return_inverse=True)
+    sent, received = batch[:count], batch[count:]
+    place = passes.place[np.concatenate((posts.producer, posts.consumer))][one]
+    # Of the stage before or after on the same rank no message tells.
+    maker = np.full(passes.results + 1, NONE)
+    maker[passes.made] = np.arange(rows)
+    local = np.flatnonzero((passes.used >= 0) & (passes.needed < 0))
+    local = local[maker[passes.used[local]] >= 0]
+    ready = last[passes.cell[maker[passes.used[local]]]]
+    if not posts.one_by_one:
+        local = first[passes.cell[local]]
+    waits = np.flatnonzero(posts.waited[one] >= 0)
+    return Program(
+        ranks=tuple(range(passes.ranks)),
+        passes=PassTable(
+            place=passes.place.astype(np.int32),
+            stage=passes.stage.astype(np.int32),
+            kind=passes.kind.astype(np.uint8),
+            microbatch=passes.microbatch.astype(np.int32),
+            before=_row_before(passes.place),
+        ),
+        batches=BatchTable(
+            place=place.astype(np.int32),
+            before=_row_before(place),
+            after=posts.after[one],
+            launched_after=np.full(len(one), NONE),
+        ),
+        messages=MessageTable(
+            sent=sent,
+            received=received,
+            producer=posts.producer,
+            consumer=posts.consumer,
+            rendezvous=in_exchange(sent, received),
+        ),
+        needs=np.stack((local, ready), axis=1),
+        pairs=first[last > first],
+        waits=np.stack((posts.waited[one][waits], waits), axis=1),
+    )
+
+
+def _row_before(place: I64) -> I64:
+    """Return the row before each, where that is of the same rank; else -1."""
+    return np.where(np.diff(place, prepend=NONE) == 0, np.arange(len(place)) - 1, NONE)
+
+
+_POSTS: dict[Communication, Callable[[Wiring], _Posts]] = {
+    Communication.RUNTIME: _in_turns,
+    Communication.FUSED: partial(_fused, waited=False),
+    Communication.BATCHED: partial(_fused, waited=True),
+}
+
+
+def _as_written(wiring: Wiring, communication: Communication) -> Program:
+    """Write what hosts run and post, step by step."""
     built = _Tables(one_by_one=communication in ONE_BY_ONE)
     for place, program in enumerate(write_hosts(wiring, communication)):
         built.add_rank(place, program)
     passes = np.array(built.pass_rows, dtype=np.int64).reshape(-1, 5).T
     sent = _rows(built.sent.values())
     received = _rows(built.received[result] for result in built.sent)
-    meets = in_exchange(sent, received)
     # Of the stage before or after on the same rank no message tells.
     on_one_rank = [
         (row, built.made[result])
@@ -54,7 +207,7 @@ def plan_program(
         and wiring.home[result[0] + (1 if result[1] else -1)] == wiring.home[result[0]]
     ]
     return Program(
-        ranks=tuple(range(len(order))),
+        ranks=tuple(range(len(wiring.cells))),
         passes=PassTable(
             place=passes[0].astype(np.int32),
             stage=passes[1].astype(np.int32),
@@ -73,7 +226,7 @@ def plan_program(
             received=received,
             producer=_rows(built.maker[result] for result in built.sent),
             consumer=_rows(built.taken[result] for result in built.sent),
-            rendezvous=np.ones_like(meets) if rendezvous else meets,
+            rendezvous=in_exchange(sent, received),
         ),
         needs=np.array(on_one_rank, dtype=np.int64).reshape(-1, 2),
         pairs=_rows(built.pairs),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -26,9 +27,8 @@ from debubble.errors import UsageError
 from debubble.schedules import Order
 from debubble.simulate.communication import BESIDE_COMPUTE, Communication
 from debubble.simulate.engine import Engine, in_a_pass
-from debubble.simulate.lengths import several_partners
 from debubble.simulate.planned import planned_engine
-from debubble.simulate.program import NEVER_NS, Lengths, Program, Times, in_exchange
+from debubble.simulate.program import NEVER_NS, Lengths, Program, Times
 from debubble.simulate.source import Source, moment_of
 from debubble.timeline.model import F64, Flags, PassKind
 
@@ -69,7 +69,7 @@ class WhatIf:
     """What messages beside compute add to it, of the logarithm; None: as the run has it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """What the run would take: the middle of many draws, and what four of five lie in."""
 
@@ -77,9 +77,19 @@ class Prediction:
     low_ns: int
     high_ns: int
     bubble_fraction: float
-    times: Times
+    engine: Engine
+    lengths: Lengths
     """Of all draws."""
-    program: Program
+
+    @property
+    def program(self) -> Program:
+        """What runs."""
+        return self.engine.program
+
+    @cached_property
+    def times(self) -> Times:
+        """When everything happens in each draw; many ask for the window alone."""
+        return self.engine.run(self.lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,18 +155,18 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
         tail_ns=tail,
     )
     met = _meet(engine, source, what_if, drawn)
-    times = engine.run(_lengths(program, source, what_if, drawn, met))
+    lengths = _lengths(engine, source, what_if, drawn, met)
+    windows = engine.windows(lengths).astype(np.float64)
     unsure = model.growth_spread * float(np.log(what_if.token_scale))
     unseen = what_if.communication in BESIDE_COMPUTE and not model.tells_beside
     wide = np.linalg.norm(
         [_LAUNCH_SPREAD, unsure, source.window_spread, _UNSEEN_SPREAD if unseen else 0.0]
     )
     spread = random.normal(0.0, wide, draws)
-    windows = times.window_ns.astype(np.float64)
     inside, before = data_ns(program, source)
     # What is gathered among passes occupies a rank, as in a measured run.
     gathered = float(inside.sum())
-    own = (times.pass_end - times.pass_start).sum(axis=0) - gathered - float(before.sum())
+    own = lengths.passes.sum(axis=0) - gathered - float(before.sum())
     worked = own * source.busy_share + gathered * source.data_occupies
     bubbles = 1 - worked / (len(program.ranks) * windows)
     low, high = np.percentile(windows * np.exp(spread), (_LOW, _HIGH))
@@ -165,8 +175,8 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
         low_ns=round(float(low)),
         high_ns=round(float(high)),
         bubble_fraction=float(np.median(bubbles)),
-        times=times,
-        program=program,
+        engine=engine,
+        lengths=lengths,
     )
 
 
@@ -189,7 +199,7 @@ def mean_lengths(
     )
     met = _meet(engine, source, what_if, drawn)
     what_if = what_if if layers is None else replace(what_if, layers=layers)
-    found = _lengths(program, source, what_if, drawn, met).columns()
+    found = _lengths(engine, source, what_if, drawn, met).columns()
     return Lengths(
         **{name: column[:, 0] if column.ndim > 1 else column for name, column in found.items()}
     )
@@ -202,17 +212,19 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Met
     drawn = drawn.first(max(1, _SAMPLED // len(program.ranks)))
     beside = source.passes.beside if what_if.beside is None else what_if.beside
     waits_for_room = what_if.communication in BESIDE_COMPUTE and source.late_gap_ns > 0
+    contention = wires.contention if len(messages) else 0.0
     rated = _rated_hops(program, source, what_if)
-    exchanged = in_exchange(messages.sent, messages.received)[:, None]
-    together = several_partners(messages)
+    exchanged = engine.exchanged[:, None]
     met = Met(
         at_work=np.full(len(program.passes), _mean_activity(source)),
         beside=np.zeros(len(program.passes)),
         others=np.zeros(len(messages)),
         late=np.zeros(len(places)),
     )
+    if not (source.passes.slope or beside or contention or waits_for_room):
+        return met
     for _ in range(_ROUNDS):
-        lengths = _lengths(program, source, what_if, drawn, met)
+        lengths = _lengths(engine, source, what_if, drawn, met)
         times = engine.run(lengths)
         # What waits for nothing is there from the first pass on.
         begun = np.maximum(times.batch_start, times.pass_start.min(axis=0))
@@ -231,7 +243,7 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Met
                     times.batch_end[own],
                 )
             found["beside"] = shares.mean(axis=1)
-        if wires.contention and len(messages):
+        if contention:
             # What both sides wait for leaves when all are there: it is over with the first of them.
             met_ns = np.minimum(times.batch_end[messages.sent], times.batch_end[messages.received])
             wire = np.maximum(lengths.wire, 1)
@@ -240,20 +252,21 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Met
             arrives = leaves + wire
             under = time_under(leaves, arrives, leaves[~rated], arrives[~rated])
             others = under / (arrives - leaves) - ~rated[:, None] - (exchanged & ~rated[:, None])
-            found["others"] = np.where(together, 0.0, np.maximum(others, 0.0).mean(axis=1))
+            found["others"] = np.where(
+                engine.several_partners, 0.0, np.maximum(others, 0.0).mean(axis=1)
+            )
         if waits_for_room:
             gaps = source.batch_gap_ns + (source.late_gap_ns - source.batch_gap_ns) * met.late
             ready = begun - np.rint(gaps).astype(np.int64)[:, None]
             found["late"] = in_a_pass(program, times, ready, begun).mean(axis=1)
-        if not found:
-            break
         met = replace(met, **found)
     return met
 
 
-def _lengths(program: Program, source: Source, what_if: WhatIf, drawn: _Draws, met: Met) -> Lengths:
+def _lengths(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws, met: Met) -> Lengths:
     """Return how long everything takes that meets what it meets, a column for each draw."""
-    model, passes, batches = source.passes, program.passes, program.batches
+    program, model = engine.program, source.passes
+    passes, batches = program.passes, program.batches
     beside = model.beside if what_if.beside is None else what_if.beside
     # A steeper slope means that the same times were seen with a lower base.
     seen = _mean_activity(source)
@@ -262,12 +275,10 @@ def _lengths(program: Program, source: Source, what_if: WhatIf, drawn: _Draws, m
     inside, before = data_ns(program, source)
     worked = np.exp(base[:, None] + slowed + drawn.noise) + (inside + before)[:, None]
     messages, wires = program.messages, source.wires.of_size(what_if.token_scale)
-    exchanged = in_exchange(messages.sent, messages.received)[:, None]
-    # Both messages of an exchange are one.
-    pair = np.sort(np.stack((messages.sent, messages.received)), axis=0)
-    _, first, exchange = np.unique(pair, axis=1, return_index=True, return_inverse=True)
-    drawn_by = np.where(exchanged[:, 0], first[exchange.reshape(-1)], np.arange(len(messages)))
-    body, tail = drawn.body[drawn_by], drawn.tail_ns[drawn_by]
+    exchanged = engine.exchanged[:, None]
+    body, tail = drawn.body, drawn.tail_ns
+    if exchanged.any():
+        body, tail = body[engine.first_of_exchange], tail[engine.first_of_exchange]
     slowed = body * np.exp(wires.contention * met.others)[:, None]
     wire = np.where(exchanged, wires.both_ways, wires.one_way) * slowed + tail
     sending = np.where(exchanged, wire, wires.sending * slowed + tail)
@@ -342,13 +353,14 @@ def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
     passes, model = program.passes, model.with_tokens(what_if.token_scale)
     weights = np.array(what_if.layers)[passes.stage] + extra_layers(program, model)
     splits = bool((passes.kind == PassKind.I).any())
+    classes = (len(PassKind), 2, len(program.ranks), 2)
     columns = (passes.kind, passes.microbatch == 0, passes.place, splits & (passes.stage == 0))
-    classes = list(zip(*(column.tolist() for column in columns), strict=True))
-    known = {
-        (kind, first, place, ends): _log_length(model, kind, first=first, place=place, ends=ends)
-        for kind, first, place, ends in set(classes)
-    }
-    logs = np.array([known[of] for of in classes])
+    of_pass = np.ravel_multi_index([column.astype(np.int64) for column in columns], classes)
+    known = np.zeros(np.prod(classes))
+    for number in np.flatnonzero(np.bincount(of_pass)).tolist():
+        kind, first, place, ends = map(int, np.unravel_index(number, classes))
+        known[number] = _log_length(model, kind, first=bool(first), place=place, ends=bool(ends))
+    logs = known[of_pass]
     scaled: F64 = logs + np.log(np.maximum(weights, 1e-9))
     shares = np.full(len(what_if.layers), what_if.recomputed)
     shares[list(what_if.recompute_stages)] += 1.0

@@ -1,0 +1,296 @@
+"""How well a probe of one process tells what four ranks take: real runs here, and recorded ones.
+
+The demo's layers are timed by themselves, in one process with as many threads as a rank has; a link
+is measured between two. Pipelines simulated from that alone are held against the same ones run for
+real, four ranks over gloo: the median window of unprofiled steps. Bar: within 10 %.
+
+    python benchmarks/probe.py                  # here
+    python benchmarks/probe.py --recorded DATA  # probes of a quarter of an H200 against recordings
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from debubble.costs.wire_pools import BOTH_OVER_ONE
+from debubble.demo.launch import RunFiles, run_workload
+from debubble.demo.truth import read_truth
+from debubble.demo.workload import Workload
+from debubble.links.hop_times import fit_line
+from debubble.links.live.launch import run_here
+from debubble.links.live.measured import read_measured
+from debubble.probe.pipeline import Pipelines, Setting, Wire, read_probe, wire_of
+
+BAR = 0.10
+PROBES = Path(__file__).parents[1] / "tests" / "data" / "probe"
+USUAL = Workload(steps=1, warmup=5)
+TINY = Workload(
+    ranks=2, layers=(1, 1), microbatches=2, forward_ms=1, backward_ms=2, steps=1, warmup=2
+)
+HERE = (
+    {},
+    {"schedule": "gpipe"},
+    {"layers": (7, 3, 3, 3)},
+    {"microbatches": 16},
+    {"schedule": "zbv", "layers": (2,) * 8},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A recorded run, and the probe that has its dimensions."""
+
+    probe: str
+    name: str
+    tokens: int
+    microbatches: int
+    schedule: str = "1f1b"
+    split: tuple[int, ...] = (4, 4, 4, 4)
+    ms: float | None = None
+    """What it took, where the recordings' notes alone have it."""
+
+
+RECORDED = (
+    Recorded(probe="d4096", name="h200/1f1b_m8", tokens=1024, microbatches=8),
+    Recorded(
+        probe="d4096",
+        name="h200/1f1b_m8_split3337",
+        tokens=1024,
+        microbatches=8,
+        split=(3, 3, 3, 7),
+    ),
+    Recorded(probe="d4096", name="h200/gpipe_m8", tokens=1024, microbatches=8, schedule="gpipe"),
+    Recorded(
+        probe="d4096",
+        name="h200/zbv_m8",
+        tokens=1024,
+        microbatches=8,
+        schedule="zbv",
+        split=(2,) * 8,
+    ),
+    *(
+        Recorded(
+            probe="d4096",
+            name=f"h200/{name}",
+            tokens=tokens,
+            microbatches=count,
+            schedule="forward-only",
+        )
+        for name, tokens, count in (
+            ("fwd_closed_m4", 1024, 4),
+            ("fwd_closed_m8", 1024, 8),
+            ("fwd_closed_m8_t512", 512, 8),
+        )
+    ),
+    Recorded(
+        probe="d4096",
+        name="h200_free/c_fwd_m6",
+        tokens=768,
+        microbatches=6,
+        schedule="forward-only",
+    ),
+    Recorded(
+        probe="d4096",
+        name="h200_free/c_fwd_m6_7333",
+        tokens=768,
+        microbatches=6,
+        schedule="forward-only",
+        split=(7, 3, 3, 3),
+    ),
+    Recorded(probe="d3072", name="h200_free/a_1f1b_m8", tokens=1536, microbatches=8),
+    Recorded(
+        probe="d3072",
+        name="h200_free/a_i1f1b_m8",
+        tokens=1536,
+        microbatches=8,
+        schedule="interleaved-1f1b",
+        split=(2,) * 8,
+    ),
+    Recorded(probe="d3072", name="as a_1f1b_m8, m 20", tokens=1536, microbatches=20, ms=579),
+    Recorded(probe="d3072", name="as a_1f1b_m8, m 32", tokens=1536, microbatches=32, ms=898),
+    Recorded(
+        probe="d3072",
+        name="as a_1f1b_m8, 6,4,3,3",
+        tokens=1536,
+        microbatches=8,
+        ms=276,
+        split=(6, 4, 3, 3),
+    ),
+    Recorded(
+        probe="d3072",
+        name="as a_1f1b_m8, GPipe",
+        tokens=1536,
+        microbatches=8,
+        ms=272,
+        schedule="gpipe",
+    ),
+    Recorded(probe="d3072", name="as a_1f1b_m8, m 16 of 768", tokens=768, microbatches=16, ms=267),
+    Recorded(
+        probe="d3072",
+        name="as a_1f1b_m8, ZBV",
+        tokens=1536,
+        microbatches=8,
+        ms=248,
+        schedule="zbv",
+        split=(2,) * 8,
+    ),
+)
+
+
+def build() -> tuple[list[Any], Callable[[int], Any]]:
+    """Return the demo's layers, and its microbatches: what the probe is given."""
+    return _layers_of(USUAL)
+
+
+def build_tiny() -> tuple[list[Any], Callable[[int], Any]]:
+    """Return the layers of a moment's work."""
+    return _layers_of(TINY)
+
+
+def _layers_of(workload: Workload) -> tuple[list[Any], Callable[[int], Any]]:
+    import torch  # noqa: PLC0415 (only where layers are built)
+
+    from debubble.demo.layers import TimedLayer  # noqa: PLC0415
+
+    layers = [TimedLayer(workload, layer) for layer in range(sum(workload.layers))]
+    return layers, lambda tokens: torch.randn(1, tokens, workload.width)
+
+
+def time_layers(name: str, workload: Workload, folder: Path) -> Any:
+    """Probe the demo's layers in a process of their own."""
+    out = folder / "probe.json"
+    words = [sys.executable, "-m", "debubble.probe.device", f"{__file__}:{name}"]
+    words += ["--tokens", f"{workload.tokens},{2 * workload.tokens}", "--threads", "1"]
+    words += ["--device", "cpu", "--out", str(out)]
+    subprocess.run(words, check=True, capture_output=True)
+    return read_probe(json.loads(out.read_text("utf-8")), str(out))
+
+
+def measure_wire(folder: Path) -> Any:
+    """Measure the link between two processes of this machine."""
+    out = folder / "links.json"
+    words = ["--largest", "1MiB", "--backend", "gloo"]
+    run_here(2, words, out, on_progress=lambda _done, _total: None)
+    return wire_of(read_measured(json.loads(out.read_text("utf-8")), str(out)), "measured here")
+
+
+def window_s(workload: Workload, folder: Path) -> float:
+    """Run a pipeline for real; return its median window, of steps without a profiler."""
+    run_workload(workload, folder)
+    truths = [read_truth(RunFiles(folder=folder).truth(rank)) for rank in range(workload.world)]
+    windows = []
+    for number, step in enumerate(truths[0].steps):
+        if step.phase == "unprofiled" and number:  # the first infers shapes
+            passes = [one for truth in truths for one in truth.steps[number].passes]
+            begin, end = min(one.start_ns for one in passes), max(one.end_ns for one in passes)
+            windows.append((end - begin) / 1e9)
+    return median(windows)
+
+
+def run_here_for_real(*, tiny: bool) -> Iterator[tuple[str, float, float]]:
+    """Yield pipelines of this machine: their name, what was simulated and what was measured."""
+    usual, name = (TINY, "build_tiny") if tiny else (USUAL, "build")
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        wire = measure_wire(folder)
+        before = time_layers(name, usual, folder)
+        for number, changed in enumerate(HERE[:1] if tiny else HERE):
+            workload = replace(usual, **changed)
+            measured = window_s(workload, folder / str(number))
+            # What else the machine does then falls on both alike.
+            after = time_layers(name, usual, folder)
+            setting = Setting(
+                stages=workload.ranks,
+                microbatches=workload.microbatches,
+                tokens=workload.tokens,
+                schedule=workload.schedule,
+                split=workload.layers,
+            )
+            said = median(
+                Pipelines(probe=probe, wire=wire).simulate(setting).window_ns / 1e9
+                for probe in (before, after)
+            )
+            words = f"{workload.schedule}, m {workload.microbatches}, {workload.layers}"
+            yield words, said, measured
+            before = after
+
+
+def against_recorded(data: Path) -> Iterator[tuple[str, float, float]]:
+    """Yield recorded runs: their name, what was simulated and what was measured.
+
+    Of the device a quarter was probed, on another day than the runs; copies ran beside one of the
+    two probes, and tell how ranks slow each other for both. Of links there is what the runs
+    themselves sent before they began, one way.
+    """
+    probes = {
+        name: read_probe(json.loads((PROBES / f"h200_quarter_{name}.json").read_text()), name)
+        for name in ("d3072", "d4096")
+    }
+    for run in RECORDED:
+        probe = replace(
+            probes[run.probe],
+            slope=probes["d3072"].slope,
+            copies=4,
+            multiprocessors=30,
+            trains=run.schedule != "forward-only",
+        )
+        folder = data / (run.name.split("/")[0] if "/" in run.name else "h200_free")
+        setting = Setting(
+            stages=4,
+            microbatches=run.microbatches,
+            tokens=run.tokens,
+            schedule=run.schedule,
+            split=run.split,
+        )
+        said = Pipelines(probe=probe, wire=sent_before(folder)).simulate(setting).window_ns / 1e9
+        measured = None if run.ms is None else run.ms / 1e3
+        if measured is None:
+            truth = json.loads((data / run.name / "truth0.json").read_text("utf-8"))
+            measured = median(truth["wall_s"])
+        yield run.name, said, measured
+
+
+def sent_before(folder: Path) -> Wire:
+    """Return the middle of what recorded runs sent over their links before they began."""
+    took: dict[int, list[float]] = {}
+    for file in sorted(folder.glob("*/truth*.json")):
+        if "slow" not in str(file):
+            for hop, seconds in json.loads(file.read_text("utf-8")).get("links", {}).items():
+                took.setdefault(int(hop.partition(":")[2]), []).append(seconds)
+    fit = fit_line(sorted(took), [median(took[size]) * 1e9 for size in sorted(took)])
+    return Wire(
+        latency_ns=fit.latency_ns,
+        bytes_per_s=fit.bytes_per_s,
+        both_ways=BOTH_OVER_ONE,
+        told_by="sent before recorded runs",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
+    parser.add_argument("--recorded", type=Path, metavar="DATA")
+    told = parser.parse_args()
+    found = (
+        run_here_for_real(tiny=told.tiny) if not told.recorded else against_recorded(told.recorded)
+    )
+    errors = []
+    for name, said, measured in found:
+        errors.append(said / measured - 1)
+        print(f"{name:44} {1e3 * said:7.1f} ms, measured {1e3 * measured:7.1f}: {errors[-1]:+.1%}")
+    worst, middle = max(map(abs, errors)), median(map(abs, errors))
+    print(f"{len(errors)} runs: {middle:.1%} in the middle, {worst:.1%} at worst, bar <= {BAR:.0%}")
+    sys.exit(not told.tiny and worst > BAR)
+
+
+if __name__ == "__main__":
+    main()

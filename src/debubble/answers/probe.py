@@ -1,0 +1,132 @@
+"""A probe and pipelines of it in → what `debubble probe` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from debubble.answers.base import Answer, AnswerWarning, Part
+from debubble.probe.pipeline import Pipelines, Simulated
+from debubble.units import NS_PER_S
+
+
+class TimedPart(Part, frozen=True, kw_only=True):
+    """What one part of the model takes with some tokens a microbatch."""
+
+    part: str
+    """`embedding`, `layer` or `head`; of a layer, one of them."""
+    tokens: int
+    forward_s: float
+    backward_s: float
+    input_grad_s: float
+    saved_bytes: float
+    """Kept from forward to backward, for each microbatch in flight."""
+    weight_bytes: float
+
+
+class WirePart(Part, frozen=True, kw_only=True):
+    """What a message takes."""
+
+    latency_s: float
+    bytes_per_s: float
+    both_ways: float
+    """How many times as long messages take that cross each other."""
+    told_by: str
+
+
+class PipelinePart(Part, frozen=True, kw_only=True):
+    """One pipeline, as simulated."""
+
+    stages: int
+    """Ranks of it."""
+    schedule: str
+    microbatches: int
+    tokens: int
+    """Of a microbatch."""
+    split: list[int]
+    batch_latency_s: float
+    bubble_fraction: float
+    tokens_per_s: float
+    peak_memory_bytes: list[float]
+    """Of each rank."""
+    fits_memory: bool | None
+    """Null where the device's memory is not known."""
+
+
+class ProbeAnswer(Answer, frozen=True, kw_only=True):
+    """What `debubble probe` says."""
+
+    schema: str = "debubble.probe/1"
+    model: str
+    device: str
+    layers: int
+    trains: bool
+    parts: list[TimedPart]
+    slowed_by_each: float
+    """What each further rank at work on the same device adds to a pass, as a share."""
+    wire: WirePart
+    memory_limit_bytes: float | None
+    pipelines: list[PipelinePart]
+    """By throughput."""
+    assumptions: list[str]
+    written: list[str]
+    """Files."""
+    warnings: list[AnswerWarning]
+
+
+def answer_probe(
+    pipelines: Pipelines,
+    found: Sequence[Simulated],
+    *,
+    limit_bytes: float | None,
+    written: Sequence[str],
+) -> ProbeAnswer:
+    """Put what was timed and what was simulated into one answer."""
+    probe, wire = pipelines.probe, pipelines.wire
+    limit = limit_bytes if limit_bytes is not None else probe.device_bytes
+    return ProbeAnswer(
+        model=probe.model,
+        device=probe.device,
+        layers=probe.layers,
+        trains=probe.trains,
+        parts=[
+            TimedPart(
+                part=part,
+                tokens=tokens,
+                forward_s=costs.passes[part]["F"] / NS_PER_S,
+                backward_s=costs.passes[part]["B"] / NS_PER_S,
+                input_grad_s=costs.passes[part]["I"] / NS_PER_S,
+                saved_bytes=costs.saved[part],
+                weight_bytes=costs.weights[part],
+            )
+            for tokens in probe.sizes
+            for costs in [probe.at(tokens)]
+            for part in costs.passes
+            if costs.passes[part]["F"] > 0
+        ],
+        slowed_by_each=probe.slope,
+        wire=WirePart(
+            latency_s=wire.latency_ns / NS_PER_S,
+            bytes_per_s=wire.bytes_per_s,
+            both_ways=wire.both_ways,
+            told_by=wire.told_by,
+        ),
+        memory_limit_bytes=limit,
+        pipelines=[
+            PipelinePart(
+                stages=one.setting.stages,
+                schedule=one.setting.schedule,
+                microbatches=one.setting.microbatches,
+                tokens=one.setting.tokens,
+                split=list(one.split),
+                batch_latency_s=one.window_ns / NS_PER_S,
+                bubble_fraction=one.bubble_fraction,
+                tokens_per_s=one.tokens_per_s,
+                peak_memory_bytes=list(one.peak_bytes),
+                fits_memory=None if limit is None else max(one.peak_bytes) <= limit,
+            )
+            for one in found
+        ],
+        assumptions=list(pipelines.assumptions()),
+        written=list(written),
+        warnings=[],
+    )

@@ -1,0 +1,1 @@
+"""A model in → what its layers take on one device, and what pipelines of it would."""

@@ -1,0 +1,107 @@
+"""What is timed on the device: kinds of modules, what they keep, and a model from a file."""
+
+from __future__ import annotations
+
+import json
+from textwrap import dedent
+
+import pytest
+from support.requirements import need_package
+
+need_package("torch")
+
+import torch
+from torch import nn
+
+from debubble.probe import device
+
+MODEL = """
+    from dataclasses import dataclass
+
+    import torch
+    from torch import nn
+
+    @dataclass
+    class Sizes:
+        width: int = 8
+
+    def build():
+        width = Sizes().width
+        layers = [nn.Linear(width, width) for _ in range(3)]
+        return [nn.Embedding(10, width), *layers, nn.Linear(width, 10)], lambda tokens: (
+            torch.randint(10, (tokens,))
+        )
+
+    def wrong():
+        return []
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text(dedent(MODEL), "utf-8")
+    return file
+
+
+def test_the_kind_that_is_there_most_often_is_the_layer():
+    ends = nn.Embedding(10, 8), nn.Linear(8, 10)
+    kinds = device.tell_kinds([ends[0], *(nn.Linear(8, 8) for _ in range(3)), nn.ReLU(), ends[1]])
+    assert [(kind.part, kind.count) for kind in kinds] == [
+        ("embedding", 1),
+        ("layer", 3),
+        ("head", 1),
+        ("head", 1),
+    ]
+
+
+def test_what_a_layer_keeps_is_counted_without_its_weights():
+    layer = nn.Linear(8, 8, bias=False)
+    bench = device.Bench("cpu", trains=True, samples=4)
+    (timed,) = bench.time_all(
+        device.tell_kinds([layer]), [layer], lambda tokens: torch.randn(tokens, 8), [16]
+    )
+    assert timed.saved_bytes == timed.output_bytes == 16 * 8 * 4
+    assert timed.weight_bytes == 8 * 8 * 4
+    assert timed.forward_s > 0
+    assert timed.backward_s > 0
+
+
+def test_a_model_of_a_file_is_timed_and_written(model, tmp_path):
+    out = tmp_path / "probe.json"
+    words = [f"{model}:build", "--tokens", "4,8", "--samples", "4", "--device", "cpu"]
+    assert device.main([*words, "--out", str(out)]) == 0
+    found = json.loads(out.read_text("utf-8"))
+    assert found["schema"] == device.SCHEMA
+    assert found["layers"] == 3
+    assert {(row["part"], row["tokens"]) for row in found["alone"]} == {
+        (part, tokens) for part in ("embedding", "layer", "head") for tokens in (4, 8)
+    }
+
+
+def test_a_transformer_needs_no_file():
+    modules, make_batch = device.load_model("transformer:2,16,4,50", "cpu")
+    x = make_batch(6)
+    for module in modules:
+        x = module(x)
+    assert x.shape == (1, 6, 50)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("{model}:nothing", "has no function"),
+        ("{model}:wrong", "is to return"),
+        ("build", "names no function"),
+        ("nowhere.py:build", "is not there"),
+        ("no_such_module:build", "cannot be imported"),
+    ],
+)
+def test_what_is_no_model_is_refused(model, words, message, capsys):
+    assert device.main([words.format(model=model), "--tokens", "4,8"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_one_size_tells_no_growth(model, capsys):
+    assert device.main([f"{model}:build", "--tokens", "4"]) == 2
+    assert "two or more" in capsys.readouterr().err
