@@ -8,13 +8,26 @@ from typing import Any
 __version__ = "0.1.0"
 
 # Stable: see docs/reference/python.md.
-__all__ = ["Analysis", "analyse", "capture", "compare", "find", "links", "plan", "simulate", "step"]
+__all__ = [
+    "Analysis",
+    "analyse",
+    "capture",
+    "compare",
+    "find",
+    "links",
+    "meter",
+    "plan",
+    "simulate",
+    "step",
+]
 _INSIDE_A_JOB = {"capture", "step"}
 _VERBS_WITH_A_ROOM = {"links", "plan", "simulate"}
 
 
 def __getattr__(name: str) -> Any:
     """Give what the API lists, loaded when it is first used: a job needs torch alone."""
+    if name == "meter":
+        return importlib.import_module("debubble.meter")
     if name in _INSIDE_A_JOB:
         package = importlib.import_module("debubble.capture")
         globals()["step"] = package.step  # asked for each step: the next time without coming here

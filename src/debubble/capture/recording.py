@@ -39,7 +39,7 @@ _log = logging.getLogger("debubble")
 class Session:
     """What `debubble.capture` returns: enter it around the loop, and tell it each step."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what it is told, and its seams)
         self,
         settings: Settings,
         pipeline: Any,
@@ -47,6 +47,7 @@ class Session:
         on_enter: Callable[[Session], None],
         on_exit: Callable[[], None],
         clock: Callable[[], float] = time.perf_counter,
+        done: int = 0,
     ) -> None:
         if not torch_profiler.kineto_available():
             raise CaptureError(
@@ -60,7 +61,7 @@ class Session:
         self._on_enter = on_enter
         self._on_exit = on_exit
         self._clock = clock
-        self._done = 0
+        self._done = done
         self._wake_at = 0
         self._ending = False
         self._plan = self._run()
