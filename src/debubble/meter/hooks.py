@@ -27,6 +27,7 @@ from debubble.meter.record import BYTES, END, MICROBATCH, OP, PEER, QUEUE, STAGE
 
 _STAGES = "torch.distributed.pipelining.stage"
 _SCHEDULES = "torch.distributed.pipelining.schedules"
+_AUTOGRAD = "torch.autograd"
 _OPTIMIZER = "torch.optim.optimizer"
 _MEGATRON = "megatron.core.pipeline_parallel.schedules"
 _DEEPSPEED = "deepspeed.runtime.pipe.engine"
@@ -82,6 +83,7 @@ class Hooks:
             "torch.distributed.distributed_c10d": self._hook_messages,
             _STAGES: self._hook_stages,
             _SCHEDULES: self._hook_loss,
+            _AUTOGRAD: self._hook_autograd,
             _OPTIMIZER: self._hook_optimizers,
             _MEGATRON: self._hook_megatron,
             _DEEPSPEED: self._hook_deepspeed,
@@ -113,6 +115,7 @@ class Hooks:
                 return told, int(stage.stage_index), int(microbatch)
 
             self._wrap_pass(base, method, tell)
+        self._wrap(base, "forward_maybe_with_nosync", self._around_work)
 
     def _hook_loss(self, module: ModuleType) -> None:
         """Count the loss to the last stage's forward pass, which it is a part of."""
@@ -135,7 +138,33 @@ class Hooks:
     def _extend_forward(self, stage: int) -> None:
         row = self.recorder.last
         if row is not None and row[OP] == "F" and row[STAGE] == stage:
-            self.recorder.end(row)
+            self.recorder.end_work(row)
+
+    def _hook_autograd(self, module: ModuleType) -> None:
+        """Time a backward pass where autograd works: around it, frameworks walk graphs."""
+        self._wrap(module, "_engine_run_backward", self._around_work)
+
+    def _around_work(self, original: _Call) -> _Call:
+        recorder = self.recorder
+
+        @wraps(original)
+        def work(*given: Any, **named: Any) -> Any:
+            if recorder.inside is None:
+                return original(*given, **named)
+            row = None
+            try:
+                row = recorder.begin_work()
+            except Exception as error:  # noqa: BLE001 (the pass must run)
+                self.fail(error)
+            result = original(*given, **named)
+            if row is not None:
+                try:
+                    recorder.end_work(row)
+                except Exception as error:  # noqa: BLE001 (the pass has run)
+                    self.fail(error)
+            return result
+
+        return work
 
     def _hook_megatron(self, module: ModuleType) -> None:
         """Tell passes by Megatron's two functions; a backward pass by the output it begins with."""
@@ -276,7 +305,7 @@ class Hooks:
 
     def _post(self, group: Any, tensor: Any, peer: int, *, is_send: bool) -> Row | None:
         recorder, place = self.recorder, self.place
-        if recorder.inside or place is None or threading.get_ident() != self._thread:
+        if recorder.inside is not None or place is None or threading.get_ident() != self._thread:
             return None
         ranks = self._groups.get(id(group))
         if ranks is None:

@@ -171,8 +171,8 @@ class Recorder:
         """Of the open step."""
         self.left_out = 0
         """Steps that were not recorded whole."""
-        self.inside = False
-        """Whether a pass is under way: what it sends goes to no other stage."""
+        self.inside: Row | None = None
+        """The pass under way: what it sends goes to no other stage."""
         self._open: Step | None = None
         self._ended: deque[Step] = deque()
 
@@ -181,7 +181,7 @@ class Recorder:
         if self.clock is None:
             self.clock = _choose_clock()
         now = self.clock.mark()
-        step, self._open, self.inside = self._open, None, False
+        step, self._open, self.inside = self._open, None, None
         if step is not None:
             self.number += 1
             if now is not None and step.whole:
@@ -215,12 +215,25 @@ class Recorder:
             return None
         row = [op, stage, microbatch, mark, None, -1, -1, None]
         step.rows.append(row)
-        self.inside = op in PASSES
+        if op in PASSES:
+            self.inside = row
         return row
 
     def end(self, row: Row) -> None:
-        """End what was begun."""
-        self.inside = False
+        """End what was begun, unless its work has told its end."""
+        self.inside = None
+        if row[END] is None:
+            row[END] = self.mark()
+
+    def begin_work(self) -> Row | None:
+        """Note that work of the pass begins here, and not where its framework began with it."""
+        row = self.inside
+        if row is not None and row[END] is None:
+            row[START] = self.mark()
+        return row
+
+    def end_work(self, row: Row) -> None:
+        """Note that its work ends here, as far as is known."""
         row[END] = self.mark()
 
     def stop(self) -> None:
@@ -235,6 +248,11 @@ class Recorder:
     def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> Any:
         """Mark when a message will be there; None where that is known after the wait alone."""
         return None if self.clock is None else self.clock.mark_arrival(work, wait)
+
+    @property
+    def pending(self) -> int:
+        """Steps that have ended and are not read yet."""
+        return len(self._ended)
 
     @property
     def on_host(self) -> bool:

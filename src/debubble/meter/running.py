@@ -65,6 +65,7 @@ _MEMORY_STEPS = 10
 # Segments that wait for a disk that is slower than the job; older ones are dropped.
 _MOST_SEGMENTS = 8
 _CLOSE_S = 5.0
+_LAST_LOOKS, _LAST_LOOK_S = 10, 0.01
 _log = logging.getLogger("debubble")
 
 
@@ -178,8 +179,7 @@ class Meter:
         if self._off:
             return
         try:
-            for step in self._recorder.finished():
-                self._take(step)
+            self._take_the_last()
             last = self._table.close() if self._table is not None else None
             if last is not None:
                 self._segments.append(last)
@@ -195,12 +195,24 @@ class Meter:
 
     # On the job's thread
 
+    def _take_the_last(self) -> None:
+        """End the open step, and give the device a moment to come to its end."""
+        steps = self._recorder.beat() if self._job is not None else []
+        for _ in range(_LAST_LOOKS):
+            for step in steps:
+                self._take(step)
+            if not self._recorder.pending:
+                break
+            time.sleep(_LAST_LOOK_S)
+            steps = self._recorder.finished()
+
     def look_at(self, pipeline: Any) -> None:
         """Take a schedule for what it says of itself."""
         if pipeline is None:
             return
         self._pipeline, self._pipeline_object = find_pipeline(pipeline), pipeline
         self._hooks.place = find_place(getattr(self._pipeline.stages[0], "group", None))
+        self._hooks.stages.update(self._pipeline.held_stages)
 
     def fail(self, error: Exception) -> None:
         """Say once what went wrong, and be silent from here on."""
