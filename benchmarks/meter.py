@@ -19,19 +19,14 @@ import json
 import os
 import sys
 import tempfile
-import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from statistics import median
 from unittest.mock import patch
 
 import numpy as np
 
 import debubble
-from debubble import drift
-from debubble.demo.job import fork
-from debubble.demo.launch import LOOPBACK, run_workload
+from debubble.demo.launch import run_workload
 from debubble.demo.workload import Workload
 from debubble.meter.settings import Settings, environment_for
 

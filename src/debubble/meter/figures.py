@@ -7,7 +7,7 @@ window of them: bubble, and the rank that all wait for.
 from __future__ import annotations
 
 import json
-import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -57,30 +57,31 @@ def measure_step(step: Step) -> StepFigures | None:
     waits: dict[int, int] = {}
     arrivals: dict[int, int] = {}
     received: dict[int, int] = {}
-    busy, first, last, free = 0, math.inf, 0, step.start_ns
-    for row in sorted(step.rows, key=_by_end):
-        op, start, end = row[OP], row[START], row[END]
-        if op in PASSES:
-            lengths.setdefault((row[STAGE], op), []).append(end - start)
-            busy += end - start
-            first, last = min(first, start), max(last, end)
-            free = max(free, end)
-        elif op.endswith("-recv"):
-            waited = end - max(start, free)
-            peer = row[PEER]
-            received[peer] = received.get(peer, 0) + 1
-            arrivals[peer] = min(arrivals.get(peer, end - start), end - start)
-            if waited > 0:
-                waits[peer] = waits.get(peer, 0) + waited
-                free = end
-    if not lengths:
+    passes = []
+    for row in step.rows:
+        if row[OP] in PASSES:
+            start, end = row[START], row[END]
+            lengths.setdefault((row[STAGE], row[OP]), []).append(end - start)
+            passes.append((start, end))
+    if not passes:
         return None
+    passes.sort()
+    free = step.start_ns
+    for row in sorted((row for row in step.rows if row[OP].endswith("-recv")), key=_by_end):
+        start, end, peer = row[START], row[END], row[PEER]
+        received[peer] = received.get(peer, 0) + 1
+        arrivals[peer] = min(arrivals.get(peer, end - start), end - start)
+        before = bisect_left(passes, (end, 0)) - 1
+        begins = max(start, free, passes[before][1] if before >= 0 else 0)
+        if end > begins:
+            waits[peer] = waits.get(peer, 0) + end - begins
+            free = end
     return StepFigures(
         number=step.number,
-        start_ns=int(first),
-        end_ns=last,
+        start_ns=passes[0][0],
+        end_ns=max(end for _, end in passes),
         step_ns=step.end_ns - step.start_ns,
-        busy_ns=busy,
+        busy_ns=sum(end - start for start, end in passes),
         passes_ns={name: median(values) for name, values in lengths.items()},
         waits_ns=waits,
         arrivals_ns=arrivals,

@@ -359,21 +359,22 @@ class Hooks:
         waiting, recorder = self._waiting, self.recorder
 
         def wait(work: Any, *given: Any, **named: Any) -> Any:
-            held = waiting.pop(id(work), None) if waiting else None
-            if held is None or held[0]() is not work:
-                return original(work, *given, **named)
-            mark = None
-            try:
-                mark = recorder.mark_arrival(work, original)
-            except Exception as error:  # noqa: BLE001 (the job waits all the same)
-                self.fail(error)
+            rows = mark = None
+            if waiting:
+                try:
+                    held = waiting.pop(id(work), None)
+                    if held is not None and held[0]() is work:
+                        rows, mark = held[1], recorder.mark_arrival(work, original)
+                except Exception as error:  # noqa: BLE001 (the job waits all the same)
+                    self.fail(error)
             result = original(work, *given, **named)
-            try:
-                mark = recorder.mark() if mark is None else mark
-                for row in held[1]:
-                    row[END] = mark
-            except Exception as error:  # noqa: BLE001 (the job has waited)
-                self.fail(error)
+            if rows is not None:
+                try:
+                    mark = recorder.mark() if mark is None else mark
+                    for row in rows:
+                        row[END] = mark
+                except Exception as error:  # noqa: BLE001 (the job has waited)
+                    self.fail(error)
             return result
 
         return wait

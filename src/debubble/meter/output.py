@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -23,12 +22,12 @@ from debubble import __version__
 from debubble.capture.files import capture_name
 from debubble.capture.labels import Pipeline
 from debubble.capture.sidecar import SCHEMA, RankOfJob, describe_environment, describe_memory
+from debubble.errors import UsageError
 from debubble.meter.figures import Figure, Straggler
 from debubble.meter.record import BYTES, END, MICROBATCH, OP, PEER, STAGE, START, Step
-from debubble.meter.settings import Settings
+from debubble.meter.settings import SEGMENT_NAME, Settings
 
 HEADER = "step,pipeline,stage,microbatch,op,start_ns,duration_ns,rank,bytes,peer,memory_bytes,host"
-_SEGMENT_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")
 _NS_PER_S = 1e9
 _PREFIX = "debubble_meter_"
 _HELP = {
@@ -145,7 +144,7 @@ def write_segment(out: Path, rank: int, segment: Segment, keep: int) -> None:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
     mine = sorted(
-        path for path in out.glob(f"*/rank{rank}.csv") if _SEGMENT_NAME.match(path.parent.name)
+        path for path in out.glob(f"*/rank{rank}.csv") if SEGMENT_NAME.match(path.parent.name)
     )
     for old in mine[:-keep]:
         if old.parent == folder:
@@ -235,4 +234,7 @@ def scalar_logger(logger: Any) -> Callable[[dict[str, float], int], None]:
         return lambda values, step: logger.log({**values, "debubble/step": step}, **more)
     if callable(logger):
         return logger  # type: ignore[no-any-return]
-    raise TypeError(f"{type(logger).__name__} takes no scalars")
+    raise UsageError(
+        f"{type(logger).__name__} takes no scalars",
+        hint="give a TensorBoard writer, a W&B run, MLflow, or a function of values and step",
+    )

@@ -144,19 +144,19 @@ class DeviceClock:
         if self._ahead is not None:
             ahead = max(ahead, self._ahead[0] - _DRIFT * (at - self._ahead[1]))
         self._ahead = ahead, at
-        since = time.time_ns() - time.perf_counter_ns() + ahead
+        since = time.time_ns() - time.perf_counter_ns() + int(ahead)  # no float holds an epoch's ns
         through: dict[Any, tuple[int, int, int]] = {}
         for row in step.rows:
             together = id(row[END])
-            start = int(passed[id(row[START])] + since)
-            end = start if row[END] is None else int(passed[id(row[END])] + since)
+            start = int(passed[id(row[START])]) + since
+            end = start if row[END] is None else int(passed[id(row[END])]) + since
             if row[QUEUE] is not None:
                 # It begins once the one before it in its queue is through; or is one with it.
                 mark, began, ended = through.get(row[QUEUE], (0, start, start))
                 start = began if mark == together else min(max(start, ended), end)
                 through[row[QUEUE]] = together, start, end
             row[START], row[END] = start, end
-        step.start_ns, step.end_ns = int(passed[id(step.began)] + since), int(at + since)
+        step.start_ns, step.end_ns = int(passed[id(step.began)]) + since, int(at) + since
         self._origin = step.ended[1], at
         self._free += [mark[1] for mark in marks.values() if mark is not step.ended]
         return True

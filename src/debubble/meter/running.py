@@ -14,8 +14,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -105,12 +105,18 @@ class Meter:
         self._undo = ExitStack() if undo is None else undo
         self._thread: threading.Thread | None = None
         self._server: LocalServer | None = None
-        self._hooks.install()
-        self._undo.callback(self._hooks.remove)
-        self._undo.callback(on_signal(self._wanted.set))
-        atexit.register(self.close)
-        mine = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _silence(mine()))
+
+    def start(self) -> None:
+        """Stand around the job's functions from here on."""
+        try:
+            self._hooks.install()
+            self._undo.callback(self._hooks.remove)
+            self._undo.callback(on_signal(self._wanted.set))
+            atexit.register(self.close)
+            mine = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: _silence(mine()))
+        except Exception as error:  # noqa: BLE001 (the job must run)
+            self.fail(error)
 
     # What the job calls
 
@@ -127,29 +133,36 @@ class Meter:
         except Exception as error:  # noqa: BLE001 (the job must run)
             self.fail(error)
 
-    def forward(self, stage: int, microbatch: int | None = None) -> Any:
+    def forward(self, stage: int, microbatch: int | None = None) -> AbstractContextManager[None]:
         """Meter a forward pass of a loop of your own: `with meter.forward(stage): …`."""
         return self._pass("F", stage, microbatch)
 
-    def backward(self, stage: int, microbatch: int | None = None) -> Any:
+    def backward(self, stage: int, microbatch: int | None = None) -> AbstractContextManager[None]:
         """Meter a backward pass of a loop of your own."""
         return self._pass("B", stage, microbatch)
 
-    @contextmanager
-    def _pass(self, kind: str, stage: int, microbatch: int | None) -> Iterator[None]:
-        row = None
-        try:
-            row = self._hooks.begin_pass(kind, stage, microbatch)
-        except Exception as error:  # noqa: BLE001 (the pass must run)
-            self.fail(error)
-        try:
-            yield
-        finally:
-            if row is not None:
+    def _pass(self, kind: str, stage: int, microbatch: int | None) -> AbstractContextManager[None]:
+        hooks, recorder, fail = self._hooks, self._recorder, self.fail
+
+        class Pass(AbstractContextManager[None]):
+            """A pass from its entry to its exit."""
+
+            row: Any = None
+
+            def __enter__(self) -> None:
                 try:
-                    self._recorder.end(row)
+                    self.row = hooks.begin_pass(kind, stage, microbatch)
+                except Exception as error:  # noqa: BLE001 (the pass must run)
+                    fail(error)
+
+            def __exit__(self, *_: object) -> None:
+                try:
+                    if self.row is not None:
+                        recorder.end(self.row)
                 except Exception as error:  # noqa: BLE001 (the pass has run)
-                    self.fail(error)
+                    fail(error)
+
+        return Pass()
 
     def straggler(self) -> Straggler | None:
         """Tell which rank drags this one's pipeline, since when, by how much; never waits."""

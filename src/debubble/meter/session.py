@@ -60,7 +60,10 @@ def meter(  # noqa: PLR0913 (one argument a setting)
     )
     beat = MeterBeat(settings, logger)
     running = beat.start()
-    beat.listen()
+    try:
+        beat.listen()
+    except Exception as error:  # noqa: BLE001 (the job must run)
+        beat.give_up(error)
     return running
 
 
@@ -89,6 +92,7 @@ class MeterBeat(Beat):
                 f"a meter needs torch: {error}", hint="pip install 'debubble[torch]'"
             ) from error
         self.meter = Meter(self.settings, logger=self.logger, undo=self.undo)
+        self.meter.start()
         return self.meter
 
     def begin(self, pipeline: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +14,8 @@ from debubble.errors import UsageError
 
 DEFAULT_OUT = Path("debubble-meter")
 VARIABLE = "DEBUBBLE_METER"
+# As captures are named: the job's start in UTC, and the first step.
+SEGMENT_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")
 
 # A file a rank for so many steps: whoever reads them waits no longer than these take.
 SEGMENT_STEPS = 20
@@ -83,3 +86,14 @@ def read_order(environment: Mapping[str, str]) -> Settings | None:
         return Settings(**order)
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{VARIABLE} is damaged: {error}", hint=f"unset {VARIABLE}") from error
+
+
+def list_segments(out: Path) -> list[Path]:
+    """Return the folders that hold a meter's tables, oldest first."""
+    if not out.is_dir():
+        return []
+    return sorted(
+        folder
+        for folder in out.iterdir()
+        if SEGMENT_NAME.match(folder.name) and any(folder.glob("rank*.csv"))
+    )
