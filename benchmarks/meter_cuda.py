@@ -1,13 +1,13 @@
 """The meter on CUDA: `python benchmarks/meter_cuda.py --out OUT`, torch and stdlib alone.
 
-A pipeline of torch.distributed.pipelining, four stages on one GPU (MPS, NCCL over loopback, as in
-a test rig; with a GPU a rank, leave `--one-gpu` out). Two loads, steps of some 300 ms and of some
-5 ms. Of each:
+A pipeline of torch.distributed.pipelining. By default it has one rank, in steps of some 300 ms and
+of some 5 ms; `--ranks 4 --one-gpu --load long` has four on one GPU (MPS, NCCL over loopback, a test
+rig).
 
 on and off   blocks of steps with the meter and without, in turns: what a step takes, and the
              processor time of its host
-together     a few steps under the meter and torch's profiler at once: OUT/LOAD/traces and
-             OUT/LOAD/meter, to be held together by `benchmarks/meter.py --held OUT/LOAD`
+together     with several ranks, a few steps under the meter and torch's profiler at once:
+             OUT/LOAD/traces and OUT/LOAD/meter, held together by `benchmarks/meter.py --held`
 
 Prints one JSON object a load, of rank 0.
 """
@@ -34,11 +34,15 @@ from torch.profiler import ProfilerActivity, profile, schedule
 import debubble
 
 LOADS = {
-    "long": {"width": 4096, "tokens": 1536, "layers": 4, "blocks": 24, "steps": 8},
-    "short": {"width": 1024, "tokens": 128, "layers": 1, "blocks": 40, "steps": 60},
+    # One rank alone: no message's jitter is in the way of a thousandth.
+    "alone": {"width": 4096, "tokens": 6144, "layers": 4, "blocks": 24, "steps": 5},
+    "alone-short": {"width": 1024, "tokens": 512, "layers": 2, "blocks": 40, "steps": 40},
+    # Four ranks on one GPU.
+    "long": {"width": 4096, "tokens": 768, "layers": 4, "blocks": 12, "steps": 5},
+    "short": {"width": 1024, "tokens": 128, "layers": 1, "blocks": 20, "steps": 40},
     "tiny": {"width": 32, "tokens": 16, "layers": 1, "blocks": 4, "steps": 3},
 }
-MICROBATCHES, PROFILED, SETTLING = 8, 6, 3
+MICROBATCHES, PROFILED, SETTLING = 8, 4, 1
 HAS_CUDA = torch.cuda.is_available()
 
 
@@ -173,7 +177,8 @@ def work(names: list[str], out: Path, *, one_gpu: bool) -> None:
             job.step()
         settle()
         found = on_and_off(job, load, out / name)
-        together(job, out / name)
+        if world > 1:
+            together(job, out / name)
         if rank == 0:
             print(json.dumps({"load": name, **found}), flush=True)
         (out / name / f"overhead{rank}.json").write_text(json.dumps(found))
@@ -184,7 +189,7 @@ def work(names: list[str], out: Path, *, one_gpu: bool) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--load", action="append", choices=list(LOADS))
     parser.add_argument("--one-gpu", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="a moment's work, to see that it runs")
@@ -194,7 +199,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         out = told.out or Path(scratch) / "out"
-        names = ["tiny"] if told.tiny else told.load or ["long", "short"]
+        names = ["tiny"] if told.tiny else told.load or ["alone", "alone-short"]
         ranks = 2 if told.tiny else told.ranks
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         shared = told.one_gpu and HAS_CUDA

@@ -72,7 +72,7 @@ def figures_of(number, busy_ns):
 
 def alarms(steps, *, noise, seed, slower_from=None, by=1.05):
     """Return the steps at which a rank with so much noise raises an alarm."""
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 (noise)
     rank = RankFigures(rank=0)
     found = []
     for number in range(steps):
