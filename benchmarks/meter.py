@@ -50,7 +50,7 @@ RUNS = {
     "interleaved-1f1b": replace(
         USUAL, schedule="interleaved-1f1b", layers=(2,) * 8, microbatches=8
     ),
-    "zbv": replace(USUAL, schedule="zbv", layers=(2,) * 8, microbatches=8),
+    "zbv": replace(USUAL, schedule="zbv", layers=(4,) * 8, microbatches=8),
 }
 
 

@@ -109,7 +109,7 @@ class Group:
         self.together = False
 
     def send(self, tensors, peer, tag):
-        assert tag == 0
+        assert (len(tensors), peer < 4, tag) == (1, True, 0)
         return None if self.together else Work()
 
     recv = send

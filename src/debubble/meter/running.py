@@ -198,11 +198,11 @@ class Meter:
                 self._segments.append(last)
             if self._capture is not None:
                 self._capture.close()
-            self._turn_off()
+            self._fall_silent()
+            self._undo.close()
             if self._thread is not None:
                 self._thread.join(_CLOSE_S)
-            else:
-                self._write_segments()
+            atexit.unregister(self.close)
         except Exception as error:  # noqa: BLE001 (the job ends as it would)
             self.fail(error)
 
@@ -228,20 +228,21 @@ class Meter:
         self._hooks.stages.update(self._pipeline.held_stages)
 
     def fail(self, error: Exception) -> None:
-        """Say once what went wrong, and be silent from here on."""
+        """Say once what went wrong, and be silent from here on.
+
+        What stands around the job's functions stays there and does nothing: the job may be inside.
+        """
         if self._off:
             return
         self.problem = f"{type(error).__name__}: {error}"
-        with suppress(Exception):
-            self._turn_off()
+        self._fall_silent()
         say(f"the meter is silent from here on: {self.problem}")
 
-    def _turn_off(self) -> None:
+    def _fall_silent(self) -> None:
         self._off = True
-        self._recorder.stop()
         self._stop.set()
-        self._undo.close()
-        atexit.unregister(self.close)
+        with suppress(Exception):
+            self._recorder.stop()
 
     def _join(self) -> None:
         """Find out who this is, once torch.distributed can tell."""
@@ -261,7 +262,6 @@ class Meter:
                 self._say_straggler,
                 self._wanted.set,
             )
-            self._undo.callback(self._server.close)
         self._thread = threading.Thread(target=self._run, name="debubble-meter", daemon=True)
         self._thread.start()
 
@@ -326,6 +326,9 @@ class Meter:
             self._write_segments()
         except Exception as error:  # noqa: BLE001 (the job must run)
             self.fail(error)
+        finally:
+            if self._server is not None:
+                self._server.close()
 
     def _write_segments(self) -> None:
         while self._segments:
