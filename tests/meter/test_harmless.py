@@ -107,6 +107,7 @@ def beat_of(folder, **settings):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_error_at_any_call_of_ours_leaves_the_job_as_it_is(tmp_path, schedule, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)  # its calls are its own
     monkeypatch.setattr(running, "_CLOSE_S", 0.0)
@@ -151,6 +152,7 @@ def test_a_full_disk_is_said_once_and_the_job_goes_on(tmp_path, schedule, monkey
     expected = losses(schedule)
     monkeypatch.setattr(running, "write_segment", full)
     beat = beat_of(tmp_path)
+    losses(schedule)
     found = losses(schedule)
     wait_for(lambda: beat.meter.problem)
     found_after = losses(schedule)

@@ -115,7 +115,9 @@ class Hooks:
                 return told, int(stage.stage_index), int(microbatch)
 
             self._wrap_pass(base, method, tell)
-        self._wrap(base, "forward_maybe_with_nosync", self._around_work)
+        self._wrap(base, "forward_maybe_with_nosync", partial(self._around_work, kinds="F"))
+        # To find the nodes of its weights it runs operators: they are work of the pass.
+        self._wrap(base, "backward_maybe_with_nosync", partial(self._around_work, kinds="I"))
 
     def _hook_loss(self, module: ModuleType) -> None:
         """Count the loss to the last stage's forward pass, which it is a part of."""
@@ -142,14 +144,14 @@ class Hooks:
 
     def _hook_autograd(self, module: ModuleType) -> None:
         """Time a backward pass where autograd works: around it, frameworks walk graphs."""
-        self._wrap(module, "_engine_run_backward", self._around_work)
+        self._wrap(module, "_engine_run_backward", partial(self._around_work, kinds="BW"))
 
-    def _around_work(self, original: _Call) -> _Call:
+    def _around_work(self, original: _Call, *, kinds: str) -> _Call:
         recorder = self.recorder
 
         @wraps(original)
         def work(*given: Any, **named: Any) -> Any:
-            if recorder.inside is None:
+            if recorder.inside is None or recorder.inside[OP] not in kinds:
                 return original(*given, **named)
             row = None
             try:
