@@ -158,6 +158,7 @@ def test_a_full_disk_is_said_once_and_the_job_goes_on(tmp_path, schedule, monkey
     found_after = losses(schedule)
     assert found == found_after == expected
     assert "No space left" in beat.meter.problem
+    beat.meter.close()
     assert capfd.readouterr().err.count("the meter is silent") == 1
 
 

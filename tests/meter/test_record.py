@@ -34,7 +34,8 @@ class Event:
     def __init__(self, device):
         self.device = device
 
-    def record(self):
+    def record(self, queue):
+        assert queue == "the current one"
         self.at = self.device.now_ms + self.device.behind_ms
 
     def query(self):
@@ -56,6 +57,10 @@ def device(monkeypatch):
     monkeypatch.setattr(cuda, "Event", device.event)
     monkeypatch.setattr(cuda, "Stream", lambda: None)
     monkeypatch.setattr(cuda, "stream", lambda _stream: nullcontext())
+    monkeypatch.setattr(cuda, "current_stream", lambda _device: "the current one")
+    monkeypatch.setattr(cuda, "current_device", lambda: 0)
+    inside = record.torch._C
+    monkeypatch.setattr(inside, "_cuda_getCurrentRawStream", lambda _device: 77, raising=False)
     monkeypatch.setattr(cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda, "synchronize", lambda: pytest.fail("nobody waits for a device"))
     return device
@@ -63,7 +68,8 @@ def device(monkeypatch):
 
 def run_step(recorder, device, passes=((5.0, 7.0),)):
     """Begin a step and let its passes take so many ms of the device, after so many of waiting."""
-    finished = recorder.beat()
+    recorder.beat()
+    finished = recorder.finished()
     for waits_ms, takes_ms in passes:
         device.now_ms += waits_ms
         row = recorder.begin("F", 0, 0)
@@ -106,7 +112,8 @@ def test_a_devices_clock_is_laid_on_the_hosts(device, monkeypatch):
 
     found = []
     for _ in range(4):
-        found += recorder.beat()
+        recorder.beat()
+        found += recorder.finished()
         work(2.0)
         device.behind_ms = 30.0  # the host runs ahead: this mark says nothing of the clocks
         row = recorder.begin("F", 0, 0)
@@ -130,7 +137,8 @@ def test_messages_of_one_queue_begin_after_each_other_and_those_of_one_batch_tog
     device.now_ms += 3.0
     posted[2][END] = recorder.mark_arrival(None, lambda _work: None)
     device.now_ms += 1.0
-    (step,) = recorder.beat()
+    recorder.beat()
+    (step,) = recorder.finished()
     lengths = [round((row[END] - row[START]) / MS) for row in step.rows]
     assert lengths == [4, 4, 3]
 
@@ -140,12 +148,14 @@ def test_a_step_that_does_not_fit_is_left_out_whole_and_the_next_is_there(monkey
     recorder = Recorder(record.HostClock())
     found = []
     for passes in (2, 4, 2):
-        found += recorder.beat()
+        recorder.beat()
+        found += recorder.finished()
         for _ in range(passes):
             row = recorder.begin("F", 0, 0)
             if row is not None:
                 recorder.end(row)
-    found += recorder.beat()
+    recorder.beat()
+    found += recorder.finished()
     assert [step.number for step in found] == [0, 2]
     assert recorder.left_out == 1
 
@@ -167,7 +177,8 @@ def test_the_hosts_times_are_those_that_all_processes_share():
     row = recorder.begin("B", 2, 3)
     recorder.end(row)
     after = time.time_ns()
-    (step,) = recorder.beat()
+    recorder.beat()
+    (step,) = recorder.finished()
     assert step.rows[0][OP] == "B"
     assert before - MS < row[START] <= row[END] < after + MS
 

@@ -114,10 +114,8 @@ class Hooks:
                 told, microbatch = read_pass(_kind, _keyword, given, named)
                 return told, int(stage.stage_index), int(microbatch)
 
-            self._wrap_pass(base, method, tell)
+            self._wrap_pass(base, method, tell, tells=True)
         self._wrap(base, "forward_maybe_with_nosync", partial(self._around_work, kinds="F"))
-        # To find the nodes of its weights it runs operators: they are work of the pass.
-        self._wrap(base, "backward_maybe_with_nosync", partial(self._around_work, kinds="I"))
 
     def _hook_loss(self, module: ModuleType) -> None:
         """Count the loss to the last stage's forward pass, which it is a part of."""
@@ -144,7 +142,7 @@ class Hooks:
 
     def _hook_autograd(self, module: ModuleType) -> None:
         """Time a backward pass where autograd works: around it, frameworks walk graphs."""
-        self._wrap(module, "_engine_run_backward", partial(self._around_work, kinds="BW"))
+        self._wrap(module, "_engine_run_backward", partial(self._around_work, kinds="BIW"))
 
     def _around_work(self, original: _Call, *, kinds: str) -> _Call:
         recorder = self.recorder
@@ -248,6 +246,8 @@ class Hooks:
         method: str,
         tell: Callable[..., tuple[str, int, int]],
         after: Callable[[Row, Any], None] | None = None,
+        *,
+        tells: bool = False,
     ) -> None:
         def around(original: _Call) -> _Call:
             @wraps(original)
@@ -256,7 +256,7 @@ class Hooks:
                 try:
                     kind, stage, microbatch = tell(*given, **named)
                     self.stages.add(stage)
-                    row = self.recorder.begin(kind, stage, microbatch)
+                    row = self.recorder.begin(kind, stage, microbatch, tells=tells)
                 except Exception as error:  # noqa: BLE001 (the pass must run)
                     self.fail(error)
                 try:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from statistics import median
@@ -100,6 +101,10 @@ class Table:
         self._lines, self._lengths = [], []
         return segment
 
+    @cached_property
+    def _environment(self) -> dict[str, Any]:
+        return describe_environment()
+
     def _describe(self, name: str) -> dict[str, Any]:
         """Say of the job what a capture's sidecar says; the meter itself slows no step."""
         return {
@@ -122,7 +127,7 @@ class Table:
             "workload": {"tokens": self.settings.tokens},
             "steps": {"after_s": self._lengths, "unprofiled_median_s": median(self._lengths)},
             "memory": describe_memory(),
-            "environment": describe_environment(),
+            "environment": self._environment,
             "tags": {},
         }
 

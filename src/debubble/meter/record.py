@@ -24,7 +24,7 @@ import torch
 # A pass or a message: a step of 256 microbatches has some two thousand.
 MOST_ROWS = 20_000
 # Steps that the host may be ahead of what was read; then steps are left out until that is less.
-MOST_STEPS = 64
+MOST_STEPS = 256
 # Clocks of devices and hosts drift apart by some millionths: what a device was seen to be ahead of
 # its host is forgotten at this pace.
 _DRIFT = 2e-5
@@ -39,8 +39,8 @@ Row = list[Any]
 class Clock(Protocol):
     """Something that marks moments, and later tells when they were."""
 
-    def mark(self) -> Any:
-        """Mark this moment; None where that cannot be done now."""
+    def mark(self, used: Any = None) -> Any:
+        """Mark this moment, by a mark that is not needed any more; None if it cannot be now."""
 
     def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> Any:
         """Mark when a message will be there, before the job waits for it; None: mark it after."""
@@ -67,7 +67,9 @@ class Step:
 class HostClock:
     """Marks of a CPU: the host does the work itself, so its own time is when it was done."""
 
-    mark = staticmethod(time.perf_counter_ns)
+    def mark(self, used: Any = None) -> int:  # noqa: ARG002 (as of a device)
+        """Read the clock."""
+        return time.perf_counter_ns()
 
     def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> None:
         """Leave it to the moment after the wait."""
@@ -91,6 +93,9 @@ class DeviceClock:
 
     def __init__(self) -> None:
         self._free: list[Any] = []
+        self._queues: dict[int, Any] = {}
+        """The job's queues by address: to ask for the current one anew takes microseconds."""
+        self._device = torch.cuda.current_device()
         self._beside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         """Waits for messages and marks them, so that compute before the wait hides no end."""
         self._origin: tuple[Any, float] | None = None
@@ -98,13 +103,20 @@ class DeviceClock:
         self._ahead: tuple[float, float] | None = None
         """By how much the host's clock is ahead of the device's, and when that was seen."""
 
-    def mark(self) -> Any:
+    def mark(self, used: Any = None) -> Any:
         """Put an event into the current queue; None while a CUDA graph is captured."""
         if torch.cuda.is_current_stream_capturing():
             return None
-        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        if used is not None:
+            event = used[1]
+        else:
+            event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        address = torch._C._cuda_getCurrentRawStream(self._device)  # noqa: SLF001 (as compilers do)
+        queue = self._queues.get(address)
+        if queue is None:
+            queue = self._queues[address] = torch.cuda.current_stream(self._device)
         asked = time.perf_counter_ns()
-        event.record()
+        event.record(queue)
         return asked, event
 
     def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> Any:
@@ -176,8 +188,8 @@ class Recorder:
         self._open: Step | None = None
         self._ended: deque[Step] = deque()
 
-    def beat(self) -> list[Step]:
-        """End the open step, begin the next, and return those that can be read by now."""
+    def beat(self) -> None:
+        """End the open step, and begin the next."""
         if self.clock is None:
             self.clock = _choose_clock()
         now = self.clock.mark()
@@ -193,7 +205,6 @@ class Recorder:
             self._open = Step(self.number, now)
         else:
             self._open = Step(self.number, now, whole=False)
-        return self.finished()
 
     def finished(self) -> list[Step]:
         """Return the steps that ended and can be read, the oldest first."""
@@ -202,16 +213,19 @@ class Recorder:
             read.append(self._ended.popleft())
         return read
 
-    def begin(self, op: str, stage: int, microbatch: int) -> Row | None:
-        """Begin a pass, or something outside of passes; None where it is not recorded."""
+    def begin(self, op: str, stage: int, microbatch: int, *, tells: bool = False) -> Row | None:
+        """Begin a pass, or something outside of passes; None where it is not recorded.
+
+        `tells`: its work will tell when it begins and ends.
+        """
         step, clock = self._open, self.clock
         if step is None or clock is None or not step.whole:
             return None
         if len(step.rows) >= MOST_ROWS:
             step.whole, step.rows = False, []
             return None
-        mark = clock.mark()
-        if mark is None:
+        mark = None if tells else clock.mark()
+        if mark is None and not tells:
             return None
         row = [op, stage, microbatch, mark, None, -1, -1, None]
         step.rows.append(row)
@@ -224,26 +238,28 @@ class Recorder:
         self.inside = None
         if row[END] is None:
             row[END] = self.mark()
+        if row[START] is None:
+            row[START] = row[END]  # it did nothing
 
     def begin_work(self) -> Row | None:
         """Note that work of the pass begins here, and not where its framework began with it."""
         row = self.inside
         if row is not None and row[END] is None:
-            row[START] = self.mark()
+            row[START] = self.mark(row[START])
         return row
 
     def end_work(self, row: Row) -> None:
         """Note that its work ends here, as far as is known."""
-        row[END] = self.mark()
+        row[END] = self.mark(row[END])
 
     def stop(self) -> None:
         """Record nothing from here on."""
         self._open, self.clock = None, None
         self._ended.clear()
 
-    def mark(self) -> Any:
-        """Mark this moment."""
-        return None if self.clock is None else self.clock.mark()
+    def mark(self, used: Any = None) -> Any:
+        """Mark this moment, by a mark that is not needed any more."""
+        return None if self.clock is None else self.clock.mark(used)
 
     def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> Any:
         """Mark when a message will be there; None where that is known after the wait alone."""

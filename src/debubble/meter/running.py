@@ -1,8 +1,8 @@
 """A running job in → its op table, its figures, its captures; on the job's thread, and off it.
 
-On the job's thread: marks, and once a step the reading of marks that are long past. Off it: files,
-metrics, loggers, the other ranks. Whatever fails, on either, is said once, and the meter is silent
-from there on; the job does not notice.
+On the job's thread: marks, and nothing else. Off it, in a thread that mostly sleeps: the reading of
+marks that are long past, files, metrics, loggers, the other ranks. Whatever fails, on either, is
+said once, and the meter is silent from there on; the job does not notice.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ _MEMORY_STEPS = 10
 # Segments that wait for a disk that is slower than the job; older ones are dropped.
 _MOST_SEGMENTS = 8
 _CLOSE_S = 5.0
+# Steps that wait to be read before the meter's thread is woken for them.
+_READ_STEPS = 16
 _LAST_LOOKS, _LAST_LOOK_S = 10, 0.01
 _log = logging.getLogger("debubble")
 
@@ -101,6 +103,7 @@ class Meter:
         self._segments: deque[Segment] = deque(maxlen=_MOST_SEGMENTS)
         self._wanted = threading.Event()
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._off = False
         self._undo = ExitStack() if undo is None else undo
         self._thread: threading.Thread | None = None
@@ -127,8 +130,9 @@ class Meter:
         try:
             if self._job is None:
                 self._join()
-            for step in self._recorder.beat():
-                self._take(step)
+            self._recorder.beat()
+            if self._recorder.pending >= _READ_STEPS:
+                self._wake.set()
             self._see_to_capture()
         except Exception as error:  # noqa: BLE001 (the job must run)
             self.fail(error)
@@ -189,35 +193,40 @@ class Meter:
 
     def close(self) -> None:
         """Write what there is, and leave the job as it was before."""
-        if self._off:
-            return
         try:
-            self._take_the_last()
-            last = self._table.close() if self._table is not None else None
-            if last is not None:
-                self._segments.append(last)
-            if self._capture is not None:
-                self._capture.close()
-            self._fall_silent()
+            if not self._off:
+                self._close()
             self._undo.close()
-            if self._thread is not None:
-                self._thread.join(_CLOSE_S)
             atexit.unregister(self.close)
         except Exception as error:  # noqa: BLE001 (the job ends as it would)
             self.fail(error)
 
     # On the job's thread
 
-    def _take_the_last(self) -> None:
-        """End the open step, and give the device a moment to come to its end."""
-        steps = self._recorder.beat() if self._job is not None else []
+    def _close(self) -> None:
+        if self._job is not None:
+            self._recorder.beat()  # the last step ends here
+        if self._capture is not None:
+            self._capture.close()
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+        if self._thread is None or not self._thread.is_alive():
+            self._write_the_last()
+        self._fall_silent()
+
+    def _write_the_last(self) -> None:
+        """Give the device a moment to come to the end, and write what there is."""
         for _ in range(_LAST_LOOKS):
-            for step in steps:
-                self._take(step)
+            self._read()
             if not self._recorder.pending:
                 break
             time.sleep(_LAST_LOOK_S)
-            steps = self._recorder.finished()
+        last = self._table.close() if self._table is not None else None
+        if last is not None:
+            self._segments.append(last)
+        self._write_segments()
 
     def look_at(self, pipeline: Any) -> None:
         """Take a schedule for what it says of itself."""
@@ -241,6 +250,7 @@ class Meter:
     def _fall_silent(self) -> None:
         self._off = True
         self._stop.set()
+        self._wake.set()
         with suppress(Exception):
             self._recorder.stop()
 
@@ -264,6 +274,11 @@ class Meter:
             )
         self._thread = threading.Thread(target=self._run, name="debubble-meter", daemon=True)
         self._thread.start()
+
+    def _read(self) -> None:
+        """Take in the steps that the device, or the host, is past."""
+        for step in self._recorder.finished():
+            self._take(step)
 
     def _take(self, step: Step) -> None:
         """Take in a step whose times are known."""
@@ -306,16 +321,21 @@ class Meter:
     # Off the job's thread
 
     def _run(self) -> None:
-        next_told = next_line = self._clock()
+        next_look = next_told = next_line = self._clock()
         next_line += _LINE_S
         first = 0
         try:
             poll_s = self._agreement.poll_s if self._agreement is not None else _TELL_S
             world_size = self._job.world_size if self._job is not None else 1
-            while not self._stop.wait(poll_s):
+            while not self._stop.is_set():
+                self._wake.wait(poll_s)
+                self._wake.clear()
+                self._read()
                 self._write_segments()
-                self._ask_and_listen()
                 now = self._clock()
+                if now >= next_look:
+                    self._ask_and_listen()
+                    next_look = now + poll_s
                 if now >= next_told:
                     self._tell()
                     write_metrics(self.settings.out, self._rank, self.metrics())
@@ -323,7 +343,6 @@ class Meter:
                 if now >= next_line:
                     first = self._say_line(first)
                     next_line = now + _LINE_S
-            self._write_segments()
         except Exception as error:  # noqa: BLE001 (the job must run)
             self.fail(error)
         finally:
