@@ -94,6 +94,7 @@ def test_a_file_asks_once(tmp_path):
 
 
 def test_a_signal_asks_and_is_left_as_it_was():
+    signal.signal(trigger.SIGNAL, signal.SIG_DFL)
     asked = []
     leave = on_signal(lambda: asked.append(1))
     os.kill(os.getpid(), trigger.SIGNAL)
