@@ -116,6 +116,7 @@ def test_what_the_api_lists_is_there_and_nothing_else():
         "compare",
         "find",
         "links",
+        "meter",
         "plan",
         "simulate",
         "step",

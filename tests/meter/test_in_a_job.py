@@ -38,7 +38,7 @@ def test_a_pipeline_is_metered_every_verb_reads_it_and_a_file_has_all_ranks_capt
     (tmp_path / "debubble-meter").mkdir()
     (tmp_path / "debubble-meter" / "capture-now").touch()
     words = ("--segment", "300", "--no-on-drift", "--json")
-    done = meter(tmp_path, *words, "--", *TORCHRUN, SCRIPT, "900")
+    done = meter(tmp_path, *words, "--", *TORCHRUN, SCRIPT, "700")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["schema"] == "debubble.meter/1"
