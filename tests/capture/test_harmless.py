@@ -191,7 +191,7 @@ def play(job, folder, at):
 @pytest.mark.parametrize("job", [hooked, optimized, within])
 def test_an_error_at_any_call_of_ours_leaves_the_job_as_it_is(tmp_path, monkeypatch, job):
     monkeypatch.setattr(recording, "_make_profiler", lambda _steps: Profiler())
-    monkeypatch.setattr(recording, "_has_device", lambda: False)
+    monkeypatch.setattr(recording, "uses_cuda", lambda: False)
     monkeypatch.setattr(logging.getLogger("debubble"), "disabled", True)
     expected, calls = play(job, tmp_path / "whole", 0)
     assert calls > 150

@@ -203,6 +203,25 @@ def test_a_forked_worker_writes_nothing_and_says_nothing(tmp_path, schedule):
     assert len(steps) == 2 * STEPS
 
 
+def test_the_meters_thread_stays_on_the_jobs_device(tmp_path, schedule, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(running, "uses_cuda", lambda: True)
+    monkeypatch.setattr(running.torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(running.torch.cuda, "set_device", chosen.append)
+    beat = beat_of(tmp_path)
+    losses(schedule)
+    beat.meter.close()
+    assert chosen == [3]
+
+
+def test_a_job_on_the_cpu_opens_no_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for asked in ("mem_get_info", "get_device_name", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, asked, lambda: pytest.fail("it opens the device"))
+    assert output.describe_environment()["device"] is None
+    assert output.describe_memory()["total_bytes"] is None
+
+
 def test_tables_of_a_rank_are_whole_and_as_many_as_are_kept(tmp_path, schedule):
     beat = beat_of(tmp_path, keep=2)
     for _ in range(3):

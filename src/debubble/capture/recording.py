@@ -29,7 +29,7 @@ from torch import profiler as torch_profiler
 from debubble.capture.files import CaptureFiles, capture_name, keep_newest, prepare_out
 from debubble.capture.labels import find_pipeline, label_passes
 from debubble.capture.settings import PROFILER_WARMUP_STEPS, SETTLING_STEPS, Settings
-from debubble.capture.sidecar import Latencies, Sidecar, find_rank
+from debubble.capture.sidecar import Latencies, Sidecar, find_rank, uses_cuda
 from debubble.errors import CaptureError, DebubbleError
 
 _MS_PER_S = 1000.0
@@ -234,7 +234,7 @@ class StepClock:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._on_device = _has_device()
+        self._on_device = uses_cuda()
         self._begun: list[Any] = []
         self._ended: list[Any] = []
         wait_for_device()
@@ -265,10 +265,5 @@ class StepClock:
 
 def wait_for_device() -> None:
     """Let the device come up to the host."""
-    if _has_device():
+    if uses_cuda():
         torch.cuda.synchronize()
-
-
-def _has_device() -> bool:
-    """Tell whether this process uses CUDA; asking must not make it do so."""
-    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -21,6 +21,8 @@ from typing import Any, Protocol
 
 import torch
 
+from debubble.capture.sidecar import uses_cuda
+
 # A pass or a message: a step of 256 microbatches has some two thousand.
 MOST_ROWS = 20_000
 # Steps that the host may be ahead of what was read; then steps are left out until that is less.
@@ -282,6 +284,5 @@ class Recorder:
 
 
 def _choose_clock() -> Clock:
-    """Take the device's clock where this process uses one; asking must not make it do so."""
-    on_device = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return DeviceClock() if on_device else HostClock()
+    """Take the device's clock where this process uses one."""
+    return DeviceClock() if uses_cuda() else HostClock()

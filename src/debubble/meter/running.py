@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from debubble.capture.labels import Pipeline, find_pipeline
 from debubble.capture.session import say
-from debubble.capture.sidecar import RankOfJob, find_rank
+from debubble.capture.sidecar import RankOfJob, find_rank, uses_cuda
 from debubble.meter.figures import (
     Figure,
     RankFigures,
@@ -99,6 +99,7 @@ class Meter:
         self._captures = 0
         self._undisturbed = 0
         self._memory = -1
+        self._device: int | None = None
         self._told: dict[int, Told] = {}
         self._segments: deque[Segment] = deque(maxlen=_MOST_SEGMENTS)
         self._wanted = threading.Event()
@@ -272,6 +273,8 @@ class Meter:
                 self._say_straggler,
                 self._wanted.set,
             )
+        if uses_cuda():
+            self._device = torch.cuda.current_device()
         self._thread = threading.Thread(target=self._run, name="debubble-meter", daemon=True)
         self._thread.start()
 
@@ -325,6 +328,8 @@ class Meter:
         next_line += _LINE_S
         first = 0
         try:
+            if self._device is not None:  # a thread begins on the first, and would open it
+                torch.cuda.set_device(self._device)
             poll_s = self._agreement.poll_s if self._agreement is not None else _TELL_S
             world_size = self._job.world_size if self._job is not None else 1
             while not self._stop.is_set():
