@@ -1,4 +1,4 @@
-"""Prints the thresholds of watch/drift.py and watch/mix.py: quiet series, simulated.
+"""Prints the thresholds of drift.py and watch/mix.py: quiet series, simulated.
 
 python benchmarks/drift_thresholds.py [--series 4000]
 """
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from debubble.watch import drift, mix
+from debubble import drift
+from debubble.watch import mix
 
 Values = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 REFERENCES = (10, 20, 40, 80)

@@ -120,6 +120,7 @@ def test_what_the_api_lists_is_there_and_nothing_else():
         "compare",
         "find",
         "links",
+        "meter",
         "picture",
         "plan",
         "scalars",

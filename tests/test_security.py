@@ -21,7 +21,13 @@ CONNECTING = {
     "httpx",
     "aiohttp",
 }
-MAY_CONNECT = {"capture/fetch.py", "cli/open_trace.py", "links/live/rank.py", "load.py"}
+MAY_CONNECT = {
+    "capture/fetch.py",
+    "cli/open_trace.py",
+    "links/live/rank.py",
+    "load.py",
+    "meter/trigger.py",
+}
 RUNNING = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "joblib"}
 OBEYING = {"eval", "exec", "compile", "__import__"}
 

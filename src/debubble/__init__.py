@@ -15,6 +15,7 @@ __all__ = [
     "compare",
     "find",
     "links",
+    "meter",
     "picture",
     "plan",
     "scalars",
@@ -27,6 +28,8 @@ _VERBS_WITH_A_ROOM = {"links", "plan", "simulate"}
 
 def __getattr__(name: str) -> Any:
     """Give what the API lists, loaded when it is first used: a job needs torch alone."""
+    if name == "meter":
+        return importlib.import_module("debubble.meter")
     if name in _INSIDE_A_JOB:
         package = importlib.import_module("debubble.capture")
         globals()["step"] = package.step  # asked for each step: the next time without coming here

@@ -91,27 +91,35 @@ class Loading:
         assert module is Module
 
 
+def made(settings):
+    """Make the beat as Python does at its start, where whatever fails is caught."""
+    sys.setprofile(None)
+    beat = hooks.CapturedBeat(settings)
+    sys.setprofile(throwing)
+    return beat
+
+
 def hooked(settings):
     """Run the job as `debubble capture -- COMMAND` does; return its losses."""
-    beat = hooks.Beat(settings)
+    beat = made(settings)
     schedule = type("ScheduleOfThisRun", (Schedule,), {"step": Schedule.step})
     Module.PipelineScheduleSingle = schedule
     hooks._CallingLoader(Loading, beat.hook_schedules).exec_module(Module)
     one = schedule()
     losses = [one.step(float(number)) for number in range(STEPS)]
-    beat._close()
+    beat.end()
     assert len(one._stage.passes) == STEPS * 5
     return losses
 
 
 def optimized(settings):
     """Run a job whose beat is an optimizer's."""
-    beat = hooks.Beat(settings)
+    beat = made(settings)
     losses = []
     for number in range(STEPS):
         losses.append(number / 3)
         beat._after_optimizer(beat, (), {})
-    beat._close()
+    beat.end()
     return losses
 
 
@@ -183,7 +191,7 @@ def play(job, folder, at):
 @pytest.mark.parametrize("job", [hooked, optimized, within])
 def test_an_error_at_any_call_of_ours_leaves_the_job_as_it_is(tmp_path, monkeypatch, job):
     monkeypatch.setattr(recording, "_make_profiler", lambda _steps: Profiler())
-    monkeypatch.setattr(recording, "_has_device", lambda: False)
+    monkeypatch.setattr(recording, "uses_cuda", lambda: False)
     monkeypatch.setattr(logging.getLogger("debubble"), "disabled", True)
     expected, calls = play(job, tmp_path / "whole", 0)
     assert calls > 150

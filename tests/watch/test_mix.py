@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from debubble.watch import drift, mix
-from debubble.watch.drift import QUIET_CAPTURES, RATE, REFERENCE
+from debubble import drift
+from debubble.drift import QUIET_CAPTURES, RATE, REFERENCE
+from debubble.watch import mix
 from debubble.watch.mix import Mix, advance, decompose, moved, wandering
 
 

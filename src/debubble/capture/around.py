@@ -24,16 +24,15 @@ def capture_command(
     prepare_out(settings.out)
     earlier = set(list_captures(settings.out))
     try:
-        code = _run(command, environment, output_to_stderr=output_to_stderr)
+        code = run_command(command, environment, output_to_stderr=output_to_stderr)
     finally:
         captures = tuple(found for found in list_captures(settings.out) if found not in earlier)
         if made_here and not captures:
             with suppress(OSError):  # something else may be in it
                 settings.out.rmdir()
     if code:
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         raise CaptureError(
-            f"the command ended with {how}",
+            f"the command ended with {say_end(code)}",
             hint=f"{len(captures)} captures are complete in {settings.out}"
             if captures
             else "its own output says why; nothing was captured",
@@ -48,7 +47,15 @@ def capture_command(
     return captures
 
 
-def _run(command: Sequence[str], environment: dict[str, str], *, output_to_stderr: bool) -> int:
+def say_end(code: int) -> str:
+    """Say how a command that failed ended."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def run_command(
+    command: Sequence[str], environment: dict[str, str], *, output_to_stderr: bool
+) -> int:
+    """Run a command to its end, as it would run without us; return its exit code."""
     try:
         process = subprocess.Popen(  # noqa: S603 (the user's own command, no shell)
             list(command), env=environment, stdout=sys.stderr if output_to_stderr else None

@@ -10,8 +10,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -25,41 +25,61 @@ from debubble.errors import DebubbleError
 if TYPE_CHECKING:
     from debubble.capture.recording import Session
 
-_SCHEDULES = "torch.distributed.pipelining.schedules"
-_OPTIMIZER = "torch.optim.optimizer"
+SCHEDULES = "torch.distributed.pipelining.schedules"
+OPTIMIZER = "torch.optim.optimizer"
 _STEPPING = ("PipelineScheduleSingle", "PipelineScheduleMulti")
 
 
 def install() -> None:
     """Wait for the modules that can give the beat, where a capture was ordered."""
     settings = read_order(os.environ)
-    if settings is None:
-        return
-    beat = Beat(settings)
-    hooks = AfterImport({_SCHEDULES: beat.hook_schedules, _OPTIMIZER: beat.hook_optimizers})
-    sys.meta_path.insert(0, hooks)
+    if settings is not None:
+        CapturedBeat(settings).listen()
 
 
 class Beat:
-    """The job's own rhythm, from whichever of its parts gives one."""
+    """A job's own rhythm, from whichever of its parts gives one; what it is for, others say."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.session: Session | None = None
+    def __init__(self) -> None:
         self.giver: int | None = None
         """Whose steps are counted: a job may have several optimizers, or schedules."""
         self.scheduled = False
+        self.undo = ExitStack()
+        """Closed, the job is as it was before."""
+
+    def begin(self, pipeline: Any) -> None:
+        """Begin with the first step; `pipeline` is the schedule that runs it, or None."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Take note that a step ended, and the next began."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Stop what was begun; another part of the job gives the beat from here on."""
+        raise NotImplementedError
+
+    def give_up(self, error: Exception) -> None:
+        """Say why this process is left alone from here on."""
+        raise NotImplementedError
+
+    def listen(self) -> None:
+        """Wait for the modules that can give the beat: hooked now, or once they are imported."""
+        hooks = {SCHEDULES: self.hook_schedules, OPTIMIZER: self.hook_optimizers}
+        after_import(hooks, self.undo)
 
     def hook_schedules(self, module: ModuleType) -> None:
         """Count the steps of schedules."""
         for name in _STEPPING:
             schedule = getattr(module, name, None)
             if schedule is not None:
+                self.undo.callback(setattr, schedule, "step", schedule.step)
                 schedule.step = self._counting(schedule.step)
 
     def hook_optimizers(self, module: ModuleType) -> None:
         """Count the steps of an optimizer, as long as no schedule has any."""
-        module.register_optimizer_step_post_hook(self._after_optimizer)
+        handle = module.register_optimizer_step_post_hook(self._after_optimizer)
+        self.undo.callback(handle.remove)
 
     def _counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Let a schedule's step end the one before, from start to start, optimizer and all."""
@@ -69,7 +89,7 @@ class Beat:
             try:
                 self._before_schedule(schedule)
             except Exception as error:  # noqa: BLE001 (the step must run)
-                self._give_up(error)
+                self.give_up(error)
             return original(schedule, *arguments, **settings)
 
         return run_step
@@ -77,11 +97,11 @@ class Beat:
     def _before_schedule(self, schedule: Any) -> None:
         if not self.scheduled:
             self.scheduled = True
-            self._close()
+            self.end()
             self.giver = id(schedule)
-            self._open(schedule)
-        elif self.session is not None and self.giver == id(schedule):
-            step()
+            self.begin(schedule)
+        elif self.giver == id(schedule):
+            self.step()
 
     def _after_optimizer(self, optimizer: Any, _given: Any, _settings: Any) -> None:
         try:
@@ -89,19 +109,34 @@ class Beat:
                 return
             if self.giver is None:
                 self.giver = id(optimizer)
-                self._open(None)
-            elif self.session is not None and self.giver == id(optimizer):
-                step()
+                self.begin(None)
+            elif self.giver == id(optimizer):
+                self.step()
         except Exception as error:  # noqa: BLE001 (the job must run)
-            self._give_up(error)
+            self.give_up(error)
 
-    def _open(self, pipeline: Any) -> None:
+
+class CapturedBeat(Beat):
+    """The beat of a job that is captured: each is a `debubble.step`."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.session: Session | None = None
+
+    def begin(self, pipeline: Any) -> None:
+        """Open the capture."""
         session = begin(self.settings, pipeline)
         session.__enter__()
         self.session = session
-        atexit.register(self._close)
+        atexit.register(self.end)
 
-    def _give_up(self, error: Exception) -> None:
+    def step(self) -> None:
+        """Pass the step on."""
+        if self.session is not None:
+            step()
+
+    def give_up(self, error: Exception) -> None:
         """Say why this process is not captured any more, and leave it alone from here on."""
         hint = f"; {error.hint}" if isinstance(error, DebubbleError) else ""
         kind = "" if isinstance(error, DebubbleError) else f"{type(error).__name__}: "
@@ -111,7 +146,8 @@ class Beat:
             with suppress(Exception):
                 session.close()
 
-    def _close(self) -> None:
+    def end(self) -> None:
+        """Close the capture, complete or not."""
         try:
             if self.session is not None:
                 self.session.close()
@@ -119,6 +155,21 @@ class Beat:
             say(f"the capture did not end well: {type(error).__name__}: {error}")
         finally:
             self.session = None
+
+
+def after_import(hooks: Mapping[str, Callable[[ModuleType], None]], undo: ExitStack) -> None:
+    """Call each hook with its module: at once where it is loaded, else as soon as it is."""
+    waiting = {}
+    for name, hook in hooks.items():
+        module = sys.modules.get(name)
+        if module is None:
+            waiting[name] = hook
+        else:
+            hook(module)
+    if waiting:
+        finder = AfterImport(waiting)
+        sys.meta_path.insert(0, finder)
+        undo.callback(finder.targets.clear)
 
 
 class AfterImport(MetaPathFinder):

@@ -7,7 +7,7 @@ hand-written loops name nothing; schedules that do are left alone, told by their
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -33,7 +33,7 @@ SCHEDULE_NAMES = {
 _LOOP = "_step_microbatches"
 _FRAMES_BELOW_LOOP = 8
 # The methods of a stage: which pass each runs, and what torch calls its microbatch.
-_PASSES = {
+PASSES = {
     "forward_one_chunk": ("F", "fwd_chunk_id"),
     "backward_one_chunk": ("B", "bwd_chunk_id"),
     "backward_weight_one_chunk": ("W", "bwd_chunk_id"),
@@ -108,21 +108,28 @@ def label_passes(pipeline: Pipeline) -> Iterator[Labels]:
     labels = Labels()
     with ExitStack() as undo:
         for stage in pipeline.stages:
-            for method, (kind, keyword) in _PASSES.items():
+            for method, (kind, keyword) in PASSES.items():
                 name = partial(_name_pass, int(stage.stage_index), kind, keyword)
                 _wrap(stage, method, name, labels, undo)
         _wrap(pipeline.schedule, "_maybe_compute_loss", _name_loss, labels, undo)
         yield labels
 
 
-def _name_pass(stage: int, kind: str, keyword: str, *arguments: Any, **settings: Any) -> str:
-    """Name a pass; its microbatch, the first argument, may be given by its name as well."""
+def read_pass(
+    kind: str, keyword: str, arguments: Sequence[Any], settings: Mapping[str, Any]
+) -> tuple[str, int]:
+    """Tell kind and microbatch, the first argument, which may be given by its name as well."""
     microbatch = settings[keyword] if keyword in settings else arguments[0]
     if kind == "B" and not settings.get(
         "full_backward", arguments[2] if len(arguments) > 2 else True
     ):
         kind = "I"
-    return f"PP:{stage}{kind}{microbatch}"
+    return kind, microbatch
+
+
+def _name_pass(stage: int, kind: str, keyword: str, *arguments: Any, **settings: Any) -> str:
+    told, microbatch = read_pass(kind, keyword, arguments, settings)
+    return f"PP:{stage}{told}{microbatch}"
 
 
 def _name_loss(stage: Any, _output: Any, _targets: Any, mb_index: int, *_: Any, **__: Any) -> str:

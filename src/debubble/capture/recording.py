@@ -29,7 +29,7 @@ from torch import profiler as torch_profiler
 from debubble.capture.files import CaptureFiles, capture_name, keep_newest, prepare_out
 from debubble.capture.labels import find_pipeline, label_passes
 from debubble.capture.settings import PROFILER_WARMUP_STEPS, SETTLING_STEPS, Settings
-from debubble.capture.sidecar import Latencies, Sidecar, find_rank, read_power_w
+from debubble.capture.sidecar import Latencies, Sidecar, find_rank, read_power_w, uses_cuda
 from debubble.errors import CaptureError, DebubbleError
 
 _MS_PER_S = 1000.0
@@ -39,7 +39,7 @@ _log = logging.getLogger("debubble")
 class Session:
     """What `debubble.capture` returns: enter it around the loop, and tell it each step."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what it is told, and its seams)
         self,
         settings: Settings,
         pipeline: Any,
@@ -47,6 +47,7 @@ class Session:
         on_enter: Callable[[Session], None],
         on_exit: Callable[[], None],
         clock: Callable[[], float] = time.perf_counter,
+        done: int = 0,
     ) -> None:
         if not torch_profiler.kineto_available():
             raise CaptureError(
@@ -60,7 +61,7 @@ class Session:
         self._on_enter = on_enter
         self._on_exit = on_exit
         self._clock = clock
-        self._done = 0
+        self._done = done
         self._wake_at = 0
         self._ending = False
         self._plan = self._run()
@@ -235,7 +236,7 @@ class StepClock:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._on_device = _has_device()
+        self._on_device = uses_cuda()
         self._begun: list[Any] = []
         self._ended: list[Any] = []
         wait_for_device()
@@ -266,10 +267,5 @@ class StepClock:
 
 def wait_for_device() -> None:
     """Let the device come up to the host."""
-    if _has_device():
+    if uses_cuda():
         torch.cuda.synchronize()
-
-
-def _has_device() -> bool:
-    """Tell whether this process uses CUDA; asking must not make it do so."""
-    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -55,8 +55,11 @@ def capture(  # noqa: PLR0913 (one argument a setting)
     return begin(settings, pipeline)
 
 
-def begin(settings: Settings, pipeline: Any) -> Session:
-    """Return a capture that is to be entered; here torch is needed for the first time."""
+def begin(settings: Settings, pipeline: Any, *, done: int = 0) -> Session:
+    """Return a capture that is to be entered; here torch is needed for the first time.
+
+    `done` is how many steps the job has behind it: captures are named by their steps.
+    """
     try:
         from debubble.capture.recording import Session  # noqa: PLC0415 (imports torch)
     except ImportError as error:
@@ -64,7 +67,7 @@ def begin(settings: Settings, pipeline: Any) -> Session:
             f"a capture needs torch with its profiler: {error}",
             hint="pip install 'debubble[torch]'",
         ) from error
-    return Session(settings, pipeline, on_enter=_begin, on_exit=_end)
+    return Session(settings, pipeline, on_enter=_begin, on_exit=_end, done=done)
 
 
 def step() -> None:

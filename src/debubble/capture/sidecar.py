@@ -122,9 +122,14 @@ def find_rank() -> RankOfJob:
     return RankOfJob(rank=dist.get_rank(), world_size=dist.get_world_size(), started=said.decode())
 
 
+def uses_cuda() -> bool:
+    """Tell whether this process uses CUDA; asking must not make it do so."""
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def describe_environment() -> dict[str, Any]:
     """Return what decides whether two captures may be compared."""
-    cuda = torch.cuda.is_available()
+    cuda = uses_cuda()
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -141,7 +146,7 @@ def describe_environment() -> dict[str, Any]:
 
 def describe_memory() -> dict[str, int | None]:
     """Return the device's memory: the most since the job began, and what is left now."""
-    cuda = torch.cuda.is_available()
+    cuda = uses_cuda()
     free, total = torch.cuda.mem_get_info() if cuda else (None, None)
     return {
         "max_allocated_bytes": torch.cuda.max_memory_allocated() if cuda else None,

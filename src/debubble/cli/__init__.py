@@ -34,6 +34,7 @@ VERBS = {
     "probe": "Before the cluster: time a model's layers on one device, and plan pipelines of it.",
     "tune": "Do all that for me: run, plan, try the best options for real, keep the winner.",
     "capture": "Take the traces: of a job on all its ranks, or of a serving engine.",
+    "meter": "Meter a running job: its bubble all the time, without the profiler.",
     "compare": "Did it work? The run after a change against the one before: one verdict.",
     "history": "What happened over time? The record of measurements, by name.",
     "watch": "Keep watching: a service that says when traffic moved or a pipeline got slower.",

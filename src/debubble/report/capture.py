@@ -13,6 +13,7 @@ from debubble.server_notes import NAME, ServerNotes
 from debubble.units import NS_PER_S, counted, show_duration, show_number
 
 SCHEMA = "debubble.capture/1"
+METER_SCHEMA = "debubble.meter/1"
 
 
 class ServerAnswer(Protocol):
@@ -67,6 +68,38 @@ def capture_json(captures: Sequence[Path]) -> dict[str, Any]:
             for folder in captures
         ],
     }
+
+
+def meter_page(segments: Sequence[Path], next_command: str) -> Page:
+    """Say what a meter left."""
+    table = Table(columns=("segment", "ranks", "tables"))
+    for folder in segments:
+        table.rows.append((folder.name, str(len(_tables(folder))), str(folder)))
+    ranks = max(len(_tables(folder)) for folder in segments)
+    return Page(
+        answer=f"{counted(len(segments), 'segment')} of {counted(ranks, 'rank')} metered.",
+        tables=[table],
+        next_command=next_command,
+    )
+
+
+def meter_json(segments: Sequence[Path]) -> dict[str, Any]:
+    """Return the same as data."""
+    return {
+        "schema": METER_SCHEMA,
+        "segments": [
+            {
+                "name": folder.name,
+                "folder": str(folder),
+                "tables": [str(table) for table in _tables(folder)],
+            }
+            for folder in segments
+        ],
+    }
+
+
+def _tables(folder: Path) -> list[Path]:
+    return sorted(folder.glob("rank*.csv"))
 
 
 def server_page(answer: ServerAnswer, next_command: str) -> Page:

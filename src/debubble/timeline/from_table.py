@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from debubble.errors import NoPipeline
 from debubble.timeline.bubble import CLIPPING, DATA_LOADING, OPTIMIZER, REDUCTION
+from debubble.timeline.clock import Clocks, align, shift_transfers
 from debubble.timeline.model import (
     I32,
     I64,
@@ -55,6 +56,8 @@ _REDUCES = (
 # Timers of a rank that waits for its messages lie beside its passes for no more of them than this.
 _BESIDE = 0.01
 _COUNTED_FROM = (0, 1)
+# Steps on one clock begin at least so much of a step apart, however far the first rank runs ahead.
+_AHEAD = 0.1
 _UNKNOWN_NS = np.iinfo(np.int64).min
 # First steps of production jobs took two to four times as long as the others.
 _FIRST_STEP = 1.5
@@ -76,12 +79,18 @@ def build_from_table(table: OpTable) -> Timeline:
     start = table.start_ns + _lift(table)
     end = start + table.duration_ns
     transfers, _ = match_transfers(_posts(table, rank, start, end, is_pass))
+    clocks = Clocks(offset_ns=dict.fromkeys(np.unique(rank).tolist(), 0), uncertainty_ns=0)
+    if (table.peer >= 0).any():  # each message is surely the one it is paired with
+        clocks = align(transfers, clocks.offset_ns)
+        transfers = shift_transfers(transfers, clocks)
+        ahead = np.array([clocks.offset_ns[name] for name in rank.tolist()], dtype=np.int64)
+        start, end = start + ahead, end + ahead
     return Timeline(
-        ranks=_lines(table, rank, start, end, is_pass),
+        ranks=_lines(table, rank, start, end, is_pass, clocks),
         passes=_passes(table, rank, start, end, is_pass),
         transfers=transfers,
         steps=tuple(np.unique(table.step[is_pass]).tolist()),
-        clock_uncertainty_ns=0,
+        clock_uncertainty_ns=clocks.uncertainty_ns,
     )
 
 
@@ -102,13 +111,14 @@ def _set_up(table: OpTable, start: I64, end: I64, kept: Flags) -> tuple[tuple[in
 def _lift(table: OpTable) -> I64:
     """Return what to add to each row so that no two steps overlap.
 
-    Tables often count each step from its own start. Then the time between steps is not known.
+    Tables often count each step from its own start. Then the time between steps is not known. Where
+    each begins well after the one before, they share a clock: a first rank runs ahead of the last.
     """
     end = table.start_ns + table.duration_ns
     begin, reach, row = _spans_of_steps(table.step, table.start_ns, end)
-    if (begin[1:] >= reach[:-1]).all():
-        return np.zeros(len(table), dtype=np.int64)
     lengths = reach - begin
+    if (np.diff(begin) >= np.minimum(lengths[:-1], lengths[1:]) * _AHEAD).all():
+        return np.zeros(len(table), dtype=np.int64)
     return (np.concatenate(([0], np.cumsum(lengths)[:-1])) - begin)[row]
 
 
@@ -140,8 +150,8 @@ def _passes(table: OpTable, rank: I32, start: I64, end: I64, kept: Flags) -> Pas
     )
 
 
-def _lines(
-    table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags
+def _lines(  # noqa: PLR0913, PLR0917 (columns, and what was made of them)
+    table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags, clocks: Clocks
 ) -> tuple[RankTimeline, ...]:
     lines = []
     set_up = _set_up(table, start, end, is_pass)
@@ -164,7 +174,7 @@ def _lines(
                 busy=busy,
                 occupied=busy,
                 apparent=union_of(start[moves | (mine & is_pass)], end[moves | (mine & is_pass)]),
-                clock_offset_ns=0,
+                clock_offset_ns=clocks.offset_ns[name],
                 memory=_memory(table.memory_bytes[mine]),
                 members=members[pipeline],
                 outside=_outside(table, mine & besides, start, end),
@@ -293,7 +303,7 @@ def _reductions(
 def _posts(
     table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags
 ) -> dict[int, RankMessages]:
-    """Return each rank's messages; a peer is the rank of the neighbouring stage.
+    """Return each rank's messages; a peer is the one named, else the neighbouring stage's rank.
 
     A rank that never computes while it sends waits for its messages, as Megatron and torch's 1F1B
     do: what it computes next is held up by them.
@@ -306,7 +316,9 @@ def _posts(
         rows = np.flatnonzero((rank == name) & np.isin(table.op, tuple(ways)))
         rows = rows[np.argsort(start[rows], kind="stable")]
         peers = [
-            home.get(
+            int(table.peer[row])
+            if table.peer[row] >= 0
+            else home.get(
                 (int(table.pipeline[row]), int(table.stage[row]) + ways[Op(table.op[row])]), -1
             )
             for row in rows.tolist()

@@ -213,6 +213,9 @@ def settle_run(found: RunFiles, readings: Iterable[Reading], rank: int | None = 
     gaps += more
     sidecars, more = _read_sidecars(ranks, reading_of)
     gaps += more
+    if not ranks:
+        sidecars, more = _read_sidecars_of_tables(found)
+        gaps += more
     if not ranks and not tables:
         raise _nothing_found([found.capture.name], gaps, ())
     missing = missing_ranks(ranks)
@@ -474,6 +477,14 @@ def _without_fragments(traces: list[RankTrace]) -> tuple[list[RankTrace], list[G
                 )
             )
     return kept, gaps
+
+
+def _read_sidecars_of_tables(found: RunFiles) -> tuple[tuple[Sidecar, ...], list[Gap]]:
+    """Read what lies beside tables of one rank each, as a meter writes them."""
+    files = [file.file for file in found.capture.files]
+    beside = list(each(read_sidecar, files, far=any(map(is_url, files))))
+    gaps = [gap for _, gap in beside if gap is not None]
+    return tuple(said for said, _ in beside if said is not None and said.rank is not None), gaps
 
 
 def _read_sidecars(

@@ -22,12 +22,12 @@ from urllib.parse import urlsplit
 from msgspec import Meta, Struct, ValidationError, convert, field
 from msgspec.structs import fields
 
+from debubble import drift
 from debubble.capture.server import KINDS
 from debubble.errors import UsageError, WatchError
 from debubble.trace.digest.place import BESIDE
 from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
 from debubble.units import parse_bytes, parse_period, parse_share
-from debubble.watch import drift
 
 # Each is a label; more than these are another service.
 MOST_SOURCES = 100

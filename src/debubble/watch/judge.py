@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from debubble import drift
 from debubble.report.watch_page import say_bucket, say_metric, show_metric
 from debubble.units import show_share
-from debubble.watch import drift, mix
+from debubble.watch import mix
 from debubble.watch.analyse import Finding
 from debubble.watch.config import Drift
 from debubble.watch.journal import Alert, Claim, Journal

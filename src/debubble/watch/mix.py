@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from debubble.watch.drift import REFERENCE
+from debubble.drift import REFERENCE
 
 # Captures that are held against the reference.
 WINDOW = 10

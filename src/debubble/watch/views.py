@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from debubble import drift
 from debubble.trace.digest.place import BESIDE
 from debubble.trace.source import is_url
 from debubble.units import counted, show_period, show_share
-from debubble.watch import drift
 from debubble.watch.config import Config, Source
 from debubble.watch.journal import Alert, CaptureRow, Journal
 from debubble.watch.judge import TRACKS, WORSE, Judge

@@ -1,13 +1,14 @@
-"""Python runs this at its start where `debubble capture -- COMMAND` put it on the path.
+"""Python runs this at its start where `debubble capture -- COMMAND` or `meter` put it on the path.
 
-It makes the job capture itself, and gets out of the way: the environment's own sitecustomize is run
-as ever, and a job that cannot be captured runs as if nothing had been asked.
+It makes the job capture or meter itself, and gets out of the way: the environment's own
+sitecustomize is run as ever, and a job that cannot be hooked runs as if nothing had been asked.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -47,8 +48,13 @@ def _is_here(entry: str) -> bool:
 
 
 _run_the_one_that_was_here()
-try:
-    _load_debubble()
-    importlib.import_module("debubble.capture.hooks").install()
-except Exception as _error:  # noqa: BLE001 (whatever it is, the job must run)
-    sys.stderr.write(f"debubble: this process is not captured: {_error}\n")
+for _variable, _room, _done in (
+    ("DEBUBBLE_CAPTURE", "debubble.capture.hooks", "captured"),
+    ("DEBUBBLE_METER", "debubble.meter.session", "metered"),
+):
+    try:
+        if _variable in os.environ:
+            _load_debubble()
+            importlib.import_module(_room).install()
+    except Exception as _error:  # noqa: BLE001 (whatever it is, the job must run)
+        sys.stderr.write(f"debubble: this process is not {_done}: {_error}\n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from debubble.drift import QUIET_CAPTURES, Chart, Track, advance, alarm, score
 from debubble.errors import UsageError
-from debubble.watch.drift import QUIET_CAPTURES, Chart, Track, advance, alarm, score
 
 UP = Chart(sides="up")
 

@@ -1,0 +1,105 @@
+"""`debubble meter`: the bubble of a running job, all the time, without the profiler."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from debubble.capture.around import run_command, say_end
+from debubble.capture.files import prepare_out
+from debubble.cli.options import Manners, output_options, print_answer
+from debubble.errors import CaptureError, UsageError
+from debubble.meter.settings import (
+    CAPTURE_EVERY_S,
+    DEFAULT_OUT,
+    KEPT_CAPTURES,
+    KEPT_SEGMENTS,
+    SEGMENT_STEPS,
+    Settings,
+    environment_for,
+    list_segments,
+)
+from debubble.report.capture import meter_json, meter_page
+from debubble.units import parse_period
+
+
+@click.command("meter")
+@click.argument("command_words", metavar="-- COMMAND", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=DEFAULT_OUT,
+    show_default=True,
+    help="Folder for the tables, the metrics and the captures.",
+)
+@click.option(
+    "--segment", type=int, default=SEGMENT_STEPS, show_default=True, help="Steps of one table."
+)
+@click.option(
+    "--keep", type=int, default=KEPT_SEGMENTS, show_default=True, help="Tables kept of each rank."
+)
+@click.option(
+    "--on-drift/--no-on-drift", default=True, help="Capture a few steps when a rank gets slower."
+)
+@click.option(
+    "--captures", type=int, default=KEPT_CAPTURES, show_default=True, help="Captures kept."
+)
+@click.option(
+    "--every",
+    default=f"{CAPTURE_EVERY_S:g}s",
+    show_default=True,
+    metavar="PERIOD",
+    help="The least time between two captures.",
+)
+@click.option(
+    "--port",
+    type=int,
+    help="Answer metrics and requests on 127.0.0.1, rank N of a host on this port + N.",
+)
+@output_options
+def command(  # noqa: PLR0913 (one argument a flag)
+    *,
+    command_words: tuple[str, ...],
+    out: Path,
+    segment: int,
+    keep: int,
+    on_drift: bool,
+    captures: int,
+    every: str,
+    port: int | None,
+    manners: Manners,
+) -> None:
+    """Run COMMAND with a meter on all its ranks; COMMAND stays as it is."""
+    if not command_words:
+        raise UsageError("nothing to meter", hint="debubble meter -- torchrun …")
+    settings = Settings(
+        out=out,
+        segment=segment,
+        keep=keep,
+        on_drift=on_drift,
+        captures=captures,
+        every_s=parse_period(every),
+        port=port,
+    )
+    environment = environment_for(settings, os.environ)
+    prepare_out(out)
+    earlier = set(list_segments(out))
+    code = run_command(command_words, environment, output_to_stderr=manners.as_json)
+    segments = tuple(one for one in list_segments(out) if one not in earlier)
+    if code:
+        raise CaptureError(
+            f"the command ended with {say_end(code)}",
+            hint=f"what was metered before is in {out}" if segments else "its own output says why",
+        )
+    if not segments:
+        raise CaptureError(
+            "the command ran to its end and nothing was metered",
+            hint="it takes a pipeline schedule of torch, Megatron or DeepSpeed; other loops call "
+            "debubble.meter() themselves",
+        )
+    newest = segments[-1]
+    next_command = "" if manners.quiet else f"debubble find {shlex.quote(str(newest))}"
+    print_answer(meter_page(segments, next_command), meter_json(segments), manners)

@@ -1,0 +1,288 @@
+"""Moments of passes and messages in → finished steps out, read late and never waited for.
+
+```
+host      step 7 │ F0 ··· send ··· F1 │ step 8 │ F0 ···        marks go into the open step
+device           │      F0 ··· send ··· F1 │                    and are passed later
+read                                            step 7 ▲        once its end is behind
+```
+
+On a CPU a mark is the host's clock. On CUDA it is an event in the device's queue, taken from a pool
+and given back once read; nobody ever waits for one. What does not fit into the buffers is dropped,
+and its step is left out whole: half a step would be a wrong one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from debubble.capture.sidecar import uses_cuda
+
+# A pass or a message: a step of 256 microbatches has some two thousand.
+MOST_ROWS = 20_000
+# Steps that the host may be ahead of what was read; then steps are left out until that is less.
+MOST_STEPS = 256
+# Clocks of devices and hosts drift apart by some millionths: what a device was seen to be ahead of
+# its host is forgotten at this pace.
+_DRIFT = 2e-5
+_NS_PER_MS = 1e6
+
+OP, STAGE, MICROBATCH, START, END, BYTES, PEER, QUEUE = range(8)
+"""The places of a row. Start and end are marks until the step is read, then ns since the epoch."""
+PASSES = frozenset("FBIW")
+Row = list[Any]
+
+
+class Clock(Protocol):
+    """Something that marks moments, and later tells when they were."""
+
+    def mark(self, used: Any = None) -> Any:
+        """Mark this moment, by a mark that is not needed any more; None if it cannot be now."""
+
+    def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> Any:
+        """Mark when a message will be there, before the job waits for it; None: mark it after."""
+
+    def read(self, step: Step) -> bool:
+        """Turn the marks of a step into times; False while they are not all behind the device."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What one rank did from one beat to the next."""
+
+    number: int
+    began: Any
+    """The mark of its beginning."""
+    rows: list[Row] = field(default_factory=list)
+    ended: Any = None
+    """The mark of its end, the next one's beginning."""
+    whole: bool = True
+    start_ns: int = 0
+    end_ns: int = 0
+
+
+class HostClock:
+    """Marks of a CPU: the host does the work itself, so its own time is when it was done."""
+
+    def mark(self, used: Any = None) -> int:  # noqa: ARG002 (as of a device)
+        """Read the clock."""
+        return time.perf_counter_ns()
+
+    def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> None:
+        """Leave it to the moment after the wait."""
+
+    def read(self, step: Step) -> bool:
+        """Lay the host's times on the clock that all processes of a host share."""
+        since = time.time_ns() - time.perf_counter_ns()
+        for row in step.rows:
+            row[START] += since
+            row[END] = row[START] if row[END] is None else row[END] + since
+        step.start_ns, step.end_ns = step.began + since, step.ended + since
+        return True
+
+
+class DeviceClock:
+    """Marks of a CUDA device: events in its queues, each with the host's time of asking for it.
+
+    A device passes a mark no sooner than it is asked to. Whenever its queue is empty it does so at
+    once: the largest of these differences lays its clock on the host's, to some ten microseconds.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Any] = []
+        self._queues: dict[int, Any] = {}
+        """The job's queues by address: to ask for the current one anew takes microseconds."""
+        self._device = torch.cuda.current_device()
+        self._beside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        """Waits for messages and marks them, so that compute before the wait hides no end."""
+        self._origin: tuple[Any, float] | None = None
+        """The last end of a step that was read, and its time on the device's clock."""
+        self._ahead: tuple[float, float] | None = None
+        """By how much the host's clock is ahead of the device's, and when that was seen."""
+
+    def mark(self, used: Any = None) -> Any:
+        """Put an event into the current queue; None while a CUDA graph is captured."""
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        if used is not None:
+            event = used[1]
+        else:
+            event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        address = torch._C._cuda_getCurrentRawStream(self._device)  # noqa: SLF001 (as compilers do)
+        queue = self._queues.get(address)
+        if queue is None:
+            queue = self._queues[address] = torch.cuda.current_stream(self._device)
+        asked = time.perf_counter_ns()
+        event.record(queue)
+        return asked, event
+
+    def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> Any:
+        """Let a queue of our own wait for the message, as the job's does next, and mark it there.
+
+        The job's wait follows at once: what it frees then is free in its own queue, as ever.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        with torch.cuda.stream(self._beside):
+            wait(work)
+            return self.mark()
+
+    def read(self, step: Step) -> bool:
+        """Read the events, if the device is past the step's end."""
+        if not step.ended[1].query():
+            return False
+        marks = {id(step.began): step.began, id(step.ended): step.ended}
+        for row in step.rows:
+            marks[id(row[START])] = row[START]
+            if row[END] is not None:
+                marks[id(row[END])] = row[END]
+        begun, base = step.began[1], 0.0
+        if self._origin is not None:
+            base = self._origin[1]
+            if self._origin[0] is not begun:
+                base += self._origin[0].elapsed_time(begun) * _NS_PER_MS
+        try:
+            passed = {
+                name: base + begun.elapsed_time(event) * _NS_PER_MS
+                for name, (_, event) in marks.items()
+            }
+        except RuntimeError:  # a mark of our own queue that is not passed yet
+            return False
+        at = passed[id(step.ended)]
+        ahead = max(asked - passed[name] for name, (asked, _) in marks.items())
+        if self._ahead is not None:
+            ahead = max(ahead, self._ahead[0] - _DRIFT * (at - self._ahead[1]))
+        self._ahead = ahead, at
+        since = time.time_ns() - time.perf_counter_ns() + int(ahead)  # no float holds an epoch's ns
+        through: dict[Any, tuple[int, int, int]] = {}
+        for row in step.rows:
+            together = id(row[END])
+            start = int(passed[id(row[START])]) + since
+            end = start if row[END] is None else int(passed[id(row[END])]) + since
+            if row[QUEUE] is not None:
+                # It begins once the one before it in its queue is through; or is one with it.
+                mark, began, ended = through.get(row[QUEUE], (0, start, start))
+                start = began if mark == together else min(max(start, ended), end)
+                through[row[QUEUE]] = together, start, end
+            row[START], row[END] = start, end
+        step.start_ns, step.end_ns = int(passed[id(step.began)]) + since, int(at) + since
+        self._origin = step.ended[1], at
+        self._free += [mark[1] for mark in marks.values() if mark is not step.ended]
+        return True
+
+
+class Recorder:
+    """Takes rows into the open step, and hands out steps once they can be read."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock
+        self.number = 0
+        """Of the open step."""
+        self.left_out = 0
+        """Steps that were not recorded whole."""
+        self.inside: Row | None = None
+        """The pass under way: what it sends goes to no other stage."""
+        self._open: Step | None = None
+        self._ended: deque[Step] = deque()
+
+    def beat(self) -> None:
+        """End the open step, and begin the next."""
+        if self.clock is None:
+            self.clock = _choose_clock()
+        now = self.clock.mark()
+        step, self._open, self.inside = self._open, None, None
+        if step is not None:
+            self.number += 1
+            if now is not None and step.whole:
+                step.ended = now
+                self._ended.append(step)
+            else:
+                self.left_out += 1
+        if now is not None and len(self._ended) < MOST_STEPS:
+            self._open = Step(self.number, now)
+        else:
+            self._open = Step(self.number, now, whole=False)
+
+    def finished(self) -> list[Step]:
+        """Return the steps that ended and can be read, the oldest first."""
+        read = []
+        while self._ended and self.clock is not None and self.clock.read(self._ended[0]):
+            read.append(self._ended.popleft())
+        return read
+
+    def begin(self, op: str, stage: int, microbatch: int, *, tells: bool = False) -> Row | None:
+        """Begin a pass, or something outside of passes; None where it is not recorded.
+
+        `tells`: its work will tell when it begins and ends.
+        """
+        step, clock = self._open, self.clock
+        if step is None or clock is None or not step.whole:
+            return None
+        if len(step.rows) >= MOST_ROWS:
+            step.whole, step.rows = False, []
+            return None
+        mark = None if tells else clock.mark()
+        if mark is None and not tells:
+            return None
+        row = [op, stage, microbatch, mark, None, -1, -1, None]
+        step.rows.append(row)
+        if op in PASSES:
+            self.inside = row
+        return row
+
+    def end(self, row: Row) -> None:
+        """End what was begun, unless its work has told its end."""
+        self.inside = None
+        if row[END] is None:
+            row[END] = self.mark()
+        if row[START] is None:
+            row[START] = row[END]  # it did nothing
+
+    def begin_work(self) -> Row | None:
+        """Note that work of the pass begins here, and not where its framework began with it."""
+        row = self.inside
+        if row is not None and row[END] is None:
+            row[START] = self.mark(row[START])
+        return row
+
+    def end_work(self, row: Row) -> None:
+        """Note that its work ends here, as far as is known."""
+        row[END] = self.mark(row[END])
+
+    def stop(self) -> None:
+        """Record nothing from here on."""
+        self._open, self.clock = None, None
+        self._ended.clear()
+
+    def mark(self, used: Any = None) -> Any:
+        """Mark this moment, by a mark that is not needed any more."""
+        return None if self.clock is None else self.clock.mark(used)
+
+    def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> Any:
+        """Mark when a message will be there; None where that is known after the wait alone."""
+        return None if self.clock is None else self.clock.mark_arrival(work, wait)
+
+    @property
+    def pending(self) -> int:
+        """Steps that have ended and are not read yet."""
+        return len(self._ended)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host's own time is when things were done."""
+        return isinstance(self.clock, HostClock)
+
+    @property
+    def last(self) -> Row | None:
+        """The newest row of the open step."""
+        return self._open.rows[-1] if self._open is not None and self._open.rows else None
+
+
+def _choose_clock() -> Clock:
+    """Take the device's clock where this process uses one."""
+    return DeviceClock() if uses_cuda() else HostClock()

@@ -1,0 +1,99 @@
+"""What a meter is asked for in → the environment that carries it into a job, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from debubble.capture.settings import INJECTED, PROFILED_STEPS
+from debubble.errors import UsageError
+
+DEFAULT_OUT = Path("debubble-meter")
+VARIABLE = "DEBUBBLE_METER"
+# As captures are named: the job's start in UTC, and the first step.
+SEGMENT_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")
+
+# A file a rank for so many steps: whoever reads them waits no longer than these take.
+SEGMENT_STEPS = 20
+# Some 70 KB a rank and segment: a few MB in all.
+KEPT_SEGMENTS = 50
+# Traces of six steps take megabytes a rank.
+KEPT_CAPTURES = 3
+# Whatever drifts, or whoever asks: a profiler that comes back more often is part of the problem.
+CAPTURE_EVERY_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where a meter writes, how much it keeps, and when it has a few steps captured."""
+
+    out: Path = DEFAULT_OUT
+    segment: int = SEGMENT_STEPS
+    """Steps of one file."""
+    keep: int = KEPT_SEGMENTS
+    """How many files of each rank stay."""
+    on_drift: bool = True
+    """Capture a few steps when a rank gets slower."""
+    steps: int = PROFILED_STEPS
+    """How many steps such a capture profiles."""
+    captures: int = KEPT_CAPTURES
+    """How many captures stay."""
+    every_s: float = CAPTURE_EVERY_S
+    """The least time between two of them."""
+    port: int | None = None
+    """Of this machine alone: metrics, and requests for a capture; rank N of a host has port + N."""
+    tokens: int | None = None
+    """Of one step, over all microbatches."""
+    split: tuple[int, ...] | None = None
+    """Layers of each stage."""
+
+    def __post_init__(self) -> None:
+        for name in ("segment", "keep", "steps", "captures", "tokens"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise UsageError(f"{name} is {count}", hint="give at least 1")
+        if self.every_s < 0:
+            raise UsageError(f"every_s is {self.every_s:g}", hint="give 0 or more")
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise UsageError(f"{self.port} is no port", hint="such as 9470")
+
+
+def environment_for(settings: Settings, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which every Python process with a pipeline meters itself."""
+    if VARIABLE in inherited:
+        raise UsageError(
+            "this job is being metered already", hint=f"unset {VARIABLE}, or leave out the outer"
+        )
+    order = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
+    order["out"] = str(settings.out.resolve())
+    path = [str(INJECTED), *filter(None, [inherited.get("PYTHONPATH")])]
+    return {**inherited, VARIABLE: json.dumps(order), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def read_order(environment: Mapping[str, str]) -> Settings | None:
+    """Read back what `environment_for` wrote; None where nothing was asked."""
+    text = environment.get(VARIABLE)
+    if text is None:
+        return None
+    try:
+        order = json.loads(text)
+        order["out"] = Path(order["out"])
+        order["split"] = None if order["split"] is None else tuple(order["split"])
+        return Settings(**order)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{VARIABLE} is damaged: {error}", hint=f"unset {VARIABLE}") from error
+
+
+def list_segments(out: Path) -> list[Path]:
+    """Return the folders that hold a meter's tables, oldest first."""
+    if not out.is_dir():
+        return []
+    return sorted(
+        folder
+        for folder in out.iterdir()
+        if SEGMENT_NAME.match(folder.name) and any(folder.glob("rank*.csv"))
+    )

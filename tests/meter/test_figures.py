@@ -1,0 +1,154 @@
+"""What a rank says of its steps; whether it got slower; who drags."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from support.requirements import need_package
+
+need_package("torch")
+
+from debubble import drift
+from debubble.meter.figures import (
+    BLOCK,
+    CHART,
+    RankFigures,
+    StepFigures,
+    Told,
+    bubble_of,
+    find_straggler,
+    measure_step,
+)
+from debubble.meter.record import Step
+
+MS = 1_000_000
+WARM_UP = BLOCK * drift.REFERENCE
+
+
+def row(op, start_ms, end_ms, *, stage=0, peer=-1):
+    return [op, stage, 0, start_ms * MS, end_ms * MS, 8, peer, None]
+
+
+def step_of(*rows, ends_ms=100):
+    return Step(3, None, list(rows), start_ns=0, end_ns=ends_ms * MS)
+
+
+def test_a_wait_belongs_to_the_rank_waited_for_and_is_counted_once():
+    found = measure_step(
+        step_of(
+            row("forward-recv", 0, 10, peer=0),
+            row("F", 10, 30),
+            row("forward-send", 30, 31, peer=2),
+            row("forward-recv", 25, 28, peer=0),  # came while the pass ran: nobody waited
+            row("backward-recv", 31, 50, peer=2),
+            row("backward-recv", 32, 50, peer=2),  # of the same batch of messages
+            row("B", 50, 90),
+        )
+    )
+    assert found.waits_ns == {0: 10 * MS, 2: 19 * MS}
+    assert found.busy_ns == 60 * MS
+    assert (found.start_ns, found.end_ns) == (10 * MS, 90 * MS)
+    assert found.passes_ns == {(0, "F"): 20 * MS, (0, "B"): 40 * MS}
+
+
+def test_a_step_without_passes_is_none():
+    assert measure_step(step_of(row("optimizer", 0, 5))) is None
+
+
+def figures_of(number, busy_ns):
+    return StepFigures(
+        number=number,
+        start_ns=0,
+        end_ns=busy_ns,
+        step_ns=2 * busy_ns,
+        busy_ns=busy_ns,
+        passes_ns={(0, "F"): busy_ns},
+        waits_ns={},
+        arrivals_ns={},
+        received={},
+    )
+
+
+def alarms(steps, *, noise, seed, slower_from=None, by=1.05):
+    """Return the steps at which a rank with so much noise raises an alarm."""
+    rng = random.Random(seed)  # noqa: S311 (noise)
+    rank = RankFigures(rank=0)
+    found = []
+    for number in range(steps):
+        busy = 100 * MS * rng.lognormvariate(0, noise)
+        if slower_from is not None and number >= slower_from:
+            busy *= by
+        if rank.take(figures_of(number, int(busy))):
+            found.append(number)
+    return found, rank
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.01, 0.02])
+def test_a_rank_that_gets_5_percent_slower_is_found_within_20_steps(noise):
+    for seed in range(40):
+        begins = WARM_UP + 50 + seed % BLOCK
+        found, rank = alarms(begins + 30, noise=noise, seed=seed, slower_from=begins)
+        late = [number for number in found if number >= begins]
+        assert late, (noise, seed)
+        assert late[0] - begins < 20
+        assert rank.slower_by == pytest.approx(0.05, abs=0.02)
+        assert abs(rank.since_step - begins) <= 4 * BLOCK
+
+
+def test_quiet_ranks_raise_no_more_alarms_than_is_promised():
+    blocks = drift.QUIET_CAPTURES + drift.REFERENCE
+    raised = [bool(alarms(blocks * BLOCK, noise=0.02, seed=seed)[0]) for seed in range(60)]
+    assert sum(raised) / len(raised) <= drift.RATE
+    assert CHART.rate < drift.RATE
+
+
+def test_steps_under_a_profiler_say_nothing():
+    rank = RankFigures(rank=0)
+    for number in range(WARM_UP):
+        rank.take(figures_of(number, 100 * MS + number % 7))
+    for number in range(WARM_UP, WARM_UP + 40):
+        assert not rank.take(figures_of(number, 150 * MS), disturbed=True)
+    assert rank.slower_by == 0.0
+
+
+def told(rank, busy_ms, *, slower_by=0.0, since=-1, spans=None):
+    return Told(
+        rank=rank,
+        steps=spans or {},
+        busy_ns=busy_ms * MS,
+        step_ns=2 * busy_ms * MS,
+        slower_by=slower_by,
+        since_step=since,
+        first_step=0,
+    )
+
+
+def test_the_bubble_of_a_pipeline_is_over_one_window_of_all_ranks():
+    ranks = [
+        told(0, 60, spans={7: (0, 80, 60), 8: (100, 180, 60)}),
+        told(1, 40, spans={7: (20, 100, 40), 9: (0, 1, 1)}),
+    ]
+    assert bubble_of(ranks) == pytest.approx(1 - 100 / 200)
+    assert bubble_of([]) is None
+    assert bubble_of([ranks[0], told(1, 40, spans={9: (0, 1, 1)})]) is None
+
+
+def test_the_rank_that_got_slower_drags_also_if_another_always_had_more_to_do():
+    ranks = [told(0, 100), told(1, 130), told(2, 105, slower_by=0.06, since=412), told(3, 100)]
+    found = find_straggler(ranks)
+    assert (found.rank, found.since_step, found.slower_by) == (2, 412, 0.06)
+    assert not found.always
+
+
+def test_without_a_change_the_rank_with_most_to_do_drags_if_it_is_much():
+    found = find_straggler([told(0, 100), told(1, 130), told(2, 100)])
+    assert (found.rank, found.always) == (1, True)
+    assert found.slower_by == pytest.approx(0.3)
+    assert find_straggler([told(0, 100), told(1, 103), told(2, 100)]) is None
+    assert find_straggler([]) is None
+
+
+def test_what_ranks_tell_each_other_is_read_back_as_it_was():
+    said = told(3, 50, slower_by=0.1, since=4, spans={12: (1, 2, 3)})
+    assert Told.from_text(said.to_text().encode()) == said

@@ -1,0 +1,258 @@
+"""Whatever fails inside the meter, the job runs as if there were none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.requirements import need_package
+
+need_package("torch")
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+import debubble
+from debubble.meter import output, running
+from debubble.meter.session import MeterBeat
+from debubble.meter.settings import Settings
+
+OURS = str(Path(debubble.__file__).parent)
+STEPS = 3
+JOBS = {
+    "step",
+    "forward_one_chunk",
+    "backward_one_chunk",
+    "forward_maybe_with_nosync",
+    "_engine_run_backward",
+    "_maybe_compute_loss",
+}
+
+
+class Fault(Exception):
+    pass
+
+
+def is_jobs_own(code):
+    """Tell the functions that we stand around: an error in them is the job's."""
+    return code.co_name in JOBS and not code.co_filename.startswith(OURS)
+
+
+class Throwing:
+    """Counts the calls that our lines make on the job's thread, and fails at one of them."""
+
+    def __init__(self, at):
+        self.count, self.at = 0, at
+        self.last = {}
+        """The last call of each line and function."""
+
+    def __call__(self, frame, event, called):
+        if event == "c_call":
+            caller, name = frame, getattr(called, "__name__", "")
+        elif event == "call" and frame.f_back is not None and not is_jobs_own(frame.f_code):
+            caller, name = frame.f_back, frame.f_code.co_name
+        else:
+            return
+        if caller.f_code.co_filename.startswith(OURS):
+            self.count += 1
+            self.last[caller.f_code.co_filename, caller.f_lineno, name] = self.count
+            if self.count == self.at:
+                raise Fault(f"{caller.f_code.co_filename}:{caller.f_lineno} {name}")
+
+
+@pytest.fixture(scope="module")
+def world():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def schedule(world):  # noqa: ARG001 (a stage needs a group)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    stage = PipelineStage(model, 0, 1, torch.device("cpu"))
+    made = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)
+    made.model = model
+    return made
+
+
+def losses(schedule):
+    """Run the job; its loss goes down in a way of its own."""
+    with torch.no_grad():
+        for number, weight in enumerate(schedule.model.parameters()):
+            weight.fill_(0.1 * (number + 1))
+    optimizer = torch.optim.SGD(schedule.model.parameters(), lr=0.1)
+    found = []
+    for _ in range(STEPS):
+        batch, given = torch.ones(4, 4), []
+        schedule.step(batch, target=2 * batch, losses=given)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(torch.stack(given).mean().detach()))
+    return found
+
+
+def beat_of(folder, **settings):
+    beat = MeterBeat(Settings(out=folder, segment=2, **settings), None)
+    beat.start()
+    beat.listen()
+    return beat
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_error_at_any_call_of_ours_leaves_the_job_as_it_is(tmp_path, schedule, monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)  # its calls are its own
+    monkeypatch.setattr(running, "_CLOSE_S", 0.0)
+    monkeypatch.setattr(threading.Thread, "join", lambda _thread, _time=None: None)
+    expected = losses(schedule)
+    before = threading.active_count()
+
+    def play(at):
+        beat = beat_of(tmp_path / str(at))
+        throwing = Throwing(at)
+        sys.setprofile(throwing)
+        try:
+            found = losses(schedule)
+            beat.meter.close()
+        finally:
+            sys.setprofile(None)
+            beat.undo.close()  # of one that fell silent
+        return found, throwing.last, beat.meter
+
+    found, calls, meter = play(0)
+    assert found == expected
+    assert meter.problem is None
+    assert len(calls) > 150
+    for at in calls.values():
+        found, _, _ = play(at)
+        assert found == expected, at
+    assert threading.active_count() == before
+
+
+def wait_for(tells):
+    for _ in range(200):
+        if tells():
+            return
+        time.sleep(0.02)
+    pytest.fail("it did not come about")
+
+
+def test_a_full_disk_is_said_once_and_the_job_goes_on(tmp_path, schedule, monkeypatch, capfd):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    expected = losses(schedule)
+    monkeypatch.setattr(running, "write_segment", full)
+    beat = beat_of(tmp_path)
+    losses(schedule)
+    found = losses(schedule)
+    wait_for(lambda: beat.meter.problem)
+    found_after = losses(schedule)
+    assert found == found_after == expected
+    assert "No space left" in beat.meter.problem
+    beat.meter.close()
+    assert capfd.readouterr().err.count("the meter is silent") == 1
+
+
+def test_a_dead_logger_is_asked_no_more_and_the_meter_goes_on(tmp_path, schedule, monkeypatch):
+    monkeypatch.setattr(running, "_LINE_S", 0.0)
+    asked = []
+
+    def dead(values, step):
+        asked.append((values, step))
+        raise ConnectionError("the logger is gone")
+
+    beat = MeterBeat(Settings(out=tmp_path, segment=2), dead)
+    beat.start()
+    beat.listen()
+    losses(schedule)
+    wait_for(lambda: asked)
+    wait_for(lambda: beat.meter._log_scalars is None)
+    losses(schedule)
+    beat.meter.close()
+    assert beat.meter.problem is None
+    assert len(asked) == 1
+    assert "debubble/busy_seconds" in asked[0][0]
+    assert list(tmp_path.glob("*/rank0.csv"))
+
+
+@pytest.mark.slow
+def test_a_forked_worker_writes_nothing_and_says_nothing(tmp_path, schedule):
+    beat = beat_of(tmp_path)
+    losses(schedule)
+    child = os.fork()
+    if not child:
+        beat.meter.step()
+        beat.meter.close()
+        os._exit(0 if beat.meter._recorder.pending == 0 and beat.meter._off else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    losses(schedule)
+    beat.meter.close()
+    assert beat.meter.problem is None
+    steps = set()
+    for table in tmp_path.glob("*/rank0.csv"):
+        steps |= {line.split(",")[0] for line in table.read_text().splitlines()[1:]}
+    assert len(steps) == 2 * STEPS
+
+
+def test_the_meters_thread_stays_on_the_jobs_device(tmp_path, schedule, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(running, "uses_cuda", lambda: True)
+    monkeypatch.setattr(running.torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(running.torch.cuda, "set_device", chosen.append)
+    beat = beat_of(tmp_path)
+    losses(schedule)
+    beat.meter.close()
+    assert chosen == [3]
+
+
+def test_a_job_on_the_cpu_opens_no_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for asked in ("mem_get_info", "get_device_name", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, asked, lambda: pytest.fail("it opens the device"))
+    assert output.describe_environment()["device"] is None
+    assert output.describe_memory()["total_bytes"] is None
+
+
+def test_tables_of_a_rank_are_whole_and_as_many_as_are_kept(tmp_path, schedule):
+    beat = beat_of(tmp_path, keep=2)
+    for _ in range(3):
+        losses(schedule)
+    beat.meter.close()
+    names = sorted(path.parent.name[-2:] for path in tmp_path.glob("*/rank0.csv"))
+    assert names == ["06", "08"]
+    assert not list(tmp_path.rglob("*.partial"))
+    first = next(iter(sorted(tmp_path.glob("*/rank0.csv")))).read_text().splitlines()
+    assert first[0] == output.HEADER
+    kinds = [line.split(",")[4] for line in first[1:]]
+    assert (kinds.count("F"), kinds.count("B"), kinds.count("optimizer")) == (4, 4, 2)
+
+
+def test_a_loop_of_its_own_says_its_passes(tmp_path, world):  # noqa: ARG001 (ranks have a group)
+    meter = debubble.meter(out=tmp_path, on_drift=False)
+    meter.step()
+    for _ in range(3):
+        for microbatch in range(2):
+            with meter.forward(0):
+                time.sleep(0.001)
+            with meter.backward(0, microbatch):
+                time.sleep(0.001)
+        meter.step()
+    meter.close()
+    (table,) = tmp_path.glob("*/rank0.csv")
+    rows = [line.split(",") for line in table.read_text().splitlines()[1:]]
+    assert [(row[0], row[3], row[4]) for row in rows[:4]] == [
+        ("0", "0", "F"),
+        ("0", "0", "B"),
+        ("0", "1", "F"),
+        ("0", "1", "B"),
+    ]
+    assert all(int(row[6]) >= 1_000_000 for row in rows)

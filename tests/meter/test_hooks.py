@@ -1,0 +1,207 @@
+"""Passes of torch, Megatron and DeepSpeed, and messages between ranks, told by standing around."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+from support.requirements import need_package
+
+need_package("torch")
+
+import torch
+from torch.distributed import distributed_c10d
+from torch.distributed.pipelining import schedules, stage
+
+from debubble.meter import hooks as meter_hooks
+from debubble.meter.hooks import Hooks, Place
+from debubble.meter.record import BYTES, END, MICROBATCH, OP, PEER, STAGE, HostClock, Recorder
+
+MIDDLE = Place(rank=1, ranks=(0, 1, 2))
+
+
+@pytest.fixture
+def hooks():
+    made = Hooks(Recorder(HostClock()), fail=pytest.fail)
+    made.place = MIDDLE
+    yield made
+    made.remove()
+
+
+def recorded(hooks, run):
+    """Run something inside a step and return the step's rows."""
+    hooks.recorder.beat()
+    run()
+    hooks.recorder.beat()
+    *_, step = hooks.recorder.finished()
+    assert all(row[END] is not None for row in step.rows)
+    return step.rows
+
+
+def names(rows):
+    return [(row[OP], row[STAGE], row[MICROBATCH]) for row in rows]
+
+
+def test_megatrons_passes_are_told_by_the_output_that_each_backward_begins_with(hooks, monkeypatch):
+    outputs = {}
+
+    def forward_step(func, microbatch, vp_stage=None):
+        outputs[vp_stage, microbatch] = torch.zeros(1)
+        return func([outputs[vp_stage, microbatch]]), 0
+
+    def backward_step(_input, output, _grad):
+        assert output is not None
+
+    module = types.SimpleNamespace(forward_step=forward_step, backward_step=backward_step)
+    state = types.ModuleType("parallel_state")
+    state.get_virtual_pipeline_model_parallel_rank = lambda: None
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
+    hooks._hook_megatron(module)
+
+    def run():
+        for chunk, microbatch in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            module.forward_step(lambda out: out, microbatch, vp_stage=chunk)
+        for chunk, microbatch in ((1, 0), (0, 0), (1, 1), (0, 1)):
+            module.backward_step(None, [outputs[chunk, microbatch]], None)
+
+    assert names(recorded(hooks, run)) == [
+        *[("F", 1, 0), ("F", 1, 1), ("F", 4, 0), ("F", 4, 1)],
+        *[("B", 4, 0), ("B", 1, 0), ("B", 4, 1), ("B", 1, 1)],
+    ]
+    assert hooks.stages == {1, 4}
+    hooks.remove()
+    assert module.forward_step is forward_step
+
+
+def test_deepspeeds_passes_are_counted_through_the_step(hooks):
+    class PipelineEngine:
+        stage_id = 1
+
+        def _exec_forward_pass(self, buffer_id):
+            return buffer_id
+
+        def _exec_backward_pass(self, buffer_id):
+            return buffer_id
+
+    hooks._hook_deepspeed(types.SimpleNamespace(PipelineEngine=PipelineEngine))
+    engine = PipelineEngine()
+
+    def run():
+        assert [engine._exec_forward_pass(buffer) for buffer in (0, 1)] == [0, 1]
+        engine._exec_backward_pass(0)
+        engine._exec_forward_pass(0)
+        engine._exec_backward_pass(buffer_id=1)
+
+    expected = [("F", 1, 0), ("F", 1, 1), ("B", 1, 0), ("F", 1, 2), ("B", 1, 1)]
+    assert names(recorded(hooks, run)) == expected
+    assert names(recorded(hooks, run)) == expected, "the next step counts anew"
+
+
+class Work:
+    def wait(self):
+        return True
+
+
+class Group:
+    """A process group in which several messages may go as one."""
+
+    def __init__(self):
+        self.together = False
+
+    def send(self, tensors, peer, tag):
+        assert (len(tensors), peer < 4, tag) == (1, True, 0)
+        return None if self.together else Work()
+
+    recv = send
+
+    def _start_coalescing(self, _device):
+        self.together = True
+
+    def _end_coalescing(self, _device):
+        self.together = False
+        return Work()
+
+
+@pytest.fixture
+def group(hooks, monkeypatch):
+    monkeypatch.setattr(meter_hooks.dist, "get_process_group_ranks", lambda _group: [0, 1, 2, 7])
+    hooks._hook_messages(types.SimpleNamespace(ProcessGroup=Group, Work=Work))
+    hooks.stages.add(1)
+    return Group()
+
+
+def test_messages_are_told_with_their_peer_and_end_when_they_are_waited_for(hooks, group):
+    tensor = [torch.zeros(4)]
+
+    def run():
+        received = group.recv(tensor, 0, 0)
+        group.send(tensor, 2, 0)
+        received.wait()
+        group.recv(tensor, 2, 0).wait()
+        group.send(tensor, 0, 0).wait()
+        group.send(tensor, 3, 0)  # to a rank of another pipeline
+
+    rows = recorded(hooks, run)
+    assert [(row[OP], row[PEER], row[BYTES]) for row in rows] == [
+        ("forward-recv", 0, 16),
+        ("forward-send", 2, 16),
+        ("backward-recv", 2, 16),
+        ("backward-send", 0, 16),
+    ]
+
+
+def test_messages_of_a_batch_end_together(hooks, group):
+    def run():
+        group._start_coalescing("cuda")
+        group.recv([torch.zeros(4)], 0, 0)
+        group.recv([torch.zeros(8)], 2, 0)
+        group._end_coalescing("cuda").wait()
+
+    first, second = recorded(hooks, run)
+    assert first[END] == second[END]
+
+
+def test_messages_inside_a_pass_go_to_no_other_stage(hooks, group):
+    def run():
+        row = hooks.recorder.begin("F", 1, 0)
+        group.send([torch.zeros(4)], 2, 0)
+        hooks.recorder.end(row)
+
+    assert names(recorded(hooks, run)) == [("F", 1, 0)]
+
+
+def test_a_message_that_nobody_waits_for_is_not_mistaken_for_another(hooks, group):
+    def run():
+        for _ in range(50):
+            group.recv([torch.zeros(4)], 0, 0)  # dropped: its number may be used again
+            Work().wait()
+
+    hooks.recorder.beat()
+    run()
+    hooks.recorder.beat()
+    (step,) = hooks.recorder.finished()
+    assert len(step.rows) == 50
+    assert {row[END] - row[3] for row in step.rows} == {0}
+
+
+def test_all_is_as_it_was_once_the_meter_is_gone():
+    functions = [
+        (distributed_c10d.ProcessGroup, "send"),
+        (distributed_c10d.ProcessGroup, "recv"),
+        (distributed_c10d.ProcessGroup, "_start_coalescing"),
+        (distributed_c10d.ProcessGroup, "_end_coalescing"),
+        (distributed_c10d.Work, "wait"),
+        (stage._PipelineStageBase, "forward_one_chunk"),
+        (stage._PipelineStageBase, "backward_one_chunk"),
+        (stage._PipelineStageBase, "forward_maybe_with_nosync"),
+        (schedules._PipelineSchedule, "_maybe_compute_loss"),
+        (torch.autograd, "_engine_run_backward"),
+    ]
+    before = [vars(owner)[name] for owner, name in functions]
+    hooked = Hooks(Recorder(HostClock()), fail=pytest.fail)
+    hooked.install()
+    during = [vars(owner)[name] for owner, name in functions]
+    hooked.remove()
+    assert [vars(owner)[name] for owner, name in functions] == before
+    assert all(now is not was for now, was in zip(during, before, strict=True))
