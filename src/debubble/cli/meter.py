@@ -87,7 +87,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     environment = environment_for(settings, os.environ)
     prepare_out(out)
     earlier = set(list_segments(out))
-    code = run_command(command_words, environment, output_to_stderr=manners.as_json)
+    code = run_command(command_words, environment, output_to_stderr=bool(manners.as_json))
     segments = tuple(one for one in list_segments(out) if one not in earlier)
     if code:
         raise CaptureError(
