@@ -1,4 +1,4 @@
-"""Orders made for a recorded run: priced as all options are, and written so that torch runs them."""
+"""Orders made for a recorded run: priced as options are, and written so that torch runs them."""
 
 from __future__ import annotations
 
@@ -93,8 +93,7 @@ def test_offloading_takes_the_time_of_its_copies_and_frees_memory(baseline):
     assert times[1] == pytest.approx(times[0], rel=0.01)
     assert times[2] > 1.1 * times[0]
     peaks = [
-        max(rank.peak_bytes for rank in headroom_after(baseline, change))
-        for change in (kept, slow)
+        max(rank.peak_bytes for rank in headroom_after(baseline, change)) for change in (kept, slow)
     ]
     assert peaks[1] < peaks[0]
 
@@ -102,9 +101,7 @@ def test_offloading_takes_the_time_of_its_copies_and_frees_memory(baseline):
 def test_forward_passes_alone_have_nothing_to_be_ordered():
     forward = REPOSITORY / "tests" / "data" / "h200" / "fwd_closed_m4"
     run = analyse([str(forward)])
-    base = start_from(
-        run, None, tokens=Tokens(), layers=None, limit_bytes=None, schedule=None
-    )
+    base = start_from(run, None, tokens=Tokens(), layers=None, limit_bytes=None, schedule=None)
     with pytest.raises(UsageError, match="forward passes alone have one order"):
         check_search(OrderSearch(rounds=1), base)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from math import exp, hypot, log
 
 from debubble.plan.change import Change
-from debubble.plan.option import Idea, Option, weigh
-from debubble.plan.plan import WORTH, Plan
+from debubble.plan.option import WORTH, Idea, Option, weigh
+from debubble.plan.plan import Plan
 
 # Standard deviations to either side that hold four of five.
 _FOUR_OF_FIVE = 1.2816
