@@ -282,7 +282,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         return
     server.refuse_for_steps()
     plans: list[Plan] = []
-    with progress("planning", quiet=manners.quiet):
+    with progress("planning", quiet=manners.quiet) as show:
         answer = answer_plan(
             run,
             also=other,
@@ -300,7 +300,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             planned_for=planned_for,
             emit_for=framework,
             order_file=None if order is None else str(order),
-            search=looks,
+            search=None if looks is None else replace(looks, progress=show),
             on_plan=plans.append,
         )
     words, following = shlex.join(traces), ""
