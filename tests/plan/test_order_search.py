@@ -1,4 +1,4 @@
-"""Orders made for a recorded run: priced as all options are, and written as torch runs them."""
+"""Orders made for a recorded run: priced as options are, and written so that torch runs them."""
 
 from __future__ import annotations
 

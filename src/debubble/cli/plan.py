@@ -312,7 +312,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         return
     server.refuse_for_steps()
     plans: list[Plan] = []
-    with progress("planning", quiet=manners.quiet):
+    with progress("planning", quiet=manners.quiet) as show:
         answer = answer_plan(
             run,
             also=other,
@@ -331,7 +331,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             emit_for=framework,
             order_file=None if order is None else str(order),
             tariff=tariff,
-            search=looks,
+            search=None if looks is None else replace(looks, progress=show),
             on_plan=plans.append,
         )
     words = shlex.join(traces)

@@ -59,6 +59,8 @@ class OrderSearch:
     offload_bytes_per_s: float | None = None
     """How quickly activations are copied to the host; None: they stay on the device."""
     clock: Callable[[], float] = field(default=time.monotonic, compare=False)
+    progress: Callable[[int, int], None] = field(default=lambda _done, _all: None, compare=False)
+    """Told how much is done, of how much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,11 @@ def find_order(
     began = looks.clock()
 
     def stop(share: float) -> bool:
-        return looks.seconds is not None and looks.clock() - began > share * looks.seconds
+        if looks.seconds is None:
+            return False
+        spent = looks.clock() - began
+        looks.progress(min(round(spent), round(looks.seconds)), round(looks.seconds))
+        return spent > share * looks.seconds
 
     variants = [
         _variant(baseline, looks, base, placement)
@@ -110,12 +116,7 @@ def find_order(
     if not judged:
         return None
     best = variants[min(judged)[1]]
-    while not stop(_QUICK_SHARE) and (looks.rounds is None or best.search.rounds < looks.rounds):
-        if not best.search.go_on():
-            break
-    while not stop(1.0) and (looks.rounds is None or best.search.judged_rounds < looks.rounds):
-        if not best.search.judge_on():
-            break
+    _go_on(best.search, looks, stop)
     found = best.search.found()
     if found is None:
         return None
@@ -132,6 +133,16 @@ def _begin(look: Search, looks: OrderSearch) -> None:
             break
     look.judge_on()
     look.judge_on()
+
+
+def _go_on(look: Search, looks: OrderSearch, stop: Callable[[float], bool]) -> None:
+    """Run the rounds that are left, the quick ones first."""
+    while not stop(_QUICK_SHARE) and (looks.rounds is None or look.rounds < looks.rounds):
+        if not look.go_on():
+            break
+    while not stop(1.0) and (looks.rounds is None or look.judged_rounds < looks.rounds):
+        if not look.judge_on():
+            break
 
 
 def _bases(

@@ -38,7 +38,7 @@ RUN = Setting(ranks=4, layers=32, microbatches=8, schedule="1f1b")
 )
 def test_what_cannot_be_is_refused_with_its_rule_in_every_framework(change, message):
     for framework in EMITTERS:
-        if framework == "csv":
+        if framework.startswith("csv"):
             continue
         with pytest.raises(UsageError, match=message) as caught:
             emit(framework, change, RUN)
