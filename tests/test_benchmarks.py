@@ -17,7 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks"
 # What is imported or started by the others.
 PARTS = {"fleet_traces", "floor", "large_trace", "read_parts", "watch_service"}
-NEEDS = {"capture": "torch", "capture_cuda": "torch", "dask_engine": "distributed"}
+NEEDS = {
+    "capture": "torch",
+    "capture_cuda": "torch",
+    "dask_engine": "distributed",
+    "probe": "torch",
+}
 # A guard against hanging, far above what a busy machine needs.
 PATIENCE_S = 300
 
