@@ -23,6 +23,7 @@ NEEDS = {
     "dask_engine": "distributed",
     "meter": "torch",
     "meter_cuda": "torch",
+    "probe": "torch",
 }
 # A guard against hanging, far above what a busy machine needs.
 PATIENCE_S = 300
