@@ -72,6 +72,7 @@ bench: $(VENV)/.dev ## measure the bars of the reader, of digests and of many ra
 	$(BIN)/python benchmarks/dask_engine.py
 	$(BIN)/python benchmarks/fleet.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/meter.py overhead drift
 
 bench-peers: $(VENV)/.dev ## the same beside HolisticTraceAnalysis, in a venv of its own
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
@@ -84,6 +85,10 @@ accuracy: $(VENV)/.dev ## recorded GPU runs predicted from each other; real pipe
 	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/follow.py
 	$(BIN)/python benchmarks/skill.py
+	$(BIN)/python benchmarks/orders.py
+	$(BIN)/python benchmarks/probe.py
+	$(BIN)/python benchmarks/meter.py accuracy
+	$(BIN)/python benchmarks/demo_load.py
 	$(BIN)/python -m pytest -m accuracy
 
 release-check: $(VENV)/.dev ## build wheel and sdist, check them, and go from traces to a verdict in an empty environment
