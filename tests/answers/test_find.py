@@ -204,11 +204,3 @@ def test_what_a_microbatch_in_flight_takes_is_printed(data):
     assert [row[column] for row in table.rows] == [
         show_bytes(rank.per_microbatch_bytes) for rank in answer.memory
     ]
-
-
-def test_what_computes_for_no_pass_is_not_called_useful():
-    # DeepSpeed's optimizer runs on ranks that are done while others drain.
-    found = find_run([str(REPOSITORY / "tests" / "data" / "frameworks" / "ds_m8")])
-    answer = answer_find(analyse_found(found, Question()))
-    assert answer.utilisation.useful_fraction == pytest.approx(answer.ledger.shares["compute"])
-    assert answer.utilisation.useful_fraction <= 1 - answer.numbers.bubble_fraction + 1e-9

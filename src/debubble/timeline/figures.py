@@ -536,7 +536,7 @@ def _shares(
     occupied = share(rank.occupied)
     return RankShares(
         rank=rank.rank,
-        useful_fraction=_middle([rank.useful_ns(*span) / (span[1] - span[0]) for span in spans]),
+        useful_fraction=share(busy),
         apparent_fraction=share(rank.apparent) if sees_all else None,
         bubble_fraction=None if occupied is None else 1 - occupied,
         busy_fraction=share(busy, [span for span in own if span[1] > span[0]]),

@@ -474,11 +474,6 @@ class RankTimeline:
         """Whether backward passes run forward kernels of any layer once more."""
         return self.recomputed_share > 0
 
-    def useful_ns(self, begin_ns: int, end_ns: int) -> int:
-        """Return how long of a window it computed for its pipeline: no optimizer, no clipping."""
-        window = begin_ns, end_ns
-        return min(self.busy.inside(*window), self.occupied.inside(*window))
-
     def stamp_us(self, moment_ns: int) -> float:
         """Return a moment as the rank's own trace writes it."""
         return (moment_ns - self.clock_offset_ns - self.base_ns) / NS_PER_US
