@@ -180,7 +180,6 @@ class LocalServer:
             def log_message(self, *_: Any) -> None:
                 """Say nothing: the job's own output is its own."""
 
-        ThreadingHTTPServer.daemon_threads = True
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="debubble-meter-http", daemon=True
