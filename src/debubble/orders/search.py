@@ -27,7 +27,7 @@ _PASSES_A_ROUND = 60_000
 # The best orders are kept, and moves begin at the best few of them.
 _KEPT, _CLIMBED = 12, 3
 # Rhythms that are tried, the most promising first.
-_RHYTHMS = 48
+_RHYTHMS = 64
 # Orders that are judged in a round, and moves that are.
 _JUDGED = 4
 # A rank that may run ahead by so many more, or fewer.
@@ -36,6 +36,7 @@ _STEPS = (1, -1, 3, -3)
 _STRAYS = 4
 # Rounds of moves without a gain, after which they begin again elsewhere.
 _STALE = 6
+_FIRST_MOVES = 24
 # Each time they begin again, so many more moves by chance come first, up to a most.
 _KICKS, _MOST_KICKED = 2, 6
 
@@ -94,10 +95,11 @@ class Search:
         """Run one quick round; say whether another may find more."""
         if self._steps is None:
             built = (self._by_rules, self._by_rhythms)
+            # Where stages of a rank compete for memory, rules seldom win.
+            others = (self._by_rhythms, self._by_first_moves, self._by_rules)
             phases = (
                 self._with_names,
-                # Where stages of a rank compete for memory, rules seldom win.
-                *(built[::-1] if len(self.pipeline.placement[0]) > 1 else built),
+                *(others if len(self.pipeline.placement[0]) > 1 else built),
                 self._by_rules_nearby,
                 self._by_all_orders,
                 self._by_moves,
@@ -217,6 +219,10 @@ class Search:
             if rows is not None:
                 self._add(rows)
             yield
+
+    def _by_first_moves(self) -> Iterator[None]:
+        """Make moves for a while, before more is built."""
+        yield from islice(self._by_moves(), _FIRST_MOVES)
 
     def _by_moves(self) -> Iterator[None]:
         """Move passes of the best few, and begin again elsewhere when that gains no more."""
