@@ -27,6 +27,7 @@ from debubble.errors import UsageError
 from debubble.meter.figures import Figure, Straggler
 from debubble.meter.record import BYTES, END, MICROBATCH, OP, PEER, STAGE, START, Step
 from debubble.meter.settings import SEGMENT_NAME, Settings
+from debubble.units import show_percent, show_share
 
 HEADER = "step,pipeline,stage,microbatch,op,start_ns,duration_ns,rank,bytes,peer,memory_bytes,host"
 _NS_PER_S = 1e9
@@ -198,12 +199,12 @@ def show_line(
     waits = [(value, labels) for name, labels, value in figures if name == "wait_seconds"]
     said = [f"steps {first} to {last}: {values.get('step_seconds', 0) * 1e3:.4g} ms a step"]
     if bubble is not None:
-        said.append(f"bubble {bubble:.1%}".replace("%", " %"))
+        said.append(f"bubble {show_share(bubble)}")
     if waits and max(waits, key=lambda one: one[0])[0] > 0:
         value, whom = max(waits, key=lambda one: one[0])
         said.append(f"this rank waits most for rank {whom['for_rank']}, {value * 1e3:.4g} ms")
     if straggler is not None:
-        by = f"{straggler.slower_by:.0%}".replace("%", " %")
+        by = show_percent(straggler.slower_by)
         how = "has more to do than the others, by" if straggler.always else "got slower, by"
         said.append(f"rank {straggler.rank} {how} {by} (step {straggler.since_step})")
     return ", ".join(said)

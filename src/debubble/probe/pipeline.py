@@ -42,7 +42,7 @@ from debubble.simulate.predict import WhatIf, mean_lengths
 from debubble.simulate.program import OrderCycle, Program, Times
 from debubble.simulate.source import Source
 from debubble.timeline.model import F64, I64, PassKind
-from debubble.units import NS_PER_S, NS_PER_US, show_rate
+from debubble.units import NS_PER_S, NS_PER_US, show_percent, show_rate, show_share
 
 SCHEMA = "debubble.probe.measured/1"
 _PARTS = ("embedding", "layer", "head")
@@ -342,19 +342,19 @@ class Pipelines:
         probe = self.probe
         yield "every rank has a device like the one probed, and nothing else runs on it"
         if probe.slope:
-            grows = f"{100 * probe.slope:.1f} %"
+            grows = show_share(probe.slope)
             yield f"ranks share a device: each at work slows the others by {grows}, as copies did"
         yield (
             f"a message crosses at {show_rate(self.wire.bytes_per_s)} after"
             f" {self.wire.latency_ns / NS_PER_US:.0f} us, {self.wire.told_by}"
         )
         if probe.copies > 1:
-            more = f"{100 * (exp(ON_ONE_HOST) - 1):.0f} %"
+            more = show_percent(exp(ON_ONE_HOST) - 1)
             yield f"each other message on its way slows one by {more}, as seen on one host"
         else:
             yield "messages do not slow each other"
         if probe.multiprocessors:
-            slowed = f"{100 * (exp(slowdown_beside_messages(probe.multiprocessors)) - 1):.0f} %"
+            slowed = show_percent(exp(slowdown_beside_messages(probe.multiprocessors)) - 1)
             yield f"compute beside messages takes {slowed} longer, as seen on other devices"
         yield "messages are posted as torch's schedules do, and no host is late"
         if probe.trains:
