@@ -23,6 +23,8 @@ from debubble.report.text import print_page
 from debubble.trace.run import find_run
 from debubble.units import show_seconds, show_share
 
+pytestmark = pytest.mark.slow
+
 FIGURE = re.compile(r"\d[\d.,]*\s(?:%|ns|us|ms|s|B|KiB|MiB|GiB|MB/s|GB/s)(?!\w)")
 FOLDERS = [
     folder

@@ -15,14 +15,14 @@ from debubble.trace.kineto import read_kineto
 
 @pytest.mark.slow
 def test_no_figure_moves_in_silence(capsys):
-    assert fuzz_figures.main(["--cases", "150"]) == 0
-    assert capsys.readouterr().out.startswith("150 cases, seed 20260202: 0 findings")
+    assert fuzz_figures.main(["--cases", "80"]) == 0
+    assert capsys.readouterr().out.startswith("80 cases, seed 20260202: 0 findings")
 
 
 @pytest.mark.slow
 def test_without_the_guard_figures_move(monkeypatch, capsys):
     monkeypatch.setattr(run, "guard", lambda trace: (trace, ()))
-    assert fuzz_figures.main(["--cases", "40"]) == 1
+    assert fuzz_figures.main(["--cases", "25"]) == 1
     assert "again: python" in capsys.readouterr().out
 
 

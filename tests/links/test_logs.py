@@ -441,7 +441,7 @@ def test_a_count_in_place_of_a_list_is_a_damaged_log(field, value):
         read_log(json.dumps(data), "log.json")
 
 
-FLIGHT = sorted((OWN / "flight").glob("fr_rank*.json"))
+FLIGHT = sorted((OWN.parent / "flight").glob("fr_rank*.json"))
 INSPECTED = {
     "header": {"id": "0x1", "rank": 0, "n_ranks": 2, "nnodes": 1},
     "metadata": {"inspector_output_format_version": "v4.0", "hostname": "a", "pid": 1},

@@ -34,6 +34,8 @@ from debubble.report.simulate import simulate_page
 from debubble.report.text import print_page
 from debubble.trace.run import find_run, read_run
 
+pytestmark = pytest.mark.slow
+
 # Null of costs by hand, which have no measured side; of a culprit without a stage; in `find` alone.
 KNOWN = {"numbers.microbatches_per_s", "ledger.culprits.0.pass_", "hops.0.verdict"}
 

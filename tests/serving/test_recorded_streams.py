@@ -14,6 +14,8 @@ from debubble.serving.batches import Phase
 from debubble.serving.plan import model_server, predict
 from debubble.serving.traffic import Setting
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[1] / "data" / "serving"
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"}
 WITHIN = 0.08

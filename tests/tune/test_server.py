@@ -257,7 +257,7 @@ def test_words_that_do_not_go_together_are_refused(tmp_path, words, problem):
     assert problem in said.err
 
 
-@pytest.mark.slow
+@pytest.mark.accuracy
 def test_the_gloo_engine_ends_with_a_measured_gain_and_no_process(tmp_path):
     """Layers 1,1,1,5 with one batch of one request in flight: three stages wait at any time."""
     port = free_port()

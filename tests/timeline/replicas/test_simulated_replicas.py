@@ -80,7 +80,12 @@ def test_what_compute_covers_is_no_wait(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "steps", "noise"),
-    [(2, 3, 0.03), (2, 5, 0.03), (4, 5, 0.1), (16, 3, 0.03)],
+    [
+        (2, 3, 0.03),
+        (2, 5, 0.03),
+        (4, 5, 0.1),
+        pytest.param(16, 3, 0.03, marks=pytest.mark.accuracy),
+    ],
 )
 def test_of_200_runs_of_equal_replicas_two_name_one_at_most(count, steps, noise):
     base = setup_of("1f1b", 2, 4, fused=True, steps=steps, noise=noise)
