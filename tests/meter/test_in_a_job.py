@@ -100,7 +100,7 @@ def test_a_damaged_order_does_not_stop_the_job():
     assert "this process is not metered" in done.stderr
 
 
-def test_nothing_is_imported_but_torch_and_the_standard_library():
+def test_nothing_is_imported_but_torch_and_the_standard_library(tmp_path):
     program = (
         "import sys\n"
         "class Refuse:\n"
@@ -117,7 +117,11 @@ def test_nothing_is_imported_but_torch_and_the_standard_library():
         "print(sorted(name for name in sys.modules if name.startswith('debubble.'))[0])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert "debubble.trace" not in done.stdout
