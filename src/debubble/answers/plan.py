@@ -30,6 +30,7 @@ from debubble.answers.context_length import (
 from debubble.answers.kv_cache import CachePart, answer_cache, say_cache
 from debubble.answers.ledger import answer_bottleneck, say_cause
 from debubble.answers.links import HopPart, hop_parts
+from debubble.answers.order import OrderPart, answer_order, say_order
 from debubble.answers.worth import Rates, RatesPart, Tariff, WorthPart, rates_of
 from debubble.errors import Gap, UsageError
 from debubble.ledger.causes import Cause
@@ -40,21 +41,17 @@ from debubble.plan.emit.order_file import order_beside
 from debubble.plan.kv_cache import Cache
 from debubble.plan.lever import Permissions, Refused
 from debubble.plan.levers.link import Repair, name_hops
-from debubble.plan.levers.order import Ordered
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
 from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import WORTH_A_TRY, Plan, make_plan
 from debubble.plan.split import ends_in_layers
-from debubble.schedules import format_order
 from debubble.units import (
     NS_PER_S,
-    counted,
     show_bytes,
     show_duration,
     show_gain,
     show_percent,
-    show_share,
 )
 
 SCHEMA = "debubble.plan/1"
@@ -143,26 +140,6 @@ class OverlapPart(Part, frozen=True, kw_only=True):
 
     slowdown: float | None
     break_even: float | None
-
-
-class OrderPart(Part, frozen=True, kw_only=True):
-    """What an order of its own buys beyond the best schedule with a name."""
-
-    option: int
-    """Its place among all options."""
-    named: str
-    named_latency_s: float
-    beyond_named_fraction: float
-    """Of the latency of the best with a name."""
-    lower_bound_s: float
-    """No order of these stages can be under it, with messages as a delay a hop."""
-    above_bound_fraction: float
-    rounds: int
-    judged_rounds: int
-    """Rounds in which orders were judged by the simulator that prices all options."""
-    orders_tried: int
-    order: str
-    """The passes of each rank, as CSV."""
 
 
 class EmitPart(Part, frozen=True, kw_only=True):
@@ -364,7 +341,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         else None,
         context_length=answer_length(plan, length, tokens) if length else None,
         kv_cache=answer_cache(plan, plan.cache) if plan.cache else None,
-        order=_order_part(plan, plan.ordered) if plan.ordered else None,
+        order=answer_order(plan, plan.ordered) if plan.ordered else None,
         emitted=_emit_best(plan, emit_for, order_file) if emit_for else None,
         tellable_framework=_tellable(plan),
         bottleneck=bottleneck,
@@ -487,22 +464,6 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
     )
 
 
-def _order_part(plan: Plan, ordered: Ordered) -> OrderPart:
-    found, correction = ordered.looked.found, plan.baseline.correction
-    return OrderPart(
-        option=plan.options.index(ordered.option),
-        named=ordered.named_as,
-        named_latency_s=ordered.named.window_ns / NS_PER_S,
-        beyond_named_fraction=ordered.beyond_named,
-        lower_bound_s=found.bound * correction / NS_PER_S,
-        above_bound_fraction=found.window / found.bound - 1,
-        rounds=found.rounds,
-        judged_rounds=found.judged_rounds,
-        orders_tried=found.tried,
-        order=format_order(ordered.option.change.order or []),
-    )
-
-
 def _tellable(plan: Plan) -> str | None:
     if plan.best is None:
         return None
@@ -568,7 +529,7 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
         and not any(_holds(other, repair) for other in plan.repairs)
     ]
     if plan.ordered is not None:
-        said.append(_say_order(plan.ordered))
+        said.append(say_order(plan.ordered))
     if not uncured and plan.overlap is not None and plan.overlap.option.fits_memory is not False:
         said.append(_say_overlap(plan.overlap))
     if larger is not None:
@@ -592,18 +553,6 @@ def _say_repair(plan: Plan, repair: Repair) -> str:
         f"{_begin(name_hops(hops))} {takes} {repair.times_expected:.1f} times as long as "
         f"others, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
         f"{_gain(repair.option)}: within the noise of a run."
-    )
-
-
-def _say_order(ordered: Ordered) -> str:
-    """Say what an order of its own buys beyond the best with a name, and how far it can go."""
-    found = ordered.looked.found
-    rounds = counted(found.rounds + found.judged_rounds, "round")
-    return (
-        f"Beyond the best schedule with a name, {ordered.named_as}, an order of its own buys "
-        f"{show_share(ordered.beyond_named)}: {show_duration(ordered.option.window_ns)} instead of "
-        f"{show_duration(ordered.named.window_ns)} ({rounds}; with messages as a delay a hop it is "
-        f"{show_share(found.window / found.bound - 1)} above what no order can be under)."
     )
 
 
