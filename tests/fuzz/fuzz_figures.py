@@ -17,6 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -78,6 +79,7 @@ class Outcome:
     details: str = ""
 
 
+@cache
 def load_recording(folder: Path) -> Recording:
     """Read a recording, and measure it."""
     found = find_run([str(folder)])
