@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 from support import requirements, started_processes
@@ -11,6 +13,10 @@ from support.traces.recordings import PUBLIC, SHARED, existing
 # The same examples every time, however slow the machine is: what fails, fails for everyone.
 settings.register_profile("alike", deadline=None, derandomize=True)
 settings.load_profile("alike")
+
+# Shells ignore Ctrl-C for what they start in the background, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
