@@ -74,6 +74,7 @@ _MOST = 0.8
 _FAR_NS = 600_000_000_000
 
 _LAUNCHES_ONE = re.compile(r"^(?!.*Graph).*Launch(?!HostFunc)")
+_DRIVER_OF_INTEL = re.compile(r"^ze[A-Z]")
 _CAPTURES_GRAPH = re.compile(r"GraphInstantiate|GraphCreate|StreamEndCapture")
 _WAITS_FOR_ALL = re.compile(r"(?:Device|Ctx)Synchronize")
 
@@ -204,12 +205,16 @@ def _of_launches(trace: RankTrace, streams: _Streams) -> Iterator[str]:
 def _lost_kernels(trace: RankTrace) -> int:
     """Count launches without a kernel, but for the last ones: their kernels may have run later.
 
-    Where a graph is captured, calls launch nothing; they are not told from those that did.
+    Where a graph is captured, calls launch nothing; they are not told from those that did. Intel's
+    runtime launches by calls of its driver: of the two, one alone need have the kernel.
     """
-    expected = _called(trace, _LAUNCHES_ONE)
-    expected[trace.kernels.launch[trace.kernels.launch >= 0]] = False
-    missing = np.flatnonzero(expected)
     joined = trace.kernels.launch[trace.kernels.launch >= 0]
+    expected = _called(trace, _LAUNCHES_ONE)
+    expected[joined] = False
+    driver = _called(trace, _DRIVER_OF_INTEL)
+    if driver.any():
+        expected &= driver == (2 * int(driver[joined].sum()) > len(joined))
+    missing = np.flatnonzero(expected)
     if not len(missing) or not len(joined):
         return 0
     captured = np.flatnonzero(_called(trace, _CAPTURES_GRAPH))
