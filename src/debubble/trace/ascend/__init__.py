@@ -51,6 +51,8 @@ _COPY = re.compile(r"MEMCPY|DMA", re.IGNORECASE)
 _HCOM = re.compile(r"hcom_", re.IGNORECASE)
 # Lanes of talk are no streams; their numbers are kept apart from those of streams.
 _TALKS_APART = 1_000_000_000
+# The year 2096: what lies beyond is no time.
+_MOST_US = Decimal(4 * 10**15)
 _STREAM = re.compile(r"\d{1,9}")
 _RANK_BESIDE = re.compile(r"profiler_info_(\d{1,7})\.json")
 
@@ -178,7 +180,7 @@ def _processes(events: Sequence[_Event], names: frozenset[str] | set[str]) -> se
 def _arguments(event: _Event) -> _Args:
     try:
         return msgspec.json.decode(event.args, type=_Args)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _Args()
 
 
@@ -256,7 +258,7 @@ def _stamp(told: float | str, file: str) -> Decimal:
         value = Decimal(str(told))
     except InvalidOperation:
         value = Decimal("nan")
-    if not value.is_finite():
+    if not value.is_finite() or abs(value) > _MOST_US:
         raise TraceError(f"{str(told)[:40]!r} is no time", file=file, hint="copy it again")
     return value
 
