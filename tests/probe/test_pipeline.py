@@ -105,7 +105,7 @@ def test_a_step_is_written_as_a_table_that_every_verb_reads(tmp_path):
     pipelines = Pipelines(probe=probed(layers()), wire=wire)
     found = pipelines.simulate(Setting(stages=4, microbatches=8, tokens=64))
     file = tmp_path / "step.csv"
-    file.write_text(write_table(found), "utf-8")
+    file.write_text(write_table(found.program, found.times, found.message_bytes), "utf-8")
     figures = measure_pipeline(build_run(read_run(find_run([str(file)]))), 0)
     assert figures.batch_latency_ns == pytest.approx(found.window_ns, abs=1000)
     assert figures.bubble_fraction == pytest.approx(found.bubble_fraction, abs=1e-3)

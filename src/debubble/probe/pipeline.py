@@ -506,9 +506,8 @@ def engine_of(schedule: str, ranks: int, microbatches: int) -> Engine:
     return planned_engine(order_of(schedule, ranks, microbatches), way, rendezvous=False)
 
 
-def write_table(simulated: Simulated) -> str:
+def write_table(program: Program, times: Times, message_bytes: float | None) -> str:
     """Write a simulated step as an op table: every verb reads it like a run of its own."""
-    program, times = simulated.program, simulated.times
     passes, messages, batches = program.passes, program.messages, program.batches
     begin = int(times.pass_start.min())
     rows: list[tuple[int, int, int, str, int, int, int | str, int | str]] = []
@@ -517,7 +516,8 @@ def write_table(simulated: Simulated) -> str:
     of_pass = list(zip(*(column.tolist() for column in columns), strict=True))
     for (rank, stage, microbatch, kind), (start, end) in zip(of_pass, spans, strict=True):
         rows.append((rank, stage, microbatch, _OPS[PassKind(kind)], start, end, "", ""))
-    size, place = round(simulated.message_bytes), batches.place.tolist()
+    size = "" if message_bytes is None else round(message_bytes)
+    place = batches.place.tolist()
     start, end = np.maximum(times.batch_start, begin).tolist(), times.batch_end.tolist()
     ends = (messages.producer.tolist(), messages.sent.tolist(), messages.received.tolist())
     for producer, sent, received in zip(*ends, strict=True):
