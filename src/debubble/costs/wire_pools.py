@@ -268,7 +268,9 @@ def _measure(transfers: Transfers, kept: Flags) -> tuple[Messages, bool]:
     # On its way it is from when it leaves to when it is there, as far as either side shows it.
     arrives = np.where(several, np.minimum(transfers.send_end_ns, over), over)
     arrives = np.maximum(np.where(early, transfers.send_end_ns, arrives), leaves)
-    beside = time_under(leaves, arrives, leaves, arrives) / np.maximum(arrives - leaves, 1) - 1
+    # What a slow hop holds back is on nobody else's way.
+    under = time_under(leaves, arrives, leaves[kept], arrives[kept])
+    beside = under / np.maximum(arrives - leaves, 1) - kept
     # What goes in the same kernel is part of it: the other half of an exchange, and all partners'.
     others = np.where(several, 0.0, np.maximum(beside - fused, 0.0))
     parts = [
@@ -317,9 +319,11 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
     shapes = np.isin(messages.kind, (_BOTH, _ONE, _SENDING, _LATE))
     usual = np.array([both, one_way, sending or 0.0, 0.0, 0.0, one_way])
     typical = usual[messages.kind[shapes]]
-    body = np.minimum(alone[shapes] / np.maximum(typical, 1.0), _TAIL)
+    body = alone[shapes] / np.maximum(typical, 1.0)
+    stalled = body >= _TAIL
+    body[stalled] = 1.0
     beside = np.exp(contention * messages.others[shapes])
-    tail = np.where(body < _TAIL, 0.0, messages.took_ns[shapes] - body * typical * beside)
+    tail = np.where(~stalled, 0.0, messages.took_ns[shapes] - body * typical * beside)
     step = messages.step[shapes]
     if not len(body):
         body, tail, step = np.ones(1), np.zeros(1), np.zeros(1, dtype=np.int64)
