@@ -11,7 +11,7 @@ Medians miss real runs by a tenth, for tails are the point. A message is measure
 
     1 to 2    [send]             others on their way make it longer: by `contention` each
     2 to 3      [send··]
-    0 to 1      [send·········]  a stall: what it takes beyond twice its time is a tail
+    0 to 1      [send·········]  a stall, from twice its time on: all beyond its time is a tail
 
 Where none is ever buffered a sender waits, and all count from when both were there. Each is held
 against what is typical of its kind. Those of one step are drawn together: steps differ in how often
@@ -42,7 +42,8 @@ _NEARLY_ALL = 0.25
 BUFFERED_BYTES = 2.5 * 1024**2
 # Small messages are buffered whole; some of their time is seen all the same.
 _LEAST_SEEN = 0.25
-# Beyond so many times what is typical, a message was held up: that is a tail.
+# From so many times what is typical on, a message was held up: what it takes more is a tail, which
+# has nothing to do with its size.
 _TAIL = 2.0
 # From launch to launch of one program tails take more or less by this share: recorded runs.
 _LAUNCHES = 0.5
@@ -97,7 +98,7 @@ class WirePools:
     sending: float
     """Of the send alone, buffered."""
     body: F64
-    """Of each measured message: how many times what is typical, a tail left out."""
+    """Of each measured message: how many times what is typical; 1 of one that was held up."""
     tail_ns: F64
     """And what it took beyond that."""
     step: I64
@@ -205,7 +206,10 @@ def pool_wires(timeline: Timeline, pipeline: int) -> WirePools:
 
 
 def join_pools(pools: WirePools, other: WirePools) -> WirePools:
-    """Put the messages of two runs, all of one size, together."""
+    """Put the messages of two runs, all of one size, together.
+
+    Hops that are slow in the first stay as slow as they are there; those of the other are its own.
+    """
     own, more = pools.messages, other.messages
     later = more.step + 1 + int(own.step.max(initial=-1))
     messages = Messages(
@@ -220,7 +224,9 @@ def join_pools(pools: WirePools, other: WirePools) -> WirePools:
         buffers=pools.buffers or other.buffers,
         shared=pools.shared and other.shared,
     )
-    return replace(joined, slow=pools.slow, batched=pools.batched)
+    usual = pools.one_way / max(joined.one_way, 1.0)
+    slow = {hop: times * usual for hop, times in pools.slow.items()}
+    return replace(joined, slow=slow, batched=pools.batched)
 
 
 def _slow_hops(transfers: Transfers) -> dict[Hop, float]:
