@@ -164,6 +164,13 @@ def test_what_an_optimizer_holds_between_steps_is_the_peak_where_it_is_more():
     assert predict_peaks(fit_memory([low]), low.order)[0].peak_bytes == 100.0
 
 
+def test_what_is_held_between_steps_shrinks_with_the_buffers_of_microbatches():
+    run = a_run_of(*[a_rank_of(100.0, between_peak_bytes=300.0)] * 2, message_bytes=5.0)
+    found = {m: predict_peaks(fit_memory([run]), order_of("1f1b", 2, m)) for m in (2, 4, 8)}
+    # Of each microbatch the batch's share, and a buffer for what comes from the other rank.
+    assert {m: peaks[0].peak_bytes for m, peaks in found.items()} == {2: 280.0, 4: 300.0, 8: 340.0}
+
+
 def test_layers_weigh_what_they_do_on_ranks_that_hold_nothing_else():
     """The first of three has an embedding, the last a head; only the middle one tells."""
     ends, middle = (

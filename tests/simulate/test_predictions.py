@@ -33,12 +33,11 @@ def test_half_of_the_runs_are_predicted_within_three_percent(results):
 def test_most_are_within_eight_percent_and_what_is_not_is_known(results):
     # One size tells little of another; the uneven run stalled more often than the even one; the
     # interleaved run had slower wires than the run it is predicted from.
-    far = {(of.source, of.target) for of in (r.pair for r in results if abs(r.error) > r.allowed)}
+    far = {(of.source, of.target) for of in (r.pair for r in results if r.over)}
     chance = {
         ("h200_free/c_fwd_m6_7333", "h200_free/c_fwd_m6"),
         ("h200_free/c_fwd_m6_7333", "even, m 20"),
         ("h200_free/a_1f1b_m8", "h200_free/a_i1f1b_m8"),
-        ("h200_free/a_i1f1b_m8", "zbv"),
     }
     sizes = {(r.pair.source, r.pair.target) for r in results if r.pair.kind == "size"}
     assert far <= chance | sizes

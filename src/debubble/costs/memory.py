@@ -97,7 +97,8 @@ class RankCosts:
     layers: tuple[int, ...] | None
     """Of each stage, in the first run."""
     between_bytes: float = 0.0
-    """What it holds at most between the passes of two steps, as an optimizer's step does."""
+    """What it holds at most between the passes of two steps, as an optimizer's step does, beyond
+    buffers for each microbatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +305,7 @@ def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that 
     static = sum(mine) * costs.layer_static_bytes
     fixed = rank.fixed_bytes - (1 - scale) * rank.transient_bytes
     moved = sum(mine) - sum(rank.layers or mine)
-    between = rank.between_bytes + costs.layer_between_bytes * moved
+    between = rank.between_bytes + buffers + costs.layer_between_bytes * moved
     return PeakMemory(
         peak_bytes=max(fixed + static + buffers + float(level[highest]), between),
         activation_bytes=float(activation[highest]),
@@ -363,7 +364,8 @@ def _fit_rank(runs: Sequence[MemoryRun], position: int, costs: MemoryCosts) -> R
         columns = np.stack((np.ones(len(counts)), counts), axis=1)
         slope = float(np.linalg.lstsq(columns, np.array(left), rcond=None)[0][1])
     fixed = float(np.mean([rest - slope * m for rest, m in zip(left, counts, strict=True)]))
-    between = seen[0].between_peak_bytes
+    each = slope + costs.message_bytes * _stage_ends(runs[0].order, position)
+    between = seen[0].between_peak_bytes - each * runs[0].microbatches
     return replace(bare, fixed_bytes=fixed, buffer_bytes=slope, between_bytes=between)
 
 
