@@ -81,6 +81,8 @@ class Source:
     bubble_fraction: float
     busy_share: float
     """Of a pass's stretch, what is compute."""
+    repaired: bool = False
+    """Hops that were slow in the run are taken to be as the others are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
