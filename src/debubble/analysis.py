@@ -154,8 +154,14 @@ class Analysis:
     @cached_property
     def server_notes(self) -> ServerNotes | None:
         """What the server said of itself around the capture, where `capture --server` noted it."""
-        folders = {str(Path(rank.file).parent) for rank in self.pipeline.ranks if rank.file}
-        found = [notes for folder in sorted(folders) if (notes := read_server_notes(folder))]
+        files = [Path(rank.file) for rank in self.pipeline.ranks if rank.file]
+        names = {file.name for file in files}
+        found = [
+            notes
+            for folder in sorted({str(file.parent) for file in files})
+            # They are of the newest capture in a folder: others may lie beside it.
+            if (notes := read_server_notes(folder)) and names & {*notes.traces}
+        ]
         return found[0] if found else None
 
     @cached_property
