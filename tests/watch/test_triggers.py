@@ -30,7 +30,8 @@ class Engine:
 
     def page(self):
         self.tokens += 50
-        return f"vllm:num_requests_waiting {self.waiting}\nvllm:generation_tokens_total {self.tokens}\n"
+        waiting = f"vllm:num_requests_waiting {self.waiting}\n"
+        return f"{waiting}vllm:generation_tokens_total {self.tokens}\n"
 
     def order(self, path, _body):
         self.start() if path == "/start_profile" else self.stop()
