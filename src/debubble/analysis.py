@@ -285,6 +285,7 @@ class Analysis:
             traffic=traffic,
             tokens_out_per_s=around.tokens_out_per_s if around else None,
             requests_running=around.requests_running if around else None,
+            requests_waiting=around.requests_waiting if around else None,
             tokens_in_out=lengths,
         )
 
