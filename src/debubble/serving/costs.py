@@ -22,12 +22,13 @@ import numpy as np
 
 from debubble.serving.batches import UNSEEN, Batches, Phase, pass_rows
 from debubble.serving.queue import Queue
-from debubble.timeline.model import I64, Flags, RankTimeline
-from debubble.timeline.work import find_synchronisations, find_work
+from debubble.timeline.model import I64, Flags, RankTimeline, Synchronisations
+from debubble.timeline.work import Work, find_synchronisations, find_work
 from debubble.trace.columns import RankTrace
 
-# From a launch to the kernel's start, on a device that has nothing to do.
-_LATENCY_NS = 5_000
+_OF_CONTEXT = 2 / 3
+# What is launched so long before the kernel ahead of it ends surely waits for it alone.
+_QUEUED_NS = 15_000
 _ATTENTION = re.compile(r"sdpa|flash|fmha|attention|mha|softmax", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _MATRIX = re.compile(r"gemm|nvjet|cutlass|xmma|bmm", re.IGNORECASE)
@@ -35,6 +36,18 @@ _MATRIX = re.compile(r"gemm|nvjet|cutlass|xmma|bmm", re.IGNORECASE)
 _MOST_SPREAD = (0.5, 2.0)
 # A turn of a host that so many batches show is what it takes.
 _FEW = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reflexes:
+    """How quickly a device and its host go on, as a trace shows it: no profiler changes that."""
+
+    gap_ns: float = 0.0
+    """From one kernel to the next that was launched long before."""
+    latency_ns: float = 5_000.0
+    """From a launch to the kernel's start, on a device that has nothing to do."""
+    wake_ns: float = 0.0
+    """From the end of a kernel to that of the call that waited for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +59,20 @@ class Program:
     device_ns: I64
     """Of the kernel that is launched; 0 of a call that waits."""
     waits: Flags
+    reflexes: Reflexes
 
     def run(self, hosts: float, device: float) -> float:
         """Return what the pass takes with hosts so many times as quick, kernels so many as long."""
         host = at = 0.0
+        gap, latency = self.reflexes.gap_ns, self.reflexes.latency_ns
         steps = (self.host_ns / hosts).tolist()
         kernels = (self.device_ns * device).tolist()
         for step, kernel, waits in zip(steps, kernels, self.waits.tolist(), strict=True):
             host += step
             if waits:
-                host = max(host, at)
+                host = max(host, at + self.reflexes.wake_ns)
             else:
-                at = max(at, host + _LATENCY_NS) + kernel
+                at = max(at + gap, host + latency) + kernel
         return at
 
 
@@ -253,19 +268,47 @@ def _read_program(
     moments, stays = moments[order], stays[order]
     before = np.concatenate((moments[:1], moments[:-1] + stays[:-1]))
     program = Program(
-        host_ns=np.maximum(moments - before, 0), device_ns=device[order], waits=waits[order]
+        host_ns=np.maximum(moments - before, 0),
+        device_ns=device[order],
+        waits=waits[order],
+        reflexes=_read_reflexes(work, calls),
     )
     names = [trace.names[number] for number in work.name[rows].tolist()]
-    attends = np.zeros(len(names), dtype=bool)
+    attends = np.zeros(len(names))
+    products = np.flatnonzero([bool(_MATRIX.search(name)) for name in names])
     for row, name in enumerate(names):
         if _SOFTMAX.search(name) and not _MATRIX.search(name):
-            # Written out, attention is all from one product of matrices to the other.
-            first = next((at for at in range(row, -1, -1) if _MATRIX.search(names[at])), row)
-            stop = next((at for at in range(row, len(names)) if _MATRIX.search(names[at])), row)
-            attends[first : stop + 1] = True
+            # Written out, attention is all from one product of matrices to the other. What is
+            # between the projection and them makes queries, keys and values ready: two of three
+            # are of the context.
+            number = int(np.searchsorted(products, row))
+            bounds = [0, *products.tolist(), len(names) - 1]
+            projection, first, stop = bounds[max(number - 1, 0)], bounds[number], bounds[number + 1]
+            attends[projection + 1 : first] = _OF_CONTEXT
+            attends[first : stop + 1] = 1.0
         elif _ATTENTION.search(name):
-            attends[row] = True
-    return program, float(kernels[attends].sum())
+            attends[row] = 1.0
+    return program, float((kernels * attends).sum())
+
+
+def _read_reflexes(work: Work, calls: Synchronisations) -> Reflexes:
+    """Measure them over a whole trace; what it does not show is as usual."""
+    usual, ends = Reflexes(), np.maximum.accumulate(work.end_ns)
+    free, start, issued = ends[:-1], work.start_ns[1:], work.issued_ns[1:]
+    gaps = (start - free)[(issued < free - _QUEUED_NS) & (start >= free)]
+    delays = (start - issued)[issued > free]
+    last = np.searchsorted(ends, calls.end_ns, side="right") - 1
+    kept = (last >= 0) & (ends[last] > calls.start_ns)
+    wakes = (calls.end_ns - ends[last])[kept]
+
+    def middle(found: I64, otherwise: float) -> float:
+        return float(np.median(found)) if len(found) >= _FEW else otherwise
+
+    return Reflexes(
+        gap_ns=middle(gaps, usual.gap_ns),
+        latency_ns=middle(delays, usual.latency_ns),
+        wake_ns=middle(wakes, usual.wake_ns),
+    )
 
 
 def pass_ns(  # noqa: PLR0913 (what a pass is made of)

@@ -27,7 +27,7 @@ _OFF = {
     "split": 0.10,
     "clients": 0.05,
     "requests": 0.05,
-    "prompts": 0.07,
+    "prompts": 0.08,
     "chunk": 0.12,
     "hop": 0.10,
 }
