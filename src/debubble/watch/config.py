@@ -52,6 +52,8 @@ class Trigger(Table, frozen=True, kw_only=True):
     every_s: float = field(name="every", default=3600.0)
     jitter: float = 0.1
     seconds: float = 5.0
+    around_s: float = field(name="around", default=2.0)
+    """How long its own metrics are noted before and after; 0 for not at all."""
     steps: _Count | None = None
     quiet_hours: tuple[tuple[time, time], ...] = ()
     """Local time; from, to."""
@@ -294,7 +296,7 @@ def _read_hours(text: str) -> tuple[time, time]:
 
 
 _READERS: dict[str, Callable[[str], object]] = {
-    **dict.fromkeys(("settle", "poll", "every", "seconds", "timeout"), parse_period),
+    **dict.fromkeys(("settle", "poll", "every", "seconds", "around", "timeout"), parse_period),
     **dict.fromkeys(("jitter", "false_alarms"), parse_share),
     "max_inflated": parse_bytes,
     "name": _read_name,

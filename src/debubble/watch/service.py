@@ -487,6 +487,7 @@ def _order(source: Source, trigger: Trigger) -> ServerOrder:
         out=Path(source.folder),
         seconds=trigger.seconds,
         steps=trigger.steps,
+        around_s=trigger.around_s,
     )
 
 
