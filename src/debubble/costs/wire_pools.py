@@ -43,7 +43,7 @@ BUFFERED_BYTES = 2.5 * 1024**2
 # Small messages are buffered whole; some of their time is seen all the same.
 _LEAST_SEEN = 0.25
 # Beyond so many times what is typical, a message was held up: that is a tail.
-_TAIL = 2.0
+STALLS_FROM = 2.0
 # From launch to launch of one program tails take more or less by this share: recorded runs.
 _LAUNCHES = 0.5
 # Another message on its way adds so much to the logarithm of a time. Recorded runs whose ranks
@@ -317,9 +317,9 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
     shapes = np.isin(messages.kind, (_BOTH, _ONE, _SENDING, _LATE))
     usual = np.array([both, one_way, sending or 0.0, 0.0, 0.0, one_way])
     typical = usual[messages.kind[shapes]]
-    body = np.minimum(alone[shapes] / np.maximum(typical, 1.0), _TAIL)
+    body = np.minimum(alone[shapes] / np.maximum(typical, 1.0), STALLS_FROM)
     beside = np.exp(contention * messages.others[shapes])
-    tail = np.where(body < _TAIL, 0.0, messages.took_ns[shapes] - body * typical * beside)
+    tail = np.where(body < STALLS_FROM, 0.0, messages.took_ns[shapes] - body * typical * beside)
     step = messages.step[shapes]
     if not len(body):
         body, tail, step = np.ones(1), np.zeros(1), np.zeros(1, dtype=np.int64)
@@ -352,7 +352,7 @@ def _contention(messages: Messages, *, shared: bool) -> float:
     for kind in (_BOTH, _ONE):
         mine = messages.kind == kind
         took = np.maximum(messages.took_ns[mine], 1.0)
-        usual = took < _TAIL * np.median(took) if len(took) else np.zeros(0, dtype=bool)
+        usual = took < STALLS_FROM * np.median(took) if len(took) else np.zeros(0, dtype=bool)
         if usual.sum() >= _FEWEST:
             x, y = messages.others[mine][usual], np.log(took[usual])
             xs.append(x - x.mean())
