@@ -16,7 +16,17 @@ from torch.distributed.pipelining import schedules, stage
 
 from debubble.meter import hooks as meter_hooks
 from debubble.meter.hooks import Hooks, Place
-from debubble.meter.record import BYTES, END, MICROBATCH, OP, PEER, STAGE, HostClock, Recorder
+from debubble.meter.record import (
+    BYTES,
+    END,
+    MICROBATCH,
+    OP,
+    PEER,
+    STAGE,
+    START,
+    HostClock,
+    Recorder,
+)
 
 MIDDLE = Place(rank=1, ranks=(0, 1, 2))
 
@@ -205,3 +215,23 @@ def test_all_is_as_it_was_once_the_meter_is_gone():
     hooked.remove()
     assert [vars(owner)[name] for owner, name in functions] == before
     assert all(now is not was for now, was in zip(during, before, strict=True))
+
+
+def test_the_work_of_a_pass_tells_when_it_began_and_ended(hooks):
+    moments = []
+
+    def engine_run_backward():
+        moments.append(hooks.recorder.inside[START])
+        assert hooks.recorder.inside[END] is None
+
+    module = types.SimpleNamespace(_engine_run_backward=engine_run_backward)
+    hooks._hook_autograd(module)
+    hooks.recorder.beat()
+    row = hooks.recorder.begin("B", 0, 0)
+    began = row[START]
+    module._engine_run_backward()
+    ended = row[END]
+    hooks.recorder.end(row)
+    assert began < moments[0] < ended
+    assert (row[START], row[END]) == (moments[0], ended)
+    assert hooks.recorder.inside is None

@@ -181,17 +181,3 @@ def test_the_hosts_times_are_those_that_all_processes_share():
     (step,) = recorder.finished()
     assert step.rows[0][OP] == "B"
     assert before - MS < row[START] <= row[END] < after + MS
-
-
-def test_work_inside_a_pass_tells_when_it_began_and_ended():
-    recorder = Recorder(record.HostClock())
-    recorder.beat()
-    row = recorder.begin("B", 0, 0)
-    began = row[START]
-    held = recorder.begin_work()
-    recorder.end_work(held)
-    ended = row[END]
-    recorder.end(row)
-    assert row[START] > began
-    assert row[END] == ended
-    assert recorder.inside is None

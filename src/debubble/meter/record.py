@@ -181,6 +181,8 @@ class Recorder:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock
+        self.mark: Callable[..., Any] = _mark_nothing if clock is None else clock.mark
+        """Mark this moment, by a mark that is not needed any more: the clock's own, at one call."""
         self.number = 0
         """Of the open step."""
         self.left_out = 0
@@ -194,7 +196,8 @@ class Recorder:
         """End the open step, and begin the next."""
         if self.clock is None:
             self.clock = _choose_clock()
-        now = self.clock.mark()
+            self.mark = self.clock.mark
+        now = self.mark()
         step, self._open, self.inside = self._open, None, None
         if step is not None:
             self.number += 1
@@ -220,13 +223,13 @@ class Recorder:
 
         `tells`: its work will tell when it begins and ends.
         """
-        step, clock = self._open, self.clock
-        if step is None or clock is None or not step.whole:
+        step = self._open
+        if step is None or not step.whole:
             return None
         if len(step.rows) >= MOST_ROWS:
             step.whole, step.rows = False, []
             return None
-        mark = None if tells else clock.mark()
+        mark = None if tells else self.mark()
         if mark is None and not tells:
             return None
         row = [op, stage, microbatch, mark, None, -1, -1, None]
@@ -243,25 +246,10 @@ class Recorder:
         if row[START] is None:
             row[START] = row[END]  # it did nothing
 
-    def begin_work(self) -> Row | None:
-        """Note that work of the pass begins here, and not where its framework began with it."""
-        row = self.inside
-        if row is not None and row[END] is None:
-            row[START] = self.mark(row[START])
-        return row
-
-    def end_work(self, row: Row) -> None:
-        """Note that its work ends here, as far as is known."""
-        row[END] = self.mark(row[END])
-
     def stop(self) -> None:
         """Record nothing from here on."""
-        self._open, self.clock = None, None
+        self._open, self.clock, self.mark = None, None, _mark_nothing
         self._ended.clear()
-
-    def mark(self, used: Any = None) -> Any:
-        """Mark this moment, by a mark that is not needed any more."""
-        return None if self.clock is None else self.clock.mark(used)
 
     def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> Any:
         """Mark when a message will be there; None where that is known after the wait alone."""
@@ -281,6 +269,10 @@ class Recorder:
     def last(self) -> Row | None:
         """The newest row of the open step."""
         return self._open.rows[-1] if self._open is not None and self._open.rows else None
+
+
+def _mark_nothing(used: Any = None) -> None:
+    """Stand in for a clock before the first step, and after the last."""
 
 
 def _choose_clock() -> Clock:
