@@ -235,3 +235,24 @@ def test_the_work_of_a_pass_tells_when_it_began_and_ended(hooks):
     assert began < moments[0] < ended
     assert (row[START], row[END]) == (moments[0], ended)
     assert hooks.recorder.inside is None
+
+
+def test_weight_gradients_that_are_added_up_after_autograd_are_part_of_their_pass(hooks):
+    ended = []
+
+    class Stage:
+        stage_index = 1
+
+        def backward_weight_one_chunk(self, bwd_chunk_id):
+            module._engine_run_backward()
+            ended.append(hooks.recorder.inside[END])
+            return bwd_chunk_id
+
+    module = types.SimpleNamespace(_engine_run_backward=lambda: None)
+    hooks._hook_autograd(module)
+    hooks._hook_stages(types.SimpleNamespace(_PipelineStageBase=Stage))
+    hooks.recorder.beat()
+    assert Stage().backward_weight_one_chunk(3) == 3
+    row = hooks.recorder.last
+    assert (row[OP], row[STAGE], row[MICROBATCH]) == ("W", 1, 3)
+    assert row[END] > ended[0]

@@ -98,8 +98,9 @@ class DeviceClock:
         self._queues: dict[int, Any] = {}
         """The job's queues by address: to ask for the current one anew takes microseconds."""
         self._device = torch.cuda.current_device()
-        self._beside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        """Waits for messages and marks them, so that compute before the wait hides no end."""
+        self._beside: Any = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+        """Waits for messages and marks them, so that compute before the wait hides no end. Streams
+        of one priority may share a queue of the device, and be held up by its compute."""
         self._origin: tuple[Any, float] | None = None
         """The last end of a step that was read, and its time on the device's clock."""
         self._ahead: tuple[float, float] | None = None
@@ -160,10 +161,10 @@ class DeviceClock:
         self._ahead = ahead, at
         since = time.time_ns() - time.perf_counter_ns() + int(ahead)  # no float holds an epoch's ns
         through: dict[Any, tuple[int, int, int]] = {}
-        for row in step.rows:
+        ends = self._ends(step.rows, passed)
+        for row, ended_at in zip(step.rows, ends, strict=True):
             together = id(row[END])
-            start = int(passed[id(row[START])]) + since
-            end = start if row[END] is None else int(passed[id(row[END])]) + since
+            start, end = int(passed[id(row[START])]) + since, int(ended_at) + since
             if row[QUEUE] is not None:
                 # It begins once the one before it in its queue is through; or is one with it.
                 mark, began, ended = through.get(row[QUEUE], (0, start, start))
@@ -174,6 +175,26 @@ class DeviceClock:
         self._origin = step.ended[1], at
         self._free += [mark[1] for mark in marks.values() if mark is not step.ended]
         return True
+
+    def _ends(self, rows: list[Row], passed: dict[int, float]) -> list[float]:
+        """Return when each row ended, on the device's clock.
+
+        A job may wait for what it sent long after it is gone, and devices with few queues pass the
+        mark of a wait late. Messages of a queue end one after the other: one that seems to end
+        after the next did was through, at the latest, when that was asked for.
+        """
+        ends = []
+        following: dict[Any, tuple[int, float, float]] = {}
+        for row in reversed(rows):
+            began = passed[id(row[START])]
+            ended = began if row[END] is None else passed[id(row[END])]
+            if row[QUEUE] is not None:
+                mark, asked, done = following.get(row[QUEUE], (id(row[END]), began, ended))
+                if mark != id(row[END]) and ended > done:
+                    ended = max(began, min(asked, done))
+                following[row[QUEUE]] = id(row[END]), began, ended
+            ends.append(ended)
+        return ends[::-1]
 
 
 class Recorder:

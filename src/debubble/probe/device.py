@@ -298,13 +298,15 @@ class Bench:
                 if module is layer:
                     break
                 x = module(x)
-        while not until():
-            # The device has the next pass at hand while the host looks.
-            for _ in range(_DEEP):
+        # Asked after a round, not before: the first one builds kernels for seconds.
+        done = False
+        while not done:
+            for _ in range(_DEEP):  # the device has the next pass at hand
                 y = layer(x.detach().requires_grad_(self._trains))
                 if self._trains:
                     torch.autograd.backward(y, torch.randn_like(y))
             self._settle()
+            done = until()
 
     def time_messages(self, number: int, folder: Path) -> list[dict[str, Any]]:
         """Time messages between the first two copies, one way and both ways at once.
