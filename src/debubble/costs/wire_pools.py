@@ -45,7 +45,7 @@ BUFFERED_BYTES = 2.1 * 1024**2
 _LEAST_SEEN = 0.25
 # From so many times what is typical on, a message was held up: what it takes more is a tail, which
 # has nothing to do with its size.
-_TAIL = 2.0
+STALLS_FROM = 2.0
 # From launch to launch of one program tails take more or less by this share: recorded runs.
 _LAUNCHES = 0.5
 # Another message on its way adds so much to the logarithm of a time. Recorded runs whose ranks
@@ -329,7 +329,7 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
     usual = np.array([both, one_way, sending or 0.0, 0.0, 0.0, one_way])
     typical = usual[messages.kind[shapes]]
     body = alone[shapes] / np.maximum(typical, 1.0)
-    stalled = body >= _TAIL
+    stalled = body >= STALLS_FROM
     body[stalled] = 1.0
     beside = np.exp(contention * messages.others[shapes])
     tail = np.where(~stalled, 0.0, messages.took_ns[shapes] - body * typical * beside)
@@ -365,7 +365,7 @@ def _contention(messages: Messages, *, shared: bool) -> float:
     for kind in (_BOTH, _ONE):
         mine = messages.kind == kind
         took = np.maximum(messages.took_ns[mine], 1.0)
-        usual = took < _TAIL * np.median(took) if len(took) else np.zeros(0, dtype=bool)
+        usual = took < STALLS_FROM * np.median(took) if len(took) else np.zeros(0, dtype=bool)
         if usual.sum() >= _FEWEST:
             x, y = messages.others[mine][usual], np.log(took[usual])
             xs.append(x - x.mean())
