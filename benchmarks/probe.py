@@ -23,7 +23,7 @@ from typing import Any
 
 from debubble.costs.wire_pools import BOTH_OVER_ONE
 from debubble.demo.launch import RunFiles, run_workload
-from debubble.demo.truth import read_truth
+from debubble.demo.layers import read_truth
 from debubble.demo.workload import Workload
 from debubble.links.hop_times import fit_line
 from debubble.links.live.launch import run_here

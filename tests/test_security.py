@@ -23,7 +23,7 @@ CONNECTING = {
 }
 MAY_CONNECT = {
     "capture/fetch.py",
-    "cli/open_trace.py",
+    "cli/find.py",
     "links/live/rank.py",
     "load.py",
     "meter/trigger.py",

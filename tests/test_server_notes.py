@@ -10,7 +10,7 @@ import pytest
 
 from debubble.capture.server import ServerCapture
 from debubble.errors import CaptureError
-from debubble.report.capture import server_json, server_page
+from debubble.report.inspect import server_json, server_page
 from debubble.server_notes import (
     NAME,
     SCHEMA,

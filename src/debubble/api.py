@@ -27,7 +27,7 @@ from debubble.answers.plan import PlanAnswer, answer_plan
 from debubble.answers.simulate import Request, SimulateAnswer, answer_simulate
 from debubble.errors import UsageError
 from debubble.fleet.survey import Means, Question
-from debubble.ledger.waits import list_waits
+from debubble.ledger.ledger import list_waits
 from debubble.links.wiring import read_history
 from debubble.measure.compare import DEFAULT_THRESHOLD
 from debubble.measure.compare import compare as compare_runs

@@ -23,7 +23,7 @@ from debubble.links.live.measured import (
     write_measured,
 )
 from debubble.links.live.rank import Round, as_rungs
-from debubble.report.link_tests import draw_matrix
+from debubble.report.links import draw_matrix
 
 SIZES = sizes_of(4 * 1024**2)
 

@@ -28,10 +28,9 @@ from debubble.report.html.plan import plan_report
 from debubble.report.html.views import pipelines_shown
 from debubble.report.inspect import inspect_page
 from debubble.report.links import links_page
-from debubble.report.markdown import as_markdown
 from debubble.report.plan import plan_page
 from debubble.report.simulate import simulate_page
-from debubble.report.text import print_page
+from debubble.report.text import as_markdown, print_page
 from debubble.trace.run import find_run, read_run
 
 pytestmark = pytest.mark.slow

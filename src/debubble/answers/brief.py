@@ -17,11 +17,10 @@ from debubble.answers.base import Answer, AnswerWarning, Part, json_text
 from debubble.answers.change import ChangePart
 from debubble.answers.compare import CompareAnswer, DifferencePart
 from debubble.answers.find import FindAnswer
-from debubble.answers.inspect import InspectAnswer
+from debubble.answers.inspect import InspectAnswer, NoPipelineAnswer
 from debubble.answers.ledger import WaitedFor
 from debubble.answers.link_tests import LiveAnswer, LogsAnswer, TestedHop
 from debubble.answers.links import HopPart, LinksAnswer
-from debubble.answers.no_pipeline import NoPipelineAnswer
 from debubble.answers.plan import EmitPart, OptionPart, PlanAnswer
 from debubble.answers.server_plan import (
     ServedPart,

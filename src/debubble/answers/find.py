@@ -6,6 +6,7 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, explain_nulls, list_warnings, seconds
+from debubble.answers.inspect import FIND_SCHEMA, say_busy
 from debubble.answers.ledger import (
     WITHOUT_TRACE,
     AccountPart,
@@ -21,7 +22,6 @@ from debubble.answers.ledger import (
     worth_savings,
 )
 from debubble.answers.links import HopPart, hop_parts
-from debubble.answers.no_pipeline import SCHEMA, say_busy
 from debubble.answers.replicas import ReplicasPart, answer_replicas
 from debubble.answers.serving import (
     PhasePart,
@@ -233,7 +233,7 @@ class PipelinePart(Part, frozen=True, kw_only=True):
 class FindAnswer(Answer, frozen=True, kw_only=True):
     """The pipeline to look into in full, the others as a line each."""
 
-    schema: str = SCHEMA
+    schema: str = FIND_SCHEMA
     run: RunPart
     numbers: NumbersPart
     job: JobPart | None

@@ -22,7 +22,7 @@ from debubble.meter.settings import (
     environment_for,
     list_segments,
 )
-from debubble.report.capture import meter_json, meter_page
+from debubble.report.inspect import meter_json, meter_page
 from debubble.units import parse_period
 
 

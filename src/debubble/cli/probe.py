@@ -28,7 +28,7 @@ from debubble.links.live.launch import run_here
 from debubble.links.live.measured import FEWEST_SAMPLES, is_measured, read_measured
 from debubble.probe.pipeline import Pipelines, Probe, Setting, Wire, is_probe, read_probe, wire_of
 from debubble.probe.pipeline import write_table as table_of
-from debubble.report.probe import probe_page
+from debubble.report.simulate import probe_page
 from debubble.units import parse_bytes, parse_duration, parse_rate
 from debubble.whole_file import write_file
 

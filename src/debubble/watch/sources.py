@@ -22,7 +22,7 @@ from debubble.trace.source import Limits, is_url, locate, plain_errors
 from debubble.units import printable
 from debubble.watch.config import Source
 from debubble.watch.journal import Journal
-from debubble.watch.log import log
+from debubble.watch.supervise import log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

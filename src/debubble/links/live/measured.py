@@ -23,12 +23,12 @@ from statistics import median, quantiles
 from typing import Any
 
 from debubble.errors import LogError, UsageError
-from debubble.links.classes import LinkClass
 from debubble.links.hop_times import Fit, Hop, fit_line, middle_of_others
 from debubble.links.judge import (
     SLOW,
     SLOW_FOR_ITS_CLASS,
     Judgement,
+    LinkClass,
     Past,
     decide,
     judge_ratio,

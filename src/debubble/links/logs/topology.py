@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from debubble.links.classes import CLASSES, LinkClass, nvlink_of
 from debubble.links.hop_times import Hop
+from debubble.links.judge import CLASSES, LinkClass, nvlink_of
 from debubble.links.logs.model import NvlinkErrors, NvlinkStatus, Topology, damaged, number
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")

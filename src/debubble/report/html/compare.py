@@ -6,9 +6,15 @@ from collections.abc import Sequence
 
 from debubble.answers.compare import LABELS, CompareAnswer, show_delta, show_figure
 from debubble.ledger.causes import CAUSES
-from debubble.report.html.charts import Pair, ledger_bars, pair_bars
 from debubble.report.html.page import Board, Report, Slot
-from debubble.report.html.sections import board_section, chart_section, definitions
+from debubble.report.html.sections import (
+    Pair,
+    board_section,
+    chart_section,
+    definitions,
+    ledger_bars,
+    pair_bars,
+)
 from debubble.report.html.views import MOST_BYTES, PipelineView, views_of
 from debubble.report.text import Page
 from debubble.units import show_bytes

@@ -9,21 +9,19 @@ from debubble.ledger.causes import CAUSES
 from debubble.ledger.savings import ALL
 from debubble.ledger.verdict import MATTERS
 from debubble.links.hop_times import Hop
-from debubble.report.html.charts import (
-    MOST_RANKS,
-    Cell,
-    ledger_bars,
-    matrix_markup,
-    saving_bars,
-    slowness_of,
-)
 from debubble.report.html.page import Board, Report, Slot
 from debubble.report.html.sections import (
+    MOST_RANKS,
+    Cell,
     advice_section,
     board_section,
     chart_section,
     definitions,
+    ledger_bars,
+    matrix_markup,
     replay_section,
+    saving_bars,
+    slowness_of,
 )
 from debubble.report.html.views import MOST_BYTES, PipelineView, View, views_of
 from debubble.report.text import Page
