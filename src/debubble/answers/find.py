@@ -12,13 +12,16 @@ from debubble.answers.ledger import (
     AccountPart,
     BottleneckPart,
     NamedCause,
+    RatesPart,
     ReplayPart,
     SavingPart,
+    Tariff,
     answer_account,
     answer_bottleneck,
     answer_causes,
     answer_replay,
     answer_savings,
+    rates_of,
     worth_savings,
 )
 from debubble.answers.links import HopPart, hop_parts
@@ -33,7 +36,6 @@ from debubble.answers.serving import (
     answer_stream_replay,
     answer_stream_savings,
 )
-from debubble.answers.worth import RatesPart, Tariff, rates_of
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
@@ -280,7 +282,7 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
     rates = rates_of(analysis, tariff or Tariff())
     pipeline, ledger, job = analysis.pipeline, analysis.ledger, analysis.job
     stream = analysis.stream
-    replicas = answer_replicas(analysis.replicas)
+    replicas = answer_replicas(analysis.replicas) if analysis.replicas else None
     answer = FindAnswer(
         run=_run_part(analysis),
         numbers=_numbers_part(pipeline, job),

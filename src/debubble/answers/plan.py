@@ -33,9 +33,16 @@ from debubble.answers.context_length import (
     say_cache,
     say_length,
 )
-from debubble.answers.ledger import answer_bottleneck, say_cause
+from debubble.answers.ledger import (
+    Rates,
+    RatesPart,
+    Tariff,
+    WorthPart,
+    answer_bottleneck,
+    rates_of,
+    say_cause,
+)
 from debubble.answers.links import HopPart, hop_parts
-from debubble.answers.worth import Rates, RatesPart, Tariff, WorthPart, rates_of
 from debubble.errors import Gap, UsageError
 from debubble.ledger.causes import Cause
 from debubble.plan.change import SEARCHED, Change, Hold

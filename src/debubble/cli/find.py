@@ -23,7 +23,7 @@ import click
 from debubble.analysis import Analysis
 from debubble.answers.find import FindAnswer, answer_find
 from debubble.answers.inspect import answer_no_pipeline, answer_ranks
-from debubble.answers.worth import Tariff
+from debubble.answers.ledger import Tariff
 from debubble.cli.gates import judge_bubbles, refuse_to_judge
 from debubble.cli.options import (
     Manners,

@@ -26,7 +26,7 @@ import click
 from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.answers.base import Answer, AnswerWarning, json_text
 from debubble.answers.brief import brief_of
-from debubble.answers.worth import Tariff
+from debubble.answers.ledger import Tariff
 from debubble.errors import Code, Gap, UsageError
 from debubble.fleet.survey import Means, Question, inspect_run
 from debubble.trace.digest.place import place_digests

@@ -10,6 +10,7 @@ import click
 
 from debubble.analysis import Analysis
 from debubble.answers.change import Tokens
+from debubble.answers.ledger import Tariff
 from debubble.answers.plan import (
     ANY,
     EmitPart,
@@ -18,7 +19,6 @@ from debubble.answers.plan import (
     refuse_unknown_frameworks,
 )
 from debubble.answers.server_plan import ServerQuestion, answer_server_plan
-from debubble.answers.worth import Tariff
 from debubble.cli.options import (
     Manners,
     Reader,

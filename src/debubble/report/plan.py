@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from debubble.answers.context_length import CachePart, LengthPart, least_left, name_length
+from debubble.answers.ledger import say_rates, worth_cells, worth_columns
 from debubble.answers.plan import PlanAnswer
 from debubble.answers.server_plan import ServerPlanAnswer
-from debubble.answers.worth import say_rates, worth_cells, worth_columns
 from debubble.report.text import FEW, Page, Table
 from debubble.units import (
     counted,

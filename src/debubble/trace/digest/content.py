@@ -48,9 +48,8 @@ from debubble.trace.digest.archive import (
     unpack_tables,
 )
 from debubble.trace.digest.place import BESIDE, DigestPlace, stamp_of, write_digest
-from debubble.trace.format import Head, Reading, Stamp, TraceFile
+from debubble.trace.format import Head, Reading, Sidecar, Stamp, TraceFile, read_sidecar
 from debubble.trace.optable import Op
-from debubble.trace.sidecar import Sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 
 _KINDS: dict[str, type[IntEnum]] = {
