@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 
 import debubble
 from debubble import drift
-from debubble.demo.launch import run_workload
-from debubble.demo.workload import Workload
+from debubble.demo.workload import Workload, run_workload
 from debubble.meter.figures import BLOCK, RankFigures, StepFigures
 from debubble.meter.settings import Settings, environment_for
 

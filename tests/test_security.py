@@ -24,7 +24,7 @@ CONNECTING = {
 MAY_CONNECT = {
     "capture/fetch.py",
     "cli/find.py",
-    "links/live/rank.py",
+    "links/__main__.py",
     "load.py",
     "meter/trigger.py",
 }

@@ -45,7 +45,7 @@ from debubble.report.simulate import simulate_page
 from debubble.report.svg import draw_svg
 from debubble.report.text import Page
 from debubble.schedules import state_schedule
-from debubble.trace.digest.place import place_digests
+from debubble.trace.digest.content import place_digests
 from debubble.trace.engine import engine_at
 from debubble.trace.run import find_run
 from debubble.units import NS_PER_S

@@ -16,7 +16,7 @@ from support.traces.recordings import H200
 from debubble.errors import Code, RunNotFound
 from debubble.trace.captures import recognise
 from debubble.trace.digest import read_digest
-from debubble.trace.digest.place import DigestPlace, place_digests
+from debubble.trace.digest.content import DigestPlace, place_digests
 from debubble.trace.format import SCHEMA
 from debubble.trace.run import find_run, read_run
 

@@ -33,8 +33,13 @@ from debubble.errors import DebubbleError, Gap, UsageError
 from debubble.fleet.survey import Question
 from debubble.links.hop_times import Hop
 from debubble.links.judge import LinkClass, Past, Verdict
-from debubble.links.live.launch import run_here
-from debubble.links.live.measured import FEWEST_SAMPLES, is_measured, judge_measured, read_measured
+from debubble.links.live import (
+    FEWEST_SAMPLES,
+    is_measured,
+    judge_measured,
+    read_measured,
+    run_here,
+)
 from debubble.links.logs.messages import is_of_recorder
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import load_json, looks_like_log, read_log, read_text

@@ -29,7 +29,7 @@ from debubble.answers.brief import brief_of
 from debubble.answers.ledger import Tariff
 from debubble.errors import Code, Gap, UsageError
 from debubble.fleet.survey import Means, Question, inspect_run
-from debubble.trace.digest.place import place_digests
+from debubble.trace.digest.content import place_digests
 from debubble.trace.engine import LOCAL, Engine, Progress, engine_at
 from debubble.trace.run import Run, RunFiles, find_run, warn_of_unread
 from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url

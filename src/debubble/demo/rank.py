@@ -14,7 +14,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from debubble.demo.launch import RunFiles
 from debubble.demo.layers import (
     RecordedStage,
     Recorder,
@@ -25,7 +24,7 @@ from debubble.demo.layers import (
     listening,
     make_batch,
 )
-from debubble.demo.workload import PROFILER_WARMUP_STEPS, decode_workload
+from debubble.demo.workload import PROFILER_WARMUP_STEPS, RunFiles, decode_workload
 
 if TYPE_CHECKING:
     from types import TracebackType

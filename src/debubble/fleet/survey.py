@@ -28,7 +28,7 @@ from debubble.timeline.replicas import (
 )
 from debubble.timeline.steps import only_steps
 from debubble.trace.columns import RankTrace
-from debubble.trace.digest.place import DigestPlace
+from debubble.trace.digest.content import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, Progress
 from debubble.trace.format import Sidecar
 from debubble.trace.run import Run, RunFiles, read_run

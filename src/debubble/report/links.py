@@ -10,7 +10,7 @@ from debubble.answers.links import LinkPart, LinksAnswer
 from debubble.errors import Gap
 from debubble.links.hop_times import Hop
 from debubble.links.judge import Verdict
-from debubble.links.live.measured import HopTestResult, LiveHop
+from debubble.links.live import HopTestResult, LiveHop
 from debubble.links.logs.model import (
     CopyLog,
     CounterLog,

@@ -31,9 +31,14 @@ from debubble.trace.columns import (
     join_op_tables,
     summarise,
 )
-from debubble.trace.digest.content import copy_digest, keep_table, keep_traces
-from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
-from debubble.trace.digest.place import DigestPlace, stamp_of
+from debubble.trace.digest.content import SUFFIX as DIGEST_SUFFIX
+from debubble.trace.digest.content import (
+    DigestPlace,
+    copy_digest,
+    keep_table,
+    keep_traces,
+    stamp_of,
+)
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress, map_files, too_large
 from debubble.trace.format import (
     OTHER,

@@ -13,7 +13,7 @@ from typing import Any
 
 from debubble.errors import Code, DebubbleError, RunNotFound
 from debubble.trace.captures import group_captures, recognise
-from debubble.trace.digest.place import BESIDE, SUFFIX, DigestPlace
+from debubble.trace.digest.content import BESIDE, SUFFIX, DigestPlace
 from debubble.trace.format import (
     OTHER,
     TraceFile,

@@ -26,18 +26,16 @@ from debubble.links.logs.messages import (
 )
 from debubble.links.logs.model import Counter, CounterLog, Log, damaged
 from debubble.links.logs.nccl import is_nccl_json, is_nccl_text, read_nccl_json, read_nccl_text
-from debubble.links.logs.nvbandwidth import (
+from debubble.links.logs.nvidia import (
     is_gpu_copy,
     is_nvbandwidth_json,
     is_nvbandwidth_text,
-    read_gpu_copy,
-    read_nvbandwidth_json,
-    read_nvbandwidth_text,
-)
-from debubble.links.logs.topology import (
     is_nvlink_errors,
     is_nvlink_status,
     is_topology,
+    read_gpu_copy,
+    read_nvbandwidth_json,
+    read_nvbandwidth_text,
     read_nvlink_errors,
     read_nvlink_status,
     read_topology,
