@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from debubble.errors import UsageError
 
@@ -99,9 +99,11 @@ def read_order(kind: type[_Settings], environment: Mapping[str, str]) -> _Settin
     if text is None:
         return None
     try:
-        order = json.loads(text)
+        order: dict[str, Any] = json.loads(text)
         order["out"] = Path(order["out"])
-        return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in order.items()})
+        for name, value in order.items():
+            order[name] = tuple(value) if isinstance(value, list) else value
+        return kind(**order)
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{kind.variable} is damaged: {error}", hint=f"unset {kind.variable}"

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -70,7 +71,9 @@ def run_here(
             )
             try:
                 while job.poll() is None:
-                    _tell(progress, on_progress)
+                    with suppress(OSError, ValueError):  # not written yet, or not whole
+                        done, total = map(int, progress.read_text("utf-8").split())
+                        on_progress(done, total)
                     time.sleep(_POLL_S)
             finally:
                 if job.poll() is None:
@@ -82,14 +85,6 @@ def run_here(
                 "the hop test failed:\n" + "\n".join(tail),
                 hint="see the lines above; --backend gloo needs no GPU",
             )
-
-
-def _tell(progress: Path, on_progress: Callable[[int, int], None]) -> None:
-    try:
-        done, total = progress.read_text("utf-8").split()
-    except (OSError, ValueError):
-        return
-    on_progress(int(done), int(total))
 
 
 SCHEMA = "debubble.links.measured/1"

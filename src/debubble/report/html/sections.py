@@ -223,15 +223,13 @@ def hatch_patterns() -> str:
     return f'<svg width="0" height="0" aria-hidden="true"><defs>{patterns}</defs></svg>'
 
 
-def legend(kinds: bool = True) -> str:
+def legend() -> str:
     """Write swatches of passes and causes; the script hides those that a step does not have."""
-    entries = []
-    if kinds:
-        entries = [
-            f'<li data-kind="{kind.value}">{_pass_swatch(kind.name, look)}'
-            f"<b>{kind.name}</b> {safe(look.words)}</li>"
-            for kind, look in sorted(KINDS.items())
-        ]
+    entries = [
+        f'<li data-kind="{kind.value}">{_pass_swatch(kind.name, look)}'
+        f"<b>{kind.name}</b> {safe(look.words)}</li>"
+        for kind, look in sorted(KINDS.items())
+    ]
     entries += [
         f'<li data-cause="{number}" title="{safe(look.words)}">'
         '<svg class="swatch" width="24" height="14" aria-hidden="true">'
