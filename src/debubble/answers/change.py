@@ -112,21 +112,15 @@ class ProfilerPart(Part, frozen=True, kw_only=True):
 
 def change_part(change: Change, hops: Sequence[str] = ()) -> ChangePart:
     """Return a change as data."""
-    return ChangePart(
+    return ChangePart.of(
+        change,
         microbatches=change.microbatches or None,
         hold=change.hold if change.microbatches else None,
         split=list(change.split) if change.split else None,
-        schedule=change.schedule,
-        chunks=change.chunks,
-        overlap=change.overlap,
-        defer_receives=change.defer_receives,
-        recompute=change.recompute,
         recompute_stages=list(change.recompute_stages) if change.recompute_stages else None,
         offload_stages=list(change.offload_stages) if change.offload_stages else None,
         repaired_hops=[list(hop) for hop in change.repaired] if change.repaired else None,
-        token_scale=change.token_scale,
         hops=list(hops) or None,
-        by_hand=change.by_hand,
     )
 
 

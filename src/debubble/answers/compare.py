@@ -198,17 +198,7 @@ def answer_compare(
             for delta in found.deltas
         },
         causes=list(causes),
-        memory=[
-            MemoryDelta(
-                rank=change.rank,
-                before_bytes=change.before_bytes,
-                after_bytes=change.after_bytes,
-                limit_bytes=change.limit_bytes,
-                headroom_bytes=change.headroom_bytes,
-                unsafe=change.unsafe,
-            )
-            for change in found.memory
-        ],
+        memory=[MemoryDelta.of(change) for change in found.memory],
         setting=[
             DifferencePart(what=differs.name, before=differs.before, after=differs.after)
             for differs in found.setting

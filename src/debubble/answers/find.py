@@ -295,16 +295,7 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
         utilisation=UtilisationPart(
             apparent_fraction=pipeline.apparent_fraction,
             useful_fraction=pipeline.useful_fraction,
-            ranks=[
-                SharesPart(
-                    rank=shares.rank,
-                    apparent_fraction=shares.apparent_fraction,
-                    useful_fraction=shares.useful_fraction,
-                    bubble_fraction=shares.bubble_fraction,
-                    busy_fraction=shares.busy_fraction,
-                )
-                for shares in pipeline.shares
-            ],
+            ranks=[SharesPart.of(shares) for shares in pipeline.shares],
         ),
         outside={part: length / NS_PER_S for part, length in pipeline.outside_ns.items()},
         stream=_stream_part(analysis),
@@ -357,16 +348,8 @@ def _run_part(analysis: Analysis) -> RunPart:
         chunks=max(len(rank.stages) for rank in pipeline.ranks),
         microbatches=pipeline.microbatches,
         schedule=pipeline.schedule,
-        framework=FrameworkPart(
-            name=known.framework,
-            tensor=known.tensor,
-            context=known.context,
-            expert=known.expert,
-            data=known.data,
-            sharded=known.sharded,
-            microbatch_size=known.microbatch_size,
-            sequence=known.sequence,
-            recomputes=pipeline.ranks[0].recomputes,
+        framework=FrameworkPart.of(
+            known, name=known.framework, recomputes=pipeline.ranks[0].recomputes
         ),
         stated=None
         if stated is None
@@ -374,15 +357,7 @@ def _run_part(analysis: Analysis) -> RunPart:
             schedule=stated.name,
             chunks=stated.chunks,
             agrees=stated.agrees,
-            deviation=None
-            if off is None
-            else DeviationPart(
-                rank=off.rank,
-                step=off.step,
-                place=off.place,
-                found=off.found,
-                expected=off.expected,
-            ),
+            deviation=None if off is None else DeviationPart.of(off),
         ),
         steps=[window.step for window in pipeline.windows],
         devices=sorted({d.name for trace in run.ranks for d in trace.header.devices}),
@@ -414,16 +389,12 @@ def _numbers_part(pipeline: PipelineFigures, job: JobFacts) -> NumbersPart:
 def _job_part(job: JobFacts) -> JobPart | None:
     if job == JobFacts():
         return None
-    return JobPart(
-        schedule=job.schedule,
-        microbatches=job.microbatches,
+    return JobPart.of(
+        job,
         split=list(job.split) or None,
-        tokens=job.tokens,
         context_lengths=list(job.context_lengths) or None,
         unprofiled_step_time_s=job.unprofiled_step_s,
         profiled_step_time_s=job.profiled_step_s,
-        steps_timed=job.steps_timed,
-        overhead_fraction=job.overhead_fraction,
     )
 
 

@@ -104,24 +104,8 @@ def answer_inspect(run: Run) -> InspectAnswer:
 def answer_ranks(run: Run) -> list[RankPart]:
     """Return what each rank's trace holds."""
     return [
-        RankPart(
-            rank=rank.rank,
-            file=rank.file,
-            format=rank.format,
-            device=rank.device,
-            steps=list(rank.steps),
-            events=rank.events,
-            kernels=rank.kernels,
-            communication_kernels=rank.communication_kernels,
-            unjoined_kernels=rank.unjoined_kernels,
-            span_s=seconds(rank.span_ns),
-            busy_fraction=rank.busy_fraction,
-            sends=rank.sends,
-            receives=rank.receives,
-            collectives=rank.collectives,
-            sent_bytes=rank.sent_bytes,
-            peers=list(rank.peers),
-            peak_memory_bytes=rank.peak_memory_bytes,
+        RankPart.of(
+            rank, steps=list(rank.steps), span_s=seconds(rank.span_ns), peers=list(rank.peers)
         )
         for rank in run.summarised()
     ]
