@@ -18,7 +18,6 @@ from debubble.answers.change import ChangePart
 from debubble.answers.compare import CompareAnswer, DifferencePart
 from debubble.answers.find import FindAnswer
 from debubble.answers.inspect import InspectAnswer, NoPipelineAnswer
-from debubble.answers.ledger import WaitedFor
 from debubble.answers.link_tests import LiveAnswer, LogsAnswer, TestedHop
 from debubble.answers.links import HopPart, LinksAnswer
 from debubble.answers.plan import EmitPart, OptionPart, PlanAnswer
@@ -326,7 +325,7 @@ def _find(answer: FindAnswer, following: list[str]) -> FindBrief:
                 cause=cause,
                 share_fraction=share,
                 saved_fraction=saved.get(cause),
-                waited_for=_culprit(worst.get(cause)),
+                waited_for=BriefCulprit.of(worst[cause]) if cause in worst else None,
             )
             for cause, share in waits[:_CAUSES]
         ],
@@ -509,12 +508,6 @@ def _frame(answer: Any, following: list[str], findings: Sequence[str] = ()) -> d
         "next": following,
         "warnings": _warnings(answer.warnings),
     }
-
-
-def _culprit(waited: WaitedFor | None) -> BriefCulprit | None:
-    if waited is None:
-        return None
-    return BriefCulprit(rank=waited.rank, stage=waited.stage, pass_=waited.pass_, hop=waited.hop)
 
 
 def _slow_hops(hops: Sequence[HopPart | TestedHop]) -> list[BriefHop]:
