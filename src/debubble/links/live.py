@@ -44,49 +44,6 @@ from debubble.links.judge import (
 )
 from debubble.units import NS_PER_S
 
-_POLL_S = 0.1
-_LOG_TAIL_LINES = 8
-
-
-def run_here(
-    ranks: int, words: Sequence[str], out: Path, *, on_progress: Callable[[int, int], None]
-) -> None:
-    """Start a hop test on this machine and wait for its file."""
-    if importlib.util.find_spec("torch") is None:
-        raise MissingExtra("measuring hops needs torch", hint="pip install 'debubble[torch]'")
-    with tempfile.TemporaryDirectory() as folder:
-        progress, log = Path(folder) / "progress", Path(folder) / "log"
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(ranks), "-m", "debubble.links"),
-            *("--out", str(out), "--progress", str(progress), *words),
-        ]
-        with log.open("wb") as sink:
-            job = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-                command,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                while job.poll() is None:
-                    with suppress(OSError, ValueError):  # not written yet, or not whole
-                        done, total = map(int, progress.read_text("utf-8").split())
-                        on_progress(done, total)
-                    time.sleep(_POLL_S)
-            finally:
-                if job.poll() is None:
-                    job.terminate()
-                    job.wait()
-        if job.returncode != 0:
-            tail = log.read_text("utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-            raise LinkTestError(
-                "the hop test failed:\n" + "\n".join(tail),
-                hint="see the lines above; --backend gloo needs no GPU",
-            )
-
-
 SCHEMA = "debubble.links.measured/1"
 _SMALLEST = 1024
 _STEP = 4
@@ -429,3 +386,46 @@ def _who_is_ill(
     if ill:
         return " and ".join(ill)
     return "link" if sends and takes else None
+
+
+_POLL_S = 0.1
+_LOG_TAIL_LINES = 8
+
+
+def run_here(
+    ranks: int, words: Sequence[str], out: Path, *, on_progress: Callable[[int, int], None]
+) -> None:
+    """Start a hop test on this machine and wait for its file."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("measuring hops needs torch", hint="pip install 'debubble[torch]'")
+    with tempfile.TemporaryDirectory() as folder:
+        progress, log = Path(folder) / "progress", Path(folder) / "log"
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(ranks), "-m", "debubble.links"),
+            *("--out", str(out), "--progress", str(progress), *words),
+        ]
+        with log.open("wb") as sink:
+            job = subprocess.Popen(  # noqa: S603 (our own module, no shell)
+                command,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                while job.poll() is None:
+                    with suppress(OSError, ValueError):  # not written yet, or not whole
+                        done, total = map(int, progress.read_text("utf-8").split())
+                        on_progress(done, total)
+                    time.sleep(_POLL_S)
+            finally:
+                if job.poll() is None:
+                    job.terminate()
+                    job.wait()
+        if job.returncode != 0:
+            tail = log.read_text("utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+            raise LinkTestError(
+                "the hop test failed:\n" + "\n".join(tail),
+                hint="see the lines above; --backend gloo needs no GPU",
+            )
