@@ -178,6 +178,7 @@ class Code(StrEnum):
     LINK_ERRORS = "link_errors"
     LINKS_INACTIVE = "links_inactive"
     LOG_CUT = "log_cut"
+    LOST_OPERATORS = "lost_operators"
     MALFORMED = "malformed"
     MISSING_RANKS = "missing_ranks"
     MISSING_REPLICAS = "missing_replicas"

@@ -112,6 +112,18 @@ def test_two_reasons_are_both_named_with_their_prices(tmp_path, count, schedule,
     check(causes_of(tmp_path, job(count, schedule, pair)), pair, count, schedule)
 
 
+@pytest.mark.accuracy
+@pytest.mark.parametrize("count", range(2, 9))
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_reasons_alone_and_in_pairs_over_all_numbers_of_replicas(tmp_path, count, schedule):
+    for number, planted in enumerate([*((one,) for one in KINDS), *combinations(KINDS, 2)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        named = causes_of(folder, job(count, schedule, planted))
+        assert len(planted) > 1 or named[0].cause == planted[0]
+        check(named, planted, count, schedule)
+
+
 @pytest.mark.slow
 def test_sequences_of_all_lengths_are_data_and_no_device_is_slow(tmp_path):
     """Sixteen replicas whose microbatches each hold another amount, the same in every step."""

@@ -85,8 +85,23 @@ def test_a_clock_that_is_off_by_hours_is_no_other_run(name, by_ns):
     right, _ = codes_of(traces)
     moved = [later(trace, by_ns) if trace.rank == 1 else trace for trace in traces]
     figures, codes = codes_of(moved)
-    assert codes == []
+    assert codes == (["clock_off"] if abs(by_ns) > 10_000_000_000 else [])
     assert figures.bubble_fraction == pytest.approx(right.bubble_fraction, abs=0.001)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "other", "rank"),
+    [("gpipe_m8", "1f1b_m8", 3), ("1f1b_m8", "gpipe_m8", 0), ("1f1b_m8", "fwd_m8", 3),
+     ("fwd_closed_m8", "fwd_closed_m8_slow12", 0)],
+)  # fmt: skip
+def test_an_end_of_another_run_that_fits_by_chance_is_named_by_its_clock(name, other, rank):
+    """One neighbour's messages bound a clock from few sides: minutes between two runs tell."""
+    traces = [(traces_of(other) if trace.rank == rank else traces_of(name))[trace.rank]
+              for trace in traces_of(name)]  # fmt: skip
+    gaps = [*build_timeline(traces).gaps]
+    assert {gap.rank for gap in gaps if gap.code == "clock_off"} == {rank}
+    assert all("another run" in gap.hint for gap in gaps if gap.code == "clock_off")
 
 
 def test_two_runs_of_the_same_program_are_told_apart(tmp_path):

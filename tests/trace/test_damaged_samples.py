@@ -10,6 +10,8 @@ from support.services.console import REPOSITORY
 
 import debubble
 from debubble.errors import DebubbleError
+from debubble.trace.source import DEFAULT_LIMITS
+from debubble.trace.timer_logs import read_stage_times
 
 SAMPLES = REPOSITORY / "tests" / "data" / "formats"
 WORDS = (
@@ -48,6 +50,8 @@ def damaged(data, random):
         "spans.json",
         "slow_device.csv",
         "deepspeed.log",
+        "megatron.log",
+        "ascend_rank0.json",
     ],
 )
 def test_no_damage_ends_in_a_traceback(name, tmp_path):
@@ -63,3 +67,16 @@ def test_no_damage_ends_in_a_traceback(name, tmp_path):
             debubble.analyse(str(tmp_path / name.split("/")[0])).pipeline  # noqa: B018
         except DebubbleError as error:
             assert error.message  # noqa: PT017
+
+
+def test_no_damage_to_a_log_of_costs_ends_in_a_traceback(tmp_path):
+    random = Random("costs")  # noqa: S311 (damage is no secret)
+    sound, path = (SAMPLES / "megatron.log").read_bytes(), tmp_path / "megatron.log"
+    for _ in range(200):
+        path.write_bytes(damaged(sound, random))
+        try:
+            found = read_stage_times(str(path), limits=DEFAULT_LIMITS)
+        except DebubbleError as error:
+            assert error.message  # noqa: PT017
+        else:
+            assert len(found.forward_ns) == found.ranks * found.chunks

@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from support.traces.kineto_events import annotation, document, operator, write
 from support.traces.recordings import DATA, H200, SHARED
 
 from debubble.errors import Code, RunNotFound, TraceError
@@ -278,3 +279,51 @@ def test_a_rank_that_cannot_be_is_named_and_the_others_answer(tmp_path):
         (Code.IMPOSSIBLE, 2),
         (Code.MISSING_RANKS, None),
     ]
+
+
+def on_host(change=lambda events: events):
+    """Five steps of a rank without a device: a range of a pass with two operators, then a send."""
+    events = []
+    for step in range(5):
+        at = 1000.0 * step
+        events += [
+            annotation(f"ProfilerStep#{step}", ts=at, dur=1000.0),
+            annotation("forward", ts=at + 100, dur=500.0),
+            operator("aten::linear", ts=at + 100, dur=200.0),
+            operator("aten::addmm", ts=at + 110, dur=100.0),
+            operator("aten::relu", ts=at + 300, dur=300.0),
+            operator("c10d::send", ts=at + 700, dur=20.0),
+            annotation("gloo:send 0->1", ts=at + 710, dur=90.0),
+        ]
+    return document(change(events), deviceProperties=[])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda e: e[9].update(dur=350.0), "1 operator beside others on the same thread"),
+        (lambda e: e[9].update(ts=e[9]["ts"] + 4e9), "1 operator minutes away from all others"),
+        (lambda e: e[8].update(dur=350.0), "begin inside a range of their thread and end outside"),
+        (lambda e: e[14].update(ts=e[14]["ts"] + 850), "its steps do not follow each other"),
+    ],
+)
+def test_what_no_thread_can_do_is_not_measured(tmp_path, change, says):
+    def changed(events):
+        change(events)
+        return events
+
+    trace = read_kineto(write(tmp_path / "rank0.json", on_host(changed)))
+    assert says in refusal(trace)
+    sound = read_kineto(write(tmp_path / "rank0.json", on_host()))
+    assert guard(sound) == (sound, ())
+
+
+def test_operators_that_a_cpu_trace_lost_are_noticed(tmp_path):
+    def lose(events):
+        return [event for row, event in enumerate(events) if row != 18]
+
+    trace = read_kineto(write(tmp_path / "rank0.json", on_host(lose)))
+    kept, [gap] = guard(trace)
+    assert kept is not None
+    assert (gap.code, gap.rank) == (Code.LOST_OPERATORS, 0)
+    assert "aten::relu: 0 to 1" in gap.message

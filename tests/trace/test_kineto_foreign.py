@@ -61,7 +61,8 @@ def test_kernels_that_were_not_traced_leave_no_busy_share(tmp_path):
 
 
 def test_no_bubble_is_told_of_a_device_that_is_not_read(tmp_path):
-    write(tmp_path / "rank0.json", document(ASCEND, rank=0, world=1))
+    foreign = [{**kernel(), "cat": "mtia_ccp_events"}, operator("aten::mm")]
+    write(tmp_path / "rank0.json", document(foreign, rank=0, world=1))
     answer = type_command("debubble inspect .", tmp_path)
     assert "nothing missing or broken" not in answer.text
     assert "%" not in answer.text

@@ -274,8 +274,12 @@ def answer_account(ledger: Ledger) -> AccountPart:
                 culprits=[
                     waited_for(culprit)
                     for culprit in find_culprits(
-                        ledger.steps, ledger.accounts, ledger.ranks, waiter=place
-                    )[:_CULPRITS_A_RANK]
+                        ledger.steps,
+                        ledger.accounts,
+                        ledger.ranks,
+                        waiter=place,
+                        most=_CULPRITS_A_RANK,
+                    )
                 ],
             )
             for place, rank in enumerate(ledger.ranks)

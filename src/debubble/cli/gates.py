@@ -63,6 +63,7 @@ DAMAGE = frozenset(
         Code.CLOCK_OFF,
         Code.DUPLICATE_RANK,
         Code.IMPOSSIBLE,
+        Code.LOST_OPERATORS,
         Code.MALFORMED,
         Code.MIXED_RUNS,
         Code.NO_KERNELS,

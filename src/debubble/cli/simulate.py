@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
@@ -20,6 +20,7 @@ from debubble.cli.options import (
     exit_strictly,
     gathered,
     output_options,
+    place_for,
     print_answer,
     progress,
     trace_options,
@@ -36,14 +37,18 @@ from debubble.cli.planning import (
 )
 from debubble.errors import UsageError
 from debubble.plan.change import Hold
+from debubble.probe.pipeline import write_table
 from debubble.report.lanes import draw_lanes
 from debubble.report.plan import server_plan_page
 from debubble.report.simulate import simulate_page
 from debubble.schedules import Order, Statement, state_schedule
+from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
-from debubble.simulate.hand_set import UNIT_NS, HandSetCosts, settle_costs, simulate_order
+from debubble.simulate.hand_set import UNIT_NS, HandSetCosts, run_order, settle_costs
 from debubble.timeline.figures import measure_pipeline
+from debubble.trace.timer_logs import read_stage_times
 from debubble.units import PLAIN_NUMBER, counted, parse_bytes, parse_duration, show_count
+from debubble.whole_file import write_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +220,11 @@ class ByHand:
     input_grad: str | None
     weight_grad: str | None
     transfer: str | None
+    log: str | None = None
+    """Whose timers say what passes cost."""
+    table: str | None = None
+    """Where to write the simulated step."""
+    force: bool = False
 
     @property
     def costs(self) -> dict[str, str | None]:
@@ -230,7 +240,8 @@ class ByHand:
     @property
     def flags(self) -> dict[str, object]:
         """All of it by flag."""
-        return {"--stages": self.ranks, **self.costs}
+        told = {"--costs": self.log, "--table": self.table, "--force": self.force or None}
+        return {"--stages": self.ranks, **self.costs, **told}
 
 
 by_hand_options = gathered(
@@ -248,18 +259,55 @@ by_hand_options = gathered(
     click.option(
         "--transfer", metavar="TIME", help="A message; one, or one a hop.  [default: free]"
     ),
+    click.option(
+        "--costs", "log", metavar="LOG", help="Passes as Megatron's or DeepSpeed's timers say."
+    ),
+    click.option("--table", metavar="OUT", help="Write the simulated step, for `plan`."),
+    click.option("--force", is_flag=True, help="Replace files."),
 )
+
+
+def _from_log(wanted: Wanted, by_hand: ByHand, log: str) -> tuple[Wanted, ByHand]:
+    """Return what a log of timers says in place of what would be typed."""
+    flags = ("--forward", "--backward", "--input-grad", "--weight-grad")
+    typed_too = [flag for flag in flags if by_hand.costs[flag] is not None]
+    if typed_too:
+        raise UsageError(f"--costs says what {typed_too[0]} would", hint="leave one of them")
+    found = read_stage_times(log, ranks=by_hand.ranks, microbatches=wanted.microbatches)
+    if wanted.chunks not in {None, found.chunks}:
+        raise UsageError(
+            f"the log is of {counted(found.chunks, 'chunk')} a rank", hint="leave --chunks out"
+        )
+    usual = _USUAL_SCHEDULE if found.chunks == 1 else "interleaved-1f1b"
+    return (
+        replace(
+            wanted,
+            microbatches=found.microbatches,
+            schedule=wanted.schedule or usual,
+            chunks=None if found.chunks == 1 else found.chunks,
+        ),
+        replace(
+            by_hand,
+            ranks=found.ranks,
+            forward=",".join(f"{cost / UNIT_NS:.6g}ms" for cost in found.forward_ns),
+            backward=",".join(f"{cost / UNIT_NS:.6g}ms" for cost in found.backward_ns),
+        ),
+    )
 
 
 def simulate_by_hand(wanted: Wanted, by_hand: ByHand, manners: Manners, *, draws: bool) -> None:
     """Run a schedule, and measure the bubble as `find` does."""
+    place = place_for(by_hand.table, force=by_hand.force)
+    if by_hand.log is not None:
+        wanted, by_hand = _from_log(wanted, by_hand, by_hand.log)
     schedule = wanted.schedule or _USUAL_SCHEDULE
     order = _order(state_schedule(schedule, wanted.chunks), by_hand.ranks, wanted.microbatches)
     hand_set, in_units = _hand_set(by_hand.costs)
     stages = 1 + max(action.stage for actions in order for action in actions)
     costs = settle_costs(hand_set, stages)
     way = Communication(wanted.communication or Communication.LATENCY)
-    timeline = simulate_order(order, costs, way)
+    program, times = run_order(order, costs, way)
+    timeline = as_timeline(program, times)
     answer = answer_by_hand(
         schedule=schedule,
         order=order,
@@ -279,7 +327,11 @@ def simulate_by_hand(wanted: Wanted, by_hand: ByHand, manners: Manners, *, draws
         }
     )
     quiet = manners.quiet or draws
-    page = simulate_page(answer, "" if quiet else f"debubble simulate {again} --timeline")
+    following = f"debubble simulate {again} --timeline"
+    if place is not None:
+        write_file(place, write_table(program, times, None).encode())
+        following = f"debubble plan {shlex.quote(str(place))}"
+    page = simulate_page(answer, "" if quiet else following)
     if draws:
         page.drawing = draw_lanes(
             timeline, 0, None, drawing_width(), units="units" if in_units else ""

@@ -7,6 +7,7 @@ the rank of that pass. All at one instant, so that a wait may be cut into severa
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, TypeAlias
@@ -65,10 +66,14 @@ class Blame:
         self._unissued = unissued
         self._synchronised = synchronised
         program, times = step.program, step.times
-        self._rows = [
-            np.flatnonzero(program.passes.place == place) for place in range(len(program.ranks))
-        ]
-        self._starts = [times.pass_start[rows] for rows in self._rows]
+        # As lists: they are asked once a wait and stage, which in a long pipeline is millions.
+        self._rows: list[list[int]] = [[] for _ in program.ranks]
+        self._places: list[int] = program.passes.place.tolist()
+        for row, place in enumerate(self._places):
+            self._rows[place].append(row)
+        begins = times.pass_start.tolist()
+        self._starts = [[begins[row] for row in rows] for rows in self._rows]
+        self._ends: list[int] = times.pass_end.tolist()
         self._last = int(times.pass_end.argmax())
         self._inputs = _inputs(step)
         self._carried: list[list[int]] = [[] for _ in range(len(program.batches))]
@@ -88,10 +93,10 @@ class Blame:
         that no pipeline is too deep for Python.
         """
         self._followed.clear()
-        number = int(np.searchsorted(self._starts[place], begin, side="right"))
+        number = bisect_right(self._starts[place], begin)
         way = self._unfinished(self._last, begin, end)
         if number < len(self._rows[place]):
-            way = self._not_started(int(self._rows[place][number]), begin, end)
+            way = self._not_started(self._rows[place][number], begin, end)
         ways = [(way, False)]
         while ways:
             way, queued = ways[-1]
@@ -115,26 +120,25 @@ class Blame:
             else:
                 yield self._unfinished(producer, begin, until)
         if (ready := max(begin, until)) < end:
-            yield self._host(int(self._step.program.passes.place[row]), ready, end)
+            yield self._host(self._places[row], ready, end)
 
     def _unfinished(self, row: int, begin: int, end: int) -> Way:
         """Say what a pass that has not ended is doing, or what its rank does instead."""
         if self._turns_back("pass", row):
             yield Piece(begin, end, RootKind.NOTHING, -1)
             return
-        times = self._step.times
-        place = int(self._step.program.passes.place[row])
+        place = self._places[row]
         rows, starts = self._rows[place], self._starts[place]
         at = begin
         while at < end:
-            number = int(np.searchsorted(starts, at, side="right"))
-            current = int(rows[number - 1]) if number else -1
-            until = min(end, int(starts[number])) if number < len(rows) else end
-            if current >= 0 and (over := int(times.pass_end[current])) > at:
+            number = bisect_right(starts, at)
+            current = rows[number - 1] if number else -1
+            until = min(end, starts[number]) if number < len(rows) else end
+            if current >= 0 and (over := self._ends[current]) > at:
                 until = min(until, over)
                 yield Piece(at, until, RootKind.PASS, current)
             elif number < len(rows):
-                yield self._not_started(int(rows[number]), at, until)
+                yield self._not_started(rows[number], at, until)
             else:
                 yield Piece(at, until, RootKind.NOTHING, -1)
             at = until
@@ -310,6 +314,7 @@ class _Cutter:
         self._costs = costs
         self._expected = expected.seen
         self._collectives, self._data = collectives, data
+        self._bounds: dict[int, tuple[int, int, int, int, int, int]] = {}
         passes, times = step.program.passes, step.times
         places = range(len(step.program.ranks))
         self._first = [times.pass_start[passes.place == one].min(initial=_NEVER) for one in places]
@@ -329,23 +334,16 @@ class _Cutter:
 
         Its data come between the last two.
         """
-        passes = self._step.program.passes
-        key = (int(passes.stage[piece.row]), int(passes.kind[piece.row]))
-        equal = self._costs.equal[key]
-        number = int(passes.microbatch[piece.row])
-        typical = self._costs.typical(key, number)
-        sound = round(typical * self._costs.sound[key] / max(self._costs.median[key], 1))
-        usual = typical / self._costs.heavy
-        times = self._costs.data.get((self._step.number, key[1], number), 1.0)
-        collectives = self._collectives[passes.place[piece.row]]
-        data = self._data[passes.place[piece.row]]
-        began = int(self._step.times.pass_start[piece.row])
+        began, place, equal, sound, usual, uneven = self._bounds_of(piece.row)
+        collectives, data = self._collectives[place], self._data[place]
         for begin, end, cause in _by_collective(collectives, data, piece.begin, piece.end):
             if cause is not None:
                 yield begin, end, cause
                 continue
             # Where in the pass this stretch begins, collectives before it left out.
-            into = begin - began - collectives.inside(began, begin) - data.inside(began, begin)
+            into = begin - began
+            if len(collectives.start_ns) or len(data.start_ns):
+                into -= collectives.inside(began, begin) + data.inside(began, begin)
             scheduled = Cause.TURNAROUND
             if begin < self._first[waiter]:
                 scheduled = Cause.WARM_UP
@@ -357,11 +355,30 @@ class _Cutter:
                 (
                     (equal - into, scheduled),
                     (sound - into, Cause.IMBALANCE),
-                    (round(usual) - into, Cause.WORKER),
-                    (round(usual * times) - into, Cause.DATA),
+                    (usual - into, Cause.WORKER),
+                    (uneven - into, Cause.DATA),
                 ),
                 Cause.JITTER,
             )
+
+    def _bounds_of(self, row: int) -> tuple[int, int, int, int, int, int]:
+        """Return a pass's start and place, and how far into it each of its causes reaches."""
+        known = self._bounds.get(row)
+        if known is None:
+            passes = self._step.program.passes
+            key = (int(passes.stage[row]), int(passes.kind[row]))
+            number = int(passes.microbatch[row])
+            typical = self._costs.typical(key, number)
+            usual = typical / self._costs.heavy
+            known = self._bounds[row] = (
+                int(self._step.times.pass_start[row]),
+                int(passes.place[row]),
+                self._costs.equal[key],
+                round(typical * self._costs.sound[key] / max(self._costs.median[key], 1)),
+                round(usual),
+                round(usual * self._costs.data.get((self._step.number, key[1], number), 1.0)),
+            )
+        return known
 
     def _cut_message(self, piece: Piece) -> Iterator[Cut]:
         messages, times = self._step.program.messages, self._step.times
@@ -377,6 +394,9 @@ def _by_collective(
     collectives: Intervals, data: Intervals, begin: int, end: int
 ) -> Iterator[tuple[int, int, Cause | None]]:
     """Cut a stretch by the collectives that it lies in: of passes, beside them, or none."""
+    if not len(collectives.start_ns) and not len(data.start_ns):
+        yield begin, end, None
+        return
     for first, last, inside in split(collectives, begin, end):
         if inside:
             yield first, last, Cause.COLLECTIVE

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.ledger.causes import CAUSES, NUMBER_OF, Cause, RootKind
 from debubble.simulate.measured import MeasuredStep
@@ -83,57 +83,114 @@ class Culprit:
     examples: tuple[Example, ...] = ()
 
 
-Identity = tuple[Cause, int, int | None, str | None, tuple[int, int] | None]
-
-
 def find_culprits(
     steps: Sequence[MeasuredStep],
     accounts: Sequence[Account],
     ranks: tuple[RankTimeline, ...],
     waiter: int | None = None,
+    most: int | None = None,
 ) -> tuple[Culprit, ...]:
-    """List whom ranks waited for, the longest first; or whom one rank (by its place) did."""
-    waits: defaultdict[Identity, list[tuple[int, Example]]] = defaultdict(list)
-    for step, account in zip(steps, accounts, strict=True):
-        kept = np.flatnonzero(account.root_kind != RootKind.NOTHING)
-        for row in kept.tolist():
-            place = int(account.place[row])
-            if waiter is None or place == waiter:
-                who, name = _identify(step, account, row)
-                length = int(account.end_ns[row] - account.start_ns[row])
-                waits[who].append((length, _example(step, account, row, ranks, name)))
-    culprits = [_culprit(who, all_of) for who, all_of in waits.items()]
-    return tuple(sorted(culprits, key=lambda one: (-one.wait_ns, one.cause, one.rank)))
+    """List whom ranks waited for, the longest first; or the `most` that one rank (by place) did.
+
+    A pipeline of hundreds of stages has millions of waits: they are grouped as columns, and only
+    examples are looked at one by one.
+    """
+    kept = [_waits_of(account, waiter) for account in accounts]
+    number = np.repeat(np.arange(len(steps)), [len(rows) for rows in kept])
+    rows = np.concatenate(kept) if kept else np.zeros(0, dtype=np.intp)
+    if not len(rows):
+        return ()
+    pairs = list(zip(steps, accounts, kept, strict=True))
+    columns = np.concatenate([_identities(*pair) for pair in pairs], axis=1)
+    length = np.concatenate([account.length_ns[mine] for _, account, mine in pairs])
+    group = np.zeros(len(rows), dtype=np.int64)
+    for column in columns:
+        _, value = np.unique(column, return_inverse=True)
+        _, group = np.unique(group * (int(value.max()) + 1) + value, return_inverse=True)
+    total = np.zeros(int(group.max()) + 1, dtype=np.int64)
+    np.add.at(total, group, length)
+    longest_first = np.lexsort((-length, group))  # stable: of equal ones, the earlier
+    begins = np.searchsorted(group[longest_first], np.arange(len(total)))
+    first = np.full(len(total), len(rows))
+    np.minimum.at(first, group, np.arange(len(rows)))
+    cause, rank = columns[0][first], columns[1][first]
+    names = np.array([str(one) for one in CAUSES])[cause]
+    found = []
+    for one in np.lexsort((first, rank, names, -total))[:most].tolist():
+        mine = longest_first[begins[one] : begins[one] + _EXAMPLES]
+        examples = [
+            _example(steps[number[at]], accounts[number[at]], int(rows[at]), ranks)
+            for at in mine[group[mine] == one].tolist()
+        ]
+        _, _, stage, kind, destination = columns[:, first[one]].tolist()
+        found.append(
+            Culprit(
+                cause=CAUSES[cause[one]],
+                rank=int(rank[one]),
+                stage=None if stage < 0 else stage,
+                kind=None if kind < 0 else PassKind(kind).name,
+                hop=None if destination < 0 else (int(rank[one]), destination),
+                wait_ns=int(total[one]),
+                examples=tuple(examples),
+            )
+        )
+    return tuple(found)
 
 
-def _identify(step: MeasuredStep, account: Account, row: int) -> tuple[Identity, str]:
-    """Name what was waited for, and the very pass or hop of this wait."""
-    cause = CAUSES[account.cause[row]]
+def _waits_of(account: Account, waiter: int | None) -> NDArray[np.intp]:
+    """Return the rows that waited for something: of all, or of one rank."""
+    first, last = 0, len(account)
+    if waiter is not None:
+        first, last = np.searchsorted(account.place, (waiter, waiter + 1)).tolist()
+    return first + np.flatnonzero(account.root_kind[first:last] != RootKind.NOTHING)
+
+
+def _identities(step: MeasuredStep, account: Account, rows: NDArray[np.intp]) -> I64:
+    """Return what makes waits those for the same: cause, rank, stage, kind of pass, receiver."""
+    program, root = step.program, account.root[rows]
+    ranks = np.array(program.ranks, dtype=np.int64)
+    found = np.full((5, len(rows)), -1, dtype=np.int64)
+    found[0] = account.cause[rows]
+    kind = account.root_kind[rows]
+    passes, messages = kind == RootKind.PASS, kind == RootKind.MESSAGE
+    of_rank = ~passes & ~messages
+    found[1, passes] = ranks[program.passes.place[root[passes]]]
+    found[2, passes] = program.passes.stage[root[passes]]
+    found[3, passes] = program.passes.kind[root[passes]]
+    places = program.batches.place
+    found[1, messages] = ranks[places[program.messages.sent[root[messages]]]]
+    found[4, messages] = ranks[places[program.messages.received[root[messages]]]]
+    found[1, of_rank] = ranks[root[of_rank]]
+    return found
+
+
+def _name(step: MeasuredStep, account: Account, row: int) -> str:
+    """Name the very pass or hop of a wait; nothing for a host."""
     program, root = step.program, int(account.root[row])
     if account.root_kind[row] == RootKind.PASS:
         passes = program.passes
-        kind, stage = PassKind(passes.kind[root]).name, int(passes.stage[root])
-        name = f"{stage}{kind}{passes.microbatch[root]}"
-        return (cause, program.ranks[passes.place[root]], stage, kind, None), name
+        return f"{passes.stage[root]}{PassKind(passes.kind[root]).name}{passes.microbatch[root]}"
     if account.root_kind[row] == RootKind.MESSAGE:
-        places = program.batches.place
-        source = program.ranks[places[program.messages.sent[root]]]
-        destination = program.ranks[places[program.messages.received[root]]]
-        return (cause, source, None, None, (source, destination)), f"{source}→{destination}"
-    return (cause, program.ranks[root], None, None, None), ""
+        ranks, places = program.ranks, program.batches.place
+        source = ranks[places[program.messages.sent[root]]]
+        return f"{source}→{ranks[places[program.messages.received[root]]]}"
+    return ""
 
 
 def name_root(step: MeasuredStep, account: Account, row: int) -> str:
     """Name what a row of the account waited for; nothing where nobody knows."""
-    if account.root_kind[row] == RootKind.NOTHING:
+    kind = account.root_kind[row]
+    if kind == RootKind.NOTHING:
         return ""
-    who, name = _identify(step, account, row)
-    of_host = account.root_kind[row] in {RootKind.HOST, RootKind.HOST_SYNC}
-    return name or (f"host of rank {who[1]}" if of_host else f"rank {who[1]}")
+    name = _name(step, account, row)
+    if name:
+        return name
+    rank = step.program.ranks[int(account.root[row])]
+    return f"host of rank {rank}" if kind in {RootKind.HOST, RootKind.HOST_SYNC} else f"rank {rank}"
 
 
 def _example(
-    step: MeasuredStep, account: Account, row: int, ranks: tuple[RankTimeline, ...], name: str
+    step: MeasuredStep, account: Account, row: int, ranks: tuple[RankTimeline, ...]
 ) -> Example:
     waiting = ranks[account.place[row]]
     return Example(
@@ -141,19 +198,5 @@ def _example(
         ts_us=waiting.stamp_us(step.begin_ns + int(account.start_ns[row])),
         dur_us=int(account.end_ns[row] - account.start_ns[row]) / 1000,
         rank=waiting.rank,
-        waits_for=name,
-    )
-
-
-def _culprit(who: Identity, waits: Iterable[tuple[int, Example]]) -> Culprit:
-    by_length = sorted(waits, key=lambda one: -one[0])
-    cause, rank, stage, kind, hop = who
-    return Culprit(
-        cause=cause,
-        rank=rank,
-        stage=stage,
-        kind=kind,
-        hop=hop,
-        wait_ns=sum(length for length, _ in by_length),
-        examples=tuple(example for _, example in by_length[:_EXAMPLES]),
+        waits_for=_name(step, account, row),
     )

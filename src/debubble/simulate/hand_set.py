@@ -17,7 +17,7 @@ from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine
 from debubble.simulate.planned import plan_program
-from debubble.simulate.program import NEVER_NS, Lengths, Program, in_exchange
+from debubble.simulate.program import NEVER_NS, Lengths, Program, Times, in_exchange
 from debubble.timeline.model import I32, I64, Flags, PassKind, Timeline
 from debubble.units import NS_PER_S, counted
 
@@ -99,8 +99,15 @@ def settle_costs(hand_set: HandSetCosts, stages: int) -> GivenCosts:
 
 def simulate_order(order: Order, costs: GivenCosts, communication: Communication) -> Timeline:
     """Run an order once."""
+    return as_timeline(*run_order(order, costs, communication))
+
+
+def run_order(
+    order: Order, costs: GivenCosts, communication: Communication
+) -> tuple[Program, Times]:
+    """Run an order once, as its program and when each part of it happens."""
     program = plan_program(order, communication)
-    return as_timeline(program, Engine(program).run(give_lengths(program, costs)))
+    return program, Engine(program).run(give_lengths(program, costs))
 
 
 def mean_of_stages(passes: Mapping[PassKind, I64]) -> dict[str, float]:

@@ -67,7 +67,7 @@ from debubble.timeline.transfers import (
     match_transfers,
 )
 from debubble.timeline.work import find_waits, find_work, order_by_use
-from debubble.trace.columns import Operation, RankTrace, peak_memory
+from debubble.trace.columns import KernelKind, Operation, RankTrace, peak_memory
 from debubble.trace.run import Run
 from debubble.units import counted, show_ranks
 
@@ -89,8 +89,14 @@ def build_run(run: Run) -> Timeline:
     if foreign:
         raise NoPipeline(
             "no pipeline can be told: what these devices did is not read",
-            hint="CUDA and ROCm devices are read; a table of operations is read of any device",
+            hint="CUDA, ROCm, XPU and Ascend are read; of any device, a table of passes is",
             file=foreign[0].file,
+        )
+    told = sum(len(trace.operators) for trace in run.ranks)
+    if not told and any((trace.kernels.kind == KernelKind.PEER).any() for trace in run.ranks):
+        raise NoPipeline(
+            "no pipeline can be told: messages of these devices do not say who they go to",
+            hint="give a table of passes, or spans of passes",
         )
     if run.ranks or not run.tables:
         return tell_memory(build_timeline(run.ranks), run.sidecars)

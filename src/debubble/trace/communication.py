@@ -32,6 +32,9 @@ _OWN_COLLECTIVES = re.compile(
     r"|quick_?reduce::|trtllm_allreduce|userbuffers_fp16_sum|lamport_(?:all_?reduce|style)",
     re.IGNORECASE,
 )
+# oneCCL of Intel's devices; HCCL of Ascend's, whose names tell what they do.
+_ONECCL = re.compile(r"oneccl|oneapi::ccl|\bccl::", re.IGNORECASE)
+_HCCL = re.compile(r"hcom_(batchsendrecv|send|receive)?", re.IGNORECASE)
 _PEER_COPY = re.compile(r"Memcpy (?:PtoP|P2P|Peer)", re.IGNORECASE)
 
 _SENDS = frozenset({"send", "isend"})
@@ -56,12 +59,12 @@ def classify_kernel_name(name: str) -> KernelKind:
     """
     if _NCCL.match(name):
         return KernelKind.COLLECTIVE if _NCCL_COLLECTIVE.match(name) else KernelKind.COMMUNICATION
-    if _PEER_COPY.match(name):
+    if _PEER_COPY.match(name) or _ONECCL.search(name):
         return KernelKind.COMMUNICATION
-    if name.startswith("Memcpy"):
-        return KernelKind.COPY
-    if name.startswith("Memset"):
-        return KernelKind.MEMSET
+    if hccl := _HCCL.match(name):
+        return KernelKind.PEER if hccl[1] else KernelKind.COLLECTIVE
+    if name.startswith(("Memcpy", "Memset")):
+        return KernelKind.COPY if name.startswith("Memcpy") else KernelKind.MEMSET
     if _OTHER_LIBRARIES.search(name) or _OWN_COLLECTIVES.search(name):
         return KernelKind.COLLECTIVE
     return KernelKind.COMPUTE

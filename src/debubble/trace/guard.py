@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap
 from debubble.trace.columns import (
+    I64,
     STEP,
     UNKNOWN,
     KernelKind,
@@ -73,7 +74,13 @@ _MOST = 0.8
 # Ranges that began before the capture did are written as well: by half a minute in one of others.
 _FAR_NS = 600_000_000_000
 
+# Older traces of a CPU are written in whole microseconds.
+_ROUNDED_NS = 2_000
+_FEWEST_STEPS = 4
+# Ranges of messages under way, which end after the call that began them.
+_IN_BACKGROUND = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|hccl):")
 _LAUNCHES_ONE = re.compile(r"^(?!.*Graph).*Launch(?!HostFunc)")
+_DRIVER_OF_INTEL = re.compile(r"^ze[A-Z]")
 _CAPTURES_GRAPH = re.compile(r"GraphInstantiate|GraphCreate|StreamEndCapture")
 _WAITS_FOR_ALL = re.compile(r"(?:Device|Ctx)Synchronize")
 
@@ -83,7 +90,7 @@ def guard(trace: RankTrace) -> tuple[RankTrace | None, tuple[Gap, ...]]:
 
     None: the rank is left out. Its file is named, and what is wrong with it.
     """
-    wrong = tuple(_impossible(trace)) if len(trace.kernels) else ()
+    wrong = tuple(_impossible(trace) if len(trace.kernels) else _impossible_on_host(trace))
     if wrong:
         message = f"left out, because it cannot be so: {'; '.join(wrong)}"
         return None, (
@@ -105,6 +112,17 @@ def guard(trace: RankTrace) -> tuple[RankTrace | None, tuple[Gap, ...]]:
                 message=f"{counted(strange, 'kernel')} launched by threads that do nothing else, "
                 "though others launch all of their name: passes may be told wrong",
                 hint="record the rank again",
+                file=trace.file,
+                rank=trace.rank,
+            )
+        )
+    uneven = "" if len(trace.kernels) else _uneven_steps(trace)
+    if uneven:
+        gaps.append(
+            Gap(
+                code=Code.LOST_OPERATORS,
+                message=f"{uneven}: operators may have been lost",
+                hint="record the rank again; if the job does differ from step to step, all is well",
                 file=trace.file,
                 rank=trace.rank,
             )
@@ -161,6 +179,81 @@ def _impossible(trace: RankTrace) -> Iterator[str]:
     yield from _of_ranges(trace)
 
 
+def _impossible_on_host(trace: RankTrace) -> Iterator[str]:
+    """Yield what no thread can have done: operators and ranges nest, or follow each other.
+
+    Neither is broken by a nanosecond on the 20 ranks of CPU traces that we have seen.
+    """
+    yield from _of_groups(trace)
+    operators = trace.cpu_operators
+    rows = np.lexsort((operators.start_ns, operators.thread))
+    start, thread = operators.start_ns[rows], operators.thread[rows]
+    end = start + operators.duration_ns[rows]
+    beside = (thread[1:] == thread[:-1]) & (end[:-1] - start[1:] > _ROUNDED_NS)
+    if beside.any():
+        count = counted(int(beside.sum()), "operator")
+        yield f"{count} beside others on the same thread, neither inside the other"
+    if len(operators):
+        away = np.abs(start - np.median(start)) > _FAR_NS
+        if away.any():
+            yield f"{counted(int(away.sum()), 'operator')} minutes away from all others"
+    yield from _of_ranges(trace)
+    names = [_IN_BACKGROUND.match(name) is not None for name in trace.names]
+    in_background = np.array([*names, False])
+    ranges = trace.annotations
+    marks = np.flatnonzero((ranges.stream < 0) & ~in_background[ranges.name])
+    for one in np.unique(ranges.thread[marks]).tolist():
+        mine, own = marks[ranges.thread[marks] == one], thread == one
+        if own.any():
+            first, last = (
+                _containing(start[own], end[own], moments)
+                for moments in (
+                    ranges.start_ns[mine],
+                    ranges.start_ns[mine] + ranges.duration_ns[mine],
+                )
+            )
+            if (first != last).any():
+                yield "operators that begin inside a range of their thread and end outside it"
+                return
+
+
+def _containing(start: I64, end: I64, moments: I64) -> Positions:
+    """Return which of some stretches, one after the other, holds each moment; -1: none."""
+    row = np.searchsorted(start, moments - _ROUNDED_NS) - 1
+    inside = (row >= 0) & (end[np.maximum(row, 0)] > moments + _ROUNDED_NS)
+    return np.where(inside, row, UNKNOWN)
+
+
+def _uneven_steps(trace: RankTrace) -> str:
+    """Say where steps of a CPU trace run other numbers of the same operators; nothing if none do.
+
+    The first and the last may set up or clean up.
+    """
+    ranges, operators = trace.annotations, trace.cpu_operators
+    marks = [
+        row
+        for row in np.flatnonzero(ranges.stream < 0).tolist()
+        if STEP.match(trace.names[ranges.name[row]])
+    ]
+    if len(marks) < _FEWEST_STEPS:
+        return ""
+    begins = ranges.start_ns[marks]
+    edges = np.append(begins, begins[-1] + ranges.duration_ns[marks[-1]])
+    step = np.searchsorted(edges, operators.start_ns, side="right") - 1
+    counts = np.zeros((len(marks), len(trace.names)), dtype=np.int64)
+    known = (step >= 0) & (step < len(marks))
+    np.add.at(counts, (step[known], operators.name[known]), 1)
+    inner = counts[1:-1]
+    uneven = np.flatnonzero(inner.min(axis=0) != inner.max(axis=0))
+    if not len(uneven):
+        return ""
+    most = int(uneven[np.argmax(np.ptp(inner[:, uneven], axis=0))])
+    numbers = f"{int(inner[:, most].min())} to {int(inner[:, most].max())}"
+    return (
+        f"its steps run other numbers of the same operators ({trace.names[most][:60]}: {numbers})"
+    )
+
+
 def _of_groups(trace: RankTrace) -> Iterator[str]:
     """Yield a group that a rank talks in, and is not of."""
     used = np.unique(trace.operators.group[trace.operators.group >= 0]).tolist()
@@ -204,12 +297,16 @@ def _of_launches(trace: RankTrace, streams: _Streams) -> Iterator[str]:
 def _lost_kernels(trace: RankTrace) -> int:
     """Count launches without a kernel, but for the last ones: their kernels may have run later.
 
-    Where a graph is captured, calls launch nothing; they are not told from those that did.
+    Where a graph is captured, calls launch nothing; they are not told from those that did. Intel's
+    runtime launches by calls of its driver: of the two, one alone need have the kernel.
     """
-    expected = _called(trace, _LAUNCHES_ONE)
-    expected[trace.kernels.launch[trace.kernels.launch >= 0]] = False
-    missing = np.flatnonzero(expected)
     joined = trace.kernels.launch[trace.kernels.launch >= 0]
+    expected = _called(trace, _LAUNCHES_ONE)
+    expected[joined] = False
+    driver = _called(trace, _DRIVER_OF_INTEL)
+    if driver.any():
+        expected &= driver == (2 * int(driver[joined].sum()) > len(joined))
+    missing = np.flatnonzero(expected)
     if not len(missing) or not len(joined):
         return 0
     captured = np.flatnonzero(_called(trace, _CAPTURES_GRAPH))
@@ -373,7 +470,7 @@ def _of_ranges(trace: RankTrace) -> Iterator[str]:
         yield "its steps do not follow each other"
     elif _straddled(trace, rows):
         yield "its steps begin or end in the midst of a call of the host"
-    if len(ranges):
+    if len(ranges) and len(trace.kernels):
         end_ns = trace.kernels.start_ns + trace.kernels.duration_ns
         early = int(trace.kernels.start_ns[0]) - int(ranges.start_ns[0])
         late = int((ranges.start_ns + ranges.duration_ns).max()) - int(end_ns.max())

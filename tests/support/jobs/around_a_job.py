@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SCRIPT = str(Path(__file__).with_name("plain_job.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-_QUIET = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+QUIET = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
 def run_verb(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def run_verb(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=folder,
-        env=os.environ | _QUIET,
+        env=os.environ | QUIET,
     )
 
 

@@ -21,7 +21,7 @@ Category = Literal[
     "", "ac2g", "async_cpu_to_gpu", "collective_comm", "cpu_instant_event", "cpu_op", "cuda_driver",
     "cuda_profiler_range", "cuda_runtime", "cuda_sync", "forward_backward", "fwdbwd",
     "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "kernel", "overhead", "python_function",
-    "Trace", "user_annotation",
+    "Trace", "user_annotation", "xpu_driver", "xpu_runtime",
 ]  # fmt: skip
 
 NO_ARGS = Raw(b"{}")
@@ -74,6 +74,8 @@ class DeviceArgs(Struct, gc=False, frozen=True):
     bytes: Int = -1
     bandwidth: float = msgspec.field(name="memory bandwidth (GB/s)", default=math.nan)
     graph: Int = msgspec.field(name="graph id", default=-1)
+    queue: Int = msgspec.field(name="sycl queue", default=-1)
+    """What Intel's devices have in place of a stream."""
 
 
 class LaunchArgs(Struct, gc=False, frozen=True):

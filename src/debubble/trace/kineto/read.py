@@ -6,6 +6,8 @@ import gc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +42,14 @@ from debubble.trace.communication import (
 from debubble.trace.format import Reading, TraceFile
 from debubble.trace.kineto.document import NAME, Document, not_a_trace, parse_header, wrong_fields
 from debubble.trace.kineto.operators import Communication, fold_operators
-from debubble.trace.kineto.reduce import FOREIGN_DEVICE, FOREIGN_PROCESS, Reducer, Rows, outermost
+from debubble.trace.kineto.reduce import (
+    FOREIGN_DEVICE,
+    FOREIGN_NEEDS,
+    FOREIGN_PROCESS,
+    Reducer,
+    Rows,
+    outermost,
+)
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
 from debubble.units import NS_PER_US, counted, show_count
 
@@ -323,6 +332,16 @@ def read_kineto(file: str, limits: Limits = DEFAULT_LIMITS) -> RankTrace:
     )
 
 
+def read_kineto_text(data: bytes, file: str, format_name: str, limits: Limits) -> RankTrace:
+    """Read a trace that was made of a file of another format, as one of that file."""
+    with TemporaryDirectory() as place:
+        path = Path(place) / "rank.json"
+        path.write_bytes(data)
+        trace = read_kineto(str(path), limits)
+    gaps = tuple(replace(gap, file=file) for gap in trace.gaps)
+    return replace(trace, file=file, format=format_name, gaps=gaps)
+
+
 def _gather(file: str, limits: Limits, *, cpu_operators: bool | None) -> tuple[Document, Reducer]:
     """Run the stream through the reducer.
 
@@ -396,7 +415,7 @@ def _find_gaps(
         yield (
             Code.FOREIGN_DEVICE,
             f"device events that are not read: {listed}",
-            "only CUDA and ROCm devices are known; times on others cannot be told",
+            _needed(" ".join((*foreign, *processes))),
         )
     elif not any(map(len, (*read, reducer.annotations, reducer.memory))):
         events = counted(sum(reducer.counts.values()), "event")
@@ -411,6 +430,13 @@ def _find_gaps(
             "there is a device but none of its kernels was traced; CPU operators are used",
             "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
         )
+
+
+def _needed(named: str) -> str:
+    """Say what would be needed of a device that is not read."""
+    whose = next((whose for pattern, whose in FOREIGN_NEEDS if pattern.search(named)), "")
+    read = "CUDA, ROCm, XPU and Ascend are read; of any device, a table of passes is"
+    return f"{whose}; {read}" if whose else read
 
 
 def _find_damage(document: Document, events: int) -> Iterator[tuple[Code, str, str]]:

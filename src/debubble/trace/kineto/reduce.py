@@ -40,9 +40,19 @@ FOREIGN_DEVICE = re.compile(r"^(?:mtia_|hpu_|npu|async_npu|privateuse1_|glow_|tp
 # The same told by the process that rows are written under, as Ascend's and JAX's profilers do.
 FOREIGN_PROCESS = re.compile(r"^(?:Ascend Hardware|CANN|/device:TPU|/device:GPU)", re.IGNORECASE)
 
+# What is missing of each: documents that say which of its rows are work, and which wait.
+FOREIGN_NEEDS = (
+    (re.compile("mtia_"), "which rows of MTIA are work, and which wait, is documented nowhere"),
+    (re.compile("/device:", re.IGNORECASE), "XLA's profile tells no pass, rank or microbatch"),
+    (re.compile("npu|Ascend|CANN", re.IGNORECASE), "give torch_npu's own `trace_view.json`"),
+)
+
 _COMMUNICATION_OPERATORS = ("c10d::", "record_param_comms")
 _COMMUNICATION_ANNOTATIONS = ("nccl:", "gloo:", "mpi:", "ucc:", "xccl:", "hccl:")
-_QUEUES_OR_WAITS = re.compile(r"Launch|Memcpy|Memset|Graph|Synchronize")
+# CUDA's and HIP's names, and those of Intel's runtime and driver (`urEnqueueUSMFill`, `zeEvent…`).
+_QUEUES_OR_WAITS = re.compile(
+    r"Launch|Memcpy|Memset|Graph|Synchronize|USMFill|AppendMemory|QueueFinish|urEventWait"
+)
 
 # Nested operators are dropped when so many rows have gathered: memory stays flat, sorts rare.
 _CONDENSE_ROWS = 250_000
@@ -192,7 +202,7 @@ class Reducer:
         self.device.add(
             **self._spans(events),
             device=[a.device for a in args],
-            stream=[a.stream for a in args],
+            stream=[a.stream if a.queue < 0 else a.queue for a in args],
             correlation=[a.correlation for a in args],
             graph=[a.graph for a in args],
             bytes=[a.bytes for a in args],

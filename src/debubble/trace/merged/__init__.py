@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -19,7 +17,7 @@ import msgspec
 from debubble.errors import NotATrace, TraceError
 from debubble.trace.columns import RankTrace
 from debubble.trace.format import Format, Reading, TraceFile
-from debubble.trace.kineto import read_kineto
+from debubble.trace.kineto import read_kineto_text
 from debubble.trace.source import Limits, Source
 
 NAME = "merged traces"
@@ -88,13 +86,9 @@ def _read_rank(
 ) -> RankTrace:
     rank, world = whose
     about = {**header, "distributedInfo": {"rank": rank, "world_size": world}}
-    with TemporaryDirectory() as place:
-        path = Path(place) / "rank.json"
-        opening = msgspec.json.encode(about)[:-1]
-        path.write_bytes(b'%b, "traceEvents": [%b]}' % (opening, b",\n".join(events)))
-        trace = read_kineto(str(path), limits)
-    gaps = tuple(replace(gap, file=file) for gap in trace.gaps)
-    return replace(trace, file=file, format=NAME, rank=rank, gaps=gaps)
+    opening = msgspec.json.encode(about)[:-1]
+    text = b'%b, "traceEvents": [%b]}' % (opening, b",\n".join(events))
+    return replace(read_kineto_text(text, file, NAME, limits), rank=rank)
 
 
 FORMAT = Format(

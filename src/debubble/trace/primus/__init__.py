@@ -3,9 +3,11 @@
     {"2": {"total": 3193.6, "memory": 102.3, "fwd_start": [0.04, 63.3, …], "fwd_end": […],
            "bwd_start": […], "bwd_end": […]}, "3": …}
 
-Milliseconds from the start of each iteration, GiB reserved. How many ranks and chunks there are is
-in `config.json` beside them; passes come in Megatron's order: as many microbatches as there are
-ranks go through one chunk, then through the next, backward passes from the last chunk on.
+Milliseconds from the start of each iteration, GiB reserved. `total` is when the rank was through
+with the iteration: what it does after its last pass lies outside the batch. How many ranks and
+chunks there are is in `config.json` beside them; passes come in Megatron's order: as many
+microbatches as there are ranks go through one chunk, then through the next, backward passes from
+the last chunk on.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from debubble.trace.source import Limits, Source
 NAME = "Primus timers"
 _LONGEST = 9
 _NS_PER_MS, _GIB = 1_000_000, 1024**3
+_AFTER = "after the last pass"
 _FIRST = re.compile(rb'^\s*\{\s*"\d+"\s*:\s*\{[^{}]*"(?:fwd|bwd)_(?:start|end)"\s*:\s*\[')
 
 
@@ -35,6 +38,7 @@ class _Iteration(msgspec.Struct):
     bwd_start: list[float] = []
     bwd_end: list[float] = []
     memory: float | None = None
+    total: float | None = None
 
 
 class _Sizes(msgspec.Struct):
@@ -107,6 +111,19 @@ def _rows(
                     "duration": round((end - start) * _NS_PER_MS),
                     "memory": memory,
                 }
+        ended = max(iteration.fwd_end + iteration.bwd_end, default=0.0)
+        total = ended if iteration.total is None else iteration.total
+        if not isfinite(total):
+            raise TraceError(f"iteration {name} has a time that is none", file=file)
+        if total > ended:
+            yield {
+                "step": int(name),
+                "rank": rank,
+                "stage": rank,
+                "op": _AFTER,
+                "start": round(ended * _NS_PER_MS),
+                "duration": round((total - ended) * _NS_PER_MS),
+            }
 
 
 def _read_sizes(file: str, limits: Limits) -> tuple[_Sizes | None, tuple[Gap, ...]]:

@@ -1,21 +1,29 @@
-"""Logs of timers in → why they are no timeline, and the simulation that they are enough for.
+"""Logs of timers in → what a pass of each stage takes, and why that is no timeline.
 
 Megatron's and NeMo's timers and DeepSpeed's `wall_clock_breakdown` print how long things took, and
-not when. No wait can be told from that; what passes cost can, and `simulate` takes costs by hand.
+not when: no wait can be told from that. Where every rank prints, costs of stages can:
 
-    forward-compute ................................: (812.41, 934.07)       Megatron, NeMo
-    time (ms) | forward-compute: 812.41 | backward-compute: 1623.80          older Megatron
-    [Rank 0] time (ms) | fwd_microstep: 21.36 | bwd_microstep: 45.10         DeepSpeed
+    times across ranks (ms):                      Megatron, --timing-log-option all: of an iteration
+      forward-compute:
+         rank  0: 812.41
+         rank  1: 934.07
+    [Rank 0] time (ms) | fwd_microstep: 21.36 | bwd_microstep: 45.10      DeepSpeed: of a microbatch
+
+Other lines are of no rank: (812.41, 934.07) is the fastest and the slowest, one number the slowest.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
 
 from debubble.errors import TraceError
 from debubble.trace.format import OTHER, Format, Reading, TraceFile
-from debubble.trace.source import Limits
+from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
+from debubble.units import counted
 
 _DECIMAL = rb"\d{1,12}(?:\.\d{1,12})?"
 _NUMBER = rb"\(?\s*(%b)(?:\s*,\s*(%b)\s*\))?" % (_DECIMAL, _DECIMAL)
@@ -27,13 +35,168 @@ _DEEPSPEED = {
     kind: re.compile(rb"time \(ms\)[^\n]*?\b%b(?:_microstep)?:\s*(%b)" % (kind, _DECIMAL))
     for kind in (b"fwd", b"bwd")
 }
-_NEEDED = "a start of each pass is needed to tell waits: record traces with `debubble capture`"
+_OF_RANKS = re.compile(rb"(?:^|\s)(forward|backward)-compute\s*:\s*$")
+_OF_OTHERS = re.compile(rb"(?:^|\s)[a-zA-Z][\w-]*\s*:\s*$")
+_OF_RANK = re.compile(rb"(?:^|\s)rank\s+(\d{1,7})\s*:\s*(%b)\s*$" % _DECIMAL)
+_LINE_OF_RANK = re.compile(rb"\[Rank (\d{1,7})\] time \(ms\)([^\n]*)")
+_TIMED = re.compile(rb"\b(fwd|bwd)(_microstep)?:\s*(%b)" % _DECIMAL)
+_SETTING = re.compile(rb"(?:^|\s)([a-z_]{4,60})\s*\.{3,}\s*(\d{1,9}|True)\s*$")
+_NS_PER_MS = 1e6
+_NOT_WHEN = "how long passes took, and not when"
+_MEGATRONS, _DEEPSPEEDS = "Megatron's timers", "DeepSpeed's wall_clock_breakdown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """What a pass of one microbatch takes in each stage, as its ranks printed it."""
+
+    forward_ns: tuple[float, ...]
+    backward_ns: tuple[float, ...]
+    ranks: int
+    """Of a pipeline; with several chunks each has as many stages."""
+    chunks: int
+    microbatches: int
+
+
+@dataclass(slots=True)
+class _Printed:
+    """Milliseconds by rank: of a whole batch, and of one microbatch."""
+
+    whose: str
+    batch: Mapping[str, dict[int, list[float]]]
+    microbatch: Mapping[str, dict[int, list[float]]]
+    settings: dict[str, str]
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks print both."""
+        return max(
+            (len(self.of("forward", told) & self.of("backward", told))
+             for told in (self.batch, self.microbatch)), default=0,
+        )  # fmt: skip
+
+    @staticmethod
+    def of(kind: str, told: Mapping[str, dict[int, list[float]]]) -> set[int]:
+        """Return the ranks that print this kind."""
+        return set(told[kind])
+
+
+def _gather(data: bytes) -> _Printed:
+    """Read all lines of ranks, and the settings that Megatron prints before it begins."""
+    batch: defaultdict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    single: defaultdict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    settings: dict[str, str] = {}
+    kind, whose = "", _MEGATRONS
+    for line in data.splitlines():
+        if (found := _OF_RANK.search(line)) and kind:
+            batch[kind][int(found[1])].append(float(found[2]))
+        elif found := _OF_RANKS.search(line):
+            kind = found[1].decode()
+        elif found := _LINE_OF_RANK.search(line):
+            whose, rank = _DEEPSPEEDS, int(found[1])
+            for name, of_one, value in _TIMED.findall(found[2]):
+                told = single if of_one else batch
+                told["forward" if name == b"fwd" else "backward"][rank].append(float(value))
+        elif _OF_OTHERS.search(line):
+            kind = ""
+        elif found := _SETTING.search(line):
+            settings[found[1].decode()] = found[2].decode()
+    return _Printed(whose=whose, batch=batch, microbatch=single, settings=settings)
+
+
+def read_stage_times(
+    file: str,
+    *,
+    ranks: int | None = None,
+    microbatches: int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> StageTimes:
+    """Read what passes cost from a log; what it does not say of the pipeline has to be given."""
+    data = b"".join(Source(file, limits).pieces())
+    printed = _gather(data)
+    if printed.ranks < 2:
+        why = recognise(file, data)
+        if why is not None and why.why_not is not None:
+            raise why.why_not
+        hint = "Megatron: --timing-log-level 2 --timing-log-option all"
+        raise TraceError("no rank prints what its passes take", file=file, hint=hint)
+    said = printed.settings
+    stages = _agree(file, "--stages", ranks, said.get("pipeline_model_parallel_size"))
+    many = _agree(file, "--microbatches", microbatches, _microbatches(said))
+    chunks = int(said.get("virtual_pipeline_model_parallel_size", 1))
+    found = {}
+    for kind in ("forward", "backward"):
+        told = printed.microbatch if printed.microbatch[kind] else printed.batch
+        share = chunks if told is printed.microbatch else chunks * many
+        by_stage: defaultdict[int, list[float]] = defaultdict(list)
+        world = max(told[kind]) + 1
+        if world % stages or len(told[kind]) != world:
+            message = f"{counted(len(told[kind]), 'rank')} of {world} print their {kind} passes"
+            hint = f"a log of all ranks is needed, as many to each of {counted(stages, 'stage')}"
+            raise TraceError(message, file=file, hint=hint)
+        for rank, times in told[kind].items():
+            warm = times[1:] or times  # the first iteration sets things up
+            by_stage[_stage_of(rank, world, stages, said)].append(median(warm))
+        one_chunk = [median(by_stage[stage]) * _NS_PER_MS / share for stage in range(stages)]
+        found[kind] = tuple(one_chunk * chunks)
+    return StageTimes(
+        forward_ns=found["forward"],
+        backward_ns=found["backward"],
+        ranks=stages,
+        chunks=chunks,
+        microbatches=many,
+    )
+
+
+def _microbatches(said: Mapping[str, str]) -> str | None:
+    """Return how many microbatches a step has by the sizes of a batch."""
+    sizes = [said.get(name) for name in ("global_batch_size", "micro_batch_size",
+                                         "data_parallel_size")]  # fmt: skip
+    if None in sizes or "0" in sizes or "True" in sizes:
+        return None
+    whole, one, replicas = (int(size or 0) for size in sizes)
+    return str(whole // (one * replicas)) if whole % (one * replicas) == 0 else None
+
+
+def _agree(file: str, flag: str, given: int | None, said: str | None) -> int:
+    """Return what the log says, else what was given; where both do, they must agree."""
+    if said is None and given is None:
+        message = f"the log does not say what {flag} is"
+        raise TraceError(message, file=file, hint=f"give it, such as {flag} 8")
+    if said is not None and given is not None and int(said) != given:
+        hint = f"leave {flag} out: costs are of the run that was logged"
+        raise TraceError(f"the log says {said}, and {flag} {given}", file=file, hint=hint)
+    value = int(said) if said is not None else int(given or 0)
+    if value < 1:
+        raise TraceError(f"{flag} {value} is none", file=file)
+    return value
+
+
+def _stage_of(rank: int, world: int, stages: int, said: Mapping[str, str]) -> int:
+    """Return the place of a rank: pipelines are the outermost dimension unless told otherwise."""
+    if said.get("use_tp_pp_dp_mapping") == "True":
+        inner = int(said.get("tensor_model_parallel_size", 1))
+        inner *= int(said.get("context_parallel_size", 1))
+        return rank // max(inner, 1) % stages
+    return rank // (world // stages)
 
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:
     """Tell a log by lines that only such timers print, and say what can be made of it."""
-    for whose, patterns in (("DeepSpeed's wall_clock_breakdown", _DEEPSPEED),
-                            ("Megatron's timers", _MEGATRON)):  # fmt: skip
+    printed = _gather(prefix)
+    if printed.ranks > 1:
+        command = f"debubble simulate --costs {file}"
+        why = TraceError(
+            f"is a log of {printed.whose}: {_NOT_WHEN}, so no wait can be told from it",
+            hint=f"what passes of each stage cost is enough for `{command}`; for waits, record "
+            "traces with `debubble capture`",
+            file=file,
+        )
+        return TraceFile(file=file, format=OTHER, why_not=why)
+    for whose, patterns, cure in (
+        (_DEEPSPEEDS, _DEEPSPEED, "call `engine.timers.log(names, ranks=range(world))`"),
+        (_MEGATRONS, _MEGATRON, "log with --timing-log-level 2 --timing-log-option all"),
+    ):
         found = [pattern.findall(prefix) for pattern in patterns.values()]
         if not all(found):
             continue
@@ -44,21 +207,19 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
             )
             for all_of in found
         )
-        if whose.startswith("DeepSpeed"):
-            costs = f"--forward {forward:.4g}ms --backward {backward:.4g}ms"
-        else:
-            costs = f"--forward {forward:.5g}ms/M --backward {backward:.5g}ms/M"
+        per = "" if whose == _DEEPSPEEDS else "/M"
+        costs = f"--forward {forward:.5g}ms{per} --backward {backward:.5g}ms{per}"
         why = TraceError(
-            f"is a log of {whose}: how long passes took, and not when; {_NEEDED}",
-            hint=f"what they cost is enough for `debubble simulate --stages P --microbatches M "
-            f"{costs}`, with your P and M put in",
+            f"is a log of {whose}: {_NOT_WHEN}, and not of each rank",
+            hint=f"for costs of each stage {cure}; were all stages equal, `debubble simulate "
+            f"--stages P --microbatches M {costs}` would do, with your P and M put in",
             file=file,
         )
         return TraceFile(file=file, format=OTHER, why_not=why)
     return None
 
 
-def read(known: TraceFile, limits: Limits) -> Reading:  # noqa: ARG001 (no log is ever read)
+def read(known: TraceFile, limits: Limits) -> Reading:  # noqa: ARG001 (no log is ever read so)
     """Say once more why it is none."""
     return Reading(error=known.why_not)
 
