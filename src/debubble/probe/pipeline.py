@@ -105,7 +105,8 @@ def wire_of_messages(messages: Sequence[dict[str, Any]], told_by: str) -> Wire:
     """Return what messages between copies took, the other copies at work: middle ones and stalls.
 
     Of two that went both ways at once, and of the one before and after, each is held against its
-    own middle; what a message takes beyond twice that is a stall, as in recorded runs.
+    own middle; one that takes twice that was held up, and what it takes more is a stall, as in
+    recorded runs.
     """
     sizes = [int(row["bytes"]) for row in messages]
     took = [np.array(row["one_way_s"], dtype=float) * NS_PER_S for row in messages]
@@ -115,8 +116,15 @@ def wire_of_messages(messages: Sequence[dict[str, Any]], told_by: str) -> Wire:
     # What pipelines hand on; the short ones tell the latency alone.
     large = [at for at, size in enumerate(sizes) if size > min(sizes)] or [0]
     typical = [(found, float(np.median(found))) for at in large for found in (took[at], both[at])]
-    bodies = [np.minimum(found / middle, STALLS_FROM) for found, middle in typical]
-    stalls = [np.maximum(found - STALLS_FROM * middle, 0.0) for found, middle in typical]
+    held_up = [found >= STALLS_FROM * middle for found, middle in typical]
+    bodies = [
+        np.where(late, 1.0, found / middle)
+        for late, (found, middle) in zip(held_up, typical, strict=True)
+    ]
+    stalls = [
+        np.where(late, found - middle, 0.0)
+        for late, (found, middle) in zip(held_up, typical, strict=True)
+    ]
     return Wire(
         latency_ns=fit.latency_ns if fit else 0.0,
         bytes_per_s=fit.bytes_per_s if fit else sizes[-1] / middles[-1] * NS_PER_S,
