@@ -22,12 +22,10 @@ from statistics import median
 from typing import Any
 
 from debubble.costs.wire_pools import BOTH_OVER_ONE
-from debubble.demo.launch import RunFiles, run_workload
-from debubble.demo.truth import read_truth
-from debubble.demo.workload import Workload
+from debubble.demo.layers import read_truth
+from debubble.demo.workload import RunFiles, Workload, run_workload
 from debubble.links.hop_times import fit_line
-from debubble.links.live.launch import run_here
-from debubble.links.live.measured import read_measured
+from debubble.links.live import read_measured, run_here
 from debubble.probe.pipeline import Pipelines, Setting, Wire, read_probe, wire_of
 
 BAR = 0.10
