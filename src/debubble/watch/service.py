@@ -36,7 +36,7 @@ from debubble.watch.log import log
 from debubble.watch.metrics import Counts
 from debubble.watch.routes import Routes
 from debubble.watch.sources import ReadyCapture, Scanner, digest_place, prune
-from debubble.watch.supervise import in_daemon, supervise
+from debubble.watch.supervise import in_daemon, share_one_heap, supervise
 from debubble.watch.traffic import (
     after_quiet_hours,
     ask_server,
@@ -108,6 +108,7 @@ class Service:
 
     async def run(self) -> None:
         """Serve until stopped."""
+        share_one_heap()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
