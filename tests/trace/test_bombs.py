@@ -85,6 +85,12 @@ BOMBS = {
     "table.csv.gz": lambda path: packed(
         path, b"step,stage,microbatch,op,start_us,duration_us\n", b"0,0,0,F,0,1\n", 60_000_000
     ),
+    "ascend.json.gz": lambda path: packed(
+        path,
+        b'[{"ph":"M","name":"process_name","pid":1,"args":{"name":"Ascend Hardware"}},',
+        b'{"ph":"X"},',
+        60_000_000,
+    ),
     "header.json": header,
     "table.parquet": parquet,
     "export.sqlite.gz": export,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -268,3 +269,32 @@ def test_what_was_given_up_is_listed_and_tried_again(tmp_path):
         watch.wait_for("analysed")
         assert watch.stop() == 0
     assert stored(tmp_path) == 1
+
+
+HEAPS = """
+import ctypes, threading
+from debubble.watch.supervise import share_one_heap
+if {shares}:
+    share_one_heap()
+together = threading.Barrier(5)
+def work():
+    held = bytearray(100_000)
+    together.wait()
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+together.wait()
+ctypes.CDLL(None).malloc_stats()
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library")
+def test_threads_of_the_service_keep_no_heaps_of_their_own():
+    def heaps(*, shares):
+        words = [sys.executable, "-c", HEAPS.format(shares=shares)]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stderr.count(
+            "Arena"
+        )
+
+    assert heaps(shares=True) == 1
+    assert heaps(shares=False) > 1

@@ -41,7 +41,7 @@ from debubble.watch.mix import (
 )
 from debubble.watch.routes import Routes, Server
 from debubble.watch.sources import ReadyCapture, Scanner, digest_place, fetch_tables, prune
-from debubble.watch.supervise import in_daemon, log, supervise
+from debubble.watch.supervise import in_daemon, log, share_one_heap, supervise
 from debubble.watch.webhooks import Webhooks
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class Service:
 
     async def run(self) -> None:
         """Serve until stopped."""
+        share_one_heap()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)

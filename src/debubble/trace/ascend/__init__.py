@@ -31,12 +31,13 @@ from debubble.errors import Code, Gap, TraceError
 from debubble.trace.columns import KernelKind
 from debubble.trace.format import OTHER, Format, Reading, TraceFile, rank_from_name
 from debubble.trace.kineto import read_kineto, read_kineto_text
-from debubble.trace.source import Limits, Source, is_url
+from debubble.trace.source import DEFAULT_LIMITS, Limits, Source, is_url
 from debubble.units import NS_PER_US, counted
 
 NAME = "Ascend trace"
 # Held whole, once as it is and once as it is read.
 _MOST_BYTES = 2 * 1024**3
+_MOST_PACKED = 40.0
 _HARDWARE = "ascend hardware"
 _TALK = frozenset({"communication", "hccl"})
 # Times as text are torch_npu's alone; the name of the device may lie megabytes further on.
@@ -115,7 +116,10 @@ def _rank_of(file: str) -> int | None:
 
 def read(known: TraceFile, limits: Limits) -> Reading:
     """Write the events as Kineto would, and read that."""
-    held = replace(limits, inflated_bytes=min(limits.inflated_bytes, _MOST_BYTES))
+    # Held as objects it takes several times its text: what packs too well is no trace.
+    ratio = min(limits.ratio, _MOST_PACKED) if limits == DEFAULT_LIMITS else limits.ratio
+    most = min(limits.inflated_bytes, _MOST_BYTES)
+    held = replace(limits, inflated_bytes=most, ratio=ratio)
     data = b"".join(Source(known.file, held).pieces())
     events, gaps = _decode(data, known)
     size = len(data)
