@@ -5,7 +5,7 @@ is measured between two. Pipelines simulated from that alone are held against th
 real, four ranks over gloo: the median window of unprofiled steps. Bar: within 10 %.
 
     python benchmarks/probe.py                 # here
-    python benchmarks/probe.py --same-start    # a quarter of an H200, and runs of the same start
+    python benchmarks/probe.py --starts        # a quarter of an H200, and runs of the same day
     python benchmarks/probe.py --recorded DATA # the same probes, and runs of other days
 """
 
@@ -252,12 +252,15 @@ def simulate(probe: Probe, run: Recorded) -> float:
     return Pipelines(probe=probe, wire=wire).simulate(setting).window_ns / 1e9
 
 
-def against_same_start() -> Iterator[tuple[str, float, float]]:
-    """Yield runs that were made when the probes were: their name, simulated and measured."""
+def against_starts(*starts: str) -> Iterator[tuple[str, float, float]]:
+    """Yield runs of the machine's start that the probes are of, or of another on that day."""
     found = probes()
-    for row in json.loads((PROBES / "h200_quarter_runs.json").read_text("utf-8"))["runs"]:
-        run = Recorded(**{**row, "split": tuple(row["split"])})
-        yield run.name, simulate(found[run.probe], run), row["ms"] / 1e3
+    rows = json.loads((PROBES / "h200_quarter_runs.json").read_text("utf-8"))
+    for start in starts:
+        for row in rows[start]:
+            run = Recorded(**{**row, "split": tuple(row["split"])})
+            name = f"{run.name}, {start.replace('_', ' ')}"
+            yield name, simulate(found[run.probe], run), row["ms"] / 1e3
 
 
 def against_recorded(data: Path) -> Iterator[tuple[str, float, float]]:
@@ -275,12 +278,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
     parser.add_argument("--recorded", type=Path, metavar="DATA")
-    parser.add_argument("--same-start", action="store_true")
+    parser.add_argument("--starts", action="store_true")
     told = parser.parse_args()
     if told.recorded:
         found = against_recorded(told.recorded)
     else:
-        found = against_same_start() if told.same_start else run_here_for_real(tiny=told.tiny)
+        found = (
+            against_starts("same_start", "other_start")
+            if told.starts
+            else run_here_for_real(tiny=told.tiny)
+        )
     errors = []
     for name, said, measured in found:
         errors.append(said / measured - 1)
