@@ -109,6 +109,13 @@ class Costs:
     they keep stages waiting that would not wait for what they mostly take."""
     memo: dict[tuple[int, bool, int, int], float] = field(default_factory=dict)
 
+    @property
+    def chunk(self) -> int:
+        """The tokens of prompts in a batch that was captured, without those that decode."""
+        if self.prompts is None:
+            return 1
+        return max(1, round((self.prompts[0].tokens - self.decode[0].tokens + 1) / 16) * 16)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
