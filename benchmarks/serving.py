@@ -63,8 +63,10 @@ def read_truth(folder: Path) -> Truth:
     mean = sum(length * share for length, share in prompts)
     kept, firsts = len(log) - slots, float(ended)
     if len(prompts) == 1:
-        # A request has a batch for each chunk of its prompt and each further token.
-        a_round = slots * (told["output"] - 1 - (-prompts[0][0] // told["chunk"]))
+        # A request has a batch for each chunk of its prompt and each further token; and a batch has
+        # one chunk, so that many requests wait for each other's prompts.
+        chunks = -(-prompts[0][0] // told["chunk"])
+        a_round = slots * max(told["output"] - 1 + chunks, -(-clients // slots) * chunks)
         rounds = (len(log) - slots) // a_round
         if rounds:
             kept, firsts = rounds * a_round, float(rounds * clients)

@@ -109,6 +109,13 @@ class Costs:
     they keep stages waiting that would not wait for what they mostly take."""
     memo: dict[tuple[int, bool, int, int], float] = field(default_factory=dict)
 
+    @property
+    def chunk(self) -> int:
+        """The tokens of prompts in a batch that was captured, without those that decode."""
+        if self.prompts is None:
+            return 1
+        return max(1, round((self.prompts[0].tokens - self.decode[0].tokens + 1) / 16) * 16)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
@@ -138,6 +145,7 @@ def measure_costs(
         for stage in range(1, batches.stages)
     ]
     back = queue.back[queue.back > 0]
+    back_ns = float(np.percentile(back, 25)) if len(back) else 0.0
     known = {one.stage: one for rank in batches.ranks for one in rank.layers}
     rest = tuple(
         known[stage].rest_ns
@@ -151,8 +159,8 @@ def measure_costs(
         decode=decode,
         prompts=prompts,
         wire_ns=((0.0, 0.0), *wires),
-        turn_ns=_turns(batches, with_prompts),
-        back_ns=float(np.percentile(back, 25)) if len(back) else 0.0,
+        turn_ns=_turns(batches, with_prompts, back_ns),
+        back_ns=back_ns,
         layers=layers,
         rest_share=rest,
         spread=(_spread(batches, batches.phase == Phase.DECODE), _spread(batches, with_prompts)),
@@ -170,11 +178,13 @@ def _wire(wire: I64, tokens: I64, sizes: tuple[float, float]) -> tuple[float, fl
     return least - a_token * decoded, a_token
 
 
-def _turns(batches: Batches, with_prompts: Flags) -> tuple[tuple[float, float], ...]:
+def _turns(
+    batches: Batches, with_prompts: Flags, back_ns: float
+) -> tuple[tuple[float, float], ...]:
     """Return what hosts take from the end of a pass until they ask for the next, by its phase.
 
     Only a host that found its message waiting shows it. All of them run one loop: so one that
-    never did takes as long as the others, the first stage's, which sends plans, as a rule longer.
+    never did takes as long as the others. The first stage's also plans, as it does on the way back.
     """
     before, now = np.arange(len(batches) - 1), np.arange(1, len(batches))
     both = batches.seen[before] & batches.seen[now]
@@ -202,11 +212,12 @@ def _turns(batches: Batches, with_prompts: Flags) -> tuple[tuple[float, float], 
         return float(np.median(mine)) if len(mine) >= _FEW else None
 
     def of(stage: int, prompts: bool) -> float:
-        others = range(1, batches.stages) if stage else (0,)
-        for stages in ((stage,), others, range(batches.stages)):
+        for stages in ((stage,), range(1, batches.stages)):
             found = middle(stages, prompts)
             if found is not None:
                 return found
+            if not stage and not prompts:
+                return back_ns
         return of(stage, False) if prompts else 0.0
 
     return tuple((of(stage, False), of(stage, True)) for stage in range(batches.stages))

@@ -149,7 +149,7 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
         prompting = next((one for one in group if one.done < one.prompt), None)
         tokens = min(setting.chunk, prompting.prompt - prompting.done) if prompting else 0
         answered = [one for one in group if one.done >= one.prompt]
-        grown = _grown(prompting, tokens, answered, recorded_prompt, setting.chunk)
+        grown = _grown(prompting, tokens, answered, recorded_prompt, costs.chunk)
         phase = int(tokens > 0)
         at = max(free[0] + turns[0][before], now + back)
         for stage in range(costs.stages):
@@ -192,7 +192,10 @@ def _grown(
     recorded_prompt: float,
     chunk: int,
 ) -> tuple[float, float]:
-    """Return how many times the recorded context a batch looks back on: its prompt, its answers."""
+    """Return how many times the recorded context a batch looks back on: its prompt, its answers.
+
+    What was recorded is a prompt, or the first chunk of one.
+    """
     of_prompt = 1.0
     if prompting is not None:
         of_prompt = max(prompting.done + tokens, 1) / max(min(recorded_prompt, chunk), 1.0)
