@@ -307,6 +307,23 @@ class TestSlowHops:
         assert pools.one_way == 10 * MS
         assert len(pools.body) == 4
 
+    def test_of_an_exchange_whose_sender_came_first_a_part_was_underway(self):
+        """Half of each message is buffered: 30 from when both are there are 60 in all."""
+        size = round(2 * BUFFERED_BYTES)
+        slow = [
+            sent(1, 2, (at - 40, at + 1), (at, at + 30), fused=True, size=size)
+            for at in range(1000, 1900, 100)
+        ]
+        usual = [
+            sent(0, 1, (at, at + 10), (at, at + 10), fused=True, size=size)
+            for at in range(3000, 3900, 100)
+        ]
+        early = sent(0, 1, (5000, 5002), (5050, 5053), size=size)
+        pools = pools_of(*slow, *usual, early)
+        assert pools.slow == {(1, 2): pytest.approx(60 * 1.15 / 10, rel=1e-3)}
+        meets = pools_of(*slow, *usual)
+        assert meets.slow == {(1, 2): pytest.approx(30 * 1.15 / 10, rel=1e-3)}
+
     def test_twice_as_long_is_not_more_than_twice_as_long(self):
         pools = pools_of(*often(4, 0, 1, length=10), *often(4, 1, 2, length=20, begin=5))
         assert pools.slow == {}

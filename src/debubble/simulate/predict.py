@@ -43,8 +43,8 @@ _LAUNCH_SPREAD = 0.025
 # What messages beside compute do is not seen in a run that has none: by the pairs of such runs.
 _UNSEEN_SPREAD = 0.025
 # All hops of a host go through its sockets: with one of them slower, or as quick as others again,
-# the others' messages take more or less as well, and stall more or less often. By recorded pairs.
-_OTHER_HOPS_SPREAD = 0.03
+# the others' messages take more or less as well, and stall more or less often. By eleven pairs.
+_OTHER_HOPS_SPREAD = 0.015
 _LOW, _HIGH = 10, 90
 
 
