@@ -280,6 +280,7 @@ def _write_tables(pipelines: Pipelines, usual: Setting, folder: Path, *, force: 
     sizes = pipelines.probe.sizes
     places = [place_for(str(folder / f"tokens_{tokens}.csv"), force=force) for tokens in sizes]
     for tokens, place in zip(sizes, places, strict=True):
-        step = pipelines.simulate(replace(usual, tokens=tokens))
+        wanted = replace(usual, tokens=tokens)
+        step = pipelines.steady(pipelines.simulate(wanted)).simulate(wanted)
         write_file(Path(str(place)), table_of(step).encode())
     return list(map(str, places))
