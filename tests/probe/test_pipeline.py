@@ -169,6 +169,18 @@ def test_a_step_is_written_as_a_table_that_every_verb_reads(tmp_path):
     assert figures.schedule == "1f1b"
 
 
+def test_a_table_has_passes_of_one_length_and_takes_as_long_as_the_run_it_stands_for():
+    probe = read_probe(json.loads(RECORDED.read_text("utf-8")), "probe.json")
+    pipelines = Pipelines(probe=probe, wire=FREE)
+    setting = Setting(stages=4, microbatches=8, tokens=1536)
+    run = pipelines.simulate(setting)
+    steady = pipelines.steady(run).simulate(setting)
+    assert steady.window_ns == pytest.approx(run.window_ns, rel=0.03)
+    forward = steady.program.passes.kind == 0
+    lengths = (steady.times.pass_end - steady.times.pass_start)[forward]
+    assert lengths.max() == pytest.approx(lengths.min(), rel=1e-6)
+
+
 def test_what_is_no_probe_is_refused():
     with pytest.raises(TraceError, match="no probe"):
         read_probe({"traceEvents": []}, "trace.json")

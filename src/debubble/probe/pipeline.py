@@ -11,7 +11,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, log
 from pathlib import Path
@@ -361,6 +361,19 @@ class Pipelines:
             times=times,
             message_bytes=costs.message_bytes,
         )
+
+    def steady(self, like: Simulated) -> Pipelines:
+        """Return the same with every pass as long as it is on the mean of a run.
+
+        Of one step that is read as a table nobody can tell how ranks slow each other.
+        """
+        at_work = like.setting.stages * (1 - like.bubble_fraction)
+        times = exp(self.probe.slope * max(at_work - 1, 0.0))
+        timed = ("forward_s", "backward_s", "input_grad_s")
+        rows = tuple(
+            {**row, **{name: times * row[name] for name in timed}} for row in self.probe.rows
+        )
+        return replace(self, probe=replace(self.probe, rows=rows, slope=0.0))
 
     def compare(self, stages: Sequence[int], counts: Sequence[int], batch: int) -> list[Simulated]:
         """Simulate all schedules, with batches of so many tokens cut into these microbatches."""
