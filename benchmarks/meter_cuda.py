@@ -1,7 +1,7 @@
 """The meter on CUDA: `python benchmarks/meter_cuda.py --out OUT`, torch and stdlib alone.
 
-A pipeline of torch.distributed.pipelining. By default it has one rank, in steps of some 300 ms and
-of some 5 ms; `--ranks 4 --one-gpu --load long` has four on one GPU (MPS, NCCL over loopback, a test
+A pipeline of torch.distributed.pipelining. By default it has one rank, in steps of some 250, 50
+and 10 ms; `--ranks 4 --one-gpu --load long` has four on one GPU (MPS, NCCL over loopback, a test
 rig).
 
 on and off   blocks of steps with the meter and without, in turns: what a step takes, and the
@@ -35,8 +35,9 @@ import debubble
 
 LOADS = {
     # One rank alone: no message's jitter is in the way of a thousandth.
-    "alone": {"width": 4096, "tokens": 6144, "layers": 4, "blocks": 24, "steps": 5},
-    "alone-short": {"width": 1024, "tokens": 512, "layers": 2, "blocks": 40, "steps": 40},
+    "alone": {"width": 4096, "tokens": 6144, "layers": 4, "blocks": 16, "steps": 4},
+    "alone-middle": {"width": 4096, "tokens": 1280, "layers": 4, "blocks": 24, "steps": 8},
+    "alone-short": {"width": 1024, "tokens": 512, "layers": 2, "blocks": 30, "steps": 30},
     # Four ranks on one GPU.
     "long": {"width": 4096, "tokens": 768, "layers": 4, "blocks": 12, "steps": 5},
     "short": {"width": 1024, "tokens": 128, "layers": 1, "blocks": 20, "steps": 40},
@@ -199,7 +200,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         out = told.out or Path(scratch) / "out"
-        names = ["tiny"] if told.tiny else told.load or ["alone", "alone-short"]
+        names = ["tiny"] if told.tiny else told.load or ["alone", "alone-middle", "alone-short"]
         ranks = 2 if told.tiny else told.ranks
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         shared = told.one_gpu and HAS_CUDA

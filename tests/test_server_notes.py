@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import msgspec
 import pytest
+from support.services.engine_routes import serving
+from support.traces.recordings import H200
 
-from debubble.capture.server import ServerCapture
+import debubble
+from debubble.capture.server import ServerCapture, ServerOrder, capture_server
 from debubble.errors import CaptureError
 from debubble.report.capture import server_json, server_page
 from debubble.server_notes import (
@@ -182,3 +186,29 @@ def test_notes_of_another_version_are_refused(tmp_path):
     (tmp_path / NAME).write_text(json.dumps(data))
     with pytest.raises(CaptureError, match="another version"):
         read_server_notes(tmp_path)
+
+
+def test_notes_are_of_the_capture_that_they_name(tmp_path):
+    """Folders of a service hold many captures: the newest one's notes are not those of others."""
+    for file in (H200 / "fwd_closed_m4").glob("rank*.json.gz"):
+        shutil.copy(file, tmp_path / f"1-{file.name}")
+    other = notes(before=Span(seconds=2.0, tokens_out_per_s=100.0))
+    write_server_notes(tmp_path, other)
+    assert debubble.analyse(tmp_path).server_notes is None
+    mine = msgspec.structs.replace(other, traces=("1-rank0.json.gz", "1-rank1.json.gz"))
+    write_server_notes(tmp_path, mine)
+    assert debubble.analyse(tmp_path).server_notes == mine
+
+
+def test_whoever_is_told_to_stop_looks_no_longer(tmp_path):
+    """A service that stops cuts every sleep short: it must not ask the engine in a loop."""
+    looks = []
+
+    def page():
+        looks.append(1)
+        return "vllm:num_requests_running 8\n"
+
+    with serving(page, lambda _path, _body: (200, "")) as url:
+        order = ServerOrder(url=url, kind="vllm", out=tmp_path, seconds=3600.0, around_s=3600.0)
+        capture_server(order, sleep=lambda _seconds: None)
+    assert len(looks) < 10

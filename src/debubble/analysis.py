@@ -154,8 +154,14 @@ class Analysis:
     @cached_property
     def server_notes(self) -> ServerNotes | None:
         """What the server said of itself around the capture, where `capture --server` noted it."""
-        folders = {str(Path(rank.file).parent) for rank in self.pipeline.ranks if rank.file}
-        found = [notes for folder in sorted(folders) if (notes := read_server_notes(folder))]
+        files = [Path(rank.file) for rank in self.pipeline.ranks if rank.file]
+        names = {file.name for file in files}
+        found = [
+            notes
+            for folder in sorted({str(file.parent) for file in files})
+            # They are of the newest capture in a folder: others may lie beside it.
+            if (notes := read_server_notes(folder)) and names & {*notes.traces}
+        ]
         return found[0] if found else None
 
     @cached_property
@@ -224,7 +230,7 @@ class Analysis:
     def theory_of_stream(self) -> float | None:
         """The share that equal stages would wait with so many batches in flight."""
         stream = self.pipeline.stream
-        if stream is None:
+        if stream is None or stream.first_sets_pace:
             return None
         return bubble_fraction_of_stream(len(self.pipeline.ranks), stream.in_flight)
 
@@ -279,6 +285,7 @@ class Analysis:
             traffic=traffic,
             tokens_out_per_s=around.tokens_out_per_s if around else None,
             requests_running=around.requests_running if around else None,
+            requests_waiting=around.requests_waiting if around else None,
             tokens_in_out=lengths,
         )
 

@@ -164,6 +164,13 @@ def test_what_an_optimizer_holds_between_steps_is_the_peak_where_it_is_more():
     assert predict_peaks(fit_memory([low]), low.order)[0].peak_bytes == 100.0
 
 
+def test_what_is_held_between_steps_shrinks_with_the_buffers_of_microbatches():
+    run = a_run_of(*[a_rank_of(100.0, between_peak_bytes=300.0)] * 2, message_bytes=5.0)
+    found = {m: predict_peaks(fit_memory([run]), order_of("1f1b", 2, m)) for m in (2, 4, 8)}
+    # Of each microbatch the batch's share, and a buffer for what comes from the other rank.
+    assert {m: peaks[0].peak_bytes for m, peaks in found.items()} == {2: 280.0, 4: 300.0, 8: 340.0}
+
+
 def test_layers_weigh_what_they_do_on_ranks_that_hold_nothing_else():
     """The first of three has an embedding, the last a head; only the middle one tells."""
     ends, middle = (
@@ -221,6 +228,28 @@ def test_input_gradients_that_were_sent_are_kept_until_the_step_ends():
         predict_peaks(fit_memory([run]), order_of(name, 2, 4))[1] for name in ("1f1b", "zb-h1")
     )
     assert split.peak_bytes - whole.peak_bytes == pytest.approx(4 * 5.0)
+
+
+def test_the_first_stage_sends_no_gradient_and_keeps_none():
+    run = a_run_of(*[a_rank_of(100.0, gradient_bytes=1.0)] * 2, message_bytes=5.0)
+    whole, split = (
+        predict_peaks(fit_memory([run]), order_of(name, 2, 4))[0] for name in ("1f1b", "zb-h1")
+    )
+    assert split.peak_bytes == pytest.approx(whole.peak_bytes)
+
+
+@pytest.mark.parametrize("embedding", [0.0, 3.0])
+def test_forward_only_a_rank_with_more_layers_bounds_what_a_layer_holds(embedding):
+    """Layers of 10, and 20 that every rank has besides; an embedding makes the first one heavier.
+
+    Ranks between the ends alone would say (3 x 10 + 20) / 3 = 16.7.
+    """
+    ranks = [
+        a_rank_of(100.0, layers=(layers,), static_bytes=10.0 * layers + 20 + more)
+        for layers, more in ((7, embedding), (3, 0.0), (3, 0.0), (3, 0.0))
+    ]
+    costs = fit_memory([a_run_of(*ranks, name="forward-only")])
+    assert costs.layer_static_bytes == pytest.approx(10 + embedding / 4)
 
 
 def test_recomputing_keeps_of_a_layer_what_it_is_given_and_never_more_than_before():
@@ -331,6 +360,8 @@ def test_a_real_run_is_predicted_by_itself(name):
         # To a split backward pass, and from one: 0.7 and 1.0 %.
         ("1f1b_m8", "zbv_m8", 0.015),
         ("zbv_m8", "1f1b_m8", 0.015),
+        # Forward only, from an uneven split: 1.9 %, and 5.6 % by ranks between the ends alone.
+        ("../h200_free/c_fwd_m6_7333", "../h200_free/c_fwd_m6", 0.02),
     ],
 )
 def test_real_peaks_are_predicted_from_another_run(source, target, worst):

@@ -16,7 +16,17 @@ from torch.distributed.pipelining import schedules, stage
 
 from debubble.meter import hooks as meter_hooks
 from debubble.meter.hooks import Hooks, Place
-from debubble.meter.record import BYTES, END, MICROBATCH, OP, PEER, STAGE, HostClock, Recorder
+from debubble.meter.record import (
+    BYTES,
+    END,
+    MICROBATCH,
+    OP,
+    PEER,
+    STAGE,
+    START,
+    HostClock,
+    Recorder,
+)
 
 MIDDLE = Place(rank=1, ranks=(0, 1, 2))
 
@@ -205,3 +215,44 @@ def test_all_is_as_it_was_once_the_meter_is_gone():
     hooked.remove()
     assert [vars(owner)[name] for owner, name in functions] == before
     assert all(now is not was for now, was in zip(during, before, strict=True))
+
+
+def test_the_work_of_a_pass_tells_when_it_began_and_ended(hooks):
+    moments = []
+
+    def engine_run_backward():
+        moments.append(hooks.recorder.inside[START])
+        assert hooks.recorder.inside[END] is None
+
+    module = types.SimpleNamespace(_engine_run_backward=engine_run_backward)
+    hooks._hook_autograd(module)
+    hooks.recorder.beat()
+    row = hooks.recorder.begin("B", 0, 0)
+    began = row[START]
+    module._engine_run_backward()
+    ended = row[END]
+    hooks.recorder.end(row)
+    assert began < moments[0] < ended
+    assert (row[START], row[END]) == (moments[0], ended)
+    assert hooks.recorder.inside is None
+
+
+def test_weight_gradients_that_are_added_up_after_autograd_are_part_of_their_pass(hooks):
+    ended = []
+
+    class Stage:
+        stage_index = 1
+
+        def backward_weight_one_chunk(self, bwd_chunk_id):
+            module._engine_run_backward()
+            ended.append(hooks.recorder.inside[END])
+            return bwd_chunk_id
+
+    module = types.SimpleNamespace(_engine_run_backward=lambda: None)
+    hooks._hook_autograd(module)
+    hooks._hook_stages(types.SimpleNamespace(_PipelineStageBase=Stage))
+    hooks.recorder.beat()
+    assert Stage().backward_weight_one_chunk(3) == 3
+    row = hooks.recorder.last
+    assert (row[OP], row[STAGE], row[MICROBATCH]) == ("W", 1, 3)
+    assert row[END] > ended[0]

@@ -81,6 +81,110 @@ def test_a_rank_that_is_killed_leaves_the_others_to_their_own_error(tmp_path):
     assert "meter is silent" not in done.stderr
 
 
+DRIFTING = """
+import json, os, random, sys, time
+import torch, torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+import debubble
+from debubble.meter import figures, record, running
+
+out, steps, planted_at, pass_s, is_even = sys.argv[1], *map(float, sys.argv[2:])
+rank, step, noise, seen = int(os.environ["RANK"]), 0, random.Random(0), {"alarms": [], "begun": []}
+
+def slower():
+    return 1.05 if rank == 1 and step >= planted_at else 1.0
+
+class EvenClock(record.HostClock):
+    # Each mark is a millisecond after the one before, give or take a hundredth.
+    now_ns = 0
+    def mark(self, used=None):
+        self.now_ns += int(1e6 * slower() * noise.gauss(1, 0.01))
+        return self.now_ns
+
+class Work(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        time.sleep(pass_s * slower())
+        return x * 1
+    @staticmethod
+    def backward(context, gradient):
+        time.sleep(pass_s * slower())
+        return gradient
+
+class Layer(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(Work.apply(x))
+
+take = figures.RankFigures.take
+def noted(self, told, **named):
+    alarm = take(self, told, **named)
+    seen["alarms"] += [told.number] if alarm else []
+    return alarm
+figures.RankFigures.take = noted
+
+class Capture(running.TriggeredCapture):
+    def __init__(self, *given):
+        seen["begun"].append(given[-1])
+        super().__init__(*given)
+running.TriggeredCapture = Capture
+if is_even:
+    record._choose_clock = EvenClock
+
+dist.init_process_group("gloo")
+stage = PipelineStage(Layer(32, 32), rank, 2, torch.device("cpu"))
+schedule = Schedule1F1B(stage, 2, loss_fn=torch.nn.functional.mse_loss)
+meter = debubble.meter(out=out)
+batch = torch.ones(4, 32, requires_grad=True)
+for step in range(int(steps)):
+    schedule.step(batch) if rank == 0 else schedule.step(target=batch.detach())
+meter.close()
+seen["problem"] = meter.problem
+with open(f"{out}/seen{rank}.json", "w") as file:
+    json.dump(seen, file)
+dist.destroy_process_group()
+"""
+PLANTED_AT = 190
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "is_even"),
+    [
+        pytest.param(0.002, 1, id="by-a-clock-that-is-even"),
+        pytest.param(0.02, 0, id="by-the-hosts-own", marks=pytest.mark.accuracy),
+    ],
+)
+def test_a_rank_that_gets_5_percent_slower_has_all_ranks_capture_the_same_steps_once(
+    tmp_path, pass_s, is_even
+):
+    script = tmp_path / "drifting.py"
+    script.write_text(DRIFTING)
+    words = map(str, (tmp_path / "meter", 340, PLANTED_AT, pass_s, is_even))
+    done = subprocess.run(
+        [*TORCHRUN, "--standalone", str(script), *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | QUIET,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    quiet, slow = (
+        json.loads((tmp_path / "meter" / f"seen{rank}.json").read_text()) for rank in range(2)
+    )
+    assert quiet["problem"] is None
+    assert slow["problem"] is None
+    assert quiet["alarms"] == []
+    (alarm,) = slow["alarms"]
+    assert PLANTED_AT < alarm <= PLANTED_AT + 20
+    assert len(slow["begun"]) == 1
+    assert quiet["begun"] == slow["begun"]
+    (capture,) = (tmp_path / "meter" / "captures").iterdir()
+    assert sorted(file.name for file in capture.glob("*.json.gz")) == [
+        "rank0.json.gz",
+        "rank1.json.gz",
+    ]
+
+
 def test_an_order_is_read_back_as_it_was_given(tmp_path):
     settings = Settings(out=tmp_path, segment=3, keep=4, on_drift=False, port=9470, split=(1, 2))
     assert read_order(environment_for(settings, {})) == settings

@@ -55,7 +55,7 @@ def device(monkeypatch):
     device = Device()
     cuda = record.torch.cuda
     monkeypatch.setattr(cuda, "Event", device.event)
-    monkeypatch.setattr(cuda, "Stream", lambda: None)
+    monkeypatch.setattr(cuda, "Stream", lambda *, priority: priority)
     monkeypatch.setattr(cuda, "stream", lambda _stream: nullcontext())
     monkeypatch.setattr(cuda, "current_stream", lambda _device: "the current one")
     monkeypatch.setattr(cuda, "current_device", lambda: 0)
@@ -143,6 +143,22 @@ def test_messages_of_one_queue_begin_after_each_other_and_those_of_one_batch_tog
     assert lengths == [4, 4, 3]
 
 
+def test_what_was_sent_is_through_before_the_next_message_of_its_queue_however_late_asked(device):
+    recorder = Recorder(DeviceClock())
+    recorder.beat()
+    sent = recorder.begin("forward-send", 0, -1)
+    device.now_ms += 6.0
+    received = recorder.begin("forward-recv", 0, -1)
+    device.now_ms += 2.0
+    received[END] = recorder.mark_arrival(None, lambda _work: None)
+    device.now_ms += 50.0
+    sent[END] = recorder.mark_arrival(None, lambda _work: None)
+    sent[QUEUE] = received[QUEUE] = "batch"
+    recorder.beat()
+    (step,) = recorder.finished()
+    assert [round((row[END] - row[START]) / MS) for row in step.rows] == [6, 2]
+
+
 def test_a_step_that_does_not_fit_is_left_out_whole_and_the_next_is_there(monkeypatch):
     monkeypatch.setattr(record, "MOST_ROWS", 3)
     recorder = Recorder(record.HostClock())
@@ -181,17 +197,3 @@ def test_the_hosts_times_are_those_that_all_processes_share():
     (step,) = recorder.finished()
     assert step.rows[0][OP] == "B"
     assert before - MS < row[START] <= row[END] < after + MS
-
-
-def test_work_inside_a_pass_tells_when_it_began_and_ended():
-    recorder = Recorder(record.HostClock())
-    recorder.beat()
-    row = recorder.begin("B", 0, 0)
-    began = row[START]
-    held = recorder.begin_work()
-    recorder.end_work(held)
-    ended = row[END]
-    recorder.end(row)
-    assert row[START] > began
-    assert row[END] == ended
-    assert recorder.inside is None

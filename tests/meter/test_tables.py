@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import debubble
+from debubble.capture.fetch import NoAnswer
+from debubble.meter.trigger import LocalServer, own_tables
 from debubble.trace.source import DEFAULT_LIMITS
 from debubble.watch.config import Source
-from debubble.watch.sources import Scanner
+from debubble.watch.sources import Scanner, fetch_tables
 
 HEADER = "step,pipeline,stage,microbatch,op,start_ns,duration_ns,rank,bytes,peer,memory_bytes,host"
 EPOCH = 1_790_000_000_000_000_000
@@ -111,3 +113,59 @@ def test_watch_takes_a_segment_in_as_soon_as_all_ranks_have_written(tmp_path):
     assert [Path(file).name for file in ready.files] == ["rank0.csv", "rank1.csv"]
     (root / "20260131-235959-step000000020" / "rank1.csv").unlink()
     assert Scanner(source, DEFAULT_LIMITS, lambda: 0.0).scan(()) == ()
+
+
+SEGMENT = "20260131-235959-step000000040"
+
+
+@pytest.fixture
+def meters(tmp_path):
+    """Serve the tables of two metered ranks; yields their folder and their addresses."""
+    out = tmp_path / "of the job"
+    write_run(out / SEGMENT)
+    servers = [
+        LocalServer(0, str, lambda: None, lambda: None, lambda rank=rank: own_tables(out, rank))
+        for rank in range(2)
+    ]
+    yield out, [f"http://127.0.0.1:{server.port}/" for server in servers]
+    for server in servers:
+        server.close()
+
+
+def test_tables_are_fetched_from_metered_ranks_once_and_are_a_capture_when_all_have(
+    tmp_path, meters
+):
+    out, addresses = meters
+    source = Source(name="s", folder=str(tmp_path / "fetched"), settle_s=1e9, poll_s=1.0)
+    Path(source.folder).mkdir()
+    scanner = Scanner(source, DEFAULT_LIMITS, lambda: 0.0)
+    seen = [set(), set()]
+    assert fetch_tables(source, addresses[0], seen[0]) == 1
+    assert scanner.scan(()) == (), "the other rank's is not there yet"
+    assert fetch_tables(source, addresses[1], seen[1]) == 1
+    (ready,) = scanner.scan(())
+    assert bubble(Path(ready.files[0]).parent) == bubble(out / SEGMENT)
+    assert [fetch_tables(source, *both) for both in zip(addresses, seen, strict=True)] == [0, 0]
+    # A service that was started anew fetches all again, and knows it for what it was.
+    assert [fetch_tables(source, address, set()) for address in addresses] == [1, 1]
+    assert scanner.scan({ready.key}) == ()
+
+
+def test_a_name_that_leads_elsewhere_is_not_written(tmp_path, monkeypatch):
+    names = ["../../x.csv", "/etc/rank0.csv", f"{SEGMENT}/../rank0.csv", f"{SEGMENT}/rank0.csv"]
+    listed = json.dumps([{"name": name, "modified_ns": 5} for name in names]).encode()
+    monkeypatch.setattr(
+        "debubble.watch.sources._ask", lambda url: listed if url.endswith("/tables") else b"x"
+    )
+    source = Source(name="s", folder=str(tmp_path / "fetched"))
+    assert fetch_tables(source, "http://127.0.0.1:1", set()) == 1
+    files = [file.relative_to(tmp_path) for file in tmp_path.rglob("*") if file.is_file()]
+    assert files == [Path("fetched", SEGMENT, "rank0.csv")]
+
+
+def test_a_meter_that_is_away_is_said(tmp_path, meters):
+    source = Source(name="s", folder=str(tmp_path))
+    with pytest.raises(NoAnswer, match="no meter answers"):
+        fetch_tables(source, f"{meters[1][0]}elsewhere", set())
+    with pytest.raises(NoAnswer):
+        fetch_tables(source, "http://127.0.0.1:1", set())

@@ -16,7 +16,7 @@ need_package("torch")
 import torch.distributed as dist
 
 from debubble.meter import trigger
-from debubble.meter.trigger import Agreement, LocalServer, asked_by_file, on_signal
+from debubble.meter.trigger import Agreement, LocalServer, asked_by_file, on_signal, own_tables
 
 STEP_S = 0.3
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -115,10 +115,14 @@ def test_a_signal_that_the_job_listens_to_is_the_jobs():
 
 
 @pytest.fixture
-def server():
+def server(tmp_path):
     asked = []
     server = LocalServer(
-        0, lambda: "debubble_meter_steps_total 3\n", lambda: {"rank": 2}, lambda: asked.append(1)
+        0,
+        lambda: "debubble_meter_steps_total 3\n",
+        lambda: {"rank": 2},
+        lambda: asked.append(1),
+        lambda: own_tables(tmp_path, 1),
     )
     server.asked = asked
     yield server
@@ -141,6 +145,25 @@ def test_metrics_and_the_straggler_are_answered_on_this_machine_alone(server):
         ask(server, "/other")
     assert refused.value.code == 404
     refused.value.close()
+
+
+def test_a_ranks_own_tables_are_answered_and_no_other_file(server, tmp_path):
+    folder = tmp_path / "20260131-235959-step000000040"
+    folder.mkdir()
+    for name in ("rank0.csv", "rank1.csv", "rank1.csv.debubble.json"):
+        (folder / name).write_text(f"this is {name}")
+    (tmp_path / "rank1.csv").write_text("no table")
+    listed = json.loads(ask(server, "/tables"))
+    assert [row["name"] for row in listed] == [
+        f"{folder.name}/rank1.csv.debubble.json",
+        f"{folder.name}/rank1.csv",
+    ]
+    assert ask(server, f"/tables/{folder.name}/rank1.csv") == "this is rank1.csv"
+    for other in (f"/tables/{folder.name}/rank0.csv", "/tables/../rank1.csv", "/tables/rank1.csv"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(server, other)
+        assert refused.value.code == 404
+        refused.value.close()
 
 
 def test_a_capture_is_asked_for_by_a_request_that_no_web_page_can_send(server):

@@ -9,6 +9,7 @@ import json
 import pytest
 from support.emitted_text import flags_of
 from support.services.console import type_command
+from support.traces.recordings import SHARED, existing
 
 from debubble.plan.emit import EMITTERS
 from debubble.plan.option import collect_later
@@ -41,6 +42,13 @@ def test_an_uneven_run_is_told_its_even_split(uneven):
     # The even split, run for real, took 298 ms, and 286 to 303 from launch to launch.
     low, high = split_option(uneven)["interval"]["batch_latency_s"]
     assert low < 0.298 < high
+
+
+def test_the_first_split_of_a_long_first_stage_is_the_even_one_though_messages_stall(tmp_path):
+    """With 7,3,3,3 it took 77 ms; the even split, run for real, 63."""
+    plan = plan_of(existing(SHARED / "h200_free" / "c_fwd_m6_7333"), cwd=tmp_path)
+    assert split_option(plan)["change"] == {"split": [4, 4, 4, 4]}
+    assert split_option(plan)["latency_gain_fraction"] > 0.02
 
 
 def test_its_lines_cut_the_model_evenly_in_every_framework_that_trains(uneven):

@@ -13,6 +13,7 @@ need_package("torch")
 import torch
 from torch import nn
 
+from debubble.cli.probe import _time as time_model
 from debubble.probe import device
 
 MODEL = """
@@ -105,3 +106,25 @@ def test_what_is_no_model_is_refused(model, words, message, capsys):
 def test_one_size_tells_no_growth(model, capsys):
     assert device.main([f"{model}:build", "--tokens", "4"]) == 2
     assert "two or more" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_copies_slow_each_other_and_their_messages_are_timed(model, tmp_path):
+    out = tmp_path / "probe.json"
+    words = [f"{model}:build", "--tokens", "4,8", "--samples", "4", "--device", "cpu"]
+    assert device.main([*words, "--copies", "3", "--threads", "1", "--out", str(out)]) == 0
+    found = json.loads(out.read_text("utf-8"))
+    assert len(found["beside"]) == len(found["alone"])
+    layers = {row["output_bytes"] for row in found["alone"] if row["part"] == "layer"}
+    assert {row["bytes"] for row in found["messages"]} >= layers
+    for row in found["messages"]:
+        assert len(row["one_way_s"]) == len(row["both_ways_s"]) == 4
+        assert min(*row["one_way_s"], *row["both_ways_s"]) > 0
+
+
+@pytest.mark.slow
+def test_a_file_in_the_folder_of_the_call_shadows_no_module(model, monkeypatch):
+    (model.parent / "argparse.py").write_text("raise SystemExit('shadowed')", "utf-8")
+    monkeypatch.chdir(model.parent)
+    found = time_model("model.py:build", ["--tokens", "4,8", "--samples", "4", "--device", "cpu"])
+    assert found["layers"] == 3

@@ -9,7 +9,14 @@ import pytest
 from support.services.console import type_command
 
 from debubble.errors import TraceError
-from debubble.probe.pipeline import Pipelines, Setting, Wire, read_probe, write_table
+from debubble.probe.pipeline import (
+    Pipelines,
+    Setting,
+    Wire,
+    read_probe,
+    wire_of_messages,
+    write_table,
+)
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
@@ -87,6 +94,32 @@ def test_copies_that_slow_each_other_make_a_batch_longer():
     setting = Setting(stages=4, microbatches=8, tokens=64)
     apart = Pipelines(probe=probed(alone), wire=FREE).simulate(setting)
     assert Pipelines(probe=shared, wire=FREE).simulate(setting).window_ns > apart.window_ns
+
+
+def test_messages_between_copies_tell_the_wire_and_its_stalls():
+    rows = [
+        {"bytes": size, "one_way_s": [ms / 1e3] * 9 + [stall / 1e3], "both_ways_s": both}
+        for size, ms, stall, both in (
+            (1_000, 0.101, 0.101, [0.101e-3] * 10),
+            (1_000_000, 1.1, 12.2, [1.65e-3] * 10),
+            (2_000_000, 2.1, 2.1, [3.15e-3] * 10),
+        )
+    ]
+    wire = wire_of_messages(rows, "as between copies")
+    assert wire.one_way_ns(1_500_000) == pytest.approx(1.6e6, rel=0.01)
+    assert wire.both_ways == pytest.approx(1.5)
+    # One of forty was held up, and took 11.1 ms more than the middle one.
+    assert wire.tail_ns == pytest.approx(11.1e6 / 40)
+    assert wire.body == pytest.approx(1.0)
+
+
+def test_stalls_make_a_batch_longer_by_the_messages_on_its_way():
+    slow = Wire(latency_ns=0.0, bytes_per_s=1e15, both_ways=1.0, told_by="", tail_ns=1e6)
+    setting = Setting(stages=4, microbatches=1, tokens=64, schedule="gpipe")
+    free, held_up = (
+        Pipelines(probe=probed(layers()), wire=wire).simulate(setting) for wire in (FREE, slow)
+    )
+    assert held_up.window_ns - free.window_ns == pytest.approx(6e6, rel=0.01)
 
 
 def test_memory_is_weights_and_gradients_and_what_is_in_flight():

@@ -26,19 +26,18 @@ def results():
     return [predict.predict_pair(predict.DATA, of) for of in judged]
 
 
-def test_half_of_the_runs_are_predicted_within_three_and_a_half_percent(results):
-    assert median(abs(result.error) for result in results) < 0.035
+def test_half_of_the_runs_are_predicted_within_three_percent(results):
+    assert median(abs(result.error) for result in results) <= predict.MEDIAN_BAR
 
 
 def test_most_are_within_eight_percent_and_what_is_not_is_known(results):
     # One size tells little of another; the uneven run stalled more often than the even one; the
     # interleaved run had slower wires than the run it is predicted from.
-    far = {(of.source, of.target) for of in (r.pair for r in results if abs(r.error) > r.allowed)}
+    far = {(of.source, of.target) for of in (r.pair for r in results if r.over)}
     chance = {
         ("h200_free/c_fwd_m6_7333", "h200_free/c_fwd_m6"),
         ("h200_free/c_fwd_m6_7333", "even, m 20"),
         ("h200_free/a_1f1b_m8", "h200_free/a_i1f1b_m8"),
-        ("h200_free/a_i1f1b_m8", "zbv"),
     }
     sizes = {(r.pair.source, r.pair.target) for r in results if r.pair.kind == "size"}
     assert far <= chance | sizes
@@ -57,12 +56,9 @@ def test_another_framework_on_other_devices_is_predicted_with_the_right_sign(res
 
 
 def test_peak_memory_is_predicted(results):
-    # A forward-only run shows no memory of its own that layers would take with them.
-    known = [r for r in results if r.memory_error is not None and "c_fwd" not in r.pair.source]
+    known = [result for result in results if result.memory_error is not None]
     assert len(known) > 15
-    for result in known:
-        of_m = result.pair.change.microbatches or result.pair.change.schedule == "zbv"
-        assert abs(result.memory_error) < (0.06 if of_m else 0.03)
+    assert all(abs(result.memory_error) <= predict.MEMORY_BAR for result in known)
 
 
 def test_every_run_is_met_by_its_own_simulation(results):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.simulator.analysis import analyse, names_of, setup_of, simulated, true_names
-from support.simulator.devices import Play, true_passes
+from support.simulator.devices import Play, Setup, true_passes
 from support.simulator.written_traces import Writing, write_run
 
 from debubble.api import find
@@ -114,3 +114,19 @@ def test_replicas_in_one_group_stay_apart(tmp_path):
     (tmp_path / "rank3.json").unlink()
     found = analyse(tmp_path, play)
     assert [rank.members for rank in found.timeline.ranks] == [(0, 1), (2, 3)]
+
+
+@pytest.mark.parametrize(("weights", "sets"), [((9, 4, 4, 4), True), ((4, 4, 4, 9), False)])
+def test_a_first_stage_that_sets_the_pace_hides_how_many_may_be_in_flight(tmp_path, weights, sets):
+    """Each batch has left before its driver's number shows: what is seen is the least it may be."""
+    slow_first = Setup(
+        schedule="forward-only", ranks=4, microbatches=2, steps=16, answers=False, buffered=True,
+        weights=weights,
+    )  # fmt: skip
+    stream = simulated(tmp_path, slow_first).figures.stream
+    assert stream.first_sets_pace == sets
+    if sets:
+        assert stream.usual_in_flight < 4
+        said = find(tmp_path).verdict
+        assert f"{stream.usual_in_flight} or more batches in flight" in said
+        assert find(tmp_path).stream.bubble_fraction_of_equal_stages is None

@@ -126,3 +126,13 @@ def test_what_says_how_a_server_is_captured_needs_one(tmp_path, line):
     key = line.partition(" ")[0]
     with pytest.raises(WatchError, match=rf"source\[0\]\.{key} needs source\[0\]\.server"):
         read(tmp_path, SOURCE + line)
+
+
+def test_meters_need_a_folder_of_this_machine(tmp_path):
+    words = 'meters = ["http://127.0.0.1:9470", "http://127.0.0.1:9471"]'
+    config = read(tmp_path, f'[[source]]\nname = "a"\nfolder = "/x"\n{words}')
+    assert config.sources[0].meters == ("http://127.0.0.1:9470", "http://127.0.0.1:9471")
+    with pytest.raises(WatchError, match=r"source\[0\]\.meters"):
+        read(tmp_path, f'[[source]]\nname = "a"\nfolder = "s3://bucket/a"\n{words}')
+    with pytest.raises(WatchError, match="is no address"):
+        read(tmp_path, '[[source]]\nname = "a"\nfolder = "/x"\nmeters = ["9470"]')

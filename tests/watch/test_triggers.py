@@ -12,6 +12,8 @@ from support.services.engine_routes import serving
 from support.services.watch_service import PATIENCE_S, Watching
 from support.traces.recordings import H200
 
+from debubble.server_notes import read_server_notes
+
 
 class Engine:
     """A serving engine as seen from outside."""
@@ -23,10 +25,13 @@ class Engine:
     def __init__(self, folder):
         self.folder = folder
         self.waiting = 0.0
+        self.tokens = 0
         self.captures = 0
 
     def page(self):
-        return f"vllm:num_requests_waiting {self.waiting}\n"
+        self.tokens += 50
+        waiting = f"vllm:num_requests_waiting {self.waiting}\n"
+        return f"{waiting}vllm:generation_tokens_total {self.tokens}\n"
 
     def order(self, path, _body):
         self.start() if path == "/start_profile" else self.stop()
@@ -60,11 +65,11 @@ def engine(folder):
         yield one
 
 
-def source(one, *, every="300ms", seconds="200ms", more=""):
+def source(one, *, every="300ms", seconds="200ms", around="0s", more=""):
     return (
         f'[[source]]\nname = "{one.folder.name}"\nfolder = "{one.folder}"\nserver = "{one.url}"\n'
         f'kind = "vllm"\nevery = "{every}"\njitter = "0%"\nseconds = "{seconds}"\n'
-        f'settle = "0s"\npoll = "100ms"\n{more}'
+        f'settle = "0s"\npoll = "100ms"\naround = "{around}"\n{more}'
     )
 
 
@@ -156,3 +161,14 @@ def test_a_server_that_is_captured_is_not_captured_again_at_once_after_a_restart
             watch.wait_for("capturing", count=4, source="b")
             assert watch.stop() == 0
         assert one.captures == 1
+
+
+@pytest.mark.slow
+def test_what_the_server_does_without_the_profiler_is_noted_beside_its_traces(tmp_path):
+    with engine(tmp_path / "a") as one:
+        with Watching(configure(tmp_path, [one], around="200ms", every="1h")) as watch:
+            watch.wait_for("analysed")
+            assert watch.stop() == 0
+        notes = read_server_notes(one.folder)
+    assert set(notes.traces) == {f"1-rank{rank}.json.gz" for rank in range(4)}
+    assert notes.around.tokens_out_per_s > 0

@@ -161,6 +161,8 @@ class StreamPart(Part, frozen=True, kw_only=True):
 
     window_s: float
     batches_in_flight: float
+    first_sets_pace: bool
+    """The first stage does, so that the driver may allow more batches in flight than these."""
     mean_batches_in_flight: float
     most_batches_in_flight: int
     batch_latency_p95_s: float | None
@@ -432,6 +434,7 @@ def _stream_part(analysis: Analysis) -> StreamPart | None:
     return StreamPart(
         window_s=(stream.end_ns - stream.start_ns) / NS_PER_S,
         batches_in_flight=stream.in_flight,
+        first_sets_pace=stream.first_sets_pace,
         mean_batches_in_flight=stream.batches_in_flight,
         most_batches_in_flight=stream.most_in_flight,
         batch_latency_p95_s=seconds(stream.batch_latency_p95_ns),
@@ -523,6 +526,9 @@ def say_bubble(analysis: Analysis) -> str:
 def _say_stream(waits: str, analysis: Analysis) -> str:
     """Say how many batches were in flight, and what that alone would cost."""
     stream, expected = analysis.pipeline.stream, analysis.theory_of_stream
+    if stream is not None and stream.first_sets_pace:
+        least = f"{stream.usual_in_flight} or more batches in flight"
+        return f"{waits} with {least}: the first stage sets the pace, so that more do not show."
     if stream is None or expected is None:
         return f"{waits}."
     if stream.steady:

@@ -40,6 +40,8 @@ class SettingPart(Part, frozen=True, kw_only=True):
     chunk: int
     layers: list[int] | None
     requests_a_batch: int | None
+    repaired_hops: list[list[int]]
+    """Stages of each slow hop that is to be as quick as the others."""
 
 
 class TrafficPart(Part, frozen=True, kw_only=True):
@@ -63,6 +65,9 @@ class ServerOptionPart(Part, frozen=True, kw_only=True):
     """Of tokens out a second; the two below hold four of five such changes."""
     low_fraction: float
     high_fraction: float
+    tpot_low_s: float
+    """So does this pair, of the time a token takes."""
+    tpot_high_s: float
     worth: WorthPart | None
     """A day of it, for the same tokens; null where no GPU is known."""
     verdict: str
@@ -162,7 +167,7 @@ def answer_server_simulate(analysis: Analysis, question: ServerQuestion) -> Serv
         in_flight=question.in_flight or now.in_flight,
         chunk=question.chunk or now.chunk,
         layers=question.split,
-        requests_a_batch=question.requests,
+        requests_a_batch=question.requests or now.requests_a_batch,
     )
     traffic = None
     if question.prompts is not None:
@@ -225,6 +230,8 @@ def _common(
                 gain_fraction=one.gain,
                 low_fraction=one.low - 1,
                 high_fraction=one.high - 1,
+                tpot_low_s=one.tpot_s[0],
+                tpot_high_s=one.tpot_s[1],
                 worth=rates.worth_of_gain(one.gain),
                 verdict=one.verdict,
                 refused=one.refused,
@@ -243,6 +250,7 @@ def _setting_part(setting: Setting, model: ServerModel) -> SettingPart:
         chunk=setting.chunk,
         layers=list(layers) if layers else None,
         requests_a_batch=setting.requests_a_batch,
+        repaired_hops=[[stage - 1, stage] for stage in setting.repaired],
     )
 
 
@@ -277,6 +285,9 @@ def _what(model: ServerModel, option: ServerOption) -> str:
         parts.append(f"chunks of {setting.chunk}")
     if "requests" in option.kinds:
         parts.append(f"{counted(setting.requests_a_batch or 0, 'request')} a batch")
+    if "hop" in option.kinds:
+        hops = " and ".join(f"{stage - 1} → {stage}" for stage in setting.repaired)
+        parts.append(f"hop {hops} as quick as its peers")
     if "prompts" in option.kinds:
         mix = option.traffic.prompts
         told = ", ".join(
@@ -313,10 +324,6 @@ def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
             "the profiler's own cost is not known: figures are of the captured batches, and gains "
             "that come from quicker hosts are not promised"
         )
-    elif model.costs.shared:
-        found.append(
-            "ranks share a device: their launches wait for each other as they did in the capture"
-        )
     if not model.traffic.prompt:
         requests = counted(model.traffic.clients, "request")
         found.append(f"no prompt was captured: {requests} that decode alone; TTFT is not told")
@@ -337,13 +344,16 @@ def _emit(model: ServerModel, options: tuple[ServerOption, ...], engine: str) ->
     gains = [one for one in options if one.verdict in {"yes", "maybe"} and one.gain > 0]
     for option in gains:
         setting = option.setting
+        if option.kinds == ("hop",):
+            reason = reason or "no engine can be told to repair a hop"
+            continue
         layers = setting.layers or model.costs.layers
         told = ServingSetting(
             stages=model.costs.stages,
             layers=layers if "split" in option.kinds else None,
             in_flight=setting.in_flight if "in_flight" in option.kinds else None,
             chunk=setting.chunk if "chunk" in option.kinds else None,
-            requests_a_batch=setting.requests_a_batch,
+            requests_a_batch=setting.requests_a_batch if "requests" in option.kinds else None,
         )
         try:
             text = emit_serving(engine, told)

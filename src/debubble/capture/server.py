@@ -195,8 +195,11 @@ class _Look:
         found = [self.once()]
         deadline = self.clock() + seconds
         while (left := deadline - self.clock()) > 0:
-            self.sleep(min(_POLL_S, left))
+            began, pause = self.clock(), min(_POLL_S, left)
+            self.sleep(pause)
             found.append(self.once())
+            if self.clock() - began < pause / 2:
+                break  # whoever sleeps here was told to stop
         return [reading for reading in found if reading is not None]
 
 

@@ -26,7 +26,16 @@ from debubble.cli.options import (
 from debubble.errors import MissingExtra, UsageError
 from debubble.links.live.launch import run_here
 from debubble.links.live.measured import FEWEST_SAMPLES, is_measured, read_measured
-from debubble.probe.pipeline import Pipelines, Probe, Setting, Wire, is_probe, read_probe, wire_of
+from debubble.probe.pipeline import (
+    Pipelines,
+    Probe,
+    Setting,
+    Wire,
+    is_probe,
+    read_probe,
+    wire_of,
+    wire_of_messages,
+)
 from debubble.probe.pipeline import write_table as table_of
 from debubble.report.probe import probe_page
 from debubble.units import parse_bytes, parse_duration, parse_rate
@@ -227,7 +236,9 @@ def _time(model: str, words: list[str]) -> dict[str, Any]:
         raise MissingExtra("timing a model needs torch", hint="pip install 'debubble[torch]'")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "probe.json"
-        command = [sys.executable, "-m", "debubble.probe.device", model, "--out", str(out), *words]
+        # -P: what lies in the folder of the call is no module of ours.
+        command = [sys.executable, "-P", "-m", "debubble.probe.device", model]
+        command += ["--out", str(out), *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         if done.returncode:
             tail = done.stderr.strip().splitlines()[-_LOG_TAIL_LINES:]
@@ -248,6 +259,8 @@ def _wire(file: str | None, probe: Probe, data: dict[str, Any], manners: Manners
             raise UsageError(f"{file} is no hop test", hint="write one with debubble links run")
         data["links"] = found
         return wire_of(read_measured(found, file), f"as measured in {file}")
+    if probe.messages:
+        return wire_of_messages(probe.messages, "as between two copies, the others at work")
     if probe.links is None:
         largest = max(round(probe.at(probe.sizes[-1]).message_bytes), _LEAST_LARGEST)
         words = ["--largest", str(largest), "--samples", str(FEWEST_SAMPLES), "--force"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import floor
 from statistics import median
 
@@ -96,7 +97,8 @@ class RankCosts:
     layers: tuple[int, ...] | None
     """Of each stage, in the first run."""
     between_bytes: float = 0.0
-    """What it holds at most between the passes of two steps, as an optimizer's step does."""
+    """What it holds at most between the passes of two steps, as an optimizer's step does, beyond
+    buffers for each microbatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +286,7 @@ def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that 
     trains = _trains(actions)
     keeps = [
         (action.kind == "F" and action.stage == last and trains)
-        or (action.kind == "I" and action.stage - 1 not in held.stages)
+        or (action.kind == "I" and action.stage > 0 and action.stage - 1 not in held.stages)
         for action in actions
     ]
     kept = scale * costs.message_bytes * np.concatenate(([0.0], np.cumsum(keeps)))
@@ -303,7 +305,7 @@ def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that 
     static = sum(mine) * costs.layer_static_bytes
     fixed = rank.fixed_bytes - (1 - scale) * rank.transient_bytes
     moved = sum(mine) - sum(rank.layers or mine)
-    between = rank.between_bytes + costs.layer_between_bytes * moved
+    between = rank.between_bytes + buffers + costs.layer_between_bytes * moved
     return PeakMemory(
         peak_bytes=max(fixed + static + buffers + float(level[highest]), between),
         activation_bytes=float(activation[highest]),
@@ -362,7 +364,8 @@ def _fit_rank(runs: Sequence[MemoryRun], position: int, costs: MemoryCosts) -> R
         columns = np.stack((np.ones(len(counts)), counts), axis=1)
         slope = float(np.linalg.lstsq(columns, np.array(left), rcond=None)[0][1])
     fixed = float(np.mean([rest - slope * m for rest, m in zip(left, counts, strict=True)]))
-    between = seen[0].between_peak_bytes
+    each = slope + costs.message_bytes * _stage_ends(runs[0].order, position)
+    between = seen[0].between_peak_bytes - each * runs[0].microbatches
     return replace(bare, fixed_bytes=fixed, buffer_bytes=slope, between_bytes=between)
 
 
@@ -372,7 +375,7 @@ def _static_a_layer(runs: Sequence[MemoryRun], gradient: float, said: list[str])
     Parameters, and every state of the optimizer, are as large as gradients or a whole multiple.
     """
     held = [
-        (rank.static_bytes - run.microbatches * rank.received_bytes, rank)
+        (_without_buffers(run, rank), rank)
         for run in runs
         for rank in _of_layers_alone(run)
         if rank.layers and sum(rank.layers)
@@ -392,7 +395,21 @@ def _static_a_layer(runs: Sequence[MemoryRun], gradient: float, said: list[str])
         return max(multiple - 1, 1) * gradient
     said.append("what is held always, buffers and inputs aside, is taken to be in equal layers")
     inputs = min(run.microbatches * run.message_bytes for run in runs)
-    return min(max(static - inputs, 0.0) / sum(rank.layers or ()) for static, rank in held)
+    most = [max(static - inputs, 0.0) / sum(rank.layers or ()) for static, rank in held]
+    for run in runs:
+        between = [rank for rank in _of_layers_alone(run) if rank.layers]
+        for rank, fewer in product(run.ranks, between if len(between) < len(run.ranks) else ()):
+            # Ends may hold more than layers: what a rank has beyond one between them bounds these.
+            more = sum(rank.layers or ()) - sum(fewer.layers or ())
+            if more > 0:
+                beyond = _without_buffers(run, rank) - _without_buffers(run, fewer)
+                most.append(max(beyond, 0.0) / more)
+    return min(most)
+
+
+def _without_buffers(run: MemoryRun, rank: RankMemory) -> float:
+    """Return what a rank holds always, what messages are received in left out."""
+    return rank.static_bytes - run.microbatches * rank.received_bytes
 
 
 def _batch_share(run: MemoryRun, position: int, costs: MemoryCosts) -> float:

@@ -11,7 +11,7 @@ Medians miss real runs by a tenth, for tails are the point. A message is measure
 
     1 to 2    [send]             others on their way make it longer: by `contention` each
     2 to 3      [send··]
-    0 to 1      [send·········]  a stall: what it takes beyond twice its time is a tail
+    0 to 1      [send·········]  a stall, from twice its time on: all beyond its time is a tail
 
 Where none is ever buffered a sender waits, and all count from when both were there. Each is held
 against what is typical of its kind. Those of one step are drawn together: steps differ in how often
@@ -38,12 +38,14 @@ _FEWEST = 4
 _SLOW = 2.0
 # From this share of a hop's messages on, counted from the quickest.
 _NEARLY_ALL = 0.25
-# Of a message to a slow hop's end, so much is underway before it is received: measured.
-BUFFERED_BYTES = 2.5 * 1024**2
+# Of a message over a slow hop, so much is underway before it is received: what four recorded runs
+# lack of a message that was waited for, 1.8 to 2.2 MiB in exchanges and alone, 3.1 in one.
+BUFFERED_BYTES = 2.1 * 1024**2
 # Small messages are buffered whole; some of their time is seen all the same.
 _LEAST_SEEN = 0.25
-# Beyond so many times what is typical, a message was held up: that is a tail.
-_TAIL = 2.0
+# From so many times what is typical on, a message was held up: what it takes more is a tail, which
+# has nothing to do with its size.
+STALLS_FROM = 2.0
 # From launch to launch of one program tails take more or less by this share: recorded runs.
 _LAUNCHES = 0.5
 # Another message on its way adds so much to the logarithm of a time. Recorded runs whose ranks
@@ -97,7 +99,7 @@ class WirePools:
     sending: float
     """Of the send alone, buffered."""
     body: F64
-    """Of each measured message: how many times what is typical, a tail left out."""
+    """Of each measured message: how many times what is typical; 1 of one that was held up."""
     tail_ns: F64
     """And what it took beyond that."""
     step: I64
@@ -205,7 +207,10 @@ def pool_wires(timeline: Timeline, pipeline: int) -> WirePools:
 
 
 def join_pools(pools: WirePools, other: WirePools) -> WirePools:
-    """Put the messages of two runs, all of one size, together."""
+    """Put the messages of two runs, all of one size, together.
+
+    Hops that are slow in the first stay as slow as they are there; those of the other are its own.
+    """
     own, more = pools.messages, other.messages
     later = more.step + 1 + int(own.step.max(initial=-1))
     messages = Messages(
@@ -220,18 +225,22 @@ def join_pools(pools: WirePools, other: WirePools) -> WirePools:
         buffers=pools.buffers or other.buffers,
         shared=pools.shared and other.shared,
     )
-    return replace(joined, slow=pools.slow, batched=pools.batched)
+    usual = pools.one_way / max(joined.one_way, 1.0)
+    slow = {hop: times * usual for hop, times in pools.slow.items()}
+    return replace(joined, slow=slow, batched=pools.batched)
 
 
 def _slow_hops(transfers: Transfers) -> dict[Hop, float]:
     """Return hops, by ranks, nearly all of whose messages take much longer than those of others.
 
-    With each, what its whole messages take. Of one that was there before it was asked for, what had
-    been buffered is not seen.
+    With each, what its whole messages take. Of one that was sent before it was asked for, in an
+    exchange or not, what had been buffered is not seen.
     """
     wire, early = _wire(transfers), _early(transfers)
     size = max(int(transfers.message_bytes.max(initial=1)), 1)
-    whole = np.where(early, wire / max(1 - BUFFERED_BYTES / size, _LEAST_SEEN), wire)
+    ahead = early.any() & (transfers.send_start_ns < transfers.receive_start_ns)
+    part_seen = early | (transfers.fused & ahead & ~_with_others(transfers)[0])
+    whole = np.where(part_seen, wire / max(1 - BUFFERED_BYTES / size, _LEAST_SEEN), wire)
     slow = {}
     hops = sorted(set(zip(transfers.source.tolist(), transfers.destination.tolist(), strict=True)))
     for sender, receiver in hops:
@@ -268,7 +277,9 @@ def _measure(transfers: Transfers, kept: Flags) -> tuple[Messages, bool]:
     # On its way it is from when it leaves to when it is there, as far as either side shows it.
     arrives = np.where(several, np.minimum(transfers.send_end_ns, over), over)
     arrives = np.maximum(np.where(early, transfers.send_end_ns, arrives), leaves)
-    beside = time_under(leaves, arrives, leaves, arrives) / np.maximum(arrives - leaves, 1) - 1
+    # What a slow hop holds back is on nobody else's way.
+    under = time_under(leaves, arrives, leaves[kept], arrives[kept])
+    beside = under / np.maximum(arrives - leaves, 1) - kept
     # What goes in the same kernel is part of it: the other half of an exchange, and all partners'.
     others = np.where(several, 0.0, np.maximum(beside - fused, 0.0))
     parts = [
@@ -317,9 +328,11 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
     shapes = np.isin(messages.kind, (_BOTH, _ONE, _SENDING, _LATE))
     usual = np.array([both, one_way, sending or 0.0, 0.0, 0.0, one_way])
     typical = usual[messages.kind[shapes]]
-    body = np.minimum(alone[shapes] / np.maximum(typical, 1.0), _TAIL)
+    body = alone[shapes] / np.maximum(typical, 1.0)
+    stalled = body >= STALLS_FROM
+    body[stalled] = 1.0
     beside = np.exp(contention * messages.others[shapes])
-    tail = np.where(body < _TAIL, 0.0, messages.took_ns[shapes] - body * typical * beside)
+    tail = np.where(~stalled, 0.0, messages.took_ns[shapes] - body * typical * beside)
     step = messages.step[shapes]
     if not len(body):
         body, tail, step = np.ones(1), np.zeros(1), np.zeros(1, dtype=np.int64)
@@ -352,7 +365,7 @@ def _contention(messages: Messages, *, shared: bool) -> float:
     for kind in (_BOTH, _ONE):
         mine = messages.kind == kind
         took = np.maximum(messages.took_ns[mine], 1.0)
-        usual = took < _TAIL * np.median(took) if len(took) else np.zeros(0, dtype=bool)
+        usual = took < STALLS_FROM * np.median(took) if len(took) else np.zeros(0, dtype=bool)
         if usual.sum() >= _FEWEST:
             x, y = messages.others[mine][usual], np.log(took[usual])
             xs.append(x - x.mean())

@@ -16,14 +16,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial, wraps
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from debubble.capture.hooks import after_import
 from debubble.capture.labels import PASSES as METHODS
 from debubble.capture.labels import read_pass
-from debubble.meter.record import BYTES, END, MICROBATCH, OP, PEER, QUEUE, STAGE, Recorder, Row
+from debubble.meter.record import (
+    BYTES,
+    END,
+    MICROBATCH,
+    OP,
+    PEER,
+    QUEUE,
+    STAGE,
+    START,
+    Recorder,
+    Row,
+)
 
 _STAGES = "torch.distributed.pipelining.stage"
 _SCHEDULES = "torch.distributed.pipelining.schedules"
@@ -59,6 +70,24 @@ def find_place(group: Any) -> Place:
     return Place(rank=dist.get_rank(), ranks=tuple(ranks or range(dist.get_world_size())))
 
 
+class _Way(NamedTuple):
+    """Where messages of a group to or from a peer go."""
+
+    seen_from: Place
+    rank: int
+    op: str | None
+    """None: to no rank of the pipeline."""
+
+
+def _find_way(group: Any, peer: int, place: Place, is_send: bool) -> _Way:
+    rank = tuple(dist.get_process_group_ranks(group))[peer]
+    if rank not in place.ranks:
+        return _Way(place, rank, None)
+    onwards = place.ranks.index(rank) > place.ranks.index(place.rank)
+    op = ("forward" if onwards == is_send else "backward") + ("-send" if is_send else "-recv")
+    return _Way(place, rank, op)
+
+
 class Hooks:
     """All that stands around a job's functions, and what it knows between two calls."""
 
@@ -70,7 +99,8 @@ class Hooks:
         """Those of which a pass was seen."""
         self._thread = threading.get_ident()
         self._undo = ExitStack()
-        self._groups: dict[int, tuple[int, ...]] = {}
+        self._ways: dict[tuple[int, int, bool], _Way] = {}
+        """Of each group, peer and direction: asked for once."""
         self._batch: list[Row] | None = None
         self._waiting: dict[int, tuple[weakref.ref[Any], list[Row]]] = {}
         self._counted: tuple[int, Counter[tuple[str, int]]] = (-1, Counter())
@@ -105,28 +135,54 @@ class Hooks:
     def _hook_stages(self, module: ModuleType) -> None:
         base = module._PipelineStageBase  # noqa: SLF001 (no public class has all stages)
         for method, (kind, keyword) in METHODS.items():
-
-            def tell(
-                stage: Any, *given: Any, _kind: str = kind, _keyword: str = keyword, **named: Any
-            ) -> tuple[str, int, int]:
-                if self.place is None:
-                    self.place = find_place(getattr(stage, "group", None))
-                told, microbatch = read_pass(_kind, _keyword, given, named)
-                return told, int(stage.stage_index), int(microbatch)
-
-            self._wrap_pass(base, method, tell, tells=True)
+            around = partial(self._around_stage_pass, kind=kind, keyword=keyword)
+            self._wrap(base, method, around)
         self._wrap(base, "forward_maybe_with_nosync", partial(self._around_work, kinds="F"))
+
+    def _around_stage_pass(self, original: _Call, *, kind: str, keyword: str) -> _Call:
+        """Stand around a pass as `_wrap_pass` does, in one call: between passes caches are cold."""
+        recorder, stages = self.recorder, self.stages
+
+        @wraps(original)
+        def run_pass(stage: Any, *given: Any, **named: Any) -> Any:
+            row = None
+            try:
+                told, microbatch = read_pass(kind, keyword, given, named)
+                index = stage.stage_index
+                if index not in stages:
+                    stages.add(index)
+                    if self.place is None:
+                        self.place = find_place(getattr(stage, "group", None))
+                row = recorder.begin(told, index, microbatch, tells=True)
+            except Exception as error:  # noqa: BLE001 (the pass must run)
+                self.fail(error)
+            try:
+                return original(stage, *given, **named)
+            finally:
+                if row is not None:
+                    recorder.inside = None
+                    # Weight gradients are added up after autograd's work, still in their pass.
+                    if told == "W" or row[START] is None or row[END] is None:
+                        try:
+                            row[END] = recorder.mark(row[END])
+                            recorder.end(row)
+                        except Exception as error:  # noqa: BLE001 (the pass has run)
+                            self.fail(error)
+
+        return run_pass
 
     def _hook_loss(self, module: ModuleType) -> None:
         """Count the loss to the last stage's forward pass, which it is a part of."""
+        recorder = self.recorder
 
         def around(original: _Call) -> _Call:
             @wraps(original)
             def compute_loss(schedule: Any, stage: Any, *given: Any, **named: Any) -> Any:
                 result = original(schedule, stage, *given, **named)
                 try:
-                    if stage.is_last:
-                        self._extend_forward(int(stage.stage_index))
+                    row = recorder.last
+                    if row is not None and stage.is_last and row[:2] == ["F", stage.stage_index]:
+                        row[END] = recorder.mark(row[END])
                 except Exception as error:  # noqa: BLE001 (the job must run)
                     self.fail(error)
                 return result
@@ -134,11 +190,6 @@ class Hooks:
             return compute_loss
 
         self._wrap(module._PipelineSchedule, "_maybe_compute_loss", around)  # noqa: SLF001
-
-    def _extend_forward(self, stage: int) -> None:
-        row = self.recorder.last
-        if row is not None and row[OP] == "F" and row[STAGE] == stage:
-            self.recorder.end_work(row)
 
     def _hook_autograd(self, module: ModuleType) -> None:
         """Time a backward pass where autograd works: around it, frameworks walk graphs."""
@@ -149,19 +200,19 @@ class Hooks:
 
         @wraps(original)
         def work(*given: Any, **named: Any) -> Any:
-            if recorder.inside is None or recorder.inside[OP] not in kinds:
+            row = recorder.inside
+            if row is None or row[OP] not in kinds:
                 return original(*given, **named)
-            row = None
             try:
-                row = recorder.begin_work()
+                if row[END] is None:
+                    row[START] = recorder.mark(row[START])
             except Exception as error:  # noqa: BLE001 (the pass must run)
                 self.fail(error)
             result = original(*given, **named)
-            if row is not None:
-                try:
-                    recorder.end_work(row)
-                except Exception as error:  # noqa: BLE001 (the pass has run)
-                    self.fail(error)
+            try:
+                row[END] = recorder.mark(row[END])
+            except Exception as error:  # noqa: BLE001 (the pass has run)
+                self.fail(error)
             return result
 
         return work
@@ -246,8 +297,6 @@ class Hooks:
         method: str,
         tell: Callable[..., tuple[str, int, int]],
         after: Callable[[Row, Any], None] | None = None,
-        *,
-        tells: bool = False,
     ) -> None:
         def around(original: _Call) -> _Call:
             @wraps(original)
@@ -256,7 +305,7 @@ class Hooks:
                 try:
                     kind, stage, microbatch = tell(*given, **named)
                     self.stages.add(stage)
-                    row = self.recorder.begin(kind, stage, microbatch, tells=tells)
+                    row = self.recorder.begin(kind, stage, microbatch)
                 except Exception as error:  # noqa: BLE001 (the pass must run)
                     self.fail(error)
                 try:
@@ -309,19 +358,16 @@ class Hooks:
         recorder, place = self.recorder, self.place
         if recorder.inside is not None or place is None or threading.get_ident() != self._thread:
             return None
-        ranks = self._groups.get(id(group))
-        if ranks is None:
-            ranks = self._groups[id(group)] = tuple(dist.get_process_group_ranks(group))
-        rank = ranks[peer]
-        if rank not in place.ranks:
+        way = self._ways.get((id(group), peer, is_send))
+        if way is None or way.seen_from is not place:
+            way = self._ways[id(group), peer, is_send] = _find_way(group, peer, place, is_send)
+        if way.op is None:
             return None
-        onwards = place.ranks.index(rank) > place.ranks.index(place.rank)
-        op = ("forward" if onwards == is_send else "backward") + ("-send" if is_send else "-recv")
-        row = recorder.begin(op, min(self.stages, default=0), _NO_MICROBATCH)
+        row = recorder.begin(way.op, min(self.stages, default=0), _NO_MICROBATCH)
         if row is not None:
-            row[BYTES] = tensor.numel() * tensor.element_size()
-            row[PEER] = rank
-            row[QUEUE] = id(group), (None if self._batch is not None else rank)
+            row[BYTES] = tensor.nbytes
+            row[PEER] = way.rank
+            row[QUEUE] = id(group), (None if self._batch is not None else way.rank)
         return row
 
     def _posted(self, row: Row, work: Any, *, is_send: bool) -> None:

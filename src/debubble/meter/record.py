@@ -98,8 +98,9 @@ class DeviceClock:
         self._queues: dict[int, Any] = {}
         """The job's queues by address: to ask for the current one anew takes microseconds."""
         self._device = torch.cuda.current_device()
-        self._beside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        """Waits for messages and marks them, so that compute before the wait hides no end."""
+        self._beside: Any = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+        """Waits for messages and marks them, so that compute before the wait hides no end. Streams
+        of one priority may share a queue of the device, and be held up by its compute."""
         self._origin: tuple[Any, float] | None = None
         """The last end of a step that was read, and its time on the device's clock."""
         self._ahead: tuple[float, float] | None = None
@@ -160,10 +161,10 @@ class DeviceClock:
         self._ahead = ahead, at
         since = time.time_ns() - time.perf_counter_ns() + int(ahead)  # no float holds an epoch's ns
         through: dict[Any, tuple[int, int, int]] = {}
-        for row in step.rows:
+        ends = self._ends(step.rows, passed)
+        for row, ended_at in zip(step.rows, ends, strict=True):
             together = id(row[END])
-            start = int(passed[id(row[START])]) + since
-            end = start if row[END] is None else int(passed[id(row[END])]) + since
+            start, end = int(passed[id(row[START])]) + since, int(ended_at) + since
             if row[QUEUE] is not None:
                 # It begins once the one before it in its queue is through; or is one with it.
                 mark, began, ended = through.get(row[QUEUE], (0, start, start))
@@ -175,12 +176,34 @@ class DeviceClock:
         self._free += [mark[1] for mark in marks.values() if mark is not step.ended]
         return True
 
+    def _ends(self, rows: list[Row], passed: dict[int, float]) -> list[float]:
+        """Return when each row ended, on the device's clock.
+
+        A job may wait for what it sent long after it is gone, and devices with few queues pass the
+        mark of a wait late. Messages of a queue end one after the other: one that seems to end
+        after the next did was through, at the latest, when that was asked for.
+        """
+        ends = []
+        following: dict[Any, tuple[int, float, float]] = {}
+        for row in reversed(rows):
+            began = passed[id(row[START])]
+            ended = began if row[END] is None else passed[id(row[END])]
+            if row[QUEUE] is not None:
+                mark, asked, done = following.get(row[QUEUE], (id(row[END]), began, ended))
+                if mark != id(row[END]) and ended > done:
+                    ended = max(began, min(asked, done))
+                following[row[QUEUE]] = id(row[END]), began, ended
+            ends.append(ended)
+        return ends[::-1]
+
 
 class Recorder:
     """Takes rows into the open step, and hands out steps once they can be read."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock
+        self.mark: Callable[..., Any] = _mark_nothing if clock is None else clock.mark
+        """Mark this moment, by a mark that is not needed any more: the clock's own, at one call."""
         self.number = 0
         """Of the open step."""
         self.left_out = 0
@@ -194,7 +217,8 @@ class Recorder:
         """End the open step, and begin the next."""
         if self.clock is None:
             self.clock = _choose_clock()
-        now = self.clock.mark()
+            self.mark = self.clock.mark
+        now = self.mark()
         step, self._open, self.inside = self._open, None, None
         if step is not None:
             self.number += 1
@@ -220,13 +244,13 @@ class Recorder:
 
         `tells`: its work will tell when it begins and ends.
         """
-        step, clock = self._open, self.clock
-        if step is None or clock is None or not step.whole:
+        step = self._open
+        if step is None or not step.whole:
             return None
         if len(step.rows) >= MOST_ROWS:
             step.whole, step.rows = False, []
             return None
-        mark = None if tells else clock.mark()
+        mark = None if tells else self.mark()
         if mark is None and not tells:
             return None
         row = [op, stage, microbatch, mark, None, -1, -1, None]
@@ -243,25 +267,10 @@ class Recorder:
         if row[START] is None:
             row[START] = row[END]  # it did nothing
 
-    def begin_work(self) -> Row | None:
-        """Note that work of the pass begins here, and not where its framework began with it."""
-        row = self.inside
-        if row is not None and row[END] is None:
-            row[START] = self.mark(row[START])
-        return row
-
-    def end_work(self, row: Row) -> None:
-        """Note that its work ends here, as far as is known."""
-        row[END] = self.mark(row[END])
-
     def stop(self) -> None:
         """Record nothing from here on."""
-        self._open, self.clock = None, None
+        self._open, self.clock, self.mark = None, None, _mark_nothing
         self._ended.clear()
-
-    def mark(self, used: Any = None) -> Any:
-        """Mark this moment, by a mark that is not needed any more."""
-        return None if self.clock is None else self.clock.mark(used)
 
     def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> Any:
         """Mark when a message will be there; None where that is known after the wait alone."""
@@ -281,6 +290,10 @@ class Recorder:
     def last(self) -> Row | None:
         """The newest row of the open step."""
         return self._open.rows[-1] if self._open is not None and self._open.rows else None
+
+
+def _mark_nothing(used: Any = None) -> None:
+    """Stand in for a clock before the first step, and after the last."""
 
 
 def _choose_clock() -> Clock:

@@ -54,6 +54,7 @@ from debubble.meter.trigger import (
     TriggeredCapture,
     asked_by_file,
     on_signal,
+    own_tables,
 )
 
 _TOLD = "debubble/meter/told"
@@ -272,6 +273,7 @@ class Meter:
                 self.metrics,
                 self._say_straggler,
                 self._wanted.set,
+                lambda: own_tables(self.settings.out, job.rank),
             )
         if uses_cuda():
             self._device = torch.cuda.current_device()

@@ -20,6 +20,7 @@ from typing import Any
 
 from debubble.capture.session import begin
 from debubble.capture.settings import Settings as CaptureSettings
+from debubble.meter.settings import SEGMENT_NAME
 
 SIGNAL = signal.SIGUSR2
 # In the meter's folder; whoever may write there may ask.
@@ -33,7 +34,7 @@ _POLL_S_PER_RANK = 0.001
 _POLLS_AHEAD, _STEPS_AHEAD = 4, 4
 # A page of another site cannot send this without asking first, and is never answered.
 _HEADER = "X-Debubble"
-_LONGEST_PATH = 64
+_LONGEST_PATH = 100
 
 
 class Agreement:
@@ -138,8 +139,18 @@ def asked_by_file(out: Path) -> bool:
     return True
 
 
+def own_tables(out: Path, rank: int) -> dict[str, Path]:
+    """Return this rank's op tables and what the job says of itself beside each, by their names."""
+    found = {}
+    for table in sorted(out.glob(f"*/rank{rank}.csv")):
+        if SEGMENT_NAME.match(table.parent.name):
+            for file in (table.with_name(f"{table.name}.debubble.json"), table):
+                found[f"{file.parent.name}/{file.name}"] = file
+    return found
+
+
 class LocalServer:
-    """Answers this machine alone: `GET /metrics`, `GET /straggler`, `POST /capture`."""
+    """Answers this machine alone: `GET /metrics`, `/straggler` and `/tables`, `POST /capture`."""
 
     def __init__(
         self,
@@ -147,18 +158,33 @@ class LocalServer:
         metrics: Callable[[], str],
         straggler: Callable[[], dict[str, Any] | None],
         ask: Callable[[], None],
+        tables: Callable[[], dict[str, Path]],
     ) -> None:
+        def list_tables() -> str:
+            listed = [
+                {"name": name, "modified_ns": file.stat().st_mtime_ns}
+                for name, file in tables().items()
+            ]
+            return json.dumps(listed) + "\n"
+
+        pages: dict[str, tuple[Callable[[], str], str]] = {
+            "/metrics": (metrics, "text/plain; version=0.0.4; charset=utf-8"),
+            "/straggler": (lambda: json.dumps(straggler()) + "\n", "application/json"),
+            "/tables": (list_tables, "application/json"),
+        }
+
         class Handler(BaseHTTPRequestHandler):
             timeout = 5
 
             def do_GET(self) -> None:
                 path = self.path[:_LONGEST_PATH]
-                if path == "/metrics":
-                    self._answer(200, metrics(), "text/plain; version=0.0.4; charset=utf-8")
-                elif path == "/straggler":
-                    self._answer(200, json.dumps(straggler()) + "\n", "application/json")
+                if path in pages:
+                    make, kind = pages[path]
+                    self._answer(200, make(), kind)
+                elif (file := tables().get(path.removeprefix("/tables/"))) is not None:
+                    self._answer(200, file.read_text("utf-8"))
                 else:
-                    self._answer(404, "metrics, straggler, capture\n")
+                    self._answer(404, "metrics, straggler, tables, capture\n")
 
             def do_POST(self) -> None:
                 if self.path != "/capture":

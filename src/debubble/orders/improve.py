@@ -10,6 +10,9 @@ without running anything; the best few are run, from the first pass that they ch
 
 Moves that gain nothing are made, too, and not taken back for a while (tabu search): ways are often
 several of one length, and all must be broken.
+
+Where weight gradients fill every gap, no single move gains: whatever moves, they would all have to
+move after it. `Refill` takes them out, moves one F or I of a longest way, and fills them in anew.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from debubble.orders.construct import follow, without_weights
 from debubble.orders.pipeline import NONE, B, I, Pipeline, Row, Rows, Times, W
 
 Score = Callable[[Rows, Times], int]
@@ -125,33 +129,9 @@ class Climb:
             self.best, self.best_score = self.now, score
         return True
 
-    def _way(self) -> list[tuple[int, int]]:
-        """Return one longest way, from its end: rank and position of each pass."""
-        pipeline, times = self.pipeline, self.times
-        place = {
-            number: (rank, k) for rank, row in enumerate(self.now) for k, number in enumerate(row)
-        }
-        ends = [row[-1] for row in self.now if times.end[row[-1]] == times.window]
-        number = self.random.choice(ends)
-        way = []
-        while number != NONE:
-            rank, k = place[number]
-            way.append((rank, k))
-            start, before = times.start[number], NONE
-            ways = []
-            if k and times.end[self.now[rank][k - 1]] == start:
-                ways.append(self.now[rank][k - 1])
-            source = pipeline.sources[number]
-            if source >= 0 and times.end[source] + pipeline.delays[number] == start:
-                ways.append(source if source in place else source + 2 * pipeline.block)
-            if ways:
-                before = ways[0] if len(ways) == 1 else self.random.choice(ways)
-            number = before
-        return way
-
     def _moves(self, tails: list[int]) -> Iterator[Move]:
         """Yield the moves that break a longest way."""
-        way = self._way()
+        way = longest_way(self.pipeline, self.now, self.times, self.random)
         for position, (rank, k) in enumerate(way):
             row = self.now[rank]
             # The pass before it on the way, if on the same rank: then they can change places.
@@ -253,6 +233,90 @@ class Climb:
             longest = max(longest, end + tail)
             after = tail + lengths[number]
         return longest
+
+
+def longest_way(
+    pipeline: Pipeline, rows: Rows, times: Times, chance: random.Random
+) -> list[tuple[int, int]]:
+    """Return one longest way, from its end: rank and position of each pass."""
+    place = {number: (rank, k) for rank, row in enumerate(rows) for k, number in enumerate(row)}
+    number = chance.choice([row[-1] for row in rows if times.end[row[-1]] == times.window])
+    way = []
+    while number != NONE:
+        rank, k = place[number]
+        way.append((rank, k))
+        start, ways = times.start[number], []
+        if k and times.end[rows[rank][k - 1]] == start:
+            ways.append(rows[rank][k - 1])
+        source = pipeline.sources[number]
+        if source >= 0 and times.end[source] + pipeline.delays[number] == start:
+            ways.append(source if source in place else source + 2 * pipeline.block)
+        number = NONE if not ways else ways[0] if len(ways) == 1 else chance.choice(ways)
+    return way
+
+
+@dataclass(slots=True)
+class Refill:
+    """A walk through sequences of F and I, with weight gradients wherever there is room."""
+
+    pipeline: Pipeline
+    score: Score
+    random: random.Random
+    sequence: tuple[Row, ...]
+    now: Rows
+    times: Times
+    rank: tuple[int, int]
+    """The score, and of equals what all ranks together take: walks go on over those."""
+
+    def go_on(self, moves: int) -> None:
+        """Try so many moves of one pass, and make those that lose nothing."""
+        block = self.pipeline.block
+        for _ in range(moves):
+            way = longest_way(self.pipeline, self.now, self.times, self.random)
+            rank, k = self.random.choice(way)
+            number = self.now[rank][k]
+            if self.pipeline.kind(number) == W:
+                continue
+            row = self.sequence[rank]
+            at = row.index(number if number < 2 * block else number - 2 * block)
+            to = at + self.random.choice((-3, -2, -1, 1, 2, 3))
+            if not 0 <= to < len(row):
+                continue
+            moved = list(row)
+            moved.insert(to, moved.pop(at))
+            sequence = (*self.sequence[:rank], tuple(moved), *self.sequence[rank + 1 :])
+            filled = _fill(self.pipeline, sequence, self.score)
+            if filled is not None and filled[0] <= self.rank:
+                self.sequence = sequence
+                self.rank, self.now, self.times = filled
+
+
+def _fill(
+    pipeline: Pipeline, sequence: tuple[Row, ...], score: Score
+) -> tuple[tuple[int, int], Rows, Times] | None:
+    """Put weight gradients into a sequence, eagerly and not, and return the better."""
+    best: tuple[tuple[int, int], Rows, Times] | None = None
+    for wait in (0.0, 1.0):
+        rows = follow(pipeline, sequence, wait=wait)
+        times = None if rows is None else pipeline.run(rows)
+        if rows is None or times is None:
+            continue
+        spans = sum(times.end[row[-1]] - times.start[row[0]] for row in rows)
+        rank = score(rows, times), spans
+        if best is None or rank < best[0]:
+            best = rank, rows, times
+    return best
+
+
+def refill_from(pipeline: Pipeline, rows: Rows, score: Score, seed: int) -> Refill | None:
+    """Begin at an order; None where its weight gradients do not fit elsewhere."""
+    sequence = without_weights(pipeline, rows)
+    filled = _fill(pipeline, sequence, score) if pipeline.can_split else None
+    if filled is None:
+        return None
+    chance = random.Random(seed)  # noqa: S311 (no secret: the same seed, the same order)
+    rank, now, times = filled
+    return Refill(pipeline, score, chance, sequence, now, times, rank)
 
 
 def climb_from(

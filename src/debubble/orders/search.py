@@ -1,10 +1,10 @@
 """A pipeline in → the quickest order found, never a slower one than the best that has a name.
 
 Rounds of a fixed size follow each other: schedules with a name, greedy orders by rule, orders with
-a rhythm, then moves along the critical path of the best few; at last, where somebody judges better
-than a delay a hop can (the simulator that `plan` uses), moves by that judgement. So a search is the
-same for the same seed and the same number of rounds, whatever the machine; time only says after
-which round to stop.
+a rhythm, then moves along the critical path of the best few, and walks on which weight gradients
+are filled in anew; at last, where somebody judges better than a delay a hop can (the simulator that
+`plan` uses), moves by that judgement. So a search is the same for the same seed and the same number
+of rounds, whatever the machine; time only says after which round to stop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import islice, product
 from debubble.orders.bound import lower_bound
 from debubble.orders.construct import Rule, construct, follow, named_rows, nearby, rhythms, rules
 from debubble.orders.exact import quickest
-from debubble.orders.improve import Climb, Score, climb_from
+from debubble.orders.improve import Climb, Score, climb_from, refill_from
 from debubble.orders.pipeline import Pipeline, Rows, Times
 
 Judge = Callable[[Rows], int | None]
@@ -37,6 +37,8 @@ _STRAYS = 4
 # Rounds of moves without a gain, after which they begin again elsewhere.
 _STALE = 6
 _FIRST_MOVES = 24
+# Then weight gradients are filled in anew, for so many rounds of so many orders for one built.
+_REFILLED, _REFILLS = 12, 5
 # Each time they begin again, so many more moves by chance come first, up to a most.
 _KICKS, _MOST_KICKED = 2, 6
 
@@ -244,6 +246,12 @@ class Search:
                 stale = 0 if min(climb.best_score for climb in climbs) < before else stale + 1
                 yield
             turn += 1
+            walk = refill_from(self.pipeline, self._ranked()[0], self._score, self.seed + turn)
+            if walk is not None:
+                for _ in range(_REFILLED):
+                    walk.go_on(_REFILLS * self._size)
+                    self._add(walk.now)
+                    yield
 
     def _build(self, rule: Rule) -> Rows | None:
         rows = construct(self.pipeline, rule)

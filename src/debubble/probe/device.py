@@ -10,7 +10,13 @@ what comes after its last the head:
     embedding  layer                      head
 
 A pass of n layers takes a start and n times a layer: stacks of one and of several tell them apart.
-With copies, as many processes as ranks are to share the device run the same beside it.
+
+Ranks that are to share the device slow each other, their passes and their messages. With copies all
+of that is timed as it will be met, each figure while the other copies work without a pause:
+
+    copy 0    alone ····  layers, beside    messages ◄┐      what is written
+    copy 1                work ···········  messages ◄┘
+    copy 2                work ····························
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 SCHEMA = "debubble.probe.measured/1"
@@ -43,6 +50,12 @@ _WARM_UP = 3
 _DEEP = 4
 _POLL_S = 0.02
 _PATIENCE_S = 120.0
+# A device lowers its clock when all of it is at work, and takes a while to.
+_SETTLE_S = 1.5
+# A few bytes tell what a message takes however short it is.
+_SHORT_BYTES = 4096
+# Written once messages are wanted, with their sizes: copy 1 leaves its work and takes them.
+_WANTED = "messages.json"
 
 
 class ProbeError(Exception):
@@ -90,7 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
         torch.set_num_threads(told.threads)
     try:
         if told.beside:
-            run_beside(told)
+            work_beside(told)
         else:
             found = probe(told)
             Path(told.out).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
@@ -111,7 +124,8 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--forward-only", action="store_true")
     parser.add_argument("--out", default="probe.debubble.json")
-    parser.add_argument("--beside", help=argparse.SUPPRESS)
+    parser.add_argument("--beside", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
@@ -121,11 +135,15 @@ def probe(told: argparse.Namespace) -> dict[str, Any]:
     layers, make_batch = load_model(told.model, told.device)
     kinds = tell_kinds(layers)
     bench = Bench(told.device, trains=not told.forward_only, samples=told.samples)
-    found = {"alone": [asdict(one) for one in bench.time_all(kinds, layers, make_batch, sizes)]}
+    alone = [asdict(one) for one in bench.time_all(kinds, layers, make_batch, sizes)]
+    found: dict[str, Any] = {"alone": alone}
     if told.copies > 1:
-        with _copies(told):
+        with _copies(told) as folder:
             timed = bench.time_all(kinds, layers, make_batch, sizes)
             found["beside"] = [asdict(one) for one in timed]
+            handed_on = {int(row["output_bytes"]) for row in alone if row["part"] == "layer"}
+            (folder / _WANTED).write_text(json.dumps(sorted({_SHORT_BYTES, *handed_on})))
+            found["messages"] = bench.time_messages(0, folder)
     return {
         "schema": SCHEMA,
         "model": told.model,
@@ -252,7 +270,9 @@ class Bench:
         make_batch: Callable[[int], Any],
         sizes: Sequence[int],
     ) -> Iterator[Timed]:
-        """Yield what each kind takes at each size."""
+        """Yield what each kind takes at each size, once the device is at its usual clock."""
+        if self._device.startswith("cuda"):
+            self.work(kinds, layers, make_batch(max(sizes)), until=_after(_SETTLE_S))
         for tokens in sizes:
             x = self._on_device(make_batch(tokens))
             inputs: dict[int, Any] = {}
@@ -262,6 +282,74 @@ class Bench:
                     x = module(x)
             for kind in kinds:
                 yield self._time(kind, inputs[id(kind.module)], tokens)
+
+    def work(
+        self,
+        kinds: Sequence[Kind],
+        layers: Sequence[nn.Module],
+        batch: Any,
+        until: Callable[[], bool],
+    ) -> None:
+        """Run layers, forward and backward, as a rank that never waits."""
+        layer = next(kind.module for kind in kinds if kind.part == "layer")
+        x = self._on_device(batch)
+        with torch.no_grad():
+            for module in layers:
+                if module is layer:
+                    break
+                x = module(x)
+        # Asked after a round, not before: the first one builds kernels for seconds.
+        done = False
+        while not done:
+            for _ in range(_DEEP):  # the device has the next pass at hand
+                y = layer(x.detach().requires_grad_(self._trains))
+                if self._trains:
+                    torch.autograd.backward(y, torch.randn_like(y))
+            self._settle()
+            done = until()
+
+    def time_messages(self, number: int, folder: Path) -> list[dict[str, Any]]:
+        """Time messages between the first two copies, one way and both ways at once.
+
+        One way is half of a way there and back: both are of the same size.
+        """
+        sizes = json.loads((folder / _WANTED).read_text("utf-8"))
+        on_gpu = self._device.startswith("cuda")
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            init_method=f"file://{folder}/met",
+            rank=number,
+            world_size=2,
+        )
+        found = []
+        try:
+            for size in sizes:
+                buffers = [
+                    torch.zeros(size, dtype=torch.uint8, device=self._device) for _ in range(2)
+                ]
+                took: dict[str, list[float]] = {"one_way_s": [], "both_ways_s": []}
+                for _ in range(_WARM_UP + self._samples):
+                    with self._clock() as there_and_back:
+                        for is_send in (number == 0, number != 0):
+                            self._pass_on(1 - number, buffers[:1], [is_send])
+                    with self._clock() as exchange:
+                        self._pass_on(1 - number, buffers, [True, False])
+                    took["one_way_s"].append(there_and_back() / 2)
+                    took["both_ways_s"].append(exchange())
+                kept = {name: seconds[_WARM_UP:] for name, seconds in took.items()}
+                found.append({"bytes": size, **kept})
+        finally:
+            dist.destroy_process_group()
+        return found
+
+    def _pass_on(self, peer: int, buffers: Sequence[Tensor], sends: Sequence[bool]) -> None:
+        """Send or receive, all at once, as schedules do."""
+        ways = [
+            dist.P2POp(dist.isend if is_send else dist.irecv, buffer, peer)
+            for buffer, is_send in zip(buffers, sends, strict=True)
+        ]
+        for work in dist.batch_isend_irecv(ways):
+            work.wait()
 
     def _on_device(self, batch: Any) -> Any:
         return batch.to(self._device) if isinstance(batch, Tensor) else batch
@@ -313,7 +401,8 @@ class Bench:
         x = x.detach().requires_grad_(needs)
         with self._clock() as forward:
             y = _through(stack, x)
-        gradient = torch.ones_like(y)
+        # Ones would be multiplied with less power than a job's gradients, at a higher clock.
+        gradient = torch.randn_like(y)
         with self._clock() as backward:
             torch.autograd.backward(y, gradient)
         took = {"forward": forward(), "backward": backward()}
@@ -367,24 +456,37 @@ def _can_be_stacked(module: nn.Module, x: Tensor) -> bool:
     return bool(y.shape == x.shape and y.dtype == x.dtype)
 
 
+def _after(seconds: float) -> Callable[[], bool]:
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() >= end
+
+
 @contextmanager
-def _copies(told: argparse.Namespace) -> Iterator[None]:
-    """Run copies of the model beside this one, forward and backward without end."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "debubble.probe.device", told.model]
-        command += ["--tokens", told.tokens, "--device", told.device]
-        command += ["--threads", str(told.threads), *(["--forward-only"] * told.forward_only)]
+def _copies(told: argparse.Namespace) -> Iterator[Path]:
+    """Let copies of the model work beside this one; yield the folder in which they are told."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        # -P: what lies in the folder of the call is no module of ours.
+        command = [sys.executable, "-P", "-m", "debubble.probe.device", told.model]
+        command += ["--tokens", told.tokens, "--device", told.device, "--folder", name]
+        command += ["--threads", str(told.threads), "--samples", str(told.samples)]
+        command += ["--forward-only"] * told.forward_only
+        # NCCL lets ranks share a device if they seem to be on hosts of their own.
+        os.environ.setdefault("NCCL_HOSTID", "copy0")
         others = [
-            subprocess.Popen([*command, "--beside", f"{folder}/{number}"])  # noqa: S603 (ourselves)
+            subprocess.Popen(  # noqa: S603 (ourselves)
+                [*command, "--beside", str(number)],
+                env=os.environ | {"NCCL_HOSTID": f"copy{number}"},
+            )
             for number in range(1, told.copies)
         ]
         try:
             deadline = time.monotonic() + _PATIENCE_S
-            while not all(Path(folder, str(number)).exists() for number in range(1, told.copies)):
+            while not all((folder / str(number)).exists() for number in range(1, told.copies)):
                 if time.monotonic() > deadline or any(other.poll() for other in others):
                     raise ProbeError("a copy of the model did not start beside the first")
                 time.sleep(_POLL_S)
-            yield
+            yield folder
         finally:
             for other in others:
                 other.terminate()
@@ -392,28 +494,19 @@ def _copies(told: argparse.Namespace) -> Iterator[None]:
                 other.wait()
 
 
-def run_beside(told: argparse.Namespace) -> None:
-    """Run layers with the largest size until somebody ends it."""
-    tokens = max(parse_tokens(told.tokens))
+def work_beside(told: argparse.Namespace) -> None:
+    """Work until somebody ends it; the first beside takes messages in between, once wanted."""
     layers, make_batch = load_model(told.model, told.device)
-    kinds = tell_kinds(layers)
-    kind = next(kind for kind in kinds if kind.part == "layer")
-    x = make_batch(tokens)
-    with torch.no_grad():
-        for module in layers:
-            if module is kind.module:
-                break
-            x = module(x.to(told.device))
-    x = x.to(told.device)
-    while True:
-        # Without a pause, as a rank that never waits: the device has the next pass at hand.
-        for _ in range(_DEEP):
-            y = kind.module(x.detach().requires_grad_(not told.forward_only))
-            if not told.forward_only:
-                torch.autograd.backward(y, torch.ones_like(y))
-        if told.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        Path(told.beside).touch()
+    bench = Bench(told.device, trains=not told.forward_only, samples=told.samples)
+    batch = make_batch(max(parse_tokens(told.tokens)))
+    wanted = told.folder / _WANTED
+
+    def is_wanted() -> bool:
+        (told.folder / str(told.beside)).touch()
+        return bool(told.beside == 1 and wanted.exists())
+
+    bench.work(tell_kinds(layers), layers, batch, until=is_wanted)
+    bench.time_messages(told.beside, told.folder)
 
 
 def device_name(device: str) -> str:

@@ -24,6 +24,7 @@ from debubble.costs.wire_pools import (
     DRAIN_OVER_WIRE,
     ON_ONE_HOST,
     SENDING_OVER_WIRE,
+    STALLS_FROM,
     WirePools,
     no_messages,
 )
@@ -40,7 +41,7 @@ from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import planned_engine
 from debubble.simulate.predict import WhatIf, mean_lengths
 from debubble.simulate.program import OrderCycle, Program, Times
-from debubble.simulate.source import Source
+from debubble.simulate.source import LATE_OF_LAYER, Source
 from debubble.timeline.model import F64, I64, PassKind
 from debubble.units import NS_PER_S, NS_PER_US, show_percent, show_rate, show_share
 
@@ -67,6 +68,10 @@ class Wire:
     both_ways: float
     """How many times as long messages take that cross each other."""
     told_by: str
+    body: float = 1.0
+    """What a message takes on the mean, against the middle one, stalls left out."""
+    tail_ns: float = 0.0
+    """And what stalls add to it on the mean."""
 
     def one_way_ns(self, size: float) -> float:
         """Return what one message takes."""
@@ -93,6 +98,40 @@ def wire_of(measured: HopTestResult, told_by: str) -> Wire:
         bytes_per_s=fit.bytes_per_s if fit else largest / took[-1] * NS_PER_S,
         both_ways=max(1.0, middle(largest, both=True) / took[-1]),
         told_by=told_by,
+    )
+
+
+def wire_of_messages(messages: Sequence[dict[str, Any]], told_by: str) -> Wire:
+    """Return what messages between copies took, the other copies at work: middle ones and stalls.
+
+    Of two that went both ways at once, and of the one before and after, each is held against its
+    own middle; one that takes twice that was held up, and what it takes more is a stall, as in
+    recorded runs.
+    """
+    sizes = [int(row["bytes"]) for row in messages]
+    took = [np.array(row["one_way_s"], dtype=float) * NS_PER_S for row in messages]
+    both = [np.array(row["both_ways_s"], dtype=float) * NS_PER_S for row in messages]
+    middles = [float(np.median(found)) for found in took]
+    fit = fit_line(sizes, middles)
+    # What pipelines hand on; the short ones tell the latency alone.
+    large = [at for at, size in enumerate(sizes) if size > min(sizes)] or [0]
+    typical = [(found, float(np.median(found))) for at in large for found in (took[at], both[at])]
+    held_up = [found >= STALLS_FROM * middle for found, middle in typical]
+    bodies = [
+        np.where(late, 1.0, found / middle)
+        for late, (found, middle) in zip(held_up, typical, strict=True)
+    ]
+    stalls = [
+        np.where(late, found - middle, 0.0)
+        for late, (found, middle) in zip(held_up, typical, strict=True)
+    ]
+    return Wire(
+        latency_ns=fit.latency_ns if fit else 0.0,
+        bytes_per_s=fit.bytes_per_s if fit else sizes[-1] / middles[-1] * NS_PER_S,
+        both_ways=max(1.0, float(np.median([np.median(both[at]) / middles[at] for at in large]))),
+        told_by=told_by,
+        body=float(np.concatenate(bodies).mean()),
+        tail_ns=float(np.concatenate(stalls).mean()),
     )
 
 
@@ -135,6 +174,8 @@ class Probe:
     slope: float
     """What each further rank at work on the device adds, of the logarithm."""
     links: HopTestResult | None = None
+    messages: tuple[dict[str, Any], ...] = ()
+    """What messages between two copies took while the others worked."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -213,6 +254,7 @@ def read_probe(data: Any, file: str) -> Probe:
             rows=rows,
             slope=_slope(rows, tuple(data.get("beside", ())), int(data["copies"])),
             links=read_measured(data["links"], file) if "links" in data else None,
+            messages=tuple(data.get("messages", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(
@@ -344,9 +386,12 @@ class Pipelines:
         if probe.slope:
             grows = show_share(probe.slope)
             yield f"ranks share a device: each at work slows the others by {grows}, as copies did"
+        stalls = self.wire.tail_ns / NS_PER_US
         yield (
             f"a message crosses at {show_rate(self.wire.bytes_per_s)} after"
-            f" {self.wire.latency_ns / NS_PER_US:.0f} us, {self.wire.told_by}"
+            f" {self.wire.latency_ns / NS_PER_US:.0f} us"
+            + (f" and {stalls:.0f} us of stalls on the mean" if stalls >= 1 else "")
+            + f", {self.wire.told_by}"
         )
         if probe.copies > 1:
             more = show_percent(exp(ON_ONE_HOST) - 1)
@@ -399,8 +444,8 @@ class Pipelines:
             one_way=one_way,
             drain=one_way * DRAIN_OVER_WIRE,
             sending=one_way * SENDING_OVER_WIRE,
-            body=np.ones(1),
-            tail_ns=np.zeros(1),
+            body=np.array([wire.body]),
+            tail_ns=np.array([wire.tail_ns]),
             step=np.zeros(1, dtype=np.int64),
             contention=ON_ONE_HOST if probe.copies > 1 else 0.0,
             message_bytes=round(costs.message_bytes),
@@ -422,7 +467,8 @@ class Pipelines:
             data_occupies=0.0,
             pass_gap_ns=0,
             batch_gap_ns=0,
-            late_gap_ns=0,
+            # A message's kernel waits for multiprocessors that compute has.
+            late_gap_ns=round(LATE_OF_LAYER * layer["F"]) if parts else 0,
             outside_ns=0,
             window_ns=1,
             window_spread=0.0,

@@ -86,6 +86,8 @@ class StreamAccount:
     replay_error: float | None
     turn_ns: float | None
     """What a batch takes in turn, measured."""
+    slow: tuple[int, ...] = ()
+    """Stages whose incoming hop carries less than its peers."""
     waits: tuple[Wait, ...] = ()
     """Every stretch that is no compute, with its cause, in the order of ranks and time."""
 
@@ -171,6 +173,7 @@ def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
         savings=savings,
         replay_error=error,
         turn_ns=turn,
+        slow=tuple(names.index(hop[1]) for hop in slow if hop[1] in names[1:]),
         waits=tuple(listed),
     )
 
@@ -435,12 +438,13 @@ def _savings(
     slowest_host = int(np.median(gaps + queue.turn, axis=0).argmax())
     alike = median.mean(axis=0, keepdims=True)  # what a stage takes, whichever phase
     repaired = queue.wire.copy()
-    wires = [np.median(queue.wire[:, stage]) for stage in range(1, batches.stages)]
-    for hop in slow:
-        stage = names.index(hop[1])
-        others = [wire for at, wire in enumerate(wires, start=1) if at != stage]
-        share = float(np.median(others)) / max(float(wires[stage - 1]), 1.0) if others else 1.0
-        repaired[:, stage] = np.rint(repaired[:, stage] * min(share, 1.0))
+    stages = [names.index(hop[1]) for hop in slow]
+    well = [stage for stage in range(1, batches.stages) if stage not in stages]
+    if well:  # each message as its like on the other hops: small ones may be well on a slow hop
+        usual = _whole(np.median(queue.wire[:, well], axis=1))
+        for stage in stages:
+            repaired[:, stage] = np.minimum(queue.wire[:, stage], usual)
+    too_long = queue.wire - repaired
     remedies: list[tuple[Cause, Callable[[], Queue], int | None, Hop | None]] = [
         (
             Cause.IMBALANCE,
@@ -460,7 +464,7 @@ def _savings(
             int((queue.length - median).clip(0).sum(axis=0).argmax()),
             None,
         ),
-        (Cause.TRANSFER, lambda: replace(queue, wire=np.zeros_like(queue.wire)), None, None),
+        (Cause.TRANSFER, lambda: replace(queue, wire=too_long), None, None),
         (Cause.WAY_BACK, lambda: replace(queue, back=np.zeros_like(queue.back)), None, None),
         (
             Cause.HOST,

@@ -86,6 +86,8 @@ class Batches:
     """Names in the traces told the phases, not sizes."""
     in_flight: int | None
     """How many the driver keeps in flight; None where it keeps to no number."""
+    first_sets_pace: bool
+    """The first stage does: the driver may allow more than are ever in flight."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -169,6 +171,7 @@ def find_batches(
         phase=phase,
         labelled=labels is not None,
         in_flight=stream.usual_in_flight if stream and stream.steady else None,
+        first_sets_pace=bool(stream and stream.first_sets_pace),
     )
 
 

@@ -20,24 +20,34 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from debubble.costs.passes import surely_share
-from debubble.serving.batches import Batches, Phase, pass_rows
+from debubble.serving.batches import UNSEEN, Batches, Phase, pass_rows
 from debubble.serving.queue import Queue
-from debubble.timeline.model import I64, Flags, RankTimeline
-from debubble.timeline.work import find_synchronisations, find_work
+from debubble.timeline.model import I64, Flags, RankTimeline, Synchronisations
+from debubble.timeline.work import Work, find_synchronisations, find_work
 from debubble.trace.columns import RankTrace
 
-# From a launch to the kernel's start, on a device that has nothing to do.
-_LATENCY_NS = 5_000
+_OF_CONTEXT = 2 / 3
+# What is launched so long before the kernel ahead of it ends surely waits for it alone.
+_QUEUED_NS = 15_000
 _ATTENTION = re.compile(r"sdpa|flash|fmha|attention|mha|softmax", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _MATRIX = re.compile(r"gemm|nvjet|cutlass|xmma|bmm", re.IGNORECASE)
-# How much quicker hosts launch without the profiler: recorded with one and two batches in flight,
-# where no launch waits for another rank's.
-_USUAL_SLOWDOWN = 2.1
-# What a launch takes for each rank that launches at the same time, where ranks share a device (four
-# of them by MPS, recorded: some 110,000 launches a second in all).
-_SHARED_LAUNCH_NS = 9_000.0
+# Passes of one phase differ by this much at most; what is beyond is the profiler's.
+_MOST_SPREAD = (0.5, 2.0)
+# A turn of a host that so many batches show is what it takes.
+_FEW = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reflexes:
+    """How quickly a device and its host go on, as a trace shows it: no profiler changes that."""
+
+    gap_ns: float = 0.0
+    """From one kernel to the next that was launched long before."""
+    latency_ns: float = 5_000.0
+    """From a launch to the kernel's start, on a device that has nothing to do."""
+    wake_ns: float = 0.0
+    """From the end of a kernel to that of the call that waited for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +59,20 @@ class Program:
     device_ns: I64
     """Of the kernel that is launched; 0 of a call that waits."""
     waits: Flags
+    reflexes: Reflexes
 
-    def run(self, hosts: float, device: float, floor_ns: float = 0.0) -> float:
-        """Return what the pass takes with hosts so many times as quick, kernels so many times as
-        long, and launches that take no less than a floor.
-        """  # noqa: D205 (one sentence)
+    def run(self, hosts: float, device: float) -> float:
+        """Return what the pass takes with hosts so many times as quick, kernels so many as long."""
         host = at = 0.0
-        steps = np.maximum(self.host_ns / hosts, np.where(self.waits, 0.0, floor_ns)).tolist()
+        gap, latency = self.reflexes.gap_ns, self.reflexes.latency_ns
+        steps = (self.host_ns / hosts).tolist()
         kernels = (self.device_ns * device).tolist()
         for step, kernel, waits in zip(steps, kernels, self.waits.tolist(), strict=True):
             host += step
             if waits:
-                host = max(host, at)
+                host = max(host, at + self.reflexes.wake_ns)
             else:
-                at = max(at, host + _LATENCY_NS) + kernel
+                at = max(at + gap, host + latency) + kernel
         return at
 
 
@@ -86,27 +96,25 @@ class Costs:
     decode: tuple[PhaseCosts, ...]
     prompts: tuple[PhaseCosts, ...] | None
     """Of batches with prompts in them; None where none was captured."""
-    wire_ns: tuple[float, float]
-    """Of a message: what it takes at least, and of each token more."""
-    turn_ns: tuple[float, ...]
+    wire_ns: tuple[tuple[float, float], ...]
+    """Of a message into each stage: what it takes at least, and of each token more."""
+    turn_ns: tuple[tuple[float, float], ...]
+    """Of each stage's host, from the end of a pass to its next: after decode, after a prompt."""
     back_ns: float
     layers: tuple[int, ...] | None
     rest_share: tuple[float, ...]
     """Of each stage's pass, what is not of its layers."""
-    shared: bool
-    """Ranks share a device, and the way of their launches to it."""
-    memo: dict[tuple[int, bool, int, int, int], float] = field(default_factory=dict)
+    spread: tuple[tuple[float, ...], tuple[float, ...]]
+    """Passes over what they mostly take, of decode and of batches with prompts: one after another
+    they keep stages waiting that would not wait for what they mostly take."""
+    memo: dict[tuple[int, bool, int, int], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How quick hosts are against the recording, and what a launch takes that others hold up."""
+    """How many times as quick hosts are as in the recording: the profiler makes them slow."""
 
     hosts: float = 1.0
-    launch_ns: float = 0.0
-    """Of one rank among others that launch at once, on a shared device."""
-    stretch: float = 1.0
-    """How many times as long passes are as all this says."""
 
 
 def measure_costs(
@@ -124,16 +132,11 @@ def measure_costs(
         return None
     prompts = _phase_costs(batches, mine, with_prompts)
     rows = np.flatnonzero(np.isin(batches.start[:, 0], queue.entered))
-    tokens, wire = batches.tokens[rows], queue.wire[:, 1:]
-    small = float(np.median(wire[tokens <= np.median(tokens)])) if wire.size else 0.0
-    a_token = 0.0
-    if prompts is not None and prompts[0].tokens > decode[0].tokens:
-        large = wire[tokens > (decode[0].tokens + prompts[0].tokens) / 2]
-        small = float(np.median(wire[tokens <= 2 * decode[0].tokens]))
-        if large.size:
-            grown = float(np.median(large)) - small
-            a_token = max(grown, 0.0) / (prompts[0].tokens - decode[0].tokens)
-    turn = tuple(float(np.median(queue.turn[:, stage])) for stage in range(batches.stages))
+    sizes = (decode[0].tokens, prompts[0].tokens if prompts else 0.0)
+    wires = [
+        _wire(queue.wire[:, stage], batches.tokens[rows], sizes)
+        for stage in range(1, batches.stages)
+    ]
     back = queue.back[queue.back > 0]
     known = {one.stage: one for rank in batches.ranks for one in rank.layers}
     rest = tuple(
@@ -147,13 +150,75 @@ def measure_costs(
         stages=batches.stages,
         decode=decode,
         prompts=prompts,
-        wire_ns=(small - a_token * decode[0].tokens, a_token),
-        turn_ns=turn,
+        wire_ns=((0.0, 0.0), *wires),
+        turn_ns=_turns(batches, with_prompts),
         back_ns=float(np.percentile(back, 25)) if len(back) else 0.0,
         layers=layers,
         rest_share=rest,
-        shared=surely_share(batches.ranks),
+        spread=(_spread(batches, batches.phase == Phase.DECODE), _spread(batches, with_prompts)),
     )
+
+
+def _wire(wire: I64, tokens: I64, sizes: tuple[float, float]) -> tuple[float, float]:
+    """Return what a message takes on a hop at least, and of each token more, by both phases'."""
+    decoded, prompts = sizes
+    small = wire[tokens <= max(2 * decoded, float(np.min(tokens)))]
+    large = wire[tokens > (decoded + prompts) / 2]
+    least, a_token = float(np.median(small)), 0.0
+    if prompts > decoded and large.size:
+        a_token = max(float(np.median(large)) - least, 0.0) / (prompts - decoded)
+    return least - a_token * decoded, a_token
+
+
+def _turns(batches: Batches, with_prompts: Flags) -> tuple[tuple[float, float], ...]:
+    """Return what hosts take from the end of a pass until they ask for the next, by its phase.
+
+    Only a host that found its message waiting shows it. All of them run one loop: so one that
+    never did takes as long as the others, the first stage's, which sends plans, as a rule longer.
+    """
+    before, now = np.arange(len(batches) - 1), np.arange(1, len(batches))
+    both = batches.seen[before] & batches.seen[now]
+    before, now = before[both], now[both]
+    shown: list[tuple[int, bool, int]] = []
+    for stage in range(batches.stages):
+        free = batches.end[before, stage]
+        if stage:
+            asked = np.maximum(batches.posted[now, stage], free)
+            told = (asked >= batches.sent[now, stage - 1]) & (batches.posted[now, stage] != UNSEEN)
+        else:
+            asked = batches.start[now, 0]
+            slots = batches.in_flight or 1
+            left = batches.end[np.maximum(now - slots, 0), -1]
+            told = (now >= slots) & (left < free) & (left != UNSEEN)
+        shown += [
+            (stage, prompts, taken)
+            for taken, prompts in zip(
+                (asked - free)[told].tolist(), with_prompts[before][told].tolist(), strict=True
+            )
+        ]
+
+    def middle(stages: Sequence[int], prompts: bool) -> float | None:
+        mine = [one for at, phase, one in shown if at in stages and phase == prompts]
+        return float(np.median(mine)) if len(mine) >= _FEW else None
+
+    def of(stage: int, prompts: bool) -> float:
+        others = range(1, batches.stages) if stage else (0,)
+        for stages in ((stage,), others, range(batches.stages)):
+            found = middle(stages, prompts)
+            if found is not None:
+                return found
+        return of(stage, False) if prompts else 0.0
+
+    return tuple((of(stage, False), of(stage, True)) for stage in range(batches.stages))
+
+
+def _spread(batches: Batches, mine: Flags) -> tuple[float, ...]:
+    """Return passes of a phase over what its stage mostly takes, in no order."""
+    length = batches.length()[mine & batches.inside].astype(np.float64)
+    if not len(length):
+        return (1.0,)
+    ratios = (length / np.maximum(np.median(length, axis=0), 1.0)).ravel()
+    return tuple(np.random.default_rng(0).permutation(np.clip(ratios, *_MOST_SPREAD)).tolist())
 
 
 def _phase_costs(
@@ -203,19 +268,47 @@ def _read_program(
     moments, stays = moments[order], stays[order]
     before = np.concatenate((moments[:1], moments[:-1] + stays[:-1]))
     program = Program(
-        host_ns=np.maximum(moments - before, 0), device_ns=device[order], waits=waits[order]
+        host_ns=np.maximum(moments - before, 0),
+        device_ns=device[order],
+        waits=waits[order],
+        reflexes=_read_reflexes(work, calls),
     )
     names = [trace.names[number] for number in work.name[rows].tolist()]
-    attends = np.zeros(len(names), dtype=bool)
+    attends = np.zeros(len(names))
+    products = np.flatnonzero([bool(_MATRIX.search(name)) for name in names])
     for row, name in enumerate(names):
         if _SOFTMAX.search(name) and not _MATRIX.search(name):
-            # Written out, attention is all from one product of matrices to the other.
-            first = next((at for at in range(row, -1, -1) if _MATRIX.search(names[at])), row)
-            stop = next((at for at in range(row, len(names)) if _MATRIX.search(names[at])), row)
-            attends[first : stop + 1] = True
+            # Written out, attention is all from one product of matrices to the other. What is
+            # between the projection and them makes queries, keys and values ready: two of three
+            # are of the context.
+            number = int(np.searchsorted(products, row))
+            bounds = [0, *products.tolist(), len(names) - 1]
+            projection, first, stop = bounds[max(number - 1, 0)], bounds[number], bounds[number + 1]
+            attends[projection + 1 : first] = _OF_CONTEXT
+            attends[first : stop + 1] = 1.0
         elif _ATTENTION.search(name):
-            attends[row] = True
-    return program, float(kernels[attends].sum())
+            attends[row] = 1.0
+    return program, float((kernels * attends).sum())
+
+
+def _read_reflexes(work: Work, calls: Synchronisations) -> Reflexes:
+    """Measure them over a whole trace; what it does not show is as usual."""
+    usual, ends = Reflexes(), np.maximum.accumulate(work.end_ns)
+    free, start, issued = ends[:-1], work.start_ns[1:], work.issued_ns[1:]
+    gaps = (start - free)[(issued < free - _QUEUED_NS) & (start >= free)]
+    delays = (start - issued)[issued > free]
+    last = np.searchsorted(ends, calls.end_ns, side="right") - 1
+    kept = (last >= 0) & (ends[last] > calls.start_ns)
+    wakes = (calls.end_ns - ends[last])[kept]
+
+    def middle(found: I64, otherwise: float) -> float:
+        return float(np.median(found)) if len(found) >= _FEW else otherwise
+
+    return Reflexes(
+        gap_ns=middle(gaps, usual.gap_ns),
+        latency_ns=middle(delays, usual.latency_ns),
+        wake_ns=middle(wakes, usual.wake_ns),
+    )
 
 
 def pass_ns(  # noqa: PLR0913 (what a pass is made of)
@@ -225,12 +318,11 @@ def pass_ns(  # noqa: PLR0913 (what a pass is made of)
     *,
     prompt_tokens: int,
     rows: int,
-    grown: float = 1.0,
+    grown: tuple[float, float] = (1.0, 1.0),
     layers: int | None = None,
-    beside: float = 1.0,
 ) -> float:
-    """Return what a pass takes: with tokens of prompts, rows of decode, at a context so many times
-    as long as the recorded, with so many layers, beside so many ranks that launch at once.
+    """Return what a pass takes: with tokens of prompts, rows of decode, at contexts of both so many
+    times as long as the recorded, with so many layers.
     """  # noqa: D205 (one sentence)
     decode = costs.decode[stage]
     known = costs.prompts[stage] if costs.prompts and prompt_tokens else decode
@@ -239,14 +331,7 @@ def pass_ns(  # noqa: PLR0913 (what a pass is made of)
     if layers is not None and costs.layers is not None:
         rest = costs.rest_share[stage]
         share = rest + (1 - rest) * layers / max(costs.layers[stage], 1)
-    floor = pace.launch_ns * beside
-    key = (
-        stage,
-        bool(prompt_tokens),
-        round(device / 10_000),
-        round(floor),
-        round(1e6 / pace.hosts),
-    )
+    key = (stage, bool(prompt_tokens), round(device / 10_000), round(1e6 / pace.hosts))
     if key not in costs.memo:
         scale = device / max(known.device_ns, 1.0)
         if known.program is None:
@@ -254,16 +339,19 @@ def pass_ns(  # noqa: PLR0913 (what a pass is made of)
         else:
             # Kernels overlap a little, and programs have none: as recorded, it takes what it took.
             as_it_was = known.program.run(1.0, 1.0)
-            taken = known.program.run(pace.hosts, scale, floor)
+            taken = known.program.run(pace.hosts, scale)
             costs.memo[key] = taken * known.length_ns / max(as_it_was, 1.0)
-    return costs.memo[key] * share * pace.stretch
+    return costs.memo[key] * share
 
 
-def _device(costs: Costs, stage: int, prompt_tokens: int, rows: int, grown: float) -> float:
+def _device(
+    costs: Costs, stage: int, prompt_tokens: int, rows: int, grown: tuple[float, float]
+) -> float:
     """Return the device's part: linear between the two sizes that were recorded."""
+    of_prompt, of_rows = grown
     decode = costs.decode[stage]
     rest = decode.device_ns - decode.attention_ns
-    attention = decode.attention_ns * grown * rows / max(decode.tokens, 1.0)
+    attention = decode.attention_ns * of_rows * rows / max(decode.tokens, 1.0)
     if costs.prompts is None:
         return rest + attention
     prompts = costs.prompts[stage]
@@ -273,15 +361,13 @@ def _device(costs: Costs, stage: int, prompt_tokens: int, rows: int, grown: floa
     rest += max(slope, 0.0) * (prompt_tokens + rows - decode.tokens)
     chunk = max(prompts.tokens - decode.tokens, 1.0)
     own = max(prompts.attention_ns - decode.attention_ns, 0.0)
-    return max(rest, 0.0) + attention + own * grown * prompt_tokens / chunk
+    return max(rest, 0.0) + attention + own * of_prompt * prompt_tokens / chunk
 
 
-def wire_ns(costs: Costs, tokens: int) -> float:
-    """Return what a message of so many tokens takes."""
-    least, a_token = costs.wire_ns
-    return max(least + a_token * tokens, 0.0)
-
-
-def usual_pace(costs: Costs) -> Pace:
-    """Return how quick hosts are taken to be without the profiler, where nothing else tells."""
-    return Pace(hosts=_USUAL_SLOWDOWN, launch_ns=_SHARED_LAUNCH_NS if costs.shared else 0.0)
+def wire_ns(costs: Costs, stage: int, tokens: int, repaired: Sequence[int] = ()) -> float:
+    """Return what a message of so many tokens into a stage takes; of a repaired hop as others'."""
+    hops = [stage]
+    if stage in repaired:
+        hops = [other for other in range(1, costs.stages) if other not in repaired] or hops
+    taken = [costs.wire_ns[hop][0] + costs.wire_ns[hop][1] * tokens for hop in hops]
+    return max(float(np.median(taken)), 0.0)

@@ -21,18 +21,19 @@ from debubble.units import show_percent
 
 # A model that misses the run as it is by more may not price anything.
 MOST_OFF = 0.05
-# How far predictions may be off, by what is changed: four of five recorded pairs are inside. Other
-# chunks and prompts are told by one size: such batches took up to a quarter longer.
+# How far predictions may be off, by what is changed: four of five recorded pairs are inside.
 _OFF = {
-    "in_flight": 0.09,
+    "in_flight": 0.05,
     "split": 0.10,
-    "clients": 0.06,
-    "requests": 0.12,
-    "prompts": 0.25,
-    "chunk": 0.30,
+    "clients": 0.05,
+    "requests": 0.05,
+    "prompts": 0.08,
+    "chunk": 0.12,
+    "hop": 0.10,
 }
-# From start to start of one setting.
-_NOISE = 0.04
+# From one stretch of a server to another with the same setting: the same decode was seen to take a
+# fifth more a minute later.
+_NOISE = 0.06
 # What gains less is not worth a restart.
 _WORTH = 0.02
 _NEARLY = 0.9
@@ -43,6 +44,9 @@ _TIMES = (0.25, 0.5, 2.0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerModel:
     """A server that was captured, as it is replayed."""
+
+    slow: tuple[int, ...]
+    """Stages whose incoming hop carries less than its peers."""
 
     costs: Costs
     traffic: Traffic
@@ -63,17 +67,31 @@ class ServerOption:
     setting: Setting
     traffic: Traffic
     served: Served
-    low: float
-    """Of tokens out a second."""
-    high: float
+    off: float
+    """How far it may be from what comes: four of five are nearer."""
     gain: float
     """Of tokens out a second, over the server as it is."""
     refused: str = ""
     """Why it cannot be."""
 
     @property
+    def low(self) -> float:
+        """Of tokens out a second, over the server as it is; so `high`."""
+        return (1 + self.gain) / (1 + self.off)
+
+    @property
+    def high(self) -> float:
+        """The other end."""
+        return (1 + self.gain) * (1 + self.off)
+
+    @property
+    def tpot_s(self) -> tuple[float, float]:
+        """Between what a token's time would be."""
+        return self.served.tpot_s / (1 + self.off), self.served.tpot_s * (1 + self.off)
+
+    @property
     def verdict(self) -> str:
-        """Yes where even the low end gains; from one size of chunk nothing is ever certain."""
+        """Yes where even the low end gains."""
         if self.refused:
             return "refused"
         return "yes" if self.low > 1 + _WORTH else "no" if self.high < 1 + _WORTH else "maybe"
@@ -87,6 +105,7 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
     traffic: Traffic | None = None,
     tokens_out_per_s: float | None = None,
     requests_running: float | None = None,
+    requests_waiting: float | None = None,
     tokens_in_out: tuple[float, float] | None = None,
 ) -> ServerModel:
     """Fit a server: what batches take, what is asked of it, and how quick its hosts really are."""
@@ -105,6 +124,11 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
     setting = Setting(in_flight=queue.in_flight or batches.in_flight, chunk=_chunk(costs))
     if traffic is None:
         traffic = _traffic(account, costs, setting, requests_running, tokens_in_out)
+        if requests_waiting and requests_waiting >= 1:
+            # More come than batches take: those that run are as many as they may take.
+            most = -(-traffic.clients // setting.in_flight)
+            setting = replace(setting, requests_a_batch=most)
+            traffic = replace(traffic, clients=traffic.clients + round(requests_waiting))
     if costs.prompts is None and traffic.prompt > 0:
         raise NoFit(
             "no batch with a prompt was captured: what prompts take is not known",
@@ -130,6 +154,7 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
             hint="capture steady traffic; what the batches wait for, `find` says",
         )
     return ServerModel(
+        slow=account.slow,
         costs=costs,
         traffic=traffic,
         setting=setting,
@@ -187,9 +212,7 @@ def _replayed_off(account: StreamAccount, costs: Costs, pace: Pace) -> float:
         tokens = int(batches.tokens[row])
         decoded = tokens if decodes else min(tokens, round(costs.decode[0].tokens))
         for stage in range(batches.stages):
-            told += pass_ns(
-                costs, pace, stage, prompt_tokens=tokens - decoded, rows=decoded, beside=0.0
-            )
+            told += pass_ns(costs, pace, stage, prompt_tokens=tokens - decoded, rows=decoded)
             taken += float(length[row, stage])
     return told / max(taken, 1.0) - 1
 
@@ -211,8 +234,10 @@ def predict(
         kinds.append("split")
     if setting.chunk != model.setting.chunk:
         kinds.append("chunk")
-    if setting.requests_a_batch is not None:
+    if setting.requests_a_batch != model.setting.requests_a_batch:
         kinds.append("requests")
+    if setting.repaired:
+        kinds.append("hop")
     if asked.prompts != model.traffic.prompts:
         kinds.append("prompts")
     if (asked.clients, asked.output) != (model.traffic.clients, model.traffic.output):
@@ -228,15 +253,16 @@ def predict(
         setting=setting,
         traffic=asked,
         served=served,
-        low=gain / (1 + off),
-        high=gain * (1 + off),
+        off=off,
         gain=gain - 1,
         refused=refused,
     )
 
 
 def plan_server(model: ServerModel, *, limit: int | None = None) -> tuple[ServerOption, ...]:
-    """Try other numbers in flight, splits and chunks, the best two together; the best first."""
+    """Try other numbers in flight, splits, chunks, requests a batch, and slow hops repaired; the
+    best of those that go together, together; the best first.
+    """  # noqa: D205 (one sentence)
     now, costs = model.setting, model.costs
     slots = {max(1, round(now.in_flight * times)) for times in _TIMES}
     slots |= {costs.stages, costs.stages + 1, 2 * costs.stages}
@@ -248,6 +274,9 @@ def plan_server(model: ServerModel, *, limit: int | None = None) -> tuple[Server
         settings += [replace(now, chunk=chunk) for chunk in sorted(chunks - {now.chunk})]
     if costs.layers is not None:
         settings += [replace(now, layers=split) for split in _splits(model)]
+    settings += [replace(now, requests_a_batch=count) for count in _requests(model)]
+    if model.slow:
+        settings.append(replace(now, repaired=model.slow))
     options = [predict(model, setting, limit=limit) for setting in settings]
     best = {
         kind: max(
@@ -255,13 +284,27 @@ def plan_server(model: ServerModel, *, limit: int | None = None) -> tuple[Server
             key=lambda one: one.gain,
             default=None,
         )
-        for kind in ("in_flight", "split")
+        for kind in ("in_flight", "split", "hop")
     }
-    slots_best, split_best = best["in_flight"], best["split"]
-    if slots_best and split_best and slots_best.gain > 0 and split_best.gain > 0:
-        both = replace(slots_best.setting, layers=split_best.setting.layers)
-        options.append(predict(model, both, limit=limit))
+    gains = [one for one in best.values() if one is not None and one.gain > 0]
+    if len(gains) > 1:
+        together = now
+        for one in gains:
+            changed = {
+                name: getattr(one.setting, name)
+                for name in ("in_flight", "layers", "repaired")
+                if getattr(one.setting, name) != getattr(now, name)
+            }
+            together = replace(together, **changed)
+        options.append(predict(model, together, limit=limit))
     return tuple(sorted(options, key=lambda one: (bool(one.refused), -one.gain)))
+
+
+def _requests(model: ServerModel) -> list[int]:
+    """Return other numbers of requests a batch: half, and double where more wait than it takes."""
+    each = -(-model.traffic.clients // model.setting.in_flight)
+    most = min(model.setting.requests_a_batch or each, each)
+    return [count for count in (most // 2, 2 * most) if 0 < count < most or most < count <= each]
 
 
 def _splits(model: ServerModel) -> list[tuple[int, ...]]:

@@ -21,8 +21,6 @@ from debubble.timeline.model import I64, Flags
 # A host that could have gone on earlier shows what it takes in its quickest turns.
 _QUICK_PERCENT = 10
 _FEW = 4
-# Batches that so seldom wait for their slot do not show how many there are.
-_SELDOM = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +105,10 @@ def measure_queue(batches: Batches) -> Queue | None:
     back = np.zeros(len(rows), dtype=np.int64)
     slots = batches.in_flight
     if slots is not None and slots < len(rows):
+        if batches.first_sets_pace:  # how many it would let in does not show
+            slots = min(max(slots, stages), len(rows) - 1)
         since = start[slots:, 0] - end[:-slots, -1]
-        free = end[slots - 1 : -1, 0]
-        waits = end[:-slots, -1] > free  # its slot was taken longer than its stage
-        if waits.mean() < _SELDOM and slots < stages:
-            # The first stage sets the pace: how many it would let in does not show.
-            slots = min(stages, len(rows) - 1)
-            since = start[slots:, 0] - end[:-slots, -1]
-            waits = end[:-slots, -1] > end[slots - 1 : -1, 0]
+        waits = end[:-slots, -1] > end[slots - 1 : -1, 0]  # its slot was taken longer
         back[slots:] = np.maximum(_turns(since, waits), 0)
         turn[slots:, 0] = _turns(turn[slots:, 0], ~waits)
         # A host that always waits shows no turn of its own: it takes no longer than the way back.

@@ -8,19 +8,15 @@ them is not through with it. What batches take on the stages is the closed queue
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
-from debubble.serving.costs import Costs, Pace, pass_ns, usual_pace, wire_ns
+from debubble.serving.costs import Costs, Pace, pass_ns, wire_ns
 from debubble.units import NS_PER_S
 
 # Cycles of requests before it is measured, and measured; batches at most.
 _WARM, _MEASURED, _MOST = 1, 2, 4_000
-# How often what ranks do at once is taken from the run before.
-_ROUNDS = 3
 _HALVINGS = 14
-# So many ranks at work on one device and their launches wait for each other more than for hosts.
-_MANY = 2.5
 # A server that no pace brings nearer to what it did is not understood.
 _NEAR = 0.05
 
@@ -51,6 +47,8 @@ class Setting:
     layers: tuple[int, ...] | None = None
     """Of each stage; None as recorded."""
     requests_a_batch: int | None = None
+    repaired: tuple[int, ...] = ()
+    """Stages whose incoming hop is to be as quick as the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +63,6 @@ class Served:
     tpot_s: float
     kv_tokens: int
     """The most that requests under way hold in the cache of each stage."""
-    at_work: float
-    """How many stages are in a pass at once, in the mean."""
 
 
 @dataclass(slots=True)
@@ -91,25 +87,10 @@ def _lengths(traffic: Traffic, count: int) -> list[int]:
     return found
 
 
-def serve(
+def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
     costs: Costs, traffic: Traffic, setting: Setting, pace: Pace, recorded_prompt: float
 ) -> Served:
-    """Run a server until it has come round some times; ranks at work hold each other's launches."""
-    beside = float(min(setting.in_flight, costs.stages))
-    for _ in range(_ROUNDS if pace.launch_ns else 1):
-        served = _serve(costs, traffic, setting, pace, recorded_prompt, beside)
-        beside = max(1.0, served.at_work)
-    return served
-
-
-def _serve(  # noqa: C901, PLR0913, PLR0915, PLR0917 (one loop, as an engine's is)
-    costs: Costs,
-    traffic: Traffic,
-    setting: Setting,
-    pace: Pace,
-    recorded_prompt: float,
-    beside: float,
-) -> Served:
+    """Run a server until it has come round some times."""
     slots = setting.in_flight
     seats = -(-traffic.clients // slots)
     seats = min(seats, setting.requests_a_batch or seats)
@@ -135,12 +116,12 @@ def _serve(  # noqa: C901, PLR0913, PLR0915, PLR0917 (one loop, as an engine's i
     landed = [0.0] * slots
     flying: list[tuple[_Request | None, int, list[_Request]] | None] = [None] * slots
     out = into = held = 0
-    rounds: list[tuple[float, int, int, int, float]] = []
+    rounds: list[tuple[float, int, int, int]] = []
     firsts: list[float] = []
     between: list[float] = []
-    worked = 0.0
-    turn = [turn / pace.hosts for turn in costs.turn_ns]
+    turns = [[turn / pace.hosts for turn in of_stage] for of_stage in costs.turn_ns]
     back = costs.back_ns / pace.hosts
+    before = 0
     for number in range(count):
         slot, group = number % slots, groups[number % slots]
         now = landed[slot]
@@ -163,17 +144,18 @@ def _serve(  # noqa: C901, PLR0913, PLR0915, PLR0917 (one loop, as an engine's i
                     group[seat] = ask(now)
                     if not slot and not seat and number >= warm:
                         # Whole rounds are counted: from an end in the first seat to its last.
-                        rounds.append((now, out + len(answered), into, number, worked))
+                        rounds.append((now, out + len(answered), into, number))
             out += len(answered)
         prompting = next((one for one in group if one.done < one.prompt), None)
         tokens = min(setting.chunk, prompting.prompt - prompting.done) if prompting else 0
         answered = [one for one in group if one.done >= one.prompt]
         grown = _grown(prompting, tokens, answered, recorded_prompt, setting.chunk)
-        at = max(free[0] + turn[0], now + back)
+        phase = int(tokens > 0)
+        at = max(free[0] + turns[0][before], now + back)
         for stage in range(costs.stages):
             if stage:
-                wire = wire_ns(costs, tokens + len(answered))
-                at = max(at, free[stage] + turn[stage]) + wire
+                wire = wire_ns(costs, stage, tokens + len(answered), setting.repaired)
+                at = max(at, free[stage] + turns[stage][before]) + wire
             taken_ns = pass_ns(
                 costs,
                 pace,
@@ -182,15 +164,15 @@ def _serve(  # noqa: C901, PLR0913, PLR0915, PLR0917 (one loop, as an engine's i
                 rows=len(answered),
                 grown=grown,
                 layers=layers[stage],
-                beside=beside,
             )
-            worked += taken_ns
-            at += taken_ns
+            spread = costs.spread[phase]
+            at += taken_ns * spread[(number * costs.stages + stage) % len(spread)]
             free[stage] = at
+        before = phase
         landed[slot], flying[slot] = at, (prompting, tokens, answered)
         held = max(held, sum(one.done + one.out for each in groups for one in each))
     if len(rounds) < 2:
-        rounds = [(0.0, 0, 0, 0, 0.0), (max(landed), out, into, count, worked)]
+        rounds = [(0.0, 0, 0, 0), (max(landed), out, into, count)]
     first, last = rounds[0], rounds[-1]
     length = (last[0] - first[0]) / NS_PER_S
     return Served(
@@ -200,7 +182,6 @@ def _serve(  # noqa: C901, PLR0913, PLR0915, PLR0917 (one loop, as an engine's i
         ttft_s=fmean(firsts) / NS_PER_S if firsts else 0.0,
         tpot_s=fmean(between) / NS_PER_S if between else 0.0,
         kv_tokens=held,
-        at_work=(last[4] - first[4]) / NS_PER_S / length,
     )
 
 
@@ -210,13 +191,13 @@ def _grown(
     answered: Sequence[_Request],
     recorded_prompt: float,
     chunk: int,
-) -> float:
-    """Return how many times the recorded context a batch's attention looks back on."""
-    recorded = max(min(recorded_prompt, chunk), 1.0)
+) -> tuple[float, float]:
+    """Return how many times the recorded context a batch looks back on: its prompt, its answers."""
+    of_prompt = 1.0
     if prompting is not None:
-        return max(prompting.done + tokens, 1) / recorded
-    longest = max((one.prompt for one in answered), default=recorded)
-    return max(float(longest), 1.0) / max(recorded_prompt, 1.0)
+        of_prompt = max(prompting.done + tokens, 1) / max(min(recorded_prompt, chunk), 1.0)
+    longest = max((one.prompt for one in answered), default=recorded_prompt)
+    return of_prompt, max(float(longest), 1.0) / max(recorded_prompt, 1.0)
 
 
 def calibrate(
@@ -224,8 +205,7 @@ def calibrate(
 ) -> Pace | None:
     """Find how quick hosts are without the profiler: so that the server does what it did.
 
-    Where ranks share a device, hosts are as quick as they usually are, and what is missing is what
-    launches of many wait for each other, or what few take longer. None where no pace comes near.
+    None where no pace comes near.
     """
 
     def reaches(pace: Pace) -> float:
@@ -233,17 +213,7 @@ def calibrate(
         served = serve(costs, traffic, setting, pace, traffic.prompt)
         return served.tokens_out_per_s / tokens_out_per_s
 
-    usual = usual_pace(costs)
-    at_work = serve(costs, traffic, setting, usual, traffic.prompt).at_work
-    if costs.shared and at_work > _MANY:
-        launch = _between(0.0, 100_000.0, lambda at: 1 / reaches(replace(usual, launch_ns=at)))
-        found = replace(usual, launch_ns=launch)
-    elif costs.shared:
-        stretch = _between(0.3, 3.0, lambda at: reaches(replace(usual, stretch=1 / at)))
-        found = replace(usual, stretch=1 / stretch)
-    else:
-        hosts = _between(0.5, 12.0, lambda at: reaches(replace(usual, hosts=at)))
-        found = replace(usual, hosts=hosts)
+    found = Pace(hosts=_between(0.5, 12.0, lambda at: reaches(Pace(hosts=at))))
     off = abs(reaches(found) - 1)
     costs.memo.clear()
     return found if off < _NEAR else None

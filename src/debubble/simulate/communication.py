@@ -13,7 +13,7 @@ from this order alone: docs/explanation/how-predictions-are-made.md, "How messag
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -299,49 +299,9 @@ def flatten(wiring: Wiring) -> FlatPasses:
 def write_hosts(wiring: Wiring, communication: Communication) -> list[HostProgram]:
     """Write what the host of each rank runs and posts, in its order.
 
-    The ways of torch's 1F1B and runtime, and of Megatron's 1F1B, are written by columns instead:
-    `planned.py`.
+    Ways that hold for long orders, or are no framework's, are written by columns: `planned.py`.
     """
     return _WRITERS[communication](wiring)
-
-
-def _always_received(wiring: Wiring, *, queued: bool) -> list[HostProgram]:
-    """Let every receive be there before its message; it takes no time of its own.
-
-    Where `queued`, sends to one rank follow each other.
-    """
-    programs: list[HostProgram] = [[] for _ in wiring.cells]
-    for cells, program in zip(wiring.cells, programs, strict=True):
-        for cell in cells:
-            program += [Post(receives=(r,), queue=None, ahead=True) for r in wiring.needs(cell)]
-            program.append(cell)
-            program += [
-                Post(sends=(sent,), queue=wiring.destination(sent) if queued else None)
-                for sent in wiring.sends(cell)
-            ]
-    return programs
-
-
-def _posted(wiring: Wiring) -> list[HostProgram]:
-    """Post receives in the order in which they are sent, as many as the next pass needs."""
-    due: defaultdict[tuple[int, int], list[Result]] = defaultdict(list)
-    for rank, cells in enumerate(wiring.cells):
-        for result in (sent for cell in cells for sent in wiring.sends(cell)):
-            due[rank, wiring.destination(result)].append(result)
-    for results in due.values():
-        results.reverse()
-    programs: list[HostProgram] = [[] for _ in wiring.cells]
-    for rank, (cells, program) in enumerate(zip(wiring.cells, programs, strict=True)):
-        posted: set[Result] = set()
-        for cell in cells:
-            for need in wiring.needs(cell):
-                while need not in posted:
-                    following = due[wiring.source(need), rank].pop()
-                    posted.add(following)
-                    program.append(Post(receives=(following,)))
-            program.append(cell)
-            program += [Post(sends=(sent,)) for sent in wiring.sends(cell)]
-    return programs
 
 
 def _blocking(wiring: Wiring, cells: list[Cell]) -> Iterator[Cell | Post]:
@@ -537,11 +497,8 @@ def _rank_by_rank(
 
 
 _WRITERS: dict[Communication, Callable[[Wiring], list[HostProgram]]] = {
-    Communication.LATENCY: partial(_always_received, queued=False),
     Communication.OVERLAPPED: _rank_by_rank(_overlapped),
     Communication.BLOCKING: _rank_by_rank(_blocking),
     Communication.GROUPED: _rank_by_rank(_grouped),
-    Communication.POSTED: _posted,
     Communication.DEFERRED: partial(lower_for_runtime, defer=True),
-    Communication.ASYNCHRONOUS: partial(_always_received, queued=True),
 }

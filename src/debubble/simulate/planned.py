@@ -57,7 +57,7 @@ def plan_program(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Posts:
-    """All messages of an order on one queue a rank, by columns: first sends, then receives."""
+    """All messages of an order by columns: first sends, then receives."""
 
     passes: FlatPasses
     producer: I64
@@ -72,6 +72,9 @@ class _Posts:
     """The row of the pass that its host lets wait for it; -1 for none."""
     one_by_one: bool
     """What two passes of a cell need is needed by each; else by the first."""
+    queue: I64 | None = None
+    """Of each post, on its rank: what is on one queue keeps its order; -1: on none. None: all are
+    on one."""
 
 
 def _in_turns(wiring: Wiring) -> _Posts:
@@ -122,6 +125,69 @@ def _fused(wiring: Wiring, *, waited: bool) -> _Posts:
     )
 
 
+def _posted(wiring: Wiring) -> _Posts:
+    """Post sends after their cell and, before a cell, receives up to what it needs.
+
+    Those from one rank are posted in the order in which they are sent: one that is needed early
+    takes along all that are sent before it.
+    """
+    passes = flatten(wiring)
+    first, last, cell = passes.first_of_cell, passes.last_of_cell, passes.cell
+    producer, consumer = _ends_of_messages(passes)
+    # Messages stand in the order in which they are sent: those of each hop stay in it.
+    hop = passes.place[producer] * passes.ranks + passes.place[consumer]
+    needed = consumer.copy()
+    for rows in np.split(by_hop := np.argsort(hop, kind="stable"), _begins(hop[by_hop])):
+        needed[rows] = np.minimum.accumulate(consumer[rows][::-1])[::-1]
+    written = 2 * np.concatenate((cell[producer], cell[needed]))
+    written[: len(producer)] += 1
+    order = np.lexsort((np.concatenate((producer, needed)), written))
+    moment = np.empty(len(order), dtype=np.int64)
+    moment[order] = np.arange(len(order))
+    place = passes.place[np.concatenate((producer, consumer))]
+    before = np.concatenate((last[cell[producer]], first[cell[needed]] - 1))
+    return _Posts(
+        passes=passes,
+        producer=producer,
+        consumer=first[cell[consumer]],
+        moment=moment,
+        after=_on_rank(passes, before, place),
+        waited=np.full(len(moment), NONE),
+        one_by_one=False,
+    )
+
+
+def _begins(numbers: I64) -> I64:
+    """Return where another number begins, but for the first."""
+    return np.flatnonzero(np.diff(numbers)) + 1
+
+
+def _always_received(wiring: Wiring, *, queued: bool) -> _Posts:
+    """Let every receive be there before its message; it takes no time of its own.
+
+    Where `queued`, sends to one rank follow each other.
+    """
+    passes = flatten(wiring)
+    cell = passes.cell
+    producer, consumer = _ends_of_messages(passes)
+    written = 2 * np.concatenate((cell[producer], cell[consumer]))
+    written[: len(producer)] += 1
+    order = np.lexsort((np.concatenate((producer, consumer)), written))
+    moment = np.empty(len(order), dtype=np.int64)
+    moment[order] = np.arange(len(order))
+    none = np.full(len(consumer), NONE)
+    return _Posts(
+        passes=passes,
+        producer=producer,
+        consumer=passes.first_of_cell[cell[consumer]],
+        moment=moment,
+        after=np.concatenate((passes.last_of_cell[cell[producer]], none)),
+        waited=np.full(len(moment), NONE),
+        one_by_one=False,
+        queue=np.concatenate((passes.place[consumer] if queued else none, none)),
+    )
+
+
 def _ends_of_messages(passes: FlatPasses) -> tuple[I64, I64]:
     """Return the rows of the passes that make and that use each result that is sent."""
     user = np.full(passes.results + 1, NONE)
@@ -150,6 +216,14 @@ def _join(posts: _Posts) -> Program:
     ready = last[passes.cell[maker[passes.used[local]]]]
     if not posts.one_by_one:
         local = first[passes.cell[local]]
+    before = _row_before(place)
+    if posts.queue is not None:
+        queue = posts.queue[one]
+        by_queue = np.lexsort((np.arange(len(one)), queue, place))
+        before = np.full(len(one), NONE)
+        follows = _row_before((place * (passes.ranks + 1) + queue)[by_queue])
+        queued = (follows >= 0) & (queue[by_queue] >= 0)
+        before[by_queue[queued]] = by_queue[follows[queued]]
     waits = np.flatnonzero(posts.waited[one] >= 0)
     return Program(
         ranks=tuple(range(passes.ranks)),
@@ -162,7 +236,7 @@ def _join(posts: _Posts) -> Program:
         ),
         batches=BatchTable(
             place=place.astype(np.int32),
-            before=_row_before(place),
+            before=before,
             after=posts.after[one],
             launched_after=np.full(len(one), NONE),
         ),
@@ -188,6 +262,9 @@ _POSTS: dict[Communication, Callable[[Wiring], _Posts]] = {
     Communication.RUNTIME: _in_turns,
     Communication.FUSED: partial(_fused, waited=False),
     Communication.BATCHED: partial(_fused, waited=True),
+    Communication.POSTED: _posted,
+    Communication.LATENCY: partial(_always_received, queued=False),
+    Communication.ASYNCHRONOUS: partial(_always_received, queued=True),
 }
 
 

@@ -42,6 +42,9 @@ _SAMPLED = 64
 _LAUNCH_SPREAD = 0.025
 # What messages beside compute do is not seen in a run that has none: by the pairs of such runs.
 _UNSEEN_SPREAD = 0.04
+# All hops of a host go through its sockets: with one of them slower, or as quick as others again,
+# the others' messages take more or less as well, and stall more or less often. By recorded pairs.
+_OTHER_HOPS_SPREAD = 0.03
 _LOW, _HIGH = 10, 90
 
 
@@ -159,8 +162,15 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
     windows = engine.windows(lengths).astype(np.float64)
     unsure = model.growth_spread * float(np.log(what_if.token_scale))
     unseen = what_if.communication in BESIDE_COMPUTE and not model.tells_beside
+    of_hops = bool(source.repaired or what_if.wire_scale or what_if.wire_ns)
     wide = np.linalg.norm(
-        [_LAUNCH_SPREAD, unsure, source.window_spread, _UNSEEN_SPREAD if unseen else 0.0]
+        [
+            _LAUNCH_SPREAD,
+            unsure,
+            source.window_spread,
+            _UNSEEN_SPREAD * unseen,
+            _OTHER_HOPS_SPREAD * of_hops,
+        ]
     )
     spread = random.normal(0.0, wide, draws)
     inside, before = data_ns(program, source)
@@ -291,11 +301,12 @@ def _lengths(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws, met
         wire[mine], drain[mine] = wire[mine] * scale, drain[mine] * scale
     for (here, there), least in _least_ns(source, what_if).items():
         mine = (places[messages.sent] == here) & (places[messages.received] == there)
-        # What is buffered on its way has gone before its receive begins; of unknown sizes, nothing.
-        buffered = BUFFERED_BYTES / wires.message_bytes if wires.message_bytes > 0 else 0.0
-        rest = least * max(0.0, 1 - buffered)
+        # What is buffered on its way has gone before its receive begins, in an exchange as well; of
+        # unknown sizes, and where senders wait, nothing.
+        known = wires.buffers and wires.message_bytes > 0
+        buffered = BUFFERED_BYTES / wires.message_bytes if known else 0.0
         wire[mine] = np.maximum(wire[mine], least)
-        drain[mine] = np.maximum(drain[mine], np.where(meets[mine], least, rest))
+        drain[mine] = np.maximum(drain[mine], least * max(0.0, 1 - buffered))
     gaps = source.batch_gap_ns + (source.late_gap_ns - source.batch_gap_ns) * met.late
     return Lengths(
         passes=np.rint(worked).astype(np.int64),

@@ -43,7 +43,7 @@ _OF_MEDIAN = 1.25
 # Fewer batches that start beside compute tell nothing. Then a kernel of messages is taken to wait
 # this share of a layer's forward pass for multiprocessors (recorded: 0.12 to 0.18), or a stage's.
 _FEWEST_LATE = 40
-_LATE_OF_LAYER, _LATE_OF_PASS = 0.14, 0.035
+LATE_OF_LAYER, _LATE_OF_PASS = 0.14, 0.035
 
 Moment = tuple[int, int, str]
 """Stage, kind, and whether of the first, the last or any other microbatch."""
@@ -81,6 +81,8 @@ class Source:
     bubble_fraction: float
     busy_share: float
     """Of a pass's stretch, what is compute."""
+    repaired: bool = False
+    """Hops that were slow in the run are taken to be as the others are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ def measure_source(
     late = _rounded_mean(gaps[1])
     forward = [base for (kind, _, _), base in model.base.items() if kind == PassKind.F]
     if sum(map(len, gaps[1])) < _FEWEST_LATE and forward:
-        share = _LATE_OF_LAYER if known else _LATE_OF_PASS
+        share = LATE_OF_LAYER if known else _LATE_OF_PASS
         on_devices = any(rank.multiprocessors for rank in ranks)
         late = round(share * float(np.exp(np.median(forward)))) if on_devices else 0
     return Source(

@@ -48,6 +48,8 @@ _STANDS_OUT = 1.5
 _TAIL_PERCENT = 95
 # A driver keeps to a number of batches in flight if so many of them enter with just that number.
 _STEADY = 0.6
+# Of so many batches, those that wait so seldom for one to leave do not show how many may be there.
+_FEW, _SELDOM = 4, 0.2
 # An instant that is two things at once counts as the first of them.
 OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING = "optimizer", "reduction", "clipping", "data_loading"
 OTHER = "other"
@@ -152,6 +154,9 @@ class StreamFigures:
     """When one has just entered, in the middle: what its driver allows."""
     steady: bool
     """Most batches entered with so many in flight."""
+    first_sets_pace: bool
+    """Batches enter when the first stage is free, not when one has left: its driver may allow more
+    than are ever seen."""
     batch_latency_ns: int | None
     """From the first stage's start to the last stage's end, in the middle."""
     batch_latency_p95_ns: int | None
@@ -180,12 +185,19 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
         return None
     length = span[1] - span[0]
     whole = len(ranks) * length
-    entered, left, gone = _ways(timeline, ranks)
+    entered, freed, left, gone = _ways(timeline, ranks)
     both = sorted(entered.keys() & left.keys())
     latency = np.array([left[batch] - entered[batch] for batch in both], dtype=np.int64)
     through = sum(span[0] <= moment <= span[1] for moment in left.values())
     in_flight, lasts, enters = _count_in_flight(entered, gone, span)
     at_entry = in_flight[enters] if enters.any() else in_flight[-1:]
+    usual = round(float(np.median(at_entry)))
+    steady = bool((at_entry == usual).mean() > _STEADY)
+    waits = [
+        gone[batch - usual] > freed[batch - 1]
+        for batch in entered
+        if batch - usual in gone and batch - 1 in freed
+    ]
     return StreamFigures(
         start_ns=span[0],
         end_ns=span[1],
@@ -194,8 +206,9 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
         apparent_fraction=sum(rank.apparent.inside(*span) for rank in ranks) / whole,
         batches_in_flight=float((in_flight * lasts).sum() / length),
         most_in_flight=int(in_flight.max(initial=0)),
-        usual_in_flight=(usual := round(float(np.median(at_entry)))),
-        steady=bool((at_entry == usual).mean() > _STEADY),
+        usual_in_flight=usual,
+        steady=steady,
+        first_sets_pace=steady and len(waits) >= _FEW and float(np.mean(waits)) < _SELDOM,
         batch_latency_ns=round(float(np.median(latency))) if len(latency) else None,
         batch_latency_p95_ns=(
             round(float(np.percentile(latency, _TAIL_PERCENT))) if len(latency) else None
@@ -216,8 +229,8 @@ def common_span(ranks: tuple[RankTimeline, ...]) -> tuple[int, int] | None:
 
 def _ways(
     timeline: Timeline, ranks: tuple[RankTimeline, ...]
-) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
-    """Return when each batch entered, left the last stage and was gone, where that was captured.
+) -> tuple[dict[int, int], dict[int, int], dict[int, int], dict[int, int]]:
+    """Return when each batch entered, left the first stage and the last, and was gone, where seen.
 
     It is gone when the first rank has its answer; where nothing answers it, when it has left.
     """
@@ -230,9 +243,9 @@ def _ways(
     first = passes.where(passes.stage == passes.stage.min())
     last = passes.where(passes.stage == passes.stage.max())
     in_last = [number[batch] for batch in _batches(last)]
-    entered = dict(
-        zip((number[batch] for batch in _batches(first)), first.start_ns.tolist(), strict=True)
-    )
+    in_first = [number[batch] for batch in _batches(first)]
+    entered = dict(zip(in_first, first.start_ns.tolist(), strict=True))
+    freed = dict(zip(in_first, first.end_ns.tolist(), strict=True))
     left = dict(zip(in_last, last.end_ns.tolist(), strict=True))
     # The answer to a batch is the last rank's send after it.
     transfers = timeline.transfers
@@ -243,7 +256,7 @@ def _ways(
     known = row >= 0
     answered = [in_last[at] for at in row[known].tolist()]
     gone = dict(zip(answered, answers.receive_end_ns[known].tolist(), strict=True))
-    return entered, left, gone or left
+    return entered, freed, left, gone or left
 
 
 def _count_in_flight(

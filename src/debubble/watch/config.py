@@ -52,6 +52,8 @@ class Trigger(Table, frozen=True, kw_only=True):
     every_s: float = field(name="every", default=3600.0)
     jitter: float = 0.1
     seconds: float = 5.0
+    around_s: float = field(name="around", default=2.0)
+    """How long its own metrics are noted before and after; 0 for not at all."""
     steps: _Count | None = None
     quiet_hours: tuple[tuple[time, time], ...] = ()
     """Local time; from, to."""
@@ -71,6 +73,8 @@ class Source(Table, frozen=True, kw_only=True):
     """How many raw captures are kept; None for all."""
     digests: str | None = None
     """Where digests are kept: a folder, a prefix, or `beside` the traces."""
+    meters: tuple[str, ...] = ()
+    """Ports of metered ranks, whose tables are fetched into the folder."""
     trigger: Trigger | None = field(name="server", default=None)
     """In the file its keys stand beside the source's own."""
 
@@ -211,6 +215,11 @@ def _check(config: Config) -> None:
     for at, source in enumerate(config.sources):
         if source.trigger and source.trigger.steps is not None and source.trigger.kind == "vllm":
             raise UsageError(f"source[{at}].steps: vLLM takes none", hint="give seconds instead")
+        if source.meters and is_url(source.folder):
+            raise UsageError(
+                f"source[{at}].meters: their tables are fetched into a folder of this machine",
+                hint="give source.folder an absolute path",
+            )
     if config.listen.token is None and not is_loopback(config.listen.host):
         raise UsageError(
             f"listen.address: {config.listen.host} can be reached from elsewhere, "
@@ -294,13 +303,14 @@ def _read_hours(text: str) -> tuple[time, time]:
 
 
 _READERS: dict[str, Callable[[str], object]] = {
-    **dict.fromkeys(("settle", "poll", "every", "seconds", "timeout"), parse_period),
+    **dict.fromkeys(("settle", "poll", "every", "seconds", "around", "timeout"), parse_period),
     **dict.fromkeys(("jitter", "false_alarms"), parse_share),
     "max_inflated": parse_bytes,
     "name": _read_name,
     "folder": _read_folder,
     "digests": lambda text: text if text == BESIDE else _read_folder(text),
     "server": partial(_read_url, "http://host:8000"),
+    "meters": partial(_read_url, "http://127.0.0.1:9470"),
     "url": partial(_read_url, "https://host/path"),
     "address": _read_address,
     "kind": partial(_read_word, KINDS),

@@ -35,7 +35,7 @@ from debubble.watch.judge import Judge
 from debubble.watch.log import log
 from debubble.watch.metrics import Counts
 from debubble.watch.routes import Routes
-from debubble.watch.sources import ReadyCapture, Scanner, digest_place, prune
+from debubble.watch.sources import ReadyCapture, Scanner, digest_place, fetch_tables, prune
 from debubble.watch.supervise import in_daemon, share_one_heap, supervise
 from debubble.watch.traffic import (
     after_quiet_hours,
@@ -123,6 +123,8 @@ class Service:
                 for source in self.config.sources:
                     scanner = Scanner(source, self.config.analysis.limits, time.monotonic)
                     self._begin("folder", partial(self._watch, source, scanner), source)
+                    for address in source.meters:
+                        self._begin("meter", partial(self._fetch, source, address), source)
                     if source.trigger is not None:
                         work = partial(self._trigger, source, source.trigger)
                         self._begin("server", work, source)
@@ -263,6 +265,25 @@ class Service:
                 count = await self._in_thread(prune, source, self.journal, limits)
                 if count:
                     log("pruned", source=source.name, captures=count)
+            await self._sleep(max(_SHORTEST_POLL_S, source.poll_s))
+
+    async def _fetch(self, source: Source, address: str) -> None:
+        """Fetch a metered rank's tables into the folder until stopped; a job comes and goes."""
+        troubled, seen = "", set[str]()
+        while not self._stopping.is_set():
+            try:
+                count = await in_daemon(fetch_tables, source, address, seen)
+                if count:
+                    log("fetched", source=source.name, meter=address, tables=count)
+                if troubled:
+                    log("meter_back", source=source.name, meter=address)
+                    self.counts.well(source.name, "meter")
+                troubled = ""
+            except (DebubbleError, OSError) as error:
+                if str(error) != troubled:
+                    troubled = str(error)
+                    self.counts.trouble(source.name, "meter", troubled)
+                    log("meter_away", level="warning", source=source.name, problem=troubled)
             await self._sleep(max(_SHORTEST_POLL_S, source.poll_s))
 
     async def _until_stock_is_taken(self) -> None:
@@ -488,6 +509,7 @@ def _order(source: Source, trigger: Trigger) -> ServerOrder:
         out=Path(source.folder),
         seconds=trigger.seconds,
         steps=trigger.steps,
+        around_s=trigger.around_s,
     )
 
 

@@ -1,16 +1,22 @@
-"""Folders in → captures that appear in them; then raw traces go, and digests stay."""
+"""Folders in → captures that appear in them; then raw traces go, and digests stay.
+
+Tables of a job that meters itself may be fetched from its ranks' own ports into such a folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
+import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from debubble.capture.fetch import ANSWER_S, Asked, NoAnswer, fetch
 from debubble.errors import Code, DebubbleError, RunNotFound
 from debubble.trace.captures import group_captures, recognise
 from debubble.trace.digest.place import BESIDE, SUFFIX, DigestPlace
@@ -23,6 +29,12 @@ from debubble.units import printable
 from debubble.watch.config import Source
 from debubble.watch.journal import Journal
 from debubble.watch.log import log
+
+# A table of 20 steps has some 70 KB; one of a long segment megabytes.
+_LARGEST_TABLE = 64 * 1024**2
+# As meters name them.
+_TABLE = re.compile(r"\d{8}-\d{6}-step\d{1,12}/rank\d{1,6}\.csv(\.debubble\.json)?")
+_WELL, _NOT_THERE = 200, 404
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +129,52 @@ class Scanner:
             return known
         is_garbage = known.format == OTHER and named_like_a_trace(entry.file)
         return damaged if is_garbage else None
+
+
+def fetch_tables(source: Source, address: str, seen: set[str]) -> int:
+    """Fetch a metered rank's tables that were not seen before; return how many there were.
+
+    A file keeps the time it was written at: one that is fetched again is the capture it was. What
+    the job says of itself comes before its table, as in a folder of its own.
+    """
+    address = address.rstrip("/")
+    listed = _ask(f"{address}/tables")
+    if listed is None:
+        raise NoAnswer(f"{address}/tables: no meter answers there")
+    count = 0
+    for name, modified_ns in _tables_of(listed, address):
+        if (key := f"{address} {name} {modified_ns}") in seen:
+            continue
+        body = _ask(f"{address}/tables/{name}")
+        if body is not None:  # else it is gone already: a meter keeps so many
+            file = Path(source.folder, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_name(f".{file.name}.partial")
+            partial.write_bytes(body)
+            os.utime(partial, ns=(modified_ns, modified_ns))
+            partial.replace(file)
+            count += file.suffix == ".csv"
+        seen.add(key)
+    return count
+
+
+def _ask(url: str) -> bytes | None:
+    """Return an answer; None where there is nothing at that address."""
+    reply = fetch(Asked(url=url, patience_s=ANSWER_S, most_bytes=_LARGEST_TABLE))
+    if reply.status == _NOT_THERE:
+        return None
+    if reply.status != _WELL:
+        raise NoAnswer(f"{url}: {reply.status} {printable(reply.reason)}")
+    return reply.body
+
+
+def _tables_of(listed: bytes, address: str) -> list[tuple[str, int]]:
+    """Read a list of tables: names that no meter writes are nobody's to place here."""
+    try:
+        rows = [(str(row["name"]), int(row["modified_ns"])) for row in json.loads(listed)]
+    except (ValueError, TypeError, KeyError) as error:
+        raise NoAnswer(f"{address}/tables: no list of tables") from error
+    return [(name, ns) for name, ns in rows if _TABLE.fullmatch(name) and ns >= 0]
 
 
 def is_complete(traces: Sequence[str], listed: Collection[str]) -> bool:

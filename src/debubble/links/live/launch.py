@@ -33,7 +33,8 @@ def run_here(
         with log.open("wb") as sink:
             job = subprocess.Popen(  # noqa: S603 (our own module, no shell)
                 command,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                # What lies in the folder of the call is no module of ours.
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,

@@ -69,7 +69,8 @@ def mend(baseline: Baseline, timeline: Timeline, hops: Sequence[Hop]) -> Baselin
     if not mended <= set(wires.slow):
         wires = _without(baseline, timeline, hops)
     slow = {hop: times for hop, times in wires.slow.items() if hop not in mended}
-    return replace(baseline, source=replace(baseline.source, wires=replace(wires, slow=slow)))
+    wires = replace(wires, slow=slow)
+    return replace(baseline, source=replace(baseline.source, wires=wires, repaired=True))
 
 
 def _without(baseline: Baseline, timeline: Timeline, hops: Sequence[Hop]) -> WirePools:
