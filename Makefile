@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# Compiled modules are kept, whatever the shell says: tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: release-check help demo demo-watch soak quick test check format lint types imports docs bench bench-peers accuracy fuzz clean
 

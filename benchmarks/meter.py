@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 
 import debubble
 from debubble import drift
-from debubble.demo.launch import run_workload
-from debubble.demo.workload import Workload
+from debubble.capture.settings import environment_for
+from debubble.demo.workload import Workload, run_workload
 from debubble.meter.figures import BLOCK, RankFigures, StepFigures
-from debubble.meter.settings import Settings, environment_for
+from debubble.meter.settings import Settings
 
 BUBBLE_BAR, STAGE_BAR, COST_BAR, STEPS_BAR = 0.01, 0.02, 0.001, 20
 LONG_STEP_S, SHORT_STEP_S = 0.3, 0.005

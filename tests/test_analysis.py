@@ -14,7 +14,7 @@ from support.traces.recordings import H200
 import debubble
 from debubble.analysis import analyse_found
 from debubble.answers.base import AnswerWarning
-from debubble.answers.history import HistoryAnswer
+from debubble.answers.compare import HistoryAnswer
 from debubble.cli import cli
 from debubble.errors import Code
 from debubble.fleet.survey import Question

@@ -23,8 +23,8 @@ CONNECTING = {
 }
 MAY_CONNECT = {
     "capture/fetch.py",
-    "cli/open_trace.py",
-    "links/live/rank.py",
+    "cli/find.py",
+    "links/__main__.py",
     "load.py",
     "meter/trigger.py",
 }

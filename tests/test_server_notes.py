@@ -14,7 +14,7 @@ from support.traces.recordings import H200
 import debubble
 from debubble.capture.server import ServerCapture, ServerOrder, capture_server
 from debubble.errors import CaptureError
-from debubble.report.capture import server_json, server_page
+from debubble.report.inspect import server_json, server_page
 from debubble.server_notes import (
     NAME,
     SCHEMA,

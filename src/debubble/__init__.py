@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
@@ -44,3 +46,20 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *__all__]
+
+
+class VerbPackage(ModuleType):
+    """A package that has the name of a verb, and is both: `debubble.links` judges hops.
+
+    Calling it is calling the function of its name in `debubble.api`.
+    """
+
+    def __call__(self, *given: Any, **asked: Any) -> Any:
+        """Answer as the verb does; see `debubble.api`."""
+        verb = self.__name__.rpartition(".")[2]
+        return getattr(importlib.import_module("debubble.api"), verb)(*given, **asked)
+
+
+def let_be_called(package: str) -> None:
+    """Let a package be called as the verb of its name."""
+    sys.modules[package].__class__ = VerbPackage

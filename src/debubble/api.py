@@ -27,7 +27,7 @@ from debubble.answers.plan import PlanAnswer, answer_plan
 from debubble.answers.simulate import Request, SimulateAnswer, answer_simulate
 from debubble.errors import UsageError
 from debubble.fleet.survey import Means, Question
-from debubble.ledger.waits import list_waits
+from debubble.ledger.ledger import list_waits
 from debubble.links.wiring import read_history
 from debubble.measure.compare import DEFAULT_THRESHOLD
 from debubble.measure.compare import compare as compare_runs
@@ -45,7 +45,7 @@ from debubble.report.simulate import simulate_page
 from debubble.report.svg import draw_svg
 from debubble.report.text import Page
 from debubble.schedules import state_schedule
-from debubble.trace.digest.place import place_digests
+from debubble.trace.digest.content import place_digests
 from debubble.trace.engine import engine_at
 from debubble.trace.run import find_run
 from debubble.units import NS_PER_S

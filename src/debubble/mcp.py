@@ -23,8 +23,7 @@ from debubble import __version__, api
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, answer_error, json_text
 from debubble.answers.brief import brief_of
-from debubble.answers.inspect import answer_inspect
-from debubble.answers.no_pipeline import answer_no_pipeline
+from debubble.answers.inspect import answer_inspect, answer_no_pipeline
 from debubble.answers.server_plan import (
     ServerQuestion,
     answer_server_plan,

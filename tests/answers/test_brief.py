@@ -11,7 +11,7 @@ from support.traces.recordings import DATA, H200
 import debubble
 from debubble.answers.base import AnswerWarning
 from debubble.answers.brief import BRIEFS, BriefAnswer, brief_of
-from debubble.answers.history import answer_history
+from debubble.answers.compare import answer_history
 from debubble.answers.schema import ANSWERS
 from debubble.errors import Code
 

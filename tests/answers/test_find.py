@@ -13,7 +13,7 @@ from support.traces.recordings import H200
 
 from debubble.analysis import analyse_found
 from debubble.answers.find import FindAnswer, answer_find
-from debubble.answers.worth import Tariff, rates_of
+from debubble.answers.ledger import Tariff, rates_of
 from debubble.errors import UsageError
 from debubble.fleet.survey import Question
 from debubble.report.find import find_page

@@ -13,8 +13,8 @@ from support.traces.recordings import H200
 
 from debubble import api
 from debubble.answers import plan as answers
+from debubble.answers.context_length import CacheOptionPart
 from debubble.answers.find import answer_find
-from debubble.answers.kv_cache import CacheOptionPart
 from debubble.answers.plan import PlanAnswer
 from debubble.errors import UsageError
 from debubble.plan import emit as emitting

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from support.measurements import sampled
 
-from debubble.answers.history import HistoryAnswer, answer_history
+from debubble.answers.compare import HistoryAnswer, answer_history
 from debubble.answers.link_tests import LiveAnswer, LogsAnswer, answer_live, answer_logs
 from debubble.errors import Code, Gap
-from debubble.links.live.measured import HopTestResult, RankSite, Rung, judge_measured, times_of
+from debubble.links.live import HopTestResult, RankSite, Rung, judge_measured, times_of
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import read_log
 from debubble.measure.store import Record

@@ -18,8 +18,7 @@ from debubble.report.html.find import find_report
 from debubble.report.html.page import report_markup
 from debubble.report.html.views import pipelines_shown
 from debubble.report.links import links_page
-from debubble.report.markdown import as_markdown
-from debubble.report.text import print_page
+from debubble.report.text import as_markdown, print_page
 from debubble.trace.run import find_run
 from debubble.units import show_seconds, show_share
 

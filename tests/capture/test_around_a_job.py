@@ -9,37 +9,24 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.jobs.around_a_job import SCRIPT, TORCHRUN, run_verb, run_with_a_damaged_order
 
-from debubble.capture.settings import INJECTED, VARIABLE, Settings, environment_for, read_order
+from debubble.capture.settings import INJECTED, Settings, environment_for, read_order
 from debubble.errors import UsageError
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
+from debubble.trace.format import read_sidecar
 from debubble.trace.run import find_run, read_run
-from debubble.trace.sidecar import read_sidecar
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = str(Path(__file__).parents[1] / "support" / "jobs" / "plain_job.py")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 FEW = ["--steps", "1", "--wait", "1"]
 ENOUGH = "8"
 
 
-def capture(folder, *words):
-    quiet = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-m", "debubble", "capture", *words],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=os.environ | quiet,
-    )
-
-
 def test_a_pipeline_under_torchrun_is_captured_and_labelled(tmp_path):
-    done = capture(
-        tmp_path, *FEW, "--tag", "branch=main", "--json", "--", *TORCHRUN, SCRIPT, ENOUGH
+    done = run_verb(
+        tmp_path, "capture", *FEW, "--tag", "branch=main", "--json", "--", *TORCHRUN, SCRIPT, ENOUGH
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -58,7 +45,7 @@ def test_a_pipeline_under_torchrun_is_captured_and_labelled(tmp_path):
 
 def test_without_a_pipeline_the_first_optimizer_gives_the_beat(tmp_path):
     words = ["--out", "here", *FEW, "--every", "5", "--keep", "1"]
-    done = capture(tmp_path, *words, "--", sys.executable, SCRIPT, "13", "optimizers")
+    done = run_verb(tmp_path, "capture", *words, "--", sys.executable, SCRIPT, "13", "optimizers")
     assert done.returncode == 0, done.stderr
     assert "the job's own words" in done.stdout
     assert "1 capture of 1 rank." in done.stdout
@@ -68,21 +55,21 @@ def test_without_a_pipeline_the_first_optimizer_gives_the_beat(tmp_path):
 
 
 def test_a_job_too_short_to_capture_is_said_to_be(tmp_path):
-    done = capture(tmp_path, *FEW, "--", sys.executable, SCRIPT, "2", "optimizers")
+    done = run_verb(tmp_path, "capture", *FEW, "--", sys.executable, SCRIPT, "2", "optimizers")
     assert done.returncode == 2
     assert "nothing was captured" in done.stderr
     assert "it takes 7 steps" in done.stderr
 
 
 def test_a_job_that_fails_is_said_to_have_failed(tmp_path):
-    done = capture(tmp_path, "--", sys.executable, "-c", "raise SystemExit(7)")
+    done = run_verb(tmp_path, "capture", "--", sys.executable, "-c", "raise SystemExit(7)")
     assert done.returncode == 2
     assert "error: the command ended with exit code 7" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_command_that_is_not_there_is_said_not_to_be(tmp_path):
-    done = capture(tmp_path, "--", "no-such-program")
+    done = run_verb(tmp_path, "capture", "--", "no-such-program")
     assert done.returncode == 2
     assert "no-such-program cannot be started" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -90,7 +77,7 @@ def test_a_command_that_is_not_there_is_said_not_to_be(tmp_path):
 
 def test_a_folder_that_was_there_stays(tmp_path):
     (tmp_path / "mine").mkdir()
-    capture(tmp_path, "--out", "mine", "--", "no-such-program")
+    run_verb(tmp_path, "capture", "--out", "mine", "--", "no-such-program")
     assert (tmp_path / "mine").is_dir()
 
 
@@ -114,8 +101,8 @@ def test_the_environments_own_sitecustomize_is_run_as_ever(tmp_path):
 def test_an_order_is_read_back_as_it_was_given(tmp_path):
     settings = Settings(out=tmp_path, steps=3, every=40, keep=2, tags={"a": "b"}, split=(1, 2))
     environment = environment_for(settings, {})
-    assert read_order(environment) == settings
-    assert read_order({}) is None
+    assert read_order(Settings, environment) == settings
+    assert read_order(Settings, {}) is None
     with pytest.raises(UsageError, match="captured already"):
         environment_for(settings, environment)
 
@@ -123,17 +110,10 @@ def test_an_order_is_read_back_as_it_was_given(tmp_path):
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"out": "x", "color": 1}'])
 def test_a_damaged_order_is_refused(damage):
     with pytest.raises(UsageError, match="is damaged"):
-        read_order({VARIABLE: damage})
+        read_order(Settings, {Settings.variable: damage})
 
 
 def test_a_damaged_order_does_not_stop_the_job():
-    environment = {**os.environ, VARIABLE: "{", "PYTHONPATH": str(INJECTED)}
-    done = subprocess.run(
-        [sys.executable, "-c", "print('runs')"],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    done = run_with_a_damaged_order(Settings)
     assert (done.returncode, done.stdout) == (0, "runs\n")
     assert "this process is not captured" in done.stderr

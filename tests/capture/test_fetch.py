@@ -9,7 +9,7 @@ from support.services.hostile_engine import ANSWERS, hostile_engine
 from debubble.capture import fetch as fetching
 from debubble.capture.fetch import Asked, NoAnswer, fetch
 from debubble.errors import CaptureError
-from debubble.watch.traffic import ServerMetrics, ask_server, requests_between
+from debubble.watch.mix import ServerMetrics, ask_server, requests_between
 
 PATIENCE_S = 60.0
 

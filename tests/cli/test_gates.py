@@ -13,7 +13,7 @@ from support.traces.kineto_events import document, kernel, write
 from support.traces.recordings import H200
 
 from debubble.cli.gates import judge_bubbles
-from debubble.cli.reading import Reader
+from debubble.cli.options import Reader
 from debubble.errors import GateError
 
 

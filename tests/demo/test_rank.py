@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from debubble.demo import Workload, run_workload
-from debubble.demo.truth import read_truth
+from debubble.demo.layers import read_truth
 
 pytestmark = pytest.mark.slow
 

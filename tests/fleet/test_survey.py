@@ -18,7 +18,7 @@ from debubble.answers.inspect import answer_inspect
 from debubble.errors import Code, DebubbleError
 from debubble.fleet.survey import Means, NoPipelineIn, Question, inspect_run, survey_run
 from debubble.trace.digest import read_digest
-from debubble.trace.digest.place import place_digests
+from debubble.trace.digest.content import place_digests
 from debubble.trace.engine import GivenEngine
 from debubble.trace.run import find_run
 

@@ -11,9 +11,9 @@ from support.traces.recordings import H200
 
 from debubble.trace.digest import archive, pack_digest
 from debubble.trace.digest.content import pack_table
+from debubble.trace.format import Sidecar, StepTimes
 from debubble.trace.kineto import read_kineto
 from debubble.trace.optable import read_op_table
-from debubble.trace.sidecar import Sidecar, StepTimes
 from debubble.trace.source import DEFAULT_LIMITS
 
 _ODD_COUNTS = (0, -1, 1, 7, 2**20, 2**31, 2**63, 10**30)

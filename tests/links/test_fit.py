@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble.links.hop_times import fit_line
-from debubble.links.live.measured import sizes_of
+from debubble.links.live import sizes_of
 
 SIZES = sizes_of(256 * 1024**2)
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from debubble.errors import LogError, UsageError
-from debubble.links.live.measured import (
+from debubble.links.__main__ import Round, as_rungs
+from debubble.links.live import (
     HopTestResult,
     RankSite,
     Rung,
@@ -22,8 +23,7 @@ from debubble.links.live.measured import (
     times_of,
     write_measured,
 )
-from debubble.links.live.rank import Round, as_rungs
-from debubble.report.link_tests import draw_matrix
+from debubble.report.links import draw_matrix
 
 SIZES = sizes_of(4 * 1024**2)
 

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from debubble.errors import Code, DebubbleError, LogError
-from debubble.links.classes import find_class
-from debubble.links.judge import Past
+from debubble.links.judge import Past, find_class
 from debubble.links.logs.model import CopyLog, MatrixLog, MessageLog, NcclLog
+from debubble.links.logs.nvidia import class_of_join
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import looks_like_log, read_log
-from debubble.links.logs.topology import class_of_join
 
 OWN = Path(__file__).parents[1] / "data" / "links"
 TEXT = (OWN / "sendrecv_2ranks.txt").read_text("utf-8")

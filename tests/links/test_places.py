@@ -9,7 +9,7 @@ import pytest
 
 from debubble.cli.links import sort_places
 from debubble.errors import UsageError
-from debubble.links.live.measured import SCHEMA
+from debubble.links.live import SCHEMA
 from debubble.trace.source import DEFAULT_LIMITS
 
 DATA = Path(__file__).parents[1] / "data"

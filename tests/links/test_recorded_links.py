@@ -11,9 +11,8 @@ import pytest
 from debubble.answers.links import say_links
 from debubble.ledger.hop_health import account_for, judge_links
 from debubble.ledger.verdict import name_causes
-from debubble.links.classes import find_class
 from debubble.links.hop_times import Fit
-from debubble.links.judge import Past
+from debubble.links.judge import Past, find_class
 from debubble.links.wiring import Wiring
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline

@@ -18,7 +18,7 @@ import pytest
 from support.requirements import lack_program
 from support.services.throttled_network import allowed, network
 
-from debubble.links.live.measured import pairs_of
+from debubble.links.live import pairs_of
 
 RANKS = 4
 BYTES_PER_S = 50_000_000

@@ -9,36 +9,29 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.jobs.around_a_job import (
+    QUIET,
+    SCRIPT,
+    TORCHRUN,
+    run_verb,
+    run_with_a_damaged_order,
+)
 from support.requirements import need_package
 
 need_package("torch")
 
 import debubble
-from debubble.meter.settings import INJECTED, VARIABLE, Settings, environment_for, read_order
+from debubble.capture.settings import environment_for, read_order
+from debubble.meter.settings import Settings
 
 pytestmark = pytest.mark.slow
-
-SCRIPT = str(Path(__file__).parents[1] / "support" / "jobs" / "plain_job.py")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-QUIET = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-
-
-def meter(folder, *words):
-    return subprocess.run(
-        [sys.executable, "-m", "debubble", "meter", *words],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=os.environ | QUIET,
-    )
 
 
 def test_a_pipeline_is_metered_every_verb_reads_it_and_a_file_has_all_ranks_capture_once(tmp_path):
     (tmp_path / "debubble-meter").mkdir()
     (tmp_path / "debubble-meter" / "capture-now").touch()
     words = ("--segment", "300", "--no-on-drift", "--json")
-    done = meter(tmp_path, *words, "--", *TORCHRUN, SCRIPT, "700")
+    done = run_verb(tmp_path, "meter", *words, "--", *TORCHRUN, SCRIPT, "700")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["schema"] == "debubble.meter/1"
@@ -74,7 +67,7 @@ def test_a_rank_that_is_killed_leaves_the_others_to_their_own_error(tmp_path):
         "schedules.PipelineScheduleSingle.step = counted\n"
         + Path(SCRIPT).read_text().replace("from __future__ import annotations", "")
     )
-    done = meter(tmp_path, "--", *TORCHRUN, str(script), "40")
+    done = run_verb(tmp_path, "meter", "--", *TORCHRUN, str(script), "40")
     assert done.returncode == 2
     assert "the command ended with exit code 1" in done.stderr
     assert "SIGKILL" in done.stderr
@@ -187,19 +180,12 @@ def test_a_rank_that_gets_5_percent_slower_has_all_ranks_capture_the_same_steps_
 
 def test_an_order_is_read_back_as_it_was_given(tmp_path):
     settings = Settings(out=tmp_path, segment=3, keep=4, on_drift=False, port=9470, split=(1, 2))
-    assert read_order(environment_for(settings, {})) == settings
-    assert read_order({}) is None
+    assert read_order(Settings, environment_for(settings, {})) == settings
+    assert read_order(Settings, {}) is None
 
 
 def test_a_damaged_order_does_not_stop_the_job():
-    environment = {**os.environ, VARIABLE: "{", "PYTHONPATH": str(INJECTED)}
-    done = subprocess.run(
-        [sys.executable, "-c", "print('runs')"],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    done = run_with_a_damaged_order(Settings)
     assert (done.returncode, done.stdout) == (0, "runs\n")
     assert "this process is not metered" in done.stderr
 

@@ -159,6 +159,19 @@ def test_what_was_sent_is_through_before_the_next_message_of_its_queue_however_l
     assert [round((row[END] - row[START]) / MS) for row in step.rows] == [6, 2]
 
 
+def test_messages_whose_end_is_not_known_each_begin_when_they_were_posted(device):
+    recorder = Recorder(DeviceClock())
+    recorder.beat()
+    for _ in range(3):
+        device.now_ms += 6.0
+        recorder.begin("forward-send", 0, -1)[QUEUE] = "batch"
+    recorder.beat()
+    (step,) = recorder.finished()
+    begun = [round((row[START] - step.start_ns) / MS) for row in step.rows]
+    assert begun == [6, 12, 18]
+    assert all(row[END] == row[START] for row in step.rows)
+
+
 def test_a_step_that_does_not_fit_is_left_out_whole_and_the_next_is_there(monkeypatch):
     monkeypatch.setattr(record, "MOST_ROWS", 3)
     recorder = Recorder(record.HostClock())

@@ -10,10 +10,10 @@ import pytest
 
 from debubble.answers.link_tests import answer_live, answer_logs
 from debubble.links.judge import Judgement, Verdict
-from debubble.links.live.measured import HopTestResult, LiveHop, RankSite, Rung, times_of
+from debubble.links.live import HopTestResult, LiveHop, RankSite, Rung, times_of
 from debubble.links.logs.pairs import pairs_in
 from debubble.links.logs.read import read_log
-from debubble.report.link_tests import draw_matrix, live_page, logs_page
+from debubble.report.links import draw_matrix, live_page, logs_page
 
 OWN = Path(__file__).parents[1] / "data" / "links"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,8 +7,7 @@ import re
 from rich.text import Text
 
 from debubble.errors import Code, Gap
-from debubble.report.markdown import as_markdown
-from debubble.report.text import Page, Table
+from debubble.report.text import Page, Table, as_markdown
 
 
 def test_the_page_is_written_in_the_order_of_the_terminal():

@@ -13,7 +13,7 @@ from support.traces.recordings import H200
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for
 from debubble.ledger.verdict import name_causes
-from debubble.report.mermaid import MOST_EDGES, draw_mermaid
+from debubble.report.svg import MOST_EDGES, draw_mermaid
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run

@@ -12,14 +12,11 @@ import pytest
 from support.measurements import sampled
 
 from debubble.answers.base import json_text
-from debubble.answers.compare import answer_compare
-from debubble.answers.history import answer_history
+from debubble.answers.compare import answer_compare, answer_history
 from debubble.measure.compare import compare
 from debubble.measure.store import Record
-from debubble.report.compare import compare_page
-from debubble.report.history import history_csv, history_page
-from debubble.report.markdown import as_markdown
-from debubble.report.text import Page, Table
+from debubble.report.compare import compare_page, history_csv, history_page
+from debubble.report.text import Page, Table, as_markdown
 
 EVIL = "\x1b[31mred\x1b[0m\r\n# head\n<img src=x onerror=a()>\u202e\u2066gnp.exe|[a](javascript:x)"
 NOT_SHOWN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")

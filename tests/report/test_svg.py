@@ -16,7 +16,7 @@ from support.traces.recordings import H200
 
 from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import account_for
-from debubble.ledger.waits import list_waits
+from debubble.ledger.ledger import list_waits
 from debubble.report.html.sections import hatch_patterns
 from debubble.report.lanes import frame_step
 from debubble.report.palette import CAUSES, KINDS

@@ -22,16 +22,15 @@ from debubble.answers.simulate import Request, answer_simulate
 from debubble.measure.compare import compare
 from debubble.report.compare import compare_page
 from debubble.report.find import find_page
-from debubble.report.html.compare import compare_report
+from debubble.report.html.find import compare_report
 from debubble.report.html.page import notebook_markup, report_markup
 from debubble.report.html.plan import plan_report
 from debubble.report.html.views import pipelines_shown
 from debubble.report.inspect import inspect_page
 from debubble.report.links import links_page
-from debubble.report.markdown import as_markdown
 from debubble.report.plan import plan_page
 from debubble.report.simulate import simulate_page
-from debubble.report.text import print_page
+from debubble.report.text import as_markdown, print_page
 from debubble.trace.run import find_run, read_run
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,8 @@ from pathlib import Path
 from support.jobs import simulated_job
 
 from debubble.cli.tune import heading_of
-from debubble.tune.decide import Budget
 from debubble.tune.journal import Journal
-from debubble.tune.loop import Loop
+from debubble.tune.loop import Budget, Loop
 from debubble.tune.prospects import Scope
 from debubble.tune.setting import read_setting, read_template
 from debubble.tune.trial import Bench, ProcessEnd, run_guarded

@@ -15,7 +15,7 @@ from support.traces.trimmed import without_marks
 
 from debubble.api import find
 from debubble.demo import Workload
-from debubble.demo.truth import read_truth
+from debubble.demo.layers import read_truth
 from debubble.errors import NoPipeline
 from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger

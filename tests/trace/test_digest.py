@@ -25,7 +25,7 @@ from debubble.trace.digest import (
     read_digest,
     unpack_digest,
 )
-from debubble.trace.sidecar import Sidecar, StepTimes
+from debubble.trace.format import Sidecar, StepTimes
 from debubble.trace.source import Limits
 
 

@@ -16,9 +16,9 @@ from support.traces.recordings import H200
 from debubble.errors import Code, RunNotFound
 from debubble.trace.captures import recognise
 from debubble.trace.digest import read_digest
-from debubble.trace.digest.place import DigestPlace, place_digests
+from debubble.trace.digest.content import DigestPlace, place_digests
+from debubble.trace.format import SCHEMA
 from debubble.trace.run import find_run, read_run
-from debubble.trace.sidecar import SCHEMA
 
 BESIDE = DigestPlace(place="beside")
 TABLE = ["step,stage,microbatch,op,start_us,duration_us", "0,0,0,F,0,10", "0,1,0,F,10,10"]

@@ -13,11 +13,10 @@ from support.services.console import type_command
 from support.tuning import scope_of
 
 from debubble.cli.tune import heading_of
-from debubble.tune.decide import Budget
 from debubble.tune.journal import Journal, Run
-from debubble.tune.loop import Loop
+from debubble.tune.loop import Budget, Loop
+from debubble.tune.prospects import Standing
 from debubble.tune.setting import Setting, read_setting, read_template
-from debubble.tune.standing import Standing
 from debubble.tune.trial import Bench, Kind, run_trial
 
 # So few steps that a run takes six seconds, half of them torch's start.

@@ -11,7 +11,7 @@ from debubble.errors import MachineBusy
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Verdict
 from debubble.plan.plan import make_plan
-from debubble.report.demo import demo_json
+from debubble.report.tune import demo_json
 from debubble.tune.once import excess, improve_once
 
 BEFORE, AFTER = "3,3,3,7 4", "4,4,4,4 8"

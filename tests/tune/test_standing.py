@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from support.measurements import sampled
 
-from debubble.tune.decide import Budget, Next, Stop, decide
 from debubble.tune.journal import Run
-from debubble.tune.prospects import Prospects
+from debubble.tune.loop import Budget, Next, Stop, decide
+from debubble.tune.prospects import Prospects, Standing
 from debubble.tune.setting import Setting
-from debubble.tune.standing import Standing
 from debubble.tune.trial import Kind, Outcome
 
 NOW = Setting(split=(3, 5), microbatches=8)

@@ -11,11 +11,10 @@ from support.services.watch_service import analysis
 
 from debubble.measure.store import Store
 from debubble.watch.config import Config, Drift, Source
-from debubble.watch.http import Request
 from debubble.watch.journal import Journal
 from debubble.watch.judge import Judge
 from debubble.watch.metrics import Counts
-from debubble.watch.routes import Routes
+from debubble.watch.routes import Request, Routes
 
 
 @pytest.fixture

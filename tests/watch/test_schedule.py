@@ -7,7 +7,7 @@ from datetime import datetime, time
 import pytest
 
 from debubble.watch.config import Trigger
-from debubble.watch.traffic import (
+from debubble.watch.mix import (
     ServerMetrics,
     back_off,
     next_capture,

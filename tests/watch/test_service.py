@@ -20,8 +20,8 @@ from support.services.watch_service import PATIENCE_S, Watching, place_capture, 
 from debubble.measure.store import Store
 from debubble.watch import tables
 from debubble.watch.analyse import Outcome
-from debubble.watch.http import CONNECTIONS
 from debubble.watch.journal import Journal
+from debubble.watch.routes import CONNECTIONS
 from debubble.watch.webhooks import Webhooks
 
 pytestmark = pytest.mark.slow

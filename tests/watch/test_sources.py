@@ -10,7 +10,7 @@ import pytest
 from support.traces.recordings import H200
 
 from debubble.errors import RunNotFound
-from debubble.trace.digest.place import DigestPlace
+from debubble.trace.digest.content import DigestPlace
 from debubble.trace.run import find_run, read_run
 from debubble.trace.source import DEFAULT_LIMITS
 from debubble.watch.config import Source

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from html import escape
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -39,6 +39,12 @@ def _whole_text(data: Any) -> Any:
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of an answer. Units stand in the names; what cannot be said is null."""
+
+    @classmethod
+    def of(cls, source: object, **given: Any) -> Self:
+        """Return a part whose fields are the source's of the same names, but for those given."""
+        names = (name for name in cls.__struct_fields__ if name not in given)
+        return cls(**{name: getattr(source, name) for name in names}, **given)
 
 
 class AnswerWarning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

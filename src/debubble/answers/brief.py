@@ -17,11 +17,9 @@ from debubble.answers.base import Answer, AnswerWarning, Part, json_text
 from debubble.answers.change import ChangePart
 from debubble.answers.compare import CompareAnswer, DifferencePart
 from debubble.answers.find import FindAnswer
-from debubble.answers.inspect import InspectAnswer
-from debubble.answers.ledger import WaitedFor
+from debubble.answers.inspect import InspectAnswer, NoPipelineAnswer
 from debubble.answers.link_tests import LiveAnswer, LogsAnswer, TestedHop
 from debubble.answers.links import HopPart, LinksAnswer
-from debubble.answers.no_pipeline import NoPipelineAnswer
 from debubble.answers.plan import EmitPart, OptionPart, PlanAnswer
 from debubble.answers.server_plan import (
     ServedPart,
@@ -305,48 +303,29 @@ def _find(answer: FindAnswer, following: list[str]) -> FindBrief:
     ]
     return FindBrief(
         **_frame(answer, following, [*more, *sentences]),
-        run=BriefRun(
-            kind=run.kind,
-            capture=run.capture,
-            ranks=run.ranks,
-            stages=run.stages,
+        run=BriefRun.of(
+            run,
             pipelines=len(run.pipelines),
-            chunks=run.chunks,
-            microbatches=run.microbatches,
-            schedule=run.schedule,
             framework=run.framework.name,
             steps=len(run.steps),
             missing_ranks=_ranks(run.missing_ranks),
         ),
-        numbers=BriefNumbers(
-            bubble_fraction=numbers.bubble_fraction,
+        numbers=BriefNumbers.of(
+            numbers,
             theory_bubble_fraction=answer.theory.bubble_fraction
             if answer.theory.bubble_fraction is not None
             else answer.theory.schedule_bubble_fraction,
-            batch_latency_s=numbers.batch_latency_s,
-            step_time_s=numbers.step_time_s,
-            microbatches_per_s=numbers.microbatches_per_s,
-            tokens_per_s=numbers.tokens_per_s,
             peak_memory_bytes=_most(numbers.peak_memory_bytes),
             apparent_fraction=answer.utilisation.apparent_fraction,
             useful_fraction=answer.utilisation.useful_fraction,
         ),
-        named=[
-            BriefNamed(
-                cause=named.cause,
-                rank=named.rank,
-                stage=named.stage,
-                hop=named.hop,
-                saved_s=named.saved_s,
-            )
-            for named in answer.named[:_SENTENCES]
-        ],
+        named=[BriefNamed.of(named) for named in answer.named[:_SENTENCES]],
         causes=[
             BriefCause(
                 cause=cause,
                 share_fraction=share,
                 saved_fraction=saved.get(cause),
-                waited_for=_culprit(worst.get(cause)),
+                waited_for=BriefCulprit.of(worst[cause]) if cause in worst else None,
             )
             for cause, share in waits[:_CAUSES]
         ],
@@ -414,16 +393,10 @@ def _plan(answer: PlanAnswer, following: list[str]) -> PlanBrief:
         ),
         lower_bound_s=answer.lower_bound_s,
         options=[
-            BriefOption(
-                words=option.words,
-                change=option.change,
-                advice=option.advice,
-                recommended=option.recommended,
-                throughput_gain_fraction=option.throughput_gain_fraction,
+            BriefOption.of(
+                option,
                 interval=option.interval.throughput_gain_fraction,
                 batch_latency_s=option.numbers.batch_latency_s,
-                fits_memory=option.fits_memory,
-                changes_training=option.changes_training,
             )
             for option in kept
         ],
@@ -535,12 +508,6 @@ def _frame(answer: Any, following: list[str], findings: Sequence[str] = ()) -> d
         "next": following,
         "warnings": _warnings(answer.warnings),
     }
-
-
-def _culprit(waited: WaitedFor | None) -> BriefCulprit | None:
-    if waited is None:
-        return None
-    return BriefCulprit(rank=waited.rank, stage=waited.stage, pass_=waited.pass_, hop=waited.hop)
 
 
 def _slow_hops(hops: Sequence[HopPart | TestedHop]) -> list[BriefHop]:

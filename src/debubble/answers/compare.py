@@ -1,9 +1,11 @@
-"""A `Comparison` in → what `debubble compare` answers: numbers before and after, one verdict."""
+"""Measurements in → what `debubble compare` and `debubble history` answer of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+
+import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
@@ -12,6 +14,7 @@ from debubble.ledger.causes import CAUSES
 from debubble.measure.comparison import Comparison, Confidence, MemoryChange, Verdict
 from debubble.measure.measurement import Measurement, middle
 from debubble.measure.statistics import Spread, least_samples
+from debubble.measure.store import Record, created_at
 from debubble.units import (
     show_between,
     show_bytes,
@@ -195,17 +198,7 @@ def answer_compare(
             for delta in found.deltas
         },
         causes=list(causes),
-        memory=[
-            MemoryDelta(
-                rank=change.rank,
-                before_bytes=change.before_bytes,
-                after_bytes=change.after_bytes,
-                limit_bytes=change.limit_bytes,
-                headroom_bytes=change.headroom_bytes,
-                unsafe=change.unsafe,
-            )
-            for change in found.memory
-        ],
+        memory=[MemoryDelta.of(change) for change in found.memory],
         setting=[
             DifferencePart(what=differs.name, before=differs.before, after=differs.after)
             for differs in found.setting
@@ -341,3 +334,42 @@ def show_interval(name: str, interval: Sequence[float | None] | None) -> str:
     if interval is None or None in interval:
         return ""
     return show_between(*(show_delta(name, end or 0.0) for end in interval))
+
+
+class RecordPart(SidePart, frozen=True, kw_only=True):
+    """One measurement, and what it is kept as."""
+
+    number: int
+    name: str
+    created: str
+    tags: dict[str, str]
+    measurement: Measurement | msgspec.UnsetType = msgspec.UNSET
+    """Every sample; left out of a list."""
+
+
+class HistoryAnswer(Answer, frozen=True, kw_only=True):
+    """What `debubble history` says."""
+
+    schema: str = "debubble.history/1"
+    records: list[RecordPart]
+    warnings: list[AnswerWarning]
+
+
+def answer_history(
+    records: Sequence[Record], gaps: Sequence[Gap] = (), *, whole: bool = False
+) -> HistoryAnswer:
+    """List records, the oldest first; whole: with every sample."""
+    parts = []
+    for record in records:
+        side = answer_side(record.measurement)
+        parts.append(
+            RecordPart(
+                **msgspec.structs.asdict(side),
+                number=record.number,
+                name=record.name,
+                created=created_at(record.created_s),
+                tags=dict(record.tags),
+                measurement=record.measurement if whole else msgspec.UNSET,
+            )
+        )
+    return HistoryAnswer(records=parts, warnings=list_warnings(gaps))

@@ -6,22 +6,25 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, explain_nulls, list_warnings, seconds
+from debubble.answers.inspect import FIND_SCHEMA, say_busy
 from debubble.answers.ledger import (
     WITHOUT_TRACE,
     AccountPart,
     BottleneckPart,
     NamedCause,
+    RatesPart,
     ReplayPart,
     SavingPart,
+    Tariff,
     answer_account,
     answer_bottleneck,
     answer_causes,
     answer_replay,
     answer_savings,
+    rates_of,
     worth_savings,
 )
 from debubble.answers.links import HopPart, hop_parts
-from debubble.answers.no_pipeline import SCHEMA, say_busy
 from debubble.answers.replicas import ReplicasPart, answer_replicas
 from debubble.answers.serving import (
     PhasePart,
@@ -33,7 +36,6 @@ from debubble.answers.serving import (
     answer_stream_replay,
     answer_stream_savings,
 )
-from debubble.answers.worth import RatesPart, Tariff, rates_of
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
@@ -235,7 +237,7 @@ class PipelinePart(Part, frozen=True, kw_only=True):
 class FindAnswer(Answer, frozen=True, kw_only=True):
     """The pipeline to look into in full, the others as a line each."""
 
-    schema: str = SCHEMA
+    schema: str = FIND_SCHEMA
     run: RunPart
     numbers: NumbersPart
     job: JobPart | None
@@ -282,7 +284,7 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
     rates = rates_of(analysis, tariff or Tariff())
     pipeline, ledger, job = analysis.pipeline, analysis.ledger, analysis.job
     stream = analysis.stream
-    replicas = answer_replicas(analysis.replicas)
+    replicas = answer_replicas(analysis.replicas) if analysis.replicas else None
     answer = FindAnswer(
         run=_run_part(analysis),
         numbers=_numbers_part(pipeline, job),
@@ -295,16 +297,7 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
         utilisation=UtilisationPart(
             apparent_fraction=pipeline.apparent_fraction,
             useful_fraction=pipeline.useful_fraction,
-            ranks=[
-                SharesPart(
-                    rank=shares.rank,
-                    apparent_fraction=shares.apparent_fraction,
-                    useful_fraction=shares.useful_fraction,
-                    bubble_fraction=shares.bubble_fraction,
-                    busy_fraction=shares.busy_fraction,
-                )
-                for shares in pipeline.shares
-            ],
+            ranks=[SharesPart.of(shares) for shares in pipeline.shares],
         ),
         outside={part: length / NS_PER_S for part, length in pipeline.outside_ns.items()},
         stream=_stream_part(analysis),
@@ -357,16 +350,8 @@ def _run_part(analysis: Analysis) -> RunPart:
         chunks=max(len(rank.stages) for rank in pipeline.ranks),
         microbatches=pipeline.microbatches,
         schedule=pipeline.schedule,
-        framework=FrameworkPart(
-            name=known.framework,
-            tensor=known.tensor,
-            context=known.context,
-            expert=known.expert,
-            data=known.data,
-            sharded=known.sharded,
-            microbatch_size=known.microbatch_size,
-            sequence=known.sequence,
-            recomputes=pipeline.ranks[0].recomputes,
+        framework=FrameworkPart.of(
+            known, name=known.framework, recomputes=pipeline.ranks[0].recomputes
         ),
         stated=None
         if stated is None
@@ -374,15 +359,7 @@ def _run_part(analysis: Analysis) -> RunPart:
             schedule=stated.name,
             chunks=stated.chunks,
             agrees=stated.agrees,
-            deviation=None
-            if off is None
-            else DeviationPart(
-                rank=off.rank,
-                step=off.step,
-                place=off.place,
-                found=off.found,
-                expected=off.expected,
-            ),
+            deviation=None if off is None else DeviationPart.of(off),
         ),
         steps=[window.step for window in pipeline.windows],
         devices=sorted({d.name for trace in run.ranks for d in trace.header.devices}),
@@ -414,16 +391,12 @@ def _numbers_part(pipeline: PipelineFigures, job: JobFacts) -> NumbersPart:
 def _job_part(job: JobFacts) -> JobPart | None:
     if job == JobFacts():
         return None
-    return JobPart(
-        schedule=job.schedule,
-        microbatches=job.microbatches,
+    return JobPart.of(
+        job,
         split=list(job.split) or None,
-        tokens=job.tokens,
         context_lengths=list(job.context_lengths) or None,
         unprofiled_step_time_s=job.unprofiled_step_s,
         profiled_step_time_s=job.profiled_step_s,
-        steps_timed=job.steps_timed,
-        overhead_fraction=job.overhead_fraction,
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.errors import Gap
 from debubble.links.judge import Verdict
-from debubble.links.live.measured import HopTestResult, LiveHop, Rung
+from debubble.links.live import HopTestResult, LiveHop, Rung
 from debubble.links.logs.model import (
     CopyLog,
     CounterLog,

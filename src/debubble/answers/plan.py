@@ -10,28 +10,39 @@ from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, se
 from debubble.answers.change import (
     ChangePart,
     IntervalPart,
+    OrderPart,
     ProfilerPart,
     Tokens,
+    answer_order,
     answer_profiler,
     change_part,
     describe,
     headroom_bytes,
     peak_bytes,
+    say_order,
     start_from,
     warnings_of,
 )
 from debubble.answers.context_length import (
+    CachePart,
     LengthPart,
     PlanNumbers,
+    answer_cache,
     answer_length,
     numbers_of,
+    say_cache,
     say_length,
 )
-from debubble.answers.kv_cache import CachePart, answer_cache, say_cache
-from debubble.answers.ledger import answer_bottleneck, say_cause
+from debubble.answers.ledger import (
+    Rates,
+    RatesPart,
+    Tariff,
+    WorthPart,
+    answer_bottleneck,
+    rates_of,
+    say_cause,
+)
 from debubble.answers.links import HopPart, hop_parts
-from debubble.answers.order import OrderPart, answer_order, say_order
-from debubble.answers.worth import Rates, RatesPart, Tariff, WorthPart, rates_of
 from debubble.errors import Gap, UsageError
 from debubble.ledger.causes import Cause
 from debubble.plan.change import SEARCHED, Change, Hold

@@ -48,10 +48,8 @@ class ReplicasPart(Part, frozen=True, kw_only=True):
     sentence: str
 
 
-def answer_replicas(found: ReplicaFigures | None) -> ReplicasPart | None:
+def answer_replicas(found: ReplicaFigures) -> ReplicasPart:
     """Return which replica drags the others, why, and what that costs."""
-    if found is None:
-        return None
     why = found.why
     return ReplicasPart(
         verdict=found.verdict,

@@ -21,13 +21,11 @@ from debubble.answers.brief import (
     ServerPlanBrief,
     SimulateBrief,
 )
-from debubble.answers.compare import CompareAnswer
+from debubble.answers.compare import CompareAnswer, HistoryAnswer
 from debubble.answers.find import FindAnswer
-from debubble.answers.history import HistoryAnswer
-from debubble.answers.inspect import InspectAnswer
+from debubble.answers.inspect import InspectAnswer, NoPipelineAnswer
 from debubble.answers.link_tests import LiveAnswer, LogsAnswer
 from debubble.answers.links import LinksAnswer
-from debubble.answers.no_pipeline import NoPipelineAnswer
 from debubble.answers.plan import PlanAnswer
 from debubble.answers.probe import ProbeAnswer
 from debubble.answers.server_plan import ServerPlanAnswer, ServerSimulateAnswer

@@ -7,8 +7,8 @@ from typing import Any
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
+from debubble.answers.ledger import RatesPart, Tariff, WorthPart, rates_of
 from debubble.answers.plan import EmitPart
-from debubble.answers.worth import RatesPart, Tariff, WorthPart, rates_of
 from debubble.errors import UsageError
 from debubble.load import Load, read_mix
 from debubble.plan.emit import emit_serving

@@ -197,16 +197,10 @@ def last_expected(tuned: Tuning, setting: Setting) -> Expected | None:
 
 
 def _setting_part(setting: Setting) -> SettingPart:
-    return SettingPart(
-        microbatches=setting.microbatches,
+    return SettingPart.of(
+        setting,
         split=None if setting.split is None else list(setting.split),
-        schedule=setting.schedule,
-        overlap=setting.overlap,
         layers=None if setting.layers is None else list(setting.layers),
-        in_flight=setting.in_flight,
-        chunk=setting.chunk,
-        tokens_a_batch=setting.tokens_a_batch,
-        requests_a_batch=setting.requests_a_batch,
     )
 
 

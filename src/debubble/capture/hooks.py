@@ -32,7 +32,7 @@ _STEPPING = ("PipelineScheduleSingle", "PipelineScheduleMulti")
 
 def install() -> None:
     """Wait for the modules that can give the beat, where a capture was ordered."""
-    settings = read_order(os.environ)
+    settings = read_order(Settings, os.environ)
     if settings is not None:
         CapturedBeat(settings).listen()
 

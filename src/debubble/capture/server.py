@@ -277,7 +277,11 @@ def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_
         reply = fetch(asked)
     except NoAnswer as error:
         if error.late:
-            raise _too_late(url, patience_s) from error
+            raise CaptureError(
+                f"{url}: no answer within {patience_s:g} s",
+                hint="it may still be writing its traces: look into its folder before you "
+                "try again",
+            ) from error
         raise CaptureError(
             error.message, hint="look whether the server runs and the address is right"
         ) from error
@@ -292,10 +296,3 @@ def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_
             f"{url}: {answered}" + (f": {said}" if said else ""),
             hint="the server's own log says more; a profile that is under way must end first",
         )
-
-
-def _too_late(url: str, patience_s: float) -> CaptureError:
-    return CaptureError(
-        f"{url}: no answer within {patience_s:g} s",
-        hint="it may still be writing its traces: look into its folder before you try again",
-    )

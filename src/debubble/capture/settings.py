@@ -1,4 +1,4 @@
-"""What a capture is asked for in → the environment that carries it into a job, and back."""
+"""What is asked of a job from outside in → the environment that carries it in, and back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 from debubble.errors import UsageError
 
@@ -24,14 +25,27 @@ SETTLING_STEPS = 1
 
 DEFAULT_OUT = Path("debubble-traces")
 
-VARIABLE = "DEBUBBLE_CAPTURE"
 INJECTED = Path(__file__).resolve().parent / "inject"
+
+_Settings = TypeVar("_Settings", bound="JobSettings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class JobSettings:
+    """What is asked of a job from outside: a variable of its environment carries it in."""
+
+    variable: ClassVar[str]
+    done: ClassVar[str]
+    """What is done to the job, in a word."""
+    out: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(JobSettings):
     """When to capture, where to put it, and what the job itself cannot tell."""
 
+    variable: ClassVar[str] = "DEBUBBLE_CAPTURE"
+    done: ClassVar[str] = "captured"
     steps: int = PROFILED_STEPS
     every: int | None = None
     """Steps from the start of one capture to the start of the next; None for a single capture."""
@@ -65,28 +79,32 @@ class Settings:
         return 3 * self.steps + PROFILER_WARMUP_STEPS + SETTLING_STEPS
 
 
-def environment_for(settings: Settings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which every Python process captures itself."""
-    if VARIABLE in inherited:
+def environment_for(settings: JobSettings, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which every Python process does to itself what is asked."""
+    variable = settings.variable
+    if variable in inherited:
         raise UsageError(
-            "this job is being captured already", hint=f"unset {VARIABLE}, or leave out the outer"
+            f"this job is being {settings.done} already",
+            hint=f"unset {variable}, or leave out the outer",
         )
     order = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
     order["out"] = str(settings.out.resolve())
     path = [str(INJECTED), *filter(None, [inherited.get("PYTHONPATH")])]
-    return {**inherited, VARIABLE: json.dumps(order), "PYTHONPATH": os.pathsep.join(path)}
+    return {**inherited, variable: json.dumps(order), "PYTHONPATH": os.pathsep.join(path)}
 
 
-def read_order(environment: Mapping[str, str]) -> Settings | None:
+def read_order(kind: type[_Settings], environment: Mapping[str, str]) -> _Settings | None:
     """Read back what `environment_for` wrote; None where nothing was asked."""
-    text = environment.get(VARIABLE)
+    text = environment.get(kind.variable)
     if text is None:
         return None
     try:
-        order = json.loads(text)
+        order: dict[str, Any] = json.loads(text)
         order["out"] = Path(order["out"])
-        for name in ("context_lengths", "split"):
-            order[name] = None if order[name] is None else tuple(order[name])
-        return Settings(**order)
+        for name, value in order.items():
+            order[name] = tuple(value) if isinstance(value, list) else value
+        return kind(**order)
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{VARIABLE} is damaged: {error}", hint=f"unset {VARIABLE}") from error
+        raise UsageError(
+            f"{kind.variable} is damaged: {error}", hint=f"unset {kind.variable}"
+        ) from error

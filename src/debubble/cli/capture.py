@@ -12,7 +12,7 @@ from debubble.capture.server import KINDS, ServerOrder, capture_server
 from debubble.capture.settings import DEFAULT_OUT, PROFILED_STEPS, WAIT_STEPS, Settings
 from debubble.cli.options import Manners, output_options, print_answer
 from debubble.errors import UsageError
-from debubble.report.capture import capture_json, capture_page, server_json, server_page
+from debubble.report.inspect import capture_json, capture_page, server_json, server_page
 
 # Long enough for a few hundred decode steps, short enough for the file to be read.
 _SERVER_SECONDS = 2.0

@@ -10,26 +10,25 @@ import click
 
 from debubble.analysis import Analysis
 from debubble.answers.compare import answer_compare, compare_causes
-from debubble.cli.gates import close_gate, refuse_damaged, refuse_to_judge
-from debubble.cli.measuring import recall, with_tokens
+from debubble.cli.gates import close_gate, recall, refuse_damaged, refuse_to_judge, with_tokens
 from debubble.cli.options import (
     Manners,
+    Reader,
     exit_strictly,
     html_option,
     output_options,
     place_for,
     print_answer,
+    trace_options,
     write_html,
 )
-from debubble.cli.reading import Reader, trace_options
 from debubble.errors import Gap, UsageError
 from debubble.fleet.survey import Question
 from debubble.measure.compare import DEFAULT_THRESHOLD, compare
 from debubble.measure.comparison import Comparison, Verdict
-from debubble.measure.measurement import Measurement, join_measurements
-from debubble.measure.served import read_load_result
+from debubble.measure.measurement import Measurement, join_measurements, read_load_result
 from debubble.report.compare import compare_page
-from debubble.report.html.compare import compare_report
+from debubble.report.html.find import compare_report
 from debubble.report.html.views import PipelineView
 from debubble.trace.source import is_url
 from debubble.units import parse_bytes, parse_share

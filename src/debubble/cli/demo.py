@@ -21,7 +21,7 @@ from debubble.demo.workload import (
     job_words,
 )
 from debubble.errors import MissingExtra, UsageError
-from debubble.report.demo import demo_json, demo_page
+from debubble.report.tune import demo_json, demo_page
 from debubble.tune.once import Improvement, improve_once
 from debubble.tune.setting import Setting, Template
 from debubble.tune.trial import Bench, clear_trial

@@ -1,17 +1,58 @@
-"""What was measured, and what it may be, in → an exit code; a gate never passes unjudged."""
+"""Runs that users name in → what is measured of them, and an exit code; no gate goes unjudged."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from debubble.answers.base import AnswerWarning
-from debubble.errors import Code, Gap, GateError, place
+from debubble.errors import Code, Gap, GateError, MissingExtra, RunNotFound, place
 from debubble.links.judge import Verdict
+from debubble.measure.measurement import Measurement
+from debubble.measure.store import Store, default_url
 from debubble.timeline.figures import PipelineFigures
 from debubble.units import counted, show_members
+
+
+def with_tokens(measurement: Measurement, tokens: int | None) -> Measurement:
+    """Add the tokens of a microbatch, where the user knows them."""
+    return measurement if tokens is None else replace(measurement, tokens=tokens)
+
+
+def store_url(stated: str | None) -> str:
+    """Return the store that was stated, or the user's own, whose folder is made."""
+    if stated is not None:
+        return stated
+    url = default_url(os.environ, Path.home())
+    Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    return url
+
+
+def recall(name: str, stated: str | None) -> list[Measurement]:
+    """Return what the history holds under a name; nothing where there is no history at all."""
+    if os.path.lexists(name) or "://" in name:
+        return []
+    own = default_url(os.environ, Path.home()).removeprefix("sqlite:///")
+    if stated is None and not Path(own).exists():
+        return []
+    try:
+        store = Store(store_url(stated), read_only=True)
+    except MissingExtra:
+        if stated is None:
+            return []
+        raise
+    try:
+        return [record.measurement for record in store.named(name)]
+    except RunNotFound:
+        return []
+    finally:
+        store.close()
+
 
 EXIT_FAILED = 1
 

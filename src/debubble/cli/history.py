@@ -9,14 +9,20 @@ from pathlib import Path
 
 import click
 
-from debubble.answers.history import answer_history
-from debubble.cli.measuring import store_url, with_tokens
-from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
-from debubble.cli.reading import Reader, trace_options
+from debubble.answers.compare import answer_history
+from debubble.cli.gates import store_url, with_tokens
+from debubble.cli.options import (
+    Manners,
+    Reader,
+    exit_strictly,
+    output_options,
+    print_answer,
+    trace_options,
+)
 from debubble.errors import UsageError
 from debubble.fleet.survey import Question
 from debubble.measure.store import Record, Store
-from debubble.report.history import history_csv, history_page, write_parquet
+from debubble.report.compare import history_csv, history_page, write_parquet
 from debubble.units import printable
 
 store_option = click.option("--store", metavar="URL", help="sqlite:///… or postgresql://…")

@@ -7,8 +7,14 @@ import shlex
 import click
 
 from debubble.answers.inspect import answer_inspect
-from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
-from debubble.cli.reading import Reader, trace_options
+from debubble.cli.options import (
+    Manners,
+    Reader,
+    exit_strictly,
+    output_options,
+    print_answer,
+    trace_options,
+)
 from debubble.report.inspect import inspect_page
 
 

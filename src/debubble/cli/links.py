@@ -18,6 +18,7 @@ from debubble.answers.links import answer_links, verdicts_of
 from debubble.cli.gates import judge_slow
 from debubble.cli.options import (
     Manners,
+    Reader,
     exit_strictly,
     html_option,
     output_options,
@@ -25,23 +26,26 @@ from debubble.cli.options import (
     print_answer,
     progress,
     refuse_same_place,
+    trace_options,
     write_html,
 )
-from debubble.cli.reading import Reader, trace_options
 from debubble.errors import DebubbleError, Gap, UsageError
 from debubble.fleet.survey import Question
-from debubble.links.classes import LinkClass
 from debubble.links.hop_times import Hop
-from debubble.links.judge import Past, Verdict
-from debubble.links.live.launch import run_here
-from debubble.links.live.measured import FEWEST_SAMPLES, is_measured, judge_measured, read_measured
+from debubble.links.judge import LinkClass, Past, Verdict
+from debubble.links.live import (
+    FEWEST_SAMPLES,
+    is_measured,
+    judge_measured,
+    read_measured,
+    run_here,
+)
 from debubble.links.logs.messages import is_of_recorder
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import load_json, looks_like_log, read_log, read_text
 from debubble.links.wiring import parse_classes, read_history, read_topologies
 from debubble.report.html.find import links_report
-from debubble.report.link_tests import draw_matrix, live_page, logs_page
-from debubble.report.links import links_page
+from debubble.report.links import draw_matrix, links_page, live_page, logs_page
 from debubble.report.text import Page
 from debubble.trace.captures import recognise
 from debubble.trace.source import Limits, Source, expand

@@ -10,6 +10,7 @@ import click
 
 from debubble.capture.around import run_command, say_end
 from debubble.capture.files import prepare_out
+from debubble.capture.settings import environment_for
 from debubble.cli.options import Manners, output_options, print_answer
 from debubble.errors import CaptureError, UsageError
 from debubble.meter.settings import (
@@ -19,10 +20,9 @@ from debubble.meter.settings import (
     KEPT_SEGMENTS,
     SEGMENT_STEPS,
     Settings,
-    environment_for,
     list_segments,
 )
-from debubble.report.capture import meter_json, meter_page
+from debubble.report.inspect import meter_json, meter_page
 from debubble.units import parse_period
 
 

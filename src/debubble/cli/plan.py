@@ -10,6 +10,7 @@ import click
 
 from debubble.analysis import Analysis
 from debubble.answers.change import Tokens
+from debubble.answers.ledger import Tariff
 from debubble.answers.plan import (
     ANY,
     EmitPart,
@@ -18,9 +19,9 @@ from debubble.answers.plan import (
     refuse_unknown_frameworks,
 )
 from debubble.answers.server_plan import ServerQuestion, answer_server_plan
-from debubble.answers.worth import Tariff
 from debubble.cli.options import (
     Manners,
+    Reader,
     exit_strictly,
     gathered,
     html_option,
@@ -30,6 +31,7 @@ from debubble.cli.options import (
     progress,
     refuse_same_place,
     tariff_options,
+    trace_options,
     write_html,
 )
 from debubble.cli.planning import (
@@ -41,7 +43,6 @@ from debubble.cli.planning import (
     server_options,
     token_options,
 )
-from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
 from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS, SERVERS
@@ -50,8 +51,7 @@ from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import Plan
 from debubble.report.html.plan import plan_report, planned_view, server_plan_report
 from debubble.report.html.views import PipelineView, pipelines_shown
-from debubble.report.plan import plan_page
-from debubble.report.server_plan import server_plan_page
+from debubble.report.plan import plan_page, server_plan_page
 from debubble.simulate.communication import Communication
 from debubble.units import NS_PER_S, parse_bytes, parse_duration, parse_rate, parse_share
 from debubble.whole_file import write_file

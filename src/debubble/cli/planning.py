@@ -11,8 +11,7 @@ import click
 from debubble.analysis import Analysis
 from debubble.answers.change import Tokens
 from debubble.answers.server_plan import ServerQuestion
-from debubble.cli.options import Decorator, gathered
-from debubble.cli.reading import Reader
+from debubble.cli.options import Decorator, Reader, gathered
 from debubble.errors import UsageError
 from debubble.fleet.survey import Question
 from debubble.load import read_load

@@ -24,8 +24,7 @@ from debubble.cli.options import (
     progress,
 )
 from debubble.errors import MissingExtra, UsageError
-from debubble.links.live.launch import run_here
-from debubble.links.live.measured import FEWEST_SAMPLES, is_measured, read_measured
+from debubble.links.live import FEWEST_SAMPLES, is_measured, read_measured, run_here
 from debubble.probe.pipeline import (
     Pipelines,
     Probe,
@@ -37,7 +36,7 @@ from debubble.probe.pipeline import (
     wire_of_messages,
 )
 from debubble.probe.pipeline import write_table as table_of
-from debubble.report.probe import probe_page
+from debubble.report.simulate import probe_page
 from debubble.units import parse_bytes, parse_duration, parse_rate
 from debubble.whole_file import write_file
 

@@ -15,6 +15,7 @@ from debubble.answers.server_plan import answer_server_simulate
 from debubble.answers.simulate import Request, answer_by_hand, answer_simulate, ask_run
 from debubble.cli.options import (
     Manners,
+    Reader,
     drawing_width,
     exit_strictly,
     gathered,
@@ -22,6 +23,7 @@ from debubble.cli.options import (
     place_for,
     print_answer,
     progress,
+    trace_options,
     typed,
 )
 from debubble.cli.planning import (
@@ -33,12 +35,11 @@ from debubble.cli.planning import (
     server_change_options,
     token_options,
 )
-from debubble.cli.reading import Reader, trace_options
 from debubble.errors import UsageError
 from debubble.plan.change import Hold
 from debubble.probe.pipeline import write_table
 from debubble.report.lanes import draw_lanes
-from debubble.report.server_plan import server_plan_page
+from debubble.report.plan import server_plan_page
 from debubble.report.simulate import simulate_page
 from debubble.schedules import Order, Statement, state_schedule
 from debubble.simulate.as_timeline import as_timeline

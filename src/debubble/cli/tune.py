@@ -14,7 +14,7 @@ import click
 from debubble.answers.tune import answer_dry_run, answer_tune
 from debubble.capture.server import KINDS
 from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS, Settings
-from debubble.cli.measuring import store_url
+from debubble.cli.gates import store_url
 from debubble.cli.options import Manners, gathered, output_options, print_answer
 from debubble.errors import MissingExtra, UsageError
 from debubble.load import read_load
@@ -29,10 +29,9 @@ from debubble.report.tune import (
     tune_page,
 )
 from debubble.schedules import SCHEDULES
-from debubble.tune.decide import Budget
 from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run, begin_anew, remember
-from debubble.tune.loop import Loop, Tuning
-from debubble.tune.prospects import Prospects, Scope, look_ahead
+from debubble.tune.loop import Budget, Loop, Tuning
+from debubble.tune.prospects import Prospects, Scope, Standing, look_ahead
 from debubble.tune.server import Server, ServerLoop
 from debubble.tune.setting import (
     SERVING_KNOBS,
@@ -41,7 +40,6 @@ from debubble.tune.setting import (
     read_setting,
     read_template,
 )
-from debubble.tune.standing import Standing
 from debubble.tune.trial import Bench, Kind, Outcome, read_capture
 from debubble.units import parse_bytes, parse_duration, parse_share
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from debubble.answers.base import json_text
-from debubble.cli.measuring import store_url
+from debubble.cli.gates import store_url
 from debubble.cli.options import json_option
 from debubble.errors import MissingExtra, UsageError
 from debubble.measure.store import Store

@@ -1,6 +1,5 @@
 """Nothing in → a real gloo pipeline and its profiler traces out."""
 
-from debubble.demo.launch import run_workload
-from debubble.demo.workload import Workload
+from debubble.demo.workload import Workload, run_workload
 
 __all__ = ["Workload", "run_workload"]

@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from debubble.demo.launch import LOOPBACK
-from debubble.demo.workload import SCHEDULES, Workload
+from debubble.demo.workload import LOOPBACK, SCHEDULES, Workload
 from debubble.errors import DebubbleError
 
 # What `debubble capture` needs with its own settings: 10 to wait, 20 for a capture, one after it.

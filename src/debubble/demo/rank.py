@@ -14,22 +14,22 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from debubble.demo.launch import RunFiles
 from debubble.demo.layers import (
     RecordedStage,
+    Recorder,
+    Truth,
     build_groups,
     build_schedule,
     build_stage,
     listening,
     make_batch,
 )
-from debubble.demo.truth import Recorder, Truth
-from debubble.demo.workload import PROFILER_WARMUP_STEPS, decode_workload
+from debubble.demo.workload import PROFILER_WARMUP_STEPS, RunFiles, decode_workload
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from debubble.demo.truth import Phase, TrueStep
+    from debubble.demo.layers import Phase, TrueStep
     from debubble.demo.workload import Workload
 
 # Large, so that a wrong gradient shows in the next step's loss.

@@ -41,11 +41,10 @@ from debubble.trace.columns import (
 )
 from debubble.trace.digest import pack_digest, read_digest, unpack_digest
 from debubble.trace.digest.archive import NAME as DIGEST
-from debubble.trace.digest.place import DigestPlace
+from debubble.trace.digest.content import DigestPlace
 from debubble.trace.engine import Engine, LocalEngine, Progress, map_files
-from debubble.trace.format import Reading, TraceFile
+from debubble.trace.format import Reading, Sidecar, TraceFile
 from debubble.trace.run import Run, RunFiles, read_file, settle_run, unreadable
-from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import Limits
 from debubble.units import show_ranks
 

@@ -28,10 +28,10 @@ from debubble.timeline.replicas import (
 )
 from debubble.timeline.steps import only_steps
 from debubble.trace.columns import RankTrace
-from debubble.trace.digest.place import DigestPlace
+from debubble.trace.digest.content import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, Progress
+from debubble.trace.format import Sidecar
 from debubble.trace.run import Run, RunFiles, read_run
-from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 
 if TYPE_CHECKING:
@@ -200,13 +200,14 @@ def _measure_held(
     run: Run, timeline: Timeline, traces: tuple[RankTrace, ...], question: Question
 ) -> Survey:
     figures = measure_asked(timeline, pipelines_asked(timeline, question), run.sidecars, question)
-    replicas = judge_run(figures)
+    several = len(timeline.pipelines) > 1
+    replicas = judge_run(figures) if several else None
     return Survey(
         run=run,
         figures=figures,
-        shown=shown_of(figures, replicas),
+        shown=shown_of(figures, replicas) if several else figures[0],
         replicas=replicas,
-        workers=_find_workers(timeline, figures),
+        workers=_find_workers(timeline, figures) if several else Workers(),
         timeline=timeline,
         traces=traces,
     )

@@ -14,9 +14,19 @@ import numpy as np
 from debubble.costs.passes import surely_share
 from debubble.ledger.ledger import Job, Ledger, build_ledger
 from debubble.ledger.savings import Remedies
-from debubble.links.classes import CLASSES, LinkClass, nccl_command, nvlink_of, wires_between
 from debubble.links.hop_times import Hop, HopTimes, time_hops
-from debubble.links.judge import Judgement, Past, Verdict, judge_hops, judge_ratio
+from debubble.links.judge import (
+    CLASSES,
+    Judgement,
+    LinkClass,
+    Past,
+    Verdict,
+    judge_hops,
+    judge_ratio,
+    nccl_command,
+    nvlink_of,
+    wires_between,
+)
 from debubble.links.wiring import Wiring
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.program import Lengths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,8 @@ from debubble.costs.passes import (
 from debubble.costs.uneven_data import even_times
 from debubble.errors import Code, Gap
 from debubble.ledger.account import account_step
-from debubble.ledger.causes import OF_KERNELS_AND_HOSTS, REMEDIES, Cause
-from debubble.ledger.model import Account, Culprit, find_culprits
+from debubble.ledger.causes import CAUSES, OF_KERNELS_AND_HOSTS, REMEDIES, Cause
+from debubble.ledger.model import Account, Culprit, find_culprits, name_root
 from debubble.ledger.savings import (
     HEAD_OF_LINE,
     Remedies,
@@ -31,8 +31,8 @@ from debubble.ledger.savings import (
     replay_pairs,
     replay_step,
 )
-from debubble.links.classes import wires_between
 from debubble.links.hop_times import Hop, expect_wire
+from debubble.links.judge import wires_between
 from debubble.simulate.measured import MeasuredStep, measure_step
 from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import I64, Intervals, RankTimeline, Timeline
@@ -42,6 +42,7 @@ from debubble.units import counted, show_percent
 
 if TYPE_CHECKING:
     from debubble.ledger.hop_health import LinkHealth
+
 
 # Enough for medians; a capture of a thousand steps is not worth minutes.
 _MOST_STEPS = 8
@@ -425,3 +426,40 @@ def _doubts(steps: Sequence[MeasuredStep]) -> list[Gap]:
             hint="passes are missing on a rank, or a rank was captured for another stretch of time",
         )
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A stretch in which a rank waited for one thing."""
+
+    rank: int
+    step: int | None
+    """None in a stream, which has none."""
+    start_ns: int
+    end_ns: int
+    cause: Cause
+    waits_for: str
+    """`3B5` for a pass, `2→3` for a hop, `host of rank 1`; empty where nobody knows."""
+
+
+def list_waits(ledger: Ledger) -> tuple[Wait, ...]:
+    """Return every wait; gaps that touch and have one cause and one culprit are one wait."""
+    waits: list[Wait] = []
+    for step, account in zip(ledger.steps, ledger.accounts, strict=True):
+        kept = account.where(account.cause > CAUSES.index(Cause.COLLECTIVE))
+        same = np.stack((kept.place, kept.cause, kept.root_kind, kept.root))
+        breaks = (np.diff(same, axis=1) != 0).any(axis=0) | (kept.start_ns[1:] != kept.end_ns[:-1])
+        cuts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(kept)] if len(kept) else []
+        waits += [_wait(step, kept, begin, end - 1) for begin, end in pairwise(cuts)]
+    return tuple(waits)
+
+
+def _wait(step: MeasuredStep, account: Account, begin: int, end: int) -> Wait:
+    return Wait(
+        rank=step.program.ranks[account.place[begin]],
+        step=step.number,
+        start_ns=step.begin_ns + int(account.start_ns[begin]),
+        end_ns=step.begin_ns + int(account.end_ns[end]),
+        cause=CAUSES[account.cause[begin]],
+        waits_for=name_root(step, account, begin),
+    )

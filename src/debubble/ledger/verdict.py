@@ -151,7 +151,17 @@ def _name_collectives(ledger: Ledger, saving: Saving) -> Named:
 
 
 def _name_queue(ledger: Ledger, saving: Saving) -> Named:
-    return Named(cause=saving.cause, saving=saving, hop=_queue_of(ledger))
+    """Name the hop whose messages others stood behind for longest."""
+    waits: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for step, account in zip(ledger.steps, ledger.accounts, strict=True):
+        hops, count = hop_of(step.program), len(step.program.ranks)
+        behind = account.queued & (account.root_kind == RootKind.MESSAGE)
+        for row in np.flatnonzero(behind).tolist():
+            hop = int(hops[account.root[row]])
+            names = step.program.ranks[hop // count], step.program.ranks[hop % count]
+            waits[names] += int(account.end_ns[row] - account.start_ns[row])
+    longest = max(waits, key=lambda hop: waits[hop]) if waits else None
+    return Named(cause=saving.cause, saving=saving, hop=longest)
 
 
 def _name_data(ledger: Ledger, saving: Saving) -> Named:
@@ -208,19 +218,6 @@ def _saved_alone(ledger: Ledger, cause: str, rank: int) -> int | None:
     if cause == Cause.HOST:
         return ledger.saved_by(lambda one: one.no_host(place))
     return None
-
-
-def _queue_of(ledger: Ledger) -> Hop | None:
-    """Return the hop whose messages others stood behind for longest."""
-    waits: defaultdict[tuple[int, int], int] = defaultdict(int)
-    for step, account in zip(ledger.steps, ledger.accounts, strict=True):
-        hops, count = hop_of(step.program), len(step.program.ranks)
-        behind = account.queued & (account.root_kind == RootKind.MESSAGE)
-        for row in np.flatnonzero(behind).tolist():
-            hop = int(hops[account.root[row]])
-            names = step.program.ranks[hop // count], step.program.ranks[hop % count]
-            waits[names] += int(account.end_ns[row] - account.start_ns[row])
-    return max(waits, key=lambda hop: waits[hop]) if waits else None
 
 
 def find_bottleneck(ledger: Ledger, outside_ns: dict[str, int]) -> Bottleneck | None:

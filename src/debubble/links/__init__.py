@@ -1,5 +1,5 @@
 """Messages of a trace, logs or a live test in → what each hop should do, and what it does."""
 
-from debubble.verb_package import let_be_called
+from debubble import let_be_called
 
 let_be_called(__name__)

@@ -9,12 +9,11 @@ from statistics import median
 from typing import Any
 
 from debubble.errors import Code, Gap, LogError, UsageError
-from debubble.links.classes import LinkClass, find_class, guess_class
 from debubble.links.hop_times import Fit, Hop
-from debubble.links.judge import Past
+from debubble.links.judge import LinkClass, Past, find_class, guess_class
 from debubble.links.logs.model import CounterLog, NvlinkErrors, NvlinkStatus, Topology
+from debubble.links.logs.nvidia import class_of_join
 from debubble.links.logs.read import load_json, read_log, read_text
-from debubble.links.logs.topology import class_of_join
 from debubble.timeline.model import RankTimeline
 from debubble.units import NS_PER_S, counted
 

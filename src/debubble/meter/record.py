@@ -168,7 +168,8 @@ class DeviceClock:
             if row[QUEUE] is not None:
                 # It begins once the one before it in its queue is through; or is one with it.
                 mark, began, ended = through.get(row[QUEUE], (0, start, start))
-                start = began if mark == together else min(max(start, ended), end)
+                is_one = mark == together and row[END] is not None
+                start = began if is_one else min(max(start, ended), end)
                 through[row[QUEUE]] = together, start, end
             row[START], row[END] = start, end
         step.start_ns, step.end_ns = int(passed[id(step.began)]) + since, int(at) + since
@@ -179,9 +180,9 @@ class DeviceClock:
     def _ends(self, rows: list[Row], passed: dict[int, float]) -> list[float]:
         """Return when each row ended, on the device's clock.
 
-        A job may wait for what it sent long after it is gone, and devices with few queues pass the
-        mark of a wait late. Messages of a queue end one after the other: one that seems to end
-        after the next did was through, at the latest, when that was asked for.
+        Messages of a queue end one after the other. Devices with few queues may pass the mark of a
+        wait late: a message that seems to end after the next did was through, at the latest, when
+        that was asked for.
         """
         ends = []
         following: dict[Any, tuple[int, float, float]] = {}

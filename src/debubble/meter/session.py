@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from debubble.capture.hooks import Beat
 from debubble.capture.session import say
+from debubble.capture.settings import read_order
 from debubble.errors import MissingExtra
 from debubble.meter.settings import (
     CAPTURE_EVERY_S,
@@ -21,7 +22,6 @@ from debubble.meter.settings import (
     KEPT_SEGMENTS,
     SEGMENT_STEPS,
     Settings,
-    read_order,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def meter(  # noqa: PLR0913 (one argument a setting)
 
 def install() -> None:
     """Meter this process once it runs a pipeline, where that was ordered."""
-    settings = read_order(os.environ)
+    settings = read_order(Settings, os.environ)
     if settings is not None:
         MeterBeat(settings, None).listen()
 

@@ -1,19 +1,16 @@
-"""What a meter is asked for in → the environment that carries it into a job, and back."""
+"""What a meter is asked for, and the folders that it fills."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from debubble.capture.settings import INJECTED, PROFILED_STEPS
+from debubble.capture.settings import PROFILED_STEPS, JobSettings
 from debubble.errors import UsageError
 
 DEFAULT_OUT = Path("debubble-meter")
-VARIABLE = "DEBUBBLE_METER"
 # As captures are named: the job's start in UTC, and the first step.
 SEGMENT_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")
 
@@ -28,9 +25,11 @@ CAPTURE_EVERY_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(JobSettings):
     """Where a meter writes, how much it keeps, and when it has a few steps captured."""
 
+    variable: ClassVar[str] = "DEBUBBLE_METER"
+    done: ClassVar[str] = "metered"
     out: Path = DEFAULT_OUT
     segment: int = SEGMENT_STEPS
     """Steps of one file."""
@@ -60,32 +59,6 @@ class Settings:
             raise UsageError(f"every_s is {self.every_s:g}", hint="give 0 or more")
         if self.port is not None and not 0 <= self.port <= 65535:
             raise UsageError(f"{self.port} is no port", hint="such as 9470")
-
-
-def environment_for(settings: Settings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which every Python process with a pipeline meters itself."""
-    if VARIABLE in inherited:
-        raise UsageError(
-            "this job is being metered already", hint=f"unset {VARIABLE}, or leave out the outer"
-        )
-    order = {setting.name: getattr(settings, setting.name) for setting in fields(settings)}
-    order["out"] = str(settings.out.resolve())
-    path = [str(INJECTED), *filter(None, [inherited.get("PYTHONPATH")])]
-    return {**inherited, VARIABLE: json.dumps(order), "PYTHONPATH": os.pathsep.join(path)}
-
-
-def read_order(environment: Mapping[str, str]) -> Settings | None:
-    """Read back what `environment_for` wrote; None where nothing was asked."""
-    text = environment.get(VARIABLE)
-    if text is None:
-        return None
-    try:
-        order = json.loads(text)
-        order["out"] = Path(order["out"])
-        order["split"] = None if order["split"] is None else tuple(order["split"])
-        return Settings(**order)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{VARIABLE} is damaged: {error}", hint=f"unset {VARIABLE}") from error
 
 
 def list_segments(out: Path) -> list[Path]:

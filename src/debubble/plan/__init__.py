@@ -1,5 +1,5 @@
 """What to change, and what each change would buy before anyone tries it."""
 
-from debubble.verb_package import let_be_called
+from debubble import let_be_called
 
 let_be_called(__name__)

@@ -30,7 +30,7 @@ from debubble.costs.wire_pools import (
 )
 from debubble.errors import NoSplitFits, TraceError, UsageError
 from debubble.links.hop_times import fit_line
-from debubble.links.live.measured import HopTestResult, read_measured
+from debubble.links.live import HopTestResult, read_measured
 from debubble.plan.baseline import even_split, stages_of
 from debubble.plan.split import Evaluate, find_partition
 from debubble.plan.split_problem import Work, split_problem, turns_of

@@ -1,6 +1,12 @@
-"""An answer of `debubble compare` in → its page for people."""
+"""Runs held against others in → what `debubble compare` and `debubble history` print."""
 
 from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from debubble.answers.compare import (
     LABELS,
@@ -9,9 +15,12 @@ from debubble.answers.compare import (
     show_figure,
     show_interval,
 )
+from debubble.errors import MissingExtra, StoreError
 from debubble.measure.comparison import Verdict
+from debubble.measure.measurement import middle
+from debubble.measure.store import Record, created_at
 from debubble.report.text import Page, Table
-from debubble.units import show_bytes, show_share
+from debubble.units import NS_PER_S, counted, printable, show_bytes, show_duration, show_share
 
 # Of a batch; what is less on both sides reads as nothing.
 _SHOWN = 0.0005
@@ -79,3 +88,123 @@ def _cause_tables(found: CompareAnswer) -> list[Table]:
             )
         )
     return [table]
+
+
+COLUMNS: dict[str, type] = {
+    "name": str,
+    "created": str,
+    "capture": str,
+    "step": int,
+    "bubble_fraction": float,
+    "batch_latency_s": float,
+    "step_time_s": float,
+    "microbatches": int,
+    "schedule": str,
+    "split": str,
+    "tags": str,
+}
+
+
+# What a spreadsheet may take for the begin of a formula.
+_FORMULA = ("=", "+", "-", "@", "|", "%")
+
+
+def history_page(records: Sequence[Record]) -> Page:
+    """List records, a line each, oldest first."""
+    names = len({record.name for record in records})
+    said = f"{counted(len(records), 'measurement')} of {counted(names, 'name')}"
+    page = Page(answer=f"{said} in the history." if records else "The history is empty.")
+    table = Table(
+        columns=("name", "kept", "steps", "bubble", "batch", "peak", "schedule", "m", "tags")
+    )
+    for record in records:
+        measurement = record.measurement
+        latency = middle(measurement.batch_latencies_s)
+        peaks = [rank.peak_bytes for rank in measurement.memory if rank.peak_bytes is not None]
+        table.rows.append(
+            (
+                record.name,
+                created_at(record.created_s),
+                str(len(measurement.samples)),
+                show_share(middle(measurement.bubble_fractions)),
+                "–" if latency is None else show_duration(latency * NS_PER_S),
+                show_bytes(max(peaks)) if peaks else "–",
+                measurement.schedule or "–",
+                str(measurement.microbatches or "–"),
+                " ".join(f"{key}={value}" for key, value in record.tags.items()),
+            )
+        )
+    page.tables = [table] if records else []
+    return page
+
+
+def history_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return every sample as a row, under the names of `COLUMNS`."""
+    rows = []
+    for record in records:
+        measurement = record.measurement
+        split = ",".join(map(str, measurement.split or ()))
+        tags = ";".join(f"{key}={value}" for key, value in record.tags.items())
+        for sample in measurement.samples:
+            values = (
+                record.name,
+                created_at(record.created_s),
+                sample.capture,
+                sample.step,
+                sample.bubble_fraction,
+                sample.batch_latency_s,
+                sample.step_time_s,
+                measurement.microbatches,
+                measurement.schedule,
+                split,
+                tags,
+            )
+            texts = (
+                value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+                for value in values
+            )
+            rows.append(dict(zip(COLUMNS, texts, strict=True)))
+    return rows
+
+
+def history_csv(records: Sequence[Record]) -> str:
+    """Write every sample as a row."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in history_rows(records):
+        writer.writerow({name: _cell(value) for name, value in row.items()})
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell that a spreadsheet shows: it takes a text that begins so for a formula."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def write_parquet(records: Sequence[Record], out: Path) -> None:
+    """Write the same rows as a Parquet file, whole or not at all."""
+    try:
+        import pyarrow as pa  # noqa: PLC0415 (an extra)
+        from pyarrow import parquet  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtra(
+            "a Parquet file needs pyarrow", hint="pip install 'debubble[parquet]', or take --csv"
+        ) from error
+    kinds = {float: pa.float64(), int: pa.int64(), str: pa.string()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        parquet.write_table(pa.Table.from_pylist(history_rows(records), schema), partial)
+        partial.replace(out)
+    except OSError as error:
+        raise StoreError(
+            f"cannot be written: {error.strerror or error}",
+            hint="give --parquet a file in a folder that can be written",
+            file=str(out),
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)

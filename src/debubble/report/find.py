@@ -12,11 +12,18 @@ from debubble.answers.find import (
     PipelinePart,
     StagePart,
 )
-from debubble.answers.ledger import WITHOUT_TRACE, AccountPart, WaitedFor, say_remedy
+from debubble.answers.inspect import NoPipelineAnswer
+from debubble.answers.ledger import (
+    WITHOUT_TRACE,
+    AccountPart,
+    WaitedFor,
+    say_rates,
+    say_remedy,
+    worth_cells,
+    worth_columns,
+)
 from debubble.answers.links import HopPart
-from debubble.answers.no_pipeline import NoPipelineAnswer
 from debubble.answers.replicas import ReplicasPart
-from debubble.answers.worth import say_rates, worth_cells, worth_columns
 from debubble.ledger.causes import Cause
 from debubble.ledger.savings import ALL
 from debubble.ledger.verdict import MATTERS

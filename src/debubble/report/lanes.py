@@ -16,7 +16,7 @@ from rich.text import Text
 
 from debubble.errors import UsageError
 from debubble.ledger.causes import Cause
-from debubble.ledger.waits import Wait
+from debubble.ledger.ledger import Wait
 from debubble.report.palette import CAUSES, KINDS
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
 from debubble.units import show_duration

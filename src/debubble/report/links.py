@@ -1,13 +1,39 @@
-"""An answer of `debubble links` in → its page for people."""
+"""An answer of `debubble links` in → its page for people, and a matrix of the hops as SVG."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
 
+from debubble.answers.link_tests import GB, say_live, say_logs, say_slow_hop
 from debubble.answers.links import LinkPart, LinksAnswer
+from debubble.errors import Gap
+from debubble.links.hop_times import Hop
 from debubble.links.judge import Verdict
+from debubble.links.live import HopTestResult, LiveHop
+from debubble.links.logs.model import (
+    CopyLog,
+    CounterLog,
+    Log,
+    MatrixLog,
+    MessageLog,
+    NcclLog,
+    NvlinkErrors,
+    NvlinkStatus,
+    Topology,
+)
+from debubble.links.logs.pairs import PairResult
 from debubble.report.text import FEW, Page, Table, farthest
-from debubble.units import show_bytes, show_range, show_rate, show_seconds, show_share
+from debubble.units import (
+    NS_PER_S,
+    counted,
+    show_bytes,
+    show_duration,
+    show_range,
+    show_rate,
+    show_seconds,
+    show_share,
+)
 
 # Of a long pipeline nobody pastes them all.
 _COMMANDS_SHOWN = 16
@@ -78,3 +104,219 @@ def _table(hops: Sequence[LinkPart]) -> Table:
             row[:place_of_class] + row[place_of_class + 1 :] for row in (table.columns, *table.rows)
         )
     return table
+
+
+_CELL, _MARGIN = 84, 72
+_FAST, _SLOW = (222, 235, 247), (33, 113, 181)
+_WARNING = "#c0392b"
+
+
+def draw_matrix(ranks: Sequence[int], rates: Mapping[Hop, float], slow: Sequence[Hop]) -> str:
+    """Draw a row for each rank that sends, a column for each that receives; slow hops framed.
+
+    The darker a cell, the slower. Every cell has its figure, so that colour is not needed.
+    """
+    side = _MARGIN + _CELL * len(ranks) + 12
+    most = max(rates.values(), default=1.0)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{side}" height="{side + 24}">',
+        '<g font-family="sans-serif" font-size="13" text-anchor="middle">',
+        f"<title>{escape('Bytes per second from rank (row) to rank (column)')}</title>",
+        f'<text x="{side / 2:.0f}" y="20">to rank</text>',
+        f'<text x="24" y="{_MARGIN - 32}">from</text>',
+    ]
+    for place, rank in enumerate(ranks):
+        middle = _MARGIN + _CELL * place + _CELL / 2
+        parts.append(f'<text x="{middle:.0f}" y="{_MARGIN - 12}">{rank}</text>')
+        parts.append(f'<text x="{_MARGIN - 20}" y="{middle + 5:.0f}">{rank}</text>')
+    # One rectangle for all pairs that have no rate: of hundreds of ranks they are nearly all.
+    inside = f'width="{_CELL}" height="{_CELL}" fill="#f7f7f7" stroke="#dddddd"'
+    across = _CELL * len(ranks)
+    parts.append(
+        f'<defs><pattern id="none" x="{_MARGIN}" y="{_MARGIN}" width="{_CELL}" height="{_CELL}"'
+        f' patternUnits="userSpaceOnUse"><rect {inside}/></pattern></defs>'
+        f'<rect x="{_MARGIN}" y="{_MARGIN}" width="{across}" height="{across}" fill="url(#none)"/>'
+    )
+    position = {rank: number for number, rank in enumerate(ranks)}
+    for (here, there), rate in sorted(rates.items()):
+        x, y = _MARGIN + _CELL * position[there], _MARGIN + _CELL * position[here]
+        parts.append(_cell(x, y, rate, most, is_slow=(here, there) in slow))
+    legend = f"darker is slower; framed: slow; fastest {show_rate(most)}" if rates else "no rates"
+    parts.append(f'<text x="{side / 2:.0f}" y="{side + 12}">{escape(legend)}</text>')
+    return "\n".join([*parts, "</g></svg>", ""])
+
+
+def _cell(x: int, y: int, rate: float, most: float, *, is_slow: bool) -> str:
+    way = 1 - rate / most
+    colour = [round(light + way * (dark - light)) for light, dark in zip(_FAST, _SLOW, strict=True)]
+    ink = "white" if way > 0.5 else "black"
+    frame = f'stroke="{_WARNING}" stroke-width="4"' if is_slow else 'stroke="#dddddd"'
+    inset = 2 if is_slow else 0
+    return (
+        f'<rect x="{x + inset}" y="{y + inset}" width="{_CELL - 2 * inset}"'
+        f' height="{_CELL - 2 * inset}" fill="rgb({colour[0]},{colour[1]},{colour[2]})" {frame}/>'
+        f'<text x="{x + _CELL // 2}" y="{y + _CELL // 2 + 5}" fill="{ink}">'
+        f"{escape(show_rate(rate))}</text>"
+    )
+
+
+def logs_page(
+    logs: Sequence[Log], pairs: Sequence[PairResult], gaps: Sequence[Gap], next_command: str
+) -> Page:
+    """Lay out the answer: what the logs tell of hops, then each of them."""
+    page = Page(answer=say_logs(logs, pairs))
+    if pairs:
+        page.tables.append(_pair_table(pairs))
+    page.tables += [_log_table(log) for log in logs]
+    page.gaps = list(gaps)
+    page.next_command = next_command
+    return page
+
+
+def _pair_table(pairs: Sequence[PairResult]) -> Table:
+    table = Table(columns=("hop", "largest", "rate", "latency", "bandwidth", "verdict", "file"))
+    for result in pairs:
+        table.rows.append(
+            (
+                f"{result.pair[0]} {'↔' if result.both_ways else '→'} {result.pair[1]}",
+                show_bytes(result.size_bytes),
+                show_rate(result.bytes_per_s),
+                "–" if result.fit is None else show_duration(result.fit.latency_ns),
+                "–" if result.fit is None else show_rate(result.fit.bytes_per_s),
+                str(result.judgement.verdict),
+                result.file,
+            )
+        )
+    return table
+
+
+def _log_table(log: Log) -> Table:
+    if isinstance(log, NcclLog):
+        return _nccl_table(log)
+    if isinstance(log, MatrixLog):
+        return _matrix_table(log)
+    table = Table(title=log.file, columns=("name", "rate"))
+    if isinstance(log, CopyLog):
+        table.rows = [(name, show_rate(rate * GB)) for name, rate in log.rates_gb_s]
+    elif isinstance(log, Topology):
+        table.columns = ("hop", "name")
+        table.rows = [(f"{a} → {b}", how) for (a, b), how in log.joins.items()]
+    elif isinstance(log, NvlinkStatus):
+        table.columns = ("device", "name", "links", "rate")
+        for index, name, links in log.devices:
+            active = [rate for rate in links if rate is not None]
+            row = str(index), name, f"{len(active)} of {len(links)}", show_rate(sum(active) * GB)
+            table.rows.append(row)
+    elif isinstance(log, CounterLog):
+        table.columns = ("device", "host", "name", "errors", "intervals")
+        table.rows = [
+            (one.device, one.host, one.name, str(one.increase), f"{one.risen} of {one.intervals}")
+            for one in log.counters
+        ]
+    elif isinstance(log, MessageLog):
+        table.title = f"{log.file}: {log.program}"
+        table.columns = ("hop", "seen by", "messages", "largest", "takes")
+        table.rows = [
+            (
+                f"{row.hop[0]} → {row.hop[1]}",
+                "sender" if row.sent else "receiver",
+                str(row.messages),
+                show_bytes(row.size_bytes),
+                show_duration(row.time_ns),
+            )
+            for row in log.hops
+        ]
+    elif isinstance(log, NvlinkErrors):
+        table.columns = ("device", "name", "link", "errors")
+        table.rows = [
+            (str(index), name, str(link), f"{errors} {kind}")
+            for index, name, counters in log.devices
+            for link, kind, errors in counters
+            if errors
+        ]
+    return table
+
+
+def _nccl_table(log: NcclLog) -> Table:
+    test = log.test or "nccl-tests"
+    table = Table(
+        title=f"{log.file}: {test}, {counted(len(log.ranks), 'rank')}",
+        columns=("size", "time", "algbw", "busbw", "in place", "busbw in place"),
+    )
+    for row in log.rows:
+        out, into = row.out_of_place, row.in_place
+        table.rows.append(
+            (
+                show_bytes(row.size_bytes),
+                "–" if out is None else show_duration(out.time_us * 1000),
+                "–" if out is None else show_rate(out.algbw_gb_s * GB),
+                "–" if out is None else show_rate(out.busbw_gb_s * GB),
+                "–" if into is None else show_duration(into.time_us * 1000),
+                "–" if into is None else show_rate(into.busbw_gb_s * GB),
+            )
+        )
+    return table
+
+
+def _matrix_table(log: MatrixLog) -> Table:
+    table = Table(
+        title=f"{log.file}: nvbandwidth {log.version}", columns=("test", "figures", "sum")
+    )
+    for test in log.tests:
+        shown = " ".join(
+            "N/A" if cell is None else f"{cell:g}" for row in test.cells for cell in row
+        )
+        total = "–" if test.total is None else f"{test.total:g} {test.unit}"
+        table.rows.append((test.name, shown or test.status, total))
+    return table
+
+
+def live_page(
+    measured: HopTestResult, hops: Sequence[LiveHop], gaps: Sequence[Gap], next_command: str
+) -> Page:
+    """Lay out the answer: which hop is slow and who is ill, then every hop."""
+    page = Page(answer=say_live(hops))
+    slow = [hop for hop in hops if hop.judgement.slow]
+    page.findings = [f"{say_slow_hop(hop)}." for hop in slow[1:]]
+    table = Table(
+        columns=(
+            "hop",
+            "largest",
+            "one way",
+            "rate",
+            "both ways",
+            "latency",
+            "bandwidth",
+            "verdict",
+        )
+    )
+    for hop in hops:
+        last = hop.rungs[-1]
+        both = hop.both_ways_bytes_per_s
+        table.rows.append(
+            (
+                f"{hop.hop[0]} → {hop.hop[1]}",
+                show_bytes(last.size_bytes),
+                show_duration(last.one_way.alone_s * NS_PER_S),
+                show_rate(hop.bytes_per_s),
+                "–" if both is None else show_rate(both),
+                "–" if hop.fit is None else show_duration(hop.fit.latency_ns),
+                "–" if hop.fit is None else show_rate(hop.fit.bytes_per_s),
+                str(hop.judgement.verdict),
+            )
+        )
+    page.tables = [table]
+    page.notes = [_about(measured)]
+    page.gaps = list(gaps)
+    page.next_command = next_command
+    return page
+
+
+def _about(measured: HopTestResult) -> str:
+    samples = min((rung.one_way.n for rung in measured.rungs), default=0)
+    hosts = len({place.host for place in measured.places})
+    return (
+        f"{counted(len(measured.places), 'rank')} on {counted(hosts, 'host')}, {measured.backend};"
+        f" {samples} messages of each size, of which a tenth was quicker than told;"
+        " one hop at a time"
+    )

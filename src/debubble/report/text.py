@@ -1,4 +1,4 @@
-"""Pages in → lines for a terminal or a file: the answer first, readable without colour."""
+"""Pages in → lines for a terminal or a file, or Markdown: the answer first, no colour needed."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from debubble.units import printable
 if TYPE_CHECKING:
     from debubble.answers.base import AnswerWarning
     from debubble.errors import Gap
+
 
 # So many of anything are listed one by one.
 FEW = 16
@@ -234,3 +235,55 @@ def _draw(table: Table, widths: Mapping[int, int], between: int) -> RichTable:
     for row in table.rows:
         drawn.add_row(*(_safe(row[place]) for place in widths))
     return drawn
+
+
+_ESCAPED = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_[]<>|#~&$"})
+
+
+def as_markdown(page: Page) -> str:
+    """Write a page with the same sentences, tables and figures as on a terminal."""
+    parts = [f"**{_escaped(page.answer)}**"]
+    if page.findings:
+        parts.append("\n".join(f"- {_escaped(finding)}" for finding in page.findings))
+    if page.drawing:
+        lines = (printable(line.plain, breaks=True) for line in page.drawing)
+        parts.append(_fenced("\n".join(lines)))
+    parts += [_markdown_table(table) for table in page.tables]
+    if page.notes:
+        parts.append(_fenced("\n".join(map(printable, page.notes))))
+    for gap in page.gaps:
+        hint = f" ({_escaped(gap.hint)})" if gap.hint else ""
+        parts.append(f"> warning: {_escaped(str(gap))}{hint}")
+    if page.next_command:
+        command = printable(page.next_command)
+        ticks = "`" * (_longest_ticks(command) + 1)
+        # Beside a tick of its own, a command keeps a space to the ticks around it.
+        air = " " if len(ticks) > 1 else ""
+        parts.append(f"next: {ticks}{air}{command}{air}{ticks}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _fenced(text: str) -> str:
+    fence = "`" * max(3, _longest_ticks(text) + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def _longest_ticks(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
+
+
+def _markdown_table(table: Table) -> str:
+    lines = [f"{_escaped(table.title)}\n"] if table.title else []
+    lines.append(_markdown_row([_escaped(column) for column in table.columns]))
+    lines.append(_markdown_row([":--" if column in WORDS else "--:" for column in table.columns]))
+    return "\n".join(
+        [*lines, *(_markdown_row([_escaped(cell) for cell in row]) for row in table.rows)]
+    )
+
+
+def _markdown_row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escaped(text: str) -> str:
+    return printable(text).translate(_ESCAPED)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import UsageError
-from debubble.schedules.named import Action, Order
+from debubble.schedules.named import Action, Order, cells_of
 
 Pass = tuple[int, str, int]
 """Stage, F, B (also for I: both give the input gradient) or W, microbatch."""
@@ -162,13 +162,6 @@ def _fault_in_waits(order: Order) -> str | None:
             f"rank {ranks[0]} waits at {waiting} for {stage}{kind}{microbatch}, which never comes"
         )
     return None
-
-
-def cells_of(actions: Iterable[Action]) -> Iterator[tuple[Action, ...]]:
-    """Yield passes, those that run as one together."""
-    rest = iter(actions)
-    for action in rest:
-        yield (action, next(rest)) if action.overlap else (action,)
 
 
 def _needs(cell: tuple[Action, ...], stages: int) -> Iterator[Pass]:

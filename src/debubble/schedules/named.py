@@ -7,7 +7,7 @@ know of a new one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -36,6 +36,14 @@ class Action(NamedTuple):
 
 
 Order = list[list[Action]]
+
+
+def cells_of(actions: Iterable[Action]) -> Iterator[tuple[Action, ...]]:
+    """Yield passes, those that run as one together."""
+    rest = iter(actions)
+    for action in rest:
+        yield (action, next(rest)) if action.overlap else (action,)
+
 
 Placement = tuple[tuple[int, ...], ...]
 """The stages of each rank, lowest first."""

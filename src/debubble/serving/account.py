@@ -23,9 +23,8 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.ledger.causes import CAUSES, Cause
-from debubble.ledger.ledger import MOST_OFF
+from debubble.ledger.ledger import MOST_OFF, Wait
 from debubble.ledger.model import Culprit, Example
-from debubble.ledger.waits import Wait
 from debubble.links.hop_times import Hop
 from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue, measure_queue, with_slots

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.schedules import Action, Order
-from debubble.schedules.finish import cells_of
+from debubble.schedules.named import cells_of
 from debubble.timeline.model import I64, PassKind
 
 # Where there is no row or number.

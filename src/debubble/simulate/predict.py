@@ -41,7 +41,7 @@ _SAMPLED = 64
 # of messages, few steps and a misfit come on top.
 _LAUNCH_SPREAD = 0.025
 # What messages beside compute do is not seen in a run that has none: by the pairs of such runs.
-_UNSEEN_SPREAD = 0.04
+_UNSEEN_SPREAD = 0.025
 # All hops of a host go through its sockets: with one of them slower, or as quick as others again,
 # the others' messages take more or less as well, and stall more or less often. By recorded pairs.
 _OTHER_HOPS_SPREAD = 0.03

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import cycle
 
 from debubble.schedules import Action, Order
-from debubble.schedules.finish import cells_of
+from debubble.schedules.named import cells_of
 
 
 def bubble_fraction(p: int, m: int) -> float:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from debubble.errors import Code, Gap
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import MemoryFigures, Timeline
-from debubble.trace.sidecar import Sidecar
+from debubble.trace.format import Sidecar
 
 _Value = TypeVar("_Value")
 

@@ -31,13 +31,27 @@ from debubble.trace.columns import (
     join_op_tables,
     summarise,
 )
-from debubble.trace.digest.content import copy_digest, keep_table, keep_traces
-from debubble.trace.digest.place import SUFFIX as DIGEST_SUFFIX
-from debubble.trace.digest.place import DigestPlace, stamp_of
+from debubble.trace.digest.content import SUFFIX as DIGEST_SUFFIX
+from debubble.trace.digest.content import (
+    DigestPlace,
+    copy_digest,
+    keep_table,
+    keep_traces,
+    stamp_of,
+)
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress, map_files, too_large
-from debubble.trace.format import OTHER, OTHER_JSON, PICTURE, Reading, TraceFile, rank_from_name
+from debubble.trace.format import (
+    OTHER,
+    OTHER_JSON,
+    PICTURE,
+    Reading,
+    Sidecar,
+    TraceFile,
+    is_sidecar,
+    rank_from_name,
+    read_sidecar,
+)
 from debubble.trace.guard import guard
-from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
 from debubble.units import counted, show_ranks
 
@@ -311,8 +325,7 @@ def unreadable(error: TraceError) -> Gap:
 
 def named_like_a_trace(file: str) -> bool:
     """Tell a file that should be a trace by its name, whatever is in it."""
-    name = file.lower()
-    return any(word in name for known in FORMATS.values() for word in known.in_names)
+    return any(known.may_name(file) for known in FORMATS.values())
 
 
 def _recognise_all(

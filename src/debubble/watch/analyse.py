@@ -25,7 +25,7 @@ from debubble.report.find import find_page
 from debubble.report.text import Page, print_page
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts
-from debubble.trace.digest.place import DigestPlace
+from debubble.trace.digest.content import DigestPlace
 from debubble.trace.run import find_run
 from debubble.trace.source import Limits
 from debubble.units import NS_PER_S

@@ -25,7 +25,7 @@ from msgspec.structs import fields
 from debubble import drift
 from debubble.capture.server import KINDS
 from debubble.errors import UsageError, WatchError
-from debubble.trace.digest.place import BESIDE
+from debubble.trace.digest.content import BESIDE
 from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
 from debubble.units import parse_bytes, parse_period, parse_share
 

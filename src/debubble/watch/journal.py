@@ -20,7 +20,7 @@ from debubble.measure.store_schema import add_tables, wait_for_turn, write_row
 from debubble.units import printable
 from debubble.watch import tables
 from debubble.watch.analyse import Finding, Outcome
-from debubble.watch.log import log
+from debubble.watch.supervise import log
 
 _T = TypeVar("_T")
 

@@ -29,21 +29,19 @@ from debubble.capture.server import ServerOrder, capture_server, end_profile
 from debubble.errors import CaptureError, DebubbleError, StoreAway, WatchError
 from debubble.watch.analyse import Finding, Outcome, Task, analyse, prepare_worker
 from debubble.watch.config import Config, Source, Trigger
-from debubble.watch.http import Server
 from debubble.watch.journal import Claim, Journal
 from debubble.watch.judge import Judge
-from debubble.watch.log import log
 from debubble.watch.metrics import Counts
-from debubble.watch.routes import Routes
-from debubble.watch.sources import ReadyCapture, Scanner, digest_place, fetch_tables, prune
-from debubble.watch.supervise import in_daemon, share_one_heap, supervise
-from debubble.watch.traffic import (
+from debubble.watch.mix import (
     after_quiet_hours,
     ask_server,
     back_off,
     next_capture,
     requests_between,
 )
+from debubble.watch.routes import Routes, Server
+from debubble.watch.sources import ReadyCapture, Scanner, digest_place, fetch_tables, prune
+from debubble.watch.supervise import in_daemon, log, share_one_heap, supervise
 from debubble.watch.webhooks import Webhooks
 
 if TYPE_CHECKING:

@@ -19,16 +19,22 @@ from typing import Any
 from debubble.capture.fetch import ANSWER_S, Asked, NoAnswer, fetch
 from debubble.errors import Code, DebubbleError, RunNotFound
 from debubble.trace.captures import group_captures, recognise
-from debubble.trace.digest.place import BESIDE, SUFFIX, DigestPlace
-from debubble.trace.format import OTHER, TraceFile, rank_from_name
+from debubble.trace.digest.content import BESIDE, SUFFIX, DigestPlace
+from debubble.trace.format import (
+    OTHER,
+    TraceFile,
+    is_sidecar,
+    rank_from_name,
+    read_sidecar,
+    sidecar_of,
+)
 from debubble.trace.kineto.document import NAME as KINETO
 from debubble.trace.run import find_run, named_like_a_trace, read_run
-from debubble.trace.sidecar import is_sidecar, read_sidecar, sidecar_of
 from debubble.trace.source import Limits, is_url, locate, plain_errors
 from debubble.units import printable
 from debubble.watch.config import Source
 from debubble.watch.journal import Journal
-from debubble.watch.log import log
+from debubble.watch.supervise import log
 
 # A table of 20 steps has some 70 KB; one of a long segment megabytes.
 _LARGEST_TABLE = 64 * 1024**2

@@ -1,4 +1,4 @@
-"""Parts of the service in → run for good, each on its own: what fails waits, and is named.
+"""Parts of the service in → run for good, each on its own: what fails waits, and is logged.
 
 A part is one source's folder, one source's server, the page: none ends another.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import json
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import TypeVar
-
-from debubble.watch.log import log
 
 _T = TypeVar("_T")
 
@@ -35,6 +36,18 @@ def share_one_heap() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library, or none to be had
         ctypes.CDLL(None).mallopt(_MOST_HEAPS, 1)
+
+
+def log(event: str, *, level: str = "info", **fields: object) -> None:
+    """Write an event; strangers' text is escaped, so that one event is one line."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    more = {
+        name: value if isinstance(value, int | float | str | list | dict | None) else str(value)
+        for name, value in fields.items()
+    }
+    line = {"time": now, "level": level, "event": event, **more}
+    sys.stderr.write(json.dumps(line) + "\n")
+    sys.stderr.flush()
 
 
 async def in_daemon(call: Callable[..., _T], *words: object) -> _T:

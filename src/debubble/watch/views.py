@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble import drift
-from debubble.trace.digest.place import BESIDE
+from debubble.trace.digest.content import BESIDE
 from debubble.trace.source import is_url
 from debubble.units import counted, show_period, show_share
 from debubble.watch.config import Config, Source

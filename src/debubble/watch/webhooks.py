@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from debubble.capture.fetch import Asked, fetch
 from debubble.errors import CaptureError, StoreError
 from debubble.watch.journal import Delivery, Journal
-from debubble.watch.log import log
+from debubble.watch.supervise import log
 from debubble.watch.views import SCHEMA, alert_view
 
 PATIENCE_S = 5.0

@@ -12,7 +12,7 @@ import pytest
 from support.services.console import type_command
 from support.traces.recordings import H200
 
-from debubble.ledger.waits import list_waits
+from debubble.ledger.ledger import list_waits
 from debubble.report.html.palette import DARK, KINDS, LIGHT
 from debubble.timeline.model import PassKind
 

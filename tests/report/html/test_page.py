@@ -12,11 +12,17 @@ from support.services.console import type_command
 from debubble.cli.options import place_for
 from debubble.errors import Code, Gap, UsageError
 from debubble.ledger.causes import Cause
-from debubble.report.html.charts import Cell, Pair, matrix_markup, pair_bars, slowness_of
 from debubble.report.html.find import find_report
 from debubble.report.html.page import Report, report_markup
 from debubble.report.html.plan import Point, scatter
-from debubble.report.html.sections import table_markup
+from debubble.report.html.sections import (
+    Cell,
+    Pair,
+    matrix_markup,
+    pair_bars,
+    slowness_of,
+    table_markup,
+)
 from debubble.report.text import Page, Table
 
 NASTY = "</script><script>alert(1)</script>\"'&<img src=x onerror=alert(1)>\x1b[31m"

@@ -10,8 +10,7 @@ import pytest
 from support.timelines.engine_runs import timeline_of
 
 from debubble.ledger.causes import CAUSES, Cause
-from debubble.ledger.ledger import build_ledger
-from debubble.ledger.waits import Wait
+from debubble.ledger.ledger import Wait, build_ledger
 from debubble.report.html.find import find_report
 from debubble.report.html.page import report_markup
 from debubble.report.html.views import PipelineView, tick_for, views_of

@@ -9,14 +9,13 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 
-from debubble.demo.launch import LOOPBACK, RunFiles
-from debubble.demo.workload import encode_workload
+from debubble.demo.workload import LOOPBACK, RunFiles, encode_workload
 
 # torch is imported once; each rank is a fork.
 PROGRAM = """
 import os, sys, traceback
 from pathlib import Path
-from debubble.demo.launch import RunFiles
+from debubble.demo.workload import RunFiles
 from debubble.demo.rank import run_rank
 
 def run(rank):

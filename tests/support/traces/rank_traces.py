@@ -25,7 +25,7 @@ from debubble.trace.columns import (
     build,
     column_types,
 )
-from debubble.trace.sidecar import Sidecar, StepTimes
+from debubble.trace.format import Sidecar, StepTimes
 
 TABLES: dict[str, type[Table]] = {
     "kernels": Kernels,

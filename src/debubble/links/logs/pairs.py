@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from debubble.errors import Code, Gap
-from debubble.links.classes import LinkClass
 from debubble.links.hop_times import Fit, Hop, fit_line, middle_of_others
 from debubble.links.judge import (
     SLOW,
     Judgement,
+    LinkClass,
     Past,
     decide,
     judge_by_class,

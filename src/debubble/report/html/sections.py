@@ -1,15 +1,187 @@
-"""Text and parts of the page in → their markup, with strangers' names shown and never obeyed."""
+"""Text, parts of the page and figures in → markup and small charts as SVG, inside the page.
+
+Strangers' names are shown and never obeyed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
+from debubble.answers.ledger import say_remedy
 from debubble.ledger.causes import Cause
+from debubble.ledger.ledger import Saving
+from debubble.ledger.savings import ALL
+from debubble.links.hop_times import Hop
 from debubble.report.html.palette import CAUSE_LOOKS, KINDS, Look, say_cause
 from debubble.report.palette import hatch_path
 from debubble.report.text import WORDS, Table
-from debubble.units import printable
+from debubble.serving.account import StreamSaving
+from debubble.units import printable, show_duration, show_share
+
+# As wide as a narrow window: letters keep their size there.
+_WIDTH, _ROW, _BAR = 660, 46, 18
+# Beyond these a list of causes beside a bar says too much.
+_NAMED_BESIDE = 3
+
+
+def _svg(height: float, parts: Sequence[str], label: str, width: int = _WIDTH) -> str:
+    return (
+        f'<svg viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img" '
+        f'aria-label="{safe(label)}">{"".join(parts)}</svg>'
+    )
+
+
+def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
+    kind = f' class="{style}"' if style else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{safe(text)}</text>'
+
+
+def ledger_bars(rows: Sequence[tuple[str, dict[Cause, float]]]) -> str:
+    """Draw where time went: one bar a row, work first, the largest waits named below it."""
+    left = 70
+    room = _WIDTH - left
+    parts = []
+    for place, (name, shares) in enumerate(rows):
+        y, x = place * _ROW + 4, float(left)
+        parts.append(_text(left - 10, y + 14, name, anchor="end"))
+        for cause, share in shares.items():
+            if share:
+                width = share * room
+                words = f"{name}, {say_cause(cause)}: {show_share(share)}"
+                parts.append(hatched(cause, (x, y, width, _BAR), words))
+                x += width
+        parts.append(_text(left, y + _BAR + 14, _largest(shares), "muted"))
+    return _svg(len(rows) * _ROW + 6, parts, "Where the time went")
+
+
+def _largest(shares: dict[Cause, float]) -> str:
+    """Name the share of work and of the largest waits."""
+    waits = sorted(
+        ((share, cause) for cause, share in shares.items() if cause is not Cause.COMPUTE),
+        reverse=True,
+    )
+    named = [
+        f"{say_cause(cause)} {show_share(share)}"
+        for share, cause in waits[:_NAMED_BESIDE]
+        if share >= 0.005
+    ]
+    return " · ".join([f"work {show_share(shares[Cause.COMPUTE])}", *named])
+
+
+def saving_bars(savings: Sequence[Saving | StreamSaving]) -> str:
+    """Draw what a batch would save without each cause; time in a cause is not time one gets."""
+    kept = [saving for saving in savings if saving.saved_ns > 0 and saving.cause != ALL]
+    if not kept:
+        return ""
+    beside = 140
+    most = max(saving.saved_ns for saving in kept)
+    parts = []
+    for row, saving in enumerate(kept):
+        y = row * _ROW + 4
+        width = max(1.5, saving.saved_ns / most * (_WIDTH - beside))
+        saved = f"{show_duration(saving.saved_ns)} ({show_share(saving.saved_fraction)})"
+        parts += [
+            _text(0, y + 12, say_remedy(saving.cause)),
+            f'<rect class="saved" x="0" y="{y + 17}" width="{width:.1f}" height="{_BAR}"/>',
+            _text(width + 8, y + 31, saved),
+        ]
+    return _svg(len(kept) * _ROW + 6, parts, "What a batch would save")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One number before and after, and what is said of it."""
+
+    name: str
+    before: float | None
+    after: float | None
+    shown: tuple[str, str]
+    beside: str = ""
+    limit: float | None = None
+
+
+def pair_bars(
+    pairs: Sequence[Pair], label: str, names: tuple[str, str] = ("before", "after")
+) -> str:
+    """Draw numbers before and after, each pair on its own scale."""
+    width, left, right, high = 620, 120, 170, 60
+    parts = []
+    for row, pair in enumerate(pairs):
+        y = row * high + 2
+        top = max(pair.before or 0.0, pair.after or 0.0)
+        # A limit far beyond the bars would flatten them: then it is only said.
+        near = pair.limit is not None and pair.limit < 3 * top
+        most = max(top, pair.limit or 0.0 if near else 0.0) or 1.0
+        room = width - left - right
+        parts.append(_text(left - 10, y + 26, pair.name, "strong", "end"))
+        for value, shown, style, name, at in (
+            (pair.before, pair.shown[0], "before", names[0], y + 4),
+            (pair.after, pair.shown[1], "after", names[1], y + 24),
+        ):
+            long = (value or 0.0) / most * room
+            parts += [
+                f'<rect class="{style}" x="{left}" y="{at}" width="{long:.1f}" height="17"/>',
+                _text(left + long + 6, at + 13, f"{name} {shown}"),
+            ]
+        if near:
+            x = left + (pair.limit or 0.0) / most * room
+            parts.append(f'<path class="limit" d="M{x:.1f} {y}v46"/>')
+        if pair.beside:
+            parts.append(_text(left, y + 54, pair.beside, "muted"))
+    return _svg(len(pairs) * high + 8, parts, label, width)
+
+
+_SHADES = 4
+# Beyond it a screen shows nothing but empty cells; the list of hops stands below all the same.
+MOST_RANKS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What a hop does."""
+
+    slowness: float
+    """0 for the fastest of all, 1 for the slowest."""
+    lines: tuple[str, ...]
+    slow: bool = False
+
+
+def matrix_markup(ranks: Sequence[int], cells: Mapping[Hop, Cell]) -> str:
+    """Write the table; a slow hop is framed and says so."""
+    head = "".join(f'<th scope="col">to {rank}</th>' for rank in ranks)
+    rows = "".join(
+        f'<tr><th scope="row">from {here}</th>'
+        + "".join(_cell(cells.get((here, there))) for there in ranks)
+        + "</tr>"
+        for here in ranks
+    )
+    return (
+        f'<div class="scroll"><table class="matrix"><thead><tr><th></th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "<td></td>"
+    shade = min(_SHADES - 1, int(cell.slowness * _SHADES))
+    lines = "".join(f"<span>{safe(line)}</span>" for line in cell.lines[1:])
+    slow = "<span><b>slow</b></span>" if cell.slow else ""
+    return (
+        f'<td class="s{shade}{" slow" if cell.slow else ""}"><b>{safe(cell.lines[0])}</b>'
+        f"{lines}{slow}</td>"
+    )
+
+
+def slowness_of(taken: Mapping[Hop, float]) -> dict[Hop, float]:
+    """Return where each hop stands between the fastest and the slowest; all 0 where alike."""
+    low, high = min(taken.values(), default=0.0), max(taken.values(), default=0.0)
+    # Within a tenth of each other hops are alike: shades would cry wolf.
+    spread = max(high - low, 0.1 * high, 1e-30)
+    return {hop: (value - low) / spread * 0.999 for hop, value in taken.items()}
+
 
 NO_BREAK_HYPHEN = "\u2011"
 
@@ -51,15 +223,13 @@ def hatch_patterns() -> str:
     return f'<svg width="0" height="0" aria-hidden="true"><defs>{patterns}</defs></svg>'
 
 
-def legend(kinds: bool = True) -> str:
+def legend() -> str:
     """Write swatches of passes and causes; the script hides those that a step does not have."""
-    entries = []
-    if kinds:
-        entries = [
-            f'<li data-kind="{kind.value}">{_pass_swatch(kind.name, look)}'
-            f"<b>{kind.name}</b> {safe(look.words)}</li>"
-            for kind, look in sorted(KINDS.items())
-        ]
+    entries = [
+        f'<li data-kind="{kind.value}">{_pass_swatch(kind.name, look)}'
+        f"<b>{kind.name}</b> {safe(look.words)}</li>"
+        for kind, look in sorted(KINDS.items())
+    ]
     entries += [
         f'<li data-cause="{number}" title="{safe(look.words)}">'
         '<svg class="swatch" width="24" height="14" aria-hidden="true">'

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from debubble.analysis import Analysis
 from debubble.ledger.causes import NUMBER_OF
-from debubble.ledger.ledger import Ledger
-from debubble.ledger.waits import Wait, list_waits
+from debubble.ledger.ledger import Ledger, Wait, list_waits
 from debubble.serving.account import StreamAccount
 from debubble.simulate.program import Times
 from debubble.timeline.figures import PipelineFigures

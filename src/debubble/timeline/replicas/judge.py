@@ -54,7 +54,6 @@ class Difference:
     stage: int | None = None
     hop: tuple[int, int] | None = None
     """By ranks."""
-    hop_stages: tuple[int, int] | None = None
     outside: str | None = None
     """What of the time between two steps, as `find` names it."""
     here_ns: int
@@ -287,7 +286,6 @@ def _lengths(
             found["hop", (position[hop.source], position[hop.destination])] = Difference(
                 what="hop",
                 hop=(hop.source, hop.destination),
-                hop_stages=hop.stages[0] if len(hop.stages) == 1 else None,
                 here_ns=hop.wire_ns,
             )
     for name in outside:

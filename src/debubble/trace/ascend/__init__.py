@@ -287,6 +287,7 @@ FORMAT = Format(
     a_file="a trace of Ascend",
     position=3,
     in_names=("trace_view",),
+    sign=re.compile(b"%b|%b" % (_XPLANE.pattern, _MARKS.pattern)),
     recognise=recognise,
     read=read,
 )

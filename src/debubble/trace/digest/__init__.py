@@ -1,8 +1,13 @@
 """`RankTrace` and its sidecar in → a digest of a few kilobytes → the same `RankTrace` out."""
 
-from debubble.trace.digest.archive import NAME, peek_head, recognise
-from debubble.trace.digest.content import pack_digest, read_digest, read_known, unpack_digest
-from debubble.trace.digest.place import SUFFIX
+from debubble.trace.digest.archive import NAME, SIGN, peek_head, recognise
+from debubble.trace.digest.content import (
+    SUFFIX,
+    pack_digest,
+    read_digest,
+    read_known,
+    unpack_digest,
+)
 from debubble.trace.format import Format, Head, Stamp
 
 __all__ = ["FORMAT", "Head", "Stamp", "pack_digest", "peek_head", "read_digest", "unpack_digest"]
@@ -12,6 +17,7 @@ FORMAT = Format(
     a_file="a digest",
     position=40,
     in_names=(SUFFIX,),
+    sign=SIGN,
     recognise=recognise,
     read=read_known,
 )

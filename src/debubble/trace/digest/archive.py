@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import struct
 import zipfile
 import zlib
@@ -36,9 +37,11 @@ NAME = "digest"
 SCHEMA = "debubble.digest/1"
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
 
-_ZIP_MAGIC = b"PK\x03\x04"
 _LOCAL = struct.Struct("<4s5H3I2H")
 _HEAD_NAME = "debubble_digest.npy"
+SIGN = re.compile(
+    rb"\APK\x03\x04.{%d}%b" % (_LOCAL.size - 4, re.escape(_HEAD_NAME.encode())), re.DOTALL
+)
 _MEMBERS = (_HEAD_NAME, "description.npy", "columns.npy")
 _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 _NPY_LENGTH = slice(8, 10)
@@ -135,7 +138,7 @@ def unpack(data: bytes, file: str, limits: Limits) -> Content:
 
 def looks_like_digest(prefix: bytes) -> bool:
     """Tell a digest of any version by its first bytes."""
-    return prefix.startswith(_ZIP_MAGIC) and prefix[_LOCAL.size :].startswith(_HEAD_NAME.encode())
+    return SIGN.match(prefix) is not None
 
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:

@@ -3,19 +3,289 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+from numpy.typing import NDArray
+
 from debubble.errors import Code, Gap, NotATrace, TraceError
-from debubble.trace.columns import Header, RankTrace, Thread
+from debubble.trace.columns import (
+    FIRST_COMMUNICATION_KIND,
+    I64,
+    UNKNOWN,
+    Annotations,
+    CpuOperators,
+    Group,
+    Header,
+    KernelKind,
+    Kernels,
+    Launches,
+    Memory,
+    MemoryDevice,
+    Operation,
+    Operators,
+    RankTrace,
+    Thread,
+    build,
+    fit_int32,
+)
+from debubble.trace.communication import (
+    classify_kernel_name,
+    find_enclosing,
+    find_next,
+    join_launches,
+)
 from debubble.trace.format import Reading, TraceFile
 from debubble.trace.kineto.document import NAME, Document, not_a_trace, parse_header, wrong_fields
-from debubble.trace.kineto.reduce import FOREIGN_DEVICE, FOREIGN_NEEDS, FOREIGN_PROCESS, Reducer
-from debubble.trace.kineto.tables import BadTimes, Tables, make_tables
+from debubble.trace.kineto.operators import Communication, fold_operators
+from debubble.trace.kineto.reduce import (
+    FOREIGN_DEVICE,
+    FOREIGN_NEEDS,
+    FOREIGN_PROCESS,
+    Reducer,
+    Rows,
+    outermost,
+)
 from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
-from debubble.units import counted, show_count
+from debubble.units import NS_PER_US, counted, show_count
+
+Positions = NDArray[np.intp]
+
+_LONGEST_COPY_NS = 2**62
+
+# The year 2096 in microseconds; with a base as large, int64 nanoseconds do not overflow.
+_MAX_TIME_US = 4.0e15
+# 31 years: added to the latest start and the latest base, it stays inside int64 nanoseconds.
+_MAX_DURATION_US = 1.0e15
+
+
+@dataclass(slots=True)
+class BadTimes:
+    """Rows left out because of their times, counted by what was wrong."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def judge(self, rows: Rows, *, durations: bool = True) -> Positions:
+        """Return the rows whose times can be used, sorted by start; count the others."""
+        start = rows["ts"].astype(np.float64)
+        good = np.abs(start) < _MAX_TIME_US  # not missing, NaN or absurd
+        self.counts["no usable start"] += int((~good).sum())
+        if durations:
+            length = rows["dur"].astype(np.float64)
+            negative, usable = length < 0, (length >= 0) & (length < _MAX_DURATION_US)
+            self.counts["a negative duration"] += int((good & negative).sum())
+            self.counts["no usable duration"] += int((good & ~negative & ~usable).sum())
+            good &= usable
+        kept = np.flatnonzero(good)
+        return kept[np.argsort(start[kept], kind="stable")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """All tables of one file, and the groups that its operators point into."""
+
+    groups: tuple[Group, ...]
+    kernels: Kernels
+    launches: Launches
+    operators: Operators
+    annotations: Annotations
+    memory: Memory
+    cpu_operators: CpuOperators
+
+
+def make_tables(reducer: Reducer, header: Header, bad: BadTimes) -> Tables:
+    """Sort, convert and join everything that was gathered."""
+    base_ns = header.base_time_ns
+    rows, order = reducer.launches, bad.judge(reducer.launches)
+    launches = build(
+        Launches,
+        len(order),
+        **_host_spans(rows, order, base_ns),
+        correlation=rows["correlation"][order],
+    )
+    device_order = bad.judge(reducer.device)
+    kernels = _kernels(reducer, device_order, base_ns, launches)
+    communication = _communication(reducer, header, device_order, bad)
+    kernel_of = _kernels_of_operators(communication, kernels, launches)
+    kernels, operators = _settle(communication, kernels, kernel_of)
+    if len(kernels):
+        cpu_order = np.zeros(0, dtype=np.intp)
+    else:
+        reducer.cpu_operators.keep(outermost(reducer.cpu_operators))
+        cpu_order = bad.judge(reducer.cpu_operators)
+    rows, order = reducer.annotations, bad.judge(reducer.annotations)
+    annotations = build(
+        Annotations,
+        len(order),
+        **_host_spans(rows, order, base_ns),
+        stream=fit_int32(rows["stream"][order]),
+    )
+    cpu_operators = _host_spans(reducer.cpu_operators, cpu_order, base_ns)
+    return Tables(
+        groups=communication.groups,
+        kernels=kernels,
+        launches=launches,
+        operators=operators,
+        annotations=annotations,
+        memory=_memory(reducer.memory, base_ns, bad),
+        cpu_operators=build(CpuOperators, len(cpu_order), **cpu_operators),
+    )
+
+
+def _spans(rows: Rows, order: Positions, base_ns: int) -> dict[str, NDArray[np.generic]]:
+    """Return what all that lasts has: its times in nanoseconds, and its name."""
+    return {
+        "start_ns": _to_ns(rows["ts"][order], base_ns),
+        "duration_ns": _to_ns(rows["dur"][order]),
+        "name": rows["name"][order],
+    }
+
+
+def _host_spans(rows: Rows, order: Positions, base_ns: int) -> dict[str, NDArray[np.generic]]:
+    return {**_spans(rows, order, base_ns), "thread": rows["thread"][order]}
+
+
+def _to_ns(times: NDArray[np.generic], base_ns: int = 0) -> I64:
+    """Convert exactly: the whole part and the fraction apart, so that no digit is rounded twice."""
+    microseconds = times.astype(np.float64)
+    whole = np.floor(microseconds)
+    nanoseconds = np.rint((microseconds - whole) * NS_PER_US).astype(np.int64)
+    return whole.astype(np.int64) * NS_PER_US + nanoseconds + np.int64(base_ns)
+
+
+def _stated_ns(copied: NDArray[np.generic], bandwidth: NDArray[np.generic]) -> I64:
+    """Return how long copies took by their bytes and gigabytes a second: bytes a nanosecond."""
+    size, rate = copied.astype(np.float64), bandwidth.astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        took = size / rate
+    known = (size > 0) & (rate > 0) & (took < _LONGEST_COPY_NS)
+    return np.where(known, np.rint(np.where(known, took, 0)), UNKNOWN).astype(np.int64)
+
+
+def _kernels(reducer: Reducer, order: Positions, base_ns: int, launches: Launches) -> Kernels:
+    rows = reducer.device
+    kind_of_name = np.array(
+        [classify_kernel_name(name) for name in reducer.names.all()] or [KernelKind.COMPUTE],
+        dtype=np.uint8,
+    )
+    correlation = rows["correlation"][order].astype(np.int64)
+    return build(
+        Kernels,
+        len(order),
+        **_spans(rows, order, base_ns),
+        kind=kind_of_name[rows["name"][order].astype(np.int32)],
+        device=fit_int32(rows["device"][order]),
+        stream=fit_int32(rows["stream"][order]),
+        correlation=correlation,
+        graph=rows["graph"][order],
+        stated_ns=_stated_ns(rows["bytes"][order], rows["bandwidth"][order]),
+        launch=join_launches(correlation, launches.correlation),
+    )
+
+
+def _memory(rows: Rows, base_ns: int, bad: BadTimes) -> Memory:
+    order = bad.judge(rows, durations=False)
+    on_cpu = rows["device_type"][order] == MemoryDevice.CPU
+    return build(
+        Memory,
+        len(order),
+        start_ns=_to_ns(rows["ts"][order], base_ns),
+        device_type=np.where(on_cpu, MemoryDevice.CPU, MemoryDevice.DEVICE),
+        device=fit_int32(rows["device"][order]),
+        change_bytes=rows["bytes"][order],
+        allocated_bytes=rows["allocated"][order],
+        reserved_bytes=rows["reserved"][order],
+    )
+
+
+def _communication(
+    reducer: Reducer, header: Header, device_order: Positions, bad: BadTimes
+) -> Communication:
+    rows = reducer.operators
+    order = bad.judge(rows)
+    device_row = rows["device_row"][order].astype(np.int64)
+    sorted_row = np.full(len(reducer.device) + 1, UNKNOWN, dtype=np.int64)
+    sorted_row[device_order] = np.arange(len(device_order))
+    return fold_operators(
+        start_ns=_to_ns(rows["ts"][order], header.base_time_ns),
+        duration_ns=_to_ns(rows["dur"][order]),
+        name=rows["name"][order].astype(np.int32),
+        thread=rows["thread"][order].astype(np.int32),
+        device_row=sorted_row[device_row],  # row -1 is the last one, and unknown
+        args=[reducer.operator_args[row] for row in order.tolist()],
+        names=reducer.names,
+        header=header,
+    )
+
+
+def _kernels_of_operators(
+    communication: Communication, kernels: Kernels, launches: Launches
+) -> Positions:
+    """Return the kernel that carried out each operator; -1 where none did or none is known.
+
+    An operator that launches holds the launch. A coalesced one only queues: its batch is launched
+    inside the bracket that follows it on the same thread.
+    """
+    operators = communication.operators
+    kernel_of = np.full(len(operators), UNKNOWN, dtype=np.intp)
+    speaking = np.flatnonzero((kernels.kind >= FIRST_COMMUNICATION_KIND) & (kernels.launch >= 0))
+    called_ns = launches.start_ns[kernels.launch[speaking]]
+    caller = launches.thread[kernels.launch[speaking]]
+    end_ns = operators.start_ns + operators.duration_ns
+    direct = find_enclosing(called_ns, caller, operators.start_ns, end_ns, operators.thread)
+    kernel_of[direct[direct >= 0]] = speaking[direct >= 0]
+    batched = find_enclosing(
+        called_ns,
+        caller,
+        communication.bracket_start_ns,
+        communication.bracket_end_ns,
+        communication.bracket_thread,
+    )
+    kernel_of_bracket = np.full(len(communication.bracket_start_ns) + 1, UNKNOWN, dtype=np.intp)
+    kernel_of_bracket[batched[batched >= 0]] = speaking[batched >= 0]
+    bracket = find_next(
+        end_ns, operators.thread, communication.bracket_start_ns, communication.bracket_thread
+    )
+    # Among one rank alone there is nothing to launch: Megatron calls such collectives all the same.
+    alone = np.array([len(group.ranks) == 1 for group in communication.groups] + [False])
+    moves_data = (Operation.SEND, Operation.RECEIVE, Operation.COLLECTIVE)
+    queued = (kernel_of < 0) & ~communication.on_host & np.isin(operators.operation, moves_data)
+    queued &= ~alone[operators.group]
+    kernel_of[queued] = kernel_of_bracket[bracket[queued]]
+    own = np.flatnonzero(communication.device_row >= 0)
+    kernel_of[own] = communication.device_row[own]
+    return kernel_of
+
+
+def _settle(
+    communication: Communication, kernels: Kernels, kernel_of: Positions
+) -> tuple[Kernels, Operators]:
+    """Name each kernel's kind by its operators, and drop what kernels say twice.
+
+    A kernel's own description is kept only where no operator of the host tells the same.
+    """
+    operators = communication.operators
+    told_by_host = np.zeros(len(kernels) + 1, dtype=bool)
+    on_device = communication.device_row >= 0
+    told_by_host[kernel_of[~on_device & (kernel_of >= 0)]] = True
+    kept = ~on_device | ~told_by_host[kernel_of]
+    kind = kernels.kind.copy()
+    for operation, meant in (
+        (Operation.COLLECTIVE, KernelKind.COLLECTIVE),
+        (Operation.BARRIER, KernelKind.COLLECTIVE),
+        (Operation.SEND, KernelKind.PEER),
+        (Operation.RECEIVE, KernelKind.PEER),
+    ):
+        rows = kernel_of[kept & (operators.operation == operation)]
+        kind[rows[rows >= 0]] = meant
+    columns = {name: getattr(operators, name)[kept] for name in operators.__dataclass_fields__}
+    columns["kernel"] = kernel_of[kept]
+    return replace(kernels, kind=kind), build(Operators, int(kept.sum()), **columns)
+
 
 _AGAIN = "copy the file again, or record the trace again"
 

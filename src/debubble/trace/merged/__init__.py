@@ -39,9 +39,7 @@ class _Document(msgspec.Struct):
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:
     """Tell it by processes that carry the name of a rank."""
-    if b'"traceEvents"' not in prefix or not _OWNER.search(prefix):
-        return None
-    return TraceFile(file=file, format=NAME)
+    return TraceFile(file=file, format=NAME) if b'"traceEvents"' in prefix else None
 
 
 def read(known: TraceFile, limits: Limits) -> Reading:
@@ -98,6 +96,7 @@ FORMAT = Format(
     a_file="a file of several ranks",
     position=4,
     in_names=(),
+    sign=_OWNER,
     recognise=recognise,
     read=read,
     one_a_rank=False,

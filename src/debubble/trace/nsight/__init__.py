@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from debubble.errors import TraceError
 from debubble.trace.format import OTHER, Format, Reading, TraceFile, rank_from_name
 from debubble.trace.source import Limits, local_copy
 
-_SQLITE_MAGIC = b"SQLite format 3\0"
+_SQLITE = re.compile(rb"\ASQLite format 3\0")
 # What `nsys profile` itself leaves; its form is nobody's but NVIDIA's.
 _REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 
@@ -22,7 +23,7 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
             file=file,
         )
         return TraceFile(file=file, format=OTHER, why_not=why)
-    if not prefix.startswith(_SQLITE_MAGIC):
+    if not _SQLITE.match(prefix):
         return None
     return TraceFile(file=file, format=FORMAT.name, rank=rank_from_name(file))
 
@@ -42,6 +43,7 @@ FORMAT = Format(
     ask_for="`nsys export --type sqlite` files",
     position=20,
     in_names=(".sqlite", *_REPORTS),
+    sign=_SQLITE,
     recognise=recognise,
     read=read_known,
     one_a_rank=False,

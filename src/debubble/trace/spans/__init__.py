@@ -30,10 +30,10 @@ NAME = "spans of passes"
 # Held whole: a million spans take about a gigabyte.
 _MOST_BYTES = 256 * 1024**2
 _PASSES = (Op.FORWARD, Op.BACKWARD, Op.INPUT_GRAD, Op.WEIGHT_GRAD)
-# What only torch.profiler writes, or debubble itself.
-_OTHERS_MARKS = re.compile(
-    rb'"(?:schemaVersion|deviceProperties|distributedInfo|traceName|cpu_op|cuda_runtime|kernel)"'
-    rb"|ProfilerStep#"
+# Events, and nothing that only torch.profiler writes, or debubble itself.
+_SIGN = re.compile(
+    rb'(?s)\A\s*[{\[](?=.*"ph")(?!.*(?:ProfilerStep#|"(?:schemaVersion|deviceProperties'
+    rb'|distributedInfo|traceName|cpu_op|cuda_runtime|kernel)"))'
 )
 _NAMES = re.compile(rb'"name"\s*:\s*"([^"\\]{1,80})"')
 # A number at the end of a name is the microbatch: `F3`, `forward mb 3`, `backward_step_12`.
@@ -85,11 +85,7 @@ def _classify(name: str) -> tuple[Op, int | None]:
 
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:
-    """Tell it by spans that are called as passes are, and by nothing of torch.profiler's in it."""
-    if prefix.lstrip()[:1] not in {b"{", b"["} or b'"ph"' not in prefix:
-        return None
-    if _OTHERS_MARKS.search(prefix):
-        return None
+    """Tell it by spans that are called as passes are."""
     names = {name.decode("utf-8", "replace") for name in _NAMES.findall(prefix)}
     ops = [_classify(name)[0] for name in names]
     if Op.FORWARD not in ops or sum(op in _PASSES for op in ops) < _FEWEST:
@@ -229,6 +225,7 @@ FORMAT = Format(
     a_file="a Chrome trace of passes",
     position=5,
     in_names=(),
+    sign=_SIGN,
     recognise=recognise,
     read=read,
     one_a_rank=False,

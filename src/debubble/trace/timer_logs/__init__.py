@@ -229,6 +229,7 @@ FORMAT = Format(
     a_file="",
     position=45,
     in_names=(),
+    sign=re.compile(rb"-compute|time \(ms\)"),
     recognise=recognise,
     read=read,
     one_a_rank=False,

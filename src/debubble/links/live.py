@@ -1,4 +1,4 @@
-"""A hop test: the sizes and pairs to measure, its file, and its rungs in → a verdict for each hop.
+"""A hop test, started on this machine or read from its file, in → a verdict for each hop.
 
 Each hop is a ladder of rungs, one a message size. It is held against its past, its peers and its
 kind of wire; a slow one is measured once more, and its ends with other partners, so that a slow
@@ -14,21 +14,29 @@ slow: 2 → 3     again 2 → 3   2 → 1   1 → 3      ill
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations, pairwise
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from debubble.errors import LogError, UsageError
-from debubble.links.classes import LinkClass
+from debubble.errors import LinkTestError, LogError, MissingExtra, UsageError
 from debubble.links.hop_times import Fit, Hop, fit_line, middle_of_others
 from debubble.links.judge import (
     SLOW,
     SLOW_FOR_ITS_CLASS,
     Judgement,
+    LinkClass,
     Past,
     decide,
     judge_ratio,
@@ -378,3 +386,47 @@ def _who_is_ill(
     if ill:
         return " and ".join(ill)
     return "link" if sends and takes else None
+
+
+_POLL_S = 0.1
+_LOG_TAIL_LINES = 8
+
+
+def run_here(
+    ranks: int, words: Sequence[str], out: Path, *, on_progress: Callable[[int, int], None]
+) -> None:
+    """Start a hop test on this machine and wait for its file."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("measuring hops needs torch", hint="pip install 'debubble[torch]'")
+    with tempfile.TemporaryDirectory() as folder:
+        progress, log = Path(folder) / "progress", Path(folder) / "log"
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(ranks), "-m", "debubble.links"),
+            *("--out", str(out), "--progress", str(progress), *words),
+        ]
+        with log.open("wb") as sink:
+            job = subprocess.Popen(  # noqa: S603 (our own module, no shell)
+                command,
+                # What lies in the folder of the call is no module of ours.
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                while job.poll() is None:
+                    with suppress(OSError, ValueError):  # not written yet, or not whole
+                        done, total = map(int, progress.read_text("utf-8").split())
+                        on_progress(done, total)
+                    time.sleep(_POLL_S)
+            finally:
+                if job.poll() is None:
+                    job.terminate()
+                    job.wait()
+        if job.returncode != 0:
+            tail = log.read_text("utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+            raise LinkTestError(
+                "the hop test failed:\n" + "\n".join(tail),
+                hint="see the lines above; --backend gloo needs no GPU",
+            )

@@ -1,1 +1,0 @@
-"""The ranks of a job in → what each hop between them takes, measured by sending."""
