@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.timelines.engine_runs import MS, planned_run
 
+from debubble.costs.wire_pools import BUFFERED_BYTES
 from debubble.schedules import order_of
 from debubble.simulate.communication import Communication
 from debubble.simulate.planned import planned_engine
@@ -101,6 +102,20 @@ class TestOtherMessages:
         assert set(lengths.wire[slow].tolist()) == {30 * MS}
         # The others come every 30 ms, each alone.
         assert set(lengths.wire[~slow].tolist()) == {WIRE_NS}
+
+
+@pytest.mark.parametrize(("buffers", "drain"), [(True, 15 * MS), (False, 30 * MS)])
+def test_over_a_slow_hop_what_is_buffered_is_underway_in_an_exchange_too(buffers, drain):
+    """Half of each message fits on its way; where senders wait for receivers nothing does."""
+    size = round(2 * BUFFERED_BYTES)
+    source = a_source("1f1b", 2, 6, message_bytes=size, buffers=buffers)
+    program, lengths, _ = run_at_means(
+        source, "1f1b", 6, Communication.FUSED, wire_ns={(0, 1): 30 * MS}
+    )
+    slow = (program.batches.place[program.messages.sent] == 0) & program.messages.rendezvous
+    assert slow.any()
+    assert set(lengths.wire[slow].tolist()) == {30 * MS}
+    assert lengths.drain[slow] == pytest.approx(np.full(slow.sum(), drain), rel=1e-3)
 
 
 class TestLateKernels:
