@@ -84,28 +84,49 @@ def test_megatrons_passes_are_told_by_the_output_that_each_backward_begins_with(
     assert module.forward_step is forward_step
 
 
+class ForwardPass:
+    """An instruction of DeepSpeed's, as `deepspeed.runtime.pipe.schedule` has them."""
+
+
+class BackwardPass:
+    """Another."""
+
+
+class SendGrad:
+    """One that is no pass."""
+
+
+class PipelineEngine:
+    """Carries instructions out as DeepSpeed 0.19's does: by a table that is made with the class."""
+
+    stage_id = 1
+
+    def _exec_pass(self, buffer_id):
+        return buffer_id
+
+    _INSTRUCTION_MAP = dict.fromkeys((ForwardPass, BackwardPass, SendGrad), _exec_pass)
+
+    def carry_out(self, instruction, buffer_id):
+        return types.MethodType(self._INSTRUCTION_MAP[instruction], self)(buffer_id=buffer_id)
+
+
 def test_deepspeeds_passes_are_counted_through_the_step(hooks):
-    class PipelineEngine:
-        stage_id = 1
-
-        def _exec_forward_pass(self, buffer_id):
-            return buffer_id
-
-        def _exec_backward_pass(self, buffer_id):
-            return buffer_id
-
+    before = PipelineEngine._INSTRUCTION_MAP
     hooks._hook_deepspeed(types.SimpleNamespace(PipelineEngine=PipelineEngine))
     engine = PipelineEngine()
 
     def run():
-        assert [engine._exec_forward_pass(buffer) for buffer in (0, 1)] == [0, 1]
-        engine._exec_backward_pass(0)
-        engine._exec_forward_pass(0)
-        engine._exec_backward_pass(buffer_id=1)
+        assert [engine.carry_out(ForwardPass, buffer) for buffer in (0, 1)] == [0, 1]
+        engine.carry_out(BackwardPass, 0)
+        engine.carry_out(SendGrad, 0)
+        engine.carry_out(ForwardPass, 0)
+        engine.carry_out(BackwardPass, 1)
 
     expected = [("F", 1, 0), ("F", 1, 1), ("B", 1, 0), ("F", 1, 2), ("B", 1, 1)]
     assert names(recorded(hooks, run)) == expected
     assert names(recorded(hooks, run)) == expected, "the next step counts anew"
+    hooks.remove()
+    assert PipelineEngine._INSTRUCTION_MAP is before
 
 
 class Work:

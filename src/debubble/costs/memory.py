@@ -73,6 +73,8 @@ class MemoryRun:
     ranks: tuple[RankMemory, ...]
     message_bytes: float
     """Of one microbatch between two stages."""
+    uses_buffers_again: bool = False
+    """Whether microbatches share what messages are received in: those of Megatron and DeepSpeed."""
 
     @property
     def microbatches(self) -> int:
@@ -97,8 +99,9 @@ class RankCosts:
     layers: tuple[int, ...] | None
     """Of each stage, in the first run."""
     between_bytes: float = 0.0
-    """What it holds at most between the passes of two steps, as an optimizer's step does, beyond
-    buffers for each microbatch."""
+    """What it holds at most between the passes of two steps, as an optimizer's step does."""
+    between_keeps_buffers: bool = False
+    """Whether there are buffers for each microbatch beside that, as torch's pipelining has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +150,7 @@ def memory_run(timeline: Timeline, pipeline: int, order: Order) -> MemoryRun:
         order=order,
         ranks=tuple(_of_rank(rank, size) for rank, size in zip(ranks, received, strict=True)),
         message_bytes=float(np.median(sizes)) if sizes else 0.0,
+        uses_buffers_again=ranks[0].parallelism.framework in {"megatron", "deepspeed"},
     )
 
 
@@ -305,7 +309,8 @@ def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that 
     static = sum(mine) * costs.layer_static_bytes
     fixed = rank.fixed_bytes - (1 - scale) * rank.transient_bytes
     moved = sum(mine) - sum(rank.layers or mine)
-    between = rank.between_bytes + buffers + costs.layer_between_bytes * moved
+    between = rank.between_bytes + costs.layer_between_bytes * moved
+    between += buffers if rank.between_keeps_buffers else 0.0
     return PeakMemory(
         peak_bytes=max(fixed + static + buffers + float(level[highest]), between),
         activation_bytes=float(activation[highest]),
@@ -364,9 +369,17 @@ def _fit_rank(runs: Sequence[MemoryRun], position: int, costs: MemoryCosts) -> R
         columns = np.stack((np.ones(len(counts)), counts), axis=1)
         slope = float(np.linalg.lstsq(columns, np.array(left), rcond=None)[0][1])
     fixed = float(np.mean([rest - slope * m for rest, m in zip(left, counts, strict=True)]))
-    each = slope + costs.message_bytes * _stage_ends(runs[0].order, position)
-    between = seen[0].between_peak_bytes - each * runs[0].microbatches
-    return replace(bare, fixed_bytes=fixed, buffer_bytes=slope, between_bytes=between)
+    between, keeps = float(seen[0].between_peak_bytes), False
+    if not runs[0].uses_buffers_again:
+        each = slope + costs.message_bytes * _stage_ends(runs[0].order, position)
+        between, keeps = between - each * runs[0].microbatches, True
+    return replace(
+        bare,
+        fixed_bytes=fixed,
+        buffer_bytes=slope,
+        between_bytes=between,
+        between_keeps_buffers=keeps,
+    )
 
 
 def _static_a_layer(runs: Sequence[MemoryRun], gradient: float, said: list[str]) -> float:

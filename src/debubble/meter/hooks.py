@@ -251,16 +251,29 @@ class Hooks:
         return (chunk or 0) * ranks + self.place.ranks.index(self.place.rank)
 
     def _hook_deepspeed(self, module: ModuleType) -> None:
-        """Tell passes by DeepSpeed's instructions, which it carries out in order."""
-        for method, kind in {"_exec_forward_pass": "F", "_exec_backward_pass": "B"}.items():
+        """Tell passes by DeepSpeed's instructions, which its engine looks up in a table by class.
 
-            def tell(engine: Any, *_: Any, _kind: str = kind, **__: Any) -> tuple[str, int, int]:
-                if self.place is None:
-                    self.place = find_place(engine.grid.get_pipe_parallel_group())
-                stage = int(engine.stage_id)
-                return _kind, stage, self._count(_kind, stage)
+        Nobody calls the methods by name: standing around those would see nothing.
+        """
 
-            self._wrap_pass(module.PipelineEngine, method, tell)
+        def tell(kind: str, engine: Any) -> tuple[str, int, int]:
+            if self.place is None:
+                self.place = find_place(engine.grid.get_pipe_parallel_group())
+            stage = int(engine.stage_id)
+            return kind, stage, self._count(kind, stage)
+
+        def around(carried_out: dict[type, _Call]) -> dict[type, _Call]:
+            kinds = {"ForwardPass": "F", "BackwardPass": "B"}
+            return {
+                instruction: self._timed(
+                    call, lambda engine, *_, _kind=kind, **__: tell(_kind, engine)
+                )
+                if (kind := kinds.get(instruction.__name__))
+                else call
+                for instruction, call in carried_out.items()
+            }
+
+        self._wrap(module.PipelineEngine, "_INSTRUCTION_MAP", around)
 
     def _hook_optimizers(self, module: ModuleType) -> None:
         """Time the optimizer: it lies outside the pipeline's window, and inside the step."""
@@ -298,34 +311,41 @@ class Hooks:
         tell: Callable[..., tuple[str, int, int]],
         after: Callable[[Row, Any], None] | None = None,
     ) -> None:
-        def around(original: _Call) -> _Call:
-            @wraps(original)
-            def run_pass(*given: Any, **named: Any) -> Any:
-                row = None
-                try:
-                    kind, stage, microbatch = tell(*given, **named)
-                    self.stages.add(stage)
-                    row = self.recorder.begin(kind, stage, microbatch)
-                except Exception as error:  # noqa: BLE001 (the pass must run)
-                    self.fail(error)
-                try:
-                    result = original(*given, **named)
-                finally:
-                    if row is not None:
-                        try:
-                            self.recorder.end(row)
-                        except Exception as error:  # noqa: BLE001 (the pass has run)
-                            self.fail(error)
-                if row is not None and after is not None:
+        self._wrap(owner, method, lambda original: self._timed(original, tell, after))
+
+    def _timed(
+        self,
+        original: _Call,
+        tell: Callable[..., tuple[str, int, int]],
+        after: Callable[[Row, Any], None] | None = None,
+    ) -> _Call:
+        """Return a call that runs a pass and marks its begin and end."""
+
+        @wraps(original)
+        def run_pass(*given: Any, **named: Any) -> Any:
+            row = None
+            try:
+                kind, stage, microbatch = tell(*given, **named)
+                self.stages.add(stage)
+                row = self.recorder.begin(kind, stage, microbatch)
+            except Exception as error:  # noqa: BLE001 (the pass must run)
+                self.fail(error)
+            try:
+                result = original(*given, **named)
+            finally:
+                if row is not None:
                     try:
-                        after(row, result)
+                        self.recorder.end(row)
                     except Exception as error:  # noqa: BLE001 (the pass has run)
                         self.fail(error)
-                return result
+            if row is not None and after is not None:
+                try:
+                    after(row, result)
+                except Exception as error:  # noqa: BLE001 (the pass has run)
+                    self.fail(error)
+            return result
 
-            return run_pass
-
-        self._wrap(owner, method, around)
+        return run_pass
 
     # Messages
 
@@ -431,8 +451,8 @@ class Hooks:
 
         return wait
 
-    def _wrap(self, owner: Any, name: str, around: Callable[[_Call], _Call]) -> None:
-        """Put a function in place of another, until the meter ends."""
+    def _wrap(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+        """Put a function, or a table of them, in place of another, until the meter ends."""
         original = getattr(owner, name, None)
         if original is None:
             return
