@@ -19,6 +19,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import debubble
 from debubble.answers.server_plan import read_traffic
@@ -57,23 +58,16 @@ class Truth:
 def read_truth(folder: Path) -> Truth:
     """Read what a recording's engine wrote of itself."""
     told = json.loads((folder / "truth0.json").read_text("utf-8"))
-    log, slots, clients = told["batch_log"], told["slots"], told["clients"]
-    ends = [began + took for began, took, *_ in log]
-    prompts, ended = _drawn(told), len(told["ttft_s"])
+    slots, clients, prompts = told["slots"], told["clients"], _drawn(told)
     mean = sum(length * share for length, share in prompts)
-    kept, firsts = len(log) - slots, float(ended)
-    if len(prompts) == 1:
-        # A request has a batch for each chunk of its prompt and each further token; and a batch has
-        # one chunk, so that many requests wait for each other's prompts.
-        chunks = -(-prompts[0][0] // told["chunk"])
-        a_round = slots * max(told["output"] - 1 + chunks, -(-clients // slots) * chunks)
-        rounds = (len(log) - slots) // a_round
-        if rounds:
-            kept, firsts = rounds * a_round, float(rounds * clients)
-        else:
-            firsts = sum(n for *_, n, _ in log[slots:]) / mean
-    span = ends[-1] - ends[-kept - 1]
-    begun_since = told["tpot_s"][clients:]
+    counted = (told["tokens_out"] + told["tokens_in"] / mean) / told["wall_s"]
+    # A request has a batch for each chunk of its prompt and each further token; and a batch has one
+    # chunk, so that many requests wait for each other's prompts.
+    chunks = sum(-(-length // told["chunk"]) * share for length, share in prompts)
+    in_a_round = max(told["output"] - 1 + chunks, -(-clients // slots) * chunks)
+    rate, tpot = counted, clients * told["output"] / counted / in_a_round
+    if "batch_log" in told:
+        rate, tpot = _over_rounds(told, slots * in_a_round, mean, alike=len(prompts) == 1)
     return Truth(
         slots=slots,
         chunk=told["chunk"],
@@ -81,22 +75,40 @@ def read_truth(folder: Path) -> Truth:
         clients=clients,
         prompts=",".join(f"{length}:{share:.4f}" for length, share in prompts),
         output=told["output"],
-        tokens_out_per_s=(sum(rows for *_, rows in log[-kept:]) + firsts) / span,
-        counted_per_s=(told["tokens_out"] + told["tokens_in"] / mean) / told["wall_s"],
-        # Each batch takes all requests of its slot on by one token.
-        tpot_s=fmean(begun_since) if len(begun_since) >= _FEW else slots * span / kept,
+        tokens_out_per_s=rate,
+        counted_per_s=counted,
+        tpot_s=tpot,
         phases=[2 if not n else 3 if rows else 1 for *_, n, rows in told["profiled_batches"]],
     )
 
 
-def _drawn(told: dict[str, object]) -> list[tuple[int, float]]:
+def _over_rounds(
+    told: dict[str, Any], a_round: float, mean: float, *, alike: bool
+) -> tuple[float, float]:
+    """Return tokens a second and the time a token takes, over whole rounds where there are any."""
+    log, slots, clients = told["batch_log"], told["slots"], told["clients"]
+    ends = [began + took for began, took, *_ in log]
+    kept, firsts = len(log) - slots, float(len(told["ttft_s"]))
+    if alike:
+        rounds = int((len(log) - slots) / a_round)
+        firsts = sum(n for *_, n, _ in log[slots:]) / mean
+        if rounds:
+            kept, firsts = round(rounds * a_round), float(rounds * clients)
+    span = ends[-1] - ends[-kept - 1]
+    begun_since = told["tpot_s"][clients:]
+    # Each batch takes all requests of its slot on by one token.
+    tpot = fmean(begun_since) if len(begun_since) >= _FEW else slots * span / kept
+    return (sum(rows for *_, rows in log[-kept:]) + firsts) / span, tpot
+
+
+def _drawn(told: dict[str, Any]) -> list[tuple[int, float]]:
     """Return the lengths of prompts and their shares, of two lengths as their mean tells."""
     parts = [part.split(":") for part in str(told["prompt"]).split(",")]
     lengths = [int(part[0]) for part in parts]
     shares = [float(part[1]) if len(part) > 1 else 1.0 for part in parts]
     if len(lengths) == 2:
         ended = told["ttft_s"]
-        mean = float(told["tokens_in"]) / len(ended)  # type: ignore[arg-type]
+        mean = told["tokens_in"] / len(ended)
         second = min(max((mean - lengths[0]) / (lengths[1] - lengths[0]), 0.0), 1.0)
         shares = [1 - second, second]
     return [(length, share) for length, share in zip(lengths, shares, strict=True) if share]

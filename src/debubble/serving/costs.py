@@ -61,8 +61,10 @@ class Program:
     waits: Flags
     reflexes: Reflexes
 
-    def run(self, hosts: float, device: float) -> float:
-        """Return what the pass takes with hosts so many times as quick, kernels so many as long."""
+    def run(self, hosts: float, device: float) -> tuple[float, float]:
+        """Return what the pass takes with hosts so many times as quick, kernels so many as long;
+        and how long before its end its host is done with it.
+        """  # noqa: D205 (one sentence)
         host = at = 0.0
         gap, latency = self.reflexes.gap_ns, self.reflexes.latency_ns
         steps = (self.host_ns / hosts).tolist()
@@ -73,7 +75,7 @@ class Program:
                 host = max(host, at + self.reflexes.wake_ns)
             else:
                 at = max(at + gap, host + latency) + kernel
-        return at
+        return at, max(at - host, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ class Costs:
     spread: tuple[tuple[float, ...], tuple[float, ...]]
     """Passes over what they mostly take, of decode and of batches with prompts: one after another
     they keep stages waiting that would not wait for what they mostly take."""
-    memo: dict[tuple[int, bool, int, int], float] = field(default_factory=dict)
+    memo: dict[tuple[int, bool, int, int], tuple[float, float]] = field(default_factory=dict)
 
     @property
     def chunk(self) -> int:
@@ -331,9 +333,11 @@ def pass_ns(  # noqa: PLR0913 (what a pass is made of)
     rows: int,
     grown: tuple[float, float] = (1.0, 1.0),
     layers: int | None = None,
-) -> float:
+) -> tuple[float, float]:
     """Return what a pass takes: with tokens of prompts, rows of decode, at contexts of both so many
-    times as long as the recorded, with so many layers.
+    times as long as the recorded, with so many layers; and the turn that its host takes after it.
+
+    A host that is done before its device has taken part of its turn by then, as after long prompts.
     """  # noqa: D205 (one sentence)
     decode = costs.decode[stage]
     known = costs.prompts[stage] if costs.prompts and prompt_tokens else decode
@@ -346,13 +350,18 @@ def pass_ns(  # noqa: PLR0913 (what a pass is made of)
     if key not in costs.memo:
         scale = device / max(known.device_ns, 1.0)
         if known.program is None:
-            costs.memo[key] = known.length_ns * scale / pace.hosts
+            turn = costs.turn_ns[stage][bool(prompt_tokens)] / pace.hosts
+            costs.memo[key] = (known.length_ns * scale / pace.hosts, turn)
         else:
             # Kernels overlap a little, and programs have none: as recorded, it takes what it took.
-            as_it_was = known.program.run(1.0, 1.0)
-            taken = known.program.run(pace.hosts, scale)
-            costs.memo[key] = taken * known.length_ns / max(as_it_was, 1.0)
-    return costs.memo[key] * share
+            as_it_was, _ = known.program.run(1.0, 1.0)
+            taken, lead = known.program.run(pace.hosts, scale)
+            turn = costs.turn_ns[stage][0] / pace.hosts
+            if prompt_tokens and decode.program is not None:
+                turn -= lead - decode.program.run(pace.hosts, 1.0)[1]
+            costs.memo[key] = (taken * known.length_ns / max(as_it_was, 1.0), max(turn, 0.0))
+    length, turn = costs.memo[key]
+    return length * share, turn
 
 
 def _device(

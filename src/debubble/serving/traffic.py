@@ -119,9 +119,8 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
     rounds: list[tuple[float, int, int, int]] = []
     firsts: list[float] = []
     between: list[float] = []
-    turns = [[turn / pace.hosts for turn in of_stage] for of_stage in costs.turn_ns]
+    turns = [0.0] * costs.stages
     back = costs.back_ns / pace.hosts
-    before = 0
     for number in range(count):
         slot, group = number % slots, groups[number % slots]
         now = landed[slot]
@@ -151,12 +150,12 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
         answered = [one for one in group if one.done >= one.prompt]
         grown = _grown(prompting, tokens, answered, recorded_prompt, costs.chunk)
         phase = int(tokens > 0)
-        at = max(free[0] + turns[0][before], now + back)
+        at = max(free[0] + turns[0], now + back)
         for stage in range(costs.stages):
             if stage:
                 wire = wire_ns(costs, stage, tokens + len(answered), setting.repaired)
-                at = max(at, free[stage] + turns[stage][before]) + wire
-            taken_ns = pass_ns(
+                at = max(at, free[stage] + turns[stage]) + wire
+            taken_ns, turns[stage] = pass_ns(
                 costs,
                 pace,
                 stage,
@@ -168,7 +167,6 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
             spread = costs.spread[phase]
             at += taken_ns * spread[(number * costs.stages + stage) % len(spread)]
             free[stage] = at
-        before = phase
         landed[slot], flying[slot] = at, (prompting, tokens, answered)
         held = max(held, sum(one.done + one.out for each in groups for one in each))
     if len(rounds) < 2:
