@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.services.watch_service import Watching, write_config
 
 import debubble
 from debubble.capture.fetch import NoAnswer
@@ -169,3 +170,20 @@ def test_a_meter_that_is_away_is_said(tmp_path, meters):
         fetch_tables(source, f"{meters[1][0]}elsewhere", set())
     with pytest.raises(NoAnswer):
         fetch_tables(source, "http://127.0.0.1:1", set())
+
+
+@pytest.mark.slow
+def test_a_service_fetches_tables_from_metered_ranks_and_analyses_them(tmp_path, meters):
+    folder = tmp_path / "fetched"
+    folder.mkdir()
+    source = (
+        f'[[source]]\nname = "t"\nfolder = "{folder}"\nsettle = "1h"\npoll = "100ms"\n'
+        f"meters = {json.dumps([*meters[1], 'http://127.0.0.1:1'])}"
+    )
+    with Watching(write_config(tmp_path, sources=source)) as service:
+        service.wait_for("meter_away")
+        service.wait_for("analysed")
+        shown = service.ask_until("/api/pipelines", lambda data: data["pipelines"][0]["latest"])
+    latest = shown["pipelines"][0]["latest"]
+    assert latest["capture"] == f"{SEGMENT}/rank0.csv"
+    assert latest["numbers"]["bubble_fraction"] == pytest.approx(bubble(meters[0] / SEGMENT))
