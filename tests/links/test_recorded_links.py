@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from debubble.answers.links import say_links
 from debubble.ledger.hop_health import account_for, judge_links
 from debubble.ledger.verdict import name_causes
 from debubble.links.hop_times import Fit
-from debubble.links.judge import Past, find_class
+from debubble.links.judge import Past, Verdict, find_class
 from debubble.links.wiring import Wiring
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
@@ -193,3 +195,16 @@ def test_a_stated_class_judges_and_a_guess_does_not(recorded_data):
         recorded_data / "gpipe_m8", classes=dict.fromkeys(hops, find_class("ethernet-25"))
     )
     assert not slower.slow
+
+
+def test_where_nobody_knows_when_messages_left_no_hop_is_called_slow():
+    """A meter of a job that waits for its sends late: it knows when they were asked for."""
+    timeline, figures = measured(HERE / "1f1b_m8_slow12")
+    sent = timeline.transfers
+    ends = np.where(sent.source == 3, sent.send_start_ns, sent.send_end_ns)
+    unsure = replace(timeline, transfers=replace(sent, send_end_ns=ends))
+    found = judge_links(unsure, figures, Wiring(stated={}, guessed={}), {})
+    verdicts = {one.hop: one.judgement.verdict for one in found.hops}
+    assert verdicts[3, 2] == verdicts[2, 3] == Verdict.UNKNOWN
+    assert verdicts[1, 2] == Verdict.SLOW
+    assert verdicts[0, 1] == Verdict.HEALTHY

@@ -248,14 +248,26 @@ def test_the_work_of_a_pass_tells_when_it_began_and_ended(hooks):
     module = types.SimpleNamespace(_engine_run_backward=engine_run_backward)
     hooks._hook_autograd(module)
     hooks.recorder.beat()
-    row = hooks.recorder.begin("B", 0, 0)
-    began = row[START]
+    row = hooks.recorder.begin("B", 0, 0, tells=True)
+    assert row[START] is None
     module._engine_run_backward()
     ended = row[END]
     hooks.recorder.end(row)
-    assert began < moments[0] < ended
     assert (row[START], row[END]) == (moments[0], ended)
     assert hooks.recorder.inside is None
+
+
+def test_a_pass_that_computes_around_autograd_lasts_from_its_begin_to_its_end(hooks):
+    """DeepSpeed's backward pass clears gradients before and adds them up after."""
+    module = types.SimpleNamespace(_engine_run_backward=lambda: None)
+    hooks._hook_autograd(module)
+    hooks.recorder.beat()
+    row = hooks.recorder.begin("B", 0, 0)
+    began = row[START]
+    module._engine_run_backward()
+    assert (row[START], row[END]) == (began, None)
+    hooks.recorder.end(row)
+    assert row[END] > began
 
 
 def test_weight_gradients_that_are_added_up_after_autograd_are_part_of_their_pass(hooks):

@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,6 +239,8 @@ def _wire_of(step: MeasuredStep, wires: Mapping[Hop, str]) -> NDArray[np.str_]:
     return np.array(kinds, dtype=np.str_).reshape(count * count)[hop_of(step.program)]
 
 
+# Of a rank whose sends have no length more often than this it is not known when messages leave.
+_MOST_ENDLESS = 0.1
 # Fewer are no sample.
 FEWEST = 4
 # A message that has the wire to itself is quicker than most: compute and other hops slow the rest.
@@ -295,6 +297,9 @@ class HopTimes:
     """Latency and bandwidth, where messages have several sizes."""
     lengths: tuple[tuple[str, F64], ...]
     """By what messages met: `waited`, `exchange`, `early`; of early ones no wire is seen."""
+    told: bool = True
+    """Whether its two ranks know when messages left. Where a job waits for its sends long after, a
+    meter knows when they were asked for alone; nor what is received behind such a send."""
 
     @property
     def hop(self) -> Hop:
@@ -314,9 +319,20 @@ def time_hops(timeline: Timeline, hops: tuple[HopFigures, ...]) -> tuple[HopTime
     buffers = bool((~transfers.fused & (transfers.send_end_ns <= transfers.receive_start_ns)).any())
     rows = rows_by_hop(transfers)
     nothing = np.zeros(0, dtype=np.int64)
+    endless = transfers.send_end_ns == transfers.send_start_ns
+    guess = {
+        rank
+        for rank in np.unique(transfers.source[endless]).tolist()
+        if endless[transfers.source == rank].mean() > _MOST_ENDLESS
+    }
     return tuple(
-        _time(
-            transfers.where(rows.get((hop.source, hop.destination), nothing)), hop, buffers=buffers
+        replace(
+            _time(
+                transfers.where(rows.get((hop.source, hop.destination), nothing)),
+                hop,
+                buffers=buffers,
+            ),
+            told=not guess & {hop.source, hop.destination},
         )
         for hop in hops
     )

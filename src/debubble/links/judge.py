@@ -210,11 +210,15 @@ def judge_hops(
 
     What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
     """
-    usual, alone = _usual(hops, wires), _alone(hops, wires)
-    peers = {times.hop: _Ratios.of(times, usual) for times in hops}
+    known = [times for times in hops if times.told]
+    usual, alone = _usual(known, wires), _alone(known, wires)
+    peers = {times.hop: _Ratios.of(times, usual) for times in known}
     judged = {}
     for times in hops:
         hop, size = times.hop, times.figures.message_bytes
+        if not times.told:
+            judged[hop] = unknown("when its messages left was not recorded")
+            continue
         if times.figures.count < FEWEST:
             judged[hop] = unknown("too few messages to tell")
             continue

@@ -160,7 +160,7 @@ class Hooks:
                 return original(stage, *given, **named)
             finally:
                 if row is not None:
-                    recorder.inside = None
+                    recorder.inside = recorder.telling = None
                     # Weight gradients are added up after autograd's work, still in their pass.
                     if told == "W" or row[START] is None or row[END] is None:
                         try:
@@ -200,7 +200,7 @@ class Hooks:
 
         @wraps(original)
         def work(*given: Any, **named: Any) -> Any:
-            row = recorder.inside
+            row = recorder.telling
             if row is None or row[OP] not in kinds:
                 return original(*given, **named)
             try:

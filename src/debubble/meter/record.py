@@ -210,6 +210,8 @@ class Recorder:
         self.left_out = 0
         """Steps that were not recorded whole."""
         self.inside: Row | None = None
+        self.telling: Row | None = None
+        """The pass inside, if autograd tells when it begins and ends."""
         """The pass under way: what it sends goes to no other stage."""
         self._open: Step | None = None
         self._ended: deque[Step] = deque()
@@ -220,7 +222,7 @@ class Recorder:
             self.clock = _choose_clock()
             self.mark = self.clock.mark
         now = self.mark()
-        step, self._open, self.inside = self._open, None, None
+        step, self._open, self.inside, self.telling = self._open, None, None, None
         if step is not None:
             self.number += 1
             if now is not None and step.whole:
@@ -243,7 +245,8 @@ class Recorder:
     def begin(self, op: str, stage: int, microbatch: int, *, tells: bool = False) -> Row | None:
         """Begin a pass, or something outside of passes; None where it is not recorded.
 
-        `tells`: its work will tell when it begins and ends.
+        `tells`: its work will tell when it begins and ends. Of a pass that computes around autograd
+        as well, as DeepSpeed's do, it must not.
         """
         step = self._open
         if step is None or not step.whole:
@@ -258,11 +261,12 @@ class Recorder:
         step.rows.append(row)
         if op in PASSES:
             self.inside = row
+            self.telling = row if tells else None
         return row
 
     def end(self, row: Row) -> None:
         """End what was begun, unless its work has told its end."""
-        self.inside = None
+        self.inside = self.telling = None
         if row[END] is None:
             row[END] = self.mark()
         if row[START] is None:
