@@ -35,13 +35,27 @@ import debubble
 
 LOADS = {
     # One rank alone: no message's jitter is in the way of a thousandth.
-    "alone": {"width": 4096, "tokens": 6144, "layers": 4, "blocks": 16, "steps": 4},
-    "alone-middle": {"width": 4096, "tokens": 1280, "layers": 4, "blocks": 24, "steps": 8},
-    "alone-short": {"width": 1024, "tokens": 512, "layers": 2, "blocks": 30, "steps": 30},
+    "alone": {"width": 4096, "tokens": 6144, "layers": 4, "blocks": 24, "settle": 3, "steps": 8},
+    "alone-middle": {
+        "width": 4096,
+        "tokens": 1280,
+        "layers": 4,
+        "blocks": 30,
+        "settle": 8,
+        "steps": 16,
+    },
+    "alone-short": {
+        "width": 1024,
+        "tokens": 512,
+        "layers": 2,
+        "blocks": 40,
+        "settle": 60,
+        "steps": 100,
+    },
     # Four ranks on one GPU.
-    "long": {"width": 4096, "tokens": 768, "layers": 4, "blocks": 12, "steps": 5},
-    "short": {"width": 1024, "tokens": 128, "layers": 1, "blocks": 20, "steps": 40},
-    "tiny": {"width": 32, "tokens": 16, "layers": 1, "blocks": 4, "steps": 3},
+    "long": {"width": 4096, "tokens": 768, "layers": 4, "blocks": 12, "settle": 2, "steps": 5},
+    "short": {"width": 1024, "tokens": 128, "layers": 1, "blocks": 20, "settle": 20, "steps": 40},
+    "tiny": {"width": 32, "tokens": 16, "layers": 1, "blocks": 4, "settle": 1, "steps": 3},
 }
 MICROBATCHES, PROFILED, SETTLING = 8, 4, 1
 HAS_CUDA = torch.cuda.is_available()
@@ -101,7 +115,8 @@ def on_and_off(job: Job, load: dict[str, int], out: Path) -> dict[str, float]:
     for block in range(load["blocks"]):
         metered = block % 2 == 1
         meter = debubble.meter(out=out / "overhead", on_drift=False) if metered else None
-        for _ in range(SETTLING):
+        # A meter's first steps make marks; a job that goes on uses them again.
+        for _ in range(load["settle"]):
             job.step()
         settle()
         began, worked = time.perf_counter(), time.process_time()
