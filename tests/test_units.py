@@ -157,6 +157,13 @@ def test_no_word_that_nobody_says_is_in_the_sources(word):
     assert found == []
 
 
+def test_no_parameter_is_called_one():
+    # A reader wants to know of what: a pipeline, a hop, a rank, an option.
+    named = re.compile(r"(?:^\s*|\(|, )one: [a-zA-Z]\w*[\[,)=| ]", re.MULTILINE)
+    found = [file.name for file in SOURCES.rglob("*.py") if named.search(file.read_text("utf-8"))]
+    assert found == []
+
+
 def test_a_change_has_a_sign_and_never_a_minus_before_nothing():
     assert [show_change(part) for part in (0.3421, -0.044, -0.00003)] == [
         "+34.2 %",

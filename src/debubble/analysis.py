@@ -247,7 +247,7 @@ class Analysis:
         """Fit what every change starts from; what is not said, the job says."""
         pipeline, job = self.pipeline, self.job
         mine = {rank.rank for rank in pipeline.ranks}
-        slow = tuple(sorted(one.rank for one in self.workers.slow if one.rank in mine))
+        slow = tuple(sorted(worker.rank for worker in self.workers.slow if worker.rank in mine))
         found = measure_baseline(
             self.timeline,
             pipeline,

@@ -182,7 +182,9 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
     elif saving.cause is Cause.SLOW_LINK and saving.hop is not None:
         who = f"hop {saving.hop[0]} → {saving.hop[1]} is slower than its peers"
     else:
-        most = next((one for one in account.culprits if one.cause is saving.cause), None)
+        most = next(
+            (culprit for culprit in account.culprits if culprit.cause is saving.cause), None
+        )
         hop = f"hop {most.hop[0]} → {most.hop[1]}" if most and most.hop else "some hop"
         who = about.blames.format(rank=rank, hop=hop, setting="")
     return f"{who}; {about.remedied} would save {buys}"

@@ -214,7 +214,7 @@ def _places(
         held[name] = int(table.pipeline[mine][0]), tuple(np.unique(table.stage[mine]).tolist())
     members: dict[int, dict[int, int]] = {}
     replicas: dict[tuple[int, ...], list[int]] = {}
-    for name, (pipeline, stages) in sorted(held.items(), key=lambda one: one[1][1]):
+    for name, (pipeline, stages) in sorted(held.items(), key=lambda row: row[1][1]):
         members.setdefault(pipeline, {})[stages[0]] = name
         replicas.setdefault(stages, []).append(name)
     if all(len(stages) == 1 for _, stages in held.values()):
