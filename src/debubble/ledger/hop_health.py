@@ -213,17 +213,17 @@ def _judge(
     steps = [window.step for window in figures.windows]
     timed = time_hops(only_steps(timeline, steps) if steps else timeline, figures.hops)
     judged = judge_hops(timed, wires=wires, classes=wiring.stated, history=history)
-    judged = {hop: _as_priced(one, hop, ledger) for hop, one in judged.items()}
+    judged = {hop: _as_priced(judgement, hop, ledger) for hop, judgement in judged.items()}
     hops = tuple(
         HopHealth(
-            times=one,
-            judgement=judged[one.hop],
-            wire=wiring.of(one.hop),
-            wire_stated=one.hop in wiring.stated,
-            times_expected=times_expected(ledger, one.hop) if ledger else None,
-            cost_ns=_cost(ledger, one.hop, judged[one.hop]),
+            times=hop,
+            judgement=judged[hop.hop],
+            wire=wiring.of(hop.hop),
+            wire_stated=hop.hop in wiring.stated,
+            times_expected=times_expected(ledger, hop.hop) if ledger else None,
+            cost_ns=_cost(ledger, hop.hop, judged[hop.hop]),
         )
-        for one in timed
+        for hop in timed
     )
     return LinkHealth(
         hops=hops,
@@ -279,14 +279,14 @@ def _cost_together(ledger: Ledger | None, judged: Mapping[Hop, Judgement]) -> in
     """Price all slow hops at once: slack may hide each of them, and not all."""
     if ledger is None or not ledger.replays:
         return None
-    slow = {hop: _share(one) for hop, one in judged.items() if one.slow}
+    slow = {hop: _share(judgement) for hop, judgement in judged.items() if judgement.slow}
     return saved_by_repairs(ledger, slow) if slow else 0
 
 
 def _costs_of_pairs(
     ledger: Ledger | None, judged: Mapping[Hop, Judgement]
 ) -> dict[frozenset[Hop], int]:
-    slow = {hop: _share(one) for hop, one in judged.items() if one.slow}
+    slow = {hop: _share(judgement) for hop, judgement in judged.items() if judgement.slow}
     if ledger is None or not ledger.replays:
         return {}
     both = [{hop: slow[hop], hop[::-1]: slow[hop[::-1]]} for hop in slow if hop[::-1] in slow]
