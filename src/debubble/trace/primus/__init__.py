@@ -146,7 +146,7 @@ FORMAT = Format(
     a_file="a dump of Primus's timers",
     position=35,
     in_names=("pp_rank_",),
-    sign=_FIRST,
+    sign=(_FIRST,),
     recognise=recognise,
     read=read,
 )
