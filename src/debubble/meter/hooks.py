@@ -204,8 +204,8 @@ class Hooks:
             if row is None or row[OP] not in kinds:
                 return original(*given, **named)
             try:
-                if row[END] is None:
-                    row[START] = recorder.mark(row[START])
+                if row[START] is None:
+                    row[START] = recorder.mark()
             except Exception as error:  # noqa: BLE001 (the pass must run)
                 self.fail(error)
             result = original(*given, **named)

@@ -246,7 +246,8 @@ class Recorder:
         """Begin a pass, or something outside of passes; None where it is not recorded.
 
         `tells`: its work will tell when it begins and ends. Of a pass that computes around autograd
-        as well, as DeepSpeed's do, it must not.
+        as well, as DeepSpeed's do, it must not. Nor of the begin of input gradients on a CPU: torch
+        first looks at all weights, which are operators there, and nothing to a device.
         """
         step = self._open
         if step is None or not step.whole:
@@ -254,9 +255,11 @@ class Recorder:
         if len(step.rows) >= MOST_ROWS:
             step.whole, step.rows = False, []
             return None
-        mark = None if tells else self.mark()
-        if mark is None and not tells:
-            return None
+        mark = None
+        if not tells or (op == "I" and self.on_host):
+            mark = self.mark()
+            if mark is None:
+                return None
         row = [op, stage, microbatch, mark, None, -1, -1, None]
         step.rows.append(row)
         if op in PASSES:
