@@ -262,7 +262,7 @@ def test_input_gradients_begin_with_torchs_look_at_the_weights_where_that_is_wor
     hooks, monkeypatch, on_host
 ):
     """Views of weights are operators on a CPU, which traces begin with; a device sees none."""
-    monkeypatch.setattr(Recorder, "on_host", on_host)
+    monkeypatch.setattr(hooks.recorder, "on_host", on_host)
     began = []
     module = types.SimpleNamespace(_engine_run_backward=lambda: None)
     hooks._hook_autograd(module)
@@ -325,7 +325,7 @@ def test_when_a_message_left_is_known_if_it_is_waited_for_at_once(
         recv = send
 
     monkeypatch.setattr(meter_hooks.dist, "get_process_group_ranks", lambda _group: [0, 1, 2])
-    monkeypatch.setattr(Recorder, "on_host", False)
+    monkeypatch.setattr(hooks.recorder, "on_host", False)
     hooks._hook_messages(types.SimpleNamespace(ProcessGroup=Group, Work=Work))
     hooks.recorder.beat()
     work = Group().send([torch.zeros(4)], 2, 0)

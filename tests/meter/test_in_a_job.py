@@ -94,7 +94,7 @@ def slower():
 class EvenClock(record.HostClock):
     # Each mark is a millisecond after the one before, give or take a hundredth.
     now_ns = 0
-    def mark(self, used=None):
+    def mark(self):
         self.now_ns += int(1e6 * slower() * noise.gauss(1, 0.01))
         return self.now_ns
 
