@@ -172,6 +172,8 @@ class Code(StrEnum):
     DIGEST_NOT_WRITTEN = "digest_not_written"
     DUPLICATE_RANK = "duplicate_rank"
     FOREIGN_DEVICE = "foreign_device"
+    GAPS_COUNT_AS_BUSY = "gaps_count_as_busy"
+    GAPS_FROM_CAPTURE = "gaps_from_capture"
     HOST_TIMES = "host_times"
     IMPOSSIBLE = "impossible"
     LAYERS_DIFFER = "layers_differ"

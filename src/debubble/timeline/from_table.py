@@ -325,8 +325,8 @@ def _posts(
         ]
         is_send = np.isin(table.op[rows], tuple(_SENDS))
         computes = union_of(start[(rank == name) & is_pass], end[(rank == name) & is_pass])
-        beside = int(_covered(computes, end[rows[is_send]]).sum())
-        beside -= int(_covered(computes, start[rows[is_send]]).sum())
+        beside = int(computes.covered_until(end[rows[is_send]]).sum())
+        beside -= int(computes.covered_until(start[rows[is_send]]).sum())
         waits = beside < _BESIDE * int((end - start)[rows[is_send]].sum())
         messages = Messages(
             issued_ns=start[rows],
@@ -343,15 +343,6 @@ def _posts(
         )
         posts[name] = RankMessages(messages=messages, step=table.step[rows].astype(np.int32))
     return posts
-
-
-def _covered(intervals: Intervals, moments: I64) -> I64:
-    """Return how much of the time up to each moment some intervals cover."""
-    before = np.concatenate(([0], np.cumsum(intervals.end_ns - intervals.start_ns)))
-    begun = np.searchsorted(intervals.start_ns, moments, side="right")
-    reach = np.concatenate(([0], intervals.end_ns))[begun]
-    covered: I64 = before[begun] - np.maximum(reach - moments, 0) * (begun > 0)
-    return covered
 
 
 def _queues(start: I64, end: I64, peer: NDArray[np.integer[Any]], is_send: Flags) -> I32:
