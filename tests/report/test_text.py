@@ -36,6 +36,29 @@ def test_markup_in_names_is_shown_and_not_obeyed():
         assert name in text
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_sentences_break_between_words_on_a_terminal_and_never_in_a_file():
+    finding = "Equal stages would save 19.1 ms of 186 ms over hop 1 → 0, as everybody knows, 10 %."
+    command = f"check: {'CUDA_VISIBLE_DEVICES=0,1 ' * 5}sendrecv_perf"
+    gap = Gap(code=Code.MALFORMED, message="word " * 30, hint="word " * 30)
+    page = Page(answer="word " * 30, findings=[finding], notes=["a note " * 30])
+    page.lines, page.gaps, page.next_command = [command], [gap], f"debubble find {'x' * 90}"
+    assert finding in drawn(page)
+    for width in range(20, 90):
+        out = Terminal()
+        print_page(page, Console(file=out, width=width, highlight=False, color_system=None))
+        said = out.getvalue()
+        lines = [line for line in said.splitlines() if not line.startswith(("check:", "next:"))]
+        assert max(map(len, lines)) <= width
+        assert command in said
+        for together in ("19.1 ms", "186 ms", "1 → 0", "10 %"):
+            assert together in said, (width, together)
+
+
 def test_control_characters_in_names_do_not_reach_the_terminal():
     text = drawn(Page(answer="a\x1b[31mb\x07"), force_terminal=True)
     assert "\x07" not in text

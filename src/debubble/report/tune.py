@@ -32,6 +32,7 @@ from debubble.units import (
     show_duration,
     show_gain,
     show_number,
+    show_percent,
     show_range,
     show_share,
 )
@@ -97,7 +98,7 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
         )
     page.tables = [table] if worth else []
     page.findings += _untellable(found)
-    page.notes = [shlex.join(words) for _, words in commands[1:]]
+    page.lines = [shlex.join(words) for _, words in commands[1:]]
     return page
 
 
@@ -259,8 +260,10 @@ def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]
     planned = (
         f"{change}, predicted a batch in {show_duration(window_ns)}, {show_gain(gain)} throughput"
     )
+    error = error_of(made)
     measured = (
-        f"a batch in {show_duration(_latency_ns(made))}, {show_gain(error_of(made))} off that"
+        f"a batch in {show_duration(_latency_ns(made))}, {show_percent(abs(error))}"
+        f" {'more' if error > 0 else 'less'} than that"
     )
     found = _found(made)
     page.findings = [
@@ -279,8 +282,8 @@ def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]
         what_it_is,
         f"records: {out / 'before'}, {out / 'after'}",
         "the same, command by command:",
-        *(f"  {line}" for line in commands),
     ]
+    page.lines = [f"  {line}" for line in commands]
     return page
 
 
