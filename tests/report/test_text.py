@@ -9,7 +9,7 @@ from rich.console import Console
 
 from debubble.cli.options import console_for
 from debubble.errors import Code, Gap
-from debubble.report.text import Page, Table, print_page
+from debubble.report.text import Page, Table, print_page, refused_table
 from debubble.units import printable
 
 
@@ -191,3 +191,8 @@ def test_a_table_is_set_closer_before_it_gets_a_second_part():
     text = drawn(Page(answer="", tables=[Table(columns=columns, rows=rows)]), width=80)
     assert text.count("column a") == 1
     assert "12.34 GB  12.34 GB" in text
+
+
+def test_each_reason_of_what_was_refused_is_said_once():
+    table = refused_table([("a", "no layers"), ("b", "too large"), ("c", "no layers")])
+    assert table.rows == [("a", "no layers"), ("c", "the same"), ("b", "too large")]

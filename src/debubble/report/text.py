@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -103,6 +103,17 @@ class Table:
     title: str = ""
 
 
+def refused_table(refused: Iterable[tuple[str, str]]) -> Table:
+    """Lay out what was refused and why, each reason once."""
+    reasons: dict[str, list[str]] = {}
+    for option, why in refused:
+        reasons.setdefault(why, []).append(option)
+    table = Table(columns=("refused", "why"))
+    for why, (first, *others) in reasons.items():
+        table.rows += [(first, why), *((option, "the same") for option in others)]
+    return table
+
+
 @dataclass(slots=True)
 class Page:
     """One verb's answer, in the order every verb keeps."""
@@ -134,6 +145,14 @@ def print_page(page: Page, console: Console) -> None:
             if number:
                 console.print()
             console.print(_draw(table, columns, between))
+    _print_notes(page, console)
+    _print_gaps(page.gaps, console)
+    if page.next_command:
+        console.print()
+        console.print(f"next: {_safe(page.next_command)}", soft_wrap=True)
+
+
+def _print_notes(page: Page, console: Console) -> None:
     if page.notes or page.lines:
         console.print()
     for note in page.notes:
@@ -141,10 +160,6 @@ def print_page(page: Page, console: Console) -> None:
     for line in page.lines:
         # As it is: markup would double a backslash at an end.
         console.print(Text(printable(line)), soft_wrap=True)
-    _print_gaps(page.gaps, console)
-    if page.next_command:
-        console.print()
-        console.print(f"next: {_safe(page.next_command)}", soft_wrap=True)
 
 
 def _say(text: Text, console: Console, *, hang: int = 0) -> None:

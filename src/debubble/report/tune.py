@@ -17,7 +17,7 @@ from debubble.answers.find import answer_find
 from debubble.answers.tune import say_tuning
 from debubble.ledger.causes import Cause
 from debubble.measure.measurement import Measurement, Served, middle
-from debubble.report.text import Page, Table
+from debubble.report.text import Page, Table, refused_table
 from debubble.tune.journal import Expected, Run
 from debubble.tune.loop import Tuning
 from debubble.tune.once import Improvement
@@ -58,11 +58,8 @@ def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
     is_served = any(one is not None and one.served is not None for one in measured)
     page.tables = [_serving_table(tuned) if is_served else _run_table(tuned)]
     if tuned.prospects.refused:
-        table = Table(columns=("refused", "why"))
-        table.rows = [
-            (describe(option.change), option.reason) for option in tuned.prospects.refused
-        ]
-        page.tables.append(table)
+        refused = ((describe(one.change), one.reason) for one in tuned.prospects.refused)
+        page.tables.append(refused_table(refused))
     page.notes = [f"stopped: {tuned.stop.why}"]
     failed = [run for run in tuned.standing.runs if run.outcome.message]
     page.notes += [f"run {run.number}: {run.outcome.message}" for run in failed]
