@@ -217,7 +217,7 @@ class _Sieve:
                 found = best_split(baseline, Change(), empty_ends=ends)
                 self.start = replace(self.start, partition=found, empty_ends=ends)
             except (UsageError, NoSplitFits) as error:
-                self.refuse(Idea(lever="split", change=Change()), error.message)
+                self.refuse(Idea(lever="split", change=Change()), error.with_cure)
         alone: dict[str, list[Idea]] = {}
         schedules: list[Idea] = []
         for lever in LEVERS:

@@ -28,7 +28,7 @@ def ideas(start: Start) -> Iterator[Idea | Refused]:
         try:
             baseline.what_if(change)
         except UsageError as error:
-            yield Refused(lever="schedule", change=change, reason=error.message)
+            yield Refused(lever="schedule", change=change, reason=error.with_cure)
         else:
             assumed = () if name in TORCH_SCHEDULES else (FROM_FILE,)
             yield Idea(lever="schedule", change=change, assumptions=assumed)
