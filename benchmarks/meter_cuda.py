@@ -5,7 +5,7 @@ and 10 ms; `--ranks 4 --one-gpu --load long` has four on one GPU (MPS, NCCL over
 rig).
 
 on and off   blocks of steps with the meter and without, in turns: what a step takes, and the
-             processor time of its host
+             processor time of its host, and of the job's thread alone
 together     with several ranks, a few steps under the meter and torch's profiler at once:
              OUT/LOAD/traces and OUT/LOAD/meter, held together by `benchmarks/meter.py --held`
 
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
@@ -34,28 +35,29 @@ from torch.profiler import ProfilerActivity, profile, schedule
 import debubble
 
 LOADS = {
-    # One rank alone: no message's jitter is in the way of a thousandth.
-    "alone": {"width": 4096, "tokens": 6144, "layers": 4, "blocks": 24, "settle": 3, "steps": 8},
+    # One rank alone: no message's jitter is in the way of a thousandth. The last block is without
+    # the meter, as the first is: each block with it stands between two without.
+    "alone": {"width": 4096, "tokens": 6144, "layers": 4, "blocks": 29, "settle": 2, "steps": 5},
     "alone-middle": {
         "width": 4096,
         "tokens": 1280,
         "layers": 4,
-        "blocks": 30,
-        "settle": 8,
-        "steps": 16,
+        "blocks": 17,
+        "settle": 4,
+        "steps": 8,
     },
     "alone-short": {
         "width": 1024,
         "tokens": 512,
         "layers": 2,
-        "blocks": 40,
-        "settle": 60,
-        "steps": 100,
+        "blocks": 21,
+        "settle": 20,
+        "steps": 60,
     },
     # Four ranks on one GPU.
-    "long": {"width": 4096, "tokens": 768, "layers": 4, "blocks": 12, "settle": 2, "steps": 5},
-    "short": {"width": 1024, "tokens": 128, "layers": 1, "blocks": 20, "settle": 20, "steps": 40},
-    "tiny": {"width": 32, "tokens": 16, "layers": 1, "blocks": 4, "settle": 1, "steps": 3},
+    "long": {"width": 4096, "tokens": 768, "layers": 4, "blocks": 13, "settle": 2, "steps": 5},
+    "short": {"width": 1024, "tokens": 128, "layers": 1, "blocks": 21, "settle": 20, "steps": 40},
+    "tiny": {"width": 32, "tokens": 16, "layers": 1, "blocks": 5, "settle": 1, "steps": 3},
 }
 MICROBATCHES, PROFILED, SETTLING = 8, 4, 1
 HAS_CUDA = torch.cuda.is_available()
@@ -108,10 +110,11 @@ def settle() -> None:
     dist.barrier()
 
 
-def on_and_off(job: Job, load: dict[str, int], out: Path) -> dict[str, float]:
+def on_and_off(job: Job, load: dict[str, int], out: Path) -> dict[str, object]:
     """Time blocks of steps with the meter and without, in turns."""
     wall: dict[bool, list[float]] = {True: [], False: []}
     host: dict[bool, list[float]] = {True: [], False: []}
+    thread: dict[bool, list[float]] = {True: [], False: []}
     for block in range(load["blocks"]):
         metered = block % 2 == 1
         meter = debubble.meter(out=out / "overhead", on_drift=False) if metered else None
@@ -121,7 +124,9 @@ def on_and_off(job: Job, load: dict[str, int], out: Path) -> dict[str, float]:
         settle()
         began, worked = time.perf_counter(), time.process_time()
         for _ in range(load["steps"]):
+            alone = time.thread_time()
             job.step()
+            thread[metered].append(time.thread_time() - alone)
         if HAS_CUDA:
             torch.cuda.synchronize()
         wall[metered].append((time.perf_counter() - began) / load["steps"])
@@ -132,19 +137,23 @@ def on_and_off(job: Job, load: dict[str, int], out: Path) -> dict[str, float]:
                 raise RuntimeError(meter.problem)
             meter.close()
         settle()
-    pairs = [on / off - 1 for on, off in zip(wall[True], wall[False], strict=True)]
-    apart = sorted(pairs)
+    # Against the mean of the blocks before and after: a device that warms up drifts.
+    around = [(before + after) / 2 for before, after in pairwise(wall[False])]
+    apart = sorted(on / off - 1 for on, off in zip(wall[True], around, strict=True))
     middle = len(apart) // 2
     # The interval of a median by order statistics, about 95 %.
     half = max(1, round(len(apart) ** 0.5))
     return {
         "step_off_s": statistics.median(wall[False]),
         "step_on_s": statistics.median(wall[True]),
-        "overhead_fraction": statistics.median(pairs),
+        "overhead_fraction": statistics.median(apart),
         "overhead_low": apart[max(0, middle - half)],
         "overhead_high": apart[min(len(apart) - 1, middle + half)],
         "host_off_s": statistics.median(host[False]),
         "host_on_s": statistics.median(host[True]),
+        "thread_off_s": statistics.median(thread[False]),
+        "thread_on_s": statistics.median(thread[True]),
+        "pairs": [round(value, 6) for value in apart],
     }
 
 

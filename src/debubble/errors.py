@@ -47,6 +47,11 @@ class DebubbleError(Exception):
     def __str__(self) -> str:
         return f"{place(self.file, self.rank)}{self.message}"
 
+    @property
+    def with_cure(self) -> str:
+        """What is wrong and what to do about it, where both stand in one line."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
     def __reduce__(self) -> tuple[object, ...]:
         """Survive the way back from a worker process."""
         return _rebuild, (type(self), self.message, self.hint, self.file, self.rank)
@@ -172,6 +177,8 @@ class Code(StrEnum):
     DIGEST_NOT_WRITTEN = "digest_not_written"
     DUPLICATE_RANK = "duplicate_rank"
     FOREIGN_DEVICE = "foreign_device"
+    GAPS_COUNT_AS_BUSY = "gaps_count_as_busy"
+    GAPS_FROM_CAPTURE = "gaps_from_capture"
     HOST_TIMES = "host_times"
     IMPOSSIBLE = "impossible"
     LAYERS_DIFFER = "layers_differ"

@@ -236,6 +236,16 @@ def test_tables_of_a_rank_are_whole_and_as_many_as_are_kept(tmp_path, schedule):
     assert (kinds.count("F"), kinds.count("B"), kinds.count("optimizer")) == (4, 4, 2)
 
 
+def test_tables_of_captured_steps_stay_as_long_as_the_capture(tmp_path):
+    job = "20260131-235959"
+    (tmp_path / "captures" / f"{job}-step000000047").mkdir(parents=True)
+    for first in range(0, 120, 20):
+        segment = output.Segment(name=f"{job}-step{first:09}", table="rows", sidecar="{}")
+        output.write_segment(tmp_path, 0, segment, 2)
+    kept = sorted(int(table.parent.name[-3:]) for table in tmp_path.glob("*/rank0.csv"))
+    assert kept == [40, 80, 100]
+
+
 def test_a_loop_of_its_own_says_its_passes(tmp_path, world):  # noqa: ARG001 (ranks have a group)
     meter = debubble.meter(out=tmp_path, on_drift=False)
     meter.step()

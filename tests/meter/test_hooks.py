@@ -257,6 +257,23 @@ def test_the_work_of_a_pass_tells_when_it_began_and_ended(hooks):
     assert hooks.recorder.inside is None
 
 
+@pytest.mark.parametrize("on_host", [True, False])
+def test_input_gradients_begin_with_torchs_look_at_the_weights_where_that_is_work(
+    hooks, monkeypatch, on_host
+):
+    """Views of weights are operators on a CPU, which traces begin with; a device sees none."""
+    monkeypatch.setattr(hooks.recorder, "on_host", on_host)
+    began = []
+    module = types.SimpleNamespace(_engine_run_backward=lambda: None)
+    hooks._hook_autograd(module)
+    hooks.recorder.beat()
+    row = hooks.recorder.begin("I", 0, 0, tells=True)
+    began.append(hooks.recorder.mark())
+    module._engine_run_backward()
+    hooks.recorder.end(row)
+    assert (row[START] < began[0]) == on_host
+
+
 def test_a_pass_that_computes_around_autograd_lasts_from_its_begin_to_its_end(hooks):
     """DeepSpeed's backward pass clears gradients before and adds them up after."""
     module = types.SimpleNamespace(_engine_run_backward=lambda: None)
@@ -308,7 +325,7 @@ def test_when_a_message_left_is_known_if_it_is_waited_for_at_once(
         recv = send
 
     monkeypatch.setattr(meter_hooks.dist, "get_process_group_ranks", lambda _group: [0, 1, 2])
-    monkeypatch.setattr(Recorder, "on_host", False)
+    monkeypatch.setattr(hooks.recorder, "on_host", False)
     hooks._hook_messages(types.SimpleNamespace(ProcessGroup=Group, Work=Work))
     hooks.recorder.beat()
     work = Group().send([torch.zeros(4)], 2, 0)

@@ -22,6 +22,7 @@ need_package("torch")
 
 import debubble
 from debubble.capture.settings import environment_for, read_order
+from debubble.errors import Code
 from debubble.meter.settings import Settings
 
 pytestmark = pytest.mark.slow
@@ -51,6 +52,9 @@ def test_a_pipeline_is_metered_every_verb_reads_it_and_a_file_has_all_ranks_capt
     traces = sorted(file.name for file in capture.glob("*.json.gz"))
     assert traces == ["rank0.json.gz", "rank1.json.gz"]
     assert not (tmp_path / "debubble-meter" / "capture-now").exists()
+    whole = debubble.analyse(str(tmp_path / "debubble-meter"), capture=Path(second).name)
+    assert [gap.message for gap in whole.warnings if gap.code is Code.GAPS_FROM_CAPTURE]
+    assert whole.pipeline.bubble_fraction > found.numbers.bubble_fraction
 
 
 def test_a_rank_that_is_killed_leaves_the_others_to_their_own_error(tmp_path):
@@ -90,7 +94,7 @@ def slower():
 class EvenClock(record.HostClock):
     # Each mark is a millisecond after the one before, give or take a hundredth.
     now_ns = 0
-    def mark(self, used=None):
+    def mark(self):
         self.now_ns += int(1e6 * slower() * noise.gauss(1, 0.01))
         return self.now_ns
 

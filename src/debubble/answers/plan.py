@@ -63,6 +63,7 @@ from debubble.units import (
     show_duration,
     show_gain,
     show_percent,
+    show_times,
 )
 
 SCHEMA = "debubble.plan/1"
@@ -434,7 +435,7 @@ def _left_out(plan: Plan) -> LeftOutPart | None:
         words.append("other numbers of microbatches")
     parts = [_refused_part(idea) for idea in plan.left_out]
     words += [part.words for part in parts if part.lever not in {"schedule", "microbatches"}]
-    sentence = f"planned for {plan.framework}, which cannot be told: {'; '.join(words)}"
+    sentence = f"planned for {plan.framework}, which has no setting for: {'; '.join(words)}"
     reasons = {idea.reason for idea in plan.left_out}
     if len(reasons) == 1 and len(plan.left_out) > 1:
         sentence = f"planned for {plan.framework}: {reasons.pop()}"
@@ -561,7 +562,7 @@ def _say_repair(plan: Plan, repair: Repair) -> str:
     takes = "take" if len(hops) > 1 else "takes"
     saved = show_duration(max(0, plan.baseline.window_ns - repair.option.window_ns))
     return (
-        f"{_begin(name_hops(hops))} {takes} {repair.times_expected:.1f} times as long as "
+        f"{_begin(name_hops(hops))} {takes} {show_times(repair.times_expected)} as long as "
         f"others, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
         f"{_gain(repair.option)}: within the noise of a run."
     )

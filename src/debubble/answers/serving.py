@@ -19,7 +19,7 @@ from debubble.ledger.causes import Cause
 from debubble.ledger.verdict import MATTERS
 from debubble.serving.account import StreamAccount, StreamSaving
 from debubble.serving.batches import Phase, phase_word
-from debubble.units import NS_PER_S, show_duration, show_percent
+from debubble.units import NS_PER_S, show_duration, show_percent, show_times
 
 
 class PhasePart(Part, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
         return _say_host(analysis, account, rank, buys)
     if saving.cause is Cause.IMBALANCE and stage is not None:
         takes = max(part.pass_s[stage] / np.mean(part.pass_s) for part in answer_phases(account))
-        who = f"stage {stage} on rank {rank} takes {takes:.1f} times an equal share"
+        who = f"stage {stage} on rank {rank} takes {show_times(float(takes))} an equal share"
         layers = analysis.layers_of(stage)
         who += f" ({layers} layers)" if layers is not None else ""
     elif saving.cause is Cause.IN_FLIGHT:

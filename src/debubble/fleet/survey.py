@@ -7,16 +7,18 @@ the pipeline that is shown is ever held in full. Both ways give the same figures
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from debubble.errors import Gap, NoPipeline, UsageError
+from debubble.errors import Code, DebubbleError, Gap, NoPipeline, UsageError
 from debubble.schedules import SCHEDULES, Statement, state_schedule
 from debubble.timeline.build import all_inferred_alike, build_run, join_parts, renumber
 from debubble.timeline.chain import rank_of
 from debubble.timeline.figures import PipelineFigures, measure_pipeline, measure_stages
+from debubble.timeline.inside import measure_inside, put_inside
 from debubble.timeline.job import ask_job
 from debubble.timeline.model import Timeline
 from debubble.timeline.replicas import (
@@ -27,10 +29,12 @@ from debubble.timeline.replicas import (
     shown_of,
 )
 from debubble.timeline.steps import only_steps
+from debubble.trace.captures import Capture
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest.content import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, Progress
 from debubble.trace.format import Sidecar
+from debubble.trace.optable import FORMAT as OP_TABLES
 from debubble.trace.run import Run, RunFiles, read_run
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 
@@ -172,7 +176,12 @@ def survey_run(
     """Read a run and measure the pipelines asked about; raises `NoPipelineIn` where it has none."""
     means, question = means or Means(), question or Question()
     if len(found.capture.files) <= means.held_ranks:
-        return measure_run(means.read(found), question)
+        run = means.read(found)
+        if not (run.tables and run.sidecars and not run.ranks):
+            return measure_run(run, question)
+        with _naming(run):
+            timeline = look_inside_passes(run, build_run(run), means)
+        return _measure_held(run, timeline, run.ranks, question)
     from debubble.fleet.large import spooling  # noqa: PLC0415 (only large runs need it)
 
     with spooling() as spool:
@@ -194,6 +203,57 @@ def measure_run(run: Run, question: Question) -> Survey:
     """Measure a run that is held whole; raises `NoPipelineIn` where it has no pipeline."""
     with _naming(run):
         return _measure_held(run, build_run(run), run.ranks, question)
+
+
+# What a meter and the captures it has taken are called: the job's start, and the first step.
+_OF_A_JOB = re.compile(r"(\d{8}-\d{6})-step(\d+)$")
+
+
+def look_inside_passes(run: Run, timeline: Timeline, means: Means) -> Timeline:
+    """Put gaps into a meter's passes, as the newest capture of the same job shows them.
+
+    A job that meters itself and was captured leaves both in one folder; without a capture, what
+    lies inside passes counts as busy, and that is said.
+    """
+    asked = _OF_A_JOB.search(run.sidecars[0].capture or "")
+    of_this_job: dict[bool, dict[int, Capture]] = {True: {}, False: {}}
+    for capture in run.found.captures:
+        named = _OF_A_JOB.search(capture.files[0].file.rpartition("/")[0])
+        if asked and named and named[1] == asked[1]:
+            is_table = capture.files[0].format == OP_TABLES.name
+            of_this_job[is_table][int(named[2])] = capture
+    for first, capture in sorted(of_this_job[False].items(), reverse=True):
+        try:
+            captured = build_run(_read_beside(capture, run, means))
+        except DebubbleError:
+            continue  # an older one may do
+        steps = range(first, first + len(captured.steps))
+        tables = [table for began, table in sorted(of_this_job[True].items()) if began <= first]
+        metered = build_run(_read_beside(tables[-1], run, means)) if tables else None
+        if metered is not None:
+            metered = only_steps(metered, [step for step in metered.steps if step in steps])
+        inside = measure_inside(captured, metered)
+        told = Gap(
+            code=Code.GAPS_FROM_CAPTURE,
+            message="a meter sees no gaps inside passes: they are taken from the capture of steps "
+            f"{steps[0]} to {steps[-1]}, {capture.name}",
+            hint="have other steps captured where the job has changed since",
+        )
+        return replace(put_inside(timeline, inside), gaps=(*timeline.gaps, told))
+    busy = Gap(
+        code=Code.GAPS_COUNT_AS_BUSY,
+        message="a meter sees no gaps inside passes: they count as busy, so that the bubble is "
+        "larger than this by what kernels leave between each other",
+        hint="have a few steps captured (`touch debubble-meter/capture-now`), and give the whole "
+        "folder of the meter",
+    )
+    return replace(timeline, gaps=(*timeline.gaps, busy))
+
+
+def _read_beside(capture: Capture, run: Run, means: Means) -> Run:
+    """Read another capture of the same folder."""
+    found = replace(run.found, capture=capture, gaps=())
+    return replace(means, on_progress=None).read(found)
 
 
 def _measure_held(

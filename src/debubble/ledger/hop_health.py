@@ -212,7 +212,12 @@ def _judge(
     wires = _wires(figures, wiring)
     steps = [window.step for window in figures.windows]
     timed = time_hops(only_steps(timeline, steps) if steps else timeline, figures.hops)
-    judged = judge_hops(timed, wires=wires, classes=wiring.stated, history=history)
+    beside: Sequence[HopTimes] = ()
+    if ledger is not None and ledger.job.hops:
+        beside = time_hops(only_steps(timeline, steps), ledger.job.hops)
+        for replica in ledger.job.beside:
+            wires |= wires_between(timeline.ranks_of(replica))
+    judged = judge_hops(timed, wires=wires, classes=wiring.stated, history=history, beside=beside)
     judged = {hop: _as_priced(judgement, hop, ledger) for hop, judgement in judged.items()}
     hops = tuple(
         HopHealth(

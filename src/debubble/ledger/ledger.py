@@ -38,6 +38,7 @@ from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import I64, Intervals, RankTimeline, Timeline
 from debubble.timeline.replicas import Workers
 from debubble.timeline.steps import only_steps
+from debubble.timeline.transfers import HopFigures
 from debubble.units import counted, show_percent
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class Job:
     """Other pipelines of the timeline: what data they hold counts where all are to hold as much."""
     beside: tuple[int, ...] = ()
     """Those of them that are replayed: a repair would reach them as well."""
+    hops: tuple[HopFigures, ...] = ()
+    """Of those: what hops of this one are held against, besides each other."""
     longest_ns: Mapping[int, int] = field(default_factory=dict)
     """Of each step, the longest window of all other pipelines."""
     not_replayed_ns: Mapping[int, int] = field(default_factory=dict)
@@ -215,10 +218,18 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
     if not even:
         costs = {number: replace(found, data={}) for number, found in costs.items()}
 
-    def remedies_of(
-        number: int, steps: tuple[MeasuredStep, ...], wires: Mapping[Hop, str]
-    ) -> tuple[Remedies, ...]:
-        ranks = timeline.ranks_of(number)
+    ran = {pipeline: measured}
+    for number in job.beside:
+        names = [rank.rank for rank in timeline.ranks_of(number)]
+        known = np.unique(timeline.passes.step[np.isin(timeline.passes.rank, names)])
+        ran[number] = tuple(measure_step(timeline, number, step) for step in steps if step in known)
+    wires = wires_between(ranks) if wires is None else wires
+    for number in job.beside:
+        wires = wires_between(timeline.ranks_of(number)) | dict(wires)
+
+    def remedies_of(number: int) -> tuple[Remedies, ...]:
+        ranks, steps = timeline.ranks_of(number), ran[number]
+        others = [mine for other, mine in ran.items() if other != number]
         return tuple(
             Remedies(
                 step=step,
@@ -229,10 +240,10 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
                 slope=slope,
                 even_data={kind: mean for (at, kind), mean in even.items() if at == step.number},
             )
-            for step, expected in zip(steps, expect_wire(steps, wires), strict=True)
+            for step, expected in zip(steps, expect_wire(steps, wires, others), strict=True)
         )
 
-    remedies = remedies_of(pipeline, measured, wires_between(ranks) if wires is None else wires)
+    remedies = remedies_of(pipeline)
     accounts = tuple(
         account_step(remedy.step, ranks, costs[pipeline], remedy.expected) for remedy in remedies
     )
@@ -245,10 +256,7 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
         gaps.append(Gap(code=Code.ORDER_CYCLE, message=f"no replay: {error}", hint=error.hint))
     beside: dict[int, list[Remedies]] = {step: [] for step in steps}
     for number in job.beside if replays else ():
-        names = [rank.rank for rank in timeline.ranks_of(number)]
-        ran = np.unique(timeline.passes.step[np.isin(timeline.passes.rank, names)])
-        known = tuple(measure_step(timeline, number, step) for step in steps if step in ran)
-        for remedy in remedies_of(number, known, wires_between(timeline.ranks_of(number))):
+        for remedy in remedies_of(number):
             beside[remedy.step.number].append(remedy)
     errors = [abs(replay.unchanged_ns / replay.measured_ns - 1) for replay in replays]
     if errors and median(errors) > MOST_OFF:

@@ -147,7 +147,10 @@ class Hooks:
         def run_pass(stage: Any, *given: Any, **named: Any) -> Any:
             row = None
             try:
-                told, microbatch = read_pass(kind, keyword, given, named)
+                if given and kind != "B":
+                    told, microbatch = kind, given[0]
+                else:
+                    told, microbatch = read_pass(kind, keyword, given, named)
                 index = stage.stage_index
                 if index not in stages:
                     stages.add(index)
@@ -164,7 +167,7 @@ class Hooks:
                     # Weight gradients are added up after autograd's work, still in their pass.
                     if told == "W" or row[START] is None or row[END] is None:
                         try:
-                            row[END] = recorder.mark(row[END])
+                            row[END] = recorder.mark_again(row[END])
                             recorder.end(row)
                         except Exception as error:  # noqa: BLE001 (the pass has run)
                             self.fail(error)
@@ -181,8 +184,10 @@ class Hooks:
                 result = original(schedule, stage, *given, **named)
                 try:
                     row = recorder.last
-                    if row is not None and stage.is_last and row[:2] == ["F", stage.stage_index]:
-                        row[END] = recorder.mark(row[END])
+                    if row is None or row[OP] != "F" or row[STAGE] != stage.stage_index:
+                        return result
+                    if stage.is_last:
+                        row[END] = recorder.mark_again(row[END])
                 except Exception as error:  # noqa: BLE001 (the job must run)
                     self.fail(error)
                 return result
@@ -204,13 +209,14 @@ class Hooks:
             if row is None or row[OP] not in kinds:
                 return original(*given, **named)
             try:
-                if row[END] is None:
-                    row[START] = recorder.mark(row[START])
+                if row[START] is None:
+                    row[START] = recorder.mark()
             except Exception as error:  # noqa: BLE001 (the pass must run)
                 self.fail(error)
             result = original(*given, **named)
             try:
-                row[END] = recorder.mark(row[END])
+                used = row[END]
+                row[END] = recorder.mark() if used is None else recorder.mark_again(used)
             except Exception as error:  # noqa: BLE001 (the pass has run)
                 self.fail(error)
             return result
@@ -358,6 +364,8 @@ class Hooks:
         self._wrap(work, "wait", self._around_wait)
 
     def _around_post(self, original: _Call, *, is_send: bool) -> _Call:
+        recorder = self.recorder
+
         def post(group: Any, tensors: Sequence[Any], peer: int, *given: Any, **named: Any) -> Any:
             row = None
             try:
@@ -367,7 +375,12 @@ class Hooks:
             work = original(group, tensors, peer, *given, **named)
             if row is not None:
                 try:
-                    self._posted(row, work, is_send=is_send)
+                    if is_send and recorder.on_host:
+                        row[END] = recorder.mark()  # it has left; when it is asked for says nothing
+                    elif self._batch is not None:
+                        self._batch.append(row)
+                    elif work is not None:
+                        self._await(work, [row])
                 except Exception as error:  # noqa: BLE001 (the message is gone)
                     self.fail(error)
             return work
@@ -389,14 +402,6 @@ class Hooks:
             row[PEER] = way.rank
             row[QUEUE] = id(group), (None if self._batch is not None else way.rank)
         return row
-
-    def _posted(self, row: Row, work: Any, *, is_send: bool) -> None:
-        if is_send and self.recorder.on_host:
-            self.recorder.end(row)  # it has left; when somebody asks for it says nothing of it
-        elif self._batch is not None:
-            self._batch.append(row)
-        elif work is not None:
-            self._await(work, [row])
 
     def _await(self, work: Any, rows: list[Row]) -> None:
         if len(self._waiting) > _MOST_OPEN:
@@ -436,7 +441,8 @@ class Hooks:
                         if recorder.last is not rows[-1]:
                             # Asked for after other things: when a message left is not known now.
                             rows = [row for row in rows if not row[OP].endswith("-send")]
-                        mark = recorder.mark_arrival(work, original) if rows else None
+                        if rows and not recorder.on_host:
+                            mark = recorder.mark_arrival(work, original)
                 except Exception as error:  # noqa: BLE001 (the job waits all the same)
                     self.fail(error)
             result = original(work, *given, **named)

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from debubble.capture.sidecar import SCHEMA, RankOfJob, describe_environment, de
 from debubble.errors import UsageError
 from debubble.meter.figures import Figure, Straggler
 from debubble.meter.record import BYTES, END, MICROBATCH, OP, PEER, STAGE, START, Step
-from debubble.meter.settings import SEGMENT_NAME, Settings
+from debubble.meter.settings import CAPTURES, SEGMENT_NAME, Settings
 from debubble.units import show_percent, show_share
 
 HEADER = "step,pipeline,stage,microbatch,op,start_ns,duration_ns,rank,bytes,peer,memory_bytes,host"
@@ -134,7 +135,11 @@ class Table:
 
 
 def write_segment(out: Path, rank: int, segment: Segment, keep: int) -> None:
-    """Write a segment so that nobody sees half of it, and remove this rank's oldest."""
+    """Write a segment so that nobody sees half of it, and remove this rank's oldest.
+
+    Those of steps that were captured stay as long as the capture does: held against it, they tell
+    what lies inside passes.
+    """
     folder = out / segment.name
     folder.mkdir(parents=True, exist_ok=True)
     table = folder / f"rank{rank}.csv"
@@ -152,8 +157,12 @@ def write_segment(out: Path, rank: int, segment: Segment, keep: int) -> None:
     mine = sorted(
         path for path in out.glob(f"*/rank{rank}.csv") if SEGMENT_NAME.match(path.parent.name)
     )
+    names = [path.parent.name for path in mine]
+    captured = {
+        names[bisect_right(names, capture.name) - 1] for capture in (out / CAPTURES).glob("*-step*")
+    }
     for old in mine[:-keep]:
-        if old.parent == folder:
+        if old.parent == folder or old.parent.name in captured:
             continue
         old.unlink(missing_ok=True)
         old.with_name(f"{old.name}.debubble.json").unlink(missing_ok=True)

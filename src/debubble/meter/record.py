@@ -41,8 +41,11 @@ Row = list[Any]
 class Clock(Protocol):
     """Something that marks moments, and later tells when they were."""
 
-    def mark(self, used: Any = None) -> Any:
-        """Mark this moment, by a mark that is not needed any more; None if it cannot be now."""
+    def mark(self) -> Any:
+        """Mark this moment; None if it cannot be now."""
+
+    def mark_again(self, used: Any) -> Any:
+        """Mark this moment by a mark that is not needed any more."""
 
     def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> Any:
         """Mark when a message will be there, before the job waits for it; None: mark it after."""
@@ -69,9 +72,12 @@ class Step:
 class HostClock:
     """Marks of a CPU: the host does the work itself, so its own time is when it was done."""
 
-    def mark(self, used: Any = None) -> int:  # noqa: ARG002 (as of a device)
+    mark = staticmethod(time.perf_counter_ns)
+    """Between passes caches are cold: a call of Python's own takes a tenth of one of ours."""
+
+    def mark_again(self, used: Any) -> int:  # noqa: ARG002 (as of a device)
         """Read the clock."""
-        return time.perf_counter_ns()
+        return self.mark()
 
     def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> None:
         """Leave it to the moment after the wait."""
@@ -106,8 +112,12 @@ class DeviceClock:
         self._ahead: tuple[float, float] | None = None
         """By how much the host's clock is ahead of the device's, and when that was seen."""
 
-    def mark(self, used: Any = None) -> Any:
+    def mark(self) -> Any:
         """Put an event into the current queue; None while a CUDA graph is captured."""
+        return self.mark_again(None)
+
+    def mark_again(self, used: Any) -> Any:
+        """Put an event into the current queue, that of a mark where it is given."""
         if torch.cuda.is_current_stream_capturing():
             return None
         if used is not None:
@@ -202,27 +212,39 @@ class Recorder:
     """Takes rows into the open step, and hands out steps once they can be read."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.clock = clock
-        self.mark: Callable[..., Any] = _mark_nothing if clock is None else clock.mark
-        """Mark this moment, by a mark that is not needed any more: the clock's own, at one call."""
+        self.clock: Clock | None
+        self.mark: Callable[[], Any]
+        self.mark_again: Callable[[Any], Any]
+        """The clock's own, at one call."""
+        self.on_host: bool
+        """Whether the host's own time is when things were done."""
+        self._set(clock)
         self.number = 0
         """Of the open step."""
         self.left_out = 0
         """Steps that were not recorded whole."""
         self.inside: Row | None = None
-        self.telling: Row | None = None
-        """The pass inside, if autograd tells when it begins and ends."""
         """The pass under way: what it sends goes to no other stage."""
+        self.telling: Row | None = None
+        """The same, if its work tells when it begins and ends."""
+        self.last: Row | None = None
+        """The newest row of the open step."""
         self._open: Step | None = None
         self._ended: deque[Step] = deque()
+
+    def _set(self, clock: Clock | None) -> None:
+        self.clock = clock
+        self.mark = _mark_nothing if clock is None else clock.mark
+        self.mark_again = _mark_nothing if clock is None else clock.mark_again
+        self.on_host = isinstance(clock, HostClock)
 
     def beat(self) -> None:
         """End the open step, and begin the next."""
         if self.clock is None:
-            self.clock = _choose_clock()
-            self.mark = self.clock.mark
+            self._set(_choose_clock())
         now = self.mark()
-        step, self._open, self.inside, self.telling = self._open, None, None, None
+        step, self._open = self._open, None
+        self.inside = self.telling = self.last = None
         if step is not None:
             self.number += 1
             if now is not None and step.whole:
@@ -246,18 +268,21 @@ class Recorder:
         """Begin a pass, or something outside of passes; None where it is not recorded.
 
         `tells`: its work will tell when it begins and ends. Of a pass that computes around autograd
-        as well, as DeepSpeed's do, it must not.
+        as well, as DeepSpeed's do, it must not. Nor of the begin of input gradients on a CPU: torch
+        first looks at all weights, which are operators there, and nothing to a device.
         """
         step = self._open
         if step is None or not step.whole:
             return None
         if len(step.rows) >= MOST_ROWS:
-            step.whole, step.rows = False, []
+            step.whole, step.rows, self.last = False, [], None
             return None
-        mark = None if tells else self.mark()
-        if mark is None and not tells:
-            return None
-        row = [op, stage, microbatch, mark, None, -1, -1, None]
+        mark = None
+        if not tells or (op == "I" and self.on_host):
+            mark = self.mark()
+            if mark is None:
+                return None
+        self.last = row = [op, stage, microbatch, mark, None, -1, -1, None]
         step.rows.append(row)
         if op in PASSES:
             self.inside = row
@@ -274,7 +299,8 @@ class Recorder:
 
     def stop(self) -> None:
         """Record nothing from here on."""
-        self._open, self.clock, self.mark = None, None, _mark_nothing
+        self._open = self.last = None
+        self._set(None)
         self._ended.clear()
 
     def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> Any:
@@ -286,18 +312,8 @@ class Recorder:
         """Steps that have ended and are not read yet."""
         return len(self._ended)
 
-    @property
-    def on_host(self) -> bool:
-        """Whether the host's own time is when things were done."""
-        return isinstance(self.clock, HostClock)
 
-    @property
-    def last(self) -> Row | None:
-        """The newest row of the open step."""
-        return self._open.rows[-1] if self._open is not None and self._open.rows else None
-
-
-def _mark_nothing(used: Any = None) -> None:
+def _mark_nothing(_used: Any = None) -> None:
     """Stand in for a clock before the first step, and after the last."""
 
 

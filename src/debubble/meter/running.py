@@ -46,9 +46,8 @@ from debubble.meter.output import (
     write_segment,
 )
 from debubble.meter.record import Recorder, Step
-from debubble.meter.settings import Settings
+from debubble.meter.settings import CAPTURES, Settings
 from debubble.meter.trigger import (
-    CAPTURES,
     Agreement,
     LocalServer,
     TriggeredCapture,

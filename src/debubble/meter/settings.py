@@ -11,6 +11,8 @@ from debubble.capture.settings import PROFILED_STEPS, JobSettings
 from debubble.errors import UsageError
 
 DEFAULT_OUT = Path("debubble-meter")
+# In that folder.
+CAPTURES = "captures"
 # As captures are named: the job's start in UTC, and the first step.
 SEGMENT_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")
 

@@ -25,7 +25,6 @@ from debubble.meter.settings import SEGMENT_NAME
 SIGNAL = signal.SIGUSR2
 # In the meter's folder; whoever may write there may ask.
 REQUEST_FILE = "capture-now"
-CAPTURES = "captures"
 _KEY = "debubble/meter/capture"
 # Ranks look every so often for what was agreed; a thousand of them less often.
 POLL_S = 0.25

@@ -261,7 +261,7 @@ def _collectives_of(
     order = np.flatnonzero(kept)[np.argsort(issued[kept], kind="stable")]
     rows, issued, start, end = rows[order], issued[order], start[order], end[order]
     ready = np.minimum(np.maximum(issued, _computed_before(work, issued)), start)
-    covered = _covered_until(busy, end)
+    covered = busy.covered_until(end)
     return RankCollectives(
         groups=trace.groups,
         group=trace.operators.group[rows],
@@ -270,8 +270,8 @@ def _collectives_of(
         ready_ns=ready + offset_ns,
         start_ns=start + offset_ns,
         end_ns=end + offset_ns,
-        exposed_ns=end - start - (covered - _covered_until(busy, start)),
-        blocks=covered == _covered_until(busy, end - 1),
+        exposed_ns=end - start - (covered - busy.covered_until(start)),
+        blocks=covered == busy.covered_until(end - 1),
         in_forward=_in_forward(work, in_forward, issued),
         message_bytes=trace.operators.message_bytes[rows],
     )
@@ -305,16 +305,6 @@ def _computed_before(work: Work, issued: I64) -> I64:
     if not len(ends):
         return np.full(len(issued), BEFORE_CAPTURE)
     return np.where(row >= 0, ends[np.maximum(row, 0)], BEFORE_CAPTURE)
-
-
-def _covered_until(busy: Intervals, moments: I64) -> I64:
-    """Return how much compute there was until each moment."""
-    if not len(busy.start_ns):
-        return np.zeros(len(moments), dtype=np.int64)
-    before = np.concatenate(([0], np.cumsum(busy.end_ns - busy.start_ns)))
-    row = np.searchsorted(busy.start_ns, moments, side="right") - 1
-    inside = np.minimum(moments, busy.end_ns[row]) - busy.start_ns[row]
-    return np.where(row >= 0, before[row] + inside, 0)
 
 
 def _in_forward(work: Work, in_forward: Flags, issued: I64) -> Flags:

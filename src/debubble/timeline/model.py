@@ -263,6 +263,14 @@ class Intervals:
         start = np.maximum(self.start_ns[first:last], begin_ns)
         return int((np.minimum(self.end_ns[first:last], end_ns) - start).sum())
 
+    def covered_until(self, moments: I64) -> I64:
+        """Return how much of the time up to each moment they cover."""
+        before = np.concatenate(([0], np.cumsum(self.end_ns - self.start_ns)))
+        begun = np.searchsorted(self.start_ns, moments, side="right")
+        reach = np.concatenate(([0], self.end_ns))[begun]
+        covered: I64 = before[begun] - np.maximum(reach - moments, 0) * (begun > 0)
+        return covered
+
     def shifted(self, offset_ns: int) -> Intervals:
         """Return them on a clock that is ahead by so much."""
         return Intervals(start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
