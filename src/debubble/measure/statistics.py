@@ -188,7 +188,8 @@ def _count_ways(ranks: tuple[int, ...], n: int) -> F64:
     ways[0, 0] = 1
     for rank in ranks:
         ways[1:, rank:] += ways[:-1, : total + 1 - rank].copy()
-    return ways[n]
+    counts: F64 = ways[n]
+    return counts
 
 
 def _normal_p(ranks: NDArray[np.int64], n: int, m: int, u: float) -> float:
