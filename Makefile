@@ -44,9 +44,11 @@ quick: $(VENV)/.dev ## the tests to run while working: a minute and a half, no s
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not slow and not service and not accuracy'
 
 test: $(VENV)/.dev ## run all tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 20
 
-check: format lint types imports test docs ## what CI runs
+check: $(VENV)/.dev ## what CI runs: what needs one core, two at a time, then the tests
+	$(MAKE) --jobs 2 types docs format lint imports
+	$(MAKE) test
 
 format: $(VENV)/.dev ## is the code formatted?
 	$(BIN)/ruff format --check .

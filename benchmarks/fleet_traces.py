@@ -60,19 +60,19 @@ def _recorded() -> dict[bool, list[tuple[str, float]]]:
 class _RecordedWriter(RankWriter):
     """Writes each stretch of compute as the kernels of a recorded layer."""
 
-    def _compute(self, one: Kernel, correlation: int) -> Iterator[Event]:
-        parts = _recorded()[one.thread == AUTOGRAD]
+    def _compute(self, work: Kernel, correlation: int) -> Iterator[Event]:
+        parts = _recorded()[work.thread == AUTOGRAD]
         whole = sum(share for _, share in parts)
-        length = one.end_ns - one.start_ns
-        at = one.start_ns
+        length = work.end_ns - work.start_ns
+        at = work.start_ns
         for number, (name, share) in enumerate(parts):
             ends = at + round(length * share / whole)
-            issued = self.clock.us(one.launch_ns) + number * 0.5
+            issued = self.clock.us(work.launch_ns) + number * 0.5
             own = correlation if not number else next(self.correlation)
-            yield launch(issued, 0.4, tid=one.thread, correlation=own)
+            yield launch(issued, 0.4, tid=work.thread, correlation=own)
             begin = self.clock.us(at)
             yield kernel(
-                name, ts=begin, dur=self.clock.us(ends) - begin, stream=one.stream, correlation=own
+                name, ts=begin, dur=self.clock.us(ends) - begin, stream=work.stream, correlation=own
             )
             at = ends
 

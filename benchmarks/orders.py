@@ -142,8 +142,8 @@ def quickest_of_all(pipeline: Pipeline, below: int) -> int:  # noqa: C901, PLR09
     return below
 
 
-def _no_later(one: tuple, other: tuple) -> bool:  # type: ignore[type-arg]
-    flat = zip((one[0], *one[1], *one[2]), (other[0], *other[1], *other[2]), strict=True)
+def _no_later(state: tuple, other: tuple) -> bool:  # type: ignore[type-arg]
+    flat = zip((state[0], *state[1], *state[2]), (other[0], *other[1], *other[2]), strict=True)
     return all(a <= b for mine, others in flat for a, b in zip(mine, others, strict=True))
 
 

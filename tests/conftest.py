@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from support import requirements, started_processes
 from support.services.history_stores import postgres, postgres_url, url  # noqa: F401 (fixtures)
+from support.started_processes import MARKS
 from support.traces.recordings import PUBLIC, SHARED, existing
 
 # The same examples every time, however slow the machine is: what fails, fails for everyone.
@@ -34,6 +35,12 @@ def recorded_data():
 def pytest_configure(config):
     for plugin in (requirements, started_processes):
         config.pluginmanager.register(plugin)
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with files that have slow tests: a long one at the end keeps one worker alone."""
+    slow = {item.path for item in items if any(map(item.get_closest_marker, MARKS))}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_addoption(parser):

@@ -106,6 +106,16 @@ def test_from_the_wheel_alone_traces_become_a_verdict(tmp_path):
     subprocess.run([sys.executable, *words], check=True, capture_output=True)
     [wheel] = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
+    [described] = [name for name in names if name.endswith(".dist-info/METADATA")]
+    text = zipfile.ZipFile(wheel).read(described).decode()
+    # The index has no files beside the page: every link has an address, and its file is released.
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(links) > 20
+    home = f"{PROJECT['urls']['Homepage']}/"
+    for link in links:
+        kind, version, path = link.removeprefix(home).split("#")[0].split("/", 2)
+        assert (kind in {"blob", "raw"}, version) == (True, f"v{debubble.__version__}"), link
+        assert (ROOT / path).is_file(), link
     release = tool("release_check")
     assert [name for name in release.IN_THE_WHEEL if name not in names] == []
     zipfile.ZipFile(wheel).extractall(tmp_path / "alone")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,15 +42,16 @@ def imported(tree):
             yield from (f"{node.module}.{name.name}" for name in node.names)
 
 
-def trees():
+@cache
+def imports_and_calls():
+    """What each file imports, and which functions it calls as they are, not as methods."""
+    found = {}
     for file in sorted(SOURCES.rglob("*.py")):
-        yield str(file.relative_to(SOURCES)), ast.parse(file.read_text("utf-8"))
-
-
-def named(tree, names):
-    """Return the functions of these names that are called as they are, not as methods."""
-    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return {call.id for call in calls if isinstance(call, ast.Name)} & names
+        tree = ast.parse(file.read_text("utf-8"))
+        calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+        named = {call.id for call in calls if isinstance(call, ast.Name)}
+        found[str(file.relative_to(SOURCES))] = set(imported(tree)), named
+    return found.items()
 
 
 def test_every_test_that_a_promise_names_is_there():
@@ -62,9 +64,9 @@ def test_every_test_that_a_promise_names_is_there():
 def test_only_these_files_can_open_a_connection():
     found = {
         file
-        for file, tree in trees()
+        for file, (modules, _) in imports_and_calls()
         if any(name in CONNECTING or name.split(".")[0] in CONNECTING - {"urllib.request"}
-               for name in imported(tree))
+               for name in modules)
     }  # fmt: skip
     assert found == MAY_CONNECT
 
@@ -72,10 +74,7 @@ def test_only_these_files_can_open_a_connection():
 def test_nothing_is_unpickled_or_evaluated():
     found = {
         file: wrong
-        for file, tree in trees()
-        if (
-            wrong := named(tree, OBEYING)
-            | ({one.split(".")[0] for one in imported(tree)} & RUNNING)
-        )
+        for file, (modules, calls) in imports_and_calls()
+        if (wrong := (calls & OBEYING) | ({name.split(".")[0] for name in modules} & RUNNING))
     }
     assert found == {}

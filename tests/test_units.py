@@ -29,6 +29,7 @@ from debubble.units import (
     show_period,
     show_price,
     show_share,
+    show_times,
 )
 
 
@@ -157,6 +158,13 @@ def test_no_word_that_nobody_says_is_in_the_sources(word):
     assert found == []
 
 
+def test_no_parameter_is_called_one():
+    # A reader wants to know of what: a pipeline, a hop, a rank, an option.
+    named = re.compile(r"(?:^\s*|\(|, )one: [a-zA-Z]\w*[\[,)=| ]", re.MULTILINE)
+    found = [file.name for file in SOURCES.rglob("*.py") if named.search(file.read_text("utf-8"))]
+    assert found == []
+
+
 def test_a_change_has_a_sign_and_never_a_minus_before_nothing():
     assert [show_change(part) for part in (0.3421, -0.044, -0.00003)] == [
         "+34.2 %",
@@ -174,6 +182,15 @@ def test_two_figures_name_a_common_unit_once():
     assert show_between("944 ms", "1.06 s") == "944 ms to 1.06 s"
     assert show_between("5 ms", "5 ms") == "5 ms"
     assert show_between("3", "7") == "3 to 7"
+
+
+def test_a_ratio_near_one_has_a_digit_more():
+    assert [show_times(ratio) for ratio in (1.04, 1.0949, 1.095, 2.38)] == [
+        "1.04 times",
+        "1.09 times",
+        "1.1 times",
+        "2.4 times",
+    ]
 
 
 def test_plain_numbers_have_three_digits():

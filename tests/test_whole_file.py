@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from contextlib import contextmanager
 
 import pytest
 
@@ -12,24 +13,25 @@ from debubble.errors import UsageError
 from debubble.whole_file import write_file
 
 
-@pytest.fixture
-def _no_room():
-    """Let no file grow beyond a few bytes, as on a disk that is full."""
+@contextmanager
+def full_disk():
+    """Let no file grow beyond a few bytes: not even what pytest writes its dots to."""
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, ignored)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
-@pytest.mark.usefixtures("_no_room")
 @pytest.mark.parametrize("earlier", [None, "an earlier report"])
 def test_a_full_disk_leaves_what_was_there(tmp_path, earlier):
     report = tmp_path / "report.html"
     if earlier:
         report.write_text(earlier)
-    with pytest.raises(UsageError, match="cannot be written: File too large"):
+    with full_disk(), pytest.raises(UsageError, match="cannot be written: File too large"):
         write_file(report, b"x" * 10_000)
     assert [file.read_text() for file in tmp_path.iterdir()] == ([earlier] if earlier else [])
 

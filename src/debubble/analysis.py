@@ -34,7 +34,7 @@ from debubble.simulate.theory import bubble_fraction, bubble_fraction_of_stream,
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts, ask_job
 from debubble.timeline.model import PassKind, Timeline
-from debubble.timeline.replicas import DRAGS, ReplicaFigures, Workers
+from debubble.timeline.replicas import ReplicaFigures, Workers
 from debubble.trace.columns import RankTrace
 from debubble.trace.run import Run, RunFiles
 
@@ -110,9 +110,11 @@ class Analysis:
         ]
         others = [other for other in others if not other.cut and other.kind == pipeline.kind]
         held = [other for other in others if other.pipeline in self.timeline.pipelines]
-        # Replicas that differ in nothing but noise tell nothing of each other.
-        drags = self.replicas is not None and self.replicas.verdict == DRAGS
-        differ = drags or bool(self.workers.slow or self.workers.uneven)
+        # Replicas that differ in nothing but noise tell nothing of each other. Of two steps too few
+        # to tell which of them drags, the slowest of each step tells that they differ.
+        differ = bool(self.workers.slow or self.workers.uneven) or _windows_differ(
+            [pipeline, *others]
+        )
         alike = held if differ else []
         slowest = sorted(alike, key=lambda other: -max(w.length_ns for w in other.windows))
         replayed = tuple(other.pipeline for other in slowest[:MOST_REPLAYED])
@@ -122,6 +124,7 @@ class Analysis:
             workers=self.workers,
             alike=tuple(other.pipeline for other in alike),
             beside=replayed,
+            hops=tuple(hop for other in slowest[:MOST_REPLAYED] for hop in other.hops),
             longest_ns=longest_windows(others),
             not_replayed_ns=longest_windows(
                 [other for other in others if other.pipeline not in replayed]
@@ -247,7 +250,7 @@ class Analysis:
         """Fit what every change starts from; what is not said, the job says."""
         pipeline, job = self.pipeline, self.job
         mine = {rank.rank for rank in pipeline.ranks}
-        slow = tuple(sorted(one.rank for one in self.workers.slow if one.rank in mine))
+        slow = tuple(sorted(worker.rank for worker in self.workers.slow if worker.rank in mine))
         found = measure_baseline(
             self.timeline,
             pipeline,
@@ -315,6 +318,20 @@ def longest_windows(pipelines: Sequence[PipelineFigures]) -> dict[int, int]:
     windows = [{w.step: w.length_ns for w in pipeline.windows} for pipeline in pipelines]
     steps = set.intersection(*(set(mine) for mine in windows)) if windows else set()
     return {step: max(mine[step] for mine in windows) for step in sorted(steps)}
+
+
+def _windows_differ(pipelines: Sequence[PipelineFigures]) -> bool:
+    """Tell whether the slowest of each step mostly takes clearly longer than most do."""
+    windows: dict[int, list[int]] = {}
+    for pipeline in pipelines:
+        for window in pipeline.windows:
+            windows.setdefault(window.step, []).append(window.length_ns)
+    times = [
+        max(all_of) / max(sorted(all_of)[(len(all_of) - 1) // 2], 1)
+        for all_of in windows.values()
+        if len(all_of) == len(pipelines)
+    ]
+    return bool(times) and median(times) > 1 + MATTERS
 
 
 def _equal_stages(pipeline: PipelineFigures, order: Order) -> dict[str, float] | None:

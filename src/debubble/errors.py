@@ -47,6 +47,11 @@ class DebubbleError(Exception):
     def __str__(self) -> str:
         return f"{place(self.file, self.rank)}{self.message}"
 
+    @property
+    def with_cure(self) -> str:
+        """What is wrong and what to do about it, where both stand in one line."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
     def __reduce__(self) -> tuple[object, ...]:
         """Survive the way back from a worker process."""
         return _rebuild, (type(self), self.message, self.hint, self.file, self.rank)

@@ -181,6 +181,11 @@ def _percent(fraction: float, sign: str) -> str:
     return f"{percent:{sign}.{digits}f} %"
 
 
+def show_times(ratio: float) -> str:
+    """Write how many times as much: `2.4 times`, and `1.04 times` where `1.0` says nothing."""
+    return f"{ratio:.{1 if ratio >= 1.095 else 2}f} times"
+
+
 def show_number(number: float) -> str:
     """Write a rate or another plain number with three digits: `5.42`, `1,099`."""
     return f"{number:,.0f}" if abs(number) >= 99.95 else _three(number)

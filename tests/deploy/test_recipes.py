@@ -258,14 +258,16 @@ def test_the_container_copies_and_installs_what_there_is():
     for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE):
         for source in line.split()[:-1]:
             assert (ROOT / source).exists(), source
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    project, hatch = settings["project"], settings["tool"]["hatch"]
     [extras] = re.findall(r"/build\[([\w,]+)\]", text)
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
     [base] = re.findall(r"^FROM .*python:(3\.\d+)", text, re.MULTILINE)
     assert f"Programming Language :: Python :: {base}" in project["classifiers"]
     # What the build reads must have been copied before it runs.
     copied = " ".join(re.findall(r"^COPY (.+)$", text, re.MULTILINE))
-    assert {"pyproject.toml", project["readme"], *project["license-files"], "src"} <= set(
+    hook = hatch["metadata"]["hooks"]["custom"]["path"]
+    assert {"pyproject.toml", "README.md", *project["license-files"], "src", hook} <= set(
         copied.split()
     )
     [entry] = re.findall(r"^ENTRYPOINT (\[.*\])$", text, re.MULTILINE)

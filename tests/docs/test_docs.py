@@ -168,6 +168,21 @@ def test_every_file_that_the_readme_points_to_is_there():
     assert [one for one in targets if not (REPOSITORY / one).is_file()] == []
 
 
+def test_the_architecture_names_every_room_and_only_files_that_are_there():
+    page = (REPOSITORY / "docs" / "development" / "architecture.md").read_text("utf-8")
+    package = REPOSITORY / "src" / "debubble"
+    rows = re.findall(r"^\| (`[^|]+) \|", page, re.MULTILINE)
+    told = {name.rstrip("/") for row in rows for name in re.findall(r"`([\w./]+)`", row)}
+    rooms = {entry.name for entry in package.iterdir() if entry.suffix == ".py" or entry.is_dir()}
+    assert told == {name for name in rooms if not name.startswith("__")}
+    folders = ("src", "tests", "benchmarks", "tools")
+    files = [str(path) for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
+    named = set(re.findall(r"`([\w/]+\.py)`", page))
+    assert len(named) > 20
+    lost = [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
+    assert lost == []
+
+
 @pytest.mark.parametrize("code", list(Code))
 def test_every_warning_has_a_heading(code):
     assert f"`{code}`" in headings("warnings.md")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import product
+from math import inf
 
 import pytest
 from support.orders import random_pipeline
@@ -119,6 +120,19 @@ def test_no_order_is_under_the_bound_and_the_quickest_is_told(seed):
     assert quickest(pipeline, window) is None
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_bound_is_near_the_quickest_where_memory_is_what_limits(seed):
+    # Room for two microbatches, and for no second one between its gradients.
+    stage = StageCosts(
+        forward=100 + 10 * seed, input_gradient=110, weight_gradient=90, backward=195, halfway=0.5
+    )
+    pipeline = Pipeline(
+        place_stages(Shape.LOOP, 2, 1), 4, (stage, stage), (20, 20), (0, 20), (2.4, 2.4)
+    )
+    best = quickest_of_all(pipeline)
+    assert 0.97 * best <= lower_bound(pipeline) <= best
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_nothing_found_is_slower_than_the_best_with_a_name(seed):
     pipeline = random_pipeline(seed, ranks=5, microbatches=10)
@@ -153,7 +167,7 @@ def test_the_same_seed_and_rounds_find_the_same_order():
 
 
 def test_time_stops_a_search_after_a_whole_round():
-    pipeline = random_pipeline(7, ranks=4, microbatches=8)
+    pipeline = random_pipeline(12, ranks=4, microbatches=8)
     asked = []
 
     def stop(share):
@@ -184,6 +198,23 @@ def test_without_cutting_backward_passes_only_whole_ones_are_used():
 
 def test_nothing_is_found_where_not_one_microbatch_fits():
     assert search(random_pipeline(1, room=0.5), rounds=4) is None
+
+
+def test_an_order_is_found_wherever_a_single_microbatch_fits_on_all_stages_of_a_rank():
+    # Two stages on rank 1 that hold 1 and 2, and room for 4.5: rules take in more than can finish.
+    stages = tuple(
+        StageCosts(
+            forward=10, input_gradient=12, weight_gradient=9, backward=20, held=held, halfway=0.5
+        )
+        for held in (1.0, 1.0, 2.0, 1.0, 2.0, 2.0)
+    )
+    pipeline = Pipeline(
+        place_stages(Shape.LOOP, 3, 2), 4, stages, (5,) * 6, (5,) * 6, (inf, 4.5, inf)
+    )
+    found = search(pipeline, rounds=2)
+    assert found is not None
+    assert pipeline.fits(found.rows)
+    check_order(pipeline.order(found.rows))
 
 
 def longest(rows, times):

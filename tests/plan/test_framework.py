@@ -63,8 +63,8 @@ def test_the_best_of_what_a_framework_can_be_told_is_combined_before_anything_is
 def test_what_is_left_out_is_said_in_one_line_and_not_refused():
     found = plan_of(TORCH, planned_for="megatron")
     assert found.left_out.sentence == (
-        "planned for megatron, which cannot be told: schedules gpipe, looped-bfs, zb-h1, zb-h2, "
-        "interleaved-zb, zbv, dualpipe-v; transfers beside compute"
+        "planned for megatron, which has no setting for: schedules gpipe, looped-bfs, zb-h1, "
+        "zb-h2, interleaved-zb, zbv, dualpipe-v; transfers beside compute"
     )
     assert {one.change.schedule for one in found.refused} == {"interleaved-1f1b"}
     notes = [note for note in plan_page(found).notes if "planned for" in note]

@@ -44,6 +44,18 @@ def test_an_uneven_run_is_told_its_even_split(uneven):
     assert low < 0.298 < high
 
 
+def test_schedules_are_combined_with_the_split_that_they_can_have_and_not_by_what_they_are_alone(
+    uneven,
+):
+    # Stages cut anew look best where they are cut badly; one stage a rank, cut well, is better.
+    best = uneven["options"][0]
+    assert best["change"]["schedule"] == "zb-h2"
+    assert best["change"]["split"] == [4, 4, 4, 4]
+    alone = [option for option in uneven["options"] if option["lever"] == "schedule"]
+    assert alone[0]["change"]["chunks"] == 2
+    assert best["latency_gain_fraction"] > alone[0]["latency_gain_fraction"] + 0.05
+
+
 def test_the_first_split_of_a_long_first_stage_is_the_even_one_though_messages_stall(tmp_path):
     """With 7,3,3,3 it took 77 ms; the even split, run for real, 63."""
     plan = plan_of(existing(SHARED / "h200_free" / "c_fwd_m6_7333"), cwd=tmp_path)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from debubble.cli.options import console_for
 from debubble.errors import Code, Gap
-from debubble.report.text import Page, Table, print_page
+from debubble.report.text import Page, Table, print_page, refused_table
 from debubble.units import printable
 
 
@@ -34,6 +34,29 @@ def test_markup_in_names_is_shown_and_not_obeyed():
     text = drawn(page)
     for name in ("[link=evil]a", "[blink]", "[red]boo[/red]", "[x].json", "[bold]"):
         assert name in text
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_sentences_break_between_words_on_a_terminal_and_never_in_a_file():
+    finding = "Equal stages would save 19.1 ms of 186 ms over hop 1 → 0, as everybody knows, 10 %."
+    command = f"check: {'CUDA_VISIBLE_DEVICES=0,1 ' * 5}sendrecv_perf"
+    gap = Gap(code=Code.MALFORMED, message="word " * 30, hint="word " * 30)
+    page = Page(answer="word " * 30, findings=[finding], notes=["a note " * 30])
+    page.lines, page.gaps, page.next_command = [command], [gap], f"debubble find {'x' * 90}"
+    assert finding in drawn(page)
+    for width in range(20, 90):
+        out = Terminal()
+        print_page(page, Console(file=out, width=width, highlight=False, color_system=None))
+        said = out.getvalue()
+        lines = [line for line in said.splitlines() if not line.startswith(("check:", "next:"))]
+        assert max(map(len, lines)) <= width
+        assert command in said
+        for together in ("19.1 ms", "186 ms", "1 → 0", "10 %"):
+            assert together in said, (width, together)
 
 
 def test_control_characters_in_names_do_not_reach_the_terminal():
@@ -168,3 +191,8 @@ def test_a_table_is_set_closer_before_it_gets_a_second_part():
     text = drawn(Page(answer="", tables=[Table(columns=columns, rows=rows)]), width=80)
     assert text.count("column a") == 1
     assert "12.34 GB  12.34 GB" in text
+
+
+def test_each_reason_of_what_was_refused_is_said_once():
+    table = refused_table([("a", "no layers"), ("b", "too large"), ("c", "no layers")])
+    assert table.rows == [("a", "no layers"), ("c", "the same"), ("b", "too large")]

@@ -116,3 +116,26 @@ def test_the_first_step_of_a_job_that_counts_from_one_is_cold(tmp_path):
         rows += equal_stages(2, 3, step=step, origin=1000 * step)
     figures = measure_pipeline(table(tmp_path, rows), 0)
     assert [window.step for window in figures.windows] == [2, 3, 4]
+
+
+def test_chunks_in_a_v_are_told_by_the_way_that_microbatches_go(tmp_path):
+    """Two ranks of two chunks; a microbatch goes 0, 1, then back from 1 to 0."""
+    way = [(0, 0), (0, 1), (1, 1), (1, 0)]
+    rows = [
+        f"0,0,{place},{chunk},{place},{m},F,{40 * m + 10 * at},10,,"
+        for m in range(3)
+        for at, (chunk, place) in enumerate(way)
+    ]
+    timeline = table(tmp_path, rows, header=HEADER)
+    assert [rank.stages for rank in timeline.ranks] == [(0, 3), (1, 2)]
+
+
+def test_a_send_that_stood_in_a_queue_was_asked_for_when_its_pass_ended(tmp_path):
+    """Two sends of 20 us, one behind the other: the second's pass was over at 20, it went at 30."""
+    rows = ["0,0,0,0,F,0,10", "0,0,0,1,F,10,10", "0,0,0,2,F,20,10"]
+    rows += ["0,0,0,-1,forward-send,10,20", "0,0,0,-1,forward-send,30,20"]
+    rows += ["0,0,0,-1,forward-send,50,20"]
+    for m in range(3):
+        rows += [f"0,0,1,{m},F,{30 + 20 * m},10", f"0,0,1,-1,forward-recv,{10 + 20 * m},20"]
+    transfers = table(tmp_path, rows).transfers
+    assert transfers.send_issued_ns.tolist() == [10_000, 20_000, 30_000]

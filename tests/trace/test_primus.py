@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from collections import defaultdict
 
 import pytest
+from support.services.console import type_command
 
 import debubble
 from debubble.errors import RunNotFound, TraceError
@@ -136,3 +139,63 @@ def test_what_a_rank_does_after_its_last_pass_lies_outside_the_batch(tmp_path):
     assert figures.step_time_ns == 44_000_000
     assert figures.bubble_fraction == pytest.approx(0.5)
     assert dict(figures.outside_ns)["after_the_last_pass"] == 2_000_000  # the mean of two ranks
+
+
+def as_dumps(folder, table, ranks, sizes):
+    """Write a table of passes as Primus's own schedules dump them."""
+    folder.mkdir()
+    kinds = {"forward": "fwd", "input-grad": "bwd", "wgrad": "wgrad"}
+    dumps = [defaultdict(list) for _ in range(ranks)]
+    for row in csv.DictReader(table.read_text().splitlines()):
+        if row["op"] in kinds:
+            key, said = kinds[row["op"]], dumps[int(row["rank"])]
+            start = float(row["start_us"]) / 1000
+            said[f"{key}_start"].append(start)
+            said[f"{key}_end"].append(start + float(row["duration_us"]) / 1000)
+            said[f"{key}_minibatch"].append(int(row["microbatch"]))
+            said[f"{key}_chunk"].append(int(int(row["stage"]) >= ranks))
+    for rank, said in enumerate(dumps):
+        whole = {"total": None, "memory": 50.0, **said}
+        (folder / f"pp_rank_{rank}.json").write_text(json.dumps({"5": whole}, indent=2))
+    (folder / "config.json").write_text(json.dumps(sizes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sizes"),
+    [("zb-h1", {"pp_size": 4, "vp_size": 1}), ("zbv", {"pp_size": 4, "vpp_size": 2})],
+)
+def test_weight_gradients_and_chunks_are_read_where_primus_names_them(schedule, sizes, tmp_path):
+    costs = "--stages 4 --microbatches 8 --forward 10ms --backward 20ms"
+    type_command(f"debubble simulate --schedule {schedule} {costs} --table step.csv", tmp_path)
+    table = tmp_path / "step.csv"
+    found = debubble.analyse(str(as_dumps(tmp_path / "dumps", table, 4, sizes))).pipeline
+    told = debubble.analyse(str(table)).pipeline
+    assert found.schedule == told.schedule == schedule
+    assert found.bubble_fraction == pytest.approx(told.bubble_fraction, abs=1e-9)
+    assert [rank.stages for rank in found.ranks] == [rank.stages for rank in told.ranks]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "no config.json says of how many ranks"),
+        (lambda folder: rewrite(folder, lambda said: said["wgrad_chunk"].pop()),
+         "does not name each of its 16 weight-grad passes"),
+    ],
+)  # fmt: skip
+def test_chunks_that_cannot_be_placed_are_refused(damage, says, tmp_path):
+    costs = "--stages 4 --microbatches 8 --forward 10ms --backward 20ms"
+    type_command(f"debubble simulate --schedule zbv {costs} --table step.csv", tmp_path)
+    sizes = {"pp_size": 4, "vp_size": 2}
+    folder = as_dumps(tmp_path / "dumps", tmp_path / "step.csv", 4, sizes)
+    damage(folder)
+    with pytest.raises(RunNotFound, match=says):
+        read_run(find_run([str(folder / "pp_rank_1.json")]))
+
+
+def rewrite(folder, change):
+    path = folder / "pp_rank_1.json"
+    said = json.loads(path.read_text())
+    change(said["5"])
+    path.write_text(json.dumps(said))

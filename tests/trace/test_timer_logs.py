@@ -24,6 +24,13 @@ OLD_MEGATRON = "time (ms) | forward-compute: 812.41 | backward-compute: 1623.80 
 DEEPSPEED = """[2026-03-01] [INFO] [Rank 0] time (ms) | fwd_microstep: 21.36 | bwd_microstep: 45.10
 [2026-03-01] [INFO] [Rank 0] time (ms) | fwd_microstep: 21.40 | bwd_microstep: 45.30
 """
+# As DeepSpeed 0.6 printed it; the first line is one of its optimizer's.
+OLD_DEEPSPEED = """[2024-03-31] [INFO] [Rank 0] rank=0 time (ms) | optimizer_step: 46.07
+[2024-03-31] [INFO] [logging.py:69:log_dist] [Rank 0] rank=0 time (ms) | forward_microstep: 21.36 \
+| backward_microstep: 45.10 | backward_inner_microstep: 44.0 | backward_allreduce_microstep: 1.99
+[2024-03-31] [INFO] [logging.py:69:log_dist] [Rank 0] rank=0 time (ms) | forward_microstep: 21.40 \
+| backward_microstep: 45.30 | backward_inner_microstep: 44.0 | backward_allreduce_microstep: 1.99
+"""
 
 
 @pytest.mark.parametrize(
@@ -32,8 +39,9 @@ DEEPSPEED = """[2026-03-01] [INFO] [Rank 0] time (ms) | fwd_microstep: 21.36 | b
         (MEGATRON, "Megatron's timers", "--forward 934.07ms/M --backward 1623.8ms/M"),
         (OLD_MEGATRON, "Megatron's timers", "--forward 812.41ms/M --backward 1623.8ms/M"),
         (DEEPSPEED, "wall_clock_breakdown", "--forward 21.38ms --backward 45.2ms"),
+        (OLD_DEEPSPEED, "wall_clock_breakdown", "--forward 21.38ms --backward 45.2ms"),
     ],
-    ids=["Megatron", "older Megatron", "DeepSpeed"],
+    ids=["Megatron", "older Megatron", "DeepSpeed", "older DeepSpeed"],
 )
 def test_a_log_without_ranks_is_named_with_what_it_lacks(text, whose, costs, tmp_path):
     path = tmp_path / "train.log"
@@ -98,9 +106,15 @@ def test_chunks_of_a_rank_share_what_it_takes(tmp_path):
     assert "interleaved-1f1b" in answer.text
 
 
-def test_deepspeed_of_all_ranks_is_read_a_microbatch_at_a_time(tmp_path):
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-03-01] [INFO] [Rank {}] time (ms) | fwd_microstep: {} | bwd_microstep: {}",
+        "[Rank {0}] rank={0} time (ms) | forward_microstep: {1} | backward_microstep: {2}",
+    ],
+)
+def test_deepspeed_of_all_ranks_is_read_a_microbatch_at_a_time(line, tmp_path):
     path = tmp_path / "train.log"
-    line = "[2026-03-01] [INFO] [Rank {}] time (ms) | fwd_microstep: {} | bwd_microstep: {}"
     path.write_text("\n".join(line.format(rank, 5 + rank, 9 + rank) for rank in (0, 1) * 3))
     found = read_stage_times(str(path), ranks=2, microbatches=4)
     assert (found.forward_ns, found.backward_ns) == ((5e6, 6e6), (9e6, 10e6))

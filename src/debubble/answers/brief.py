@@ -401,7 +401,7 @@ def _plan(answer: PlanAnswer, following: list[str]) -> PlanBrief:
             for option in kept
         ],
         options_in_all=len(answer.options),
-        refused={_clip(one.words): _clip(one.reason) for one in answer.refused[:_FEW]},
+        refused={_clip(option.words): _clip(option.reason) for option in answer.refused[:_FEW]},
         emit_for=answer.tellable_framework,
         emitted=answer.emitted,
     )

@@ -312,6 +312,11 @@ def _say_memory(changes: Sequence[MemoryChange]) -> str:
     return f"rank {worst.rank} has {show_bytes(left)} left of {limit}"
 
 
+def label_of(found: CompareAnswer, name: str) -> str:
+    """Return what a number is called beside its figures: throughput is named by its unit."""
+    return f"{found.throughput_unit}/s" if name == "throughput" else LABELS[name]
+
+
 def show_figure(name: str, value: float | None) -> str:
     """Write one of the numbers in its unit."""
     if value is None:

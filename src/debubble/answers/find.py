@@ -462,8 +462,8 @@ def say_bubble(analysis: Analysis) -> str:
     """Say the bubble in a sentence."""
     pipeline, count = analysis.pipeline, len(analysis.pipelines)
     drags = analysis.replicas is not None and analysis.replicas.verdict == DRAGS
-    which = "the one that drags" if drags else "the worst"
-    of = f" (pipeline {pipeline.pipeline}, {which} of {count})" if count > 1 else ""
+    which = "which drags the others" if drags else "the worst"
+    of = [f"pipeline {pipeline.pipeline} of {count}, {which}"] if count > 1 else []
     if pipeline.bubble_fraction is None:
         shares = say_busy([(own.rank, own.busy_fraction) for own in pipeline.shares])
         return f"The bubble cannot be told: {_why_no_bubble(pipeline)}. Busy: {shares}."
@@ -476,24 +476,28 @@ def say_bubble(analysis: Analysis) -> str:
         who = "In part, of a step that the capture cuts: ranks wait"
     waits = f"{who} {show_percent(pipeline.bubble_fraction)} of the "
     if pipeline.kind == "stream":
-        return _say_stream(f"{waits}time{of}", analysis)
-    sentence = f"{waits}batch{of}"
+        return _say_stream(f"{waits}time{_in_brackets(of)}", analysis)
     if analysis.theory is not None:
-        sentence += (
-            f" (theory for {counted(len(pipeline.ranks) + len(pipeline.absent), 'rank')}, "
+        of.append(
+            f"theory for {counted(len(pipeline.ranks) + len(pipeline.absent), 'rank')}, "
             f"{counted(pipeline.microbatches or 0, 'microbatch', 'microbatches')}: "
-            f"{show_percent(analysis.theory)})"
+            f"{show_percent(analysis.theory)}"
         )
     elif analysis.theory_of_schedule is not None:
         named = pipeline.stated.name if pipeline.stated else pipeline.schedule
         alike = show_percent(analysis.theory_of_schedule)
-        sentence += f" ({named} with equal stages and free transfers: {alike})"
+        of.append(f"{named} with equal stages and free transfers: {alike}")
+    sentence = f"{waits}batch{_in_brackets(of)}"
     if pipeline.apparent_fraction is not None and pipeline.useful_fraction is not None:
         sentence += (
             f"; a dashboard would show {show_percent(pipeline.apparent_fraction)} busy, "
             f"{show_percent(pipeline.useful_fraction)} is useful"
         )
     return f"{sentence}."
+
+
+def _in_brackets(words: list[str]) -> str:
+    return f" ({'; '.join(words)})" if words else ""
 
 
 def _say_stream(waits: str, analysis: Analysis) -> str:

@@ -22,7 +22,15 @@ from debubble.ledger.model import Culprit, find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
 from debubble.ledger.verdict import LITTLE, OF_ANY_PIPELINE, Bottleneck, Named
 from debubble.timeline.steps import numbered
-from debubble.units import NS_PER_S, counted, show_duration, show_number, show_percent, show_price
+from debubble.units import (
+    NS_PER_S,
+    counted,
+    show_duration,
+    show_number,
+    show_percent,
+    show_price,
+    show_times,
+)
 
 _HOURS_A_DAY = 24.0
 _W_PER_KW = 1000.0
@@ -423,7 +431,7 @@ def _say_culprit(ledger: Ledger, named: Named) -> str:
     hop = f"hop {named.hop[0]} → {named.hop[1]}" if named.hop else "some hop"
     if named.times_equal is not None and named.stage is not None:
         where = f"stage {named.stage} on rank {named.rank}"
-        more = f"{named.times_equal:.1f} times an equal share"
+        more = f"{show_times(named.times_equal)} an equal share"
         return f"{where} takes {more}{_besides(ledger, named.stage)}"
     if named.slow_hops:
         return _say_slow(named)
@@ -464,7 +472,7 @@ def _say_workers(ledger: Ledger, named: Named) -> str:
     others = f" ({are} of {numbered('rank', also)})" if also else ""
     return (
         f"the device of rank {first.rank}{host} is slow{others}: {held} of pipeline "
-        f"{first.pipeline} takes {first.times:.1f} times as long as {same} elsewhere, which no "
+        f"{first.pipeline} takes {show_times(first.times)} as long as {same} elsewhere, which no "
         "split cures"
     )
 

@@ -446,14 +446,14 @@ def _of_a_job(log: CounterLog | NvlinkErrors | MessageLog) -> LogPart:
     if isinstance(log, CounterLog):
         rose = [
             CounterPart(
-                name=one.name,
-                host=one.host or None,
-                device=one.device or None,
-                increase=one.increase,
-                intervals=one.intervals,
-                risen_intervals=one.risen,
+                name=counter.name,
+                host=counter.host or None,
+                device=counter.device or None,
+                increase=counter.increase,
+                intervals=counter.intervals,
+                risen_intervals=counter.risen,
             )
-            for one in log.counters
+            for counter in log.counters
         ]
         return PrometheusPart(file=log.file, counters=rose)
     counters = [

@@ -114,8 +114,8 @@ def answer_links(analysis: Analysis) -> LinksAnswer:
     links = analysis.links
     verdict = say_links(links)
     if len(analysis.pipelines) > 1:
-        number = analysis.pipeline.pipeline
-        verdict = f"Of pipeline {number}, one of {len(analysis.pipelines)}: {verdict}"
+        verdict = f"{verdict[:1].lower()}{verdict[1:]}"
+        verdict = f"Pipeline {analysis.pipeline.pipeline} of {len(analysis.pipelines)}: {verdict}"
     return LinksAnswer(
         batch_latency_s=seconds(links.batch_latency_ns),
         cost_is_upper_bound=links.shared,

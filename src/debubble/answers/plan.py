@@ -63,6 +63,7 @@ from debubble.units import (
     show_duration,
     show_gain,
     show_percent,
+    show_times,
 )
 
 SCHEMA = "debubble.plan/1"
@@ -260,7 +261,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         on_plan(plan)
     scale, bottleneck = tokens.scale(baseline), answer_bottleneck(analysis.bottleneck)
     # What no setting cures comes before all that one could set.
-    ill = [one for one in analysis.causes[:1] if one.cause in {Cause.WORKER, Cause.DATA}]
+    ill = [named for named in analysis.causes[:1] if named.cause in {Cause.WORKER, Cause.DATA}]
     uncured = say_cause(analysis.ledger, ill[0]) if analysis.ledger and ill else None
     return answer_of_plan(
         plan,
@@ -427,15 +428,15 @@ def _left_out(plan: Plan) -> LeftOutPart | None:
     """Say once what the framework that is planned for cannot be told."""
     if plan.framework is None or not plan.left_out:
         return None
-    named = [one.change.schedule for one in plan.left_out if one.change.schedule != SEARCHED]
+    named = [idea.change.schedule for idea in plan.left_out if idea.change.schedule != SEARCHED]
     schedules = [name for name in named if name]
     words = [f"schedules {', '.join(schedules)}"] if schedules else []
-    if any(one.lever == "microbatches" for one in plan.left_out):
+    if any(idea.lever == "microbatches" for idea in plan.left_out):
         words.append("other numbers of microbatches")
-    parts = [_refused_part(one) for one in plan.left_out]
-    words += [one.words for one in parts if one.lever not in {"schedule", "microbatches"}]
-    sentence = f"planned for {plan.framework}, which cannot be told: {'; '.join(words)}"
-    reasons = {one.reason for one in plan.left_out}
+    parts = [_refused_part(idea) for idea in plan.left_out]
+    words += [part.words for part in parts if part.lever not in {"schedule", "microbatches"}]
+    sentence = f"planned for {plan.framework}, which has no setting for: {'; '.join(words)}"
+    reasons = {idea.reason for idea in plan.left_out}
     if len(reasons) == 1 and len(plan.left_out) > 1:
         sentence = f"planned for {plan.framework}: {reasons.pop()}"
     return LeftOutPart(framework=plan.framework, options=parts, sentence=sentence)
@@ -449,7 +450,7 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
     # An order that was looked for is what is wanted, if it was found.
     searched = () if plan.ordered is None else (plan.ordered.option,)
     options = (*searched, *plan.recommended, *plan.unsure)
-    for option in (one for one in options if not plan.changes_training(one)):
+    for option in (each for each in options if not plan.changes_training(each)):
         try:
             text = emit(framework, option.change, setting)
         except UsageError as error:
@@ -551,7 +552,7 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
 
 def _holds(repair: Repair, other: Repair) -> bool:
     """Tell whether a repair is of the other's hops and of more."""
-    hops, others = (set(one.option.change.repaired or ()) for one in (repair, other))
+    hops, others = (set(each.option.change.repaired or ()) for each in (repair, other))
     return hops > others
 
 
@@ -561,7 +562,7 @@ def _say_repair(plan: Plan, repair: Repair) -> str:
     takes = "take" if len(hops) > 1 else "takes"
     saved = show_duration(max(0, plan.baseline.window_ns - repair.option.window_ns))
     return (
-        f"{_begin(name_hops(hops))} {takes} {repair.times_expected:.1f} times as long as "
+        f"{_begin(name_hops(hops))} {takes} {show_times(repair.times_expected)} as long as "
         f"others, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
         f"{_gain(repair.option)}: within the noise of a run."
     )

@@ -113,18 +113,18 @@ def answer_probe(
         memory_limit_bytes=limit,
         pipelines=[
             PipelinePart(
-                stages=one.setting.stages,
-                schedule=one.setting.schedule,
-                microbatches=one.setting.microbatches,
-                tokens=one.setting.tokens,
-                split=list(one.split),
-                batch_latency_s=one.window_ns / NS_PER_S,
-                bubble_fraction=one.bubble_fraction,
-                tokens_per_s=one.tokens_per_s,
-                peak_memory_bytes=list(one.peak_bytes),
-                fits_memory=None if limit is None else max(one.peak_bytes) <= limit,
+                stages=pipeline.setting.stages,
+                schedule=pipeline.setting.schedule,
+                microbatches=pipeline.setting.microbatches,
+                tokens=pipeline.setting.tokens,
+                split=list(pipeline.split),
+                batch_latency_s=pipeline.window_ns / NS_PER_S,
+                bubble_fraction=pipeline.bubble_fraction,
+                tokens_per_s=pipeline.tokens_per_s,
+                peak_memory_bytes=list(pipeline.peak_bytes),
+                fits_memory=None if limit is None else max(pipeline.peak_bytes) <= limit,
             )
-            for one in found
+            for pipeline in found
         ],
         assumptions=list(pipelines.assumptions()),
         written=list(written),

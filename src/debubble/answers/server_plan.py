@@ -122,7 +122,7 @@ class ServerQuestion:
     def changes(self) -> bool:
         """Whether any change is asked for."""
         asked = (self.split, self.in_flight, self.chunk, self.requests, self.prompts)
-        return any(one is not None for one in asked)
+        return any(value is not None for value in asked)
 
 
 def answer_server_plan(
@@ -131,10 +131,10 @@ def answer_server_plan(
     """Rank what could be changed in a server."""
     model = _model(analysis, question)
     options = plan_server(model, limit=question.kv_tokens)
-    best = next((row for row, one in enumerate(options) if one.verdict == "yes"), None)
+    best = next((row for row, option in enumerate(options) if option.verdict == "yes"), None)
     if best is None:
         verdict = _as_it_is(model) + ": nothing that was tried is sure to serve more."
-        maybe = [one for one in options if one.verdict == "maybe" and one.gain > 0]
+        maybe = [option for option in options if option.verdict == "maybe" and option.gain > 0]
         if maybe:
             verdict = verdict[:-1] + f"; {_what(model, maybe[0])} may."
     else:
@@ -222,21 +222,21 @@ def _common(
         "profiled": model.profiled,
         "options": [
             ServerOptionPart(
-                what=_what(model, one),
-                kinds=list(one.kinds),
-                setting=_setting_part(one.setting, model),
-                traffic=_traffic_part(one.traffic),
-                served=_served_part(one.served, one.traffic),
-                gain_fraction=one.gain,
-                low_fraction=one.low - 1,
-                high_fraction=one.high - 1,
-                tpot_low_s=one.tpot_s[0],
-                tpot_high_s=one.tpot_s[1],
-                worth=rates.worth_of_gain(one.gain),
-                verdict=one.verdict,
-                refused=one.refused,
+                what=_what(model, option),
+                kinds=list(option.kinds),
+                setting=_setting_part(option.setting, model),
+                traffic=_traffic_part(option.traffic),
+                served=_served_part(option.served, option.traffic),
+                gain_fraction=option.gain,
+                low_fraction=option.low - 1,
+                high_fraction=option.high - 1,
+                tpot_low_s=option.tpot_s[0],
+                tpot_high_s=option.tpot_s[1],
+                worth=rates.worth_of_gain(option.gain),
+                verdict=option.verdict,
+                refused=option.refused,
             )
-            for one in options
+            for option in options
         ],
         "assumptions": _assumptions(analysis, model),
         "warnings": list_warnings(analysis.warnings),
@@ -341,7 +341,7 @@ def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
 def _emit(model: ServerModel, options: tuple[ServerOption, ...], engine: str) -> EmitPart:
     """Write the best setting that gains and that an engine can be told."""
     reason = ""
-    gains = [one for one in options if one.verdict in {"yes", "maybe"} and one.gain > 0]
+    gains = [option for option in options if option.verdict in {"yes", "maybe"} and option.gain > 0]
     for option in gains:
         setting = option.setting
         if option.kinds == ("hop",):

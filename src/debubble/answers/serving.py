@@ -19,7 +19,7 @@ from debubble.ledger.causes import Cause
 from debubble.ledger.verdict import MATTERS
 from debubble.serving.account import StreamAccount, StreamSaving
 from debubble.serving.batches import Phase, phase_word
-from debubble.units import NS_PER_S, show_duration, show_percent
+from debubble.units import NS_PER_S, show_duration, show_percent, show_times
 
 
 class PhasePart(Part, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
         return _say_host(analysis, account, rank, buys)
     if saving.cause is Cause.IMBALANCE and stage is not None:
         takes = max(part.pass_s[stage] / np.mean(part.pass_s) for part in answer_phases(account))
-        who = f"stage {stage} on rank {rank} takes {takes:.1f} times an equal share"
+        who = f"stage {stage} on rank {rank} takes {show_times(float(takes))} an equal share"
         layers = analysis.layers_of(stage)
         who += f" ({layers} layers)" if layers is not None else ""
     elif saving.cause is Cause.IN_FLIGHT:
@@ -182,7 +182,9 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
     elif saving.cause is Cause.SLOW_LINK and saving.hop is not None:
         who = f"hop {saving.hop[0]} → {saving.hop[1]} is slower than its peers"
     else:
-        most = next((one for one in account.culprits if one.cause is saving.cause), None)
+        most = next(
+            (culprit for culprit in account.culprits if culprit.cause is saving.cause), None
+        )
         hop = f"hop {most.hop[0]} → {most.hop[1]}" if most and most.hop else "some hop"
         who = about.blames.format(rank=rank, hop=hop, setting="")
     return f"{who}; {about.remedied} would save {buys}"

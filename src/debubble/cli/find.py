@@ -42,6 +42,7 @@ from debubble.cli.options import (
 )
 from debubble.errors import UsageError
 from debubble.fleet.survey import NoPipelineIn, Question
+from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import list_waits
 from debubble.report.chrome import write_chrome
 from debubble.report.find import find_page, no_pipeline_page
@@ -227,8 +228,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
 
 def _following(analysis: Analysis, answer: FindAnswer, words: str) -> str:
-    """Lead on: to the wires where these are slow, else to what could be changed."""
-    if any(hop.verdict == "slow" for hop in answer.hops):
+    """Lead on: to the wires where slow ones cost something, else to what could be changed."""
+    slow = any(hop.verdict == "slow" for hop in answer.hops)
+    if slow and (not answer.named or Cause.SLOW_LINK in [named.cause for named in answer.named]):
         return f"debubble links {words}"
     if analysis.ledger is None and analysis.stream is None:
         return f"debubble find {words} --timeline"

@@ -340,7 +340,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if picture is not None:
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []
-        full = replace(page, notes=[*page.notes, *written])
+        full = replace(page, lines=written)
         report = plan_report(answer, shown, planned_view(plans[0]), full, words)
         write_html(report, picture, quiet=manners.quiet)
     print_answer(page, answer, manners, aside=answer.emitted is not None)

@@ -554,17 +554,14 @@ def share_under(start_ns: I64, end_ns: I64, begun_ns: I64, over_ns: I64) -> F64:
 
     A second dimension holds many runs, each by itself.
     """
-    if start_ns.ndim > 1:
-        runs = [
-            share_under(start_ns[:, run], end_ns[:, run], begun_ns[:, run], over_ns[:, run])
-            for run in range(start_ns.shape[1])
-        ]
-        return np.stack(runs, axis=1)
-    order = np.argsort(begun_ns, kind="stable")
-    begun, until = begun_ns[order], np.maximum.accumulate(over_ns[order])
-    apart = np.append(True, begun[1:] > until[:-1])[: len(begun)]
-    ends = until[np.append(apart[1:], True)[: len(begun)]]
-    share: F64 = time_under(start_ns, end_ns, begun[apart], ends) / np.maximum(end_ns - start_ns, 1)
+    order = np.argsort(begun_ns, axis=0, kind="stable")
+    begun = np.take_along_axis(begun_ns, order, axis=0)
+    until = np.maximum.accumulate(np.take_along_axis(over_ns, order, axis=0), axis=0)
+    # Of each, what none before it has covered: nothing is counted twice.
+    begun[1:] = np.maximum(begun[1:], until[:-1])
+    share: F64 = time_under(start_ns, end_ns, np.minimum(begun, until), until) / np.maximum(
+        end_ns - start_ns, 1
+    )
     return share
 
 
@@ -573,23 +570,28 @@ def time_under(start_ns: I64 | F64, end_ns: I64 | F64, begun_ns: I64, over_ns: I
 
     A second dimension holds many runs, each by itself.
     """
-    if start_ns.ndim > 1:
-        runs = [
-            time_under(start_ns[:, run], end_ns[:, run], begun_ns[:, run], over_ns[:, run])
-            for run in range(start_ns.shape[1])
-        ]
-        return np.stack(runs, axis=1)
+    if not len(begun_ns):
+        return np.zeros(start_ns.shape)
     # Stamps of a trace are too large to be added up: times count from the first of the others.
-    origin = begun_ns.min() if len(begun_ns) else 0
+    origin = begun_ns.min(axis=0)
     start_ns, end_ns = start_ns - origin, end_ns - origin
-    begun = np.sort(begun_ns - origin).astype(np.float64)
-    over = np.sort(over_ns - origin).astype(np.float64)
-    sums = [np.concatenate(([0.0], np.cumsum(moments))) for moments in (begun, over)]
+    lasted = np.zeros(start_ns.shape)
+    for sign, moments_ns in ((1, begun_ns), (-1, over_ns)):
+        moments = np.sort(moments_ns - origin, axis=0).astype(np.float64)
+        sums = np.concatenate((np.zeros_like(moments[:1]), np.cumsum(moments, axis=0)))
+        for side, until in ((sign, end_ns), (-sign, start_ns)):
+            before = _count_before(moments, until)
+            lasted += side * (before * until - np.take_along_axis(sums, before, axis=0))
+    return lasted
 
-    def lasted_until(moment: I64 | F64) -> F64:
-        first = np.searchsorted(begun, moment, side="right")
-        last = np.searchsorted(over, moment, side="right")
-        lasted: F64 = (first * moment - sums[0][first]) - (last * moment - sums[1][last])
-        return lasted
 
-    return lasted_until(end_ns) - lasted_until(start_ns)
+def _count_before(moments: F64, until: I64 | F64) -> I64:
+    """Return how many of the sorted moments of a run are not after each of its others."""
+    if moments.ndim == 1:
+        return np.searchsorted(moments, until, side="right")
+    # One search for all: each run lies after the one before it.
+    first, last = (min(moments.min(), until.min()), max(moments.max(), until.max()))
+    runs = np.arange(moments.shape[1])
+    laid = [(part + runs * (last - first + 1)).T.ravel() for part in (moments, until)]
+    found = np.searchsorted(*laid, side="right").reshape(len(runs), -1).T
+    return found - runs * len(moments)

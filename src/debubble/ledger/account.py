@@ -199,8 +199,9 @@ class Blame:
         messages, times = self._step.program.messages, self._step.times
         return max(
             self._carried[batch],
-            key=lambda one: max(
-                times.batch_start[messages.sent[one]], times.batch_start[messages.received[one]]
+            key=lambda message: max(
+                times.batch_start[messages.sent[message]],
+                times.batch_start[messages.received[message]],
             ),
         )
 
@@ -317,8 +318,10 @@ class _Cutter:
         self._bounds: dict[int, tuple[int, int, int, int, int, int]] = {}
         passes, times = step.program.passes, step.times
         places = range(len(step.program.ranks))
-        self._first = [times.pass_start[passes.place == one].min(initial=_NEVER) for one in places]
-        self._last = [times.pass_end[passes.place == one].max(initial=0) for one in places]
+        self._first = [
+            times.pass_start[passes.place == place].min(initial=_NEVER) for place in places
+        ]
+        self._last = [times.pass_end[passes.place == place].max(initial=0) for place in places]
 
     def cut(self, waiter: int, piece: Piece) -> Iterator[Cut]:
         """Yield the causes of a piece of a wait, in order of time."""
@@ -435,7 +438,10 @@ def account_step(
                     rows.add(_claimed(step, place, piece, cut) if _CLAIMING else cut, piece)
         parts.append(_in_order(place, known, rows))
     return Account(
-        **{one.name: np.concatenate([part[one.name] for part in parts]) for one in fields(Account)}
+        **{
+            column.name: np.concatenate([part[column.name] for part in parts])
+            for column in fields(Account)
+        }
     )
 
 

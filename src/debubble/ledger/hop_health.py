@@ -38,7 +38,10 @@ from debubble.timeline.steps import only_steps
 def times_expected(ledger: Ledger, hop: Hop) -> float | None:
     """Return how many times as long a hop's messages mostly take as those of its peers."""
     number = _number(ledger, hop)
-    times = [one.expected.wire_times[hop_of(one.step.program) == number] for one in ledger.remedies]
+    times = [
+        remedies.expected.wire_times[hop_of(remedies.step.program) == number]
+        for remedies in ledger.remedies
+    ]
     found = np.concatenate(times) if times else np.zeros(0)
     return float(np.median(found)) if len(found) else None
 
@@ -46,17 +49,17 @@ def times_expected(ledger: Ledger, hop: Hop) -> float | None:
 def saved_by_repair(ledger: Ledger, hops: Sequence[Hop], share: float | None = None) -> int:
     """Replay the steps with some hops as fast as their peers, or at a share of what they take."""
     numbers = [_number(ledger, hop) for hop in hops]
-    return ledger.saved_by(lambda one: one.repaired_hops(numbers, share))
+    return ledger.saved_by(lambda remedies: remedies.repaired_hops(numbers, share))
 
 
 def saved_by_repairs(ledger: Ledger, shares: Mapping[Hop, float | None]) -> int:
     """Replay the steps with all these hops repaired at once, each as `saved_by_repair` would."""
     numbers = {_number(ledger, hop): share for hop, share in shares.items()}
 
-    def repaired(one: Remedies) -> Lengths:
-        each = [one.repaired_hops([number], share) for number, share in numbers.items()]
+    def repaired(remedies: Remedies) -> Lengths:
+        each = [remedies.repaired_hops([number], share) for number, share in numbers.items()]
         return replace(
-            one.step.lengths,
+            remedies.step.lengths,
             sending=np.minimum.reduce([lengths.sending for lengths in each]),
             wire=np.minimum.reduce([lengths.wire for lengths in each]),
             drain=np.minimum.reduce([lengths.drain for lengths in each]),
@@ -66,7 +69,7 @@ def saved_by_repairs(ledger: Ledger, shares: Mapping[Hop, float | None]) -> int:
 
 
 def _number(ledger: Ledger, hop: Hop) -> int:
-    names = [one.rank for one in ledger.ranks]
+    names = [rank.rank for rank in ledger.ranks]
     return names.index(hop[0]) * len(names) + names.index(hop[1])
 
 
@@ -141,13 +144,13 @@ class LinkHealth:
 
     def of(self, hop: Hop) -> HopHealth | None:
         """Return a hop by its ranks; None where there is none such."""
-        return next((one for one in self.hops if one.hop == hop), None)
+        return next((health for health in self.hops if health.hop == hop), None)
 
     @property
     def slow(self) -> list[HopHealth]:
         """Slow hops, the most expensive first."""
-        found = [one for one in self.hops if one.judgement.slow]
-        return sorted(found, key=lambda one: -(one.cost_ns or 0))
+        found = [health for health in self.hops if health.judgement.slow]
+        return sorted(found, key=lambda health: -(health.cost_ns or 0))
 
 
 def expected_rate(bytes_per_s: float | None, times: float | None) -> float | None:
@@ -157,7 +160,7 @@ def expected_rate(bytes_per_s: float | None, times: float | None) -> float | Non
 
 def account_for(
     timeline: Timeline,
-    one: PipelineFigures,
+    figures: PipelineFigures,
     wiring: Wiring | None = None,
     history: Mapping[Hop, Past] | None = None,
     job: Job | None = None,
@@ -167,21 +170,23 @@ def account_for(
     With it comes what each hop takes and costs, also by what else is known of wires: whoever names,
     lists or repairs hops asks that.
     """
-    if not one.one_run or one.cut or one.kind == "stream":
+    if not figures.one_run or figures.cut or figures.kind == "stream":
         return None
     wiring = wiring or _NO_WIRING
-    by_bubble = sorted(one.windows, key=lambda window: window.bubble_fraction)
+    by_bubble = sorted(figures.windows, key=lambda window: window.bubble_fraction)
     middle = by_bubble[(len(by_bubble) - 1) // 2 : len(by_bubble) // 2 + 1]
     ledger = build_ledger(
         timeline,
-        one.pipeline,
-        [window.step for window in one.windows],
-        _wires(one, wiring),
-        batch_latency_ns=one.batch_latency_ns,
+        figures.pipeline,
+        [window.step for window in figures.windows],
+        _wires(figures, wiring),
+        batch_latency_ns=figures.batch_latency_ns,
         middle=sorted(window.step for window in middle),
         job=job,
     )
-    return ledger and replace(ledger, links=_judge(ledger, timeline, one, wiring, history or {}))
+    return ledger and replace(
+        ledger, links=_judge(ledger, timeline, figures, wiring, history or {})
+    )
 
 
 def judge_links(
@@ -207,18 +212,23 @@ def _judge(
     wires = _wires(figures, wiring)
     steps = [window.step for window in figures.windows]
     timed = time_hops(only_steps(timeline, steps) if steps else timeline, figures.hops)
-    judged = judge_hops(timed, wires=wires, classes=wiring.stated, history=history)
-    judged = {hop: _as_priced(one, hop, ledger) for hop, one in judged.items()}
+    beside: Sequence[HopTimes] = ()
+    if ledger is not None and ledger.job.hops:
+        beside = time_hops(only_steps(timeline, steps), ledger.job.hops)
+        for replica in ledger.job.beside:
+            wires |= wires_between(timeline.ranks_of(replica))
+    judged = judge_hops(timed, wires=wires, classes=wiring.stated, history=history, beside=beside)
+    judged = {hop: _as_priced(judgement, hop, ledger) for hop, judgement in judged.items()}
     hops = tuple(
         HopHealth(
-            times=one,
-            judgement=judged[one.hop],
-            wire=wiring.of(one.hop),
-            wire_stated=one.hop in wiring.stated,
-            times_expected=times_expected(ledger, one.hop) if ledger else None,
-            cost_ns=_cost(ledger, one.hop, judged[one.hop]),
+            times=hop,
+            judgement=judged[hop.hop],
+            wire=wiring.of(hop.hop),
+            wire_stated=hop.hop in wiring.stated,
+            times_expected=times_expected(ledger, hop.hop) if ledger else None,
+            cost_ns=_cost(ledger, hop.hop, judged[hop.hop]),
         )
-        for one in timed
+        for hop in timed
     )
     return LinkHealth(
         hops=hops,
@@ -274,14 +284,14 @@ def _cost_together(ledger: Ledger | None, judged: Mapping[Hop, Judgement]) -> in
     """Price all slow hops at once: slack may hide each of them, and not all."""
     if ledger is None or not ledger.replays:
         return None
-    slow = {hop: _share(one) for hop, one in judged.items() if one.slow}
+    slow = {hop: _share(judgement) for hop, judgement in judged.items() if judgement.slow}
     return saved_by_repairs(ledger, slow) if slow else 0
 
 
 def _costs_of_pairs(
     ledger: Ledger | None, judged: Mapping[Hop, Judgement]
 ) -> dict[frozenset[Hop], int]:
-    slow = {hop: _share(one) for hop, one in judged.items() if one.slow}
+    slow = {hop: _share(judgement) for hop, judgement in judged.items() if judgement.slow}
     if ledger is None or not ledger.replays:
         return {}
     both = [{hop: slow[hop], hop[::-1]: slow[hop[::-1]]} for hop in slow if hop[::-1] in slow]

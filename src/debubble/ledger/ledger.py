@@ -38,6 +38,7 @@ from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import I64, Intervals, RankTimeline, Timeline
 from debubble.timeline.replicas import Workers
 from debubble.timeline.steps import only_steps
+from debubble.timeline.transfers import HopFigures
 from debubble.units import counted, show_percent
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class Job:
     """Other pipelines of the timeline: what data they hold counts where all are to hold as much."""
     beside: tuple[int, ...] = ()
     """Those of them that are replayed: a repair would reach them as well."""
+    hops: tuple[HopFigures, ...] = ()
+    """Of those: what hops of this one are held against, besides each other."""
     longest_ns: Mapping[int, int] = field(default_factory=dict)
     """Of each step, the longest window of all other pipelines."""
     not_replayed_ns: Mapping[int, int] = field(default_factory=dict)
@@ -137,10 +140,10 @@ class Ledger:
     def saved_by(self, remedy: Remedy) -> int:
         """Return what putting something right in this pipeline would save the job: the median."""
         saved = []
-        for one in self.remedies:
-            before, after = one.replay([one.step.lengths, remedy(one)])
-            took = int(one.step.times.window_ns)
-            others = self.job.longest_ns.get(one.step.number, 0)
+        for remedies in self.remedies:
+            before, after = remedies.replay([remedies.step.lengths, remedy(remedies)])
+            took = int(remedies.step.times.window_ns)
+            others = self.job.longest_ns.get(remedies.step.number, 0)
             saved.append(max(took, others) - max(took - before + after, others))
         return round(median(saved))
 
@@ -174,12 +177,12 @@ class Ledger:
     @property
     def replay_error(self) -> float | None:
         """How far the replay of the unchanged step lands from the measured window; the worst."""
-        errors = [one.unchanged_ns / one.measured_ns - 1 for one in self.replays]
+        errors = [replay.unchanged_ns / replay.measured_ns - 1 for replay in self.replays]
         return max(errors, key=abs) if errors else None
 
     def saving_of(self, cause: str) -> Saving | None:
         """Return what removing a cause would buy."""
-        return next((one for one in self.savings if one.causes == (cause,)), None)
+        return next((saving for saving in self.savings if saving.causes == (cause,)), None)
 
 
 def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
@@ -207,48 +210,53 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
         return None
     slope = fit_passes(timeline, pipeline).slope
     costs = {
-        one: measure_passes(timeline.passes, timeline.ranks_of(one), job.excess_of(one))
-        for one in {pipeline: None, **dict.fromkeys(job.alike)}
+        number: measure_passes(timeline.passes, timeline.ranks_of(number), job.excess_of(number))
+        for number in {pipeline: None, **dict.fromkeys(job.alike)}
     }
-    costs = {one: found.with_data(heavy) for (one, found), heavy in _weigh_data(costs, job)}
-    even = even_times(one.data for one in costs.values())
+    costs = {number: found.with_data(heavy) for (number, found), heavy in _weigh_data(costs, job)}
+    even = even_times(cost.data for cost in costs.values())
     if not even:
-        costs = {one: replace(found, data={}) for one, found in costs.items()}
+        costs = {number: replace(found, data={}) for number, found in costs.items()}
 
-    def remedies_of(
-        one: int, steps: tuple[MeasuredStep, ...], wires: Mapping[Hop, str]
-    ) -> tuple[Remedies, ...]:
-        ranks = timeline.ranks_of(one)
+    ran = {pipeline: measured}
+    for number in job.beside:
+        names = [rank.rank for rank in timeline.ranks_of(number)]
+        known = np.unique(timeline.passes.step[np.isin(timeline.passes.rank, names)])
+        ran[number] = tuple(measure_step(timeline, number, step) for step in steps if step in known)
+    wires = wires_between(ranks) if wires is None else wires
+    for number in job.beside:
+        wires = wires_between(timeline.ranks_of(number)) | dict(wires)
+
+    def remedies_of(number: int) -> tuple[Remedies, ...]:
+        ranks, steps = timeline.ranks_of(number), ran[number]
+        others = [mine for other, mine in ran.items() if other != number]
         return tuple(
             Remedies(
                 step=step,
-                costs=costs[one],
+                costs=costs[number],
                 collectives_ns=_inside(step, timeline, ranks, collectives_of),
                 data_ns=_inside(step, timeline, ranks, data_parallel_of),
                 expected=expected,
                 slope=slope,
                 even_data={kind: mean for (at, kind), mean in even.items() if at == step.number},
             )
-            for step, expected in zip(steps, expect_wire(steps, wires), strict=True)
+            for step, expected in zip(steps, expect_wire(steps, wires, others), strict=True)
         )
 
-    remedies = remedies_of(pipeline, measured, wires_between(ranks) if wires is None else wires)
+    remedies = remedies_of(pipeline)
     accounts = tuple(
-        account_step(one.step, ranks, costs[pipeline], one.expected) for one in remedies
+        account_step(remedy.step, ranks, costs[pipeline], remedy.expected) for remedy in remedies
     )
     gaps = list(_doubts(measured))
     try:
         by_cause = remedies_for(timers=ranks[0].timers)
-        replays = tuple(replay_step(one, by_cause) for one in remedies)
+        replays = tuple(replay_step(remedy, by_cause) for remedy in remedies)
     except OrderCycle as error:
         replays = ()
         gaps.append(Gap(code=Code.ORDER_CYCLE, message=f"no replay: {error}", hint=error.hint))
     beside: dict[int, list[Remedies]] = {step: [] for step in steps}
-    for one in job.beside if replays else ():
-        names = [rank.rank for rank in timeline.ranks_of(one)]
-        ran = np.unique(timeline.passes.step[np.isin(timeline.passes.rank, names)])
-        known = tuple(measure_step(timeline, one, step) for step in steps if step in ran)
-        for remedy in remedies_of(one, known, wires_between(timeline.ranks_of(one))):
+    for number in job.beside if replays else ():
+        for remedy in remedies_of(number):
             beside[remedy.step.number].append(remedy)
     errors = [abs(replay.unchanged_ns / replay.measured_ns - 1) for replay in replays]
     if errors and median(errors) > MOST_OFF:
@@ -299,9 +307,9 @@ def _weigh_data(
         key: lower_middle([found.sound[key] for found in costs.values() if key in found.sound])
         for key in stages
     }
-    for one, found in costs.items():
+    for number, found in costs.items():
         times = [length / usual[key] for key, length in found.sound.items()]
-        yield (one, found), lower_middle(times) if one in job.workers.uneven else 1.0
+        yield (number, found), lower_middle(times) if number in job.workers.uneven else 1.0
 
 
 def _middle_of(accounts: Sequence[Account]) -> tuple[int, ...]:
@@ -358,7 +366,7 @@ def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
         return ()
     by_cause = remedies_for(timers=timers)
     together = [
-        (mine, *(replay_step(one, by_cause) for one in beside[own.step.number]))
+        (mine, *(replay_step(remedy, by_cause) for remedy in beside[own.step.number]))
         for mine, own in zip(replays, remedies, strict=True)
     ]
     total = sum(int(account.length_ns.sum()) for account in accounts)
@@ -370,7 +378,7 @@ def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
     ]
     pairs = list(combinations(seen, 2))
     in_pairs = [
-        tuple(replay_pairs(one, by_cause, pairs) for one in (own, *beside[own.step.number]))
+        tuple(replay_pairs(remedy, by_cause, pairs) for remedy in (own, *beside[own.step.number]))
         for own in remedies
     ]
 
@@ -379,10 +387,10 @@ def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
         ran = together[step]
         others = job.not_replayed_ns.get(remedies[step].step.number, 0) if of_devices else 0
         after = [
-            one.measured_ns - one.unchanged_ns + window
-            for one, window in zip(ran, without, strict=True)
+            replay.measured_ns - replay.unchanged_ns + window
+            for replay, window in zip(ran, without, strict=True)
         ]
-        return max(others, *(one.measured_ns for one in ran)) - max(others, *after)
+        return max(others, *(replay.measured_ns for replay in ran)) - max(others, *after)
 
     def middle_of(windows: Sequence[Sequence[int]], *, of_devices: bool = False) -> int:
         saved = (saved_in(at, ran, of_devices=of_devices) for at, ran in enumerate(windows))
@@ -390,14 +398,14 @@ def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
 
     saved: dict[tuple[str, ...], int] = {
         (cause,): middle_of(
-            [[one.without_ns[cause] for one in ran] for ran in together],
+            [[replay.without_ns[cause] for replay in ran] for ran in together],
             of_devices=cause == Cause.WORKER,
         )
         for cause in replays[0].without_ns
         if not (timers and cause == HEAD_OF_LINE)
     }
     whole = job.batch_latency_ns or batch_latency_ns
-    whole = whole or round(median(max(one.measured_ns for one in ran) for ran in together))
+    whole = whole or round(median(max(replay.measured_ns for replay in ran) for ran in together))
     hidden: dict[tuple[str, str], int] = {}
     for pair in pairs:
         both = middle_of([[windows[pair] for windows in ran] for ran in in_pairs])
@@ -411,7 +419,7 @@ def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
         Saving(causes=causes, batch_latency_ns=whole - of_it, saved_ns=of_it)
         for causes, of_it in saved.items()
     ]
-    return tuple(sorted(savings, key=lambda one: -one.saved_ns))
+    return tuple(sorted(savings, key=lambda saving: -saving.saved_ns))
 
 
 def _doubts(steps: Sequence[MeasuredStep]) -> list[Gap]:

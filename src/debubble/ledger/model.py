@@ -39,7 +39,7 @@ class Account:
 
     def where(self, kept: Flags) -> Account:
         """Return a part of the rows."""
-        return Account(**{one.name: getattr(self, one.name)[kept] for one in fields(self)})
+        return Account(**{column.name: getattr(self, column.name)[kept] for column in fields(self)})
 
     def total_of(self, cause: Cause) -> int:
         """Return the nanoseconds under a cause."""
@@ -114,23 +114,23 @@ def find_culprits(
     first = np.full(len(total), len(rows))
     np.minimum.at(first, group, np.arange(len(rows)))
     cause, rank = columns[0][first], columns[1][first]
-    names = np.array([str(one) for one in CAUSES])[cause]
+    names = np.array([str(each) for each in CAUSES])[cause]
     found = []
-    for one in np.lexsort((first, rank, names, -total))[:most].tolist():
-        mine = longest_first[begins[one] : begins[one] + _EXAMPLES]
+    for row in np.lexsort((first, rank, names, -total))[:most].tolist():
+        mine = longest_first[begins[row] : begins[row] + _EXAMPLES]
         examples = [
             _example(steps[number[at]], accounts[number[at]], int(rows[at]), ranks)
-            for at in mine[group[mine] == one].tolist()
+            for at in mine[group[mine] == row].tolist()
         ]
-        _, _, stage, kind, destination = columns[:, first[one]].tolist()
+        _, _, stage, kind, destination = columns[:, first[row]].tolist()
         found.append(
             Culprit(
-                cause=CAUSES[cause[one]],
-                rank=int(rank[one]),
+                cause=CAUSES[cause[row]],
+                rank=int(rank[row]),
                 stage=None if stage < 0 else stage,
                 kind=None if kind < 0 else PassKind(kind).name,
-                hop=None if destination < 0 else (int(rank[one]), destination),
-                wait_ns=int(total[one]),
+                hop=None if destination < 0 else (int(rank[row]), destination),
+                wait_ns=int(total[row]),
                 examples=tuple(examples),
             )
         )

@@ -50,9 +50,9 @@ class Remedies:
 
     def replay(self, many: Sequence[Lengths], *, queues: bool = True) -> list[int]:
         """Return the window of each, all run in one go; without `queues` messages overtake."""
-        columns = [one.columns() for one in many]
+        columns = [lengths.columns() for lengths in many]
         together = Lengths(
-            **{name: np.stack([one[name] for one in columns], axis=1) for name in columns[0]}
+            **{name: np.stack([column[name] for column in columns], axis=1) for name in columns[0]}
         )
         windows: list[int] = self.run(together, queues=queues).window_ns.tolist()
         return windows
@@ -98,8 +98,8 @@ class Remedies:
 
     def usual_data(self) -> Lengths:
         """Let no microbatch take longer than most do: what lies in its data is gone."""
-        times = [max(one or 1.0, 1.0) for one in self._data_times()]
-        return self._scaled([1.0 / one for one in times])
+        times = [max(data or 1.0, 1.0) for data in self._data_times()]
+        return self._scaled([1.0 / data for data in times])
 
     def no_jitter(self, place: int | None = None) -> Lengths:
         """Let every pass take the median of its stage and kind, and what its data make of it."""
@@ -294,7 +294,7 @@ def replay_pairs(
 
     changed = {
         cause: by_cause[cause](remedies).columns()
-        for cause in {one for pair in pairs for one in pair}
+        for cause in {each for pair in pairs for each in pair}
     }
     lengths = [
         Lengths(

@@ -84,16 +84,19 @@ def name_causes(ledger: Ledger) -> tuple[Named, ...]:
     """
     noise = max(MATTERS, abs(ledger.replay_error or 0.0))
     kept = [
-        one
-        for one in ledger.savings
-        if one.cause != ALL and max(one.saved_fraction, _of_slow_hops(ledger, one)) >= noise
+        saving
+        for saving in ledger.savings
+        if saving.cause != ALL
+        and max(saving.saved_fraction, _of_slow_hops(ledger, saving)) >= noise
     ]
-    named = [_name(ledger, one) for one in kept]
-    ordered = sorted(named, key=lambda one: (one.cause in OF_ANY_PIPELINE, -one.buys_ns))
-    stalls = next((row for row, one in enumerate(ordered) if one.only_stalls), len(ordered))
-    for one in [one for one in ordered[stalls:] if (one.times_equal or 0.0) >= _CLEARLY]:
-        ordered.remove(one)
-        ordered.insert(stalls, one)
+    named = [_name(ledger, saving) for saving in kept]
+    ordered = sorted(named, key=lambda matter: (matter.cause in OF_ANY_PIPELINE, -matter.buys_ns))
+    stalls = next((row for row, matter in enumerate(ordered) if matter.only_stalls), len(ordered))
+    for matter in [
+        matter for matter in ordered[stalls:] if (matter.times_equal or 0.0) >= _CLEARLY
+    ]:
+        ordered.remove(matter)
+        ordered.insert(stalls, matter)
     return tuple(ordered)
 
 
@@ -116,7 +119,7 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
             saving=saving,
             rank=slow[0].hop[0],
             hop=slow[0].hop,
-            slow_hops=tuple(one.hop for one in slow),
+            slow_hops=tuple(hop.hop for hop in slow),
             times_expected=slow[0].judgement.times,
             culprit_saved_ns=ledger.links.slow_cost_ns,
         )
@@ -165,7 +168,7 @@ def _name_queue(ledger: Ledger, saving: Saving) -> Named:
 
 
 def _name_data(ledger: Ledger, saving: Saving) -> Named:
-    longest = [max(one.costs.data.values(), default=1.0) for one in ledger.remedies]
+    longest = [max(remedy.costs.data.values(), default=1.0) for remedy in ledger.remedies]
     # Where now this pipeline is the slowest and now that, one without long data tells nothing.
     usual = ledger.saved_by(Remedies.usual_data)
     return Named(
@@ -188,7 +191,7 @@ def _name_workers(ledger: Ledger, saving: Saving) -> Named:
     alone = None
     if len(workers) > 1 and first.pipeline == mine:
         place = ranks.index(first.rank)
-        alone = ledger.saved_by(lambda one: one.sound_workers(place))
+        alone = ledger.saved_by(lambda remedy: remedy.sound_workers(place))
     return Named(
         cause=saving.cause,
         saving=saving,
@@ -212,11 +215,11 @@ _OF_ALL_RANKS: dict[str, Callable[[Ledger, Saving], Named]] = {
 
 def _saved_alone(ledger: Ledger, cause: str, rank: int) -> int | None:
     """Replay with one culprit put right."""
-    place = [one.rank for one in ledger.ranks].index(rank)
+    place = [row.rank for row in ledger.ranks].index(rank)
     if cause == Cause.JITTER:
-        return ledger.saved_by(lambda one: one.no_jitter(place))
+        return ledger.saved_by(lambda remedy: remedy.no_jitter(place))
     if cause == Cause.HOST:
-        return ledger.saved_by(lambda one: one.no_host(place))
+        return ledger.saved_by(lambda remedy: remedy.no_host(place))
     return None
 
 
@@ -236,7 +239,7 @@ def find_bottleneck(ledger: Ledger, outside_ns: dict[str, int]) -> Bottleneck | 
         others["gaps"] = mean[Cause.UNEXPLAINED]
     besides = {*others, Cause.COMPUTE} | (set() if timers else {Cause.UNEXPLAINED})
     waits = sum(length for cause, length in mean.items() if cause not in besides)
-    found = max((others | outside_ns).items(), key=lambda one: one[1])
+    found = max((others | outside_ns).items(), key=lambda pair: pair[1])
     if found[1] > waits:
         return Bottleneck(what=found[0], length_ns=found[1], waits_ns=waits)
     window = sum(mean.values())

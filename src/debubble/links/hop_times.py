@@ -81,15 +81,22 @@ class ExpectedTimes:
 
 
 def expect_wire(
-    steps: tuple[MeasuredStep, ...], wires: Mapping[Hop, str] | None = None
+    steps: tuple[MeasuredStep, ...],
+    wires: Mapping[Hop, str] | None = None,
+    beside: Sequence[Sequence[MeasuredStep]] = (),
 ) -> tuple[ExpectedTimes, ...]:
     """Return what each message of each step should have taken.
 
     Hops of one class carry messages of one size, one way or both ways at once, over one kind of
-    wire where `wires` tells. What a hop should do is the middle of what the others of its class do;
-    alone in its class, what it does itself.
+    wire where `wires` tells. What a hop should do is the middle of what the others of its class do,
+    in its own pipeline and in those `beside` it; alone in its class, what it does itself.
     """
-    hop = np.concatenate([hop_of(step.program) for step in steps])
+    wanted = len(steps)
+    hops = [hop_of(step.program) for step in steps]
+    for number, others in enumerate(beside, start=1):
+        hops += [hop_of(step.program) + number * len(step.program.ranks) ** 2 for step in others]
+        steps = (*steps, *others)
+    hop = np.concatenate(hops)
     peers = _number(
         np.concatenate([step.transfer_bytes for step in steps]),
         np.concatenate([step.fused for step in steps]),
@@ -122,7 +129,7 @@ def expect_wire(
             sending_times=sends_took.times[rows],
             other_way=other_way[rows],
         )
-        for step, end in zip(steps, ends, strict=True)
+        for step, end in zip(steps[:wanted], ends[:wanted], strict=True)
         for rows in [slice(end - len(step.fused), end)]
     )
 

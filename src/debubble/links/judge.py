@@ -205,13 +205,16 @@ def judge_hops(
     wires: Mapping[Hop, str],
     classes: Mapping[Hop, LinkClass],
     history: Mapping[Hop, Past],
+    beside: Sequence[HopTimes] = (),
 ) -> dict[Hop, Judgement]:
     """Judge each hop by its own past, by its peers, and by its kind of wire where that is stated.
 
     What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
+    Hops of replicas `beside` are peers as well: in a pipeline of two an exchange has no other.
     """
     known = [times for times in hops if times.told]
-    usual, alone = _usual(known, wires), _alone(known, wires)
+    all_known = [*known, *(times for times in beside if times.told)]
+    usual, alone = _usual(all_known, wires), _alone(all_known, wires)
     peers = {times.hop: _Ratios.of(times, usual) for times in known}
     judged = {}
     for times in hops:

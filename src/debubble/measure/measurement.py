@@ -385,7 +385,9 @@ def measure_load(result: LoadResult) -> Measurement:
         # Requests of a closed loop fall into step, and tokens come in waves: parts of the time tell
         # more of the waves than of the server. What a user gets, times the users, does not.
         out_per_s = tuple(
-            result.load.clients * one.output / one.latency_s for one in asked if one.latency_s > 0
+            result.load.clients * request.output / request.latency_s
+            for request in asked
+            if request.latency_s > 0
         )
     return Measurement(
         kind="serving",
@@ -404,9 +406,9 @@ def measure_load(result: LoadResult) -> Measurement:
             open_loop=result.load.rate is not None,
             out_per_s=out_per_s,
             in_per_s=(result.tokens_in_per_s,),
-            ttft_s=tuple(one.ttft_s for one in asked),
-            tpot_s=tuple(one.tpot_s for one in asked if one.tpot_s is not None),
-            latency_s=tuple(one.latency_s for one in asked),
+            ttft_s=tuple(request.ttft_s for request in asked),
+            tpot_s=tuple(request.tpot_s for request in asked if request.tpot_s is not None),
+            latency_s=tuple(request.latency_s for request in asked),
             failed=result.failed,
         ),
     )

@@ -58,6 +58,28 @@ def named_rows(pipeline: Pipeline) -> Iterator[tuple[str | None, Rows]]:
             yield None if pairs else name, pipeline.rows(order)
 
 
+def in_groups(pipeline: Pipeline) -> Rows | None:
+    """Return all stages' F and then B of as many microbatches at a time as memory has room for.
+
+    None where not even a single one fits: then no order does. It is slow, and needs the least.
+    """
+    block, count = pipeline.block, pipeline.microbatches
+    for size in range(count, 0, -1):
+        rows = tuple(
+            tuple(
+                kind * block + stage * count + microbatch
+                for first in range(0, count, size)
+                for kind, stages in ((F, own), (B, own[::-1]))
+                for stage in stages
+                for microbatch in range(first, min(first + size, count))
+            )
+            for own in (tuple(sorted(own)) for own in pipeline.placement)
+        )
+        if pipeline.fits(rows):
+            return rows
+    return None
+
+
 def rules(pipeline: Pipeline) -> Iterator[Rule]:
     """Yield rules, those that most often win first."""
     ranks, count = len(pipeline.placement), pipeline.microbatches

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from itertools import islice, product
 
 from debubble.orders.bound import lower_bound
-from debubble.orders.construct import Rule, construct, follow, named_rows, nearby, rhythms, rules
+from debubble.orders.construct import (
+    Rule,
+    construct,
+    follow,
+    in_groups,
+    named_rows,
+    nearby,
+    rhythms,
+    rules,
+)
 from debubble.orders.exact import quickest
 from debubble.orders.improve import Climb, Score, climb_from, refill_from
 from debubble.orders.pipeline import Pipeline, Rows, Times
@@ -92,6 +101,14 @@ class Search:
     _climb: Climb | None = None
     _stale: int = 0
     _steps: Iterator[None] | None = None
+    _bound: int | None = None
+
+    @property
+    def bound(self) -> int:
+        """What no order can be under, worked out once."""
+        if self._bound is None:
+            self._bound = lower_bound(self.pipeline)
+        return self._bound
 
     def go_on(self) -> bool:
         """Run one quick round; say whether another may find more."""
@@ -155,7 +172,7 @@ class Search:
             name=self._names.get(best),
             named=None if first is None else self._names[first],
             named_score=None if first is None else named[first],
-            bound=lower_bound(self.pipeline),
+            bound=self.bound,
             window=0 if times is None else times.window,
             rounds=self.rounds,
             judged_rounds=self.judged_rounds,
@@ -172,10 +189,13 @@ class Search:
         return self.pipeline.block * (4 if self.pipeline.can_split else 2)
 
     def _with_names(self) -> Iterator[None]:
-        """Begin with the schedules that have a name."""
+        """Begin with the schedules that have a name, and with what needs the least memory."""
         for name, rows in named_rows(self.pipeline):
             if self.pipeline.fits(rows) and self._add(rows) and name is not None:
                 self._names.setdefault(rows, name)
+        plain = in_groups(self.pipeline)
+        if plain is not None:
+            self._add(plain)
         yield
 
     def _by_rules(self) -> Iterator[None]:
@@ -286,7 +306,7 @@ class Search:
         """Tell whether nothing can be quicker, as far as the quick model goes."""
         if self.score is not None or not self._pool:
             return False
-        return min(self._pool.values()) <= lower_bound(self.pipeline)
+        return min(self._pool.values()) <= self.bound
 
     def _ask(self, rows: Rows) -> int | None:
         if rows not in self._judged and self.judge is not None:

@@ -88,13 +88,6 @@ class CachePlan:
     assumptions: tuple[str, ...]
 
 
-def bytes_per_token_layer(
-    kv_heads: int, head_dim: int, value_dim: int, element_bytes: float
-) -> float:
-    """Return what one token takes in one layer, keys and values."""
-    return kv_heads * (head_dim + value_dim) * element_bytes
-
-
 def cache_capacity(
     stages: Sequence[CacheStage], token_layer_bytes: float, *, utilisation: float = 0.9
 ) -> CacheCapacity:

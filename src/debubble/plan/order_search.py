@@ -25,7 +25,6 @@ from debubble.plan.change import SEARCHED, Change
 from debubble.plan.option import all_fit, headroom_after, quick_latency_s
 from debubble.schedules import Action, Order, Placement, Shape, candidate_orders, place_stages
 from debubble.schedules.named import Kind
-from debubble.simulate.communication import runs
 from debubble.simulate.predict import mean_lengths
 from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import PassKind
@@ -319,7 +318,7 @@ def pipeline_of(
         tuple(mean(tables["arrives"].get((stage, True))) for stage in range(stages)),
         tuple(mean(tables["arrives"].get((stage, False))) for stage in range(stages)),
         (inf,) * len(placement),
-        can_split=baseline.trains and runs(baseline.framework, SEARCHED),
+        can_split=baseline.trains,
     )
     sent = None
     if what_if.communication in ONE_QUEUE:

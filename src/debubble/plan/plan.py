@@ -217,20 +217,23 @@ class _Sieve:
                 found = best_split(baseline, Change(), empty_ends=ends)
                 self.start = replace(self.start, partition=found, empty_ends=ends)
             except (UsageError, NoSplitFits) as error:
-                self.refuse(Idea(lever="split", change=Change()), error.message)
+                self.refuse(Idea(lever="split", change=Change()), error.with_cure)
         alone: dict[str, list[Idea]] = {}
+        schedules: list[Idea] = []
         for lever in LEVERS:
             alone[lever.key] = []
             if allowed.bars(lever.key) or (lever.key == "order" and not self._takes_orders()):
                 continue
             if lever.probe is None or self._can_be_told(lever.key, lever.probe):
                 alone[lever.key] = self._keep(lever.ideas(self.start))
+            if lever.key == "schedule":
+                schedules = _best_with_split(self.start, alone[lever.key])
             if lever.shown is not None:
                 alone[lever.key] = self.most(alone[lever.key], lever.shown)
         ideas = [idea for found in alone.values() for idea in found]
         # Of each kind the best few: larger batches, or cut ones, crowd out nothing else.
         kinds: dict[tuple[bool, Hold, bool], list[Idea]] = {}
-        for idea in self._keep(_together(self.start, alone["schedule"], allowed.hold)):
+        for idea in self._keep(_together(self.start, schedules, allowed.hold)):
             change = idea.change
             kind = change.microbatches is not None, change.hold, bool(change.defer_receives)
             kinds.setdefault(kind, []).append(idea)
@@ -250,10 +253,16 @@ class _Sieve:
 
     def _takes_orders(self) -> bool:
         """Tell whether an order is looked for, and the framework can be told of one."""
+        baseline = self.start.baseline
         if self.start.search is None:
             return False
-        baseline = self.start.baseline
-        return self._can_be_told("order", Change(schedule=SEARCHED, order=baseline.order))
+        change = Change(schedule=SEARCHED, order=baseline.order)
+        why = self.allowed.refusal_of(change, baseline.setting)
+        if why is not None:
+            # It was asked for: the answer stands where answers are looked for.
+            reason = f"{self.allowed.framework} takes no order of passes; --for any looks for one"
+            self.refuse(Idea(lever="order", change=Change()), reason)
+        return why is None
 
     def refuse(self, idea: Idea, reason: str) -> None:
         """Remember what cannot run or does not fit."""
@@ -327,6 +336,24 @@ def _too_large(left: Sequence[Headroom] | None) -> str:
     return f"a rank would need {show_bytes(-worst)} more memory than it has"
 
 
+def _best_with_split(start: Start, schedules: Sequence[Idea]) -> list[Idea]:
+    """Return the best few schedules, each with the best split where it has as many stages.
+
+    A schedule that cuts stages anew looks best where they are cut badly; with a better cut, others
+    may be better by far.
+    """
+    baseline, split = start.baseline, start.partition.split if start.partition else None
+    timed = []
+    for number, idea in enumerate(schedules):
+        change = idea.change
+        if split is not None and len(baseline.what_if(change).layers) == len(split):
+            change = replace(change, split=split)
+        if all_fit(headroom_after(baseline, change)) is not False:
+            with suppress(OrderCycle):
+                timed.append((quick_latency_s(baseline, change), number, idea))
+    return [idea for _, _, idea in sorted(timed, key=lambda one: one[:2])[:_COMBINED]]
+
+
 def _together(start: Start, orders: Sequence[Idea], hold: Hold | None) -> Iterator[Idea]:
     """Combine the best schedules and counts, with the best split where stages are as many."""
     baseline = start.baseline
@@ -340,7 +367,7 @@ def _together(start: Start, orders: Sequence[Idea], hold: Hold | None) -> Iterat
             if cuts_evenly(baseline, change) and baseline.most_passes(change) <= _MOST_PASSES
         ]
     splits = dict(_splits_by_size(start, sizes))
-    for idea in (Idea(lever="combined", change=Change()), *orders[:_COMBINED]):
+    for idea in (Idea(lever="combined", change=Change()), *orders):
         for size in sizes:
             change = replace(idea.change, microbatches=size.microbatches, hold=size.hold)
             if size.microbatches is not None and baseline.most_passes(change) > _MOST_PASSES:

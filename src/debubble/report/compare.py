@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from debubble.answers.compare import (
-    LABELS,
     CompareAnswer,
+    label_of,
     show_delta,
     show_figure,
     show_interval,
@@ -37,7 +37,7 @@ def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
             continue
         numbers.rows.append(
             (
-                LABELS[name] + (" (decides)" if name == found.decided_by else ""),
+                label_of(found, name) + (" (decides)" if name == found.decided_by else ""),
                 show_figure(name, first.median if first else None),
                 show_figure(name, second.median if second else None),
                 show_delta(name, delta.change),

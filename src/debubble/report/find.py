@@ -280,7 +280,7 @@ def _stage_table(stages: Sequence[StagePart]) -> Table:
                     kind,
                     show_seconds(took.median_s),
                     f"± {show_seconds(took.mad_s)}",
-                    str(took.n),
+                    show_count(took.n),
                 )
             )
     for kind in sorted({kind for _, kind in rows}, key="FBIW".find) if folded else ():
@@ -294,7 +294,7 @@ def _stage_table(stages: Sequence[StagePart]) -> Table:
                     kind,
                     show_range([stage.passes[kind].median_s for stage in rest], show_seconds),
                     f"± {show_seconds(max(stage.passes[kind].mad_s for stage in rest))}",
-                    show_range([stage.passes[kind].n for stage in rest], str),
+                    show_range([stage.passes[kind].n for stage in rest], show_count),
                 )
             )
     return table
@@ -357,7 +357,7 @@ def _hop_table(hops: Sequence[HopPart]) -> Table:
                 "hidden" if hop.wire_s.median is None else show_seconds(hop.wire_s.median),
                 show_seconds(hop.wait_s.median),
                 show_share(hop.buffered_fraction),
-                str(hop.n),
+                show_count(hop.n),
             )
         )
     rest = [hop for place, hop in enumerate(hops) if place not in shown]
@@ -371,7 +371,7 @@ def _hop_table(hops: Sequence[HopPart]) -> Table:
                 show_range(wires, show_seconds) if wires else "hidden",
                 show_range([hop.wait_s.median for hop in rest], show_seconds),
                 show_range([hop.buffered_fraction for hop in rest], show_share),
-                show_range([hop.n for hop in rest], str),
+                show_range([hop.n for hop in rest], show_count),
             )
         )
     return table

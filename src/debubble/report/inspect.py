@@ -71,7 +71,7 @@ def rank_table(ranks: Sequence[RankPart]) -> Table:
         table.rows.append(
             (
                 str(rank.rank),
-                rank.device,
+                _without_vendor(rank.device),
                 str(len(rank.steps)),
                 show_count(rank.events),
                 show_count(rank.kernels),
@@ -88,7 +88,7 @@ def rank_table(ranks: Sequence[RankPart]) -> Table:
         busy = [rank.busy_fraction for rank in rest if rank.busy_fraction is not None]
         sent = [rank.sent_bytes for rank in rest if rank.sent_bytes is not None]
         peaks = [rank.peak_memory_bytes for rank in rest if rank.peak_memory_bytes is not None]
-        devices = sorted({rank.device for rank in rest})
+        devices = sorted({_without_vendor(rank.device) for rank in rest})
         table.rows.append(
             (
                 f"{len(rest)} others",
@@ -104,6 +104,11 @@ def rank_table(ranks: Sequence[RankPart]) -> Table:
             )
         )
     return table
+
+
+def _without_vendor(device: str) -> str:
+    """Return `H200` for `NVIDIA H200`: the table is for a terminal, the JSON has it in full."""
+    return device.removeprefix("NVIDIA ").removeprefix("AMD Instinct ")
 
 
 SCHEMA = "debubble.capture/1"

@@ -160,7 +160,7 @@ def draw_lanes(  # noqa: PLR0913 (what, of it which part, and how)
         idle = _idle(arrivals, [wait for wait in waits if wait.rank == rank.rank], view)
         lines += _lane(mine, idle, rank, view)
     lines.append(Text(_axis(view), style="dim"))
-    return [*lines, *_legend(frame), *_longest(frame.waits)]
+    return [*lines, *_legend(frame, margin + columns), *_longest(frame.waits)]
 
 
 def _idle(arrivals: Transfers, waits: Sequence[Wait], view: _View) -> NDArray[np.str_]:
@@ -270,22 +270,31 @@ def _axis(view: _View) -> str:
     return "".join(cells).rstrip()
 
 
-def _legend(frame: Frame) -> list[Text]:
+def _legend(frame: Frame, width: int) -> list[Text]:
     passes, waits = frame.passes, frame.waits
-    line = Text()
-    for kind, look in KINDS.items():
-        if (passes.kind == kind).any():
-            line.append(kind.name, style=_STYLES[kind.name][0])
-            line.append(f" {look.word}  ")
     seen = {wait.cause for wait in waits}
-    for cause, sign in _SIGNS.items():
-        if cause in seen:
-            line.append(sign, style=_WAIT_STYLES.get(sign, "dim"))
-            line.append(f" {CAUSES[cause].word}  ")
-    line.append("mb microbatch" if waits else f"{_WAIT} wait  {_WIRE} wire  mb microbatch")
+    entries = [
+        (kind.name, _STYLES[kind.name][0], look.word)
+        for kind, look in KINDS.items()
+        if (passes.kind == kind).any()
+    ]
+    entries += [
+        (sign, _WAIT_STYLES.get(sign, "dim"), CAUSES[cause].word)
+        for cause, sign in _SIGNS.items()
+        if cause in seen
+    ]
+    if not waits:
+        entries += [(_WAIT, "", "wait"), (_WIRE, "", "wire")]
+    lines = [Text()]
+    for sign, style, word in [*entries, ("mb", "", "microbatch")]:
+        entry = Text.assemble((sign, style), f" {word}")
+        if lines[-1] and len(lines[-1]) + 2 + len(entry) > width:
+            lines.append(entry)
+        else:
+            lines[-1] = Text("  ").join([lines[-1], entry]) if lines[-1] else entry
     more = []
     if passes.microbatch.max(initial=0) > 9 or max(max(r.stages) for r in frame.ranks) > 9:
         more.append("numbers: last digit")
     if (passes.step != frame.step).any():
         more.append("lower case: another step")
-    return [line, Text("  ".join(more))] if more else [line]
+    return [*lines, Text("  ".join(more))] if more else lines

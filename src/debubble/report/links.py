@@ -46,11 +46,11 @@ _SHARED = (
 def links_page(found: LinksAnswer, next_command: str = "") -> Page:
     """Lay out the answer: which hop is slow and what it costs, then every hop."""
     page = Page(answer=found.verdict, findings=list(found.findings), tables=[_table(found.hops)])
-    page.notes = [f"check: {command}" for command in found.commands[:_COMMANDS_SHOWN]]
+    page.lines = [f"check: {command}" for command in found.commands[:_COMMANDS_SHOWN]]
     if len(found.commands) > _COMMANDS_SHOWN:
-        page.notes.append(f"{len(found.commands) - _COMMANDS_SHOWN} more to check are in --json")
+        page.lines.append(f"{len(found.commands) - _COMMANDS_SHOWN} more to check are in --json")
     if found.cost_is_upper_bound and any(hop.verdict == Verdict.SLOW for hop in found.hops):
-        page.notes.insert(0, _SHARED)
+        page.notes = [_SHARED]
     page.gaps = list(found.warnings)
     page.next_command = next_command
     return page

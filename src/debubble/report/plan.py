@@ -9,7 +9,7 @@ from debubble.answers.context_length import CachePart, LengthPart, least_left, n
 from debubble.answers.ledger import say_rates, worth_cells, worth_columns
 from debubble.answers.plan import PlanAnswer
 from debubble.answers.server_plan import ServerPlanAnswer
-from debubble.report.text import FEW, Page, Table
+from debubble.report.text import FEW, Page, Table, refused_table
 from debubble.units import (
     counted,
     show_between,
@@ -41,8 +41,7 @@ def plan_page(found: PlanAnswer, next_command: str = "") -> Page:
     if found.kv_cache is not None:
         page.tables.append(_cache_table(found, found.kv_cache))
     if found.refused:
-        refused = [(option.words, option.reason) for option in found.refused]
-        page.tables.append(Table(columns=("refused", "why"), rows=list(refused)))
+        page.tables.append(refused_table((one.words, one.reason) for one in found.refused))
     page.notes = [*_notes(found), *_emitted(found)]
     page.gaps = list(found.warnings)
     page.next_command = next_command

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -73,6 +74,10 @@ WORDS = frozenset(
         "class",
         "test",
         "file",
+        "would try",
+        "sure",
+        "replica",
+        "phase",
     }
 )
 
@@ -83,6 +88,8 @@ WORDS = frozenset(
 _LAYOUTS = ((3, 12), (2, 12), (2, 0))
 # A name breaks between words, but `10 → 11` is one.
 _BETWEEN_WORDS = re.compile(r"(?<!→)\s+(?!→)")
+# In a sentence a figure and its unit stay on one line, and so does `1 → 2`.
+_TOGETHER = re.compile(r"(?<=\d) (?=[a-zA-Z%])|(?<=→) | (?=→)")
 # Warnings with one code that are printed one by one.
 _ALIKE_SHOWN = 4
 
@@ -96,6 +103,17 @@ class Table:
     title: str = ""
 
 
+def refused_table(refused: Iterable[tuple[str, str]]) -> Table:
+    """Lay out what was refused and why, each reason once."""
+    reasons: dict[str, list[str]] = {}
+    for option, why in refused:
+        reasons.setdefault(why, []).append(option)
+    table = Table(columns=("refused", "why"))
+    for why, (first, *others) in reasons.items():
+        table.rows += [(first, why), *((option, "the same") for option in others)]
+    return table
+
+
 @dataclass(slots=True)
 class Page:
     """One verb's answer, in the order every verb keeps."""
@@ -105,36 +123,61 @@ class Page:
     drawing: list[Text] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    """To be copied: never broken."""
     gaps: list[Gap | AnswerWarning] = field(default_factory=list)
     next_command: str = ""
 
 
 def print_page(page: Page, console: Console) -> None:
     """Print a page; strangers' names are shown, never obeyed."""
-    console.print(_safe(page.answer), style="bold", soft_wrap=True)
-    if page.findings:
-        findings = (f"- {_safe(finding)}" for finding in page.findings)
-        console.print("\n".join(findings), soft_wrap=True)
+    _say(Text(printable(page.answer), style="bold"), console)
+    for finding in page.findings:
+        _say(Text(f"- {printable(finding)}"), console, hang=2)
     if page.drawing:
         console.print("", *page.drawing, sep="\n", soft_wrap=True)
     for table in page.tables:
         console.print()
         if table.title:
-            console.print(_safe(table.title), soft_wrap=True)
+            _say(Text(printable(table.title)), console)
         between, parts = _lay_out(table, console.width)
         for number, columns in enumerate(parts):
             if number:
                 console.print()
             console.print(_draw(table, columns, between))
-    if page.notes:
-        console.print()
-    for note in page.notes:
-        # As it is: a note may be lines to paste, and markup would double a backslash at an end.
-        console.print(Text(printable(note)), soft_wrap=True)
+    _print_notes(page, console)
     _print_gaps(page.gaps, console)
     if page.next_command:
         console.print()
         console.print(f"next: {_safe(page.next_command)}", soft_wrap=True)
+
+
+def _print_notes(page: Page, console: Console) -> None:
+    if page.notes or page.lines:
+        console.print()
+    for note in page.notes:
+        _say(Text(printable(note)), console, hang=2)
+    for line in page.lines:
+        # As it is: markup would double a backslash at an end.
+        console.print(Text(printable(line)), soft_wrap=True)
+
+
+def _say(text: Text, console: Console, *, hang: int = 0) -> None:
+    """Print a sentence, on a terminal broken between words; a file keeps it on one line.
+
+    A path longer than a line is left to the terminal, so that it can be copied whole.
+    """
+    if console.file.isatty():
+        broken = textwrap.fill(
+            _TOGETHER.sub("\N{NO-BREAK SPACE}", text.plain),
+            console.width,
+            subsequent_indent=" " * hang,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        broken = broken.replace("\N{NO-BREAK SPACE}", " ")
+        text = Text(broken, style=text.style, spans=text.spans)
+    console.print(text, soft_wrap=True)
 
 
 def _print_gaps(gaps: Sequence[Gap | AnswerWarning], console: Console) -> None:
@@ -146,13 +189,13 @@ def _print_gaps(gaps: Sequence[Gap | AnswerWarning], console: Console) -> None:
         seen[gap.code] += 1
         if seen[gap.code] > _ALIKE_SHOWN:
             continue
-        console.print(f"[yellow]warning:[/yellow] {_safe(str(gap))}", soft_wrap=True)
+        _say(Text.assemble(("warning:", "yellow"), f" {printable(str(gap))}"), console, hang=9)
         if gap.hint:
-            console.print(f"   [cyan]hint:[/cyan] {_safe(gap.hint)}", soft_wrap=True)
+            _say(Text.assemble(("   hint:", "cyan"), f" {printable(gap.hint)}"), console, hang=9)
     for code, count in seen.items():
         if count > _ALIKE_SHOWN:
-            more = f"{count - _ALIKE_SHOWN} more like it: {code}"
-            console.print(f"[yellow]warning:[/yellow] {more}; --json has them all", soft_wrap=True)
+            more = f" {count - _ALIKE_SHOWN} more like it: {code}; --json has them all"
+            _say(Text.assemble(("warning:", "yellow"), more), console, hang=9)
 
 
 def _safe(text: str) -> str:
@@ -249,8 +292,8 @@ def as_markdown(page: Page) -> str:
         lines = (printable(line.plain, breaks=True) for line in page.drawing)
         parts.append(_fenced("\n".join(lines)))
     parts += [_markdown_table(table) for table in page.tables]
-    if page.notes:
-        parts.append(_fenced("\n".join(map(printable, page.notes))))
+    if page.notes or page.lines:
+        parts.append(_fenced("\n".join(map(printable, page.notes + page.lines))))
     for gap in page.gaps:
         hint = f" ({_escaped(gap.hint)})" if gap.hint else ""
         parts.append(f"> warning: {_escaped(str(gap))}{hint}")

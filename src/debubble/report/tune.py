@@ -17,7 +17,7 @@ from debubble.answers.find import answer_find
 from debubble.answers.tune import say_tuning
 from debubble.ledger.causes import Cause
 from debubble.measure.measurement import Measurement, Served, middle
-from debubble.report.text import Page, Table
+from debubble.report.text import Page, Table, refused_table
 from debubble.tune.journal import Expected, Run
 from debubble.tune.loop import Tuning
 from debubble.tune.once import Improvement
@@ -32,6 +32,7 @@ from debubble.units import (
     show_duration,
     show_gain,
     show_number,
+    show_percent,
     show_range,
     show_share,
 )
@@ -57,11 +58,8 @@ def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
     is_served = any(one is not None and one.served is not None for one in measured)
     page.tables = [_serving_table(tuned) if is_served else _run_table(tuned)]
     if tuned.prospects.refused:
-        table = Table(columns=("refused", "why"))
-        table.rows = [
-            (describe(option.change), option.reason) for option in tuned.prospects.refused
-        ]
-        page.tables.append(table)
+        refused = ((describe(one.change), one.reason) for one in tuned.prospects.refused)
+        page.tables.append(refused_table(refused))
     page.notes = [f"stopped: {tuned.stop.why}"]
     failed = [run for run in tuned.standing.runs if run.outcome.message]
     page.notes += [f"run {run.number}: {run.outcome.message}" for run in failed]
@@ -97,7 +95,7 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
         )
     page.tables = [table] if worth else []
     page.findings += _untellable(found)
-    page.notes = [shlex.join(words) for _, words in commands[1:]]
+    page.lines = [shlex.join(words) for _, words in commands[1:]]
     return page
 
 
@@ -259,8 +257,10 @@ def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]
     planned = (
         f"{change}, predicted a batch in {show_duration(window_ns)}, {show_gain(gain)} throughput"
     )
+    error = error_of(made)
     measured = (
-        f"a batch in {show_duration(_latency_ns(made))}, {show_gain(error_of(made))} off that"
+        f"a batch in {show_duration(_latency_ns(made))}, {show_percent(abs(error))}"
+        f" {'more' if error > 0 else 'less'} than that"
     )
     found = _found(made)
     page.findings = [
@@ -279,8 +279,8 @@ def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]
         what_it_is,
         f"records: {out / 'before'}, {out / 'after'}",
         "the same, command by command:",
-        *(f"  {line}" for line in commands),
     ]
+    page.lines = [f"  {line}" for line in commands]
     return page
 
 

@@ -13,12 +13,11 @@ import numpy as np
 
 from debubble.errors import UsageError
 from debubble.schedules import Order
-from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine
 from debubble.simulate.planned import plan_program
 from debubble.simulate.program import NEVER_NS, Lengths, Program, Times, in_exchange
-from debubble.timeline.model import I32, I64, Flags, PassKind, Timeline
+from debubble.timeline.model import I32, I64, Flags, PassKind
 from debubble.units import NS_PER_S, counted
 
 UNIT_NS = 1_000_000
@@ -95,11 +94,6 @@ def settle_costs(hand_set: HandSetCosts, stages: int) -> GivenCosts:
         },
         one_way=_spread("--transfer", hand_set.transfer, stages - 1, "hop"),
     )
-
-
-def simulate_order(order: Order, costs: GivenCosts, communication: Communication) -> Timeline:
-    """Run an order once."""
-    return as_timeline(*run_order(order, costs, communication))
 
 
 def run_order(

@@ -396,9 +396,15 @@ def _meet(transfers: Transfers, ranks: tuple[RankTimeline, ...]) -> Flags:
     alone = ~transfers.fused
     early = alone & (transfers.send_end_ns < transfers.receive_start_ns)
     late_ns = transfers.receive_start_ns - transfers.send_start_ns
-    sending_ns = (transfers.send_end_ns - transfers.send_start_ns)[alone & (early | (late_ns <= 0))]
-    usual_ns = float(np.median(sending_ns)) if len(sending_ns) else 0.0
+    sending_ns = transfers.send_end_ns - transfers.send_start_ns
+    awaited = alone & (early | (late_ns <= 0))
+    usual_ns = float(np.median(sending_ns[awaited])) if awaited.any() else 0.0
     kept = alone & ~early & (late_ns > _KEPT_WAITING * usual_ns)
+    for here in np.unique(hop[kept]).tolist():
+        # On a slow wire sends last long by themselves: those that nobody let wait as long as these.
+        own = sending_ns[awaited & (hop == here)]
+        if len(own):
+            kept &= (hop != here) | (sending_ns > np.median(own) + late_ns / 2)
     hosts = {rank.rank: rank.device[0] for rank in ranks}
     ends = zip(transfers.source.tolist(), transfers.destination.tolist(), strict=True)
     between = np.array([hosts[here] != hosts[there] for here, there in ends], dtype=bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,11 @@ _KINDS = {
 # Which way a message goes, counted in stages.
 _SENDS = {Op.FORWARD_SEND: 1, Op.BACKWARD_SEND: -1}
 _RECEIVES = {Op.FORWARD_RECEIVE: -1, Op.BACKWARD_RECEIVE: 1}
+# Whose result each message carries.
+_MAKES = {
+    Op.FORWARD_SEND: (Op.FORWARD,),
+    Op.BACKWARD_SEND: (Op.BACKWARD, Op.INPUT_GRAD),
+}
 # What rows besides passes and messages are, by their names; else their own name tells.
 _OUTSIDE = (
     (CLIPPING, re.compile(r"clip", re.IGNORECASE)),
@@ -53,6 +59,8 @@ _REDUCES = (
     (CollectiveKind.REDUCE_SCATTER, re.compile(r"reduce.?scatter", re.IGNORECASE)),
     (CollectiveKind.ALL_REDUCE, re.compile(r"all.?reduce", re.IGNORECASE)),
 )
+# The next message of a queue begins so soon after the one before it.
+_AT_ONCE_NS = 5_000
 # Timers of a rank that waits for its messages lie beside its passes for no more of them than this.
 _BESIDE = 0.01
 _COUNTED_FROM = (0, 1)
@@ -76,6 +84,7 @@ def build_from_table(table: OpTable) -> Timeline:
     if (rank < 0).any():  # not given: counted through pipelines and stages
         stages = int(table.stage.max()) + 1
         rank = (table.pipeline * stages + table.stage).astype(np.int32)
+    table = _unfold(table, rank)
     start = table.start_ns + _lift(table)
     end = start + table.duration_ns
     transfers, _ = match_transfers(_posts(table, rank, start, end, is_pass))
@@ -92,6 +101,33 @@ def build_from_table(table: OpTable) -> Timeline:
         steps=tuple(np.unique(table.step[is_pass]).tolist()),
         clock_uncertainty_ns=clocks.uncertainty_ns,
     )
+
+
+def _unfold(table: OpTable, rank: I32) -> OpTable:
+    """Count second chunks back from the last rank where data go that way: chunks lie in a V.
+
+    A table that numbers chunks says of four ranks 0 and 4, 1 and 5, 2 and 6, 3 and 7. Where a
+    microbatch comes to the second chunk of the last rank first, it is 0 and 7, 1 and 6, 2 and 5,
+    3 and 4.
+    """
+    forward = table.op == Op.FORWARD
+    held = {
+        tuple(np.unique(table.stage[forward & (rank == at)]).tolist())
+        for at in np.unique(rank[forward]).tolist()
+    }
+    ranks = len(held)
+    if ranks < 2 or held != {(place, place + ranks) for place in range(ranks)}:
+        return table
+    begins: dict[int, dict[tuple[int, int, int], int]] = {ranks: {}, 2 * ranks - 1: {}}
+    for row in np.flatnonzero(forward & np.isin(table.stage, tuple(begins))).tolist():
+        key = int(table.step[row]), int(table.pipeline[row]), int(table.microbatch[row])
+        begins[int(table.stage[row])][key] = int(table.start_ns[row])
+    of_first, of_last = begins.values()
+    ahead = [of_first[key] - of_last[key] for key in of_first.keys() & of_last.keys()]
+    if not ahead or np.median(ahead) <= 0:
+        return table
+    back = np.where(table.stage >= ranks, 3 * ranks - 1 - table.stage, table.stage)
+    return replace(table, stage=back.astype(np.int32))
 
 
 def _set_up(table: OpTable, start: I64, end: I64, kept: Flags) -> tuple[tuple[int, str], ...]:
@@ -214,7 +250,7 @@ def _places(
         held[name] = int(table.pipeline[mine][0]), tuple(np.unique(table.stage[mine]).tolist())
     members: dict[int, dict[int, int]] = {}
     replicas: dict[tuple[int, ...], list[int]] = {}
-    for name, (pipeline, stages) in sorted(held.items(), key=lambda one: one[1][1]):
+    for name, (pipeline, stages) in sorted(held.items(), key=lambda row: row[1][1]):
         members.setdefault(pipeline, {})[stages[0]] = name
         replicas.setdefault(stages, []).append(name)
     if all(len(stages) == 1 for _, stages in held.values()):
@@ -328,21 +364,62 @@ def _posts(
         beside = int(computes.covered_until(end[rows[is_send]]).sum())
         beside -= int(computes.covered_until(start[rows[is_send]]).sum())
         waits = beside < _BESIDE * int((end - start)[rows[is_send]].sum())
+        queue = _queues(start[rows], end[rows], np.array(peers), is_send)
+        made = _made(table, np.flatnonzero((rank == name) & is_pass), rows, start, end)
         messages = Messages(
-            issued_ns=start[rows],
+            issued_ns=np.where(_stood(start[rows], end[rows], queue), made, start[rows]),
             peer=np.array(peers, dtype=np.int32),
             is_send=is_send,
             start_ns=start[rows],
             end_ns=end[rows],
             message_bytes=table.message_bytes[rows],
             fused=_fused(start[rows], end[rows]),
-            queue=_queues(start[rows], end[rows], np.array(peers), is_send),
+            queue=queue,
             tag=np.full(len(rows), UNKNOWN, dtype=np.int32),
             timed=np.ones(len(rows), dtype=bool),
             waited_ns=start[rows] if waits else np.full(len(rows), NEVER_WAITED_NS),
         )
         posts[name] = RankMessages(messages=messages, step=table.step[rows].astype(np.int32))
     return posts
+
+
+def _made(table: OpTable, passes: I64, rows: I64, start: I64, end: I64) -> I64:
+    """Return when the pass ended whose result each message of a rank carries; else its own start.
+
+    The n-th send of a stage in a step, one way, carries the result of its n-th pass that way.
+    """
+    made = start[rows]
+    group = table.step * (int(table.stage.max()) + 1) + table.stage
+    for op, kinds in _MAKES.items():
+        sends = np.flatnonzero(table.op[rows] == op)  # rows are sorted by start
+        sends = sends[np.argsort(group[rows[sends]], kind="stable")]
+        makers = passes[np.isin(table.op[passes], kinds)]
+        makers = makers[np.lexsort((end[makers], group[makers]))]
+        if not len(sends) or not len(makers):
+            continue
+        groups, first, count = np.unique(group[makers], return_index=True, return_counts=True)
+        own, begins, whose, sent = np.unique(
+            group[rows[sends]], return_index=True, return_inverse=True, return_counts=True
+        )
+        at = np.minimum(np.searchsorted(groups, own), len(groups) - 1)
+        known = ((groups[at] == own) & (sent % count[at] == 0))[whose]
+        number = (np.arange(len(sends)) - begins[whose]) // np.maximum(sent // count[at], 1)[whose]
+        maker = makers[np.minimum(first[at][whose] + number, len(makers) - 1)]
+        made[sends] = np.where(known, np.minimum(end[maker], made[sends]), made[sends])
+    return made
+
+
+def _stood(start: I64, end: I64, queue: I32) -> Flags:
+    """Tell messages that began as soon as the one before them in their queue ended.
+
+    Then nobody noted when they were asked for: their rank may long have gone on.
+    """
+    stood = np.zeros(len(start), dtype=bool)
+    for number in np.unique(queue[queue >= 0]).tolist():
+        rows = np.flatnonzero(queue == number)
+        apart = start[rows][1:] - np.maximum.accumulate(end[rows])[:-1]
+        stood[rows[1:]] = (apart >= 0) & (apart <= _AT_ONCE_NS)
+    return stood
 
 
 def _queues(start: I64, end: I64, peer: NDArray[np.integer[Any]], is_send: Flags) -> I32:

@@ -34,9 +34,12 @@ from debubble.units import NS_PER_S
 
 # More batches in flight than servers keep: vLLM as many as ranks or one more, SGLang about so.
 _MOST_SHIFT = 64
-# With k of p batches in flight a rank waits 1 - k/p of each turn: a quarter with 3 of 4. A busy
-# host wakes a receive late, too, but not often.
-_WAITED_SHARE, _FEWEST_WAITS, _MOSTLY = 0.2, 3, 0.5
+# Ways that differ by less of a turn are the same; so many of them, such a share, and so many times
+# what any other pairing has, are no accident.
+_ALIKE_SHARE, _FEWEST_ALIKE, _MANY_ALIKE, _CLEARLY = 0.02, 4, 0.25, 1.5
+# A message that is received so soon after it was sent, in shares of a turn, was waited for; and
+# none waits so many turns.
+_AT_ONCE_SHARE, _MOST_TURNS = 0.15, 2.0
 # One message in twenty is slower: transfers are heavy-tailed, and a median hides it.
 _TAIL_PERCENT = 95
 
@@ -158,32 +161,48 @@ def _no_transfers() -> Transfers:
 def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int) -> int:
     """Return which send the first receive belongs to; below 0: to one from before the capture.
 
-    It is the nearest to 0 under which nothing arrives before it is sent: captures are taken to
-    begin at the same batch. Only receives that had to wait can tell otherwise: they end soon after
-    their message was sent. Tags that differ from message to message tell all.
+    Sizes must agree, and tags where they differ from message to message. Then many messages take
+    the same short way, whatever the clocks say, for their receive was waiting; paired a batch too
+    early or too late, what a batch takes in turn is in it, which varies:
+
+        sent          |    |       |  |            way, paired right: 2 2 2 2
+        received        |    |       |  |          a batch too early: 7 10 5
+
+    Where no pairing stands out: the latest under which nothing arrives before it is sent, if some
+    then arrive at once; else captures are taken to begin at the same batch, if nothing then waits
+    for long.
     """
     sent = posted[source].messages.where(posted[source].rows(destination, is_send=True))
     received = posted[destination].messages.where(posted[destination].rows(source, is_send=False))
-    started, ended = sent.start_ns, received.end_ns
-    turn = float(np.median(np.diff(started))) if len(started) > 1 else 0.0
-    waited = ended - received.start_ns > _WAITED_SHARE * turn
-    enough = max(_FEWEST_WAITS, int(waited.sum()) // 2)
-    nearest = None
-    for shift in sorted(range(-_MOST_SHIFT, _MOST_SHIFT + 1), key=abs):
+    turn = float(np.median(np.diff(sent.start_ns))) if len(sent) > 1 else 0.0
+    alike: dict[int, int] = {}
+    soonest: dict[int, int] = {}
+    for shift in range(-_MOST_SHIFT, _MOST_SHIFT + 1):
         out, into = _overlap(len(sent), len(received), shift)
-        sent_tag, tag = sent.tag[out], received.tag[into]
-        if ((sent_tag != tag) & (sent_tag >= 0) & (tag >= 0)).any():
+        size, tag = sent.message_bytes[out], sent.tag[out]
+        others, tags = received.message_bytes[into], received.tag[into]
+        if (
+            not len(size)
+            or ((tag != tags) & (tag >= 0) & (tags >= 0)).any()
+            or ((size != others) & (size > 0) & (others > 0)).any()
+        ):
             continue
-        way = ended[into] - started[out]
-        # A wrong pair is off by a whole turn; less than half of one may be a clock that is off.
-        # Any other shift needs proof: clocks are fitted to it.
-        if not len(way) or way.min() < (0 if shift else -turn / 2):
-            continue
-        nearest = shift if nearest is None else nearest
-        prompt = (way < turn / 2)[waited[into]]
-        if len(prompt) >= enough and prompt.mean() > _MOSTLY:
-            return shift
-    return nearest or 0
+        way = received.end_ns[into] - sent.start_ns[out]
+        soonest[shift] = int(way.min())
+        small = np.sort(way[size == size.min()])
+        alike[shift] = int(np.searchsorted(small, small[0] + _ALIKE_SHARE * turn, side="right"))
+    if not alike:
+        return 0
+    best = max(alike, key=lambda shift: (alike[shift], -abs(shift)))
+    others_alike = max((count for shift, count in alike.items() if shift != best), default=0)
+    enough = max(_FEWEST_ALIKE, _MANY_ALIKE * min(len(sent), len(received)))
+    if alike[best] >= max(enough, _CLEARLY * others_alike):
+        return best
+    # A wrong pair is off by a whole turn; less than half of one may be a clock that is off.
+    possible = [at for at, way_ns in soonest.items() if way_ns >= (0 if at else -turn / 2)]
+    latest, nearest = max(possible, default=0), min(possible, key=abs, default=0)
+    at_once = soonest.get(latest, 0) < _AT_ONCE_SHARE * turn
+    return latest if at_once or soonest.get(nearest, 0) > _MOST_TURNS * turn else nearest
 
 
 def _overlap(sends: int, receives: int, shift: int) -> tuple[slice, slice]:

@@ -49,8 +49,8 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> TraceFile:
         problem = source.damage or "is empty"
         raise TraceError(problem, hint="record the trace again", file=file)
     for known in FORMATS.values():
-        may_be = not known.sign or known.sign.search(prefix) or known.may_name(file)
-        if may_be and (found := known.recognise(file, prefix)):
+        signed = not known.sign or any(sign.search(prefix) for sign in known.sign)
+        if (signed or known.may_name(file)) and (found := known.recognise(file, prefix)):
             return found
     opening = scan_opening(prefix)
     is_json = _is_json(prefix, opening)

@@ -287,8 +287,9 @@ class Format:
     recognise: Callable[[str, bytes], TraceFile | None]
     """Tells by a file's name and first bytes what it is: by content, never by extension."""
     read: Callable[[TraceFile, Limits], Reading]
-    sign: re.Pattern[bytes] | None = None
-    """What its first bytes hold: without it, and without such a name, it is not asked."""
+    sign: tuple[re.Pattern[bytes], ...] = ()
+    """What its first bytes hold: without any, and without such a name, it is not asked. Several
+    instead of one that has them as alternatives: what begins with plain text is found at once."""
     one_a_rank: bool = True
     """Whether a file holds one rank: of several files of one rank nothing tells which is meant."""
 

@@ -103,8 +103,8 @@ class Setting:
         A schedule with other stages a rank needs another split: an even one, unless it is said.
         """
         if any(
-            one is not None
-            for one in (
+            value is not None
+            for value in (
                 change.recompute,
                 change.recompute_stages,
                 change.offload_stages,

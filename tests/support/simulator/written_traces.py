@@ -138,54 +138,54 @@ class RankWriter:
                 change=change * MICROBATCH_BYTES,
             )
 
-    def _device(self, one: Kernel, name: str, correlation: int) -> Event:
-        begin = self.clock.us(one.start_ns)
-        length = self.clock.us(one.end_ns) - begin
-        return kernel(name, ts=begin, dur=length, stream=one.stream, correlation=correlation)
+    def _device(self, work: Kernel, name: str, correlation: int) -> Event:
+        begin = self.clock.us(work.start_ns)
+        length = self.clock.us(work.end_ns) - begin
+        return kernel(name, ts=begin, dur=length, stream=work.stream, correlation=correlation)
 
-    def _compute(self, one: Kernel, correlation: int) -> Iterator[Event]:
-        if one.first_of_launch:
-            at = self.clock.us(one.launch_ns)
-            if one.reduces and self.writing.inner:
+    def _compute(self, work: Kernel, correlation: int) -> Iterator[Event]:
+        if work.first_of_launch:
+            at = self.clock.us(work.launch_ns)
+            if work.reduces and self.writing.inner:
                 told = _group(f"{40 + self.rank}", self.writing.inner_name,
                               self.writing.inner[self.rank])  # fmt: skip
                 yield send(ts=at - 4, dur=10, kind="allreduce_", **{"Concrete Inputs": []}) | {
-                    "tid": one.thread
+                    "tid": work.thread
                 }
-                yield details("allreduce", ts=at - 3, dur=8, **told) | {"tid": one.thread}
-            event = launch(at, 5.0, tid=one.thread, correlation=correlation)
+                yield details("allreduce", ts=at - 3, dur=8, **told) | {"tid": work.thread}
+            event = launch(at, 5.0, tid=work.thread, correlation=correlation)
             yield event | ({"name": "cudaGraphLaunch"} if self.graphs else {})
-        name = "gemm_bwd" if one.thread == AUTOGRAD else "gemm_fwd"
-        name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL" if one.reduces else name
-        yield self._device(one, name if one.action else "multi_tensor_scale", correlation)
-        if self.writing.waits_inside and one.action:
-            yield self._wait(one.launch_ns + 10 * US, self.writing.waits_inside)
+        name = "gemm_bwd" if work.thread == AUTOGRAD else "gemm_fwd"
+        name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL" if work.reduces else name
+        yield self._device(work, name if work.action else "multi_tensor_scale", correlation)
+        if self.writing.waits_inside and work.action:
+            yield self._wait(work.launch_ns + 10 * US, self.writing.waits_inside)
 
-    def _reduction(self, one: Kernel, correlation: int) -> Iterator[Event]:
-        at = self.clock.us(one.launch_ns)
+    def _reduction(self, work: Kernel, correlation: int) -> Iterator[Event]:
+        at = self.clock.us(work.launch_ns)
         how = self.writing.reduces
         yield send(ts=at - 10, dur=20, kind=f"{how}_", **{"Concrete Inputs": []})
         yield details(how, ts=at - 8, dur=16, **self._data_group())
         yield launch(at, 5.0, tid=MAIN, correlation=correlation)
-        yield self._device(one, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", correlation)
+        yield self._device(work, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", correlation)
 
     def _data_group(self) -> Event:
         if not self.writing.data:
             return {}
         return _group(f"{70 + self.rank}", self.writing.data_name, self.writing.data[self.rank])
 
-    def _batch(self, one: Kernel, correlation: int) -> Iterator[Event]:
+    def _batch(self, work: Kernel, correlation: int) -> Iterator[Event]:
         """Write queued sends and receives, and the bracket that launches them all."""
-        at = self.clock.us(one.launch_ns)
-        for number, message in enumerate(reversed(one.messages)):
-            yield from self._operator(message, at - 60 * (number + 1), one.thread)
-        yield annotation("nccl:coalesced", ts=at - 2, dur=12, tid=one.thread)
-        yield launch(at, 5.0, tid=one.thread, correlation=correlation) | {
+        at = self.clock.us(work.launch_ns)
+        for number, message in enumerate(reversed(work.messages)):
+            yield from self._operator(message, at - 60 * (number + 1), work.thread)
+        yield annotation("nccl:coalesced", ts=at - 2, dur=12, tid=work.thread)
+        yield launch(at, 5.0, tid=work.thread, correlation=correlation) | {
             "cat": "cuda_driver",
             "name": "cuLaunchKernelEx",
         }
         name = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
-        yield self._device(one, name, correlation)
+        yield self._device(work, name, correlation)
 
     def _group_of(self, message: Message) -> tuple[str, tuple[int, ...]]:
         """Return the group that a message goes through, and its members."""

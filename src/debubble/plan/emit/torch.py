@@ -49,8 +49,6 @@ class TorchSchedule:
     """Its class takes one stage a rank, and waits for transfers by itself."""
     whole_rounds: bool = False
     microbatch_a_stage: bool = False
-    no_compile: bool = False
-    """It refuses modules that torch.compile has been at."""
 
 
 TORCH_SCHEDULES = {
@@ -58,11 +56,9 @@ TORCH_SCHEDULES = {
     "1f1b": TorchSchedule(name="1F1B", one_stage=True, microbatch_a_stage=True),
     "interleaved-1f1b": TorchSchedule(name="Interleaved1F1B", whole_rounds=True),
     "looped-bfs": TorchSchedule(name="LoopedBFS"),
-    "interleaved-zb": TorchSchedule(
-        name="InterleavedZeroBubble", whole_rounds=True, no_compile=True
-    ),
-    "zbv": TorchSchedule(name="ZBVZeroBubble", no_compile=True),
-    "dualpipe-v": TorchSchedule(name="DualPipeV", microbatch_a_stage=True, no_compile=True),
+    "interleaved-zb": TorchSchedule(name="InterleavedZeroBubble", whole_rounds=True),
+    "zbv": TorchSchedule(name="ZBVZeroBubble"),
+    "dualpipe-v": TorchSchedule(name="DualPipeV", microbatch_a_stage=True),
 }
 
 

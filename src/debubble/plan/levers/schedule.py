@@ -11,7 +11,7 @@ from debubble.plan.lever import Lever, Refused, Start
 from debubble.plan.option import Idea
 from debubble.schedules import SCHEDULES
 
-_FROM_FILE = "torch runs it as an order of your own (CSV), through its runtime"
+FROM_FILE = "torch runs it as an order of your own (CSV), through its runtime"
 
 
 def ideas(start: Start) -> Iterator[Idea | Refused]:
@@ -28,9 +28,9 @@ def ideas(start: Start) -> Iterator[Idea | Refused]:
         try:
             baseline.what_if(change)
         except UsageError as error:
-            yield Refused(lever="schedule", change=change, reason=error.message)
+            yield Refused(lever="schedule", change=change, reason=error.with_cure)
         else:
-            assumed = () if name in TORCH_SCHEDULES else (_FROM_FILE,)
+            assumed = () if name in TORCH_SCHEDULES else (FROM_FILE,)
             yield Idea(lever="schedule", change=change, assumptions=assumed)
 
 

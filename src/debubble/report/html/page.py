@@ -177,9 +177,11 @@ def _warnings(page: Page) -> str:
 def _figures(page: Page) -> str:
     """Write all tables and notes of the terminal's answer: nothing is only in a picture."""
     notes = "".join(f"<p>{safe(note)}</p>" for note in page.notes if note)
+    pasted = "\n".join(map(safe, page.lines))
+    lines = f"<pre>{pasted}</pre>" if pasted else ""
     tables = "".join(map(table_markup, page.tables))
     following = f"<p>next: <code>{safe(page.next_command)}</code></p>" if page.next_command else ""
     return (
         f"<section><details open><summary>All figures</summary>{tables}"
-        f'<div class="notes">{notes}</div>{following}</details></section>'
+        f'<div class="notes">{notes}{lines}</div>{following}</details></section>'
     )

@@ -27,7 +27,8 @@ from debubble.units import (
     show_share,
 )
 
-_WIDTH, _HEIGHT = 1240, 400
+# Nothing of it scrolls away in a narrow window: there it shrinks, and can still be read.
+_WIDTH, _HEIGHT = 860, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 110, 40, 26, 352
 _GIB, _MS = 2.0**30, 1e6
 # A limit further off than this many times the largest peak would press all points into a corner.
@@ -104,9 +105,9 @@ def scatter(points: Sequence[Point], limit: float | None) -> str:
     parts += _placed(points, across, up)
     label = "Options by memory of the fullest rank and latency of a batch"
     return (
-        f'<div class="scroll"><svg class="wide" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{label}">'
-        f"{''.join(parts)}</svg></div>"
+        f"{''.join(parts)}</svg>"
     )
 
 
@@ -204,7 +205,8 @@ def _placed(points: Sequence[Point], across: _Scale, up: _Scale) -> list[str]:
         parts.append(
             f'<text class="strong" x="{box[0]:.1f}" y="{box[3] - 4:.1f}">{safe(name)}</text>'
         )
-    return parts
+    # The run as it is lies on top: what changes little stands in the same spot.
+    return parts[2:] + parts[:2]
 
 
 def _free(x: float, y: float, width: float, boxes: Sequence[_Box]) -> _Box:
@@ -215,7 +217,8 @@ def _free(x: float, y: float, width: float, boxes: Sequence[_Box]) -> _Box:
         for left in (x + 12, x - 12 - width)
     ]
     for place in places:
-        if place[3] < _BOTTOM and not any(_meet(place, other) for other in boxes):
+        inside = place[0] >= _LEFT and place[2] <= _WIDTH and place[3] < _BOTTOM
+        if inside and not any(_meet(place, other) for other in boxes):
             return place
     return places[0]
 

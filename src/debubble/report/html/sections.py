@@ -57,7 +57,7 @@ def ledger_bars(rows: Sequence[tuple[str, dict[Cause, float]]]) -> str:
 
 
 def _largest(shares: dict[Cause, float]) -> str:
-    """Name the share of work and of the largest waits."""
+    """Name the share of compute and of the largest waits."""
     waits = sorted(
         ((share, cause) for cause, share in shares.items() if cause is not Cause.COMPUTE),
         reverse=True,
@@ -67,7 +67,7 @@ def _largest(shares: dict[Cause, float]) -> str:
         for share, cause in waits[:_NAMED_BESIDE]
         if share >= 0.005
     ]
-    return " · ".join([f"work {show_share(shares[Cause.COMPUTE])}", *named])
+    return " · ".join([f"compute {show_share(shares[Cause.COMPUTE])}", *named])
 
 
 def saving_bars(savings: Sequence[Saving | StreamSaving]) -> str:

@@ -287,7 +287,7 @@ FORMAT = Format(
     a_file="a trace of Ascend",
     position=3,
     in_names=("trace_view",),
-    sign=re.compile(b"%b|%b" % (_XPLANE.pattern, _MARKS.pattern)),
+    sign=(_XPLANE, _MARKS),
     recognise=recognise,
     read=read,
 )

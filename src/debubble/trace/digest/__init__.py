@@ -17,7 +17,7 @@ FORMAT = Format(
     a_file="a digest",
     position=40,
     in_names=(SUFFIX,),
-    sign=SIGN,
+    sign=(SIGN,),
     recognise=recognise,
     read=read_known,
 )

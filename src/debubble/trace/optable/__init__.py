@@ -28,6 +28,7 @@ from debubble.trace.optable.files import (
     RawTable,
     classify_op,
     empty,
+    exchange_of,
     find_columns,
     read_integers,
     read_raw,
@@ -97,7 +98,7 @@ def read_op_table(path: str, *, data: bytes | None = None, unit: str | None = No
         columns[known_or_not] = _read(table, layout, known_or_not, missing=UNKNOWN)
     columns["memory"] = _read(table, layout, "memory", highest=_INT64_MAX, missing=UNKNOWN)
     columns |= _tell_chunks(columns, _read(table, layout, "chunk", missing=UNKNOWN))
-    columns["op"], split = _name_split_backwards(table, columns)
+    columns["op"], split = _name_split_backwards(table.file, columns)
     _check_passes(table, columns)
     return make_table(
         columns,
@@ -112,7 +113,20 @@ def read_op_table(path: str, *, data: bytes | None = None, unit: str | None = No
 
 
 def make_table(columns: dict[str, I64], **told: Any) -> OpTable:
-    """Sort columns of whole numbers by step and start; `told` is all of a table that is none."""
+    """Sort columns of whole numbers by step and start; `told` is all of a table that is none.
+
+    A call that sends and receives together becomes a row for each.
+    """
+    for number, name in enumerate(told["names"]):
+        messages = exchange_of(name)
+        rows = np.flatnonzero(columns["name"] == number) if messages else ()
+        for message in messages[1:]:
+            more = {key: values[rows] for key, values in columns.items()}
+            more["op"] = np.full(len(rows), message, dtype=np.int64)
+            columns = {key: np.append(columns[key], more[key]) for key in columns}
+        if messages:
+            columns["op"] = columns["op"].copy()
+            columns["op"][rows] = messages[0]
     order = np.lexsort((columns["start"], columns["step"]))
     columns = {key: values[order] for key, values in columns.items()}
     small: dict[str, Any] = {
@@ -158,6 +172,7 @@ def table_of_passes(
     told["op"] = np.array([classify_op(name) for name in names], dtype=np.int64)[told["name"]]
     chunk = np.array([row.get("chunk", UNKNOWN) for row in passes], dtype=np.int64)
     told |= _tell_chunks(told, chunk)
+    told["op"], split = _name_split_backwards(file, told)
     keys = np.stack([told[key] for key in _PASS_KEY])[:, np.isin(told["op"], _PASSES)]
     unique, times = np.unique(keys, axis=1, return_counts=True)
     if times.max(initial=0) > 1:
@@ -175,7 +190,7 @@ def table_of_passes(
         names=names,
         events=len(passes),
         inflated_bytes=inflated_bytes,
-        gaps=gaps,
+        gaps=gaps + split,
     )
 
 
@@ -303,7 +318,7 @@ def _read_hosts(
     return tuple(sorted(found.items()))
 
 
-def _name_split_backwards(table: RawTable, columns: dict[str, I64]) -> tuple[I64, tuple[Gap, ...]]:
+def _name_split_backwards(file: str, columns: dict[str, I64]) -> tuple[I64, tuple[Gap, ...]]:
     """Read B as the input gradient where the same pass has a W: the papers' F, B, W."""
     op = columns["op"]
     keys = np.stack([columns[key] for key in ("step", "pipeline", "rank", "stage", "microbatch")])
@@ -319,7 +334,7 @@ def _name_split_backwards(table: RawTable, columns: dict[str, I64]) -> tuple[I64
         code=Code.B_IS_INPUT_GRADIENT,
         message="backward passes with a weight gradient beside them are read as input gradients",
         hint="write them as I (input gradient) and W (weight gradient)",
-        file=table.file,
+        file=file,
     )
     return np.where(split, Op.INPUT_GRAD, op), (gap,)
 

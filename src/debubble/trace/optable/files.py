@@ -54,11 +54,14 @@ DEFAULT_UNIT: Final = "s"
 # Each field of ours, and the columns it may be called by; where a table has several, the first.
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "step": ("step", "step_id", "global_step", "train_step", "iteration", "iter"),
-    "pipeline": ("pipeline", "pipeline_id", "dp_rank", "data_parallel_rank", "replica"),
-    "stage": ("stage", "stage_id", "pp_stage", "pp_rank", "pipeline_stage", "pipeline_rank"),
+    "pipeline": ("pipeline", "pipeline_id", "dp_rank", "dp_rk", "data_parallel_rank", "replica"),
+    "stage": (
+        *("stage", "stage_id", "pp_stage", "pp_rank", "pp_rk", "pipeline_stage", "pipeline_rank"),
+    ),
     "microbatch": ("microbatch", "micro_batch", "microbatch_id", "micro_batch_id", "mb_id", "mb"),
     "op": ("op", "optype", "op_type", "operation", "op_name", "type", "name"),
-    "rank": ("rank", "global_rank", "world_rank"),
+    "rank": ("rank", "global_rank", "g_rk", "world_rank"),
+    "tensor": ("tp_rank", "tp_rk", "tensor_parallel_rank", "tensor_rank"),
     "bytes": ("bytes", "message_bytes", "size_bytes", "nbytes"),
     "peer": ("peer", "peer_rank"),
     "layer": ("layer", "layer_id", "layer_index"),
@@ -78,17 +81,31 @@ _COLLECTIVE: Final = re.compile(r"all-?reduce|reduce-?scatter|all-?gather|all-?t
 _OPTIMIZER: Final = re.compile(r"optimi[sz]er|optim(?:-|$)")
 _FORWARD, _BACKWARD = r"(?:f|fw|fwd|forward)", r"(?:b|bw|bwd|backward)"
 _SEND, _RECEIVE = r"i?send", r"i?(?:recv|receive)"
+# What schedules add to the name of a pass.
+_PART = r"(?:-(?:compute|pass|step|warmup|steady|cooldown))?"
 _RULES: Final = tuple(
     (re.compile(f"(?:{pattern})"), op)
     for pattern, op in (
-        (f"{_FORWARD}(?:-(?:compute|pass|step))?", Op.FORWARD),
-        (f"(?:full-)?{_BACKWARD}(?:-(?:compute|pass|step))?", Op.BACKWARD),
-        (rf"i|input-grad(?:ient)?s?|dgrad|{_BACKWARD}-(?:input|dgrad)", Op.INPUT_GRAD),
-        (rf"w|weight-grad(?:ient)?s?|wgrad|{_BACKWARD}-(?:weight|wgrad)", Op.WEIGHT_GRAD),
-        (f"{_FORWARD}-{_SEND}|{_SEND}-{_FORWARD}", Op.FORWARD_SEND),
-        (f"{_FORWARD}-{_RECEIVE}|{_RECEIVE}-{_FORWARD}", Op.FORWARD_RECEIVE),
-        (f"{_BACKWARD}-{_SEND}|{_SEND}-{_BACKWARD}", Op.BACKWARD_SEND),
-        (f"{_BACKWARD}-{_RECEIVE}|{_RECEIVE}-{_BACKWARD}", Op.BACKWARD_RECEIVE),
+        (f"{_FORWARD}{_PART}", Op.FORWARD),
+        (f"(?:full-)?{_BACKWARD}{_PART}", Op.BACKWARD),
+        (rf"i|input-grad(?:ient)?s?|dgrad|{_BACKWARD}-(?:input|dgrad){_PART}", Op.INPUT_GRAD),
+        (rf"w|weight-grad(?:ient)?s?|wgrad|{_BACKWARD}-(?:weight|wgrad){_PART}", Op.WEIGHT_GRAD),
+        (f"{_FORWARD}-{_SEND}|{_SEND}-(?:{_FORWARD}|warmup)", Op.FORWARD_SEND),
+        (f"{_FORWARD}-{_RECEIVE}|{_RECEIVE}-(?:{_FORWARD}|warmup)", Op.FORWARD_RECEIVE),
+        (f"{_BACKWARD}-{_SEND}|{_SEND}-(?:{_BACKWARD}|cooldown)", Op.BACKWARD_SEND),
+        (f"{_BACKWARD}-{_RECEIVE}|{_RECEIVE}-(?:{_BACKWARD}|cooldown)", Op.BACKWARD_RECEIVE),
+    )
+)
+# A send and a receive in one call, as Megatron's timers and MegatronApp name them.
+_EXCHANGES: Final = {
+    "exchange-next": "forward-send-backward-recv",
+    "exchange-prev": "backward-send-forward-recv",
+}
+_ONE_OF_TWO: Final = tuple(
+    re.compile(way)
+    for way in (
+        rf"(?:{_FORWARD}|{_BACKWARD})-(?:{_SEND}|{_RECEIVE})",
+        rf"(?:{_SEND}|{_RECEIVE})-(?:{_FORWARD}|{_BACKWARD})",
     )
 )
 
@@ -193,6 +210,17 @@ def classify_op(name: str) -> Op:
     if _OPTIMIZER.match(spelled):
         return Op.OPTIMIZER
     return Op.COLLECTIVE if _COLLECTIVE.search(spelled) else Op.OTHER
+
+
+def exchange_of(name: str) -> tuple[Op, ...]:
+    """Return the messages that one call sends and receives together; nothing for anything else."""
+    spelled = _SPLIT.sub("-", name.strip().lower()).strip("-")
+    spelled = _EXCHANGES.get(spelled, spelled)
+    for one in _ONE_OF_TWO:
+        found = one.findall(spelled)
+        if len(found) > 1 and "-".join(found) == spelled:
+            return tuple(dict.fromkeys(classify_op(part) for part in found))
+    return ()
 
 
 def sniff_op_table(prefix: bytes) -> str:

@@ -8,6 +8,7 @@ not when: no wait can be told from that. Where every rank prints, costs of stage
          rank  0: 812.41
          rank  1: 934.07
     [Rank 0] time (ms) | fwd_microstep: 21.36 | bwd_microstep: 45.10      DeepSpeed: of a microbatch
+    [Rank 0] rank=0 time (ms) | forward_microstep: 21.36 | …              DeepSpeed before 0.9
 
 Other lines are of no rank: (812.41, 934.07) is the fastest and the slowest, one number the slowest.
 """
@@ -32,14 +33,14 @@ _MEGATRON = {
     for kind in (b"forward", b"backward")
 }
 _DEEPSPEED = {
-    kind: re.compile(rb"time \(ms\)[^\n]*?\b%b(?:_microstep)?:\s*(%b)" % (kind, _DECIMAL))
-    for kind in (b"fwd", b"bwd")
+    kind: re.compile(rb"time \(ms\)[^\n]*?\b(?:%b)(?:_microstep)?:\s*(%b)" % (kind, _DECIMAL))
+    for kind in (b"fwd|forward", b"bwd|backward")
 }
 _OF_RANKS = re.compile(rb"(?:^|\s)(forward|backward)-compute\s*:\s*$")
 _OF_OTHERS = re.compile(rb"(?:^|\s)[a-zA-Z][\w-]*\s*:\s*$")
 _OF_RANK = re.compile(rb"(?:^|\s)rank\s+(\d{1,7})\s*:\s*(%b)\s*$" % _DECIMAL)
-_LINE_OF_RANK = re.compile(rb"\[Rank (\d{1,7})\] time \(ms\)([^\n]*)")
-_TIMED = re.compile(rb"\b(fwd|bwd)(_microstep)?:\s*(%b)" % _DECIMAL)
+_LINE_OF_RANK = re.compile(rb"\[Rank (\d{1,7})\] (?:rank=\d+ )?time \(ms\)([^\n]*)")
+_TIMED = re.compile(rb"\b(fwd|forward|bwd|backward)(_microstep)?:\s*(%b)" % _DECIMAL)
 _SETTING = re.compile(rb"(?:^|\s)([a-z_]{4,60})\s*\.{3,}\s*(\d{1,9}|True)\s*$")
 _NS_PER_MS = 1e6
 _NOT_WHEN = "how long passes took, and not when"
@@ -96,7 +97,7 @@ def _gather(data: bytes) -> _Printed:
             whose, rank = _DEEPSPEEDS, int(found[1])
             for name, of_one, value in _TIMED.findall(found[2]):
                 told = single if of_one else batch
-                told["forward" if name == b"fwd" else "backward"][rank].append(float(value))
+                told["forward" if name[:1] == b"f" else "backward"][rank].append(float(value))
         elif _OF_OTHERS.search(line):
             kind = ""
         elif found := _SETTING.search(line):
@@ -229,7 +230,7 @@ FORMAT = Format(
     a_file="",
     position=45,
     in_names=(),
-    sign=re.compile(rb"-compute|time \(ms\)"),
+    sign=(re.compile(rb"-compute"), re.compile(rb"time \(ms\)")),
     recognise=recognise,
     read=read,
     one_a_rank=False,
