@@ -8,6 +8,7 @@ evenly over all microbatches.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache, lru_cache
 from itertools import combinations
 from statistics import median
 
@@ -56,14 +57,20 @@ def job(count, schedule, planted, spread=()):
     return Replicas(setups=(*setups[:-1], last), in_step=True)
 
 
+@lru_cache(maxsize=1)
+def played(replicas):
+    return replicas.play()
+
+
+@cache
 def batch_of(replicas):
     """Return what a batch takes: as long as the slowest pipeline of each step."""
-    windows = [[end - begin for begin, end in true_windows(play)] for play in replicas.play()]
+    windows = [[end - begin for begin, end in true_windows(play)] for play in played(replicas)]
     return median(max(step) for step in zip(*windows, strict=True))
 
 
 def causes_of(folder, replicas):
-    write_table(folder / "ops.csv", replicas.play())
+    write_table(folder / "ops.csv", played(replicas))
     return debubble.analyse(str(folder / "ops.csv")).causes
 
 

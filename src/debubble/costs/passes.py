@@ -590,8 +590,8 @@ def _count_before(moments: F64, until: I64 | F64) -> I64:
     if moments.ndim == 1:
         return np.searchsorted(moments, until, side="right")
     # One search for all: each run lies after the one before it.
-    first, last = (min(moments.min(), until.min()), max(moments.max(), until.max()))
     runs = np.arange(moments.shape[1])
-    laid = [(part + runs * (last - first + 1)).T.ravel() for part in (moments, until)]
-    found = np.searchsorted(*laid, side="right").reshape(len(runs), -1).T
+    apart = max(moments.max(), until.max()) - min(moments.min(), until.min()) + 1
+    laid, asked = ((part + runs * apart).T.ravel() for part in (moments, until))
+    found: I64 = np.searchsorted(laid, asked, side="right").reshape(len(runs), -1).T
     return found - runs * len(moments)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,15 +174,21 @@ def _doubled_ranks(values: F64) -> NDArray[np.int64]:
 
 def _exact_p(ranks: NDArray[np.int64], n: int, doubled: int) -> float:
     """Count all ways to pick n of the ranks that lie as far out as the one seen, ties and all."""
-    total = int(ranks.sum())
+    counts = _count_ways(tuple(sorted(ranks.tolist())), n)
+    expected = n * (len(counts) - 1) / len(ranks)
+    far = np.abs(np.arange(len(counts)) - expected) >= abs(doubled - expected) - 1e-9
+    return float(min(1.0, counts[far].sum() / counts.sum()))
+
+
+@lru_cache(maxsize=16)
+def _count_ways(ranks: tuple[int, ...], n: int) -> F64:
+    """Return in how many ways n of the ranks have each sum: ranks without ties are always alike."""
+    total = sum(ranks)
     ways = np.zeros((n + 1, total + 1))
     ways[0, 0] = 1
-    for rank in ranks.tolist():
+    for rank in ranks:
         ways[1:, rank:] += ways[:-1, : total + 1 - rank].copy()
-    counts = ways[n]
-    expected = n * total / len(ranks)
-    far = np.abs(np.arange(total + 1) - expected) >= abs(doubled - expected) - 1e-9
-    return float(min(1.0, counts[far].sum() / counts.sum()))
+    return ways[n]
 
 
 def _normal_p(ranks: NDArray[np.int64], n: int, m: int, u: float) -> float:

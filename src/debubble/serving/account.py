@@ -15,6 +15,7 @@ is larger; beyond what its stage mostly takes, it is jitter.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -225,11 +226,12 @@ class _Waits:
 
     def __init__(self, batches: Batches) -> None:
         self._b = batches
-        self._rows = [
-            np.flatnonzero(batches.start[:, stage] != UNSEEN) for stage in range(batches.stages)
-        ]
-        self._starts = [batches.start[rows, stage] for stage, rows in enumerate(self._rows)]
-        self._ends = [batches.end[rows, stage] for stage, rows in enumerate(self._rows)]
+        self._passes: list[tuple[list[int], list[int], list[int]]] = []
+        """Of each stage: when its passes start and end, and whose they are."""
+        for stage in range(batches.stages):
+            rows = np.flatnonzero(batches.start[:, stage] != UNSEEN)
+            start, end = batches.start[rows, stage], batches.end[rows, stage]
+            self._passes.append((start.tolist(), end.tolist(), rows.tolist()))
         self._usual_back = self._measure_back()
         self._typical, self._equal = _typical(batches)
 
@@ -250,12 +252,12 @@ class _Waits:
 
     def at(self, stage: int, moment: int) -> tuple[int, int, int]:
         """Return the pass under way, -1 for none; the next one, -1; and when that changes."""
-        starts, ends, rows = self._starts[stage], self._ends[stage], self._rows[stage]
-        number = int(np.searchsorted(starts, moment, side="right"))
-        following = int(rows[number]) if number < len(rows) else -1
+        starts, ends, rows = self._passes[stage]
+        number = bisect_right(starts, moment)
+        following = rows[number] if number < len(rows) else -1
         if number and ends[number - 1] > moment:
-            return int(rows[number - 1]), following, int(ends[number - 1])
-        return -1, following, int(starts[number]) if number < len(rows) else self._b.span[1]
+            return rows[number - 1], following, ends[number - 1]
+        return -1, following, starts[number] if number < len(rows) else self._b.span[1]
 
     def own_share(self, stage: int) -> float:
         """Return how much of the span a stage was with a batch, its host's turns and wires too."""

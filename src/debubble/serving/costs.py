@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 
@@ -390,4 +391,4 @@ def wire_ns(costs: Costs, stage: int, tokens: int, repaired: Sequence[int] = ())
     if stage in repaired:
         hops = [other for other in range(1, costs.stages) if other not in repaired] or hops
     taken = [costs.wire_ns[hop][0] + costs.wire_ns[hop][1] * tokens for hop in hops]
-    return max(float(np.median(taken)), 0.0)
+    return max(median(taken), 0.0)

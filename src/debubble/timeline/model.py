@@ -256,8 +256,10 @@ class Intervals:
 
     def inside(self, begin_ns: int, end_ns: int) -> int:
         """Return how many nanoseconds of a window they cover."""
-        first = np.searchsorted(self.end_ns, begin_ns, side="right")
-        last = np.searchsorted(self.start_ns, end_ns, side="left")
+        first = self.end_ns.searchsorted(begin_ns, side="right")
+        last = self.start_ns.searchsorted(end_ns)
+        if first >= last:
+            return 0
         start = np.maximum(self.start_ns[first:last], begin_ns)
         return int((np.minimum(self.end_ns[first:last], end_ns) - start).sum())
 
@@ -284,15 +286,16 @@ def union_of(start_ns: I64, end_ns: I64) -> Intervals:
 def split(intervals: Intervals, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
     """Cut a stretch by intervals: what lies in them, and what between."""
     at = begin
-    row = int(np.searchsorted(intervals.end_ns, begin, side="right"))
-    while row < len(intervals.start_ns) and intervals.start_ns[row] < end:
-        start, until = max(at, int(intervals.start_ns[row])), min(end, int(intervals.end_ns[row]))
+    touched = slice(
+        intervals.end_ns.searchsorted(begin, side="right"), intervals.start_ns.searchsorted(end)
+    )
+    columns = intervals.start_ns[touched].tolist(), intervals.end_ns[touched].tolist()
+    for start, until in zip(*columns, strict=True):
         if at < start:
             yield at, start, False
-        if start < until:
-            yield start, until, True
-        at = max(at, until)
-        row += 1
+        if max(at, start) < min(end, until):
+            yield max(at, start), min(end, until), True
+        at = max(at, min(end, until))
     if at < end:
         yield at, end, False
 

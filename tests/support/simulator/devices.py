@@ -207,11 +207,11 @@ def true_passes(play: Play) -> list[TruePass]:
 def true_windows(play: Play, ranks: Sequence[int] = ()) -> list[tuple[int, int]]:
     """Return each step's window: from the first pass's start to the last pass's end."""
     ranks = ranks or range(len(play.devices))
+    passes = [true for true in true_passes(play) if true.rank in ranks]
     return [
-        (min(one.start_ns for one in here), max(one.end_ns for one in here))
+        (min(true.start_ns for true in here), max(true.end_ns for true in here))
         for here in (
-            [one for one in true_passes(play) if one.step == step and one.rank in ranks]
-            for step in range(len(play.steps))
+            [true for true in passes if true.step == step] for step in range(len(play.steps))
         )
     ]
 
