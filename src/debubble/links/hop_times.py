@@ -345,7 +345,7 @@ def _known_to_leave(transfers: Transfers) -> Flags:
         1 ⇄ 2                  ├──┤   known
     """
     endless = transfers.send_end_ns == transfers.send_start_ns
-    known = ~endless
+    known: Flags = ~endless
     ends = np.stack((transfers.source, transfers.destination), axis=1)
     for here, there in np.unique(ends[endless], axis=0).tolist():
         sends = (ends == (here, there)).all(axis=1)
