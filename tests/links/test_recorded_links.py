@@ -197,14 +197,26 @@ def test_a_stated_class_judges_and_a_guess_does_not(recorded_data):
     assert not slower.slow
 
 
-def test_where_nobody_knows_when_messages_left_no_hop_is_called_slow():
-    """A meter of a job that waits for its sends late: it knows when they were asked for."""
+def verdicts_with_unknown_ends(unknown):
+    """Judge a run with a slow hop 1 → 2 as a meter that does not know when some sends left."""
     timeline, figures = measured(HERE / "1f1b_m8_slow12")
     sent = timeline.transfers
-    ends = np.where(sent.source == 3, sent.send_start_ns, sent.send_end_ns)
+    ends = np.where(unknown(sent), sent.send_start_ns, sent.send_end_ns)
     unsure = replace(timeline, transfers=replace(sent, send_end_ns=ends))
     found = judge_links(unsure, figures, Wiring(stated={}, guessed={}), {})
-    verdicts = {one.hop: one.judgement.verdict for one in found.hops}
-    assert verdicts[3, 2] == verdicts[2, 3] == Verdict.UNKNOWN
+    return {hop.hop: hop.judgement.verdict for hop in found.hops}
+
+
+def test_where_nobody_knows_when_messages_left_no_hop_is_called_slow():
+    """A meter of a job that waits for its sends late: it knows when they were asked for."""
+    verdicts = verdicts_with_unknown_ends(lambda sent: sent.source == 3)
+    assert verdicts[3, 2] == Verdict.UNKNOWN
+    assert verdicts[2, 3] != Verdict.SLOW
     assert verdicts[1, 2] == Verdict.SLOW
     assert verdicts[0, 1] == Verdict.HEALTHY
+
+
+def test_sends_of_the_warm_up_that_are_waited_for_late_leave_the_exchanges_to_judge_by():
+    known = verdicts_with_unknown_ends(lambda sent: sent.source < 0)
+    assert set(known.values()) == {Verdict.SLOW, Verdict.HEALTHY}
+    assert verdicts_with_unknown_ends(lambda sent: ~sent.fused) == known

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.requirements import need_package
@@ -19,7 +20,8 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import debubble
-from debubble.meter import output, running
+from debubble.meter import hooks, output, running
+from debubble.meter.record import HostClock, Recorder
 from debubble.meter.session import MeterBeat
 from debubble.meter.settings import Settings
 
@@ -32,6 +34,10 @@ JOBS = {
     "forward_maybe_with_nosync",
     "_engine_run_backward",
     "_maybe_compute_loss",
+    "send",
+    "wait",
+    "_start_coalescing",
+    "_end_coalescing",
 }
 
 
@@ -137,6 +143,67 @@ def test_an_error_at_any_call_of_ours_leaves_the_job_as_it_is(tmp_path, schedule
     assert threading.active_count() == before
 
 
+class Work:
+    """A message under way."""
+
+    def wait(self):
+        return "there"
+
+
+class Group:
+    """A process group that counts what really goes through it."""
+
+    def __init__(self):
+        self.sent = 0
+
+    def send(self, _tensors, _peer, _tag):
+        self.sent += 1
+        return Work()
+
+    recv = send
+
+    def _start_coalescing(self, _device):
+        pass
+
+    def _end_coalescing(self, _device):
+        return Work()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_error_at_any_call_around_messages_lets_them_through(monkeypatch):
+    monkeypatch.setattr(hooks.dist, "get_process_group_ranks", lambda _group: [0, 1])
+    tensor = [torch.zeros(4)]
+
+    def play(at):
+        errors = []
+        around = hooks.Hooks(Recorder(HostClock()), fail=errors.append)
+        around.place = hooks.Place(rank=1, ranks=(0, 1))
+        around._hook_messages(SimpleNamespace(ProcessGroup=Group, Work=Work))
+        around.recorder.beat()
+        group, throwing = Group(), Throwing(at)
+        sys.setprofile(throwing)
+        try:
+            answers = [group.recv(tensor, 0, 0).wait(), group.send(tensor, 0, 0).wait()]
+            group._start_coalescing(None)
+            group.send(tensor, 0, 0)
+            group.recv(tensor, 0, 0)
+            answers.append(group._end_coalescing(None).wait())
+        finally:
+            sys.setprofile(None)
+            around.remove()
+        return (answers, group.sent), throwing.last, errors
+
+    told, calls, errors = play(0)
+    assert (told, errors) == ((["there"] * 3, 4), [])
+    assert len(calls) > 20
+    failed = 0
+    for at in calls.values():
+        told, _, errors = play(at)
+        assert told == (["there"] * 3, 4), at
+        failed += bool(errors)
+    assert failed > 15
+
+
 def wait_for(tells):
     for _ in range(200):
         if tells():
@@ -182,6 +249,31 @@ def test_a_dead_logger_is_asked_no_more_and_the_meter_goes_on(tmp_path, schedule
     assert len(asked) == 1
     assert "debubble/busy_seconds" in asked[0][0]
     assert list(tmp_path.glob("*/rank0.csv"))
+
+
+def test_a_logger_that_never_answers_holds_up_neither_the_job_nor_its_end(
+    tmp_path, schedule, monkeypatch
+):
+    monkeypatch.setattr(running, "_LINE_S", 0.0)
+    monkeypatch.setattr(running, "_CLOSE_S", 0.1)
+    expected, asked, answers = losses(schedule), threading.Event(), threading.Event()
+
+    def hang(_values, _step):
+        asked.set()
+        answers.wait(20)
+
+    beat = MeterBeat(Settings(out=tmp_path, segment=2), hang)
+    beat.start()
+    beat.listen()
+    try:
+        wait_for(lambda: losses(schedule) == expected and asked.is_set())
+        assert losses(schedule) == expected
+        began = time.monotonic()
+        beat.meter.close()
+        assert time.monotonic() - began < 5
+    finally:
+        answers.set()
+        beat.meter._thread.join(10)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import fsspec
 import pytest
 from support.services.watch_service import Watching, write_config
 
@@ -114,6 +115,23 @@ def test_watch_takes_a_segment_in_as_soon_as_all_ranks_have_written(tmp_path):
     assert [Path(file).name for file in ready.files] == ["rank0.csv", "rank1.csv"]
     (root / "20260131-235959-step000000020" / "rank1.csv").unlink()
     assert Scanner(source, DEFAULT_LIMITS, lambda: 0.0).scan(()) == ()
+
+
+def test_watch_takes_a_segment_from_an_object_store_with_what_lies_beside_it(tmp_path):
+    local = write_run(tmp_path / "20260131-235959-step000000020")
+    store = fsspec.filesystem("memory")
+    try:
+        for file in local.iterdir():
+            store.pipe_file(f"/metered/job/{local.name}/{file.name}", file.read_bytes())
+        source = Source(name="job", folder="memory://metered/job", settle_s=3600.0)
+        (ready,) = Scanner(source, DEFAULT_LIMITS, lambda: 0.0).scan(())
+        run = debubble.analyse(list(ready.files))
+        assert run.pipeline.bubble_fraction == bubble(local)
+        assert run.job.tokens == 512
+        store.rm_file(f"/metered/job/{local.name}/rank1.csv")
+        assert Scanner(source, DEFAULT_LIMITS, lambda: 0.0).scan(()) == ()
+    finally:
+        store.rm("/metered", recursive=True)
 
 
 SEGMENT = "20260131-235959-step000000040"

@@ -15,6 +15,7 @@ from debubble.errors import Code
 from debubble.timeline.build import build_run
 from debubble.timeline.inside import Inside, measure_inside, put_inside
 from debubble.timeline.model import Intervals, PassKind
+from debubble.timeline.steps import only_steps
 from debubble.trace.run import find_run, read_run
 
 MS = 1_000_000
@@ -70,7 +71,19 @@ def test_a_kind_that_was_not_captured_stays_as_it_was(tmp_path):
 
 def test_without_the_meters_own_steps_passes_begin_with_their_marks(tmp_path):
     captured = at_work(of_rows(tmp_path, ("F", 0, 4, 20)), (4, 12))
-    assert measure_inside(captured, None) == {(0, 0, PassKind.F): Inside(lead_ns=0, share=0.5)}
+    gone = only_steps(of_rows(tmp_path, ("F", 0, 0, 20)), ())
+    assert measure_inside(captured, gone) == {(0, 0, PassKind.F): Inside(lead_ns=0, share=0.5)}
+
+
+def test_what_is_done_between_passes_counts_to_the_one_before(tmp_path):
+    """As a loss, or gradients that are scaled once all passes of a rank are through."""
+    captured = of_rows(tmp_path, ("F", 0, 0, 20), ("B", 0, 30, 70))
+    captured = at_work(captured, (0, 15), (22, 24), (30, 60))
+    inside = measure_inside(captured, captured)
+    assert {key[2]: one.share for key, one in inside.items()} == {
+        PassKind.F: 0.85,
+        PassKind.B: 0.75,
+    }
 
 
 def write_meter(out, timeline, first, lead_ns=300_000):

@@ -223,16 +223,17 @@ def look_inside_passes(run: Run, timeline: Timeline, means: Means) -> Timeline:
             is_table = capture.files[0].format == OP_TABLES.name
             of_this_job[is_table][int(named[2])] = capture
     for first, capture in sorted(of_this_job[False].items(), reverse=True):
+        tables = [table for began, table in sorted(of_this_job[True].items()) if began <= first]
         try:
             captured = build_run(_read_beside(capture, run, means))
+            metered = build_run(_read_beside(tables[-1], run, means)) if tables else captured
         except DebubbleError:
             continue  # an older one may do
         steps = range(first, first + len(captured.steps))
-        tables = [table for began, table in sorted(of_this_job[True].items()) if began <= first]
-        metered = build_run(_read_beside(tables[-1], run, means)) if tables else None
-        if metered is not None:
-            metered = only_steps(metered, [step for step in metered.steps if step in steps])
+        metered = only_steps(metered, [step for step in metered.steps if step in steps])
         inside = measure_inside(captured, metered)
+        if not inside or not steps:
+            continue
         told = Gap(
             code=Code.GAPS_FROM_CAPTURE,
             message="a meter sees no gaps inside passes: they are taken from the capture of steps "

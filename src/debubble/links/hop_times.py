@@ -246,8 +246,6 @@ def _wire_of(step: MeasuredStep, wires: Mapping[Hop, str]) -> NDArray[np.str_]:
     return np.array(kinds, dtype=np.str_).reshape(count * count)[hop_of(step.program)]
 
 
-# Of a rank whose sends have no length more often than this it is not known when messages leave.
-_MOST_ENDLESS = 0.1
 # Fewer are no sample.
 FEWEST = 4
 # A message that has the wire to itself is quicker than most: compute and other hops slow the rest.
@@ -305,8 +303,7 @@ class HopTimes:
     lengths: tuple[tuple[str, F64], ...]
     """By what messages met: `waited`, `exchange`, `early`; of early ones no wire is seen."""
     told: bool = True
-    """Whether its two ranks know when messages left. Where a job waits for its sends long after, a
-    meter knows when they were asked for alone; nor what is received behind such a send."""
+    """Whether of enough messages it is known when they left."""
 
     @property
     def hop(self) -> Hop:
@@ -326,23 +323,39 @@ def time_hops(timeline: Timeline, hops: tuple[HopFigures, ...]) -> tuple[HopTime
     buffers = bool((~transfers.fused & (transfers.send_end_ns <= transfers.receive_start_ns)).any())
     rows = rows_by_hop(transfers)
     nothing = np.zeros(0, dtype=np.int64)
+    known = _known_to_leave(transfers)
+    timed = []
+    for hop in hops:
+        mine = rows.get((hop.source, hop.destination), nothing)
+        enough = known[mine].all() or known[mine].sum() >= FEWEST
+        kept = mine[known[mine]] if enough else mine
+        timed.append(replace(_time(transfers.where(kept), hop, buffers=buffers), told=bool(enough)))
+    return tuple(timed)
+
+
+def _known_to_leave(transfers: Transfers) -> Flags:
+    """Tell messages of which it is known when they left.
+
+    Where a job waits for a send long after, a meter knows only when it was asked for: the send has
+    no length. What its rank asks that peer for next stands behind it in one queue, for how long
+    nobody knows:
+
+        1 → 2   s          (no end)   warm-up of 1F1B
+        1 ⇄ 2     ├─?─────────────┤   not known
+        1 ⇄ 2                  ├──┤   known
+    """
     endless = transfers.send_end_ns == transfers.send_start_ns
-    guess = {
-        rank
-        for rank in np.unique(transfers.source[endless]).tolist()
-        if endless[transfers.source == rank].mean() > _MOST_ENDLESS
-    }
-    return tuple(
-        replace(
-            _time(
-                transfers.where(rows.get((hop.source, hop.destination), nothing)),
-                hop,
-                buffers=buffers,
-            ),
-            told=not guess & {hop.source, hop.destination},
-        )
-        for hop in hops
-    )
+    known: Flags = ~endless
+    ends = np.stack((transfers.source, transfers.destination), axis=1)
+    for here, there in np.unique(ends[endless], axis=0).tolist():
+        sends = (ends == (here, there)).all(axis=1)
+        receives = (ends == (there, here)).all(axis=1)
+        asked = np.where(sends, transfers.send_start_ns, transfers.receive_start_ns)
+        times = np.unique(asked[sends | receives])
+        after = np.searchsorted(times, asked[sends & endless], side="right")
+        held_up = times[after[after < len(times)]]
+        known &= ~((sends | receives) & np.isin(asked, held_up))
+    return known
 
 
 def _time(rows: Transfers, figures: HopFigures, *, buffers: bool) -> HopTimes:

@@ -112,12 +112,8 @@ class DeviceClock:
         self._ahead: tuple[float, float] | None = None
         """By how much the host's clock is ahead of the device's, and when that was seen."""
 
-    def mark(self) -> Any:
+    def mark(self, used: Any = None) -> Any:
         """Put an event into the current queue; None while a CUDA graph is captured."""
-        return self.mark_again(None)
-
-    def mark_again(self, used: Any) -> Any:
-        """Put an event into the current queue, that of a mark where it is given."""
         if torch.cuda.is_current_stream_capturing():
             return None
         if used is not None:
@@ -131,6 +127,8 @@ class DeviceClock:
         asked = time.perf_counter_ns()
         event.record(queue)
         return asked, event
+
+    mark_again = mark
 
     def mark_arrival(self, work: Any, wait: Callable[[Any], Any]) -> Any:
         """Let a queue of our own wait for the message, as the job's does next, and mark it there.

@@ -38,12 +38,12 @@ Key = tuple[int, int, int]
 """Rank, stage and kind of passes."""
 
 
-def measure_inside(captured: Timeline, metered: Timeline | None) -> dict[Key, Inside]:
+def measure_inside(captured: Timeline, metered: Timeline) -> dict[Key, Inside]:
     """Hold passes of a capture against what the meter made of them.
 
-    `metered` has the same steps and no others; where it is gone, passes begin with their marks.
+    `metered` has the same steps and no others; passes that it lacks begin with their marks.
     """
-    passes, timed = captured.passes, (captured if metered is None else metered).passes
+    passes, timed = captured.passes, metered.passes
     worked = np.zeros(len(passes), dtype=np.int64)
     for rank in captured.ranks:
         mine = np.flatnonzero(passes.rank == rank.rank)
