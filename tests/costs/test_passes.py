@@ -330,6 +330,8 @@ class TestShares:
         start, end = np.stack((ns(0), ns(0)), axis=1), np.stack((ns(10), ns(10)), axis=1)
         begun, over = np.stack((ns(0), ns(5)), axis=1), np.stack((ns(1), ns(9)), axis=1)
         assert share_under(start, end, begun, over).tolist() == [[0.1, 0.4]]
+        assert share_under(start[:0], end[:0], begun, over).shape == (0, 2)
+        assert share_under(start, end, begun[:0], over[:0]).tolist() == [[0.0, 0.0]]
 
     def test_a_pass_lies_beside_what_its_own_rank_sends_and_receives_waiting_or_not(self):
         passes = [(0, 0, "F", 0, 0, 0, 10), (1, 1, "F", 0, 0, 0, 10), (2, 2, "F", 0, 0, 0, 10)]

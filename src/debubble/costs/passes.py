@@ -580,15 +580,20 @@ def time_under(start_ns: I64 | F64, end_ns: I64 | F64, begun_ns: I64, over_ns: I
         moments = np.sort(moments_ns - origin, axis=0).astype(np.float64)
         sums = np.concatenate((np.zeros_like(moments[:1]), np.cumsum(moments, axis=0)))
         for side, until in ((sign, end_ns), (-sign, start_ns)):
-            before = _count_before(moments, until)
+            before = count_before(moments, until)
             lasted += side * (before * until - np.take_along_axis(sums, before, axis=0))
     return lasted
 
 
-def _count_before(moments: F64, until: I64 | F64) -> I64:
-    """Return how many of the sorted moments of a run are not after each of its others."""
+def count_before(moments: I64 | F64, until: I64 | F64) -> I64:
+    """Return how many of some sorted moments are not after each of others.
+
+    A second dimension holds many runs, each by itself.
+    """
     if moments.ndim == 1:
         return np.searchsorted(moments, until, side="right")
+    if not until.size:
+        return np.zeros(until.shape, dtype=np.int64)
     # One search for all: each run lies after the one before it.
     runs = np.arange(moments.shape[1])
     apart = max(moments.max(), until.max()) - min(moments.min(), until.min()) + 1

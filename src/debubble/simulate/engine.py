@@ -25,7 +25,7 @@ from functools import cached_property
 
 import numpy as np
 
-from debubble.costs.passes import trailing_activity
+from debubble.costs.passes import count_before, trailing_activity
 from debubble.simulate.lengths import several_partners
 from debubble.simulate.program import (
     NEVER_NS,
@@ -251,14 +251,10 @@ def in_a_pass(program: Program, times: Times, ready_ns: I64, until_ns: I64) -> F
     passes, batches = program.passes, program.batches
     inside: Flags = np.zeros(ready_ns.shape, dtype=bool)
     for rank in range(len(program.ranks)):
-        mine, own = np.flatnonzero(passes.place == rank), np.flatnonzero(batches.place == rank)
-        for run in range(ready_ns.shape[1]) if ready_ns.ndim > 1 else [()]:
-            at = (slice(None), run) if run != () else (slice(None),)
-            start, end = times.pass_start[mine][at], times.pass_end[mine][at]
-            ready, until = ready_ns[own][at], until_ns[own][at]
-            last = np.searchsorted(start, ready + _AT_ONCE_NS, side="right") - 1
-            there = (last >= 0) & (end[np.maximum(last, 0)] > until)
-            inside[(own, *at[1:])] = there
+        mine, own = passes.place == rank, batches.place == rank
+        last = count_before(times.pass_start[mine], ready_ns[own] + _AT_ONCE_NS) - 1
+        end = np.take_along_axis(times.pass_end[mine], np.maximum(last, 0), axis=0)
+        inside[own] = (last >= 0) & (end > until_ns[own])
     return inside
 
 
