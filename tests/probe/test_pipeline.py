@@ -199,6 +199,14 @@ def test_pipelines_of_a_probe_are_ranked_and_say_what_they_assume(tmp_path):
     assert data["pipelines"][0]["fits_memory"] is True
 
 
+def test_where_numbers_of_ranks_differ_what_each_rank_does_is_told(tmp_path):
+    words = f"debubble probe {RECORDED} --microbatches 8 --bandwidth 6GB/s --quiet"
+    said = type_command(f"{words} --stages 2,4", tmp_path).text
+    assert "- For each rank, zb-h2 on 2 ranks with 8 microbatches does most: " in said
+    assert "8 each" in said
+    assert "For each rank" not in type_command(f"{words} --stages 4", tmp_path).text
+
+
 def test_a_rank_without_room_is_told(tmp_path):
     words = f"debubble probe {RECORDED} --bandwidth 6GB/s --memory-limit 1GiB --quiet"
     assert "none fits memory" in type_command(words, tmp_path).text
