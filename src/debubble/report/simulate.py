@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from debubble.answers.probe import PipelinePart, ProbeAnswer
@@ -140,7 +141,7 @@ def _rank_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
     return table
 
 
-# Of all pipelines so many are listed; `--json` has the others.
+# Of all pipelines so many are listed, as many of each number of ranks; `--json` has the others.
 _LISTED = 12
 
 
@@ -202,6 +203,7 @@ def _show_split(split: Sequence[int]) -> str:
 
 
 def _list(found: ProbeAnswer) -> Table:
+    numbers = {one.stages for one in found.pipelines}
     table = Table(
         columns=(
             "ranks",
@@ -217,7 +219,11 @@ def _list(found: ProbeAnswer) -> Table:
         ),
         title="pipelines, simulated, by throughput",
     )
-    for one in found.pipelines[:_LISTED]:
+    seen = Counter[int]()
+    for one in found.pipelines:
+        seen[one.stages] += 1
+        if seen[one.stages] > max(_LISTED // len(numbers), 1):
+            continue
         peak = show_bytes(max(one.peak_memory_bytes))
         table.rows.append(
             (
