@@ -408,7 +408,7 @@ class Pipelines:
         if probe.slope:
             grows = show_share(probe.slope)
             yield (
-                f"{probe.copies} ranks share a device: each at work slows the others by {grows},"
+                f"up to {probe.copies} ranks share a device: each at work slows the others by {grows},"
                 " as copies did"
             )
         stalls = self.wire.tail_ns / NS_PER_US
