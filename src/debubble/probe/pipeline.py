@@ -408,8 +408,8 @@ class Pipelines:
         if probe.slope:
             grows = show_share(probe.slope)
             yield (
-                f"up to {probe.copies} ranks share a device: each at work slows the others by {grows},"
-                " as copies did"
+                f"up to {probe.copies} ranks share a device: each at work slows the others by"
+                f" {grows}, as copies did"
             )
         stalls = self.wire.tail_ns / NS_PER_US
         yield (
