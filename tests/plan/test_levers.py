@@ -147,7 +147,8 @@ def test_no_more_microbatches_are_tried_than_asked_for():
 def test_dualpipe_v_with_fewer_microbatches_than_stages_is_refused():
     baseline, timeline = planned_run("1f1b", 4, 4, split=LAYERS)
     reason = refusals(make_plan(baseline, timeline))["dualpipe-v"]
-    assert reason == "dualpipe-v needs a microbatch for each of 8 stages, not 4"
+    cure = "give 8 microbatches or more"
+    assert reason == f"dualpipe-v needs a microbatch for each of 8 stages, not 4; {cure}"
 
 
 def test_interleaved_schedules_are_refused_where_rounds_are_unequal():
