@@ -162,7 +162,7 @@ def test_schedules_with_more_stages_than_layers_are_refused():
     baseline, timeline = planned_run("1f1b", 4, 8, split=(1, 2, 2, 1))
     refused = refusals(make_plan(baseline, timeline))
     for name in ("interleaved-1f1b", "zbv", "dualpipe-v", "looped-bfs", "interleaved-zb"):
-        assert refused[name] == "6 layers cannot fill 8 stages"
+        assert refused[name] == "6 layers cannot fill 8 stages; a stage has one layer or more"
     with pytest.raises(UsageError, match="3 layers cannot fill 4 stages"):
         even_split(3, 4)
 
