@@ -147,7 +147,8 @@ def test_no_more_microbatches_are_tried_than_asked_for():
 def test_dualpipe_v_with_fewer_microbatches_than_stages_is_refused():
     baseline, timeline = planned_run("1f1b", 4, 4, split=LAYERS)
     reason = refusals(make_plan(baseline, timeline))["dualpipe-v"]
-    assert reason == "dualpipe-v needs a microbatch for each of 8 stages, not 4"
+    cure = "give 8 microbatches or more"
+    assert reason == f"dualpipe-v needs a microbatch for each of 8 stages, not 4; {cure}"
 
 
 def test_interleaved_schedules_are_refused_where_rounds_are_unequal():
@@ -161,7 +162,7 @@ def test_schedules_with_more_stages_than_layers_are_refused():
     baseline, timeline = planned_run("1f1b", 4, 8, split=(1, 2, 2, 1))
     refused = refusals(make_plan(baseline, timeline))
     for name in ("interleaved-1f1b", "zbv", "dualpipe-v", "looped-bfs", "interleaved-zb"):
-        assert refused[name] == "6 layers cannot fill 8 stages"
+        assert refused[name] == "6 layers cannot fill 8 stages; a stage has one layer or more"
     with pytest.raises(UsageError, match="3 layers cannot fill 4 stages"):
         even_split(3, 4)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,32 @@ def test_copies_that_slow_each_other_make_a_batch_longer():
     assert Pipelines(probe=shared, wire=FREE).simulate(setting).window_ns > apart.window_ns
 
 
+def test_ranks_beyond_the_copies_are_elsewhere_and_slow_nobody_here():
+    alone = layers()
+    beside = [{**row, "forward_s": 1.4 * row["forward_s"]} for row in alone]
+    four = probed(alone, beside=beside, copies=4)
+    rows = [
+        {"bytes": size, "one_way_s": [took] * 3, "both_ways_s": [took] * 3}
+        for size, took in ((1_000, 1e-4), (2_000_000, 1e-3))
+    ]
+    wire = wire_of_messages(rows, "as between copies")
+
+    def window(stages, wire):
+        # As many layers a rank, whatever their number.
+        setting = Setting(stages=stages, microbatches=64, tokens=64, split=(1,) * stages)
+        probe = replace(four, layers=stages)
+        return Pipelines(probe=probe, wire=wire).simulate(setting).window_ns
+
+    # Filling and draining take longer; nothing else does.
+    assert window(16, wire) < 1.4 * window(4, wire)
+    stated = replace(wire, of_one_host=False)
+    assert window(4, stated) < window(4, wire)
+    [said] = [
+        said for said in Pipelines(probe=four, wire=stated).assumptions() if "each other" in said
+    ]
+    assert said == "messages do not slow each other"
+
+
 def test_messages_between_copies_tell_the_wire_and_its_stalls():
     rows = [
         {"bytes": size, "one_way_s": [ms / 1e3] * 9 + [stall / 1e3], "both_ways_s": both}
@@ -197,6 +224,16 @@ def test_pipelines_of_a_probe_are_ranked_and_say_what_they_assume(tmp_path):
     assert {one["stages"] for one in data["pipelines"]} == {2, 4}
     assert any("as copies did" in said for said in data["assumptions"])
     assert data["pipelines"][0]["fits_memory"] is True
+
+
+def test_where_numbers_of_ranks_differ_what_each_rank_does_is_told(tmp_path):
+    words = f"debubble probe {RECORDED} --microbatches 8 --bandwidth 6GB/s --quiet"
+    said = type_command(f"{words} --stages 2,4", tmp_path).text
+    assert "- For each rank, zb-h2 on 2 ranks with 8 microbatches does most: " in said
+    assert "8 each" in said
+    rows = [line for line in said.splitlines() if " 1,536 " in line and line[0].isdigit()]
+    assert {row[0] for row in rows} == {"2", "4"}
+    assert "For each rank" not in type_command(f"{words} --stages 4", tmp_path).text
 
 
 def test_a_rank_without_room_is_told(tmp_path):

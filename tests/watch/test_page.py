@@ -9,7 +9,7 @@ import pytest
 from support.requirements import need_program
 from support.services.watch_service import finding
 
-from debubble.report.watch_page import capture_page, status_page
+from debubble.report.watch_page import capture_page, show_metric, status_page
 from debubble.watch.journal import CaptureRow
 from debubble.watch.views import capture_view
 
@@ -79,7 +79,22 @@ def test_an_alert_is_marked_on_the_trend_that_it_is_about():
 
 
 def test_one_point_can_be_drawn():
-    assert "polyline points='66.0,100.0'" in status_page(view(points=((1.0, 0.2),)))
+    page = status_page(view(points=((1.0, 0.2),)))
+    [at] = re.findall(r"polyline points='([\d.]+),([\d.]+)'", page)
+    assert f"<circle cx='{at[0]}' cy='{at[1]}'" in page
+    assert "in the last of 1 capture<" in page
+
+
+def test_a_context_length_that_nobody_told_is_not_repeated_under_each_curve():
+    assert "bubble, up to 512 tokens: 30.0 % in the last" in status_page(view())
+    unknown = view()
+    unknown["pipelines"][0]["trends"][0]["context_bucket"] = None
+    assert "<figcaption>bubble: 30.0 % in the last of 2 captures" in status_page(unknown)
+
+
+def test_numbers_are_counted_and_rates_say_of_what():
+    assert "1 capture, 2 unreadable" in status_page(view())
+    assert show_metric("microbatches_per_s", 25.8) == "25.8 microbatches/s"
 
 
 @pytest.mark.service

@@ -270,7 +270,11 @@ def _wire(file: str | None, probe: Probe, data: dict[str, Any], manners: Manners
             with progress("measuring a link", quiet=manners.quiet) as show:
                 run_here(2, words, out, on_progress=show)
             data["links"] = json.loads(out.read_text("utf-8"))
-    return wire_of(read_measured(data["links"], probe.file), "as between two ranks on this machine")
+    return wire_of(
+        read_measured(data["links"], probe.file),
+        "as between two ranks on this machine",
+        of_one_host=True,
+    )
 
 
 def _write_tables(pipelines: Pipelines, usual: Setting, folder: Path, *, force: bool) -> list[str]:

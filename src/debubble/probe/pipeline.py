@@ -72,13 +72,15 @@ class Wire:
     """What a message takes on the mean, against the middle one, stalls left out."""
     tail_ns: float = 0.0
     """And what stalls add to it on the mean."""
+    of_one_host: bool = False
+    """Whether it was measured between ranks of one host, whose messages slow each other there."""
 
     def one_way_ns(self, size: float) -> float:
         """Return what one message takes."""
         return self.latency_ns + size / self.bytes_per_s * NS_PER_S
 
 
-def wire_of(measured: HopTestResult, told_by: str) -> Wire:
+def wire_of(measured: HopTestResult, told_by: str, *, of_one_host: bool = False) -> Wire:
     """Return the middle of all hops that were measured."""
     sizes = sorted({rung.size_bytes for rung in measured.rungs})
 
@@ -98,6 +100,7 @@ def wire_of(measured: HopTestResult, told_by: str) -> Wire:
         bytes_per_s=fit.bytes_per_s if fit else largest / took[-1] * NS_PER_S,
         both_ways=max(1.0, middle(largest, both=True) / took[-1]),
         told_by=told_by,
+        of_one_host=of_one_host,
     )
 
 
@@ -132,6 +135,7 @@ def wire_of_messages(messages: Sequence[dict[str, Any]], told_by: str) -> Wire:
         told_by=told_by,
         body=float(np.concatenate(bodies).mean()),
         tail_ns=float(np.concatenate(stalls).mean()),
+        of_one_host=True,
     )
 
 
@@ -176,6 +180,10 @@ class Probe:
     links: HopTestResult | None = None
     messages: tuple[dict[str, Any], ...] = ()
     """What messages between two copies took while the others worked."""
+
+    def beside_each(self, stages: int) -> float:
+        """Return how many of a pipeline's other ranks share a device and a host with each."""
+        return min(1.0, (self.copies - 1) / max(stages - 1, 1))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -368,7 +376,8 @@ class Pipelines:
         Of one step that is read as a table nobody can tell how ranks slow each other.
         """
         at_work = like.setting.stages * (1 - like.bubble_fraction)
-        times = exp(self.probe.slope * max(at_work - 1, 0.0))
+        slope = self.probe.slope * self.probe.beside_each(like.setting.stages)
+        times = exp(slope * max(at_work - 1, 0.0))
         timed = ("forward_s", "backward_s", "input_grad_s")
         rows = tuple(
             {**row, **{name: times * row[name] for name in timed}} for row in self.probe.rows
@@ -398,7 +407,10 @@ class Pipelines:
         yield "every rank has a device like the one probed, and nothing else runs on it"
         if probe.slope:
             grows = show_share(probe.slope)
-            yield f"ranks share a device: each at work slows the others by {grows}, as copies did"
+            yield (
+                f"up to {probe.copies} ranks share a device: each at work slows the others by"
+                f" {grows}, as copies did"
+            )
         stalls = self.wire.tail_ns / NS_PER_US
         yield (
             f"a message crosses at {show_rate(self.wire.bytes_per_s)} after"
@@ -406,9 +418,9 @@ class Pipelines:
             + (f" and {stalls:.0f} us of stalls on the mean" if stalls >= 1 else "")
             + f", {self.wire.told_by}"
         )
-        if probe.copies > 1:
+        if self._crowded:
             more = show_percent(exp(ON_ONE_HOST) - 1)
-            yield f"each other message on its way slows one by {more}, as seen on one host"
+            yield f"each other message of its host slows one by {more}, as seen on one host"
         else:
             yield "messages do not slow each other"
         if probe.multiprocessors:
@@ -421,22 +433,28 @@ class Pipelines:
                 yield "memory is weights, gradients and activations; --optimizer adds its state"
         yield "data loading, the optimizer and reductions between replicas come on top of a batch"
 
+    @property
+    def _crowded(self) -> bool:
+        """Whether messages share a host's loopback."""
+        return self.wire.of_one_host and self.probe.copies > 1
+
     def _source(self, costs: Costs, split: tuple[int, ...], setting: Setting) -> Source:
         """Write what was probed as a measured run would tell it."""
         layer, probe, wire = costs.passes["layer"], self.probe, self.wire
         took = {kind: layer[kind.name] for kind in PassKind if layer[kind.name] > 0}
         one_way = wire.one_way_ns(costs.message_bytes)
-        parts = probe.multiprocessors
+        parts, beside = probe.multiprocessors, probe.beside_each(setting.stages)
+        slope = probe.slope * beside
         passes = PassModel(
             base={
-                (int(kind), False, place): log(ns) - probe.slope
+                (int(kind), False, place): log(ns) - slope
                 for kind, ns in took.items()
                 for place in range(setting.stages)
             },
             residuals=np.zeros(1),
-            slope=probe.slope,
+            slope=slope,
             slope_spread=0.0,
-            seen_slope=probe.slope,
+            seen_slope=slope,
             seen_spread=0.0,
             layers=tuple(map(float, split)),
             extras={
@@ -460,7 +478,7 @@ class Pipelines:
             body=np.array([wire.body]),
             tail_ns=np.array([wire.tail_ns]),
             step=np.zeros(1, dtype=np.int64),
-            contention=ON_ONE_HOST if probe.copies > 1 else 0.0,
+            contention=ON_ONE_HOST * beside if self._crowded else 0.0,
             message_bytes=round(costs.message_bytes),
             buffers=True,
             assumed=(),

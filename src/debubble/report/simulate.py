@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from debubble.answers.probe import PipelinePart, ProbeAnswer
 from debubble.answers.simulate import MeasuredPart, SimulateAnswer
 from debubble.report.text import Page, Table
@@ -11,6 +14,7 @@ from debubble.units import (
     counted,
     show_bytes,
     show_change,
+    show_count,
     show_duration,
     show_number,
     show_seconds,
@@ -137,7 +141,7 @@ def _rank_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
     return table
 
 
-# Of all pipelines so many are listed; `--json` has the others.
+# Of all pipelines so many are listed, as many of each number of ranks; `--json` has the others.
 _LISTED = 12
 
 
@@ -145,6 +149,13 @@ def probe_page(found: ProbeAnswer, next_command: str = "") -> Page:
     """Say which pipeline of the model would do most work a second, and what that rests on."""
     fitting = [one for one in found.pipelines if one.fits_memory is not False]
     page = Page(answer=_say_best(found, fitting), next_command=next_command)
+    if len({one.stages for one in fitting}) > 1:
+        best = max(fitting, key=_tokens_a_rank)
+        page.findings.append(
+            f"For each rank, {best.schedule} on {counted(best.stages, 'rank')} with"
+            f" {best.microbatches} microbatches does most: {show_number(_tokens_a_rank(best))}"
+            f" tokens/s a rank."
+        )
     sizes = Table(
         columns=("part", "tokens", "forward", "backward", "input gradient", "kept", "weights"),
         title="timed on this device, one microbatch",
@@ -153,7 +164,7 @@ def probe_page(found: ProbeAnswer, next_command: str = "") -> Page:
         sizes.rows.append(
             (
                 part.part,
-                str(part.tokens),
+                show_count(part.tokens),
                 show_duration(part.forward_s * NS_PER_S),
                 show_duration(part.backward_s * NS_PER_S) if found.trains else "–",
                 show_duration(part.input_grad_s * NS_PER_S) if found.trains else "–",
@@ -179,11 +190,20 @@ def _say_best(found: ProbeAnswer, fitting: list[PipelinePart]) -> str:
         f"{layers} timed on {found.device}: of the pipelines asked about, {best.schedule} on"
         f" {counted(best.stages, 'rank')} with {best.microbatches} microbatches would take"
         f" {show_duration(best.batch_latency_s * NS_PER_S)} a batch,"
-        f" {best.tokens_per_s:,.0f} tokens/s, bubble {show_share(best.bubble_fraction)}."
+        f" {show_number(best.tokens_per_s)} tokens/s, bubble {show_share(best.bubble_fraction)}."
     )
 
 
+def _tokens_a_rank(one: PipelinePart) -> float:
+    return one.tokens_per_s / one.stages
+
+
+def _show_split(split: Sequence[int]) -> str:
+    return f"{split[0]} each" if len(set(split)) == 1 else ",".join(map(str, split))
+
+
 def _list(found: ProbeAnswer) -> Table:
+    numbers = {one.stages for one in found.pipelines}
     table = Table(
         columns=(
             "ranks",
@@ -194,22 +214,28 @@ def _list(found: ProbeAnswer) -> Table:
             "batch",
             "bubble",
             "tokens/s",
+            "a rank",
             "peak",
         ),
         title="pipelines, simulated, by throughput",
     )
-    for one in found.pipelines[:_LISTED]:
+    seen = Counter[int]()
+    for one in found.pipelines:
+        seen[one.stages] += 1
+        if seen[one.stages] > max(_LISTED // len(numbers), 1):
+            continue
         peak = show_bytes(max(one.peak_memory_bytes))
         table.rows.append(
             (
                 str(one.stages),
                 one.schedule,
                 str(one.microbatches),
-                str(one.tokens),
-                ",".join(map(str, one.split)),
+                show_count(one.tokens),
+                _show_split(one.split),
                 show_duration(one.batch_latency_s * NS_PER_S),
                 show_share(one.bubble_fraction),
-                f"{one.tokens_per_s:,.0f}",
+                show_number(one.tokens_per_s),
+                show_number(_tokens_a_rank(one)),
                 f"{peak}, too large" if one.fits_memory is False else peak,
             )
         )

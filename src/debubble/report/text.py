@@ -77,7 +77,9 @@ WORDS = frozenset(
         "would try",
         "sure",
         "replica",
+        "part",
         "phase",
+        "schedule",
     }
 )
 

@@ -52,7 +52,11 @@ def show_metric(metric: str, value: float | None) -> str:
         return show_share(value)
     if metric == "batch_latency_s":
         return show_duration(value * NS_PER_S)
-    return show_bytes(value) if metric == "peak_memory_bytes" else f"{show_number(value)}/s"
+    return (
+        show_bytes(value)
+        if metric == "peak_memory_bytes"
+        else f"{show_number(value)} microbatches/s"
+    )
 
 
 _STYLE = """
@@ -63,15 +67,15 @@ table{border-collapse:collapse;margin:.6rem 0}td,th{padding:.25rem .8rem;text-al
 border-bottom:1px solid #d8dee4;font-variant-numeric:tabular-nums}
 .alert{border-left:4px solid #b42318;background:#fef3f2;padding:.5rem .9rem;margin:.5rem 0}
 .done{border-color:#8c959f;background:#f6f8fa}.trends{display:flex;flex-wrap:wrap;gap:1rem}
-figure{margin:0}figcaption{font-size:.85rem;color:#57606a}pre{overflow:auto;background:#f6f8fa;
+figure{margin:0;max-width:370px}figcaption{font-size:.85rem;color:#57606a}pre{overflow:auto;background:#f6f8fa;
 padding:1rem;font-size:13px}form{display:inline}button{font:inherit}small{color:#57606a}
 """
 STYLE_POLICY = f"'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
 """What the page's Content-Security-Policy allows: this style sheet and no other."""
 
-_WIDTH, _HEIGHT, _MARGIN = 340, 124, 6
+_WIDTH, _HEIGHT, _MARGIN = 370, 124, 6
 # What is written on the axes has its place left of the curve, and below it.
-_LEFT, _BELOW = 66, 18
+_LEFT, _BELOW = 118, 18
 _LINE, _ALERT, _GRID, _INK = "#0969da", "#b42318", "#d8dee4", "#57606a"
 
 
@@ -163,7 +167,7 @@ def _latest(pipeline: Mapping[str, Any]) -> str:
     )
     link = f"/pipelines/{escape(pipeline['name'])}/captures/{int(latest['id'])}"
     said = f"{figures}; {_context(latest)}.{_plan(latest)} <a href='{link}'>Latest report</a>"
-    return f"<p>{said}<br><small>{counts.get('stored', 0)} captures{tail}</small></p>"
+    return f"<p>{said}<br><small>{counted(counts.get('stored', 0), 'capture')}{tail}</small></p>"
 
 
 def _plan(capture: Mapping[str, Any]) -> str:
@@ -220,14 +224,16 @@ def _trend(trend: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str
         down = bottom - _MARGIN - (bottom - 2 * _MARGIN) * (value - low) / reach
         return round(across, 1), round(down, 1)
 
+    latest = place(*points[-1])
     line = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))
     marks = [
         f"<line x1='{x}' x2='{x}' y1='0' y2='{bottom}' stroke='{_ALERT}' stroke-dasharray='3 3'/>"
         for x, _ in (place(alert["raised_s"], low) for alert in alerts if _concerns(alert, trend))
         if _LEFT <= x <= _WIDTH
     ]
-    bucket = say_bucket(trend["context_bucket"] or 0)
-    name = f"{say_metric(trend['metric'])}, {bucket}"
+    name = say_metric(trend["metric"])
+    if trend["context_bucket"]:
+        name += f", {say_bucket(trend['context_bucket'])}"
     level = high == low
     axes = [
         _tick(_LEFT - 6, place(first, value)[1] + 4, show_metric(trend["metric"], value), "end")
@@ -241,6 +247,7 @@ def _trend(trend: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str
         f"<rect x='{_LEFT}' width='{_WIDTH - _LEFT}' height='{bottom}' fill='none' "
         f"stroke='{_GRID}'/>"
         f"<polyline points='{line}' fill='none' stroke='{_LINE}' stroke-width='1.5'/>"
+        f"<circle cx='{latest[0]}' cy='{latest[1]}' r='3' fill='{_LINE}'/>"
         f"{''.join(marks)}{''.join(axes)}</svg><figcaption>{escape(name)}: "
         f"{show_metric(trend['metric'], values[-1])} in the last of "
         f"{counted(len(values), 'capture')}</figcaption></figure>"

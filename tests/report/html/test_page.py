@@ -125,6 +125,20 @@ def test_the_limit_is_drawn_where_it_is_near_and_said_where_it_is_far():
     assert "limit 80.0 GiB, far to the right" in far
 
 
+def test_names_of_options_stay_in_the_chart_and_the_run_as_it_is_lies_on_top():
+    gib = 2.0**30
+    points = [point(4 * gib, style="now")]
+    points += [point((4 + place / 50) * gib, gain="+5 %") for place in range(6)]
+    points += [point(2 * gib, gain="+9 %"), point(2.01 * gib, gain="+9 %")]
+    text = scatter(points, None)
+    [width] = {float(found) for found in re.findall(r'viewBox="0 0 (\d+) ', text)}
+    names = re.findall(r'<text class="strong" x="([\d.-]+)" y="[\d.]+">([^<]+)</text>', text)
+    assert len(names) == len(points)
+    # On the left are the labels of the axis.
+    assert all(110 <= float(x) <= width - 8 * len(name) for x, name in names)
+    assert text.rindex('class="now"') > text.rindex("<circle")
+
+
 def test_without_memory_there_is_no_chart_of_it():
     assert not scatter([point(None)], None)
 
@@ -158,7 +172,9 @@ def test_plan_draws_the_planned_step_and_todays_only_beside_it(tmp_path):
 
 def test_compare_shows_causes_before_and_after(tmp_path):
     pair = "tests/data/h200/1f1b_p2_m4 tests/data/h200/1f1b_p2_m4"
-    section = page_of(f"compare {pair}", tmp_path).split("<h2>Where the time goes</h2>")[1]
+    page = page_of(f"compare {pair}", tmp_path)
+    assert "; microbatches a second" in page
+    section = page.split("<h2>Where the time goes</h2>")[1]
     assert "before, compute" in section.split("</section>")[0]
     assert "after, compute" in section.split("</section>")[0]
 

@@ -236,15 +236,15 @@ def _numbers(found: CompareAnswer) -> str:
             continue
         before = delta.before.median if delta.before else None
         after = delta.after.median if delta.after else None
-        unit = f" {found.throughput_unit}/s" if name == "throughput" else ""
+        unit = f"; {found.throughput_unit} a second" if name == "throughput" else ""
         decides = "; decides" if name == found.decided_by else ""
         pairs.append(
             Pair(
                 name=LABELS[name],
                 before=before,
                 after=after,
-                shown=(show_figure(name, before) + unit, show_figure(name, after) + unit),
-                beside=f"{show_delta(name, delta.change)}, {delta.direction}{decides}",
+                shown=(show_figure(name, before), show_figure(name, after)),
+                beside=f"{show_delta(name, delta.change)}, {delta.direction}{decides}{unit}",
             )
         )
     words = "Medians; each pair on its own scale."
