@@ -318,7 +318,7 @@ def _say(model: ServerModel, option: ServerOption) -> str:
     served = option.served
     return (
         f"with {what} it would give {show_number(served.tokens_out_per_s)} "
-        f"({show_gain(option.gain)}, four of five between "
+        f"({show_gain(option.gain)}, four of five from "
         f"{show_gains(option.low - 1, option.high - 1)}), {show_seconds(served.tpot_s)} a token"
     )
 
@@ -364,6 +364,7 @@ def _emit(model: ServerModel, options: tuple[ServerOption, ...], engine: str) ->
             in_flight=setting.in_flight if "in_flight" in option.kinds else None,
             chunk=setting.chunk if "chunk" in option.kinds else None,
             requests_a_batch=setting.requests_a_batch if "requests" in option.kinds else None,
+            answers_a_batch=-(-model.traffic.clients // setting.in_flight),
         )
         try:
             text = emit_serving(engine, told)
