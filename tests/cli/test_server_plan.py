@@ -148,3 +148,16 @@ def test_a_servers_page_says_where_its_time_goes(ask, tmp_path):
         assert f"<h2>{heading}</h2>" in text
     assert "Waits have no causes here" not in text
     assert f"next: debubble plan {DATA / 'u3337'}" in out
+
+
+@pytest.mark.slow
+def test_the_longest_stage_sets_the_pace_of_a_pipeline_that_serves(ask):
+    """ai-dynamo/aiconfigurator#1459: Qwen3-32B on eight H20, whose head is on the last stage.
+
+    "6.65x, not 8x": 83.1 % of what eight stages could do.
+    """
+    stages = ",".join(f"{length}ms" for length in (3.153, *[3.15] * 6, 3.901))
+    words = ("simulate", "--schedule", "forward-only", "--stages", 8, "--microbatches", 20_000)
+    code, out, err = ask(*words, "--forward", stages, "--json")
+    assert code == 0, err
+    assert 1 - json.loads(out)["numbers"]["bubble_fraction"] == pytest.approx(0.831, abs=0.0005)
