@@ -128,6 +128,16 @@ def test_without_metrics_the_interval_holds_what_came_without_the_profiler(
     assert (option["verdict"] == "yes") == (other == "k4")
 
 
+def test_messages_of_answers_alone_are_held_against_no_wire(ask):
+    """64 KiB in 90 us are no share of NVLink: most of that is the message's start."""
+    code, out, err = ask("links", existing(SHARED / "serving") / "s_k4_c512")
+    assert code == 0, err
+    said = " ".join(out.split())
+    assert "messages of 64.0 KiB; too small to tell what wires carry" in said
+    assert "NVLink" not in said
+    assert "of NVLink 4" in " ".join(ask("links", DATA / "k4")[1].split())  # 4 MiB
+
+
 def test_a_servers_plan_is_drawn_with_the_causes_of_its_waits(ask, tmp_path):
     code, _, err = ask("plan", DATA / "u3337", "--html", tmp_path / "plan.html", "--price", "$2")
     assert code == 0, err
