@@ -7,6 +7,9 @@ the traces. The runs called `k4`, `u3337` (three stages of 3 layers and one of 7
 hop) are read with what their server did without the profiler; every other setting is predicted from
 them. Without a folder it is the recordings of the tests and those beside the repository.
 
+Each recording is also cut, on each rank elsewhere, and must tell the same of what is left: how many
+are in flight, the bubble, the causes.
+
 What was measured is taken over whole rounds of requests: all clients begin at once, so that parts
 of a round have more prompts, or fewer, than the traffic has; and the first batches after the start
 load kernels. What the engine itself counts, from its first batch on, is printed beside it.
@@ -14,14 +17,18 @@ load kernels. What the engine itself counts, from its first batch on, is printed
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import debubble
+from debubble.analysis import Analysis
 from debubble.answers.server_plan import read_traffic
 from debubble.errors import DebubbleError
 from debubble.ledger.causes import Cause
@@ -33,7 +40,19 @@ SHARED = Path(__file__).parents[2] / "shared" / "data" / "serving"
 SOURCES = ("k4", "u3337", "slow")
 # The bars: the replay, what nobody knows, predictions.
 MOST_REPLAY, MOST_UNEXPLAINED, MOST_OFF = 0.03, 0.05, 0.08
+# Cut captures may tell this much else of the same stretch.
+MOST_APART = 0.02
 _FEW = 4
+_OF_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"}
+# What is kept of each rank's capture, in shares of its time.
+CUTS = {
+    "first 40 %": [(0.0, 0.4)] * 4,
+    "first 60 %": [(0.0, 0.6)] * 4,
+    "middle 40 %": [(0.3, 0.7)] * 4,
+    "last 40 %": [(0.6, 1.0)] * 4,
+    "each elsewhere": [(0.3, 0.8), (0.25, 0.75), (0.35, 0.9), (0.2, 0.85)],
+    "each from its start": [(0.0, 0.5), (0.05, 0.6), (0.1, 0.7), (0.02, 0.55)],
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +168,69 @@ def account(folder: Path) -> bool:
         and abs(stream.replay_error or 0.0) <= MOST_REPLAY
         and shares[Cause.UNEXPLAINED] <= MOST_UNEXPLAINED
     )
+
+
+def cut(folder: Path, parts: Sequence[tuple[float, float]], out: Path) -> None:
+    """Keep a part of each rank's capture, from one share of its time to another."""
+    for rank, (first, last) in enumerate(parts):
+        name = f"rank{rank}.json.gz"
+        trace = json.loads(gzip.decompress((folder / name).read_bytes()))
+        events = [event for event in trace["traceEvents"] if "ts" in event]
+        host = [
+            event["ts"]
+            for event in events
+            if event["ph"] == "X" and event.get("cat") not in _OF_DEVICE | {"Trace"}
+        ]
+        length = max(host) - min(host)
+        begin, end = min(host) + first * length, min(host) + last * length
+        launched = {
+            event["args"]["correlation"]
+            for event in events
+            if event.get("cat") in {"cuda_runtime", "cuda_driver"} and begin <= event["ts"] < end
+        }
+        trace["traceEvents"] = [
+            event
+            for event in trace["traceEvents"]
+            if "ts" not in event
+            or (event.get("cat") in _OF_DEVICE and event["args"].get("correlation") in launched)
+            or (event.get("cat") not in _OF_DEVICE and begin <= event["ts"] < end)
+        ]
+        (out / name).write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
+
+
+def shares_within(whole: Analysis, span: tuple[int, int]) -> dict[Cause, float]:
+    """Return what a whole capture says of a stretch of it."""
+    if whole.stream is None:
+        raise SystemExit("no stream")
+    waited = dict.fromkeys(Cause, 0)
+    for wait in whole.stream.waits:
+        waited[wait.cause] += max(min(wait.end_ns, span[1]) - max(wait.start_ns, span[0]), 0)
+    total = (span[1] - span[0]) * len(whole.stream.batches.ranks)
+    waited[Cause.COMPUTE] = total - sum(waited.values())
+    return {cause: length / total for cause, length in waited.items()}
+
+
+def account_cuts(folder: Path) -> bool:
+    """Cut a recording here and there; print and tell whether all parts say what the whole does."""
+    whole, good = debubble.analyse(folder), True
+    for name, parts in CUTS.items():
+        with TemporaryDirectory() as place:
+            cut(folder, parts, Path(place))
+            stream = debubble.analyse(place).stream
+        if stream is None or whole.stream is None or stream.queue is None:
+            print(f"{folder.name:14s} {name}: too little is common to all ranks")
+            continue
+        slots, wanted = stream.batches.in_flight, whole.stream.batches.in_flight
+        shares, known = stream.shares(), shares_within(whole, stream.batches.span)
+        most = max(known, key=lambda cause: abs(known[cause] - shares[cause]))
+        bubble, there = 1 - shares[Cause.COMPUTE], 1 - known[Cause.COMPUTE]
+        print(
+            f"{folder.name:14s} {name}: {slots} in flight, {wanted} in the whole; bubble "
+            f"{100 * bubble:.1f} %, {100 * there:.1f} % of the whole in that stretch; most apart: "
+            f"{most} {100 * shares[most]:.1f}, {100 * known[most]:.1f} %"
+        )
+        good &= slots == wanted and abs(bubble - there) <= MOST_APART
+    return good
 
 
 def model_of(folder: Path) -> ServerModel:
@@ -268,6 +350,7 @@ def main(words: list[str]) -> int:
         for run in sorted(folder.iterdir()):
             if any(run.glob("rank*.json.gz")):
                 good &= account(run)
+                good &= "--tiny" in words or account_cuts(run)
         landed += predict_all(folder)
     if landed:
         sum_up(landed)

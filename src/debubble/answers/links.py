@@ -15,7 +15,7 @@ from debubble.links.hop_times import Spread
 from debubble.links.judge import Verdict
 from debubble.links.wiring import SCHEMA
 from debubble.timeline.transfers import HopFigures
-from debubble.units import counted, show_duration, show_percent, show_rate
+from debubble.units import counted, show_bytes, show_duration, show_percent, show_rate
 
 
 class SpreadPart(Part, frozen=True, kw_only=True):
@@ -236,10 +236,14 @@ def say_links(links: LinkHealth) -> str:
         f"{'more than all' if share > 1 else f'about {show_percent(max(share, 0.01))}'} of {wire}"
         for wire, share in links.alike.of_wires.items()
     )
-    return (
-        f"No hop is slower than its peers: all {healthy} alike at "
-        f"{show_rate(links.alike.bytes_per_s)}{unknown}; {shares}: is that what you have?"
-    )
+    rate = show_rate(links.alike.bytes_per_s)
+    if not shares:
+        size = show_bytes(links.alike.message_bytes)
+        rate += f" with messages of {size}"
+        shares = "too small to tell what wires carry: --class NAME says what they should."
+    else:
+        shares += ": is that what you have?"
+    return f"No hop is slower than its peers: all {healthy} alike at {rate}{unknown}; {shares}"
 
 
 def _opening(first: HopHealth, links: LinkHealth) -> str:

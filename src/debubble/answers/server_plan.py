@@ -13,7 +13,13 @@ from debubble.errors import UsageError
 from debubble.load import Load, read_mix
 from debubble.plan.emit import emit_serving
 from debubble.plan.serving import ServingSetting
-from debubble.serving.plan import ServerModel, ServerOption, plan_server, predict
+from debubble.serving.plan import (
+    WITHOUT_PROFILER,
+    ServerModel,
+    ServerOption,
+    plan_server,
+    predict,
+)
 from debubble.serving.traffic import Served, Setting, Traffic
 from debubble.units import counted, show_gain, show_gains, show_number, show_percent, show_seconds
 
@@ -136,7 +142,8 @@ def answer_server_plan(
         verdict = _as_it_is(model) + ": nothing that was tried is sure to serve more."
         maybe = [option for option in options if option.verdict == "maybe" and option.gain > 0]
         if maybe:
-            verdict = verdict[:-1] + f"; {_what(model, maybe[0])} may."
+            alone = "" if maybe[0].of_prompts else ", as far as answers alone go"
+            verdict = verdict[:-1] + f"; {_what(model, maybe[0])} may{alone}."
     else:
         verdict = f"{_as_it_is(model)}; {_say(model, options[best])}."
     emitted = None
@@ -311,7 +318,7 @@ def _say(model: ServerModel, option: ServerOption) -> str:
     served = option.served
     return (
         f"with {what} it would give {show_number(served.tokens_out_per_s)} "
-        f"({show_gain(option.gain)}, four of five between "
+        f"({show_gain(option.gain)}, four of five from "
         f"{show_gains(option.low - 1, option.high - 1)}), {show_seconds(served.tpot_s)} a token"
     )
 
@@ -321,12 +328,15 @@ def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
     found = []
     if model.profiled:
         found.append(
-            "the profiler's own cost is not known: figures are of the captured batches, and gains "
-            "that come from quicker hosts are not promised"
+            "the profiler's own cost is not known: figures are of the captured batches, and "
+            f"intervals hold hosts that are up to {WITHOUT_PROFILER:.0f} times as quick without it"
         )
     if not model.traffic.prompt:
         requests = counted(model.traffic.clients, "request")
-        found.append(f"no prompt was captured: {requests} that decode alone; TTFT is not told")
+        found.append(
+            f"no prompt was captured: {requests} that decode alone; TTFT is not told, and what is "
+            "best with prompts may be another setting: capture longer"
+        )
         return found
     mix = " and ".join(f"{length}" for length, _ in model.traffic.prompts)
     how = "by the server's metrics" if analysis.server_notes else "by the captured batches"
@@ -354,6 +364,7 @@ def _emit(model: ServerModel, options: tuple[ServerOption, ...], engine: str) ->
             in_flight=setting.in_flight if "in_flight" in option.kinds else None,
             chunk=setting.chunk if "chunk" in option.kinds else None,
             requests_a_batch=setting.requests_a_batch if "requests" in option.kinds else None,
+            answers_a_batch=-(-model.traffic.clients // setting.in_flight),
         )
         try:
             text = emit_serving(engine, told)

@@ -106,6 +106,11 @@ class HopHealth:
         return expected_rate(self.times.figures.bytes_per_s, self.times_expected)
 
 
+# A message's start takes 20 to 90 us with NCCL: of shorter ones, as answers of a server are, that
+# is most of their time, and no wire looks like itself.
+_TELLS_BYTES = 1 << 20
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alike:
     """Hops that differ from each other by nothing: that they are healthy, none of them can tell."""
@@ -114,7 +119,10 @@ class Alike:
     bytes_per_s: float | None
     """In the middle of them; None where no message shows it."""
     of_wires: dict[str, float]
-    """The share of what wires carry that such devices may have, by the name of the wire."""
+    """The share of what wires carry that such devices may have, by the name of the wire; empty
+    where messages are too small to tell."""
+    message_bytes: int
+    """Of their largest messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,8 +260,11 @@ def _alike(hops: Sequence[HopHealth], figures: PipelineFigures) -> Alike | None:
     nvlink = nvlinks.pop() if len(nvlinks) == 1 else None
     wires = {nvlink.words.partition(",")[0]: nvlink.line_bytes_per_s} if nvlink else {}
     wires["a 400 Gb/s port"] = CLASSES["ib-ndr"].line_bytes_per_s
-    shares = {} if rate is None else {name: rate / line for name, line in wires.items()}
-    return Alike(hops=len(judged), bytes_per_s=rate, of_wires=shares)
+    longest = max(hop.times.figures.message_bytes for hop in judged)
+    shares = {}
+    if rate is not None and longest >= _TELLS_BYTES:
+        shares = {name: rate / line for name, line in wires.items()}
+    return Alike(hops=len(judged), bytes_per_s=rate, of_wires=shares, message_bytes=longest)
 
 
 def _wires(figures: PipelineFigures, wiring: Wiring) -> dict[Hop, str]:

@@ -23,6 +23,8 @@ class ServingSetting:
     """Most requests in a batch."""
     chunk: int | None = None
     """Most tokens of prompts in a batch."""
+    answers_a_batch: int | None = None
+    """Requests that a chunk shares its batch with, a token each; for engines that count both."""
     dynamic_chunks: float | None = None
     """How far chunks shrink as a prompt gets on, from 0, not at all, to 1, as costs grow."""
 

@@ -201,8 +201,10 @@ def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int
     # A wrong pair is off by a whole turn; less than half of one may be a clock that is off.
     possible = [at for at, way_ns in soonest.items() if way_ns >= (0 if at else -turn / 2)]
     latest, nearest = max(possible, default=0), min(possible, key=abs, default=0)
-    at_once = soonest.get(latest, 0) < _AT_ONCE_SHARE * turn
-    return latest if at_once or soonest.get(nearest, 0) > _MOST_TURNS * turn else nearest
+    most = _MOST_TURNS * turn
+    if soonest.get(nearest, 0) > most >= soonest.get(latest, 0):
+        return latest
+    return latest if soonest.get(latest, 0) < _AT_ONCE_SHARE * turn else nearest
 
 
 def _overlap(sends: int, receives: int, shift: int) -> tuple[slice, slice]:

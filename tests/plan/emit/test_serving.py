@@ -161,6 +161,18 @@ def test_vllm_counts_requests_over_all_batches_and_tokens_of_prompts_and_answers
     assert "--no-async-scheduling" in both
 
 
+def test_a_chunk_has_room_beside_the_answers_that_share_its_batch():
+    """Else vLLM and TensorRT-LLM, which count both, would cut prompts shorter than was planned."""
+    smaller = ServingSetting(stages=4, chunk=256, answers_a_batch=8)
+    written = flags_alone(emit_serving("vllm", smaller))
+    assert written == {
+        "--pipeline-parallel-size": ["4"],
+        "--max-num-batched-tokens": [str(256 + 8)],
+    }
+    assert yaml.safe_load(emit_serving("tensorrt-llm", smaller))["max_num_tokens"] == 256 + 8
+    assert flags_alone(emit_serving("sglang", smaller))["--chunked-prefill-size"] == ["256"]
+
+
 def test_sglang_counts_requests_by_batch_and_keeps_more_in_flight_than_ranks():
     assert flags_alone(emit_serving("sglang", WHOLE)) == {
         "--pp-size": ["4"],

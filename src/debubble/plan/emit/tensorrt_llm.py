@@ -43,7 +43,7 @@ def serve(setting: ServingSetting) -> str:
         raise cannot(_NAME, "to shrink chunks by itself", "set the chunk")
     tokens, chunk = setting.tokens_a_batch, setting.chunk
     if chunk is not None and tokens is None:
-        tokens = chunk + (setting.requests_a_batch or 0)
+        tokens = chunk + (setting.requests_a_batch or setting.answers_a_batch or 0)
     options: dict[str, object] = {"pipeline_parallel_size": setting.stages}
     if setting.layers is not None:
         options["pp_partition"] = list(setting.layers)

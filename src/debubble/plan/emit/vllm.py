@@ -54,7 +54,7 @@ def serve(setting: ServingSetting) -> str:
     notes = ["vLLM: flags of `vllm serve`."]
     tokens, chunk, requests = setting.tokens_a_batch, setting.chunk, setting.requests_a_batch
     if tokens is None and chunk is not None:
-        tokens, chunk = chunk + (requests or 0), None
+        tokens, chunk = chunk + (requests or setting.answers_a_batch or 0), None
         notes.append("Tokens of a batch are a chunk of prompts, and one for each answer beside it.")
     if tokens is not None:
         words.append(f"--max-num-batched-tokens {tokens}")
