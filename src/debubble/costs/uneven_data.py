@@ -41,7 +41,8 @@ def compare_microbatches(
             usual = first.get((stage, kind), usual)
         times.setdefault((step, kind, microbatch), []).append(length / max(usual, 1))
     stages = {
-        kind: max(len(times[slot]) for slot in times if slot[1] == kind) for _, kind in median
+        kind: max(len(times[slot]) for slot in times if slot[1] == kind)
+        for kind in {kind for _, kind, _ in times}
     }
     return {
         slot: sorted(all_of)[(len(all_of) - 1) // 2]
