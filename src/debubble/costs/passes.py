@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.costs.uneven_data import UNEVEN, Slot, compare_microbatches
+from debubble.costs.uneven_data import UNEVEN, Slot, compare_microbatches, held_by_forward
 from debubble.timeline.model import (
     F64,
     I64,
@@ -233,26 +233,15 @@ def measure_passes(
     lengths -= inside_passes(passes, ranks, data_parallel_of)
     several_steps = len(np.unique(passes.step)) > 1
     median, first = {}, {}
-    held = np.ones(len(passes))
     for stage, kind in sorted(set(zip(passes.stage.tolist(), passes.kind.tolist(), strict=True))):
         mine = (passes.stage == stage) & (passes.kind == kind)
         later = mine & (passes.microbatch > 0)
         median[stage, kind] = int(np.median(lengths[later if later.any() else mine]))
-    forward = passes.kind == PassKind.F
-    data = compare_microbatches(passes.where(forward), lengths[forward], median, {})
-    if max(data.values(), default=1.0) >= UNEVEN:
-        # What a first microbatch holds is no matter of gradients: its forward passes hold it too.
-        columns = (passes.step.tolist(), passes.microbatch.tolist())
-        held = np.array(
-            [
-                data.get((step, int(PassKind.F), number), 1.0)
-                for step, number in zip(*columns, strict=True)
-            ]
-        )
+    own_ns = lengths / held_by_forward(passes, lengths, median)
     for (stage, kind), usual in median.items():
         mine = (passes.stage == stage) & (passes.kind == kind) & (passes.microbatch == 0)
         if several_steps and kind in {PassKind.B, PassKind.W} and mine.any():
-            length = int(np.median((lengths / held)[mine]))
+            length = int(np.median(own_ns[mine]))
             if length < UNEVEN * usual:  # else it is long for another reason
                 first[stage, kind] = length
     sound = {key: max(length - (slow or {}).get(key, 0), 1) for key, length in median.items()}
