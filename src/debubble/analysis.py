@@ -116,7 +116,7 @@ class Analysis:
             [pipeline, *others]
         )
         alike = held if differ else []
-        slowest = sorted(alike, key=lambda other: -max(w.length_ns for w in other.windows))
+        slowest = _slowest_first(alike)
         replayed = tuple(other.pipeline for other in slowest[:MOST_REPLAYED])
         took = pipeline.batch_latency_ns or 0
         batch = round(median(longest_windows([pipeline, *others]).values() or [took]))
@@ -318,6 +318,23 @@ def longest_windows(pipelines: Sequence[PipelineFigures]) -> dict[int, int]:
     windows = [{w.step: w.length_ns for w in pipeline.windows} for pipeline in pipelines]
     steps = set.intersection(*(set(mine) for mine in windows)) if windows else set()
     return {step: max(mine[step] for mine in windows) for step in sorted(steps)}
+
+
+def _slowest_first(pipelines: Sequence[PipelineFigures]) -> list[PipelineFigures]:
+    """Order pipelines: first those that are the slowest in one step or another."""
+    windows = sorted(
+        (
+            (w.step, -w.length_ns, number)
+            for number, one in enumerate(pipelines)
+            for w in one.windows
+        )
+    )
+    best: dict[int, tuple[int, int]] = {}
+    behind: dict[int, int] = {}
+    for step, length, number in windows:
+        behind[step] = behind.get(step, -1) + 1
+        best[number] = min(best.get(number, (behind[step], length)), (behind[step], length))
+    return [pipelines[number] for number in sorted(best, key=lambda number: best[number])]
 
 
 def _windows_differ(pipelines: Sequence[PipelineFigures]) -> bool:

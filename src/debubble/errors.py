@@ -208,6 +208,7 @@ class Code(StrEnum):
     SEVERAL_RUNS = "several_runs"
     SIDECAR_DIFFERS = "sidecar_differs"
     STAGES_ASSUMED = "stages_assumed"
+    STAGES_SHARED = "stages_shared"
     STAGES_UNKNOWN = "stages_unknown"
     STEPS_INFERRED = "steps_inferred"
     TRUNCATED = "truncated"

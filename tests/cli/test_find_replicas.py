@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from support.services.console import type_command
@@ -55,3 +56,13 @@ def test_missing_replicas_are_said(tmp_path):
     data = json.loads(type_command("debubble find . --json", tmp_path).text)
     assert data["replicas"]["missing_ranks"] == [0, 3]
     assert "missing_replicas" in [gap["code"] for gap in data["warnings"]]
+
+
+def test_a_slow_device_comes_before_the_replica_that_it_drags(tmp_path):
+    sample = Path("tests/data/formats/slow_device.csv").resolve()
+    text = type_command(f"debubble find {sample}", tmp_path).text
+    assert (
+        0
+        < text.index("- The device of rank 4 is slow")
+        < text.index("- Pipeline 1 (ranks 1, 4) drags")
+    )

@@ -139,3 +139,18 @@ def test_a_send_that_stood_in_a_queue_was_asked_for_when_its_pass_ended(tmp_path
         rows += [f"0,0,1,{m},F,{30 + 20 * m},10", f"0,0,1,-1,forward-recv,{10 + 20 * m},20"]
     transfers = table(tmp_path, rows).transfers
     assert transfers.send_issued_ns.tolist() == [10_000, 20_000, 30_000]
+
+
+def test_of_ranks_that_share_a_stage_for_tensor_parallelism_one_is_read(tmp_path):
+    header = "step,pp_rank,tp_rank,rank,mb_id,op,start_us,duration_us"
+    rows = [
+        f"0,{stage},{tensor},{2 * stage + tensor},{m},F,{10 * (stage + m)},10"
+        for stage in range(2)
+        for tensor in range(2)
+        for m in range(3)
+    ]
+    timeline = table(tmp_path, rows, header=header)
+    assert [rank.rank for rank in timeline.ranks] == [0, 2]
+    assert measure_pipeline(timeline, 0).bubble_fraction == pytest.approx(1 / 4)
+    run = read_run(find_run([str(tmp_path / "ops.csv")]))
+    assert [gap.code for gap in run.gaps] == ["stages_shared"]

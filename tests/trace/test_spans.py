@@ -225,7 +225,7 @@ def test_megatron_app_is_told_by_its_short_names_and_one_tensor_rank_is_read(tmp
     figures = debubble.analyse(path).pipeline
     assert (figures.microbatches, figures.schedule) == (MICROBATCHES, "gpipe")
     assert [rank.rank for rank in figures.ranks] == [0, 2, 4]
-    assert [gap.code for gap in read_run(find_run([path])).gaps] == ["not_understood"]
+    assert [gap.code for gap in read_run(find_run([path])).gaps] == ["stages_shared"]
 
 
 def test_what_megatron_app_records_of_one_rank_is_refused_with_what_puts_ranks_together(tmp_path):

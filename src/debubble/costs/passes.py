@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.costs.uneven_data import UNEVEN, Slot, compare_microbatches
+from debubble.costs.uneven_data import UNEVEN, Slot, compare_microbatches, held_by_forward
 from debubble.timeline.model import (
     F64,
     I64,
@@ -237,9 +237,12 @@ def measure_passes(
         mine = (passes.stage == stage) & (passes.kind == kind)
         later = mine & (passes.microbatch > 0)
         median[stage, kind] = int(np.median(lengths[later if later.any() else mine]))
-        if several_steps and kind in {PassKind.B, PassKind.W} and (mine & ~later).any():
-            length = int(np.median(lengths[mine & ~later]))
-            if length < UNEVEN * median[stage, kind]:  # else it is long for another reason
+    own_ns = lengths / held_by_forward(passes, lengths, median)
+    for (stage, kind), usual in median.items():
+        mine = (passes.stage == stage) & (passes.kind == kind) & (passes.microbatch == 0)
+        if several_steps and kind in {PassKind.B, PassKind.W} and mine.any():
+            length = int(np.median(own_ns[mine]))
+            if length < UNEVEN * usual:  # else it is long for another reason
                 first[stage, kind] = length
     sound = {key: max(length - (slow or {}).get(key, 0), 1) for key, length in median.items()}
     return PassCosts(

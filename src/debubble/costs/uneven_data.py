@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from debubble.timeline.model import I64, Passes
+import numpy as np
+
+from debubble.timeline.model import F64, I64, Passes, PassKind
 
 # Of twelve recorded runs whose microbatches were all alike, none had one that took longer: ranks
 # that share a device, and reductions beside passes, made it up to 1.13.
@@ -41,13 +43,28 @@ def compare_microbatches(
             usual = first.get((stage, kind), usual)
         times.setdefault((step, kind, microbatch), []).append(length / max(usual, 1))
     stages = {
-        kind: max(len(times[slot]) for slot in times if slot[1] == kind) for _, kind in median
+        kind: max(len(times[slot]) for slot in times if slot[1] == kind)
+        for kind in {kind for _, kind, _ in times}
     }
     return {
         slot: sorted(all_of)[(len(all_of) - 1) // 2]
         for slot, all_of in times.items()
         if len(all_of) == stages[slot[1]] > 1
     }
+
+
+def held_by_forward(passes: Passes, lengths: I64, median: Mapping[tuple[int, int], int]) -> F64:
+    """Return what each pass takes of the usual by its data, as its forward passes show it.
+
+    A first backward pass is short for want of gradients, and long for what its microbatch holds.
+    """
+    forward = passes.kind == PassKind.F
+    data = compare_microbatches(passes.where(forward), lengths[forward], median, {})
+    if max(data.values(), default=1.0) < UNEVEN:
+        return np.ones(len(passes))
+    columns = (passes.step.tolist(), passes.microbatch.tolist())
+    slots = ((step, int(PassKind.F), number) for step, number in zip(*columns, strict=True))
+    return np.array([data.get(slot, 1.0) for slot in slots])
 
 
 def even_times(pipelines: Iterable[Mapping[Slot, float]]) -> dict[tuple[int, int], float]:

@@ -382,24 +382,32 @@ def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
         for own in remedies
     ]
 
-    def saved_in(step: int, without: Sequence[int], *, of_devices: bool) -> int:
-        """Hold the slowest pipeline of a step against the slowest without something."""
+    def saved_in(step: int, without: Sequence[int], causes: Sequence[str]) -> int:
+        """Hold the slowest pipeline of a step against the slowest without something.
+
+        Pipelines that are not replayed keep slow devices, hold as much data as all others do, and
+        gain of anything else what those that are replayed mostly do.
+        """
         ran = together[step]
-        others = job.not_replayed_ns.get(remedies[step].step.number, 0) if of_devices else 0
         after = [
             replay.measured_ns - replay.unchanged_ns + window
             for replay, window in zip(ran, without, strict=True)
         ]
-        return max(others, *(replay.measured_ns for replay in ran)) - max(others, *after)
+        others = job.not_replayed_ns.get(remedies[step].step.number, 0)
+        gains = [
+            window / max(replay.measured_ns, 1) for replay, window in zip(ran, after, strict=True)
+        ]
+        left = 0.0 if Cause.DATA in causes else 1.0 if causes == (Cause.WORKER,) else median(gains)
+        return max(others, *(replay.measured_ns for replay in ran)) - max(
+            round(left * others), *after
+        )
 
-    def middle_of(windows: Sequence[Sequence[int]], *, of_devices: bool = False) -> int:
-        saved = (saved_in(at, ran, of_devices=of_devices) for at, ran in enumerate(windows))
-        return round(median(saved))
+    def middle_of(windows: Sequence[Sequence[int]], causes: Sequence[str]) -> int:
+        return round(median(saved_in(at, ran, causes) for at, ran in enumerate(windows)))
 
     saved: dict[tuple[str, ...], int] = {
         (cause,): middle_of(
-            [[replay.without_ns[cause] for replay in ran] for ran in together],
-            of_devices=cause == Cause.WORKER,
+            [[replay.without_ns[cause] for replay in ran] for ran in together], (cause,)
         )
         for cause in replays[0].without_ns
         if not (timers and cause == HEAD_OF_LINE)
@@ -408,7 +416,7 @@ def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
     whole = whole or round(median(max(replay.measured_ns for replay in ran) for ran in together))
     hidden: dict[tuple[str, str], int] = {}
     for pair in pairs:
-        both = middle_of([[windows[pair] for windows in ran] for ran in in_pairs])
+        both = middle_of([[windows[pair] for windows in ran] for ran in in_pairs], pair)
         alone = sum(max(saved[(str(cause),)], 0) for cause in pair)
         if both - alone >= _HIDES * whole:
             hidden[(str(pair[0]), str(pair[1]))] = both

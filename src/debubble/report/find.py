@@ -68,6 +68,8 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
     page.findings = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
     if found.replicas is not None:
         first = 0 if found.replicas.verdict == DRAGS else len(page.findings)
+        if found.named and found.named[0].cause == Cause.WORKER and found.bottleneck is None:
+            first = max(first, 1)  # the device comes before the replica that it drags
         page.findings.insert(first, found.replicas.sentence)
     notes = [
         say_framework(found),

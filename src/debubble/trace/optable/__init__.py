@@ -98,8 +98,11 @@ def read_op_table(path: str, *, data: bytes | None = None, unit: str | None = No
         columns[known_or_not] = _read(table, layout, known_or_not, missing=UNKNOWN)
     columns["memory"] = _read(table, layout, "memory", highest=_INT64_MAX, missing=UNKNOWN)
     columns |= _tell_chunks(columns, _read(table, layout, "chunk", missing=UNKNOWN))
+    tensor = _read(table, layout, "tensor", missing=0)
+    rows = np.flatnonzero(tensor == tensor.min(initial=0))
+    columns = {key: values[rows] for key, values in columns.items()}
     columns["op"], split = _name_split_backwards(table.file, columns)
-    _check_passes(table, columns)
+    _check_passes(table, columns, rows)
     return make_table(
         columns,
         file=table.file,
@@ -108,8 +111,21 @@ def read_op_table(path: str, *, data: bytes | None = None, unit: str | None = No
         events=table.rows,
         inflated_bytes=table.file_bytes,
         hosts=_read_hosts(table, layout, columns),
-        gaps=gaps + split,
+        gaps=gaps + split + shared_stages(tensor.tolist(), table.file),
     )
+
+
+def shared_stages(tensor: Sequence[int], file: str) -> tuple[Gap, ...]:
+    """Say that one rank is read of those that share a stage; nothing where none do."""
+    if len(shared := set(tensor)) < 2:
+        return ()
+    gap = Gap(
+        code=Code.STAGES_SHARED,
+        message=f"{len(shared)} ranks share each stage for tensor parallelism: the first is read",
+        hint="they compute and wait together; to hold them apart, give traces of torch.profiler",
+        file=file,
+    )
+    return (gap,)
 
 
 def make_table(columns: dict[str, I64], **told: Any) -> OpTable:
@@ -339,8 +355,11 @@ def _name_split_backwards(file: str, columns: dict[str, I64]) -> tuple[I64, tupl
     return np.where(split, Op.INPUT_GRAD, op), (gap,)
 
 
-def _check_passes(table: RawTable, columns: dict[str, I64]) -> None:
-    """Refuse a table that has a pass twice: every sum over it would be wrong."""
+def _check_passes(table: RawTable, columns: dict[str, I64], kept: I64) -> None:
+    """Refuse a table that has a pass twice: every sum over it would be wrong.
+
+    `kept` are the rows of the table that the columns are of.
+    """
     rows = np.flatnonzero(np.isin(columns["op"], _PASSES) & (columns["microbatch"] >= 0))
     keys = np.stack([columns[key][rows] for key in _PASS_KEY])
     order = np.lexsort(keys)
@@ -351,13 +370,14 @@ def _check_passes(table: RawTable, columns: dict[str, I64]) -> None:
     # The sort is stable: of two equal rows the earlier comes first.
     earliest = twice[np.argmin(rows[order[twice + 1]])]
     first, second = (int(rows[order[earliest + step]]) for step in (0, 1))
+    lines = int(kept[first]), int(kept[second])
     said = ", ".join(
         f"{key} {columns[key][second]}" for key in ("step", "pipeline", "stage", "microbatch")
     )
     message = f"the {Op(int(columns['op'][second])).name.lower()} pass of {said}"
-    message += f" is there twice, first on {table.where(first)}"
+    message += f" is there twice, first on {table.where(lines[0])}"
     hint = "is a column missing that tells them apart: rank, pipeline or layer?"
-    raise table.error(message, row=second, hint=hint)
+    raise table.error(message, row=lines[1], hint=hint)
 
 
 __all__ = ["FORMAT", "Op", "OpTable", "read_op_table", "sniff_op_table", "table_of_passes"]

@@ -28,7 +28,7 @@ import msgspec
 from debubble.errors import Code, Gap, TraceError
 from debubble.trace.columns import UNKNOWN
 from debubble.trace.format import OTHER, Format, Reading, TraceFile
-from debubble.trace.optable import Op, table_of_passes
+from debubble.trace.optable import Op, shared_stages, table_of_passes
 from debubble.trace.optable.files import ALIASES, classify_op, exchange_of
 from debubble.trace.source import Limits, Source
 from debubble.units import counted
@@ -145,11 +145,13 @@ def read(known: TraceFile, limits: Limits) -> Reading:
     spans, gaps = _pair(events, known.file)
     if not any(span.op in _PASSES for span in spans):
         raise TraceError("no pass in it has a length", file=known.file)
-    spans, left_out = _without_sharers(spans, known.file)
+    tensor = [span.told["tensor"] or 0 for span in spans]
+    gaps += shared_stages(tensor, known.file)
+    spans = [span for span, at in zip(spans, tensor, strict=True) if at == min(tensor)]
     rows = list(_rows(spans, known.file))
     return Reading(
         table=table_of_passes(
-            rows, file=known.file, format=NAME, inflated_bytes=len(data), gaps=gaps + left_out
+            rows, file=known.file, format=NAME, inflated_bytes=len(data), gaps=gaps
         )
     )
 
@@ -223,22 +225,6 @@ def _pair(events: Sequence[_Event], file: str) -> tuple[list[_Span], tuple[Gap, 
         file=file,
     )
     return spans, (gap,) if left else ()
-
-
-def _without_sharers(spans: Sequence[_Span], file: str) -> tuple[Sequence[_Span], tuple[Gap, ...]]:
-    """Keep one rank of those that share a stage for tensor parallelism: they do the same."""
-    tensor = [span.told["tensor"] or 0 for span in spans]
-    kept = [span for span, at in zip(spans, tensor, strict=True) if at == min(tensor)]
-    if len(kept) == len(spans):
-        return spans, ()
-    shared = counted(len(set(tensor)), "rank")
-    gap = Gap(
-        code=Code.NOT_UNDERSTOOD,
-        message=f"{shared} share each stage for tensor parallelism: the first of them is read",
-        hint="they compute and wait together; to hold them apart, give traces of torch.profiler",
-        file=file,
-    )
-    return kept, (gap,)
 
 
 def _rows(spans: Sequence[_Span], file: str) -> Iterator[dict[str, int | str]]:
