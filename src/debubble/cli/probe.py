@@ -26,11 +26,11 @@ from debubble.cli.options import (
 from debubble.errors import MissingExtra, UsageError
 from debubble.links.live import FEWEST_SAMPLES, is_measured, read_measured, run_here
 from debubble.probe.pipeline import (
+    SCHEMA,
     Pipelines,
     Probe,
     Setting,
     Wire,
-    is_probe,
     read_probe,
     wire_of,
     wire_of_messages,
@@ -176,7 +176,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     limit = None if memory_limit is None else float(parse_bytes(memory_limit))
     model = _named(model, (layers, width, heads, vocab))
     written = []
-    if is_probe(model):
+    if _is_probe(model):
         if device_words:
             raise UsageError(f"{model} was timed already: {device_words[0]} comes too late")
         data, name = json.loads(Path(model).read_text("utf-8")), model
@@ -187,7 +187,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         name = str(place)
     probe = read_probe(data, name)
     wire = wire_said if isinstance(wire_said, Wire) else _wire(wire_said, probe, data, manners)
-    if not is_probe(model):
+    if not _is_probe(model):
         write_file(Path(name), (json.dumps(data, indent=1) + "\n").encode())
         written.append(name)
     pipelines = Pipelines(probe=probe, wire=wire, optimizer_bytes=optimizer)
@@ -288,3 +288,15 @@ def _write_tables(pipelines: Pipelines, usual: Setting, folder: Path, *, force: 
         table = table_of(step.program, step.times, step.message_bytes)
         write_file(Path(str(place)), table.encode())
     return list(map(str, places))
+
+
+def _is_probe(path: str) -> bool:
+    """Tell whether a file holds a probe."""
+    place = Path(path)
+    if not place.is_file() or place.suffix != ".json":
+        return False
+    try:
+        data = json.loads(place.read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and data.get("schema") == SCHEMA

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, log
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -270,18 +268,6 @@ def read_probe(data: Any, file: str) -> Probe:
         ) from error
 
 
-def is_probe(path: str) -> bool:
-    """Tell whether a file holds a probe."""
-    place = Path(path)
-    if not place.is_file() or place.suffix != ".json":
-        return False
-    try:
-        data = json.loads(place.read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(data, dict) and data.get("schema") == SCHEMA
-
-
 def _slope(alone: Sequence[dict[str, Any]], beside: Sequence[dict[str, Any]], copies: int) -> float:
     """Return what each further copy adds to a layer, of the logarithm."""
     if copies < 2 or not beside:
@@ -418,7 +404,7 @@ class Pipelines:
             + (f" and {stalls:.0f} us of stalls on the mean" if stalls >= 1 else "")
             + f", {self.wire.told_by}"
         )
-        if self._crowded:
+        if self.wire.of_one_host and probe.copies > 1:
             more = show_percent(exp(ON_ONE_HOST) - 1)
             yield f"each other message of its host slows one by {more}, as seen on one host"
         else:
@@ -432,11 +418,6 @@ class Pipelines:
             if not self.optimizer_bytes:
                 yield "memory is weights, gradients and activations; --optimizer adds its state"
         yield "data loading, the optimizer and reductions between replicas come on top of a batch"
-
-    @property
-    def _crowded(self) -> bool:
-        """Whether messages share a host's loopback."""
-        return self.wire.of_one_host and self.probe.copies > 1
 
     def _source(self, costs: Costs, split: tuple[int, ...], setting: Setting) -> Source:
         """Write what was probed as a measured run would tell it."""
@@ -478,7 +459,7 @@ class Pipelines:
             body=np.array([wire.body]),
             tail_ns=np.array([wire.tail_ns]),
             step=np.zeros(1, dtype=np.int64),
-            contention=ON_ONE_HOST * beside if self._crowded else 0.0,
+            contention=ON_ONE_HOST * beside if wire.of_one_host else 0.0,
             message_bytes=round(costs.message_bytes),
             buffers=True,
             assumed=(),
