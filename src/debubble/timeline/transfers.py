@@ -66,30 +66,32 @@ def match_transfers(
     """
     parts = [_no_transfers()]
     unmatched: list[Unmatched] = []
-    pairs = (
-        (source, destination)
-        for source, sent in sorted(posted.items())
-        for destination in np.unique(sent.messages.peer[sent.messages.is_send]).tolist()
-        if destination in posted
-    )
-    for source, destination in pairs:
+    pairs = {
+        (rank, peer) if is_send else (peer, rank)
+        for rank, mine in posted.items()
+        for is_send in (True, False)
+        for peer in np.unique(mine.messages.peer[mine.messages.is_send == is_send]).tolist()
+        if peer in posted
+    }
+    for source, destination in sorted(pairs):
         sent, received = posted[source], posted[destination]
-        if (source, destination) in across_steps:
+        ends = (source, destination)
+        if ends in across_steps:
             parts.append(_pair_across_steps(posted, source, destination))
             continue
-        for step in sorted(set(sent.step[sent.step >= 0].tolist())):
+        steps = {*sent.step.tolist(), *received.step.tolist()}
+        for step in sorted(step for step in steps if step >= 0):
             sends = sent.rows(destination, is_send=True, step=step)
             receives = received.rows(source, is_send=False, step=step)
             left_over = abs(len(sends) - len(receives))
             if left_over:
-                unmatched.append(Unmatched(source=source, step=step, count=left_over))
+                unmatched.append(Unmatched(ends=ends, step=step, count=left_over))
                 sends, receives = _cut_alike(sent, sends, received, receives)
             timed = sent.messages.timed[sends] & received.messages.timed[receives]
             if not timed.all():
                 lost = int((~timed).sum())
-                unmatched.append(Unmatched(source=source, step=step, count=lost))
+                unmatched.append(Unmatched(ends=ends, step=step, count=lost))
             if timed.any():
-                ends = (source, destination)
                 parts.append(_pair(ends, sent, sends[timed], received, receives[timed]))
     return join_columns(parts, by="receive_end_ns"), tuple(unmatched)
 
