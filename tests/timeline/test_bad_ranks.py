@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from support.traces.recordings import DATA, H200
+from support.traces.trimmed import TABLES
 from timeline.test_mixed_runs import later
 
 from debubble.errors import Code
@@ -102,6 +103,21 @@ def test_messages_that_one_side_lacks_name_both_sides():
     silent = with_rank(recorded(), 3, operators=build(Operators, 0))
     [said] = [m for code, _, m in warned_of(silent) if code is Code.UNMATCHED_TRANSFERS]
     assert "10 messages of ranks 2-3 to ranks 0, 3 without a counterpart" in said
+
+
+def test_a_rank_of_a_stream_that_skips_a_while_has_messages_without_counterpart():
+    run = read_run(find_run([str(DATA / "serving" / "k4")]))
+    trace = run.ranks[1]
+    middle = int(np.median(trace.kernels.start_ns))
+    tables = {name: getattr(trace, name) for name in TABLES}
+    skips = {
+        name: replace(t, start_ns=t.start_ns + np.where(t.start_ns > middle, 50_000_000, 0))
+        for name, t in tables.items()
+    }
+    assert warned_of(run) == []
+    [gap] = warned_of(with_rank(run, 1, **skips))
+    assert gap[0] is Code.UNMATCHED_TRANSFERS
+    assert "of rank 1 to rank 2" in gap[2]
 
 
 def test_a_device_may_have_any_number():

@@ -21,7 +21,7 @@ from debubble.timeline.bubble import (
     measure_stream,
     measure_windows,
 )
-from debubble.timeline.model import Intervals, Passes, PassKind, RankTimeline, Timeline
+from debubble.timeline.model import UNKNOWN, Intervals, Passes, PassKind, RankTimeline, Timeline
 from debubble.timeline.steps import SkippedStep, choose_steps, numbered, only_steps
 from debubble.timeline.transfers import HopFigures, measure_hops
 from debubble.units import counted, show_count, show_ranks
@@ -446,7 +446,7 @@ def _unmatched(timeline: Timeline, pipeline: int) -> tuple[Gap, ...]:
         left_over
         for left_over in timeline.unmatched
         if not names.isdisjoint(left_over.ends)
-        and (not timeline.steps or left_over.step in timeline.steps)
+        and (not timeline.steps or left_over.step in {UNKNOWN, *timeline.steps})
     ]
     count = sum(left_over.count for left_over in found)
     if not count:

@@ -20,6 +20,7 @@ import numpy as np
 from debubble.timeline.model import (
     I32,
     I64,
+    UNKNOWN,
     PassKind,
     RankTimeline,
     Timeline,
@@ -37,6 +38,8 @@ _MOST_SHIFT = 64
 # With k of p batches in flight a rank waits 1 - k/p of each turn: a quarter with 3 of 4. A busy
 # host wakes a receive late, too, but not often.
 _WAITED_SHARE, _FEWEST_WAITS, _MOSTLY = 0.2, 3, 0.5
+# A sender runs ahead of its receiver by as many messages as are in flight, at the end of a capture.
+_FEWEST_LOST, _MOST_LOST = 5, 0.1
 # One message in twenty is slower: transfers are heavy-tailed, and a median hides it.
 _TAIL_PERCENT = 95
 
@@ -78,6 +81,9 @@ def match_transfers(
         ends = (source, destination)
         if ends in across_steps:
             parts.append(_pair_across_steps(posted, source, destination))
+            lost = _lost_inside(posted, ends, len(parts[-1]))
+            if lost >= max(_FEWEST_LOST, _MOST_LOST * len(parts[-1])):
+                unmatched.append(Unmatched(ends=ends, step=UNKNOWN, count=lost))
             continue
         steps = {*sent.step.tolist(), *received.step.tolist()}
         for step in sorted(step for step in steps if step >= 0):
@@ -94,6 +100,21 @@ def match_transfers(
             if timed.any():
                 parts.append(_pair(ends, sent, sends[timed], received, receives[timed]))
     return join_columns(parts, by="receive_end_ns"), tuple(unmatched)
+
+
+def _lost_inside(posted: Mapping[int, RankMessages], ends: tuple[int, int], paired: int) -> int:
+    """Count messages of a stream that one side lacks although it was captured all that while.
+
+    What the captures cut off lies before the first message of the other side, or after its last.
+    """
+    lost = 0
+    for mine, other, is_send in ((ends[0], ends[1], True), (ends[1], ends[0], False)):
+        at_ns = posted[mine].messages.start_ns[posted[mine].rows(other, is_send=is_send)]
+        seen = posted[other].messages.start_ns
+        if len(seen):
+            inside = (at_ns > seen.min()) & (at_ns < seen.max())
+            lost = max(lost, int(inside.sum()) - paired)
+    return lost
 
 
 def _cut_alike(
