@@ -368,7 +368,94 @@ def order_keys(random: Random, document: Document) -> str:
     return f"keys begin with {first} in {len(rows)} events"
 
 
+def lose_with_launches(random: Random, document: Document) -> str:
+    """Lose kernels and the calls that launched them: here and there, or all of a while."""
+    kinds = random.choice((("kernel",), ("nccl kernel",)))
+    rows = _timed(document, *kinds)
+    if kinds == ("kernel",):
+        rows.sort(key=lambda row: document.events[row]["ts"])
+        share = random.choice((0.1, 0.2))
+        many = round(share * len(rows))
+        first = random.randrange(len(rows) - many)
+        together = random.random() < 0.5
+        rows = rows[first : first + many] if together else random.sample(rows, k=many)
+    gone = {document.events[row].get("args", {}).get("correlation") for row in rows}
+    document.drop(
+        row
+        for row in _timed(document, *_ON_DEVICE, "launch")
+        if document.events[row].get("args", {}).get("correlation") in gone
+    )
+    return f"{len(rows)} of {'/'.join(kinds)} lost with their launches"
+
+
+def stretch_kernels(random: Random, document: Document) -> str:
+    """Make all compute a little shorter or longer, and leave its starts."""
+    factor = random.choice((0.8, 0.9, 0.95, 1.05, 1.1))
+    document.each(_timed(document, "kernel"), lambda event: event.update(dur=event["dur"] * factor))
+    return f"kernels last {factor:g} times as long"
+
+
+def merge_threads(_: Random, document: Document) -> str:
+    """Write all threads of the host as one."""
+    kinds = [kind for kind in document.rows if kind not in {*_ON_DEVICE, "device range"}]
+    rows = [row for row in _timed(document, *kinds) if "tid" in document.events[row]]
+    document.each(rows, lambda event: event.update(tid=1))
+    return "one thread"
+
+
+def rename_kernels(random: Random, document: Document) -> str:
+    """Call kernels of messages something else, or every tenth other as they are called."""
+    messages = document.rows.get("nccl kernel", [])
+    if random.random() < 0.5 or not messages:
+        document.each(messages, lambda event: event.update(name="copy_kernel"))
+        return "messages' kernels called something else"
+    name = document.events[messages[0]]["name"]
+    document.each(_timed(document, "kernel")[::10], lambda event: event.update(name=name))
+    return "kernels called as those of messages"
+
+
+def rename_steps(random: Random, document: Document) -> str:
+    """Count steps from another number."""
+    more = random.choice((1, 100))
+
+    def change(event: Event) -> None:
+        event["name"] = f"ProfilerStep#{int(event['name'][13:]) + more}"
+
+    document.each(_timed(document, "step"), change)
+    return f"steps + {more}"
+
+
+def round_times(random: Random, document: Document) -> str:
+    """Write times in whole parts of a millisecond."""
+    unit_us = random.choice((1000, 100))
+    fields = random.choice((("ts", "dur"), ("dur",)))
+
+    def change(event: Event) -> None:
+        for name in fields:
+            if isinstance(event.get(name), int | float):
+                event[name] = round(event[name] / unit_us) * unit_us
+
+    document.each(_timed(document), change)
+    return f"{'/'.join(fields)} in whole {unit_us} us"
+
+
+def memory_elsewhere(random: Random, document: Document) -> str:
+    """Lose every second allocation, or write all in KiB."""
+    rows = document.rows.get("memory", [])
+    if random.random() < 0.5:
+        document.drop(rows[::2])
+        return "every second allocation lost"
+
+    def change(event: Event) -> None:
+        for name in ("Bytes", "Total Allocated", "Total Reserved"):
+            event["args"][name] = event["args"].get(name, 0) // 1024
+
+    document.each(rows, change)
+    return "memory in KiB"
+
+
 RANK_DAMAGES: tuple[Callable[[Random, Document], str], ...] = (
     lose_some, lose_a_stretch, move_one, scale_times, shift_times, swap_times, repeat_events,
-    renumber, another_clock, scale_memory, cut_away, order_keys,
+    renumber, another_clock, scale_memory, cut_away, order_keys, lose_with_launches,
+    stretch_kernels, merge_threads, rename_kernels, rename_steps, round_times, memory_elsewhere,
 )  # fmt: skip

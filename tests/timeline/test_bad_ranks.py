@@ -7,14 +7,15 @@ from functools import cache
 
 import numpy as np
 import pytest
-from support.traces.recordings import H200
+from support.traces.recordings import DATA, H200
+from support.traces.trimmed import TABLES
 from timeline.test_mixed_runs import later
 
 from debubble.errors import Code
 from debubble.fleet.survey import Question, measure_run
 from debubble.timeline.bubble import measure_windows
 from debubble.timeline.figures import _without_contradictions
-from debubble.trace.columns import Kernels, Operators, build
+from debubble.trace.columns import KernelKind, Kernels, Operators, build
 from debubble.trace.run import Run, find_run, read_run
 
 YEAR = 365 * 86_400 * 10**9
@@ -55,6 +56,68 @@ def test_a_rank_without_any_kernel_is_no_end(rank):
     lost = replace(trace.operators, kernel=np.full(len(trace.operators), -1, dtype=np.int32))
     empty = with_rank(recorded(), rank, kernels=build(Kernels, 0, start_ns=[]), operators=lost)
     assert measure_run(empty, Question()).figures
+
+
+def warned_of(run: Run) -> list[tuple[Code, int | None, str]]:
+    return [(gap.code, gap.rank, gap.message) for gap in measure_run(run, Question()).gaps]
+
+
+def test_a_rank_whose_messages_have_no_kernels_is_named():
+    trace = recorded().ranks[3]
+    lost = replace(trace.operators, kernel=np.full(len(trace.operators), -1, dtype=np.int32))
+    found = warned_of(with_rank(recorded(), 3, operators=lost))
+    assert (Code.WRONG_FIELDS, 3) in [gap[:2] for gap in found]
+
+
+def test_a_rank_whose_threads_are_all_one_is_named():
+    run = recorded("1f1b_p2_m4")
+    launches = run.ranks[1].launches
+    alike = replace(launches, thread=np.zeros(len(launches), dtype=np.int32))
+    gap = warned_of(with_rank(run, 1, launches=alike))[0]
+    assert gap[:2] == (Code.WRONG_FIELDS, 1)
+    assert "fewer than 2 threads" in gap[2]
+
+
+@pytest.mark.parametrize("share", [0.1, "a stretch"])
+def test_a_rank_whose_passes_lack_kernels_is_named(share):
+    """Of one step alone: others to hold it against there are none."""
+    run = read_run(find_run([str(DATA / "frameworks" / "mg_nosync")]))
+    kernels = run.ranks[2].kernels
+    computes = np.flatnonzero(kernels.kind == KernelKind.COMPUTE)
+    chosen = np.random.default_rng(1).choice(computes, size=len(computes) // 10, replace=False)
+    first = len(computes) // 3
+    lost = chosen if share == 0.1 else computes[first : first + len(computes) // 20]
+    rows = np.setdiff1d(np.arange(len(kernels)), lost)
+    number = np.full(len(kernels) + 1, -1)
+    number[rows] = np.arange(len(rows))
+    operators = run.ranks[2].operators
+    columns = Kernels.__dataclass_fields__
+    fewer = replace(kernels, **{name: getattr(kernels, name)[rows] for name in columns})
+    moved = replace(operators, kernel=number[operators.kernel].astype(np.int32))
+    assert measure_run(run, Question()).gaps == ()
+    found = warned_of(with_rank(run, 2, kernels=fewer, operators=moved))
+    assert (Code.LOST_OPERATORS, 2) in [gap[:2] for gap in found]
+
+
+def test_messages_that_one_side_lacks_name_both_sides():
+    silent = with_rank(recorded(), 3, operators=build(Operators, 0))
+    [said] = [m for code, _, m in warned_of(silent) if code is Code.UNMATCHED_TRANSFERS]
+    assert "10 messages of ranks 2-3 to ranks 0, 3 without a counterpart" in said
+
+
+def test_a_rank_of_a_stream_that_skips_a_while_has_messages_without_counterpart():
+    run = read_run(find_run([str(DATA / "serving" / "k4")]))
+    trace = run.ranks[1]
+    middle = int(np.median(trace.kernels.start_ns))
+    tables = {name: getattr(trace, name) for name in TABLES}
+    skips = {
+        name: replace(t, start_ns=t.start_ns + np.where(t.start_ns > middle, 50_000_000, 0))
+        for name, t in tables.items()
+    }
+    assert warned_of(run) == []
+    [gap] = warned_of(with_rank(run, 1, **skips))
+    assert gap[0] is Code.UNMATCHED_TRANSFERS
+    assert "of rank 1 to rank 2" in gap[2]
 
 
 def test_a_device_may_have_any_number():

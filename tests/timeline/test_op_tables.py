@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from support.traces.recordings import DATA
 
 import debubble
 from debubble.answers.ledger import say_cause
 from debubble.errors import NoPipeline
+from debubble.fleet.survey import Question, measure_run
 from debubble.simulate.theory import bubble_fraction
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
@@ -49,6 +51,57 @@ def test_steps_that_count_from_their_own_start_are_laid_one_after_the_other(tmp_
 def test_steps_on_one_clock_stay_where_they_are(tmp_path):
     timeline = table(tmp_path, equal_stages(2, 3) + equal_stages(2, 3, step=1, origin=1000))
     assert measure_pipeline(timeline, 0).step_time_ns == 1_000_000
+
+
+def trained(late=lambda *_: 0, lasts=lambda *_: 10):
+    """Four microbatches through two stages, forward and back; a pass may be late, or long."""
+    ways = {"F": lambda stage, m: stage + m, "B": lambda stage, m: 6 + (1 - stage) + m}
+    return [
+        f"0,0,{stage},{m},{op},{10 * when(stage, m) + late(stage, m, op)},{lasts(stage, m, op)}"
+        for stage in range(2)
+        for op, when in ways.items()
+        for m in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ({"lasts": lambda stage, m, op: 100 if (stage, m, op) == (1, 2, "F") else 10}, "at once"),
+        ({"lasts": lambda stage, _, op: 0 if (stage, op) == (1, "F") else 10}, "take no time"),
+        ({"late": lambda stage, *_: 500 * stage}, "before those that they need"),
+        ({"late": lambda stage, *_: -4 * stage}, "before those that they need"),
+    ],
+)
+def test_a_table_of_what_no_rank_can_have_done_tells_nothing(tmp_path, damage, says):
+    assert table(tmp_path, trained()).gaps == ()
+    timeline = table(tmp_path, trained(**damage))
+    assert 1 in {gap.rank for gap in timeline.gaps}
+    assert says in timeline.gaps[-1].message
+    figures = measure_pipeline(timeline, 0)
+    assert (figures.bubble_fraction, figures.batch_latency_ns, figures.step_time_ns) == (None,) * 3
+
+
+def test_a_replica_without_a_stage_that_others_have_is_seen_in_part(tmp_path):
+    header = "step,pipeline,stage,rank,microbatch,op,start_us,duration_us"
+    rows = [
+        f"0,{replica},{stage},{2 * stage + replica},{m},F,{10 * (stage + m)},10"
+        for replica in (0, 1)
+        for stage in (0, 1)
+        for m in range(4)
+        if (replica, stage) != (1, 0)
+    ]
+    timeline = table(tmp_path, rows, header)
+    assert "no row of rank 1" in timeline.gaps[0].message
+    assert measure_pipeline(timeline, 1).absent == (1,)
+
+
+def test_a_pass_of_a_stage_that_is_not_there_ends_nothing(tmp_path):
+    rows = (DATA / "formats" / "slow_device.csv").read_text().splitlines()
+    cells = rows[120].split(",")
+    path = tmp_path / "ops.csv"
+    path.write_text("\n".join([*rows[:120], ",".join([*cells[:2], "99", *cells[3:]]), *rows[121:]]))
+    assert measure_run(read_run(find_run([str(path)])), Question()).gaps
 
 
 def test_a_table_without_passes_has_no_pipeline(tmp_path):

@@ -13,13 +13,25 @@ from support.traces.kineto_events import annotation, document, operator, write
 from support.traces.recordings import DATA, H200, SHARED
 
 from debubble.errors import Code, RunNotFound, TraceError
-from debubble.trace.columns import KernelKind, RankTrace
+from debubble.fleet.survey import NoPipelineIn, Question, measure_run
+from debubble.trace.columns import KernelKind, Launches, Memory, RankTrace
 from debubble.trace.guard import guard
 from debubble.trace.kineto import read_kineto
 from debubble.trace.run import find_run, read_run
 from debubble.trace.source import expand
 
 MS = 1_000_000
+LAUNCH_COLUMNS = tuple(Launches.__dataclass_fields__)
+MEMORY_COLUMNS = tuple(Memory.__dataclass_fields__)
+BYTES = ("change", "allocated", "reserved")
+# What sound recordings are warned of, and rightly: their folder, and why.
+SAID = {
+    "primus": {Code.COLD_STEPS},
+    "primus-pp_vis": {Code.COLD_STEPS},
+    "fwd_m8": {Code.NO_COMMON_SPAN},
+    "bytedance-straggler-AR": {Code.UNIT_ASSUMED},
+    "bytedance-straggler-ST": {Code.UNIT_ASSUMED},
+}
 
 
 @cache
@@ -78,6 +90,20 @@ def test_no_rule_is_broken_by_anything_that_was_recorded():
         wrong = {Code.IMPOSSIBLE, Code.WRONG_MEMORY, Code.WRONG_FIELDS, Code.CLOCK_OFF}
         assert not [str(gap) for gap in run.gaps if gap.code in wrong]
     assert ranks >= 30
+
+
+@pytest.mark.slow
+def test_no_run_that_was_recorded_is_warned_of_anything_but_what_it_has():
+    runs = 0
+    folders = [*DATA.glob("*/*"), *(SHARED.glob("*/*") if SHARED.exists() else ())]
+    for folder in sorted(folders):
+        try:
+            survey = measure_run(read_run(find_run([str(folder)])), Question())
+        except (RunNotFound, TraceError, NoPipelineIn):
+            continue  # no traces, or of one device
+        runs += 1
+        assert {gap.code for gap in survey.gaps} <= SAID.get(folder.name, set()), folder
+    assert runs >= 15
 
 
 def test_a_sound_rank_is_returned_as_it_is():
@@ -210,6 +236,50 @@ def test_durations_that_end_before_what_is_queued_behind_them(factor):
     assert guard(with_kernels(trace, duration_ns=duration))[0] is None
 
 
+@pytest.mark.parametrize(
+    ("factor", "says"), [(0.97, "end before the device goes on"), (1.03, "last into those")]
+)
+def test_durations_that_are_a_little_off_show_after_long_kernels(factor, says):
+    trace = recorded()
+    duration = trace.kernels.duration_ns.copy()
+    duration[compute(trace)] = (duration[compute(trace)] * factor).astype(np.int64)
+    assert says in refusal(with_kernels(trace, duration_ns=duration))
+
+
+def without_launches(trace: RankTrace, lost: np.ndarray) -> RankTrace:
+    """Return the trace without some kernels, and without the calls that launched them."""
+    gone = trace.kernels.launch[lost]
+    kept = np.setdiff1d(np.arange(len(trace.launches)), gone)
+    number = np.full(len(trace.launches) + 1, -1)
+    number[kept] = np.arange(len(kept))
+    fewer = pick(trace, np.setdiff1d(np.arange(len(trace.kernels)), lost))
+    columns = {name: getattr(trace.launches, name)[kept] for name in LAUNCH_COLUMNS}
+    launch = number[fewer.kernels.launch].astype(np.int32)
+    return replace(
+        fewer,
+        kernels=replace(fewer.kernels, launch=launch),
+        launches=replace(trace.launches, **columns),
+    )
+
+
+def test_kernels_lost_with_their_launches_leave_uneven_steps():
+    trace = recorded()
+    lost = np.random.default_rng(0).choice(compute(trace), size=100, replace=False)
+    kept, [gap] = guard(without_launches(trace, lost))
+    assert kept is not None
+    assert (gap.code, gap.rank) == (Code.LOST_OPERATORS, 0)
+    assert "its steps run other numbers of the same kernels" in gap.message
+
+
+def test_a_kernel_that_is_called_like_those_of_messages_and_is_none():
+    trace = recorded()
+    kind, name = trace.kernels.kind.copy(), trace.kernels.name.copy()
+    message = np.flatnonzero(trace.kernels.kind == KernelKind.PEER)[0]
+    kind[compute(trace)[::5]], name[compute(trace)[::5]] = KernelKind.PEER, name[message]
+    wrong = with_kernels(trace, kind=kind, name=name)
+    assert "without the operator of the others" in refusal(wrong)
+
+
 def test_a_file_in_another_unit_is_left_out():
     assert "a launch takes" in refusal(scaled(recorded(), 1000))
 
@@ -251,6 +321,36 @@ def test_a_step_that_ends_in_the_midst_of_a_call():
     duration[call] = end - trace.launches.start_ns[call] + 5 * MS
     torn = replace(trace, launches=replace(trace.launches, duration_ns=duration))
     assert "in the midst of a call" in refusal(torn)
+
+
+def test_a_range_that_ends_in_the_midst_of_a_call():
+    trace = read_kineto(str(H200 / "fwd_closed_m4" / "rank3.json.gz"))
+    ranges, calls = trace.annotations, trace.launches
+    marked = ranges.name == trace.names.index("Forward 1")
+    row = np.flatnonzero(marked & (ranges.stream < 0))[0]
+    inside = (calls.start_ns > ranges.start_ns[row]) & (calls.thread == ranges.thread[row])
+    call = np.flatnonzero(inside & (calls.duration_ns > 8_000))[0]
+    duration = ranges.duration_ns.copy()
+    duration[row] = calls.start_ns[call] + calls.duration_ns[call] // 2 - ranges.start_ns[row]
+    torn = replace(trace, annotations=replace(ranges, duration_ns=duration))
+    assert "in the midst of a call" in refusal(torn)
+
+
+@pytest.mark.parametrize("lost", [slice(0, None, 2), slice(700, 703)])
+def test_allocations_that_were_lost_are_told_by_what_follows(lost):
+    trace = recorded()
+    rows = np.delete(np.arange(len(trace.memory)), lost)
+    columns = {name: getattr(trace.memory, name)[rows] for name in MEMORY_COLUMNS}
+    kept, [gap] = guard(replace(trace, memory=replace(trace.memory, **columns)))
+    assert kept is not None
+    assert (gap.code, gap.rank) == (Code.WRONG_MEMORY, 0)
+
+
+def test_memory_in_another_unit_is_not_in_whole_pages():
+    trace = recorded()
+    columns = {f"{n}_bytes": getattr(trace.memory, f"{n}_bytes") // 1024 for n in BYTES}
+    _, [gap] = guard(replace(trace, memory=replace(trace.memory, **columns)))
+    assert "not in whole pages" in gap.message
 
 
 def test_totals_of_memory_that_do_not_add_up_are_not_told():

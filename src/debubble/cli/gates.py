@@ -61,6 +61,7 @@ DAMAGE = frozenset(
     {
         Code.BAD_TIMES,
         Code.CLOCK_OFF,
+        Code.CUT_STEPS,
         Code.DUPLICATE_RANK,
         Code.IMPOSSIBLE,
         Code.LOST_OPERATORS,
@@ -69,6 +70,8 @@ DAMAGE = frozenset(
         Code.NO_KERNELS,
         Code.NO_RANK,
         Code.TRUNCATED,
+        Code.UNEVEN_RANGES,
+        Code.UNEVEN_STEPS,
         Code.UNMATCHED_TRANSFERS,
         Code.UNREADABLE,
         Code.WRONG_FIELDS,

@@ -26,7 +26,14 @@ from debubble.timeline.chain import (
 from debubble.timeline.clock import align, contradict, find_mixed, name_wrong, shift_transfers
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.job import tell_memory
-from debubble.timeline.lines import line_of, passes_of, stage_passes_of, without_bystanders
+from debubble.timeline.lines import (
+    line_of,
+    name_uneven_passes,
+    name_untold,
+    passes_of,
+    stage_passes_of,
+    without_bystanders,
+)
 from debubble.timeline.memory import StagePasses, count_layers, recomputed_share
 from debubble.timeline.model import (
     Parallelism,
@@ -67,12 +74,9 @@ from debubble.timeline.transfers import (
     match_transfers,
 )
 from debubble.timeline.work import find_waits, find_work, order_by_use
-from debubble.trace.columns import KernelKind, Operation, RankTrace, peak_memory
+from debubble.trace.columns import KernelKind, Operation, RankTrace
 from debubble.trace.run import Run
 from debubble.units import counted, show_ranks
-
-# As torch calls the range of `Optimizer.step`.
-_OPTIMIZER = "Optimizer.step#"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +139,7 @@ def build_part(
         return NoPipelineHere(messages=sum(len(rank.messages) for rank in ranks), rings=rings)
 
     # Steps. The profiler's marks, else the pipelines' own rhythm → the step of work and messages.
-    gaps = [*_without_memory(named), *_without_optimizer(named)]
+    gaps = name_untold(named)
     gaps += _beside_marks(ranks, chains) if marked else []
     inferred = _in_inferred_steps(ranks, chains) if may_infer and not marked else None
     in_steps = marked or inferred is not None
@@ -156,6 +160,8 @@ def build_part(
         passes_of_ranks, unknown = _assign_passes(chain, ranks, posted, in_steps=in_steps)
         assigned.append(passes_of_ranks)
         gaps += unknown
+        told = [(r, passes_of_ranks[r.rank]) for r in ranks if r.rank in passes_of_ranks]
+        gaps += name_uneven_passes(told) if in_steps else []
 
     # Memory and layers. Work with its pass → the line of each rank, what its stages are made of.
     lines: list[RankTimeline] = []
@@ -178,57 +184,6 @@ def build_part(
         inferred=inferred is not None,
         mixed=frozenset(number for number, gap in enumerate(mixed) if gap),
     )
-
-
-# What some ranks tell and others do not.
-
-
-def _without_memory(traces: Sequence[RankTrace]) -> list[Gap]:
-    """Name ranks that tell nothing of their memory, where others do, or it was asked for."""
-    peaks = [peak_memory(trace) for trace in traces]
-    others = any(peak is not None for peak in peaks)
-    several = (
-        len(traces) > 1
-    )  # an engine's one rank may say so, and have its memory laid out before
-    return [
-        Gap(
-            code=Code.WRONG_MEMORY,
-            message="nothing of its device's memory in it, though "
-            + ("other ranks have some" if others else "it was recorded with profile_memory"),
-            hint="record with profile_memory=True on every rank",
-            file=trace.file,
-            rank=trace.rank,
-        )
-        for trace, peak in zip(traces, peaks, strict=True)
-        if peak is None
-        and (others or (several and trace.header.profile_memory and len(trace.kernels)))
-    ]
-
-
-def _without_optimizer(traces: Sequence[RankTrace]) -> list[Gap]:
-    """Name ranks that mark no optimizer, where others do: what they do there is told by it."""
-    marks = []
-    for trace in traces:
-        ranges, calls = trace.annotations, trace.launches.start_ns
-        names = [row for row, name in enumerate(trace.names) if name.startswith(_OPTIMIZER)]
-        mine = np.isin(ranges.name, names) & (ranges.stream < 0)
-        end_ns = ranges.start_ns[mine] + ranges.duration_ns[mine]
-        first, last = np.searchsorted(calls, ranges.start_ns[mine]), np.searchsorted(calls, end_ns)
-        marks.append(bool((last > first).any() if len(trace.kernels) else mine.any()))
-    if not any(marks):
-        return []
-    return [
-        Gap(
-            code=Code.UNEVEN_RANGES,
-            message="no range of an optimizer that launches, though other ranks have one: "
-            "what it does there is taken for something else",
-            hint="record the same steps on every rank",
-            file=trace.file,
-            rank=trace.rank,
-        )
-        for trace, has in zip(traces, marks, strict=True)
-        if not has
-    ]
 
 
 # Who: what each rank did, and the order of ranks in their pipelines.

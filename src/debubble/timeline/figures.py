@@ -21,7 +21,7 @@ from debubble.timeline.bubble import (
     measure_stream,
     measure_windows,
 )
-from debubble.timeline.model import Intervals, Passes, PassKind, RankTimeline, Timeline
+from debubble.timeline.model import UNKNOWN, Intervals, Passes, PassKind, RankTimeline, Timeline
 from debubble.timeline.steps import SkippedStep, choose_steps, numbered, only_steps
 from debubble.timeline.transfers import HopFigures, measure_hops
 from debubble.units import counted, show_count, show_ranks
@@ -445,16 +445,20 @@ def _unmatched(timeline: Timeline, pipeline: int) -> tuple[Gap, ...]:
     found = [
         left_over
         for left_over in timeline.unmatched
-        if left_over.source in names and (not timeline.steps or left_over.step in timeline.steps)
+        if not names.isdisjoint(left_over.ends)
+        and (not timeline.steps or left_over.step in {UNKNOWN, *timeline.steps})
     ]
     count = sum(left_over.count for left_over in found)
     if not count:
         return ()
-    senders = numbered("rank", sorted({left_over.source for left_over in found}))
+    senders, receivers = (
+        numbered("rank", sorted({left_over.ends[side] for left_over in found})) for side in (0, 1)
+    )
     return (
         Gap(
             code=Code.UNMATCHED_TRANSFERS,
-            message=f"{counted(count, 'message')} of {senders} without a counterpart left out",
+            message=f"{counted(count, 'message')} of {senders} to {receivers} without a "
+            "counterpart left out",
             hint="a rank is missing, or was captured for another stretch of time",
         ),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.errors import NoPipeline
+from debubble.errors import Code, Gap, NoPipeline
 from debubble.timeline.bubble import CLIPPING, DATA_LOADING, OPTIMIZER, REDUCTION
 from debubble.timeline.clock import Clocks, align, shift_transfers
 from debubble.timeline.model import (
@@ -28,6 +28,7 @@ from debubble.timeline.model import (
     Timeline,
     union_of,
 )
+from debubble.timeline.steps import numbered
 from debubble.timeline.transfers import RankMessages, match_transfers
 from debubble.timeline.work import Messages
 from debubble.trace.columns import Group
@@ -64,6 +65,8 @@ _AT_ONCE_NS = 5_000
 # Timers of a rank that waits for its messages lie beside its passes for no more of them than this.
 _BESIDE = 0.01
 _COUNTED_FROM = (0, 1)
+# Clocks of timers are off by 2 % of a pass at most in tables of others.
+_AT_ONCE = 0.1
 # Steps on one clock begin at least so much of a step apart, however far the first rank runs ahead.
 _AHEAD = 0.1
 _UNKNOWN_NS = np.iinfo(np.int64).min
@@ -94,12 +97,36 @@ def build_from_table(table: OpTable) -> Timeline:
         transfers = shift_transfers(transfers, clocks)
         ahead = np.array([clocks.offset_ns[name] for name in rank.tolist()], dtype=np.int64)
         start, end = start + ahead, end + ahead
+    lines = _lines(table, rank, start, end, is_pass, clocks)
+    passes = _passes(table, rank, start, end, is_pass)
+    absent = sorted({rank for line in lines for rank in line.members} - {r.rank for r in lines})
+    missing = Gap(
+        code=Code.MISSING_RANKS,
+        message=f"no row of {numbered('rank', absent)}, which hold stages that others name",
+        hint="write the passes of all ranks",
+        file=table.file,
+    )
+    wrong = _impossible(passes, lines, whole=not (table.layer >= 0).any())
     return Timeline(
-        ranks=_lines(table, rank, start, end, is_pass, clocks),
-        passes=_passes(table, rank, start, end, is_pass),
+        ranks=lines,
+        passes=passes,
         transfers=transfers,
         steps=tuple(np.unique(table.step[is_pass]).tolist()),
         clock_uncertainty_ns=clocks.uncertainty_ns,
+        gaps=(
+            *([missing] if absent else ()),
+            *(
+                Gap(
+                    code=Code.IMPOSSIBLE,
+                    message=f"nothing is told of its pipeline, because it cannot be so: {why}",
+                    hint="write its rows again, all on one clock and in one unit",
+                    file=table.file,
+                    rank=name,
+                )
+                for name, why in sorted(wrong.items())
+            ),
+        ),
+        mixed=frozenset(line.pipeline for line in lines if line.rank in wrong),
     )
 
 
@@ -128,6 +155,59 @@ def _unfold(table: OpTable, rank: I32) -> OpTable:
         return table
     back = np.where(table.stage >= ranks, 3 * ranks - 1 - table.stage, table.stage)
     return replace(table, stage=back.astype(np.int32))
+
+
+def _impossible(passes: Passes, lines: tuple[RankTimeline, ...], *, whole: bool) -> dict[int, str]:
+    """Say of ranks what none can have done: two passes at once, or one before what it needs.
+
+        stage 0   ├ F0 ┤├ F1 ┤               ├─ B0 ─┤
+        stage 1          ├ F0 ┤├─ B0 ─┤       stage 1's F0 not before the end of stage 0's, its B0
+                                              not before its F0, stage 0's B0 not before its B0
+
+    Both are kept to within 2 % of a pass in all tables of others. `whole`: a pass is one row.
+    """
+    wrong: dict[int, str] = {}
+    lasts = passes.end_ns - passes.start_ns
+    for name in np.unique(passes.rank[lasts <= 0]).tolist():
+        wrong[name] = "passes that take no time"
+    order = np.lexsort((passes.start_ns, passes.rank))
+    beside = order[1:][_too_early(passes, order, np.diff(passes.rank[order]) == 0)]
+    for name in np.unique(passes.rank[beside]).tolist():
+        wrong.setdefault(name, "two of its passes at once")
+    if not whole:
+        return wrong
+    pipeline_of = np.zeros(int(passes.rank.max()) + 1, dtype=np.int64)
+    for line in lines:
+        pipeline_of[line.rank] = line.pipeline
+    alike = (passes.microbatch, passes.step, pipeline_of[passes.rank])
+    forward, backward = passes.kind == PassKind.F, np.isin(passes.kind, (PassKind.B, PassKind.I))
+    blamed = np.zeros(len(pipeline_of), dtype=np.int64)
+    for rows, keys in (
+        (forward, (passes.stage, *alike)),
+        (backward, (-passes.stage, *alike)),
+        (forward | backward, (backward, passes.stage, *alike)),
+    ):
+        order = np.lexsort(keys)
+        order = order[(rows & (passes.microbatch >= 0))[order]]
+        apart = [np.diff(np.asarray(key, dtype=np.int64)[order]) for key in keys]
+        early = _too_early(passes, order, (apart[0] == 1) & ~np.any(apart[1:], axis=0))
+        for side in (order[:-1], order[1:]):
+            np.add.at(blamed, passes.rank[side[early]], 1)
+    if blamed.any():
+        for name in np.flatnonzero(blamed == blamed.max()).tolist():
+            wrong.setdefault(
+                name, "passes before those that they need, or after those that they feed"
+            )
+    return wrong
+
+
+def _too_early(passes: Passes, order: NDArray[np.intp], follows: Flags) -> Flags:
+    """Tell which passes, but for the first, begin before the one ahead of them ends."""
+    before, after = order[:-1], order[1:]
+    lasts = passes.end_ns - passes.start_ns
+    allowed = _AT_ONCE * np.minimum(lasts[before], lasts[after])
+    early: Flags = follows & (passes.end_ns[before] - passes.start_ns[after] > allowed)
+    return early
 
 
 def _set_up(table: OpTable, start: I64, end: I64, kept: Flags) -> tuple[tuple[int, str], ...]:
@@ -254,8 +334,13 @@ def _places(
         members.setdefault(pipeline, {})[stages[0]] = name
         replicas.setdefault(stages, []).append(name)
     if all(len(stages) == 1 for _, stages in held.values()):
+        last = max(stages[0] for _, stages in held.values())
+        strides = {_stride(ranks) for ranks in members.values() if len(ranks) > 1}
+        stride = strides.pop() if len(strides) == 1 else None
         for ranks in members.values():
-            _fill_holes(ranks)
+            known, first = next(iter(sorted(ranks.items())))
+            for stage in range(last + 1 if stride else 0):
+                ranks.setdefault(stage, first + (stride or 0) * (stage - known))
     return (
         {
             pipeline: tuple(rank for _, rank in sorted(ranks.items()))
@@ -265,15 +350,14 @@ def _places(
     )
 
 
-def _fill_holes(ranks: dict[int, int]) -> None:
-    """Add ranks of stages that no row is of, where those of the others tell their numbers."""
+def _stride(ranks: dict[int, int]) -> int | None:
+    """Return how far ranks of neighbouring stages are apart, where all are as far; else None.
+
+    So the rank of a stage is known that no row is of.
+    """
     known = np.array(sorted(ranks.items()))
-    if len(known) < 2:
-        return
     apart = np.diff(known[:, 1]) / np.diff(known[:, 0])
-    if (apart == apart[0]).all() and apart[0].is_integer():
-        for stage in range(int(known[-1, 0])):
-            ranks.setdefault(stage, int(known[0, 1] + apart[0] * (stage - known[0, 0])))
+    return int(apart[0]) if (apart == apart[0]).all() and apart[0].is_integer() else None
 
 
 def _outside(

@@ -7,11 +7,13 @@ pass is taken out of it first: a gather of parameters or a batch's copy is launc
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from debubble.errors import Code, Gap
 from debubble.timeline.bubble import find_outside
 from debubble.timeline.memory import PassKernels, StagePasses, measure_memory
 from debubble.timeline.model import (
@@ -41,7 +43,7 @@ from debubble.timeline.work import (
     synchronised_of,
     unissued_of,
 )
-from debubble.trace.columns import Operation, RankTrace, merge
+from debubble.trace.columns import Operation, RankTrace, merge, peak_memory
 
 # As torch, NCCL and gloo spell them: `c10d::allreduce_`, `_reduce_scatter_base_`, `AllGather`.
 _KINDS = (
@@ -52,6 +54,15 @@ _KINDS = (
 _OTHER = 255
 # Collectives of no name that are in so few microbatches of so many are gradients' or parameters'.
 _FEW, _ENOUGH = 0.5, 4
+# Passes of one stage and kind that launch neither of their two commonest numbers of kernels are an
+# eighth of all at most on 120 recorded ranks; with a tenth of a rank's kernels lost, a half.
+_MANY_PASSES, _OF_OTHER_NUMBERS = 6, 0.3
+# A pass with so few of the usual kernels has lost some, unless it has fewer on other ranks, too.
+_SHORT, _SHORTER = 0.75, 0.95
+# A thread that launches passes launches hundreds of kernels.
+_OFTEN = 10
+# As torch calls the range of `Optimizer.step`.
+_OPTIMIZER = "Optimizer.step#"
 
 
 def without_bystanders(rank: RankRecord, assignment: Assignment) -> tuple[Assignment, Flags]:
@@ -109,6 +120,142 @@ def passes_of(rank: RankRecord, assignment: Assignment, position: int, offset_ns
         end_ns=ends,
         busy_ns=_busy_of_groups(start, end, group, len(step)),
     )
+
+
+# What some ranks tell and others do not.
+
+
+def name_untold(traces: Sequence[RankTrace]) -> list[Gap]:
+    """Name ranks that do not tell of memory, optimizer, threads or messages what others tell."""
+    peaks = [peak_memory(trace) for trace in traces]
+    others = any(peak is not None for peak in peaks)
+    several = len(traces) > 1  # an engine's one rank may say so, its memory laid out before
+    without_memory = [
+        peak is None
+        and (others or (several and bool(trace.header.profile_memory and len(trace.kernels))))
+        for trace, peak in zip(traces, peaks, strict=True)
+    ]
+    optimizers = list(map(_marks_optimizer, traces))
+    threads = list(map(_launching_threads, traces))
+    usual = sorted(threads)[len(threads) // 2]
+    carried = list(map(_carries_messages, traces))
+    asked = (
+        (
+            without_memory,
+            Code.WRONG_MEMORY,
+            "nothing of its device's memory in it, though other ranks have some"
+            if others
+            else "nothing of its device's memory in it, though it was recorded with profile_memory",
+            "record with profile_memory=True on every rank",
+        ),
+        (
+            [any(optimizers) and not has for has in optimizers],
+            Code.UNEVEN_RANGES,
+            "no range of an optimizer that launches, though other ranks have one",
+            "record the same steps on every rank",
+        ),
+        (
+            [0 < count < usual for count in threads],
+            Code.WRONG_FIELDS,
+            f"it launches from fewer than {usual} threads, as other ranks do: passes may be wrong",
+            "record the rank again",
+        ),
+        (
+            [any(carried) and has is False for has in carried],
+            Code.WRONG_FIELDS,
+            "none of its messages has a kernel, though those of other ranks have",
+            "record the rank again",
+        ),
+    )
+    return [
+        Gap(code=code, message=message, hint=hint, file=trace.file, rank=trace.rank)
+        for untold, code, message, hint in asked
+        for trace, is_untold in zip(traces, untold, strict=True)
+        if is_untold
+    ]
+
+
+def _marks_optimizer(trace: RankTrace) -> bool:
+    """Tell whether a range of an optimizer launches something, or is there on a CPU."""
+    ranges, calls = trace.annotations, trace.launches.start_ns
+    names = [row for row, name in enumerate(trace.names) if name.startswith(_OPTIMIZER)]
+    mine = np.isin(ranges.name, names) & (ranges.stream < 0)
+    end_ns = ranges.start_ns[mine] + ranges.duration_ns[mine]
+    first, last = np.searchsorted(calls, ranges.start_ns[mine]), np.searchsorted(calls, end_ns)
+    return bool((last > first).any() if len(trace.kernels) else mine.any())
+
+
+def _launching_threads(trace: RankTrace) -> int:
+    """Count threads that launch kernels: by autograd's, backward passes are told."""
+    calls = trace.kernels.launch[trace.kernels.launch >= 0]
+    launched = np.bincount(trace.launches.thread[calls], minlength=1)
+    return int((launched >= _OFTEN).sum())
+
+
+def _carries_messages(trace: RankTrace) -> bool | None:
+    """Tell whether a message has its kernel; None where there are no messages."""
+    operators = trace.operators
+    moves = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+    return bool((operators.kernel[moves] >= 0).any()) if moves.any() else None
+
+
+def name_uneven_passes(assigned: Sequence[tuple[RankRecord, Assignment]]) -> list[Gap]:
+    """Name ranks whose passes run other numbers of kernels, where those of most ranks do not.
+
+    The first microbatch sums no gradients and the last reduces them, on most ranks alike; all
+    others launch the same.
+    """
+    shares = [_kernel_shares(rank, passes) for rank, passes in assigned]
+    uneven = [
+        scattered
+        or any(
+            share < _SHORT
+            and 2 * sum(other.get(key, 1.0) < _SHORTER for _, other in shares) <= len(shares)
+            for key, share in mine.items()
+        )
+        for scattered, mine in shares
+    ]
+    if 2 * sum(uneven) > len(assigned):
+        return []
+    return [
+        Gap(
+            code=Code.LOST_OPERATORS,
+            message="its passes run other numbers of kernels, where those of other ranks run "
+            "the same: some may have been lost",
+            hint="record the rank again; if its stage does differ from pass to pass, all is well",
+            file=rank.trace.file,
+            rank=rank.rank,
+        )
+        for (rank, _), is_uneven in zip(assigned, uneven, strict=True)
+        if is_uneven
+    ]
+
+
+def _kernel_shares(
+    rank: RankRecord, passes: Assignment
+) -> tuple[bool, dict[tuple[int, int, int], float]]:
+    """Tell whether passes of a kind run ever other numbers of kernels, and each one's share.
+
+    By step, kind and microbatch: its kernels over those of the middle one of its kind; of several
+    stages the least. The first and the last pass of a capture may be cut.
+    """
+    kept = np.flatnonzero((passes.kind >= 0) & (rank.work_step >= 0) & ~rank.work.collective)
+    (step, stage, kind, microbatch), group = number_passes(
+        rank.work_step[kept], passes.stage[kept], passes.kind[kept], passes.microbatch[kept]
+    )
+    kernels = np.bincount(group, minlength=len(stage))
+    scattered, shares = False, dict[tuple[int, int, int], float]()
+    for alike in {*zip(stage.tolist(), kind.tolist(), strict=True)}:
+        mine = np.flatnonzero((stage == alike[0]) & (kind == alike[1]))
+        if len(mine) < _MANY_PASSES:
+            continue
+        times = np.sort(np.unique(kernels[mine], return_counts=True)[1])
+        scattered |= int(times[:-2].sum()) > _OF_OTHER_NUMBERS * len(mine)
+        usual = float(np.median(kernels[mine]))
+        for row in set(mine.tolist()) - {int(group[0]), int(group[-1])}:
+            key = (int(step[row]), int(kind[row]), int(microbatch[row]))
+            shares[key] = min(shares.get(key, 1.0), float(kernels[row]) / usual)
+    return scattered, shares
 
 
 def _busy_of_groups(start: I64, end: I64, group: I64, groups: int) -> I64:

@@ -242,7 +242,8 @@ def join_columns(parts: Sequence[_Columns], *, by: str) -> _Columns:
 class Unmatched:
     """Messages of a step that only one side has."""
 
-    source: int
+    ends: tuple[int, int]
+    """The rank that sends, or should have, and the one that receives."""
     step: int
     count: int
 

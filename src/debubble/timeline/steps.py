@@ -317,10 +317,16 @@ def _gaps(
         return numbered("rank", sorted(set().union(*held.values())))
 
     if uneven:
+        lacking: dict[tuple[int, ...], list[int]] = {}
+        for step, without in sorted(uneven.items()):
+            lacking.setdefault(tuple(sorted(without)), []).append(step)
+        each = [f"{numbered('rank', who)} did not capture {steps(what)}"
+                for who, what in lacking.items()]  # fmt: skip
+        alike = f"{ranks(uneven)} did not capture {'it' if len(uneven) == 1 else 'all of them'}"
         yield Gap(
             code=Code.UNEVEN_STEPS,
-            message=f"{steps(uneven)} left out: {ranks(uneven)} did not capture "
-            + ("it" if len(uneven) == 1 else "all of them"),
+            message=f"{steps(uneven)} left out: "
+            + (", ".join(each) if 1 < len(each) <= _ALWAYS_KEPT else alike),
             hint="capture the same steps on all ranks",
         )
     if cut:

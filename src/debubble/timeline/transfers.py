@@ -20,6 +20,7 @@ import numpy as np
 from debubble.timeline.model import (
     I32,
     I64,
+    UNKNOWN,
     PassKind,
     RankTimeline,
     Timeline,
@@ -40,6 +41,8 @@ _ALIKE_SHARE, _FEWEST_ALIKE, _MANY_ALIKE, _CLEARLY = 0.02, 4, 0.25, 1.5
 # A message that is received so soon after it was sent, in shares of a turn, was waited for; and
 # none waits so many turns.
 _AT_ONCE_SHARE, _MOST_TURNS = 0.15, 2.0
+# A sender runs ahead of its receiver by as many messages as are in flight, at the end of a capture.
+_FEWEST_LOST, _MOST_LOST = 5, 0.1
 # One message in twenty is slower: transfers are heavy-tailed, and a median hides it.
 _TAIL_PERCENT = 95
 
@@ -69,32 +72,52 @@ def match_transfers(
     """
     parts = [_no_transfers()]
     unmatched: list[Unmatched] = []
-    pairs = (
-        (source, destination)
-        for source, sent in sorted(posted.items())
-        for destination in np.unique(sent.messages.peer[sent.messages.is_send]).tolist()
-        if destination in posted
-    )
-    for source, destination in pairs:
+    pairs = {
+        (rank, peer) if is_send else (peer, rank)
+        for rank, mine in posted.items()
+        for is_send in (True, False)
+        for peer in np.unique(mine.messages.peer[mine.messages.is_send == is_send]).tolist()
+        if peer in posted
+    }
+    for source, destination in sorted(pairs):
         sent, received = posted[source], posted[destination]
-        if (source, destination) in across_steps:
+        ends = (source, destination)
+        if ends in across_steps:
             parts.append(_pair_across_steps(posted, source, destination))
+            lost = _lost_inside(posted, ends, len(parts[-1]))
+            if lost >= max(_FEWEST_LOST, _MOST_LOST * len(parts[-1])):
+                unmatched.append(Unmatched(ends=ends, step=UNKNOWN, count=lost))
             continue
-        for step in sorted(set(sent.step[sent.step >= 0].tolist())):
+        steps = {*sent.step.tolist(), *received.step.tolist()}
+        for step in sorted(step for step in steps if step >= 0):
             sends = sent.rows(destination, is_send=True, step=step)
             receives = received.rows(source, is_send=False, step=step)
             left_over = abs(len(sends) - len(receives))
             if left_over:
-                unmatched.append(Unmatched(source=source, step=step, count=left_over))
+                unmatched.append(Unmatched(ends=ends, step=step, count=left_over))
                 sends, receives = _cut_alike(sent, sends, received, receives)
             timed = sent.messages.timed[sends] & received.messages.timed[receives]
             if not timed.all():
                 lost = int((~timed).sum())
-                unmatched.append(Unmatched(source=source, step=step, count=lost))
+                unmatched.append(Unmatched(ends=ends, step=step, count=lost))
             if timed.any():
-                ends = (source, destination)
                 parts.append(_pair(ends, sent, sends[timed], received, receives[timed]))
     return join_columns(parts, by="receive_end_ns"), tuple(unmatched)
+
+
+def _lost_inside(posted: Mapping[int, RankMessages], ends: tuple[int, int], paired: int) -> int:
+    """Count messages of a stream that one side lacks although it was captured all that while.
+
+    What the captures cut off lies before the first message of the other side, or after its last.
+    """
+    lost = 0
+    for mine, other, is_send in ((ends[0], ends[1], True), (ends[1], ends[0], False)):
+        at_ns = posted[mine].messages.start_ns[posted[mine].rows(other, is_send=is_send)]
+        seen = posted[other].messages.start_ns
+        if len(seen):
+            inside = (at_ns > seen.min()) & (at_ns < seen.max())
+            lost = max(lost, int(inside.sum()) - paired)
+    return lost
 
 
 def _cut_alike(

@@ -56,6 +56,16 @@ _LONGEST_OVERLAP_NS = 1_000_000
 _LASTS_NS = 20_000
 _FEWEST_PAIRS = 40
 _MOST_IDLE = 0.2
+# A device takes as long from a kernel to the next that is queued after long ones as after short
+# ones: 1 to 6 us for a quarter of them, on all devices seen. Durations that were made shorter or
+# longer leave more or less after long ones alone: 2 % of what kernels of half a ms take are told.
+_LONG_NS, _SHORT_NS, _FEWEST_LONG = 200_000, (3_000, 60_000), 20
+_NEXT_AFTER_NS, _REACHES_INTO_NS = 10_000, 1_000
+# For a half it is 10 us at most, and 70 us where others left kernels out on purpose.
+_MISSING_BETWEEN_NS = 100_000
+# Compute kernels of each name come as often in one step as in the next, exactly so on 102 of 103
+# recorded ranks. Losses of fewer move no figure.
+_KERNELS_DIFFER = 0.01
 # A launch takes the host 3 to 17 us in the middle; slow hosts and debuggers are allowed for.
 _LAUNCH_TAKES_NS = (200, 2_000_000)
 # No kernel that we have seen is shorter than 639 ns, on six kinds of device, and none that
@@ -66,17 +76,18 @@ _SHORTEST_SEEN_NS, _TEN_TIMES = 600, 10
 # Bytes or bandwidth of a copy may be damaged themselves; times are where many are contradicted.
 _CONTRADICTED, _ROUNDING_NS = 0.1, 2
 # A peak and the sum of the changes up to it are the same to the byte in all our recordings.
-_PEAKS_AGREE = 0.005
+# So is every other total. Threads that allocate at the same moment may be written in another order.
+_PEAKS_AGREE, _IN_ANOTHER_ORDER = 0.005, 0.02
+# Devices hand memory out in pages; what was reserved is a multiple of 2 MiB in all recordings.
+_PAGE_BYTES = 65_536
 # A thread that launches kernels launches hundreds; those that launch two or three launch their own.
 _FEW, _OFTEN = 3, 10
-# What most calls of a kind have, all have.
-_MOST = 0.8
 # Ranges that began before the capture did are written as well: by half a minute in one of others.
 _FAR_NS = 600_000_000_000
 
 # Older traces of a CPU are written in whole microseconds.
 _ROUNDED_NS = 2_000
-_FEWEST_STEPS = 4
+_FEWEST_STEPS = 2
 # Ranges of messages under way, which end after the call that began them.
 _IN_BACKGROUND = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|hccl):")
 _LAUNCHES_ONE = re.compile(r"^(?!.*Graph).*Launch(?!HostFunc)")
@@ -116,12 +127,12 @@ def guard(trace: RankTrace) -> tuple[RankTrace | None, tuple[Gap, ...]]:
                 rank=trace.rank,
             )
         )
-    uneven = "" if len(trace.kernels) else _uneven_steps(trace)
+    uneven = _uneven_steps(trace)
     if uneven:
         gaps.append(
             Gap(
                 code=Code.LOST_OPERATORS,
-                message=f"{uneven}: operators may have been lost",
+                message=f"{uneven}: some may have been lost",
                 hint="record the rank again; if the job does differ from step to step, all is well",
                 file=trace.file,
                 rank=trace.rank,
@@ -173,8 +184,9 @@ def _impossible(trace: RankTrace) -> Iterator[str]:
     if len(launches):
         yield from _of_launches(trace, streams)
         yield from _of_waits(trace)
+        yield from _of_queues(trace, streams)
     yield from _of_streams(trace, streams)
-    yield from _of_units(trace, streams)
+    yield from _of_units(trace)
     yield from _of_calls(trace)
     yield from _of_ranges(trace)
 
@@ -198,10 +210,8 @@ def _impossible_on_host(trace: RankTrace) -> Iterator[str]:
         if away.any():
             yield f"{counted(int(away.sum()), 'operator')} minutes away from all others"
     yield from _of_ranges(trace)
-    names = [_IN_BACKGROUND.match(name) is not None for name in trace.names]
-    in_background = np.array([*names, False])
     ranges = trace.annotations
-    marks = np.flatnonzero((ranges.stream < 0) & ~in_background[ranges.name])
+    marks = _in_foreground(trace)
     for one in np.unique(ranges.thread[marks]).tolist():
         mine, own = marks[ranges.thread[marks] == one], thread == one
         if own.any():
@@ -225,33 +235,40 @@ def _containing(start: I64, end: I64, moments: I64) -> Positions:
 
 
 def _uneven_steps(trace: RankTrace) -> str:
-    """Say where steps of a CPU trace run other numbers of the same operators; nothing if none do.
+    """Say where steps run other numbers of the same compute kernels, or operators of a CPU.
 
-    The first and the last may set up or clean up.
+    On a CPU, the first and the last step may set up or clean up.
     """
-    ranges, operators = trace.annotations, trace.cpu_operators
+    ranges, kernels, on_device = trace.annotations, trace.kernels, len(trace.kernels) > 0
     marks = [
         row
         for row in np.flatnonzero(ranges.stream < 0).tolist()
         if STEP.match(trace.names[ranges.name[row]])
     ]
-    if len(marks) < _FEWEST_STEPS:
+    if len(marks) < (_FEWEST_STEPS if on_device else _FEWEST_STEPS + 2):
         return ""
+    if on_device:
+        launched = (kernels.kind == KernelKind.COMPUTE) & (kernels.launch >= 0)
+        name, at_ns = kernels.name[launched], trace.launches.start_ns[kernels.launch[launched]]
+    else:
+        name, at_ns = trace.cpu_operators.name, trace.cpu_operators.start_ns
     begins = ranges.start_ns[marks]
     edges = np.append(begins, begins[-1] + ranges.duration_ns[marks[-1]])
-    step = np.searchsorted(edges, operators.start_ns, side="right") - 1
+    step = np.searchsorted(edges, at_ns, side="right") - 1
     counts = np.zeros((len(marks), len(trace.names)), dtype=np.int64)
     known = (step >= 0) & (step < len(marks))
-    np.add.at(counts, (step[known], operators.name[known]), 1)
-    inner = counts[1:-1]
-    uneven = np.flatnonzero(inner.min(axis=0) != inner.max(axis=0))
-    if not len(uneven):
+    np.add.at(counts, (step[known], name[known]), 1)
+    counts = counts[counts.any(axis=1)] if on_device else counts[1:-1]
+    if not len(counts):
         return ""
-    most = int(uneven[np.argmax(np.ptp(inner[:, uneven], axis=0))])
-    numbers = f"{int(inner[:, most].min())} to {int(inner[:, most].max())}"
-    return (
-        f"its steps run other numbers of the same operators ({trace.names[most][:60]}: {numbers})"
-    )
+    apart = np.ptp(counts, axis=0)
+    allowed = _KERNELS_DIFFER * int(counts.sum(axis=1).max()) if on_device else 0
+    if int(apart.sum()) <= allowed:
+        return ""
+    most = int(np.argmax(apart))
+    what = "kernels" if on_device else "operators"
+    numbers = f"{int(counts[:, most].min())} to {int(counts[:, most].max())}"
+    return f"its steps run other numbers of the same {what} ({trace.names[most][:60]}: {numbers})"
 
 
 def _of_groups(trace: RankTrace) -> Iterator[str]:
@@ -380,8 +397,8 @@ def _apart(kernels: Kernels, before: Positions, after: Positions) -> Flags:
     return ~same
 
 
-def _of_units(trace: RankTrace, streams: _Streams) -> Iterator[str]:
-    """Yield durations that devices and hosts do not have, or that end before what follows."""
+def _of_units(trace: RankTrace) -> Iterator[str]:
+    """Yield durations that devices and hosts do not have."""
     kernels, launches = trace.kernels, trace.launches
     finely = (kernels.duration_ns % NS_PER_US > 0).any()
     runs = (kernels.kind != KernelKind.COPY) & (kernels.kind != KernelKind.MEMSET)
@@ -412,30 +429,47 @@ def _of_units(trace: RankTrace, streams: _Streams) -> Iterator[str]:
     least, most = _LAUNCH_TAKES_NS
     if int(single.sum()) >= _FEWEST_PAIRS and not least <= takes <= most:
         yield f"a launch takes {takes / NS_PER_US:g} us: not in the unit that it should be"
+
+
+def _of_queues(trace: RankTrace, streams: _Streams) -> Iterator[str]:
+    """Yield kernels that end before, or after, the device goes on to what is queued behind them."""
+    kernels, launches = trace.kernels, trace.launches
     before, after = streams.pairs()
     known = (kernels.launch[before] >= 0) & (kernels.launch[after] >= 0)
-    known &= _apart(kernels, before, after) & (kernels.duration_ns[before] >= _LASTS_NS)
+    known &= _apart(kernels, before, after)
     known &= ~kernels.communication[before] & ~kernels.communication[after]
     before, after = before[known], after[known]
     call = kernels.launch[after]
     queued = launches.start_ns[call] + launches.duration_ns[call] < kernels.start_ns[before]
     before, after = before[queued], after[queued]
-    if len(before) >= _FEWEST_PAIRS:
-        end_ns = kernels.start_ns[before] + kernels.duration_ns[before]
-        idle = (kernels.start_ns[after] - end_ns) / kernels.duration_ns[before]
+    lasts_ns = kernels.duration_ns[before]
+    idle_ns = kernels.start_ns[after] - kernels.start_ns[before] - lasts_ns
+    lasts = lasts_ns >= _LASTS_NS
+    if int(lasts.sum()) >= _FEWEST_PAIRS:
+        idle = idle_ns[lasts] / lasts_ns[lasts]
         if float(np.percentile(idle, 25)) > _MOST_IDLE:
             yield "kernels end long before those begin that are queued behind them"
+    least, most = _SHORT_NS
+    after_long = idle_ns[lasts_ns >= _LONG_NS]
+    after_short = idle_ns[(lasts_ns >= least) & (lasts_ns < most)]
+    if min(len(after_long), len(after_short)) >= _FEWEST_LONG:
+        quarter, half = np.percentile(after_long, (25, 50))
+        late = quarter > max(_NEXT_AFTER_NS, 2 * np.percentile(after_short, 25))
+        if late or half > _MISSING_BETWEEN_NS:
+            yield "long kernels end before the device goes on, or others are missing between"
+        elif half < -_REACHES_INTO_NS and np.median(after_short) > 0:
+            yield "long kernels last into those that follow them"
 
 
 def _of_calls(trace: RankTrace) -> Iterator[str]:
-    """Yield communication without its operator, or its kernel, where most of it has them."""
+    """Yield communication without its operator, or its kernel, where others like it have them."""
     kernels, operators = trace.kernels, trace.operators
     told = np.zeros(len(kernels) + 1, dtype=bool)
     told[operators.kernel] = True
     told = told[:-1]
     talks = kernels.communication & (kernels.launch >= 0)
-    silent = int((talks & ~told).sum())
-    if silent and silent <= (1 - _MOST) * int(talks.sum()):
+    silent = int((talks & ~told & np.isin(kernels.name, kernels.name[talks & told])).sum())
+    if silent:
         yield f"{counted(silent, 'kernel')} of communication without the operator of the others"
     moves = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
     carries = talks & (kernels.kind != KernelKind.COLLECTIVE)
@@ -468,14 +502,21 @@ def _of_ranges(trace: RankTrace) -> Iterator[str]:
     between = np.searchsorted(calls, start[1:]) - np.searchsorted(calls, ended)
     if (apart < -_STAMPS_NS).any() or (between[step == 1] > _FEW).any():
         yield "its steps do not follow each other"
-    elif _straddled(trace, rows):
-        yield "its steps begin or end in the midst of a call of the host"
+    if _straddled(trace, _in_foreground(trace)):
+        yield "its steps or ranges begin or end in the midst of a call of the host"
     if len(ranges) and len(trace.kernels):
         end_ns = trace.kernels.start_ns + trace.kernels.duration_ns
         early = int(trace.kernels.start_ns[0]) - int(ranges.start_ns[0])
         late = int((ranges.start_ns + ranges.duration_ns).max()) - int(end_ns.max())
         if max(early, late) > _FAR_NS:
             yield f"a range {show_duration(max(early, late))} away from all kernels"
+
+
+def _in_foreground(trace: RankTrace) -> Positions:
+    """Return the rows of ranges of the host, but for those of messages under way."""
+    ranges = trace.annotations
+    names = [_IN_BACKGROUND.match(name) is not None for name in trace.names]
+    return np.flatnonzero((ranges.stream < 0) & ~np.array([*names, False])[ranges.name])
 
 
 def _straddled(trace: RankTrace, marks: Positions) -> bool:
@@ -486,8 +527,8 @@ def _straddled(trace: RankTrace, marks: Positions) -> bool:
         begins = ranges.start_ns[mine]
         edges = np.sort(np.concatenate((begins, begins + ranges.duration_ns[mine])))
         own = calls.thread == thread
-        start = calls.start_ns[own] + _STAMPS_NS
-        end = calls.start_ns[own] + calls.duration_ns[own] - _STAMPS_NS
+        start = calls.start_ns[own] + _ROUNDED_NS
+        end = np.maximum(start, calls.start_ns[own] + calls.duration_ns[own] - _ROUNDED_NS)
         if (np.searchsorted(edges, end) > np.searchsorted(edges, start)).any():
             return True
     return False
@@ -520,8 +561,7 @@ def _strange_threads(trace: RankTrace) -> int:
 def _wrong_memory(trace: RankTrace) -> str:
     """Say what is wrong with the totals of the allocator; nothing where they add up.
 
-    A total is what the changes up to it come to, from wherever the capture began. Threads that
-    allocate at the same moment may be written in another order: only the peak is held against it.
+    A total is what the changes up to it come to, from wherever the capture began.
     """
     memory = trace.memory
     known = {one.index: one.memory_bytes for one in trace.header.devices if one.memory_bytes}
@@ -533,11 +573,16 @@ def _wrong_memory(trace: RankTrace) -> str:
             continue
         peak = int(allocated.max())
         summed = np.cumsum(memory.change_bytes[mine].astype(np.float64))
-        expected = float(summed.max() + np.median(allocated - summed))
-        if abs(peak - expected) > _PEAKS_AGREE * max(peak, 1):
+        before = allocated - summed
+        lost = float((before != np.median(before)).mean()) > _IN_ANOTHER_ORDER
+        expected = float(summed.max() + np.median(before))
+        if lost or abs(peak - expected) > _PEAKS_AGREE * max(peak, 1):
             return f"a peak of {show_bytes(peak)}, where its changes add up to another"
         if 0 < reserved.max() < (1 - _PEAKS_AGREE) * peak:
             return f"{show_bytes(peak)} allocated of {show_bytes(int(reserved.max()))} reserved"
+        pages = reserved[reserved >= 0]
+        if (pages % _PAGE_BYTES).any():
+            return f"{show_bytes(int(pages.max()))} reserved, which is not in whole pages"
         limit = known.get(device, 0)
         if limit and max(peak, int(reserved.max())) > limit:
             return f"{show_bytes(peak)} on a device that has {show_bytes(limit)}"

@@ -22,6 +22,7 @@ All columns of a cell are cut to members by collectives, so that no loop goes ov
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -361,7 +362,9 @@ def replay_without(cells: Cells, replica: int) -> tuple[I64, F64]:
     length = (cells.end_ns - cells.start_ns)[which].min(axis=2)
     # When each collective ended, from the first one's end: members agree about that.
     since = cells.end_ns[which] - cells.end_ns[which][..., :1]
-    ends = np.median(since.reshape(len(since), -1, since.shape[-1]), axis=1)
+    ends = np.median(
+        since.reshape(len(since), math.prod(since.shape[1:-1]), since.shape[-1]), axis=1
+    )
     ready = ends[:, None] - (cells.end_ns[which] - _ready(cells, which)).min(axis=2)
     takes = length.min(axis=1)
     as_was = _play(ready, takes)
