@@ -9,12 +9,11 @@ import pytest
 from support.services.console import REPOSITORY, type_command
 
 from debubble import analyse
-from debubble.answers.change import Tokens, start_from
+from debubble.answers.change import Tokens, describe, start_from
 from debubble.errors import CannotBeTold, UsageError
 from debubble.orders.messages import window_of
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit import emit
-from debubble.plan.levers.order import words
 from debubble.plan.option import all_fit, headroom_after, quick_latency_s
 from debubble.plan.order_search import OrderSearch, check_search, find_order, pipeline_of
 from debubble.schedules import check_order, order_of, parse_order
@@ -80,7 +79,43 @@ def test_stages_recompute_where_nothing_fits_otherwise():
     assert all_fit(headroom_after(small, looked.change)) is True
     kept = quick_latency_s(small, replace(looked.change, recompute_stages=None))
     assert quick_latency_s(small, looked.change) > kept
-    assert "recomputed" in words(looked.change)
+    assert "recomputed" in describe(looked.change)
+
+
+def test_a_stage_that_recomputes_runs_its_backward_passes_as_one():
+    # Torch recomputes for I, and for every weight of W once more: `stage_backward_weight`.
+    small = baseline_of(3.6 * GIB)
+    looked = find_order(small, OrderSearch(rounds=2, cuts_anew=False))
+    lighter = set(looked.change.recompute_stages)
+    kinds = {
+        action.kind
+        for actions in looked.change.order
+        for action in actions
+        if action.stage in lighter
+    }
+    assert kinds == {"F", "B"}
+
+
+def test_a_limit_that_the_run_is_over_is_kept_by_the_stages_of_ranks_that_lack_memory(tmp_path):
+    answer = type_command(f"debubble plan {RECORDED} --memory-limit 3.2GiB --json -q", tmp_path)
+    found = json.loads(answer.text)
+    option = next(one for one in found["options"] if one["change"].get("recompute_stages"))
+    every = next(one for one in found["options"] if one["change"].get("recompute"))
+    # Dearer than the run, which does not fit, and cheaper than all stages.
+    now = found["baseline"]["numbers"]["batch_latency_s"]
+    latencies = [one["numbers"]["batch_latency_s"] for one in (option, every)]
+    assert now < latencies[0] < latencies[1]
+    assert option["fits_memory"]
+    assert found["verdict"].startswith("A rank already takes ")
+    assert "What fits: " in found["verdict"]
+
+
+def test_an_order_leaves_a_little_of_the_limit_it_is_made_for():
+    limit = 4.7 * GIB
+    small = baseline_of(limit)
+    looked = find_order(small, OrderSearch(rounds=2, cuts_anew=False))
+    left = [rank.bytes for rank in headroom_after(small, looked.change)]
+    assert min(left) >= 0.004 * limit
 
 
 def test_offloading_takes_the_time_of_its_copies_and_frees_memory(baseline):
