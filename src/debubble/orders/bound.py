@@ -69,10 +69,10 @@ class _Bound:
         self.forward = [stage.forward for stage in stages]
         both = [stage.backward for stage in stages]
         self.gradient = both.copy()
-        for number, stage in enumerate(stages):
+        for number, cost in enumerate(stages):
             if number not in pipeline.whole:
-                self.gradient[number] = min(stage.input_gradient, stage.backward)
-                both[number] = min(stage.input_gradient + stage.weight_gradient, stage.backward)
+                self.gradient[number] = min(cost.input_gradient, cost.backward)
+                both[number] = min(cost.input_gradient + cost.weight_gradient, cost.backward)
         self.weight = [whole - part for whole, part in zip(both, self.gradient, strict=True)]
         self.own = [pipeline.placement[home] for home in pipeline.home]
         self.room, self.owed = [], []
