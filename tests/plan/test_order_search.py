@@ -9,11 +9,12 @@ import pytest
 from support.services.console import REPOSITORY, type_command
 
 from debubble import analyse
-from debubble.answers.change import Tokens, describe, start_from
+from debubble.answers.change import Tokens, describe, describe_refused, start_from
 from debubble.errors import CannotBeTold, UsageError
 from debubble.orders.messages import window_of
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit import emit
+from debubble.plan.lever import Refused
 from debubble.plan.option import all_fit, headroom_after, quick_latency_s
 from debubble.plan.order_search import OrderSearch, check_search, find_order, pipeline_of
 from debubble.schedules import check_order, order_of, parse_order
@@ -61,6 +62,21 @@ def test_no_found_order_is_slower_than_the_best_with_a_name(baseline):
     assert looked.found.score <= round(named * NS_PER_S)
     assert looked.found.named_score == pytest.approx(named * NS_PER_S, abs=1)
     check_order(looked.pipeline.order(looked.found.rows))
+
+
+def test_a_schedule_that_a_command_does_not_know_by_name_is_an_order_for_it():
+    roomy = baseline_of(4.7 * GIB)
+    looks = OrderSearch(rounds=1, cuts_anew=False)
+    first = find_order(roomy, looks)
+    assert first.change is None  # zb-h1 or the like: say its name
+    told = find_order(roomy, replace(looks, schedules=frozenset({"1f1b"})))
+    assert told.found == first.found
+    assert told.change.order == order_of(first.found.name, 3, 7)
+
+
+def test_what_was_looked_for_and_not_found_is_called_an_order():
+    refused = Refused(lever="order", change=Change(), reason="none was found")
+    assert describe_refused(refused) == "an order of its own"
 
 
 def test_rounds_decide_alone_what_is_found(baseline):

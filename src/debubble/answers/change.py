@@ -11,6 +11,7 @@ from debubble.answers.base import Part
 from debubble.errors import Code, Gap, UsageError
 from debubble.plan.baseline import AlsoRun, Baseline
 from debubble.plan.change import Change
+from debubble.plan.lever import Refused
 from debubble.plan.levers import LEVERS
 from debubble.plan.levers.order import Ordered
 from debubble.plan.option import Headroom
@@ -82,6 +83,14 @@ def describe(change: Change) -> str:
     if change.token_scale is not None:
         parts.append(f"{change.token_scale:.3g} times as many tokens")
     return ", ".join(parts) or "nothing changed"
+
+
+def describe_refused(refused: Refused) -> str:
+    """Say what is refused, also where nothing of it was found that could be described."""
+    if refused.lever == "split" and refused.change.split is None:
+        return "another split"
+    without_change = {"order": "an order of its own", "kv_cache": "room for a KV cache"}
+    return without_change.get(refused.lever) or describe(refused.change)
 
 
 def headroom_bytes(ranks: Sequence[Headroom] | None) -> list[int | None] | None:

@@ -17,6 +17,7 @@ from debubble.answers.change import (
     answer_profiler,
     change_part,
     describe,
+    describe_refused,
     headroom_bytes,
     peak_bytes,
     say_order,
@@ -408,17 +409,10 @@ def _advice(plan: Plan, option: Option) -> str:
 
 
 def _refused_part(refused: Refused) -> RefusedPart:
-    words = describe(refused.change)
-    if refused.lever == "split" and refused.change.split is None:
-        words = "another split"
-    elif refused.lever == "order":
-        words = "an order of its own"
-    elif refused.lever == "kv_cache":
-        words = "room for a KV cache"
     return RefusedPart(
         lever=refused.lever,
         change=change_part(refused.change),
-        words=words,
+        words=describe_refused(refused),
         reason=refused.reason,
     )
 

@@ -58,6 +58,8 @@ class OrderSearch:
     seed: int = 0
     cuts_anew: bool = True
     """Whether stages may be cut and placed in another way."""
+    schedules: frozenset[str] | None = None
+    """Those that can be run by their names; None: all. Others are orders without a name."""
     offload_bytes_per_s: float | None = None
     """How quickly activations are copied to the host; None: they stay on the device."""
     clock: Callable[[], float] = field(default=time.monotonic, compare=False)
@@ -124,6 +126,7 @@ def find_order(
         return None
     order = best.pipeline.order(found.rows)
     named = found.name is not None and best.base == Change(schedule=SEARCHED)
+    named &= looks.schedules is None or found.name in looks.schedules
     change = None if named else replace(best.base, order=order)
     return OrderFound(change=change, found=found, pipeline=best.pipeline)
 

@@ -162,7 +162,9 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         timeline=timeline,
         most_microbatches=most_microbatches,
         links=links,
-        search=None if search is None else replace(search, cuts_anew=allowed.split),
+        search=None
+        if search is None
+        else replace(search, cuts_anew=allowed.split, schedules=allowed.schedules),
     )
     if baseline.slow_ranks:
         allowed = replace(allowed, split=False)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from debubble.answers.base import list_warnings
-from debubble.answers.change import change_part, describe
+from debubble.answers.change import change_part, describe, describe_refused
 from debubble.answers.compare import answer_compare, say_comparison
 from debubble.answers.find import answer_find
 from debubble.answers.tune import say_tuning
@@ -59,7 +59,7 @@ def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
     if tuned.prospects.refused:
         table = Table(columns=("refused", "why"))
         table.rows = [
-            (describe(option.change), option.reason) for option in tuned.prospects.refused
+            (describe_refused(option), option.reason) for option in tuned.prospects.refused
         ]
         page.tables.append(table)
     page.notes = [f"stopped: {tuned.stop.why}"]

@@ -84,7 +84,12 @@ def _best_named(start: Start) -> tuple[str, Option | None]:
     """
     baseline = start.baseline
     found = [Idea(lever="schedule", change=Change())]
-    found += [idea for idea in schedule.ideas(start) if isinstance(idea, Idea)]
+    known = None if start.search is None else start.search.schedules
+    found += [
+        idea
+        for idea in schedule.ideas(start)
+        if isinstance(idea, Idea) and (known is None or idea.change.schedule in known)
+    ]
     split = None if start.partition is None else start.partition.split
     if split is not None:
         found += [
