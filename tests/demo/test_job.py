@@ -6,6 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from debubble.schedules import format_order, order_of
+
 # Rank 0 ends at once; the others look when it is gone, and say what they see.
 EARLY_END = r"""
 import os, sys, time
@@ -28,8 +32,6 @@ rank.run_unprofiled = run
 sys.exit(job.main([]))
 """
 
-import pytest
-
 
 @pytest.mark.slow
 def test_a_rank_that_ends_leaves_the_others_where_they_meet(tmp_path):
@@ -43,3 +45,22 @@ def test_a_rank_that_ends_leaves_the_others_where_they_meet(tmp_path):
     )
     assert sorted(done.stdout.splitlines()) == [f"rank {rank}: there" for rank in (1, 2, 3)]
     assert [left.suffix for left in tmp_path.glob("tmp*")] == [".first"]
+
+
+@pytest.mark.slow
+def test_ranks_run_an_order_of_passes_from_its_file(tmp_path):
+    order = tmp_path / "order.csv"
+    order.write_text(format_order(order_of("zb-h1", 2, 3)), "utf-8")
+    words = "--ranks 2 --split 1,1 --microbatches 3 --steps 2 --forward-ms 1 --backward-ms 2"
+    job = [sys.executable, "-m", "debubble.demo.job", *words.split(), "--schedule"]
+    done = subprocess.run([*job, str(order)], capture_output=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    missing = subprocess.run(
+        [*job, str(tmp_path / "none.csv")],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=100,
+        check=False,
+    )
+    assert missing.returncode == 2
+    assert "no order of passes is in" in missing.stderr

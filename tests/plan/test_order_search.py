@@ -9,12 +9,12 @@ import pytest
 from support.services.console import REPOSITORY, type_command
 
 from debubble import analyse
-from debubble.answers.change import Tokens, start_from
+from debubble.answers.change import Tokens, describe, describe_refused, start_from
 from debubble.errors import CannotBeTold, UsageError
 from debubble.orders.messages import window_of
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit import emit
-from debubble.plan.levers.order import words
+from debubble.plan.lever import Refused
 from debubble.plan.option import all_fit, headroom_after, quick_latency_s
 from debubble.plan.order_search import OrderSearch, check_search, find_order, pipeline_of
 from debubble.schedules import check_order, order_of, parse_order
@@ -64,6 +64,21 @@ def test_no_found_order_is_slower_than_the_best_with_a_name(baseline):
     check_order(looked.pipeline.order(looked.found.rows))
 
 
+def test_a_schedule_that_a_command_does_not_know_by_name_is_an_order_for_it():
+    roomy = baseline_of(4.7 * GIB)
+    looks = OrderSearch(rounds=1, cuts_anew=False)
+    first = find_order(roomy, looks)
+    assert first.change is None  # zb-h1 or the like: say its name
+    told = find_order(roomy, replace(looks, schedules=frozenset({"1f1b"})))
+    assert told.found == first.found
+    assert told.change.order == order_of(first.found.name, 3, 7)
+
+
+def test_what_was_looked_for_and_not_found_is_called_an_order():
+    refused = Refused(lever="order", change=Change(), reason="none was found")
+    assert describe_refused(refused) == "an order of its own"
+
+
 def test_rounds_decide_alone_what_is_found(baseline):
     first, again = (find_order(baseline, OrderSearch(rounds=2, cuts_anew=False)) for _ in "ab")
     assert first.found == again.found
@@ -80,7 +95,47 @@ def test_stages_recompute_where_nothing_fits_otherwise():
     assert all_fit(headroom_after(small, looked.change)) is True
     kept = quick_latency_s(small, replace(looked.change, recompute_stages=None))
     assert quick_latency_s(small, looked.change) > kept
-    assert "recomputed" in words(looked.change)
+    assert "recomputed" in describe(looked.change)
+
+
+def test_a_stage_that_recomputes_runs_its_backward_passes_as_one():
+    # Torch recomputes for I, and for every weight of W once more: `stage_backward_weight`.
+    small = baseline_of(3.6 * GIB)
+    looked = find_order(small, OrderSearch(rounds=2, cuts_anew=False))
+    lighter = set(looked.change.recompute_stages)
+    kinds = {
+        action.kind
+        for actions in looked.change.order
+        for action in actions
+        if action.stage in lighter
+    }
+    assert kinds == {"F", "B"}
+
+
+def test_a_limit_that_the_run_is_over_is_kept_by_the_stages_of_ranks_that_lack_memory(tmp_path):
+    answer = type_command(f"debubble plan {RECORDED} --memory-limit 3.2GiB --json -q", tmp_path)
+    found = json.loads(answer.text)
+    option = next(one for one in found["options"] if one["change"].get("recompute_stages"))
+    every = next(one for one in found["options"] if one["change"].get("recompute"))
+    # Dearer than the run, which does not fit, and cheaper than all stages.
+    now = found["baseline"]["numbers"]["batch_latency_s"]
+    latencies = [one["numbers"]["batch_latency_s"] for one in (option, every)]
+    assert now < latencies[0] < latencies[1]
+    assert option["fits_memory"]
+    assert found["verdict"].startswith("A rank already takes ")
+    assert "What fits: " in found["verdict"]
+
+
+def test_an_order_leaves_a_little_of_the_limit_it_is_made_for():
+    limit, base = 4.7 * GIB, Change(schedule=SEARCHED)
+    small = baseline_of(limit)
+    pipeline, _ = pipeline_of(small, base, THREE)
+    order = order_of("zb-h1", 3, 7)
+    held = pipeline.most_held(pipeline.rows(order))
+    left = headroom_after(small, replace(base, order=order))
+    for rank in range(3):
+        spared = left[rank].bytes - (pipeline.limits[rank] - held[rank])
+        assert spared == pytest.approx(0.005 * limit, rel=0.01)
 
 
 def test_offloading_takes_the_time_of_its_copies_and_frees_memory(baseline):

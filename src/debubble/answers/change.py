@@ -11,6 +11,7 @@ from debubble.answers.base import Part
 from debubble.errors import Code, Gap, UsageError
 from debubble.plan.baseline import AlsoRun, Baseline
 from debubble.plan.change import Change
+from debubble.plan.lever import Refused
 from debubble.plan.levers import LEVERS
 from debubble.plan.levers.order import Ordered
 from debubble.plan.option import Headroom
@@ -82,6 +83,14 @@ def describe(change: Change) -> str:
     if change.token_scale is not None:
         parts.append(f"{change.token_scale:.3g} times as many tokens")
     return ", ".join(parts) or "nothing changed"
+
+
+def describe_refused(refused: Refused) -> str:
+    """Say what is refused, also where nothing of it was found that could be described."""
+    if refused.lever == "split" and refused.change.split is None:
+        return "another split"
+    without_change = {"order": "an order of its own", "kv_cache": "room for a KV cache"}
+    return without_change.get(refused.lever) or describe(refused.change)
 
 
 def headroom_bytes(ranks: Sequence[Headroom] | None) -> list[int | None] | None:
@@ -238,9 +247,10 @@ class OrderPart(Part, frozen=True, kw_only=True):
 
     option: int
     """Its place among all options."""
-    named: str
-    named_latency_s: float
-    beyond_named_fraction: float
+    named: str | None
+    """None where none that has a name fits the memory of all ranks."""
+    named_latency_s: float | None
+    beyond_named_fraction: float | None
     """Of the latency of the best with a name."""
     lower_bound_s: float
     """No order of these stages can be under it, with messages as a delay a hop."""
@@ -258,8 +268,8 @@ def answer_order(plan: Plan, ordered: Ordered) -> OrderPart:
     found, correction = ordered.looked.found, plan.baseline.correction
     return OrderPart(
         option=plan.options.index(ordered.option),
-        named=ordered.named_as,
-        named_latency_s=ordered.named.window_ns / NS_PER_S,
+        named=None if ordered.named is None else ordered.named_as,
+        named_latency_s=None if ordered.named is None else ordered.named.window_ns / NS_PER_S,
         beyond_named_fraction=ordered.beyond_named,
         lower_bound_s=found.bound * correction / NS_PER_S,
         above_bound_fraction=found.window / found.bound - 1,
@@ -274,9 +284,13 @@ def say_order(ordered: Ordered) -> str:
     """Say what an order of its own buys beyond the best with a name, and how far it can go."""
     found = ordered.looked.found
     rounds = counted(found.rounds + found.judged_rounds, "round")
+    above = show_share(found.window / found.bound - 1)
+    far = f"{rounds}; with messages as a delay a hop it is {above} above what no order can be under"
+    took = show_duration(ordered.option.window_ns)
+    if ordered.named is None:
+        return f"No schedule with a name fits, recomputing or not; this order does: {took} ({far})."
     return (
         f"Beyond the best schedule with a name, {ordered.named_as}, an order of its own buys "
-        f"{show_share(ordered.beyond_named)}: {show_duration(ordered.option.window_ns)} instead of "
-        f"{show_duration(ordered.named.window_ns)} ({rounds}; with messages as a delay a hop it is "
-        f"{show_share(found.window / found.bound - 1)} above what no order can be under)."
+        f"{show_share(ordered.beyond_named)}: {took} instead of "
+        f"{show_duration(ordered.named.window_ns)} ({far})."
     )

@@ -17,6 +17,7 @@ from debubble.answers.change import (
     answer_profiler,
     change_part,
     describe,
+    describe_refused,
     headroom_bytes,
     peak_bytes,
     say_order,
@@ -409,17 +410,10 @@ def _advice(plan: Plan, option: Option) -> str:
 
 
 def _refused_part(refused: Refused) -> RefusedPart:
-    words = describe(refused.change)
-    if refused.lever == "split" and refused.change.split is None:
-        words = "another split"
-    elif refused.lever == "order":
-        words = "an order of its own"
-    elif refused.lever == "kv_cache":
-        words = "room for a KV cache"
     return RefusedPart(
         lever=refused.lever,
         change=change_part(refused.change),
-        words=words,
+        words=describe_refused(refused),
         reason=refused.reason,
     )
 
@@ -449,7 +443,8 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
         setting = replace(setting, order_file=order_file)
     # An order that was looked for is what is wanted, if it was found.
     searched = () if plan.ordered is None else (plan.ordered.option,)
-    options = (*searched, *plan.recommended, *plan.unsure)
+    remedy = () if plan.remedy is None else (plan.remedy,)
+    options = (*searched, *plan.recommended, *remedy, *plan.unsure)
     for option in (each for each in options if not plan.changes_training(each)):
         try:
             text = emit(framework, option.change, setting)
@@ -477,14 +472,15 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
 
 
 def _tellable(plan: Plan) -> str | None:
-    if plan.best is None:
+    option = plan.best or plan.remedy
+    if option is None:
         return None
-    change, setting = plan.best.change, plan.baseline.setting
+    change, setting = option.change, plan.baseline.setting
     every = (plan.framework or plan.baseline.framework or "torch", *EMITTERS)
     return next((name for name in every if refusal_of(name, change, setting) is None), None)
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
     """Say what to do first, or why there is nothing to do."""
     best = plan.best
     if best is not None:
@@ -501,8 +497,13 @@ def _verdict(plan: Plan) -> str:
         return f"Nothing is predicted from this run: {plan.baseline.no_fit}."
     over = plan.baseline.over_limit_bytes
     if over is not None and over > 0:
+        said = f"a rank already takes {show_bytes(over)} more than its limit"
+        if plan.remedy is None:
+            return f"No memory to plan with: {said}."
         return (
-            f"No memory to plan with: a rank already takes {show_bytes(over)} more than its limit."
+            f"{_begin(said)}. What fits: {describe(plan.remedy.change)}, a batch in "
+            f"{show_duration(plan.remedy.window_ns)} instead of "
+            f"{show_duration(plan.baseline.window_ns)}."
         )
     if not plan.options and (plan.refused or plan.left_out):
         return "Nothing can be changed: every option is refused."

@@ -180,15 +180,17 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     exit_strictly(answer.warnings, manners)
 
 
-def _following(answer: PlanAnswer, words: str, *, emitted: bool) -> str:
+def _following(answer: PlanAnswer, words: str, flags: str, *, emitted: bool) -> str:
     """Lead on: to the change as text, to larger batches, to the run after it, or to the record."""
     if emitted:
         return f"debubble compare {words} AFTER"
+    asked, told = f"debubble plan {words} {flags}".rstrip(), answer.tellable_framework
+    if told is not None:
+        return f"{asked} --emit {told}"
     if answer.recommended:
-        told = answer.tellable_framework
-        return "" if told is None else f"debubble plan {words} --emit {told}"
+        return ""
     if any(option.recommended for option in answer.options):
-        return f"debubble plan {words} --hold microbatch"
+        return f"{asked} --hold microbatch"
     return f"debubble history add {words} --name NAME"
 
 
@@ -335,7 +337,24 @@ def command(  # noqa: PLR0913 (one argument a flag)
             on_plan=plans.append,
         )
     words = shlex.join(traces)
-    following = _following(answer, words, emitted=framework is not None)
+    # Asked again with all that decided what is first: else another option might be written.
+    again = {
+        "--pipeline": pipeline,
+        "--schedule": schedule,
+        "--communication": communication,
+        "--layers": layers,
+        "--memory-limit": memory_limit,
+        "--latency": latency,
+        "--max-microbatches": max_microbatches,
+        "--hold": hold,
+        "--for": planned_for,
+        "--search": search,
+        "--search-rounds": search_rounds,
+        "--search-seed": search_seed or None,
+        "--offload-rate": offload_rate,
+    }
+    flags = [str(part) for flag in again.items() if flag[1] is not None for part in flag]
+    following = _following(answer, words, shlex.join(flags), emitted=framework is not None)
     page = plan_page(answer, "" if manners.quiet else following)
     if picture is not None:
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)

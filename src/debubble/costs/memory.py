@@ -29,7 +29,8 @@ HALFWAY_SHARE = 0.5
 # A weight gradient alone has the gradients of two weights at hand, a backward pass those of one:
 # so much more work space, of a backward pass's. Measured.
 _SPLIT_WORK_SPACE = 0.37
-# Of a stage that recomputes or offloads, so many microbatches have all of their activations.
+# Of a stage that recomputes or offloads, so many layers have all of a microbatch's activations:
+# the one at work, for frameworks recompute, and copy back, layer by layer.
 _AT_HAND = 1
 # The batch as the loop makes it: inputs and targets. More than these two are something else.
 _MOST_BATCHES = 2
@@ -279,10 +280,10 @@ def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that 
     activation = scale * ((held.in_flight + costs.halfway_share * held.halfway) @ each)
     for column, stage in enumerate(held.stages):
         if held_by and stage in held_by:
-            # The microbatch at work has all of it, and so has one between its I and its W.
-            less = mine[column] * (costs.layer_activation_bytes - held_by[stage])
+            # The layer at work has all of it, and so has a microbatch between its I and its W.
+            less = costs.layer_activation_bytes - held_by[stage]
             waiting = held.in_flight[:, column] - held.halfway[:, column]
-            gone = np.maximum(waiting - _AT_HAND, 0)
+            gone = np.maximum(mine[column] * waiting - _AT_HAND, 0)
             activation -= scale * less * gone
     gradients = rank.gradient_bytes / len(mine) + costs.layer_gradient_bytes * np.array(mine)
     # Torch keeps until a step ends the outputs of the last stage, and of each I the gradients that

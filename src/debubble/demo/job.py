@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from debubble.demo.workload import LOOPBACK, SCHEDULES, Workload
+from debubble.demo.workload import LOOPBACK, ORDER_FILE, SCHEDULES, Workload
 from debubble.errors import DebubbleError
 
 # What `debubble capture` needs with its own settings: 10 to wait, 20 for a capture, one after it.
@@ -52,7 +52,8 @@ def _read(words: Sequence[str] | None) -> Workload:
     parser = argparse.ArgumentParser(prog="python -m debubble.demo.job", description=__doc__)
     parser.add_argument("--split", default=",".join(map(str, usual.layers)))
     parser.add_argument("--microbatches", type=int, default=usual.microbatches)
-    parser.add_argument("--schedule", choices=list(SCHEDULES), default=usual.schedule)
+    names = f"{', '.join(SCHEDULES)}, or the path of an order of passes ({ORDER_FILE})"
+    parser.add_argument("--schedule", default=usual.schedule, help=names)
     parser.add_argument("--ranks", type=int, default=usual.ranks)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--forward-ms", type=float, default=usual.forward_ms)

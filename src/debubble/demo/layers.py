@@ -390,14 +390,17 @@ class RecordedStage(PipelineStage):
 
 def build_schedule(workload: Workload, stages: list[RecordedStage]) -> Any:
     """Return torch's schedule object over this rank's stages."""
-    known = SCHEDULES[workload.schedule]
-    schedule_class = getattr(schedules, known.torch_class, None)
-    if schedule_class is None:
+    known = workload.torch_schedule
+    schedule_class = None if known is None else getattr(schedules, known.torch_class, None)
+    if known is None or schedule_class is None:
         raise DemoError(
-            f"torch {torch.__version__} has no {known.torch_class}",
+            f"torch {torch.__version__} has no {known.torch_class if known else workload.schedule}",
             hint="take another schedule, or a newer torch",
         )
     loss = torch.nn.functional.mse_loss if workload.trains else None
-    return schedule_class(
+    built = schedule_class(
         stages[0] if known.layout == "single" else stages, workload.microbatches, loss_fn=loss
     )
+    if workload.schedule not in SCHEDULES:
+        built._load_csv(workload.schedule)  # noqa: SLF001 (torch has no other way to be told one)
+    return built

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -18,7 +19,6 @@ from debubble.errors import DemoError, MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 NS_PER_MS = 1_000_000
@@ -48,6 +48,10 @@ SCHEDULES = {
     "zbv": TorchSchedule(torch_class="ScheduleZBVZeroBubble", layout="v"),
     "dualpipe-v": TorchSchedule(torch_class="ScheduleDualPipeV", layout="v"),
 }
+
+
+ORDER_FILE = ".csv"
+"""How the name of a schedule ends that is the path of an order of passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,14 @@ class Workload:
         return self.warmup + PROFILER_WARMUP_STEPS + self.steps
 
     @property
+    def torch_schedule(self) -> TorchSchedule | None:
+        """What torch runs it by: a schedule of its own, or an order in a file; None: nothing."""
+        if not self.schedule.endswith(ORDER_FILE):
+            return SCHEDULES.get(self.schedule)
+        layout: Literal["loop", "v"] = "v" if self.stages == 2 * self.ranks else "loop"
+        return TorchSchedule(torch_class="_PipelineScheduleRuntime", layout=layout)
+
+    @property
     def trains(self) -> bool:
         """Whether there is a backward pass."""
         return self.schedule != "forward-only"
@@ -137,7 +149,8 @@ class Workload:
     def rank_of(self, stage: int) -> int:
         """Return the rank that holds a stage."""
         chunk, rank = divmod(stage, self.ranks)
-        if SCHEDULES[self.schedule].layout == "v" and chunk % 2:
+        known = self.torch_schedule
+        if known is not None and known.layout == "v" and chunk % 2:
             return self.ranks - 1 - rank
         return rank
 
@@ -216,10 +229,15 @@ def _check_times(workload: Workload) -> None:
 
 
 def _check_layout(workload: Workload) -> None:
-    known = SCHEDULES.get(workload.schedule)
+    known = workload.torch_schedule
     if known is None:
         raise UsageError(
-            f"torch has no schedule {workload.schedule!r}", hint=f"one of {', '.join(SCHEDULES)}"
+            f"torch has no schedule {workload.schedule!r}",
+            hint=f"one of {', '.join(SCHEDULES)}, or an order of passes: a {ORDER_FILE} file",
+        )
+    if workload.schedule not in SCHEDULES and not Path(workload.schedule).is_file():
+        raise UsageError(
+            f"no order of passes is in {workload.schedule}", hint="give the path of its file"
         )
     ranks, stages = workload.ranks, workload.stages
     wanted = {"single": stages == ranks, "v": stages == 2 * ranks, "loop": stages % ranks == 0}

@@ -67,16 +67,12 @@ class _Bound:
         self.pipeline, stages = pipeline, pipeline.stages
         self.count, self.last = pipeline.microbatches, len(stages) - 1
         self.forward = [stage.forward for stage in stages]
-        self.gradient = [
-            min(stage.input_gradient, stage.backward) if pipeline.can_split else stage.backward
-            for stage in stages
-        ]
-        both = [
-            min(stage.input_gradient + stage.weight_gradient, stage.backward)
-            if pipeline.can_split
-            else stage.backward
-            for stage in stages
-        ]
+        both = [stage.backward for stage in stages]
+        self.gradient = both.copy()
+        for number, cost in enumerate(stages):
+            if number not in pipeline.whole:
+                self.gradient[number] = min(cost.input_gradient, cost.backward)
+                both[number] = min(cost.input_gradient + cost.weight_gradient, cost.backward)
         self.weight = [whole - part for whole, part in zip(both, self.gradient, strict=True)]
         self.own = [pipeline.placement[home] for home in pipeline.home]
         self.room, self.owed = [], []
@@ -94,7 +90,7 @@ class _Bound:
 
     def frees_at_input(self, stage: int) -> bool:
         """Tell whether a microbatch may hold less from its I on, and not only from W on."""
-        return self.pipeline.stages[stage].halfway < 0
+        return self.pipeline.stages[stage].halfway < 0 and stage not in self.pipeline.whole
 
     def between_weights(self, stage: int) -> int:
         """Return how many turns an input gradient may be ahead of the weight gradients."""

@@ -47,7 +47,8 @@ class Rule:
 def named_rows(pipeline: Pipeline) -> Iterator[tuple[str | None, Rows]]:
     """Yield the schedules that have a name and can have this placement.
 
-    Those with passes that run as one are others without that: they lose their name here.
+    Those with passes that run as one are others without that, and so are those whose backward
+    passes must not be cut: they lose their name here.
     """
     every = ["FB", "FIW", "FBIW"] if pipeline.can_split else ["FB"]
     for kinds in every:
@@ -55,7 +56,9 @@ def named_rows(pipeline: Pipeline) -> Iterator[tuple[str | None, Rows]]:
             pipeline.placement, frozenset(kinds), pipeline.microbatches
         ):
             pairs = any(action.overlap for actions in order for action in actions)
-            yield None if pairs else name, pipeline.rows(order)
+            rows = pipeline.rows(order)
+            joined = pipeline.joined(rows)
+            yield None if pairs or joined != rows else name, joined
 
 
 def in_groups(pipeline: Pipeline) -> Rows | None:
@@ -203,7 +206,7 @@ def _gradients(run: _Running, rule: Rule, rank: int) -> Iterator[_Offer]:
         number = pipeline.block + stage * count + turn
         if turn == run.begun[stage] or run.arrived[number] < 0:
             continue
-        whole = first <= turn < count - last
+        whole = first <= turn < count - last or stage in pipeline.whole
         chosen = number + 2 * pipeline.block if whole else number
         if run.fits(rank, chosen):
             depth = -stage if rule.deep_first else stage

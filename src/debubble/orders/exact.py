@@ -109,7 +109,7 @@ def _grow(pipeline: Pipeline, order: _Grown, below: int) -> list[_Grown]:
         if begun < count and order.forward[rank]:
             choices.append(F)
         if returned < begun and (rank == last_rank or order.backward[rank]):
-            choices += [B, I] if pipeline.can_split else [B]
+            choices += [B] if rank in pipeline.whole else [B, I]
         if apart:
             choices.append(W)
         for kind in choices:

@@ -173,7 +173,7 @@ class Climb:
         """Yield a full backward pass cut in two, its weights later, or its halves put together."""
         pipeline, number, block = self.pipeline, row[at], self.pipeline.block
         kind = pipeline.kind(number)
-        if kind == B and pipeline.can_split:
+        if kind == B and pipeline.stage(number) not in pipeline.whole:
             gradient, weight = number - 2 * block, number - block
             following = next(
                 (k for k in range(at + 1, len(row)) if pipeline.must_follow(row[k], weight)),
@@ -297,7 +297,8 @@ def _fill(
     """Put weight gradients into a sequence, eagerly and not, and return the better."""
     best: tuple[tuple[int, int], Rows, Times] | None = None
     for wait in (0.0, 1.0):
-        rows = follow(pipeline, sequence, wait=wait)
+        filled = follow(pipeline, sequence, wait=wait)
+        rows = None if filled is None else pipeline.joined(filled)
         times = None if rows is None else pipeline.run(rows)
         if rows is None or times is None:
             continue

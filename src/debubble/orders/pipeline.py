@@ -48,6 +48,8 @@ class StageCosts:
     """Left behind by an F until the step ends."""
     kept_input: float = 0.0
     """Left behind by an I until the step ends."""
+    can_split: bool = True
+    """Whether its I and W can run apart, where they can at all."""
 
 
 class Times(NamedTuple):
@@ -145,6 +147,31 @@ class Pipeline:
                 found[source] = number
         found[3 * self.block :] = found[self.block : 2 * self.block]
         return found
+
+    @cached_property
+    def whole(self) -> frozenset[int]:
+        """The stages whose backward passes run as one."""
+        return frozenset(
+            stage
+            for stage, cost in enumerate(self.stages)
+            if not (self.can_split and cost.can_split)
+        )
+
+    def joined(self, rows: Rows) -> Rows:
+        """Return rows in which no backward pass is cut that must run as one."""
+        if not self.whole or not self.can_split:
+            return rows
+        block = self.block
+        return tuple(
+            tuple(
+                number + 2 * block
+                if self.stage(number) in self.whole and self.kind(number) == I
+                else number
+                for number in row
+                if self.kind(number) != W or self.stage(number) not in self.whole
+            )
+            for row in rows
+        )
 
     def kind(self, number: int) -> int:
         """Return the kind of a pass: F, I, W or B."""

@@ -213,7 +213,7 @@ class Search:
             for sequence, wait in product(some, (0.0, 1.0)):
                 rows = follow(self.pipeline, sequence, wait=wait)
                 if rows is not None:
-                    self._add(rows)
+                    self._add(self.pipeline.joined(rows))
             yield
 
     def _by_rules_nearby(self) -> Iterator[None]:

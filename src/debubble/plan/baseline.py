@@ -16,7 +16,6 @@ from debubble.costs.memory import (
     fit_memory,
     memory_run,
     predict_peaks,
-    recomputed,
 )
 from debubble.costs.passes import ranks_a_device, surely_share
 from debubble.errors import NoFit, UsageError
@@ -233,12 +232,13 @@ class Baseline:
             return None  # what is kept without recomputing, a run that recomputes does not show
         what_if = self.what_if(change)
         layers = self.split_of(change, len(what_if.layers))
+        every = tuple(range(len(what_if.layers))) if what_if.recomputed > 0 else ()
         return predict_peaks(
-            recomputed(self.memory) if what_if.recomputed > 0 else self.memory,
+            self.memory,
             what_if.order,
             layers=layers,
             token_scale=self.microbatch_scale(change),
-            recompute_stages=change.recompute_stages or (),
+            recompute_stages=every or change.recompute_stages or (),
             offload_stages=change.offload_stages or (),
         )
 

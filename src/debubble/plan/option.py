@@ -208,7 +208,7 @@ def _assumed(  # noqa: C901 (a list of what may be said)
     """Say what the run does not show, and which hops stay slow."""
     source, change = baseline.source, idea.change
     what_if = baseline.what_if(change)
-    if change.schedule and not source.passes.splits_backward and _splits_backward(what_if.order):
+    if change.schedule and not source.passes.splits_backward and splits_backward(what_if.order):
         yield "I and W take half of B each, and 5 % more together"
     if baseline.microbatch_scale(change) != 1.0:
         yield from _grown(baseline)
@@ -251,7 +251,8 @@ def _grown(baseline: Baseline) -> Iterator[str]:
         yield "adding to gradients takes as long with any number of tokens"
 
 
-def _splits_backward(order: Order) -> bool:
+def splits_backward(order: Order) -> bool:
+    """Tell whether an order has weight gradients apart from input gradients."""
     return any(action.kind == "W" for actions in order for action in actions)
 
 

@@ -100,6 +100,20 @@ class Plan:
         """What to do first: of the recommended ones that leave training as it is."""
         return next((one for one in self.recommended if not self.changes_training(one)), None)
 
+    @property
+    def remedy(self) -> Option | None:
+        """Of a run that is over its limit, what fits at the lowest price.
+
+        What a run cannot show comes after what it can.
+        """
+        over = self.baseline.over_limit_bytes
+        if over is None or over <= 0:
+            return None
+        fits = [one for one in self.options if one.fits_memory and not self.changes_training(one)]
+        return max(
+            fits, key=lambda one: (not self.is_guess(one), one.throughput_gain), default=None
+        )
+
     def changes_training(self, option: Option) -> bool:
         """Tell whether an option trains with a larger global batch, which nobody asked for."""
         return option.change.grows_batch and not self.batch_may_grow
@@ -148,7 +162,9 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         timeline=timeline,
         most_microbatches=most_microbatches,
         links=links,
-        search=None if search is None else replace(search, cuts_anew=allowed.split),
+        search=None
+        if search is None
+        else replace(search, cuts_anew=allowed.split, schedules=allowed.schedules),
     )
     if baseline.slow_ranks:
         allowed = replace(allowed, split=False)

@@ -201,7 +201,8 @@ def _emitted(found: PlanAnswer) -> list[str]:
     if not option.recommended:
         low, high = option.interval.throughput_gain_fraction or (0.0, 0.0)
         gain = show_gain(option.throughput_gain_fraction, low, high)
-        said.append(f"this one may be within the noise of a run: {gain}")
+        kind = "fits, and is slower" if high < 0 else "may be within the noise of a run"
+        said.append(f"this one {kind}: {gain}")
     return [*said, f"for {emitted.framework}, {option.words}:"]
 
 

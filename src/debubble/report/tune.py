@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from debubble.answers.base import list_warnings
-from debubble.answers.change import change_part, describe
+from debubble.answers.change import change_part, describe, describe_refused
 from debubble.answers.compare import answer_compare, say_comparison
 from debubble.answers.find import answer_find
 from debubble.answers.tune import say_tuning
@@ -58,7 +58,7 @@ def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
     is_served = any(one is not None and one.served is not None for one in measured)
     page.tables = [_serving_table(tuned) if is_served else _run_table(tuned)]
     if tuned.prospects.refused:
-        refused = ((describe(one.change), one.reason) for one in tuned.prospects.refused)
+        refused = ((describe_refused(option), option.reason) for option in tuned.prospects.refused)
         page.tables.append(refused_table(refused))
     page.notes = [f"stopped: {tuned.stop.why}"]
     failed = [run for run in tuned.standing.runs if run.outcome.message]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.lever import Lever, Refused, Start
-from debubble.plan.levers import schedule
+from debubble.plan.levers import recompute, schedule
 from debubble.plan.option import (
     WORTH,
     Idea,
@@ -15,6 +15,7 @@ from debubble.plan.option import (
     all_fit,
     headroom_after,
     quick_latency_s,
+    splits_backward,
     weigh,
 )
 from debubble.plan.order_search import OrderFound, check_search, find_order
@@ -31,14 +32,15 @@ class Ordered:
     """An order that a search found, and the best schedule with a name beside it."""
 
     option: Option
-    named: Option
+    named: Option | None
+    """None where none fits the memory of all ranks, recomputing or not."""
     named_as: str
     looked: OrderFound
 
     @property
-    def beyond_named(self) -> float:
+    def beyond_named(self) -> float | None:
         """What it gains in latency beyond the best with a name, as a share of that."""
-        return 1 - self.option.window_ns / self.named.window_ns
+        return None if self.named is None else 1 - self.option.window_ns / self.named.window_ns
 
 
 def ideas(start: Start) -> Iterator[Ordered | Refused]:
@@ -63,7 +65,7 @@ def ideas(start: Start) -> Iterator[Ordered | Refused]:
         assumed = (schedule.FROM_FILE, *((_OFFLOADED,) if looked.change.offload_stages else ()))
         option = weigh(baseline, Idea(lever="order", change=looked.change, assumptions=assumed))
         ordered = Ordered(option=option, named=named, named_as=named_as, looked=looked)
-        if ordered.beyond_named > WORTH:
+        if ordered.beyond_named is None or ordered.beyond_named > WORTH:
             yield ordered
             return
     yield Refused(
@@ -74,14 +76,20 @@ def ideas(start: Start) -> Iterator[Ordered | Refused]:
     )
 
 
-def _best_named(start: Start) -> tuple[str, Option]:
+def _best_named(start: Start) -> tuple[str, Option | None]:
     """Return the best of all schedules with a name that fit, the run's own among them.
 
-    Each as layers are cut, and with the best split: an order is not praised for a split.
+    Each as layers are cut, and with the best split: an order is not praised for a split. And each
+    with all stages recomputing: where memory is little, that is what there is to choose from.
     """
     baseline = start.baseline
     found = [Idea(lever="schedule", change=Change())]
-    found += [idea for idea in schedule.ideas(start) if isinstance(idea, Idea)]
+    known = None if start.search is None else start.search.schedules
+    found += [
+        idea
+        for idea in schedule.ideas(start)
+        if isinstance(idea, Idea) and (known is None or idea.change.schedule in known)
+    ]
     split = None if start.partition is None else start.partition.split
     if split is not None:
         found += [
@@ -89,38 +97,42 @@ def _best_named(start: Start) -> tuple[str, Option]:
             for idea in found
             if len(baseline.what_if(idea.change).layers) == len(split)
         ]
+    if baseline.memory is not None and not baseline.ranks[0].recomputes:
+        # Not where weight gradients run apart: torch would recompute for each of them.
+        found += [
+            replace(idea, change=replace(idea.change, recompute=True))
+            for idea in found
+            if not splits_backward(baseline.what_if(idea.change).order)
+        ]
+    found += [idea for idea in recompute.ideas(start) if idea.change.recompute_stages]
     timed: list[tuple[float, int, Idea]] = []
     for idea in found:
-        if idea.change != Change() and all_fit(headroom_after(baseline, idea.change)) is False:
+        if all_fit(headroom_after(baseline, idea.change)) is False:
             continue
         try:
             timed.append((quick_latency_s(baseline, idea.change), len(timed), idea))
         except OrderCycle:
             continue
     first = sorted(timed, key=lambda one: one[:2])[:_WEIGHED]
-    best = min((weigh(baseline, idea) for _, _, idea in first), key=lambda option: option.window_ns)
+    weighed = [weigh(baseline, idea) for _, _, idea in first]
+    best = min(weighed, key=lambda option: option.window_ns, default=None)
+    if best is None:
+        return "none", None
     name = best.change.schedule or baseline.schedule
     if best.change.split is not None and best.change.split != baseline.source.split:
         name += f" with split {','.join(map(str, best.change.split))}"
+    if said := recompute.words(best.change):
+        name += f" with {said}"
     return name, best
 
 
 def words(change: Change) -> str:
-    """Say that an order was made for the run, and which stages hold less."""
+    """Say that an order was made for the run."""
     if change.schedule != SEARCHED:
         return ""
     said = ["an order of its own"]
     if (change.chunks or 1) > 1:
         said.append(f"{change.chunks} stages a rank")
-    for stages, what in (
-        (change.recompute_stages, "recomputed"),
-        (change.offload_stages, "offloaded"),
-    ):
-        if stages:
-            names = ", ".join(map(str, stages))
-            said.append(
-                f"activations of {'stage' if len(stages) == 1 else 'stages'} {names} {what}"
-            )
     return ", ".join(said)
 
 
