@@ -17,8 +17,10 @@ from debubble.units import NS_PER_S, show_bytes, show_percent
 
 # What buys less is not worth doing, whatever its interval.
 WORTH = 0.01
+# Stalls that differ by less are told of nobody.
+_TOLD = 0.02
 # Many draws of a short step, fewer of a long one: its middle is as sure.
-_DRAWS, _FEWEST, _PASSES = 100, 24, 50_000
+_DRAWS, _FEWEST, _PASSES = 240, 24, 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +219,12 @@ def _assumed(  # noqa: C901 (a list of what may be said)
         yield f"ranks share a device: each at work slows the others by {slope}"
     if change.microbatches or change.schedule:
         yield from source.wires.assumed
+    stalled, again = source.wires.stalled, source.wires.stalled_again
+    if abs(stalled - again) >= _TOLD:
+        yield (
+            f"{show_percent(again)} of messages stall, as in such runs; in this one "
+            f"{show_percent(stalled)} did"
+        )
     if source.microbatches == 1 and change.microbatches:
         yield "more microbatches take as long as the one in the run, each"
     if change.recompute:
