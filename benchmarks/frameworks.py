@@ -14,6 +14,7 @@ import json
 import sys
 from dataclasses import dataclass
 from functools import cache
+from math import exp
 from pathlib import Path
 from statistics import median
 

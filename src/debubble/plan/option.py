@@ -147,7 +147,19 @@ def predict_idea(baseline: Baseline, idea: Idea) -> Prediction:
     what_if = replace(what_if, wire_scale=idea.wire_scale, wire_ns=idea.wire_ns)
     passes = sum(len(actions) for actions in what_if.order)
     draws = max(_FEWEST, min(_DRAWS, _PASSES // passes))
-    return predict(baseline.source, what_if, draws=draws, engine=baseline.engine(idea.change))
+    return predict(
+        baseline.source,
+        what_if,
+        draws=draws,
+        engine=baseline.engine(idea.change),
+        same_launch=_as_it_is(baseline, idea),
+    )
+
+
+def _as_it_is(baseline: Baseline, idea: Idea) -> bool:
+    """Tell whether nothing changes: then it is the run that was measured, and no other launch."""
+    hops = baseline.source.repaired or idea.wire_scale or idea.wire_ns
+    return idea.change == Change(hold=idea.change.hold) and not hops
 
 
 def quick_latency_s(baseline: Baseline, change: Change) -> float:
@@ -220,7 +232,7 @@ def _assumed(  # noqa: C901 (a list of what may be said)
     if change.microbatches or change.schedule:
         yield from source.wires.assumed
     stalled, again = source.wires.stalled, source.wires.stalled_again
-    if abs(stalled - again) >= _TOLD:
+    if abs(stalled - again) >= _TOLD and not _as_it_is(baseline, idea):
         yield (
             f"{show_percent(again)} of messages stall, as in such runs; in this one "
             f"{show_percent(stalled)} did"

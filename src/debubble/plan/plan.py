@@ -219,6 +219,7 @@ class _Sieve:
             except (UsageError, NoSplitFits) as error:
                 self.refuse(Idea(lever="split", change=Change()), error.message)
         alone: dict[str, list[Idea]] = {}
+        orders: list[Idea] = []
         for lever in LEVERS:
             alone[lever.key] = []
             if allowed.bars(lever.key) or (lever.key == "order" and not self._takes_orders()):
@@ -226,11 +227,13 @@ class _Sieve:
             if lever.probe is None or self._can_be_told(lever.key, lever.probe):
                 alone[lever.key] = self._keep(lever.ideas(self.start))
             if lever.shown is not None:
-                alone[lever.key] = self.most(alone[lever.key], lever.shown)
+                timed = self._timed(alone[lever.key])
+                alone[lever.key] = [idea for _, idea in timed[: lever.shown]]
+                orders += self._once_cut_well(timed) if lever.key == "schedule" else []
         ideas = [idea for found in alone.values() for idea in found]
         # Of each kind the best few: larger batches, or cut ones, crowd out nothing else.
         kinds: dict[tuple[bool, Hold, bool], list[Idea]] = {}
-        for idea in self._keep(_together(self.start, alone["schedule"], allowed.hold)):
+        for idea in self._keep(_together(self.start, orders, allowed.hold)):
             change = idea.change
             kind = change.microbatches is not None, change.hold, bool(change.defer_receives)
             kinds.setdefault(kind, []).append(idea)
@@ -295,8 +298,32 @@ class _Sieve:
                 ideas.append(idea)
         return ideas
 
+    def _once_cut_well(self, timed: Sequence[tuple[float, Idea]]) -> list[Idea]:
+        """Return schedules by what they take with the best split, the quickest first.
+
+        Those with as many stages as now gain by it what the run as it is does, or nearly.
+        """
+        baseline, best = self.start.baseline, self.start.partition
+        if best is None or best.given_latency_s is None:
+            return [idea for _, idea in timed]
+        gains, stages = best.latency_s / best.given_latency_s, len(best.split)
+        return [
+            idea
+            for _, idea in sorted(
+                timed,
+                key=lambda pair: (
+                    pair[0]
+                    * (gains if len(baseline.what_if(pair[1].change).layers) == stages else 1.0)
+                ),
+            )
+        ]
+
     def most(self, ideas: Sequence[Idea], shown: int) -> list[Idea]:
         """Return the few that do most work a second, by means; what could not end is refused."""
+        return [idea for _, idea in self._timed(ideas)[:shown]]
+
+    def _timed(self, ideas: Sequence[Idea]) -> list[tuple[float, Idea]]:
+        """Return what each takes for its work, by means, the quickest first."""
         baseline = self.start.baseline
         timed = []
         for idea in ideas:
@@ -307,7 +334,7 @@ class _Sieve:
             except OrderCycle:
                 if not (idea.lever == "combined" and idea.change.defer_receives):
                     self.refuse(idea, _NEVER_ENDS)
-        return [idea for _, idea in sorted(timed, key=lambda pair: pair[0])[:shown]]
+        return sorted(timed, key=lambda pair: pair[0])
 
 
 def _without_idle(options: Sequence[Option]) -> list[Option]:
