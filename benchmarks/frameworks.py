@@ -14,6 +14,7 @@ import json
 import sys
 from dataclasses import dataclass
 from functools import cache
+from math import exp
 from pathlib import Path
 from statistics import median
 
@@ -76,7 +77,7 @@ def show_run(folder: Path) -> None:
     layers = [one.layers for rank in figures[0].ranks for one in rank.layers]
     unexplained = ledger.causes()[Cause.UNEXPLAINED] / ledger.total_ns if ledger else float("nan")
     replay = (ledger.replay_error or 0.0) if ledger else float("nan")
-    simulated = 1 / baseline_of(folder).correction - 1
+    simulated = exp(-baseline_of(folder).misfit) - 1
     print(
         f"{folder.name:16s} bubble {found:6.1%} counted {bubble:6.1%}",
         f"window {latency / MS:7.1f} ms {latency / 1e9 / window_s - 1:+5.1%}",

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import permutations
-from math import log
+from math import exp, log
 from pathlib import Path
 from statistics import median, pstdev
 
@@ -418,7 +418,7 @@ def show_fits(data: Path) -> None:
         except Exception as error:  # noqa: BLE001 (what cannot be planned is said)
             print(f"  {folder.name:22} {error}")
             continue
-        off = 1 / baseline.correction - 1
+        off = exp(-baseline.misfit) - 1
         said = "fits" if abs(baseline.misfit) <= log(1 + FITS) else "DOES NOT FIT"
         way = Communication(baseline.communication).value
         took = figures.batch_latency_ns / 1e6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import median
 
 import pytest
 from support.services.console import type_command
@@ -220,7 +221,9 @@ def test_two_lengths_tell_each_other_and_all_between(
 
     own = window(recorded_data, one, tmp_path)["batch_latency_s"]
     there = window(recorded_data, other, tmp_path)["batch_latency_s"]
-    assert at(other_tokens) == pytest.approx(there, rel=0.07)
+    # Its profiled steps had more stalls, or fewer, than the unprofiled ones that are predicted.
+    walls = json.loads((recorded_data / other / "truth0.json").read_text())["wall_s"]
+    assert at(other_tokens) == pytest.approx(median(walls), rel=0.07)
     assert min(own, there) < at(768) < max(own, there)
     longer = [at(count) for count in (256, 512, 768, 1024, 2048)]
     assert longer == sorted(longer)

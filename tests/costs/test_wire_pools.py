@@ -274,30 +274,59 @@ class TestDraws:
         rest = often(count - count // 2, 0, 1, length=10, begin=5000, step=1)
         return pools_of(*often(calm, 0, 1, length=10), *stalled, *rest)
 
-    def drawn(self, pools, rows=200, runs=2000):
-        return pools.draw(np.random.default_rng(0), rows, runs)
+    def drawn(self, pools, rows=200, runs=2000, *, same_launch=False):
+        return pools.draw(np.random.default_rng(0), rows, runs, same_launch=same_launch)
 
     def test_messages_of_a_run_are_drawn_from_one_step_so_that_runs_stall_often_or_never(self):
         pools = self.pools()
         assert pools.one_way == 10 * MS
-        _, tail = self.drawn(pools)
+        for same_launch in (True, False):
+            _, tail = self.drawn(pools, same_launch=same_launch)
+            stalls = (tail > 0).mean(axis=0)
+            assert np.mean(stalls == 0) == pytest.approx(0.5, abs=0.04)
+        _, tail = self.drawn(pools, same_launch=True)
         stalls = (tail > 0).mean(axis=0)
-        assert np.mean(stalls == 0) == pytest.approx(0.5, abs=0.04)
         assert stalls[stalls > 0] == pytest.approx(np.full((stalls > 0).sum(), 0.5), abs=0.15)
 
     def test_steps_of_too_few_messages_are_one_sample(self):
-        _, tail = self.drawn(self.pools(count=6, calm=3))
+        _, tail = self.drawn(self.pools(count=6, calm=3), same_launch=True)
         stalls = (tail > 0).mean(axis=0)
         assert stalls == pytest.approx(np.full(len(stalls), 3 / 9), abs=0.15)
 
-    def test_from_launch_to_launch_tails_take_more_or_less_and_as_much_on_the_mean(self):
-        body, tail = self.drawn(self.pools())
+    def test_from_launch_to_launch_there_are_more_stalls_or_fewer_and_as_many_on_the_mean(self):
+        # Every eighth message of one step stalls.
+        pools = pools_of(*often(8, 0, 1, length=10))
+        pools = replace(pools, tail_ns=np.arange(8) // 7 * 90.0 * MS)
+        body, tail = self.drawn(pools)
         assert set(np.unique(body)) == {1.0}
-        taken = np.array([column[column > 0][0] for column in tail.T if column.any()]) / (90 * MS)
-        assert taken.mean() == pytest.approx(1.0, abs=0.05)
-        assert taken.std() == pytest.approx(0.5, abs=0.05)
-        # In one launch all of them alike.
-        assert {len(np.unique(column[column > 0])) for column in tail.T if column.any()} == {1}
+        assert set(np.unique(tail)) == {0.0, 90.0 * MS}
+        stalls = (tail > 0).mean(axis=0)
+        assert stalls.mean() == pytest.approx(1 / 8, abs=0.005)
+        # Half of it by launches, and what 200 messages vary by.
+        assert stalls.std() * 8 == pytest.approx(np.hypot(0.5, np.sqrt(7 / 200)), abs=0.05)
+        assert pools.mean_tail_ns == pytest.approx(90 * MS / 8)
+
+    def test_a_run_that_is_like_many_others_stalls_next_time_nearly_as_often_as_they_do(self):
+        for count, least, most in ((0, 0.07, 0.09), (2, 0.08, 0.1), (40, 0.13, 0.16)):
+            pools = pools_of(*often(100, 0, 1, length=10), device=PART)
+            pools = replace(pools, tail_ns=(np.arange(100) < count) * 5.0 * MS)
+            assert pools.stalled == count / 100
+            assert least < pools.stalled_again < most, count
+            stalls = (self.drawn(pools)[1] > 0).mean()
+            assert stalls == pytest.approx(pools.stalled_again, rel=0.03)
+            again = (self.drawn(pools, same_launch=True)[1] > 0).mean()
+            assert again == pytest.approx(count / 100, abs=0.005)
+
+    def test_of_a_run_with_few_stalls_what_they_take_is_known_from_others_as_well(self):
+        pools = pools_of(*often(100, 0, 1, length=10), device=PART)
+        lengths = np.unique(self.drawn(pools)[1])
+        assert in_ms(lengths) == [0, 2.4, 3.2, 4.4, 6.0, 7.8]
+        assert pools.mean_tail_ns == pytest.approx(pools.stalled_again * 4.76 * MS)
+
+    def test_where_no_message_was_seen_none_stalls(self):
+        pools = pools_of(device=PART)
+        assert (pools.stalled_again, pools.mean_tail_ns) == (0, 0)
+        assert not self.drawn(pools)[1].any()
 
 
 class TestSlowHops:

@@ -262,3 +262,14 @@ def test_a_very_long_step_is_weighed_with_one_lever_at_a_time(monkeypatch):
     # 64 passes are the run's own 8 microbatches: with more of them nothing else is changed.
     monkeypatch.setattr("debubble.plan.plan._MOST_PASSES", 64)
     assert counted_with_others() == {None}
+
+
+def test_schedules_are_combined_with_the_best_split_by_what_they_take_with_it():
+    """Cut 2, 2, 2, 6, schedules with more stages, which are cut anew, look best by themselves."""
+    baseline, timeline = planned_run("1f1b", 4, 8, split=(2, 2, 2, 6), wire_ns=MS // 10)
+    plan = make_plan(baseline, timeline)
+    alone = [one.change for one in plan.options if one.lever == "schedule"]
+    assert alone[0].chunks == 2
+    together = [one.change for one in plan.options if one.lever == "combined"]
+    cut_well = [one for one in together if one.split == (3, 3, 3, 3) and not one.microbatches]
+    assert {one.schedule for one in cut_well} & {"zb-h1", "zb-h2"}

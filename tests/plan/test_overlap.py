@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.timelines.engine_runs import MS, overlapped_ns, planned_run
 
+from debubble.answers.plan import _say_overlap
 from debubble.plan.levers.overlap import consider
 from debubble.plan.plan import make_plan
 
@@ -62,8 +65,17 @@ def test_where_nothing_overlaps_the_slowdown_is_unknown_and_overlap_not_recommen
     assert plan.overlap.slowdown is None
     assert plan.overlap.option.throughput_gain > 0.05
     assert "overlap" not in {option.lever for option in plan.recommended}
-    assert any("try it" in said for said in plan.overlap.option.assumptions)
+    assert any("nothing overlaps" in said for said in plan.overlap.option.assumptions)
 
 
 def test_where_messages_run_beside_compute_already_there_is_no_such_lever():
     assert consider(planned_run("zb-h1", 4, 8)[0]) is None
+
+
+def test_what_is_not_expected_to_gain_is_not_to_be_tried():
+    """The sentence agrees with the table, which says "no"."""
+    found = consider(planned_run(*APART, wire_ns=3 * MS)[0])
+    assert found.slowdown is None
+    for gain, hope in ((0.05, "unknown, try it; "), (-0.05, "unknown, and not likely to gain; ")):
+        option = replace(found.option, throughput_gain=gain)
+        assert hope in _say_overlap(replace(found, option=option))

@@ -161,7 +161,7 @@ def test_a_framework_that_can_run_no_sure_option_gets_the_best_one_that_may_be_n
     answer = type_command("debubble plan tests/data/frameworks/mg_2321 --emit megatron", tmp_path)
     (split,) = [line for line in answer.err.splitlines() if line.startswith("split 2,2,2,2  ")]
     assert split.split()[-2] == "maybe"
-    assert "this one may be within the noise of a run: +3 % (" in answer.err
+    assert "this one may be within the noise of a run: +8 % (" in answer.err
     assert "for megatron, split 2,2,2,2:" in answer.err
     assert "--pipeline-model-parallel-layout" in answer.out
 
@@ -217,7 +217,7 @@ def test_two_lengths_tell_how_a_plan_fares_at_a_third(recorded_data, tmp_path):
     assert both["tokens"] == pytest.approx(2048)
     assert "passes and messages grow with tokens as between the two runs" in both["assumptions"]
     width = [found["unchanged"]["interval"]["batch_latency_s"] for found in (both, one)]
-    assert width[0][1] - width[0][0] < 0.6 * (width[1][1] - width[1][0])
+    assert width[0][1] - width[0][0] < 0.8 * (width[1][1] - width[1][0])
 
 
 @pytest.mark.parametrize(

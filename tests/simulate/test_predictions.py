@@ -31,16 +31,20 @@ def test_half_of_the_runs_are_predicted_within_three_percent(results):
 
 
 def test_most_are_within_eight_percent_and_what_is_not_is_known(results):
-    # One size tells little of another; the uneven run stalled more often than the even one; the
-    # interleaved run had slower wires than the run it is predicted from.
+    # The uneven run's messages took longer than those of the even one; the interleaved run had
+    # slower wires than the run it is predicted from, and ZBV stalled less often than any other;
+    # of half the size messages stalled more than twice as often.
     far = {(of.source, of.target) for of in (r.pair for r in results if r.over)}
-    chance = {
+    assert far <= {
         ("h200_free/c_fwd_m6_7333", "h200_free/c_fwd_m6"),
         ("h200_free/c_fwd_m6_7333", "even, m 20"),
         ("h200_free/a_1f1b_m8", "h200_free/a_i1f1b_m8"),
+        ("h200_free/a_i1f1b_m8", "zbv"),
+        ("h200/fwd_closed_m4", "h200/fwd_closed_m8_t512"),
+        ("h200/fwd_closed_m8_t512", "h200/fwd_closed_m4"),
     }
-    sizes = {(r.pair.source, r.pair.target) for r in results if r.pair.kind == "size"}
-    assert far <= chance | sizes
+    assert max(abs(result.error) for result in results) < 0.14
+    assert sum(abs(result.error) for result in results) / len(results) < 0.04
 
 
 def test_intervals_hold_and_are_narrow(results):

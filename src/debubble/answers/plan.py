@@ -578,6 +578,7 @@ def _say_overlap(overlap: Overlap) -> str:
     else:
         pays = f"it pays while compute slows by less than {show_percent(even - 1)} beside messages"
     if overlap.slowdown is None:
-        return f"Transfers beside compute: unknown, try it; {pays}."
+        hope = "try it" if overlap.option.throughput_gain > 0 else "and not likely to gain"
+        return f"Transfers beside compute: unknown, {hope}; {pays}."
     seen = show_percent(overlap.slowdown - 1)
     return f"Transfers beside compute, which slows it by {seen} in this run: {pays}."

@@ -44,6 +44,9 @@ _KEPT = 32
 _MOST_KINDS = 3
 # A simulation that misses the run as it is by more may not price anything.
 FITS = 0.05
+# Of models that fit, by so much the simulation misses the run as it is: recorded runs. Where the
+# middle of few steps is less sure than that, most of the misfit is theirs.
+_USUAL_MISFIT = 0.015
 # Ties the middle of the draws to the measured run; enough for half a percent.
 _DRAWS = 64
 
@@ -74,7 +77,8 @@ class Baseline:
     window_ns: float
     """The batch latency that changes are held against."""
     correction: float
-    """What the run took against what its own simulation says; predictions are multiplied by it."""
+    """What the run took against what its own simulation says, as far as its steps are sure of it;
+    predictions are multiplied by it."""
     misfit: float
     """By how much the simulation of the run as it is misses it, of the logarithm."""
     communication: Communication
@@ -307,7 +311,7 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         more = _memory_run(also.timeline, other, other.schedule)
         runs += [more] if runs and more and pooled.same_tokens else []
         if other.schedule is not None:
-            correction = _way_that_lands(other, other.schedule)[1]
+            correction = _corrected(other, _way_that_lands(other, other.schedule)[1])
     window_ns = latency_ns or source.window_ns
     way, off = _way_that_lands(source, name, communication)
     return Baseline(
@@ -317,7 +321,7 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         memory=fit_memory(runs) if runs else None,
         limits=_limits(source.ranks, limit_bytes),
         window_ns=window_ns,
-        correction=off * window_ns / source.window_ns,
+        correction=_corrected(source, off) * window_ns / source.window_ns,
         misfit=log(off),
         communication=way,
         stated=communication is not None,
@@ -430,6 +434,13 @@ def _way_that_lands(
     if not found:
         lands(Communication.LATENCY)
     return min(found, key=lambda way_and_off: abs(log(way_and_off[1])))
+
+
+def _corrected(source: Source, off: float) -> float:
+    """Return by what predictions are multiplied: what the model misses, few steps' chance aside."""
+    sure = _USUAL_MISFIT**2 / (_USUAL_MISFIT**2 + source.window_spread**2)
+    corrected: float = off**sure
+    return corrected
 
 
 def _limits(ranks: Sequence[RankTimeline], limit_bytes: float | None) -> tuple[float | None, ...]:

@@ -17,8 +17,10 @@ from debubble.units import NS_PER_S, show_bytes, show_percent
 
 # What buys less is not worth doing, whatever its interval.
 WORTH = 0.01
+# Stalls that differ by less are told of nobody.
+_TOLD = 0.02
 # Many draws of a short step, fewer of a long one: its middle is as sure.
-_DRAWS, _FEWEST, _PASSES = 100, 24, 50_000
+_DRAWS, _FEWEST, _PASSES = 240, 24, 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +147,19 @@ def predict_idea(baseline: Baseline, idea: Idea) -> Prediction:
     what_if = replace(what_if, wire_scale=idea.wire_scale, wire_ns=idea.wire_ns)
     passes = sum(len(actions) for actions in what_if.order)
     draws = max(_FEWEST, min(_DRAWS, _PASSES // passes))
-    return predict(baseline.source, what_if, draws=draws, engine=baseline.engine(idea.change))
+    return predict(
+        baseline.source,
+        what_if,
+        draws=draws,
+        engine=baseline.engine(idea.change),
+        same_launch=_as_it_is(baseline, idea),
+    )
+
+
+def _as_it_is(baseline: Baseline, idea: Idea) -> bool:
+    """Tell whether nothing changes: then it is the run that was measured, and no other launch."""
+    hops = baseline.source.repaired or idea.wire_scale or idea.wire_ns
+    return idea.change == Change(hold=idea.change.hold) and not hops
 
 
 def quick_latency_s(baseline: Baseline, change: Change) -> float:
@@ -217,6 +231,12 @@ def _assumed(  # noqa: C901 (a list of what may be said)
         yield f"ranks share a device: each at work slows the others by {slope}"
     if change.microbatches or change.schedule:
         yield from source.wires.assumed
+    stalled, again = source.wires.stalled, source.wires.stalled_again
+    if abs(stalled - again) >= _TOLD and not _as_it_is(baseline, idea):
+        yield (
+            f"{show_percent(again)} of messages stall, as in such runs; in this one "
+            f"{show_percent(stalled)} did"
+        )
     if source.microbatches == 1 and change.microbatches:
         yield "more microbatches take as long as the one in the run, each"
     if change.recompute:

@@ -55,7 +55,7 @@ def say_slowdown(baseline: Baseline) -> str:
         return "nothing overlaps in this run: what it does to compute is unknown, try it"
     return (
         f"nothing overlaps in this run: compute is taken to last {np.exp(passes.beside):.2f} times "
-        "as long beside messages, as in others; try it"
+        "as long beside messages, as in others"
     )
 
 
