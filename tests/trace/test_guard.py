@@ -427,3 +427,16 @@ def test_operators_that_a_cpu_trace_lost_are_noticed(tmp_path):
     assert kept is not None
     assert (gap.code, gap.rank) == (Code.LOST_OPERATORS, 0)
     assert "aten::relu: 0 to 1" in gap.message
+
+
+@pytest.mark.parametrize(("losing", "named"), [({0}, [0]), ({0, 1}, []), ({0, 1, 2}, [])])
+def test_steps_that_differ_on_most_ranks_are_the_jobs(tmp_path, losing, named):
+    def lose(events):
+        return [event for row, event in enumerate(events) if row != 18]
+
+    for rank in range(3):
+        text = on_host(lose) if rank in losing else on_host()
+        text["distributedInfo"] = {"rank": rank, "world_size": 3}
+        write(tmp_path / f"rank{rank}.json", text)
+    run = read_run(find_run([str(tmp_path)]))
+    assert [gap.rank for gap in run.gaps if gap.code is Code.LOST_OPERATORS] == named

@@ -563,17 +563,12 @@ def share_under(start_ns: I64, end_ns: I64, begun_ns: I64, over_ns: I64) -> F64:
     until = np.maximum.accumulate(np.take_along_axis(over_ns, order, axis=0), axis=0)
     # Of each, what none before it has covered: nothing is counted twice.
     begun[1:] = np.maximum(begun[1:], until[:-1])
-    share: F64 = time_under(start_ns, end_ns, np.minimum(begun, until), until) / np.maximum(
-        end_ns - start_ns, 1
-    )
-    return share
+    lasts = np.maximum(end_ns - start_ns, 1)
+    return time_under(start_ns, end_ns, np.minimum(begun, until), until) / lasts
 
 
 def time_under(start_ns: I64 | F64, end_ns: I64 | F64, begun_ns: I64, over_ns: I64) -> F64:
-    """Return how long others lasted inside each stretch, each of them counted.
-
-    A second dimension holds many runs, each by itself.
-    """
+    """Return how long others lasted inside each stretch, each counted, in each of many runs."""
     if not len(begun_ns):
         return np.zeros(start_ns.shape)
     # Stamps of a trace are too large to be added up: times count from the first of the others.
@@ -590,10 +585,7 @@ def time_under(start_ns: I64 | F64, end_ns: I64 | F64, begun_ns: I64, over_ns: I
 
 
 def count_before(moments: I64 | F64, until: I64 | F64) -> I64:
-    """Return how many of some sorted moments are not after each of others.
-
-    A second dimension holds many runs, each by itself.
-    """
+    """Return how many of some sorted moments are not after each of others, in each of many runs."""
     if moments.ndim == 1:
         return np.searchsorted(moments, until, side="right")
     if not until.size:
