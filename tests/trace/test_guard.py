@@ -26,6 +26,7 @@ MEMORY_COLUMNS = tuple(Memory.__dataclass_fields__)
 BYTES = ("change", "allocated", "reserved")
 # What sound recordings are warned of, and rightly: their folder, and why.
 SAID = {
+    "zero_bubble.json": {Code.B_IS_INPUT_GRADIENT},
     "primus": {Code.COLD_STEPS},
     "primus-pp_vis": {Code.COLD_STEPS},
     "fwd_m8": {Code.NO_COMMON_SPAN},

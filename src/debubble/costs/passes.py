@@ -563,8 +563,9 @@ def share_under(start_ns: I64, end_ns: I64, begun_ns: I64, over_ns: I64) -> F64:
     until = np.maximum.accumulate(np.take_along_axis(over_ns, order, axis=0), axis=0)
     # Of each, what none before it has covered: nothing is counted twice.
     begun[1:] = np.maximum(begun[1:], until[:-1])
-    lasts = np.maximum(end_ns - start_ns, 1)
-    return time_under(start_ns, end_ns, np.minimum(begun, until), until) / lasts
+    under = time_under(start_ns, end_ns, np.minimum(begun, until), until)
+    share: F64 = under / np.maximum(end_ns - start_ns, 1)
+    return share
 
 
 def time_under(start_ns: I64 | F64, end_ns: I64 | F64, begun_ns: I64, over_ns: I64) -> F64:
