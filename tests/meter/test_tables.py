@@ -23,7 +23,7 @@ MS = 1_000_000
 STEPS = 5
 
 
-def write_run(folder, *, ahead_ms=0, step_ms=60):
+def write_run(folder, *, ahead_ms=0, step_ms=100):
     """Write two ranks, two microbatches: F 10, B 20, wires of 1 ms; rank 1's clock is ahead."""
     rows = {0: [], 1: []}
 

@@ -194,8 +194,8 @@ def _say_best(found: ProbeAnswer, fitting: list[PipelinePart]) -> str:
     )
 
 
-def _tokens_a_rank(one: PipelinePart) -> float:
-    return one.tokens_per_s / one.stages
+def _tokens_a_rank(pipeline: PipelinePart) -> float:
+    return pipeline.tokens_per_s / pipeline.stages
 
 
 def _show_split(split: Sequence[int]) -> str:

@@ -208,7 +208,8 @@ def _pair(events: Sequence[_Event], file: str) -> tuple[list[_Span], tuple[Gap, 
                 )
             )  # fmt: skip
 
-    for event in sorted(events, key=lambda event: event.ts):
+    # What ends where another begins ends first.
+    for event in sorted(events, key=lambda event: (event.ts, event.ph != "E")):
         thread = (event.pid, event.tid)
         if event.ph == "X":
             add(event, event.ts + event.dur, event.args or {})
