@@ -373,6 +373,7 @@ def main() -> None:
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="a folder for what was found, and the traces")
     parser.add_argument("--seconds", type=float, help="begin no case later than this")
+    parser.add_argument("--alone", action="store_true", help="run no other changes beside it")
     parser.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
     given = parser.parse_args()
     if given.rank is not None:
@@ -398,7 +399,8 @@ def main() -> None:
         if given.seconds and time.monotonic() - begin > given.seconds:
             print(f"{case.name:18} not run: out of time")
             continue
-        found.append(follow(case, root / case.name.replace(" ", "-"), device=device))
+        asked = replace(case, others=()) if given.alone else case
+        found.append(follow(asked, root / case.name.replace(" ", "-"), device=device))
         show(found[-1])
         (root / "found.json").write_text(json.dumps(found, indent=1))
     followed = [one for one in found if one["first"]]

@@ -16,7 +16,7 @@ import sys
 import time
 
 from debubble.orders.pipeline import Pipeline, Rows, StageCosts, Times, longest_rank
-from debubble.orders.search import Found, Search, search
+from debubble.orders.search import BestOrder, Search, search
 from debubble.schedules import Shape, check_order, place_stages
 
 # ranks, microbatches, F, I, W and a hop in milliseconds, and the bubbles of ZB-1p and ZB-2p: the
@@ -302,7 +302,7 @@ def measure_large(ranks: int, microbatches: int, seconds: float) -> bool:
         if not halfway and time.process_time() - began > seconds / 2:
             halfway = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - (halfway or 0)
-    found: Found | None = looked.found()
+    found: BestOrder | None = looked.found()
     if found is None:
         return False
     took = time.process_time() - began

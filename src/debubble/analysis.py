@@ -17,7 +17,7 @@ from debubble.errors import Gap, NoFit
 from debubble.fleet.survey import Means, Question, Survey, survey_run
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
 from debubble.ledger.ledger import Job, Ledger
-from debubble.ledger.verdict import MATTERS, Bottleneck, Named, find_bottleneck, name_causes
+from debubble.ledger.verdict import MATTERS, Bottleneck, MainCause, find_bottleneck, name_causes
 from debubble.links.hop_times import Hop
 from debubble.links.judge import Past
 from debubble.links.wiring import Wiring, read_topologies, read_wiring
@@ -168,7 +168,7 @@ class Analysis:
         return found[0] if found else None
 
     @cached_property
-    def causes(self) -> tuple[Named, ...]:
+    def causes(self) -> tuple[MainCause, ...]:
         """The causes that matter, whose they are, and what putting them right would buy."""
         return name_causes(self.ledger) if self.ledger else ()
 

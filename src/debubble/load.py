@@ -162,7 +162,7 @@ def _length(row: dict[str, Any], names: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Request:
     """One request that was measured."""
 
     prompt: int
@@ -183,7 +183,7 @@ class LoadResult:
     url: str
     load: Load
     seconds: float
-    requests: tuple[Asked, ...]
+    requests: tuple[Request, ...]
     """Those that were sent and answered in the time that counts."""
     failed: int
     problem: str
@@ -403,10 +403,10 @@ def _result(
     )
 
 
-def _asked(record: _Record) -> Asked:
+def _asked(record: _Record) -> Request:
     first, last = record.tokens[0][0], record.tokens[-1][0]
     output = sum(count for _, count in record.tokens)
-    return Asked(
+    return Request(
         prompt=record.prompt,
         output=output,
         ttft_s=first - record.sent_s,

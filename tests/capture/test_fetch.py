@@ -7,7 +7,7 @@ from support.services.engine_routes import serving
 from support.services.hostile_engine import ANSWERS, hostile_engine
 
 from debubble.capture import fetch as fetching
-from debubble.capture.fetch import Asked, NoAnswer, fetch
+from debubble.capture.fetch import NoAnswer, Request, fetch
 from debubble.errors import CaptureError
 from debubble.watch.mix import ServerMetrics, ask_server, requests_between
 
@@ -20,7 +20,7 @@ def _answers_in_a_moment(monkeypatch):
 
 
 def ask(url, **given):
-    return fetch(Asked(url=url, **{"patience_s": PATIENCE_S, "most_bytes": 1 << 20} | given))
+    return fetch(Request(url=url, **{"patience_s": PATIENCE_S, "most_bytes": 1 << 20} | given))
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -9,7 +9,7 @@ import pytest
 from support.services.console import type_command
 
 from debubble.errors import UsageError
-from debubble.load import SCHEMA, Asked, Load, LoadResult
+from debubble.load import SCHEMA, Load, LoadResult, Request
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Direction, Verdict
 from debubble.measure.measurement import join_measurements, measure_load, read_load_result
@@ -22,7 +22,7 @@ def result(*, load=CLOSED, ttft=0.1, tpot=0.01, failed=0):
     rate = 100.0
     noise = [1 + 0.01 * (step % 5 - 2) for step in range(30)]
     asked = tuple(
-        Asked(
+        Request(
             prompt=512,
             output=48,
             ttft_s=ttft * share,

@@ -14,8 +14,8 @@ from debubble.meter.figures import (
     BLOCK,
     CHART,
     RankFigures,
+    RankReport,
     StepFigures,
-    Told,
     bubble_of,
     find_straggler,
     measure_step,
@@ -113,7 +113,7 @@ def test_steps_under_a_profiler_say_nothing():
 
 
 def told(rank, busy_ms, *, slower_by=0.0, since=-1, spans=None):
-    return Told(
+    return RankReport(
         rank=rank,
         steps=spans or {},
         busy_ns=busy_ms * MS,
@@ -151,4 +151,4 @@ def test_without_a_change_the_rank_with_most_to_do_drags_if_it_is_much():
 
 def test_what_ranks_tell_each_other_is_read_back_as_it_was():
     said = told(3, 50, slower_by=0.1, since=4, spans={12: (1, 2, 3)})
-    assert Told.from_text(said.to_text().encode()) == said
+    assert RankReport.from_text(said.to_text().encode()) == said

@@ -14,7 +14,7 @@ from debubble.errors import CannotBeTold, UsageError
 from debubble.orders.messages import window_of
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit import emit
-from debubble.plan.lever import Refused
+from debubble.plan.lever import Refusal
 from debubble.plan.option import all_fit, headroom_after, quick_latency_s
 from debubble.plan.order_search import OrderSearch, check_search, find_order, pipeline_of
 from debubble.schedules import check_order, order_of, parse_order
@@ -75,7 +75,7 @@ def test_a_schedule_that_a_command_does_not_know_by_name_is_an_order_for_it():
 
 
 def test_what_was_looked_for_and_not_found_is_called_an_order():
-    refused = Refused(lever="order", change=Change(), reason="none was found")
+    refused = Refusal(lever="order", change=Change(), reason="none was found")
     assert describe_refused(refused) == "an order of its own"
 
 

@@ -116,7 +116,7 @@ class BriefCause(Part, frozen=True, kw_only=True, omit_defaults=True):
     waited_for: BriefCulprit | None = None
 
 
-class BriefNamed(Part, frozen=True, kw_only=True, omit_defaults=True):
+class BriefFinding(Part, frozen=True, kw_only=True, omit_defaults=True):
     """A cause that matters; the first is the one to act upon. Its sentence is in `findings`."""
 
     cause: str
@@ -142,7 +142,7 @@ class FindBrief(BriefAnswer, frozen=True, kw_only=True, omit_defaults=True):
     schema: str = "debubble.find-brief/1"
     run: BriefRun
     numbers: BriefNumbers
-    named: list[BriefNamed] = msgspec.field(default_factory=list)
+    named: list[BriefFinding] = msgspec.field(default_factory=list)
     causes: list[BriefCause] = msgspec.field(default_factory=list)
     slow_hops: list[BriefHop] = msgspec.field(default_factory=list)
 
@@ -319,7 +319,7 @@ def _find(answer: FindAnswer, following: list[str]) -> FindBrief:
             apparent_fraction=answer.utilisation.apparent_fraction,
             useful_fraction=answer.utilisation.useful_fraction,
         ),
-        named=[BriefNamed.of(named) for named in answer.named[:_SENTENCES]],
+        named=[BriefFinding.of(named) for named in answer.named[:_SENTENCES]],
         causes=[
             BriefCause(
                 cause=cause,

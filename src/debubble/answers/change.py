@@ -11,9 +11,9 @@ from debubble.answers.base import Part
 from debubble.errors import Code, Gap, UsageError
 from debubble.plan.baseline import AlsoRun, Baseline
 from debubble.plan.change import Change
-from debubble.plan.lever import Refused
+from debubble.plan.lever import Refusal
 from debubble.plan.levers import LEVERS
-from debubble.plan.levers.order import Ordered
+from debubble.plan.levers.order import OrderChoice
 from debubble.plan.option import Headroom
 from debubble.plan.plan import Plan
 from debubble.schedules import format_order
@@ -85,7 +85,7 @@ def describe(change: Change) -> str:
     return ", ".join(parts) or "nothing changed"
 
 
-def describe_refused(refused: Refused) -> str:
+def describe_refused(refused: Refusal) -> str:
     """Say what is refused, also where nothing of it was found that could be described."""
     if refused.lever == "split" and refused.change.split is None:
         return "another split"
@@ -263,7 +263,7 @@ class OrderPart(Part, frozen=True, kw_only=True):
     """The passes of each rank, as CSV."""
 
 
-def answer_order(plan: Plan, ordered: Ordered) -> OrderPart:
+def answer_order(plan: Plan, ordered: OrderChoice) -> OrderPart:
     """Say where it stands among the options, and how far it was looked for."""
     found, correction = ordered.looked.found, plan.baseline.correction
     return OrderPart(
@@ -280,7 +280,7 @@ def answer_order(plan: Plan, ordered: Ordered) -> OrderPart:
     )
 
 
-def say_order(ordered: Ordered) -> str:
+def say_order(ordered: OrderChoice) -> str:
     """Say what an order of its own buys beyond the best with a name, and how far it can go."""
     found = ordered.looked.found
     rounds = counted(found.rounds + found.judged_rounds, "round")

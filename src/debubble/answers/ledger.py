@@ -20,7 +20,7 @@ from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Culprit, find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
-from debubble.ledger.verdict import LITTLE, OF_ANY_PIPELINE, Bottleneck, Named
+from debubble.ledger.verdict import LITTLE, OF_ANY_PIPELINE, Bottleneck, MainCause
 from debubble.timeline.steps import numbered
 from debubble.units import (
     NS_PER_S,
@@ -402,7 +402,7 @@ def say_remedy(causes: str) -> str:
     return " and ".join(REMEDIES[cause] for cause in causes.split("+"))
 
 
-def say_cause(ledger: Ledger, named: Named) -> str:
+def say_cause(ledger: Ledger, named: MainCause) -> str:
     """Say a cause, whose it is, and what putting it right would buy, in a sentence."""
     before = ledger.job_latency_ns
     culprit, saving = _say_culprit(ledger, named), named.saving
@@ -426,7 +426,7 @@ def say_cause(ledger: Ledger, named: Named) -> str:
     return f"{culprit}; {REMEDIES[named.cause]} would save {buys}{alone}"
 
 
-def _say_culprit(ledger: Ledger, named: Named) -> str:
+def _say_culprit(ledger: Ledger, named: MainCause) -> str:
     """Say whose a cause is, or mostly is."""
     hop = f"hop {named.hop[0]} → {named.hop[1]}" if named.hop else "some hop"
     if named.times_equal is not None and named.stage is not None:
@@ -459,7 +459,7 @@ def _say_culprit(ledger: Ledger, named: Named) -> str:
     return any_pipeline + blames.format(rank=named.rank, hop=hop, setting=setting)
 
 
-def _say_workers(ledger: Ledger, named: Named) -> str:
+def _say_workers(ledger: Ledger, named: MainCause) -> str:
     """Name slow devices, the first with its host and what it holds."""
     first = named.workers[0]
     line = next((rank for rank in ledger.ranks if rank.rank == first.rank), None)
@@ -489,7 +489,7 @@ def _besides(ledger: Ledger, stage: int) -> str:
     return f" ({part}: {show_duration(rest)} of {show_duration(whole)} forward)"
 
 
-def _say_slow(named: Named) -> str:
+def _say_slow(named: MainCause) -> str:
     """Name slow hops; of several, the rank that all of them come from or go to."""
     names = [f"{here} → {there}" for here, there in named.slow_hops]
     if len(names) == 1:

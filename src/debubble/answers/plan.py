@@ -51,7 +51,7 @@ from debubble.plan.context_length import OtherLength, at_length
 from debubble.plan.emit import EMITTERS, emit, refusal_of
 from debubble.plan.emit.order_file import order_beside
 from debubble.plan.kv_cache import Cache
-from debubble.plan.lever import Permissions, Refused
+from debubble.plan.lever import Permissions, Refusal
 from debubble.plan.levers.link import Repair, name_hops
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
@@ -409,7 +409,7 @@ def _advice(plan: Plan, option: Option) -> str:
     return "no" if option.throughput_high < 0 else "noise"
 
 
-def _refused_part(refused: Refused) -> RefusedPart:
+def _refused_part(refused: Refusal) -> RefusedPart:
     return RefusedPart(
         lever=refused.lever,
         change=change_part(refused.change),

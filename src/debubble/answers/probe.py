@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from debubble.answers.base import Answer, AnswerWarning, Part
-from debubble.probe.pipeline import Pipelines, Simulated
+from debubble.probe.pipeline import Pipelines, SimulatedPipeline
 from debubble.units import NS_PER_S
 
 
@@ -75,7 +75,7 @@ class ProbeAnswer(Answer, frozen=True, kw_only=True):
 
 def answer_probe(
     pipelines: Pipelines,
-    found: Sequence[Simulated],
+    found: Sequence[SimulatedPipeline],
     *,
     limit_bytes: float | None,
     written: Sequence[str],

@@ -20,7 +20,7 @@ from debubble.serving.plan import (
     plan_server,
     predict,
 )
-from debubble.serving.traffic import Served, Setting, Traffic
+from debubble.serving.traffic import ServerRates, Setting, Traffic
 from debubble.units import counted, show_gain, show_gains, show_number, show_percent, show_seconds
 
 PLAN_SCHEMA = "debubble.plan-server/1"
@@ -269,7 +269,7 @@ def _traffic_part(traffic: Traffic) -> TrafficPart:
     )
 
 
-def _served_part(served: Served, traffic: Traffic) -> ServedPart:
+def _served_part(served: ServerRates, traffic: Traffic) -> ServedPart:
     prompts = traffic.prompt > 0
     return ServedPart(
         batches_per_s=served.batches_per_s,

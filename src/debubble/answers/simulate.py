@@ -22,7 +22,7 @@ from debubble.answers.change import (
 )
 from debubble.answers.find import TheoryPart
 from debubble.errors import UsageError
-from debubble.plan.ask import Asked, ask
+from debubble.plan.ask import WhatIfAnswer, ask
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
 from debubble.plan.hop import Hop, set_hops
@@ -156,7 +156,7 @@ class Request:
     memory_limit_bytes: float | None = None
 
 
-def ask_run(analysis: Analysis, request: Request, also: Analysis | None = None) -> Asked:
+def ask_run(analysis: Analysis, request: Request, also: Analysis | None = None) -> WhatIfAnswer:
     """Fit the run, change it, and simulate it."""
     pipeline = analysis.pipeline
     schedule = request.schedule_measured or analysis.job.schedule_for(pipeline)
@@ -182,7 +182,7 @@ def answer_simulate(
     analysis: Analysis,
     request: Request,
     also: Analysis | None = None,
-    asked: Asked | None = None,
+    asked: WhatIfAnswer | None = None,
 ) -> SimulateAnswer:
     """Say what a batch would take; `asked` is what came out, where that is known already."""
     asked = ask_run(analysis, request, also) if asked is None else asked
@@ -354,7 +354,7 @@ def answer_by_hand(  # noqa: PLR0913 (what was asked, and what came out)
     )
 
 
-def _verdict(asked: Asked) -> str:
+def _verdict(asked: WhatIfAnswer) -> str:
     option, measured = asked.option, show_duration(asked.baseline.window_ns)
     middle = show_duration(option.window_ns)
     if asked.changes_nothing:
@@ -371,7 +371,7 @@ def _verdict(asked: Asked) -> str:
     )
 
 
-def _findings(asked: Asked, hops: tuple[str, ...]) -> list[str]:
+def _findings(asked: WhatIfAnswer, hops: tuple[str, ...]) -> list[str]:
     """Say what was asked for, whether it is within the noise, and who does not fit."""
     said = []
     words = [f"hop {hop}" for hop in hops]

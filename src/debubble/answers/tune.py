@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from debubble.answers.base import Answer, AnswerWarning, Part
 from debubble.answers.change import ChangePart, IntervalPart, change_part
 from debubble.answers.compare import SidePart, answer_side
-from debubble.tune.journal import Expected, Run
+from debubble.tune.journal import Expectation, Run
 from debubble.tune.loop import Tuning
 from debubble.tune.prospects import Prospects
 from debubble.tune.setting import Setting
@@ -190,7 +190,7 @@ def say_tuning(tuned: Tuning) -> str:
     return f"No setting is clearly better: keep {standing.now}; {spent}."
 
 
-def last_expected(tuned: Tuning, setting: Setting) -> Expected | None:
+def last_expected(tuned: Tuning, setting: Setting) -> Expectation | None:
     """Return what was last predicted of a setting."""
     found = [run.expected for run in tuned.standing.of(setting) if run.expected is not None]
     return found[-1] if found else None
@@ -204,11 +204,11 @@ def _setting_part(setting: Setting) -> SettingPart:
     )
 
 
-def _expected_part(expected: Expected | None) -> ExpectedPart | None:
+def _expected_part(expected: Expectation | None) -> ExpectedPart | None:
     return None if expected is None else _predicted_part(expected)
 
 
-def _predicted_part(expected: Expected) -> ExpectedPart:
+def _predicted_part(expected: Expectation) -> ExpectedPart:
     peaks = expected.peak_memory_bytes
     return ExpectedPart(
         throughput_gain_fraction=expected.gain,

@@ -35,7 +35,7 @@ class NoAnswer(CaptureError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Request:
     """A request."""
 
     url: str
@@ -58,7 +58,7 @@ class Reply:
     body: bytes
 
 
-def fetch(asked: Asked) -> Reply:
+def fetch(asked: Request) -> Reply:
     """Ask; raise `NoAnswer` where there is no answer, and never anything else."""
     until = time.monotonic() + asked.patience_s
     url = asked.url
@@ -92,7 +92,7 @@ def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
-def _ask_once(asked: Asked, url: str, until: float) -> tuple[Reply, str | None]:
+def _ask_once(asked: Request, url: str, until: float) -> tuple[Reply, str | None]:
     parts = urlsplit(url)
     scheme, host, port = _origin(parts)
     if scheme not in _PORTS or host is None or port is None:

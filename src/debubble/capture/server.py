@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from debubble.capture.fetch import Asked, NoAnswer, fetch
+from debubble.capture.fetch import NoAnswer, Request, fetch
 from debubble.errors import CaptureError, UsageError
 from debubble.server_notes import (
     SCHEMA,
@@ -178,7 +178,7 @@ class _Look:
     def once(self) -> Reading | None:
         """Read the page; None where it tells nothing."""
         try:
-            reply = fetch(Asked(url=self.page, patience_s=_PAGE_S, most_bytes=_LARGEST_PAGE))
+            reply = fetch(Request(url=self.page, patience_s=_PAGE_S, most_bytes=_LARGEST_PAGE))
         except NoAnswer:  # one look that is missing spoils nothing; a server that is gone is told
             return None
         if reply.status >= _HTTP_REFUSED:
@@ -265,7 +265,7 @@ def _size(file: Path) -> int | None:
 
 def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_s: float) -> None:
     url = f"{order.url.rstrip('/')}/{route}"
-    asked = Asked(
+    asked = Request(
         url=url,
         method="POST",
         body=b"" if body is None else json.dumps(body).encode(),

@@ -35,7 +35,7 @@ from debubble.cli.options import (
     write_html,
 )
 from debubble.cli.planning import (
-    ServerSaid,
+    ServerOptions,
     Traces,
     analyse_both,
     parse_layers,
@@ -263,7 +263,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     tokens: Tokens,
     also: str | None,
     cache: Cache | None,
-    server: ServerSaid,
+    server: ServerOptions,
     planned_for: str | None,
     framework: str | None,
     output: str | None,

@@ -96,7 +96,7 @@ def refuse_for_streams(flags: Mapping[str, object]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSaid:
+class ServerOptions:
     """What was typed of a server; None where nothing was."""
 
     load: str | None
@@ -156,14 +156,14 @@ _OF_SERVERS = (
 )
 
 
-def _said_of_server(*, load: str | None, kv_tokens: int | None) -> ServerSaid:
-    return ServerSaid(load=load, kv_tokens=kv_tokens)
+def _said_of_server(*, load: str | None, kv_tokens: int | None) -> ServerOptions:
+    return ServerOptions(load=load, kv_tokens=kv_tokens)
 
 
 server_options = gathered("server", _said_of_server, *_OF_SERVERS)
 server_change_options = gathered(
     "server",
-    ServerSaid,
+    ServerOptions,
     *_OF_SERVERS,
     click.option(
         "--in-flight", type=click.IntRange(min=1), metavar="K", help="Of a server: batches at once."

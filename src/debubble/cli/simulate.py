@@ -27,7 +27,7 @@ from debubble.cli.options import (
     typed,
 )
 from debubble.cli.planning import (
-    ServerSaid,
+    ServerOptions,
     Traces,
     analyse_both,
     parse_layers,
@@ -52,7 +52,7 @@ from debubble.whole_file import write_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class RunOptions:
     """What was typed of a measured run and of its change; None where nothing was."""
 
     microbatches: int | None
@@ -91,7 +91,7 @@ class Said:
 
 what_if_options = gathered(
     "said",
-    Said,
+    RunOptions,
     click.option("--microbatches", type=int, metavar="M", help="Microbatches in a step."),
     click.option(
         "--schedule", metavar="NAME|FILE", help="The schedule, or an order of your own as CSV."
@@ -127,7 +127,7 @@ what_if_options = gathered(
 
 
 def simulate_traces(
-    files: Traces, said: Said, server: ServerSaid, manners: Manners, *, draws: bool
+    files: Traces, said: RunOptions, server: ServerOptions, manners: Manners, *, draws: bool
 ) -> None:
     """Measure the run, change it, and say what it would take."""
     run, also = analyse_both(files, said.schedule_measured, quiet=manners.quiet)
@@ -153,7 +153,9 @@ def simulate_traces(
     exit_strictly(answer.warnings, manners)
 
 
-def _simulate_server(run: Analysis, said: Said, server: ServerSaid, manners: Manners) -> None:
+def _simulate_server(
+    run: Analysis, said: RunOptions, server: ServerOptions, manners: Manners
+) -> None:
     """Change a captured server, or what is asked of it, and say what it would do."""
     question = server.asks(
         layers=parse_layers(said.layers),
@@ -166,7 +168,7 @@ def _simulate_server(run: Analysis, said: Said, server: ServerSaid, manners: Man
     exit_strictly(answer.warnings, manners)
 
 
-def flags_of(files: Traces, said: Said) -> dict[str, object]:
+def flags_of(files: Traces, said: RunOptions) -> dict[str, object]:
     """Return by flag what was said of a measured run and of its change."""
     return {
         "--microbatches": said.microbatches,
@@ -201,7 +203,7 @@ _USUAL_SCHEDULE = "1f1b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class OrderOptions:
     """The order that was typed, and how its messages travel; None where nothing was."""
 
     microbatches: int | None
@@ -267,7 +269,7 @@ by_hand_options = gathered(
 )
 
 
-def _from_log(wanted: Wanted, by_hand: ByHand, log: str) -> tuple[Wanted, ByHand]:
+def _from_log(wanted: OrderOptions, by_hand: ByHand, log: str) -> tuple[OrderOptions, ByHand]:
     """Return what a log of timers says in place of what would be typed."""
     flags = ("--forward", "--backward", "--input-grad", "--weight-grad")
     typed_too = [flag for flag in flags if by_hand.costs[flag] is not None]
@@ -295,7 +297,9 @@ def _from_log(wanted: Wanted, by_hand: ByHand, log: str) -> tuple[Wanted, ByHand
     )
 
 
-def simulate_by_hand(wanted: Wanted, by_hand: ByHand, manners: Manners, *, draws: bool) -> None:
+def simulate_by_hand(
+    wanted: OrderOptions, by_hand: ByHand, manners: Manners, *, draws: bool
+) -> None:
     """Run a schedule, and measure the bubble as `find` does."""
     place = place_for(by_hand.table, force=by_hand.force)
     if by_hand.log is not None:
@@ -405,11 +409,11 @@ _OF_BOTH = ("--microbatches", "--schedule", "--chunks", "--communication")
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     traces: tuple[str, ...],
-    said: Said,
+    said: RunOptions,
     also: str | None,
     pipeline: int | None,
     by_hand: ByHand,
-    server: ServerSaid,
+    server: ServerOptions,
     draws: bool,
     reader: Reader,
     manners: Manners,
@@ -428,7 +432,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         )
         simulate_traces(files, said, server, manners, draws=draws)
         return
-    wanted = Wanted(
+    wanted = OrderOptions(
         microbatches=said.microbatches,
         schedule=said.schedule,
         chunks=said.chunks,

@@ -48,7 +48,7 @@ _RUNS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetSaid:
+class BudgetOptions:
     """What may be spent, as it was typed."""
 
     runs: int
@@ -66,7 +66,7 @@ class BudgetSaid:
 
 budget_options = gathered(
     "budget_said",
-    BudgetSaid,
+    BudgetOptions,
     click.option("--runs", type=int, default=_RUNS, show_default=True, help="Runs at most."),
     click.option("--minutes", type=float, help="Time that runs may take in all."),
     click.option("--timeout", metavar="TIME", help="When a run hangs; by the first run without."),
@@ -74,7 +74,7 @@ budget_options = gathered(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScopeSaid:
+class ScopeOptions:
     """What may be tried, as it was typed."""
 
     schedules: str | None
@@ -99,7 +99,7 @@ class ScopeSaid:
 
 scope_options = gathered(
     "scope_said",
-    ScopeSaid,
+    ScopeOptions,
     click.option("--schedules", metavar="NAME,...", help="Those that COMMAND knows; all without."),
     click.option(
         "--max-microbatches",
@@ -144,7 +144,7 @@ def read_schedules(text: str | None) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSaid:
+class ServerOptions:
     """A server in place of a command, as it was typed."""
 
     server: str | None
@@ -172,7 +172,7 @@ class ServerSaid:
 
 server_options = gathered(
     "server_said",
-    ServerSaid,
+    ServerOptions,
     click.option("--server", metavar="COMMAND", help="What starts a server: tune that instead."),
     click.option("--url", metavar="URL", help="Where the server answers."),
     click.option(
@@ -214,9 +214,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     *,
     command_words: tuple[str, ...],
     now: tuple[str, ...],
-    server_said: ServerSaid,
-    budget_said: BudgetSaid,
-    scope_said: ScopeSaid,
+    server_said: ServerOptions,
+    budget_said: BudgetOptions,
+    scope_said: ScopeOptions,
     steps: int,
     wait: int,
     out: Path,

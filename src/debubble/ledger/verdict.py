@@ -31,7 +31,7 @@ OF_ANY_PIPELINE = {SCHEDULE, str(Cause.TRANSFER)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class MainCause:
     """A cause that matters, and whose it mostly is."""
 
     cause: str
@@ -76,7 +76,7 @@ class Bottleneck:
     """Waiting for each other, a step and rank."""
 
 
-def name_causes(ledger: Ledger) -> tuple[Named, ...]:
+def name_causes(ledger: Ledger) -> tuple[MainCause, ...]:
     """Return the causes that matter: what comes on top of the schedule first.
 
     A stage that is clearly too long comes before messages that stall now and then: a split puts
@@ -107,14 +107,14 @@ def _of_slow_hops(ledger: Ledger, saving: Saving) -> float:
     return (ledger.links.slow_cost_ns or 0) / max(saving.batch_latency_ns + saving.saved_ns, 1)
 
 
-def _name(ledger: Ledger, saving: Saving) -> Named:
+def _name(ledger: Ledger, saving: Saving) -> MainCause:
     if saving.cause == SCHEDULE or len(saving.causes) > 1:
-        return Named(cause=saving.cause, saving=saving)
+        return MainCause(cause=saving.cause, saving=saving)
     if saving.cause in _OF_ALL_RANKS:
         return _OF_ALL_RANKS[saving.cause](ledger, saving)
     if _of_slow_hops(ledger, saving) >= _WORTH_A_NAME and ledger.links is not None:
         slow = ledger.links.slow
-        return Named(
+        return MainCause(
             cause=saving.cause,
             saving=saving,
             rank=slow[0].hop[0],
@@ -128,7 +128,7 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         if culprit.cause == saving.cause:
             waits[culprit.rank, culprit.stage, culprit.hop] += culprit.wait_ns
     if not waits:
-        return Named(cause=saving.cause, saving=saving)
+        return MainCause(cause=saving.cause, saving=saving)
     rank, stage, hop = max(waits, key=lambda who: waits[who])
     times_equal = None
     if saving.cause == Cause.IMBALANCE and stage is not None:
@@ -136,7 +136,7 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
         kinds = [key for key in costs.median if key[0] == stage]
         equal = sum(costs.equal[key] for key in kinds)
         times_equal = sum(costs.sound[key] for key in kinds) / max(equal, 1)
-    return Named(
+    return MainCause(
         cause=saving.cause,
         saving=saving,
         rank=rank,
@@ -147,13 +147,15 @@ def _name(ledger: Ledger, saving: Saving) -> Named:
     )
 
 
-def _name_collectives(ledger: Ledger, saving: Saving) -> Named:
+def _name_collectives(ledger: Ledger, saving: Saving) -> MainCause:
     cause = CAUSE_OF[saving.cause]
     times = [ledger.causes(place)[cause] for place in range(len(ledger.ranks))]
-    return Named(cause=saving.cause, saving=saving, rank=ledger.ranks[int(np.argmax(times))].rank)
+    return MainCause(
+        cause=saving.cause, saving=saving, rank=ledger.ranks[int(np.argmax(times))].rank
+    )
 
 
-def _name_queue(ledger: Ledger, saving: Saving) -> Named:
+def _name_queue(ledger: Ledger, saving: Saving) -> MainCause:
     """Name the hop whose messages others stood behind for longest."""
     waits: defaultdict[tuple[int, int], int] = defaultdict(int)
     for step, account in zip(ledger.steps, ledger.accounts, strict=True):
@@ -164,14 +166,14 @@ def _name_queue(ledger: Ledger, saving: Saving) -> Named:
             names = step.program.ranks[hop // count], step.program.ranks[hop % count]
             waits[names] += int(account.end_ns[row] - account.start_ns[row])
     longest = max(waits, key=lambda hop: waits[hop]) if waits else None
-    return Named(cause=saving.cause, saving=saving, hop=longest)
+    return MainCause(cause=saving.cause, saving=saving, hop=longest)
 
 
-def _name_data(ledger: Ledger, saving: Saving) -> Named:
+def _name_data(ledger: Ledger, saving: Saving) -> MainCause:
     longest = [max(remedy.costs.data.values(), default=1.0) for remedy in ledger.remedies]
     # Where now this pipeline is the slowest and now that, one without long data tells nothing.
     usual = ledger.saved_by(Remedies.usual_data)
-    return Named(
+    return MainCause(
         cause=saving.cause,
         saving=saving,
         times_expected=max(longest),
@@ -179,20 +181,20 @@ def _name_data(ledger: Ledger, saving: Saving) -> Named:
     )
 
 
-def _name_workers(ledger: Ledger, saving: Saving) -> Named:
+def _name_workers(ledger: Ledger, saving: Saving) -> MainCause:
     """Name the slow devices, of this pipeline first: what drags the others is looked into."""
     mine = ledger.ranks[0].pipeline
     workers = sorted(
         ledger.job.workers.slow, key=lambda worker: (worker.pipeline != mine, -worker.times)
     )
     if not workers:
-        return Named(cause=saving.cause, saving=saving)
+        return MainCause(cause=saving.cause, saving=saving)
     first, ranks = workers[0], [rank.rank for rank in ledger.ranks]
     alone = None
     if len(workers) > 1 and first.pipeline == mine:
         place = ranks.index(first.rank)
         alone = ledger.saved_by(lambda remedy: remedy.sound_workers(place))
-    return Named(
+    return MainCause(
         cause=saving.cause,
         saving=saving,
         rank=first.rank,
@@ -203,7 +205,7 @@ def _name_workers(ledger: Ledger, saving: Saving) -> Named:
     )
 
 
-_OF_ALL_RANKS: dict[str, Callable[[Ledger, Saving], Named]] = {
+_OF_ALL_RANKS: dict[str, Callable[[Ledger, Saving], MainCause]] = {
     Cause.COLLECTIVE: _name_collectives,
     Cause.DATA_PARALLEL: _name_collectives,
     Cause.WORKER: _name_workers,

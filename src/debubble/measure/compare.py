@@ -22,7 +22,7 @@ from debubble.measure.comparison import (
     MemoryChange,
     Verdict,
 )
-from debubble.measure.measurement import Measurement, Served
+from debubble.measure.measurement import Measurement, ServerSamples
 from debubble.measure.statistics import (
     ALPHA,
     RankTest,
@@ -118,7 +118,11 @@ def compare(
 
 
 def _compare_served(
-    before: Measurement, after: Measurement, first: Served, second: Served, threshold: float
+    before: Measurement,
+    after: Measurement,
+    first: ServerSamples,
+    second: ServerSamples,
+    threshold: float,
 ) -> Comparison:
     """Hold what users saw against what they saw before."""
     sides = {

@@ -53,7 +53,7 @@ class RankMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServerSamples:
     """What users of a server saw under a load: a sample a request, or a part of the time."""
 
     load: str
@@ -113,7 +113,7 @@ class Measurement:
     """A rank has no trace, no step was captured whole, or the ranks are of different runs."""
     repeated: int = 0
     """Captures that were given again, and count once."""
-    served: Served | None = None
+    served: ServerSamples | None = None
     """What users of a server saw."""
 
     @property
@@ -236,7 +236,7 @@ def _identity(part: Measurement, number: int) -> tuple[object, ...]:
     return (part.ranks, part.microbatches, part.schedule, part.split, samples, lengths)
 
 
-def _joined(parts: Sequence[Served]) -> Served | None:
+def _joined(parts: Sequence[ServerSamples]) -> ServerSamples | None:
     """Put loads of one setting together."""
     if not parts:
         return None
@@ -401,7 +401,7 @@ def measure_load(result: LoadResult) -> Measurement:
         samples=(),
         memory=(),
         environment=Environment(),
-        served=Served(
+        served=ServerSamples(
             load=say_load(result.load),
             open_loop=result.load.rate is not None,
             out_per_s=out_per_s,

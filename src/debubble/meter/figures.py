@@ -1,7 +1,7 @@
 """Finished steps of a rank in → what it did, whether it got slower, and who drags.
 
-A rank sees its own passes and waits. What ranks of a pipeline tell each other (`Told`) makes one
-window of them: bubble, and the rank that all wait for.
+A rank sees its own passes and waits. What ranks of a pipeline tell each other (`RankReport`) makes
+one window of them: bubble, and the rank that all wait for.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class RankReport:
     """What a rank tells the others of its pipeline, a second or so after it was."""
 
     rank: int
@@ -123,7 +123,7 @@ class Told:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str | bytes) -> Told:
+    def from_text(cls, text: str | bytes) -> RankReport:
         """Read it back."""
         said = json.loads(text)
         said["steps"] = {int(step): tuple(times) for step, times in said["steps"].items()}
@@ -189,11 +189,11 @@ class RankFigures:
             return 0.0
         return CHART.level(track.recent) / CHART.level(track.centre) - 1
 
-    def tell(self) -> Told | None:
+    def tell(self) -> RankReport | None:
         """Return what the others are told; None before the first step."""
         if not self.recent:
             return None
-        return Told(
+        return RankReport(
             rank=self.rank,
             steps={one.number: (one.start_ns, one.end_ns, one.busy_ns) for one in self.recent},
             busy_ns=median(one.busy_ns for one in self.recent),
@@ -229,7 +229,7 @@ class RankFigures:
         return found
 
 
-def bubble_of(told: Iterable[Told]) -> float | None:
+def bubble_of(told: Iterable[RankReport]) -> float | None:
     """Return the bubble of a pipeline: the median over the steps that all its ranks told."""
     ranks = list(told)
     if not ranks:
@@ -244,7 +244,7 @@ def bubble_of(told: Iterable[Told]) -> float | None:
     return median(found) if found else None
 
 
-def find_straggler(told: Iterable[Told]) -> Straggler | None:
+def find_straggler(told: Iterable[RankReport]) -> Straggler | None:
     """Return the rank that got slower by most; else one that always had more to do."""
     ranks = list(told)
     slower = max(ranks, key=lambda one: one.slower_by, default=None)

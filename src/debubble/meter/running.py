@@ -28,8 +28,8 @@ from debubble.capture.sidecar import RankOfJob, find_rank, uses_cuda
 from debubble.meter.figures import (
     Figure,
     RankFigures,
+    RankReport,
     Straggler,
-    Told,
     bubble_of,
     find_straggler,
     measure_step,
@@ -100,7 +100,7 @@ class Meter:
         self._undisturbed = 0
         self._memory = -1
         self._device: int | None = None
-        self._told: dict[int, Told] = {}
+        self._told: dict[int, RankReport] = {}
         self._segments: deque[Segment] = deque(maxlen=_MOST_SEGMENTS)
         self._wanted = threading.Event()
         self._stop = threading.Event()
@@ -385,7 +385,7 @@ class Meter:
         store.set(f"{_TOLD}/{told.rank}", told.to_text())
         for rank in place.ranks:
             if rank != told.rank and store.check([f"{_TOLD}/{rank}"]):
-                self._told[rank] = Told.from_text(store.get(f"{_TOLD}/{rank}"))
+                self._told[rank] = RankReport.from_text(store.get(f"{_TOLD}/{rank}"))
 
     def _say_line(self, first: int) -> int:
         """Write the line of the log, and the scalars; return where the next begins."""
@@ -433,7 +433,7 @@ class Meter:
     def _rank(self) -> int:
         return 0 if self._job is None else self._job.rank
 
-    def _of_pipeline(self) -> list[Told]:
+    def _of_pipeline(self) -> list[RankReport]:
         place = self._hooks.place
         members = self._told if place is None else place.ranks
         return [self._told[rank] for rank in sorted(members) if rank in self._told]

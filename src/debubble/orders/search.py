@@ -53,7 +53,7 @@ _KICKS, _MOST_KICKED = 2, 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class BestOrder:
     """The best order of a search."""
 
     rows: Rows
@@ -149,7 +149,7 @@ class Search:
         self._stale = 0 if self._climb.best_score < before else self._stale + 1
         return self._stale < _STALE * _STALE
 
-    def found(self) -> Found | None:
+    def found(self) -> BestOrder | None:
         """Return the best so far; None where nothing fits."""
         scores = self._pool
         if self.judge is not None:
@@ -166,7 +166,7 @@ class Search:
         best = min(scores, key=lambda rows: (scores[rows], rows not in named))
         first = min(named, key=named.__getitem__) if named else None
         times = self.pipeline.run(best)
-        return Found(
+        return BestOrder(
             rows=best,
             score=scores[best],
             name=self._names.get(best),
@@ -335,7 +335,7 @@ def search(  # noqa: PLR0913 (a problem, and how long to look)
     seed: int = 0,
     rounds: int | None = None,
     stop: Callable[[float], bool] = lambda _: False,
-) -> Found | None:
+) -> BestOrder | None:
     """Look for so many rounds, or until `stop` says so, asked with the share that is quick.
 
     Of a search that is judged, the quick rounds have the first half of the time.

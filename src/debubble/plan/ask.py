@@ -22,7 +22,7 @@ _NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class WhatIfAnswer:
     """One what-if, answered."""
 
     baseline: Baseline
@@ -135,7 +135,7 @@ class Asked:
         return np.where(moments <= NEVER_NS // 2, moments, stretched)
 
 
-def ask(baseline: Baseline, idea: Idea) -> Asked:
+def ask(baseline: Baseline, idea: Idea) -> WhatIfAnswer:
     """Predict one change; where nothing changes, show the simulation as it is, uncorrected."""
     nothing = idea == replace(idea, change=Change(), wire_scale={}, wire_ns={})
     if not nothing and baseline.no_fit is not None:
@@ -145,7 +145,7 @@ def ask(baseline: Baseline, idea: Idea) -> Asked:
         idea = replace(idea, lever=_NOTHING)
     found = predict_idea(baseline, idea)
     what_if = baseline.what_if(idea.change)
-    return Asked(
+    return WhatIfAnswer(
         baseline=baseline,
         option=weigh(baseline, idea, found),
         found=found,

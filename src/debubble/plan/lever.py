@@ -18,7 +18,7 @@ from debubble.timeline.model import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Refusal:
     """Something that will not be done, and why."""
 
     lever: str
@@ -26,7 +26,7 @@ class Refused:
     reason: str
 
 
-class Weighed(Protocol):
+class OwnOption(Protocol):
     """What a lever has weighed by itself, having more to say of it than other levers do."""
 
     @property
@@ -59,7 +59,7 @@ class Lever:
     """What options carry as their `lever`."""
     position: int
     """Its place where levers stand in a row, as in the words of a change."""
-    ideas: Callable[[Start], Iterable[Idea | Weighed | Refused]]
+    ideas: Callable[[Start], Iterable[Idea | OwnOption | Refusal]]
     words: Callable[[Change], str] = lambda _: ""
     """Says what a change does with this lever, unless the change says it itself (`by_hand`)."""
     probe: Change | None = None

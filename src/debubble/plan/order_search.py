@@ -19,7 +19,7 @@ from debubble.costs.memory import recomputed
 from debubble.errors import UsageError
 from debubble.orders.messages import ONE_QUEUE, MessageCosts, window_of
 from debubble.orders.pipeline import Pipeline, Rows, StageCosts, Times
-from debubble.orders.search import Found, Search
+from debubble.orders.search import BestOrder, Search
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.option import all_fit, headroom_after, quick_latency_s
@@ -68,12 +68,12 @@ class OrderSearch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderFound:
+class SearchResult:
     """What a search came to."""
 
     change: Change | None
     """The order, and how stages are cut for it; None where no order is better than named ones."""
-    found: Found
+    found: BestOrder
     pipeline: Pipeline
 
 
@@ -90,7 +90,7 @@ class _Variant:
 
 def find_order(
     baseline: Baseline, looks: OrderSearch, split: tuple[int, ...] | None = None
-) -> OrderFound | None:
+) -> SearchResult | None:
     """Look for an order; None where none of this run's kind fits its memory.
 
     With `split` the layers may be cut so, too.
@@ -128,7 +128,7 @@ def find_order(
     named = found.name is not None and best.base == Change(schedule=SEARCHED)
     named &= looks.schedules is None or found.name in looks.schedules
     change = None if named else replace(best.base, order=order)
-    return OrderFound(change=change, found=found, pipeline=best.pipeline)
+    return SearchResult(change=change, found=found, pipeline=best.pipeline)
 
 
 def _begin(look: Search, looks: OrderSearch) -> None:

@@ -11,12 +11,13 @@ from debubble.ledger.hop_health import LinkHealth
 from debubble.plan.baseline import Baseline, even_split
 from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.kv_cache import Cache, CachePlan, plan_cache
-from debubble.plan.lever import ALL, Permissions, Refused, Start, Weighed
+from debubble.plan.lever import ALL, OwnOption, Permissions, Refusal, Start
 from debubble.plan.levers import LEVERS
+from debubble.plan.levers.defer import UNSEEN
 from debubble.plan.levers.link import Repair
 from debubble.plan.levers.microbatches import HOLDS, cuts_evenly
 from debubble.plan.levers.microbatches import counts as counts_worth_trying
-from debubble.plan.levers.order import Ordered
+from debubble.plan.levers.order import OrderChoice
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import (
     WORTH,
@@ -56,7 +57,7 @@ class Plan:
     baseline: Baseline
     options: tuple[Option, ...]
     """By throughput; those that change training after all others."""
-    refused: tuple[Refused, ...]
+    refused: tuple[Refusal, ...]
     """What does not fit, or cannot be cut or run."""
     partition: Partition | None
     overlap: Overlap | None
@@ -66,13 +67,13 @@ class Plan:
     """What each hop takes and costs, as all verbs have it."""
     framework: str | None = None
     """Whom the options can be told to, by its name among emitters; None where to any."""
-    left_out: tuple[Refused, ...] = ()
+    left_out: tuple[Refusal, ...] = ()
     """What that framework cannot be told, and so was not weighed."""
     batch_may_grow: bool = False
     """A larger batch competes like anything else: it was asked for, or nothing is trained."""
     cache: CachePlan | None = None
     """What splits leave for a KV cache, where that was asked and can be told."""
-    ordered: Ordered | None = None
+    ordered: OrderChoice | None = None
     """An order of its own, where one was looked for and is quicker than those with a name."""
 
     @property
@@ -121,13 +122,16 @@ class Plan:
     def is_guess(self, option: Option) -> bool:
         """Tell whether the run cannot show what an option does.
 
-        Of one size of microbatches nothing tells surely what smaller ones take.
+        Of one size of microbatches nothing tells surely what smaller ones take; and no recording
+        shows deferred receives, which torch 2.11 does not have.
         """
         unseen = self.overlap is not None and self.overlap.slowdown is None
         no_memory = option.lever == "recompute" and option.headroom is None
         pooled = self.baseline.pooled
         two_sizes = pooled is not None and not pooled.same_tokens
         smaller = self.baseline.microbatch_scale(option.change) < 1
+        if option.change.defer_receives:
+            return True
         return (option.lever == "overlap" and unseen) or no_memory or (smaller and not two_sizes)
 
     def baseline_for(self, option: Option) -> Baseline:
@@ -206,7 +210,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         cache=cached,
         partition=partition,
         overlap=next((own for own in sieve.weighed if isinstance(own, Overlap)), None),
-        ordered=next((own for own in sieve.weighed if isinstance(own, Ordered)), None),
+        ordered=next((own for own in sieve.weighed if isinstance(own, OrderChoice)), None),
         repairs=tuple(repairs),
         links=links,
     )
@@ -218,10 +222,10 @@ class _Sieve:
 
     start: Start
     allowed: Permissions
-    refused: list[Refused] = field(default_factory=list)
-    left_out: list[Refused] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    left_out: list[Refusal] = field(default_factory=list)
     """What the framework cannot be told."""
-    weighed: list[Weighed] = field(default_factory=list)
+    weighed: list[OwnOption] = field(default_factory=list)
     """What levers have weighed by themselves."""
 
     def ideas(self) -> list[Idea]:
@@ -282,7 +286,7 @@ class _Sieve:
 
     def refuse(self, idea: Idea, reason: str) -> None:
         """Remember what cannot run or does not fit."""
-        self.refused.append(Refused(lever=idea.lever, change=idea.change, reason=reason))
+        self.refused.append(Refusal(lever=idea.lever, change=idea.change, reason=reason))
 
     def _can_be_told(self, lever: str, probe: Change) -> bool:
         """Tell whether the framework has words for a lever at all, or remember that not."""
@@ -290,15 +294,15 @@ class _Sieve:
         if why is None:
             return True
         change = Change() if lever == "split" else probe
-        self.left_out.append(Refused(lever=lever, change=change, reason=why.message))
+        self.left_out.append(Refusal(lever=lever, change=change, reason=why.message))
         return False
 
-    def _keep(self, found: Iterable[Idea | Weighed | Refused]) -> list[Idea]:
+    def _keep(self, found: Iterable[Idea | OwnOption | Refusal]) -> list[Idea]:
         """Keep what is allowed and may fit, before any time is spent on it."""
         baseline, allowed = self.start.baseline, self.allowed
         ideas = []
         for idea in found:
-            if not isinstance(idea, Idea | Refused):
+            if not isinstance(idea, Idea | Refusal):
                 self.weighed.append(idea)
                 continue
             if not allowed.permits(idea.change, baseline.source.chunks):
@@ -309,8 +313,8 @@ class _Sieve:
             if isinstance(untold, CannotBeTold):
                 if idea.lever != "combined":
                     why = untold.message
-                    self.left_out.append(Refused(lever=idea.lever, change=idea.change, reason=why))
-            elif isinstance(idea, Refused):
+                    self.left_out.append(Refusal(lever=idea.lever, change=idea.change, reason=why))
+            elif isinstance(idea, Refusal):
                 self.refused.append(idea)
             elif untold is not None:
                 self.refuse(idea, untold.message)
@@ -336,14 +340,15 @@ class _Sieve:
 
 
 def _without_idle(options: Sequence[Option]) -> list[Option]:
-    """Leave out combinations in which deferred receives add nothing."""
+    """Leave out combinations in which deferred receives add next to nothing."""
     gains = {option.change: option.throughput_gain for option in options}
     return [
         option
         for option in options
         if option.lever != "combined"
         or not option.change.defer_receives
-        or option.throughput_gain > gains.get(replace(option.change, defer_receives=None), -1.0)
+        or option.throughput_gain
+        > gains.get(replace(option.change, defer_receives=None), -1.0) + WORTH
     ]
 
 
@@ -402,7 +407,7 @@ def _together(start: Start, orders: Sequence[Idea], hold: Hold | None) -> Iterat
             runtime = baseline.what_if(change).communication == Communication.RUNTIME
             if runtime and idea in orders[:1] and size == Change():
                 change = replace(change, defer_receives=True)
-                yield Idea(lever="combined", change=change, assumptions=idea.assumptions)
+                yield Idea(lever="combined", change=change, assumptions=(*idea.assumptions, UNSEEN))
 
 
 def _splits_by_size(

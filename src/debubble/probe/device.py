@@ -74,7 +74,7 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class KindTimes:
     """What one kind takes with so many tokens, in seconds: the median, and that of each pass."""
 
     kind: str
@@ -269,7 +269,7 @@ class Bench:
         layers: Sequence[nn.Module],
         make_batch: Callable[[int], Any],
         sizes: Sequence[int],
-    ) -> Iterator[Timed]:
+    ) -> Iterator[KindTimes]:
         """Yield what each kind takes at each size, once the device is at its usual clock."""
         if self._device.startswith("cuda"):
             self.work(kinds, layers, make_batch(max(sizes)), until=_after(_SETTLE_S))
@@ -354,7 +354,7 @@ class Bench:
     def _on_device(self, batch: Any) -> Any:
         return batch.to(self._device) if isinstance(batch, Tensor) else batch
 
-    def _time(self, kind: Kind, x: Tensor, tokens: int) -> Timed:
+    def _time(self, kind: Kind, x: Tensor, tokens: int) -> KindTimes:
         """Time a stack of one and, of a layer, of several: their difference is what layers take."""
         saved, output = self._count_bytes(kind.module, x)
         one, spread = self._time_stack([kind.module], x)
@@ -366,7 +366,7 @@ class Bench:
                 name: took if took > 0 else several[name] / _DEEP for name, took in each.items()
             }
             start = {name: max(one[name] - each[name], 0.0) for name in PASSES}
-        return Timed(
+        return KindTimes(
             kind=kind.name,
             part=kind.part,
             count=kind.count,

@@ -296,7 +296,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
+class SimulatedPipeline:
     """What a pipeline would take."""
 
     setting: Setting
@@ -324,7 +324,7 @@ class Pipelines:
     optimizer_bytes: float = 0.0
     """For each byte of weights."""
 
-    def simulate(self, setting: Setting) -> Simulated:
+    def simulate(self, setting: Setting) -> SimulatedPipeline:
         """Simulate one pipeline; without a split, with the best one that is found."""
         order = order_of(setting.schedule, setting.stages, setting.microbatches)
         stages = stages_of(order)
@@ -345,7 +345,7 @@ class Pipelines:
         times = engine.run(mean_lengths(engine, self._source(costs, split, setting), what_if))
         window = float(times.window_ns)
         busy = float((times.pass_end - times.pass_start).sum())
-        return Simulated(
+        return SimulatedPipeline(
             setting=setting,
             split=split,
             window_ns=window,
@@ -356,7 +356,7 @@ class Pipelines:
             message_bytes=costs.message_bytes,
         )
 
-    def steady(self, like: Simulated) -> Pipelines:
+    def steady(self, like: SimulatedPipeline) -> Pipelines:
         """Return the same with every pass as long as it is on the mean of a run.
 
         Of one step that is read as a table nobody can tell how ranks slow each other.
@@ -370,7 +370,9 @@ class Pipelines:
         )
         return replace(self, probe=replace(self.probe, rows=rows, slope=0.0))
 
-    def compare(self, stages: Sequence[int], counts: Sequence[int], batch: int) -> list[Simulated]:
+    def compare(
+        self, stages: Sequence[int], counts: Sequence[int], batch: int
+    ) -> list[SimulatedPipeline]:
         """Simulate all schedules, with batches of so many tokens cut into these microbatches."""
         found = []
         for ranks in stages:

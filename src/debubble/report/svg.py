@@ -23,7 +23,7 @@ from debubble.errors import UsageError
 from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.causes import CAUSES as ALL_CAUSES
 from debubble.ledger.ledger import Ledger
-from debubble.ledger.verdict import MATTERS, Named
+from debubble.ledger.verdict import MATTERS, MainCause
 from debubble.report.chrome import assign_tracks
 from debubble.report.lanes import Frame, decimals_of, round_distance
 from debubble.report.palette import CAUSES, DARK, KINDS, LABEL_INK, LIGHT, TILE, Ground, Look
@@ -346,11 +346,11 @@ _FRAMED = (Cause.IMBALANCE, Cause.JITTER, Cause.SLOW_LINK)
 _ESCAPES = {'"': "quot", "<": "lt", ">": "gt", "&": "amp", "#": "35", "`": "96"}
 
 
-Blamed = tuple[Named, Look, str]
+Blamed = tuple[MainCause, Look, str]
 
 
 def draw_mermaid(
-    pipeline: PipelineFigures, ledger: Ledger | None, causes: Sequence[Named], answer: str
+    pipeline: PipelineFigures, ledger: Ledger | None, causes: Sequence[MainCause], answer: str
 ) -> str:
     """Draw ranks with their stages and waits, and a line for each hop and direction."""
     edges = [(hop, pair) for hop in pipeline.hops for pair in hop.stages]
@@ -416,7 +416,7 @@ def _hop(hop: HopFigures) -> list[str]:
     return [*size, wire, f"wait {show_duration(hop.wait_ns)}"]
 
 
-def _blamed(causes: Sequence[Named]) -> list[Blamed]:
+def _blamed(causes: Sequence[MainCause]) -> list[Blamed]:
     """Return the stages and hops that cost enough to be framed, how they look, and why in words."""
     found = []
     for named in causes:

@@ -16,9 +16,9 @@ from debubble.answers.compare import answer_compare, say_comparison
 from debubble.answers.find import answer_find
 from debubble.answers.tune import say_tuning
 from debubble.ledger.causes import Cause
-from debubble.measure.measurement import Measurement, Served, middle
+from debubble.measure.measurement import Measurement, ServerSamples, middle
 from debubble.report.text import Page, Table, refused_table
-from debubble.tune.journal import Expected, Run
+from debubble.tune.journal import Expectation, Run
 from debubble.tune.loop import Tuning
 from debubble.tune.once import Improvement
 from debubble.tune.prospects import Prospects
@@ -99,7 +99,7 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
     return page
 
 
-def say_start(setting: Setting, why: str, expected: Expected | None, done: int) -> str:
+def say_start(setting: Setting, why: str, expected: Expectation | None, done: int) -> str:
     """Say which run begins."""
     said = f", predicted {_predicted(expected)}" if expected else ""
     return f"run {done + 1}: {setting} ({why}{said})"
@@ -193,7 +193,7 @@ def _serving_table(tuned: Tuning) -> Table:
     return table
 
 
-def _served(served: Served) -> tuple[str, str, str]:
+def _served(served: ServerSamples) -> tuple[str, str, str]:
     """Return throughput, time to first token and time per token, in the middle."""
     out, first, later = (
         middle(values) for values in (served.out_per_s, served.ttft_s, served.tpot_s)
@@ -227,7 +227,7 @@ def _run_table(tuned: Tuning) -> Table:
     return table
 
 
-def _predicted(expected: Expected) -> str:
+def _predicted(expected: Expectation) -> str:
     return show_gain(expected.gain, expected.low, expected.high)
 
 

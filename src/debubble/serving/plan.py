@@ -15,7 +15,7 @@ from debubble.errors import NoFit
 from debubble.serving.account import StreamAccount
 from debubble.serving.batches import Phase
 from debubble.serving.costs import Costs, Pace, measure_costs, pass_ns
-from debubble.serving.traffic import Served, Setting, Traffic, calibrate, serve
+from debubble.serving.traffic import ServerRates, Setting, Traffic, calibrate, serve
 from debubble.trace.columns import RankTrace
 from debubble.units import show_percent
 
@@ -55,10 +55,10 @@ class ServerModel:
     traffic: Traffic
     setting: Setting
     pace: Pace
-    as_is: Served
+    as_is: ServerRates
     off: float
     """How far the model is from what was measured."""
-    quick: Served | None
+    quick: ServerRates | None
     """As it is with hosts as quick as they may be without the profiler, where no metrics of the
     server tell what that costs: all other figures are under it."""
 
@@ -75,12 +75,12 @@ class ServerOption:
     kinds: tuple[str, ...]
     setting: Setting
     traffic: Traffic
-    served: Served
+    served: ServerRates
     off: float
     """How far it may be from what comes: four of five are nearer."""
     gain: float
     """Of tokens out a second, over the server as it is."""
-    quick: Served | None
+    quick: ServerRates | None
     quick_gain: float
     """The same with hosts as quick as they may be without the profiler, where that is not known."""
     of_prompts: bool

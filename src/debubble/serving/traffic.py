@@ -52,7 +52,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServerRates:
     """What came of it."""
 
     batches_per_s: float
@@ -89,7 +89,7 @@ def _lengths(traffic: Traffic, count: int) -> list[int]:
 
 def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
     costs: Costs, traffic: Traffic, setting: Setting, pace: Pace, recorded_prompt: float
-) -> Served:
+) -> ServerRates:
     """Run a server until it has come round some times."""
     slots = setting.in_flight
     seats = -(-traffic.clients // slots)
@@ -173,7 +173,7 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
         rounds = [(0.0, 0, 0, 0), (max(landed), out, into, count)]
     first, last = rounds[0], rounds[-1]
     length = (last[0] - first[0]) / NS_PER_S
-    return Served(
+    return ServerRates(
         batches_per_s=(last[3] - first[3]) / length,
         tokens_out_per_s=(last[1] - first[1]) / length,
         tokens_in_per_s=(last[2] - first[2]) / length,

@@ -96,7 +96,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Met:
+class Surroundings:
     """What passes and messages meet in a run, on the mean of some draws."""
 
     at_work: F64
@@ -215,7 +215,7 @@ def mean_lengths(
     )
 
 
-def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Met:
+def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Surroundings:
     """Run a few draws until what everything meets agrees with how long it takes."""
     program, wires = engine.program, source.wires
     messages, places = program.messages, program.batches.place
@@ -225,7 +225,7 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Met
     contention = wires.contention if len(messages) else 0.0
     rated = _rated_hops(program, source, what_if)
     exchanged = engine.exchanged[:, None]
-    met = Met(
+    met = Surroundings(
         at_work=np.full(len(program.passes), _mean_activity(source)),
         beside=np.zeros(len(program.passes)),
         others=np.zeros(len(messages)),
@@ -273,7 +273,9 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Met
     return met
 
 
-def _lengths(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws, met: Met) -> Lengths:
+def _lengths(
+    engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws, met: Surroundings
+) -> Lengths:
     """Return how long everything takes that meets what it meets, a column for each draw."""
     program, model = engine.program, source.passes
     passes, batches = program.passes, program.batches

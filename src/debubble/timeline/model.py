@@ -239,7 +239,7 @@ def join_columns(parts: Sequence[_Columns], *, by: str) -> _Columns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unmatched:
+class UnmatchedMessages:
     """Messages of a step that only one side has."""
 
     ends: tuple[int, int]
@@ -507,7 +507,7 @@ class Timeline:
     """None where the run marks none; then all passes carry step 0."""
     clock_uncertainty_ns: int
     gaps: tuple[Gap, ...] = ()
-    unmatched: tuple[Unmatched, ...] = ()
+    unmatched: tuple[UnmatchedMessages, ...] = ()
     """Messages left over when sends were matched with receives."""
     inferred: bool = False
     """No step was marked; the order of the passes told them."""

@@ -25,7 +25,7 @@ from debubble.timeline.model import (
     RankTimeline,
     Timeline,
     Transfers,
-    Unmatched,
+    UnmatchedMessages,
     join_columns,
     rows_by_hop,
 )
@@ -63,7 +63,7 @@ class RankMessages:
 
 def match_transfers(
     posted: Mapping[int, RankMessages], across_steps: Collection[tuple[int, int]] = ()
-) -> tuple[Transfers, tuple[Unmatched, ...]]:
+) -> tuple[Transfers, tuple[UnmatchedMessages, ...]]:
     """Pair the k-th send of a step to a rank with its k-th receive; return also what is left over.
 
     Messages between two ranks keep their order: one communicator is one queue. A server's answers
@@ -71,7 +71,7 @@ def match_transfers(
     of ranks only the order counts, and what the capture cut off at either end is no gap.
     """
     parts = [_no_transfers()]
-    unmatched: list[Unmatched] = []
+    unmatched: list[UnmatchedMessages] = []
     pairs = {
         (rank, peer) if is_send else (peer, rank)
         for rank, mine in posted.items()
@@ -86,7 +86,7 @@ def match_transfers(
             parts.append(_pair_across_steps(posted, source, destination))
             lost = _lost_inside(posted, ends, len(parts[-1]))
             if lost >= max(_FEWEST_LOST, _MOST_LOST * len(parts[-1])):
-                unmatched.append(Unmatched(ends=ends, step=UNKNOWN, count=lost))
+                unmatched.append(UnmatchedMessages(ends=ends, step=UNKNOWN, count=lost))
             continue
         steps = {*sent.step.tolist(), *received.step.tolist()}
         for step in sorted(step for step in steps if step >= 0):
@@ -94,12 +94,12 @@ def match_transfers(
             receives = received.rows(source, is_send=False, step=step)
             left_over = abs(len(sends) - len(receives))
             if left_over:
-                unmatched.append(Unmatched(ends=ends, step=step, count=left_over))
+                unmatched.append(UnmatchedMessages(ends=ends, step=step, count=left_over))
                 sends, receives = _cut_alike(sent, sends, received, receives)
             timed = sent.messages.timed[sends] & received.messages.timed[receives]
             if not timed.all():
                 lost = int((~timed).sum())
-                unmatched.append(Unmatched(ends=ends, step=step, count=lost))
+                unmatched.append(UnmatchedMessages(ends=ends, step=step, count=lost))
             if timed.any():
                 parts.append(_pair(ends, sent, sends[timed], received, receives[timed]))
     return join_columns(parts, by="receive_end_ns"), tuple(unmatched)

@@ -79,7 +79,7 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-class Changed(OSError):
+class SourceChanged(OSError):
     """The object is another one than it was when reading began."""
 
 
@@ -267,7 +267,7 @@ def local_copy(file: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[str]:
 def _unreadable(file: str, error: Exception) -> TraceError:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     hint = "check the path and its permissions"
-    if isinstance(error, Changed):
+    if isinstance(error, SourceChanged):
         hint = "read it again when it is written to no more"
     elif isinstance(error, ImportError) or is_url(file):
         hint = _what_to_do(error)
@@ -323,7 +323,7 @@ class RemoteStream:
                         time.sleep(pause_s)
                         self._reopen()
                     return self._fetch_once()
-            except (FileNotFoundError, PermissionError, Changed):
+            except (FileNotFoundError, PermissionError, SourceChanged):
                 raise
             except (OSError, ValueError) as error:
                 failure = error
@@ -344,7 +344,7 @@ class RemoteStream:
         self._system.invalidate_cache()
         self._open()
         if self._at and self._identity != before:
-            raise Changed("it was written to while it was read")
+            raise SourceChanged("it was written to while it was read")
         self._stream.seek(self._at)
 
 

@@ -40,7 +40,7 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Expectation:
     """What had been predicted of a run, against the best one before it."""
 
     gain: float
@@ -61,7 +61,7 @@ class RunStart:
     why: str
     began_s: float
     """Seconds since 1970."""
-    expected: Expected | None = None
+    expected: Expectation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from debubble.analysis import Analysis
 from debubble.errors import TuneError, UsageError
 from debubble.measure.comparison import Verdict
-from debubble.tune.journal import Expected, Journal, Run, RunStart
+from debubble.tune.journal import Expectation, Journal, Run, RunStart
 from debubble.tune.prospects import Prospects, Scope, Standing, look_ahead
 from debubble.tune.setting import Setting
 from debubble.tune.trial import (
@@ -93,7 +93,7 @@ class Next:
 
     setting: Setting
     why: str
-    expected: Expected | None = None
+    expected: Expectation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,13 @@ from debubble.measure.comparison import Comparison, Verdict
 from debubble.measure.measurement import join_measurements
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline, stages_of
 from debubble.plan.change import SEARCHED, Change, Hold
-from debubble.plan.lever import Permissions, Refused
+from debubble.plan.lever import Permissions, Refusal
 from debubble.plan.levers.microbatches import MOST_A_RANK
 from debubble.plan.option import Option
 from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import Plan, make_plan
 from debubble.schedules import format_order
-from debubble.tune.journal import Expected, Run
+from debubble.tune.journal import Expectation, Run
 from debubble.tune.setting import Setting
 from debubble.tune.trial import Kind
 from debubble.units import NS_PER_S
@@ -187,7 +187,7 @@ class Prospect:
 
     setting: Setting
     lever: str
-    expected: Expected | None
+    expected: Expectation | None
     """None where nothing is predicted, and only a run can tell."""
     worth: bool
     """Whether it would gain on the best so far, beyond the noise; overlap is tried to know it."""
@@ -207,7 +207,7 @@ class Prospects:
 
     tries: tuple[Prospect, ...]
     untellable: tuple[Untellable, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[Refusal, ...]
 
 
 def look_ahead(
@@ -281,7 +281,7 @@ def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterato
         peaks = None
         if option.headroom is not None:
             peaks = tuple(round(rank.peak_bytes) for rank in option.headroom)
-        expected = Expected(
+        expected = Expectation(
             gain=ahead * (1 + option.throughput_gain) - 1,
             low=ahead * (1 + option.throughput_low) - 1,
             high=ahead * (1 + option.throughput_high) - 1,

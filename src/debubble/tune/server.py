@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from debubble.analysis import Analysis
-from debubble.capture.fetch import Asked, NoAnswer, fetch
+from debubble.capture.fetch import NoAnswer, Request, fetch
 from debubble.capture.files import prepare_out
 from debubble.capture.server import ServerOrder, capture_server
 from debubble.errors import DebubbleError, TuneError, UsageError
@@ -27,7 +27,7 @@ from debubble.plan.baseline import even_split
 from debubble.plan.serving import ServingSetting
 from debubble.serving.plan import ServerModel, ServerOption, plan_server, predict
 from debubble.serving.traffic import Traffic
-from debubble.tune.journal import Expected, Run
+from debubble.tune.journal import Expectation, Run
 from debubble.tune.loop import Loop, Next
 from debubble.tune.prospects import Prospect, Prospects, is_hopeless
 from debubble.tune.trial import (
@@ -87,7 +87,7 @@ class Server:
     def answers(self) -> bool:
         """Tell whether it is ready to serve."""
         for route in ("health", "v1/models"):
-            page = Asked(
+            page = Request(
                 url=f"{self.url.rstrip('/')}/{route}", patience_s=_ASK_S, most_bytes=_LONGEST_WORD
             )
             try:
@@ -323,7 +323,7 @@ class ServerLoop(Loop):
             option = None if model is None else weigh(model, now, serving)
             expected = None
             if option is not None:
-                expected = Expected(
+                expected = Expectation(
                     gain=ahead * (1 + option.gain) - 1,
                     low=ahead * option.low - 1,
                     high=ahead * option.high - 1,

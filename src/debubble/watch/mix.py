@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from debubble.capture.fetch import Asked, NoAnswer, fetch
+from debubble.capture.fetch import NoAnswer, Request, fetch
 from debubble.drift import REFERENCE
 from debubble.errors import CaptureError
 from debubble.measure.measurement import context_bucket
@@ -76,7 +76,9 @@ class ServerMetrics:
 
 def ask_server(url: str) -> ServerMetrics:
     """Read an engine's metrics; one that has none tells nothing."""
-    page = Asked(url=f"{url.rstrip('/')}/metrics", patience_s=PATIENCE_S, most_bytes=_LARGEST_PAGE)
+    page = Request(
+        url=f"{url.rstrip('/')}/metrics", patience_s=PATIENCE_S, most_bytes=_LARGEST_PAGE
+    )
     try:
         reply = fetch(page)
     except NoAnswer as error:

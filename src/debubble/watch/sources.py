@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from debubble.capture.fetch import ANSWER_S, Asked, NoAnswer, fetch
+from debubble.capture.fetch import ANSWER_S, NoAnswer, Request, fetch
 from debubble.errors import Code, DebubbleError, RunNotFound
 from debubble.trace.captures import group_captures, recognise
 from debubble.trace.digest.content import BESIDE, SUFFIX, DigestPlace
@@ -166,7 +166,7 @@ def fetch_tables(source: Source, address: str, seen: set[str]) -> int:
 
 def _ask(url: str) -> bytes | None:
     """Return an answer; None where there is nothing at that address."""
-    reply = fetch(Asked(url=url, patience_s=ANSWER_S, most_bytes=_LARGEST_TABLE))
+    reply = fetch(Request(url=url, patience_s=ANSWER_S, most_bytes=_LARGEST_TABLE))
     if reply.status == _NOT_THERE:
         return None
     if reply.status != _WELL:

@@ -8,7 +8,7 @@ import json
 import time
 from urllib.parse import urlsplit
 
-from debubble.capture.fetch import Asked, fetch
+from debubble.capture.fetch import Request, fetch
 from debubble.errors import CaptureError, StoreError
 from debubble.watch.journal import Delivery, Journal
 from debubble.watch.supervise import log
@@ -75,7 +75,7 @@ class Webhooks:
 def post(delivery: Delivery) -> None:
     """Send an alert as JSON; its key stays the same, for targets that tell doubles."""
     body = json.dumps({"schema": SCHEMA, "alert": alert_view(delivery.alert)}).encode()
-    asked = Asked(
+    asked = Request(
         url=delivery.target,
         method="POST",
         body=body,

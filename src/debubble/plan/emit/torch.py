@@ -200,7 +200,7 @@ def _schedule_notes(
     if aim.split is None and aim.chunks > 1 and aim.placement is not None:
         notes.append(f"Stages, rank by rank: {', '.join(str(list(s)) for s in aim.placement)}.")
     if change.defer_receives:
-        notes.append("defer_pp_recv: older versions of torch may not have it.")
+        notes.append("defer_pp_recv: torch 2.13 has it, 2.11 does not.")
     if change.recompute_stages:
         notes.append(
             "Let each layer of these stages run in torch.utils.checkpoint.checkpoint(..., "

@@ -13,11 +13,13 @@ from debubble.plan.lever import Lever, Start
 from debubble.plan.option import Idea
 from debubble.simulate.communication import Communication
 
+UNSEEN = "no recording shows deferred receives; torch 2.13 has `defer_pp_recv`, 2.11 does not"
+
 
 def ideas(start: Start) -> Iterator[Idea]:
     """Yield it for a run of torch's runtime."""
     if start.baseline.communication == Communication.RUNTIME:
-        yield Idea(lever="defer", change=Change(defer_receives=True))
+        yield Idea(lever="defer", change=Change(defer_receives=True), assumptions=(UNSEEN,))
 
 
 def words(change: Change) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
-from debubble.plan.lever import Lever, Refused, Start
+from debubble.plan.lever import Lever, Refusal, Start
 from debubble.plan.option import Idea
 from debubble.units import counted
 
@@ -15,7 +15,7 @@ MOST_A_RANK = 8
 HOLDS: tuple[Hold, ...] = ("batch", "microbatch")
 
 
-def ideas(start: Start) -> Iterator[Idea | Refused]:
+def ideas(start: Start) -> Iterator[Idea | Refusal]:
     """Yield counts: twice and four times as many, with larger batches or smaller."""
     baseline = start.baseline
     for count in counts(baseline, start.most_microbatches):
@@ -25,7 +25,7 @@ def ideas(start: Start) -> Iterator[Idea | Refused]:
                 yield Idea(lever="microbatches", change=change)
             else:
                 samples = (baseline.setting.microbatch_size or 1) * baseline.source.microbatches
-                yield Refused(
+                yield Refusal(
                     lever="microbatches",
                     change=change,
                     reason=f"a batch of {samples} samples does not cut into {count}",

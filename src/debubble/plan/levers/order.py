@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from debubble.plan.change import SEARCHED, Change
-from debubble.plan.lever import Lever, Refused, Start
+from debubble.plan.lever import Lever, Refusal, Start
 from debubble.plan.levers import recompute, schedule
 from debubble.plan.option import (
     WORTH,
@@ -18,7 +18,7 @@ from debubble.plan.option import (
     splits_backward,
     weigh,
 )
-from debubble.plan.order_search import OrderFound, check_search, find_order
+from debubble.plan.order_search import SearchResult, check_search, find_order
 from debubble.simulate.program import OrderCycle
 from debubble.units import counted, show_share
 
@@ -28,14 +28,14 @@ _OFFLOADED = "copies to the host and back take their time beside no compute: not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ordered:
+class OrderChoice:
     """An order that a search found, and the best schedule with a name beside it."""
 
     option: Option
     named: Option | None
     """None where none fits the memory of all ranks, recomputing or not."""
     named_as: str
-    looked: OrderFound
+    looked: SearchResult
 
     @property
     def beyond_named(self) -> float | None:
@@ -43,7 +43,7 @@ class Ordered:
         return None if self.named is None else 1 - self.option.window_ns / self.named.window_ns
 
 
-def ideas(start: Start) -> Iterator[Ordered | Refused]:
+def ideas(start: Start) -> Iterator[OrderChoice | Refusal]:
     """Yield the best order that a search finds, weighed, if one was asked for."""
     baseline, looks = start.baseline, start.search
     if looks is None:
@@ -53,7 +53,7 @@ def ideas(start: Start) -> Iterator[Ordered | Refused]:
     looked = find_order(baseline, looks, split)
     named_as, named = _best_named(start)
     if looked is None:
-        yield Refused(
+        yield Refusal(
             lever="order",
             change=Change(),
             reason="no order fits the memory of all ranks, recomputing or not",
@@ -64,11 +64,11 @@ def ideas(start: Start) -> Iterator[Ordered | Refused]:
     if looked.change is not None:
         assumed = (schedule.FROM_FILE, *((_OFFLOADED,) if looked.change.offload_stages else ()))
         option = weigh(baseline, Idea(lever="order", change=looked.change, assumptions=assumed))
-        ordered = Ordered(option=option, named=named, named_as=named_as, looked=looked)
+        ordered = OrderChoice(option=option, named=named, named_as=named_as, looked=looked)
         if ordered.beyond_named is None or ordered.beyond_named > WORTH:
             yield ordered
             return
-    yield Refused(
+    yield Refusal(
         lever="order",
         change=Change(),
         reason=f"in {rounds} none was found that is 1 % quicker than {named_as}; the best is "
