@@ -307,13 +307,15 @@ class TestDraws:
         assert pools.mean_tail_ns == pytest.approx(90 * MS / 8)
 
     def test_a_run_that_is_like_many_others_stalls_next_time_nearly_as_often_as_they_do(self):
-        for count, least, most in ((0, 0.07, 0.09), (2, 0.08, 0.1), (40, 0.13, 0.16)):
+        for count, least, most in ((0, 0.055, 0.07), (2, 0.06, 0.08), (40, 0.1, 0.13)):
             pools = pools_of(*often(100, 0, 1, length=10), device=PART)
             pools = replace(pools, tail_ns=(np.arange(100) < count) * 5.0 * MS)
             assert pools.stalled == count / 100
             assert least < pools.stalled_again < most, count
+            # All are alone on their way. They are drawn as if they met others, half as many again.
+            assert pools.crowded_again == pytest.approx(1.5 * pools.stalled_again)
             stalls = (self.drawn(pools)[1] > 0).mean()
-            assert stalls == pytest.approx(pools.stalled_again, rel=0.03)
+            assert stalls == pytest.approx(pools.crowded_again, rel=0.03)
             again = (self.drawn(pools, same_launch=True)[1] > 0).mean()
             assert again == pytest.approx(count / 100, abs=0.005)
 
@@ -321,7 +323,14 @@ class TestDraws:
         pools = pools_of(*often(100, 0, 1, length=10), device=PART)
         lengths = np.unique(self.drawn(pools)[1])
         assert in_ms(lengths) == [0, 2.4, 3.2, 4.4, 6.0, 7.8]
-        assert pools.mean_tail_ns == pytest.approx(pools.stalled_again * 4.76 * MS)
+        assert pools.mean_tail_ns == pytest.approx(pools.crowded_again * 4.76 * MS)
+
+    def test_stalls_of_messages_that_met_others_say_less_of_those_that_meet_none(self):
+        pools = pools_of(*often(100, 0, 1, length=10), device=PART)
+        pools = replace(pools, tail_ns=(np.arange(100) < 20) * 5.0 * MS)
+        crowded = replace(pools, crowd=np.full(100, 1.5))
+        assert crowded.crowded_again < pools.crowded_again
+        assert crowded.stalled_again == crowded.crowded_again
 
     def test_where_no_message_was_seen_none_stalls(self):
         pools = pools_of(device=PART)

@@ -144,6 +144,24 @@ class TestMessages:
         assert set(lengths.sending.tolist()) == {1.5 * WIRE_NS + 3 * MS}
         assert set(lengths.drain.tolist()) == {1.5 * WIRE_NS}
 
+    def test_on_parts_of_a_device_a_message_that_meets_another_stalls_half_as_often_again(self):
+        stalls = {"body": np.ones(4), "tail_ns": np.array([0.0, 0.0, 0.0, 6.0 * MS])}
+        stalls |= {"crowd": np.ones(4), "step": np.zeros(4, dtype=np.int64), "shared": True}
+        shares = {}
+        for name, ranks in (("forward-only", 2), ("1f1b", 2), ("forward-only", 4)):
+            source = a_source(name, ranks, 8, **stalls)
+            order = order_of(name, ranks, 8)
+            way = Communication.FUSED if name == "1f1b" else Communication.POSTED
+            what_if = WhatIf(order=order, communication=way, layers=source.passes.layers)
+            found = predict(source, what_if, draws=400)
+            share = (found.lengths.wire > 1.5 * WIRE_NS).mean(axis=1)
+            exchanged = found.engine.exchanged
+            shares[name, ranks] = share[exchanged if exchanged.any() else slice(None)].mean()
+            alone = source.wires.crowded_again / 1.5
+        assert shares["forward-only", 2] == pytest.approx(alone, rel=0.1)
+        assert shares["1f1b", 2] == pytest.approx(1.5 * alone, rel=0.1)
+        assert 1.05 * alone < shares["forward-only", 4] < 1.45 * alone
+
     def test_where_a_sender_waits_for_its_receiver_nothing_is_there_before(self):
         source = a_source("forward-only", 2, 4, drain=MS, buffers=False)
         way = Communication.POSTED

@@ -48,9 +48,10 @@ _LEAST_SEEN = 0.25
 STALLS_FROM = 2.0
 # From launch to launch of one program there are more stalls or fewer by this share: recorded runs.
 _LAUNCHES = 0.5
-# On parts of one device, over a host's loopback, every ninth message stalls, in 38 recorded runs;
-# between programs that differs less than between launches of one. Their tenths 1, 3, 5, 7 and 9.
-_STALLED, _PROGRAMS = 0.11, 0.3
+# On parts of one device, over a host's loopback, every twelfth message stalls that is alone on its
+# way, and CROWDED times as many of those that meet another, as in an exchange: recorded runs.
+# Between programs that differs less than between launches of one. Their tenths 1, 3, 5, 7 and 9.
+_STALLED, CROWDED, _PROGRAMS = 0.085, 1.5, 0.3
 _STALLS_NS = (2.4e6, 3.2e6, 4.4e6, 6.0e6, 7.8e6)
 # Stalls come together: three tell as much as two would that have nothing to do with each other.
 _TOGETHER = 1.5
@@ -110,6 +111,8 @@ class WirePools:
     """And what it took beyond that."""
     step: I64
     """And its step, counted from 0."""
+    crowd: F64
+    """And how many times as likely it was to stall as one that is alone on its way."""
     contention: float
     """What each other message on its way adds, of the logarithm of the time."""
     message_bytes: int
@@ -135,9 +138,9 @@ class WirePools:
 
     @property
     def mean_tail_ns(self) -> float:
-        """What tails add on the mean, in another launch."""
+        """What tails add on the mean, in another launch, to messages that meet others."""
         stalls = self._stalls_ns
-        return self.stalled_again * float(stalls.mean()) if len(stalls) else 0.0
+        return self.crowded_again * float(stalls.mean()) if len(stalls) else 0.0
 
     @property
     def stalled(self) -> float:
@@ -145,18 +148,30 @@ class WirePools:
         return float((self.tail_ns > 0).mean())
 
     @property
-    def stalled_again(self) -> float:
-        """The share of messages that will stall in another launch.
+    def tells_crowds(self) -> bool:
+        """Whether it is known how often messages stall that meet others, and those that do not."""
+        return self.shared and len(self.messages.kind) > 0
+
+    @property
+    def crowded_again(self) -> float:
+        """The share of messages that will stall in another launch, of those that meet others.
 
         Launches differ so much that the share in one says little of the next: most of what is
         expected is what such runs have, where that is known.
         """
-        if not self.shared or not len(self.messages.kind):
+        if not self.tells_crowds:
             return self.stalled
         differ = _PROGRAMS**2 + _LAUNCHES**2
-        count, of = (self.tail_ns > 0).sum() / _TOGETHER, len(self.tail_ns) / _TOGETHER
+        count, of = (self.tail_ns > 0).sum() / _TOGETHER, self.crowd.sum() / _TOGETHER
         here = (count + 1 / differ) / (of + 1 / differ / _STALLED)
-        return float(_STALLED * (here / _STALLED) ** (_PROGRAMS**2 / differ))
+        return float(CROWDED * _STALLED * (here / _STALLED) ** (_PROGRAMS**2 / differ))
+
+    @property
+    def stalled_again(self) -> float:
+        """The share of messages that will stall in another launch of the same."""
+        if not self.tells_crowds:
+            return self.stalled
+        return self.crowded_again * float(self.crowd.mean()) / CROWDED
 
     @property
     def _stalls_ns(self) -> F64:
@@ -185,6 +200,7 @@ class WirePools:
                     body=np.concatenate((self.body, larger.body)),
                     tail_ns=np.concatenate((self.tail_ns, larger.tail_ns)),
                     step=np.concatenate((self.step, later)),
+                    crowd=np.concatenate((self.crowd, larger.crowd)),
                 )
         grown = {}
         for name, power in _GROWS.items():
@@ -192,14 +208,16 @@ class WirePools:
             if self.other is not None:
                 typical = (1 - way) * typical + way * getattr(self.other[1], name)
             grown[name] = typical * (scale / between) ** power
-        return replace(self, **grown, body=drawn.body, tail_ns=drawn.tail_ns, step=drawn.step)
+        own = {name: getattr(drawn, name) for name in ("body", "tail_ns", "step", "crowd")}
+        return replace(self, **grown, **own)
 
     def draw(
         self, random: np.random.Generator, rows: int, runs: int, *, same_launch: bool = False
     ) -> tuple[F64, F64]:
         """Draw body and tail of so many messages, in each of many runs from one measured step.
 
-        Another launch has more stalls than the measured one, or fewer.
+        Another launch has more stalls than the measured one, or fewer; where it is known how much
+        that does, each as if it met others.
         """
         order = np.argsort(self.step, kind="stable")
         _, first, count = np.unique(self.step[order], return_index=True, return_counts=True)
@@ -213,7 +231,7 @@ class WirePools:
             return body, tail
         seen = (tail > 0).mean(axis=0)
         often = random.gamma(_LAUNCHES**-2, _LAUNCHES**2, runs)
-        often *= self.stalled_again if self.shared else seen
+        often *= self.crowded_again if self.shared else seen
         stays, comes = often / np.maximum(seen, 1e-9), (often - seen) / np.maximum(1 - seen, 1e-9)
         stalled = random.random(tail.shape) < np.where(tail > 0, stays, comes)
         others = random.choice(stalls, size=tail.shape)
@@ -376,8 +394,11 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
     beside = np.exp(contention * messages.others[shapes])
     tail = np.where(~stalled, 0.0, messages.took_ns[shapes] - body * typical * beside)
     step = messages.step[shapes]
+    meets = np.where(messages.kind[shapes] == _BOTH, 1.0, np.minimum(messages.others[shapes], 1.0))
+    crowd = crowded(meets)
     if not len(body):
         body, tail, step = np.ones(1), np.zeros(1), np.zeros(1, dtype=np.int64)
+        crowd = np.ones(1)
     return WirePools(
         both_ways=both,
         one_way=one_way,
@@ -386,6 +407,7 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
         body=body,
         tail_ns=np.maximum(tail, 0.0),
         step=step,
+        crowd=crowd,
         contention=contention,
         message_bytes=message_bytes,
         buffers=buffers,
@@ -394,6 +416,12 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
         slow={},
         shared=shared,
     )
+
+
+def crowded(others: F64) -> F64:
+    """Return how many times as likely messages are to stall that meet so many on their way."""
+    likely: F64 = 1 + (CROWDED - 1) * np.minimum(others, 1.0)
+    return likely
 
 
 def _typical(took_ns: F64) -> float | None:

@@ -461,6 +461,7 @@ class Pipelines:
             body=np.array([wire.body]),
             tail_ns=np.array([wire.tail_ns]),
             step=np.zeros(1, dtype=np.int64),
+            crowd=np.ones(1),
             contention=ON_ONE_HOST * beside if wire.of_one_host else 0.0,
             message_bytes=round(costs.message_bytes),
             buffers=True,

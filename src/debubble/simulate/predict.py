@@ -22,7 +22,7 @@ from debubble.costs.passes import (
     time_under,
     trailing_activity,
 )
-from debubble.costs.wire_pools import BUFFERED_BYTES
+from debubble.costs.wire_pools import BUFFERED_BYTES, CROWDED, crowded
 from debubble.errors import UsageError
 from debubble.schedules import Order
 from debubble.simulate.communication import BESIDE_COMPUTE, Communication
@@ -119,6 +119,9 @@ class _Draws:
     body: F64
     """Of each message, against what is typical."""
     tail_ns: F64
+    """As if all met others on their way."""
+    chance: F64 | None
+    """Of each message: what decides whether one stalls that met none; None: a tail is a mean."""
 
     def first(self, runs: int) -> _Draws:
         """Return the first few runs."""
@@ -127,6 +130,7 @@ class _Draws:
             slope=self.slope[:runs],
             body=self.body[:, :runs],
             tail_ns=self.tail_ns[:, :runs],
+            chance=None if self.chance is None else self.chance[:, :runs],
         )
 
 
@@ -156,6 +160,7 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
         slope=slope if model.slope else np.zeros(draws),
         body=body,
         tail_ns=tail,
+        chance=np.zeros(tail.shape) if same_launch else random.random(tail.shape),
     )
     met = _meet(engine, source, what_if, drawn)
     lengths = _lengths(engine, source, what_if, drawn, met)
@@ -206,6 +211,7 @@ def mean_lengths(
         slope=np.array([source.passes.slope]),
         body=np.full(messages, wires.mean_body),
         tail_ns=np.full(messages, wires.mean_tail_ns if layers is None else 0.0),
+        chance=None,
     )
     met = _meet(engine, source, what_if, drawn)
     what_if = what_if if layers is None else replace(what_if, layers=layers)
@@ -222,7 +228,7 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Sur
     drawn = drawn.first(max(1, _SAMPLED // len(program.ranks)))
     beside = source.passes.beside if what_if.beside is None else what_if.beside
     waits_for_room = what_if.communication in BESIDE_COMPUTE and source.late_gap_ns > 0
-    contention = wires.contention if len(messages) else 0.0
+    crowds = len(messages) > 0 and (wires.contention > 0 or wires.tells_crowds)
     rated = _rated_hops(program, source, what_if)
     exchanged = engine.exchanged[:, None]
     met = Surroundings(
@@ -231,7 +237,7 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Sur
         others=np.zeros(len(messages)),
         late=np.zeros(len(places)),
     )
-    if not (source.passes.slope or beside or contention or waits_for_room):
+    if not (source.passes.slope or beside or crowds or waits_for_room):
         return met
     for _ in range(_ROUNDS):
         lengths = _lengths(engine, source, what_if, drawn, met)
@@ -253,7 +259,7 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Sur
                     times.batch_end[own],
                 )
             found["beside"] = shares.mean(axis=1)
-        if contention:
+        if crowds:
             # What both sides wait for leaves when all are there: it is over with the first of them.
             met_ns = np.minimum(times.batch_end[messages.sent], times.batch_end[messages.received])
             wire = np.maximum(lengths.wire, 1)
@@ -289,6 +295,9 @@ def _lengths(
     messages, wires = program.messages, source.wires.of_size(what_if.token_scale)
     exchanged = engine.exchanged[:, None]
     body, tail = drawn.body, drawn.tail_ns
+    if wires.tells_crowds:
+        likely = np.where(exchanged, 1.0, crowded(met.others)[:, None] / CROWDED)
+        tail = tail * likely if drawn.chance is None else np.where(drawn.chance < likely, tail, 0.0)
     if exchanged.any():
         body, tail = body[engine.first_of_exchange], tail[engine.first_of_exchange]
     slowed = body * np.exp(wires.contention * met.others)[:, None]
