@@ -102,6 +102,7 @@ def test_a_capture_without_prompts_tells_nothing_of_first_tokens_and_cache(ask):
     assert "may, as far as answers alone go" in " ".join(said.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "other", "words"),
     [

@@ -69,6 +69,7 @@ def test_the_python_in_the_reference_runs(tmp_path, monkeypatch, capsys):
     assert "Ranks wait 25 % of the batch" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_notebook_page_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("pandas", reason="pandas is not installed: pip install 'debubble[dev]'")
     names = run_python("how-to/use-a-notebook.md", tmp_path, monkeypatch)

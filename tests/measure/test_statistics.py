@@ -88,6 +88,7 @@ def test_one_sample_has_no_interval_and_none_has_no_median():
     assert ratio_interval([3.0], [4.0, 5.0]) is None
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_ratio_covers_the_truth_about_as_often_as_it_says():
     rng = np.random.default_rng(7)
     covered = 0

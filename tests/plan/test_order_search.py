@@ -179,6 +179,7 @@ def test_torch_is_told_of_the_file_and_of_stages_that_keep_less(baseline):
         emit("torchtitan", change, baseline.setting)
 
 
+@pytest.mark.slow
 def test_an_order_that_is_asked_for_and_cannot_be_told_is_refused_in_the_table(tmp_path):
     recorded = REPOSITORY / "tests" / "data" / "frameworks" / "mg_2321"
     flags = "--search-rounds 1 --json --quiet"

@@ -45,6 +45,7 @@ def test_it_is_said_to_gain_exactly_where_it_does(slowdown, gains):
     assert (found.slowdown < found.break_even) == gains
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slowdown", [1.2, 2.0])
 def test_a_gain_within_the_noise_or_none_is_not_recommended(slowdown):
     plan = make_plan(*planned_run(*RUN, wire_ns=4 * MS, slowdown=slowdown, noise=0.01))
