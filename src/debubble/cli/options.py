@@ -25,7 +25,6 @@ import click
 
 from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.answers.base import Answer, AnswerWarning, json_text
-from debubble.answers.brief import brief_of
 from debubble.answers.ledger import Tariff
 from debubble.errors import Code, Gap, UsageError
 from debubble.fleet.survey import Means, Question, inspect_run
@@ -192,6 +191,9 @@ def print_answer(
         raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
     if manners.as_json:
         if manners.as_json == "brief" and isinstance(answer, Answer):
+            # It knows the answers of all verbs, and all that they know.
+            from debubble.answers.brief import brief_of  # noqa: PLC0415
+
             answer = brief_of(answer, _commands_for_programs(page.next_command))
         click.echo(answer.to_json() if isinstance(answer, Answer) else json_text(answer))
         return
