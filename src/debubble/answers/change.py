@@ -107,7 +107,7 @@ def peak_bytes(ranks: Sequence[Headroom] | None) -> list[int] | None:
 
 def answer_profiler(job: JobFacts) -> ProfilerPart | None:
     """Say where the latency comes from that changes are held against; None if as measured."""
-    if job.overhead_fraction is None:
+    if job.overhead_fraction is None or job.steps_disturbed:
         return None
     return ProfilerPart(
         overhead_fraction=job.overhead_fraction,

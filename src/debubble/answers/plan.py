@@ -567,10 +567,15 @@ def _say_repair(plan: Plan, repair: Repair) -> str:
     """Say of a slow hop that repairing it buys nothing sure."""
     hops = repair.option.change.repaired or ()
     takes = "take" if len(hops) > 1 else "takes"
-    saved = show_duration(max(0, plan.baseline.window_ns - repair.option.window_ns))
+    saved_ns = plan.baseline.window_ns - repair.option.window_ns
+    slow = (
+        f"{_begin(name_hops(hops))} {takes} {show_times(repair.times_expected)} as long as others"
+    )
+    if saved_ns <= 0:
+        return f"{slow}, and repairing buys nothing."
+    saved = show_duration(saved_ns)
     return (
-        f"{_begin(name_hops(hops))} {takes} {show_times(repair.times_expected)} as long as "
-        f"others, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
+        f"{slow}, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
         f"{_gain(repair.option)}: within the noise of a run."
     )
 

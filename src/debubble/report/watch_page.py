@@ -161,7 +161,7 @@ def _pipeline(pipeline: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) 
     parts.append(f"<div class='trends'>{''.join(drawn)}</div>")
     if pipeline["recent"]:
         rows = "".join(_row(pipeline["name"], capture) for capture in pipeline["recent"])
-        heads = (
+        heads: tuple[str, ...] = (
             "when, UTC",
             "capture",
             "context",
