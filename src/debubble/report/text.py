@@ -77,6 +77,7 @@ WORDS = frozenset(
         "file",
         "would try",
         "sure",
+        "server",
         "replica",
         "part",
         "phase",
