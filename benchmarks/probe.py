@@ -5,7 +5,7 @@ is measured between two. Pipelines simulated from that alone are held against th
 real, four ranks over gloo: the median window of unprofiled steps. Bar: within 10 %.
 
     python benchmarks/probe.py                 # here
-    python benchmarks/probe.py --starts        # a quarter of an H200, and runs of the same day
+    python benchmarks/probe.py --starts        # a quarter of an H200 on two days, runs of each
     python benchmarks/probe.py --recorded DATA # the same probes, and runs of other days
 """
 
@@ -232,7 +232,7 @@ def probes() -> dict[str, Probe]:
     """Return probes of a quarter of an H200, copies at work beside, by the width of the model."""
     return {
         name: read_probe(json.loads((PROBES / f"h200_quarter_{name}.json").read_text()), name)
-        for name in ("d3072", "d4096")
+        for name in ("d3072", "d4096", "d4096_later")
     }
 
 
@@ -251,7 +251,7 @@ def simulate(probe: Probe, run: Recorded) -> float:
 
 
 def against_starts(*starts: str) -> Iterator[tuple[str, float, float]]:
-    """Yield runs of the machine's start that the probes are of, or of another on that day."""
+    """Yield runs of the machine's start that the probes are of, or of another on their day."""
     found = probes()
     rows = json.loads((PROBES / "h200_quarter_runs.json").read_text("utf-8"))
     for start in starts:
@@ -282,7 +282,7 @@ def main() -> None:
         found = against_recorded(told.recorded)
     else:
         found = (
-            against_starts("same_start", "other_start")
+            against_starts("same_start", "other_start", "later_day")
             if told.starts
             else run_here_for_real(tiny=told.tiny)
         )

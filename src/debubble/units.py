@@ -149,9 +149,9 @@ def show_share(fraction: float | None) -> str:
     return "–" if fraction is None else f"{100 * fraction:.1f} %"
 
 
-def show_percent(fraction: float) -> str:
+def show_percent(fraction: float | None) -> str:
     """Write a fraction as a sentence does: `61 %`, and `0.4 %` where that would be nothing."""
-    return _percent(fraction, "")
+    return "–" if fraction is None else _percent(fraction, "")
 
 
 def show_change(fraction: float) -> str:

@@ -115,5 +115,27 @@ def test_what_cannot_be_is_refused_as_on_the_command_line(run):
         api.simulate(run, step=1)
 
 
+@pytest.mark.parametrize(
+    ("correction", "misfit", "said"),
+    [
+        (0.003, 0.009, "corrected by +0.3 %: the run differs from its own simulation by +0.9 %"),
+        (0.021, 0.022, "corrected by +2 %, by which the run differs from its own simulation"),
+        (0.03, None, "corrected by +3 %, by what two runs differ"),
+        (0.0001, 0.05, None),
+    ],
+)
+def test_a_correction_is_said_with_what_it_is_a_part_of(found, correction, misfit, said):
+    answer = msgspec.structs.replace(found, correction_fraction=correction, misfit_fraction=misfit)
+    notes = [note for note in simulate_page(answer).notes if note.startswith("corrected")]
+    assert len(notes) == (said is not None)
+    assert all(note.startswith(said) for note in notes)
+
+
+def test_sentences_have_whole_percents_and_tables_a_digit_more(by_hand):
+    assert not re.search(r"\d\.\d %", by_hand["verdict"])
+    (table,) = simulate_page(msgspec.convert(by_hand, SimulateAnswer)).tables
+    assert all(re.fullmatch(r"\d+\.\d %", row[4]) for row in table.rows)
+
+
 def test_a_notebook_shows_the_verdict(found):
     assert "A batch of 14 microbatches would take" in found._repr_html_()

@@ -64,6 +64,7 @@ def codes(data):
 
 
 def test_find_shows_the_step_without_the_profiler_and_what_the_capture_cost(capture):
+    edit(capture, lambda data, _: data["steps"].update(overhead_fraction=0.1))
     said = [json.loads(file.read_text()) for file in capture.glob("*.debubble.json")]
     data = answer(f"find {capture}", capture)
     middle = sum(one["steps"]["unprofiled_median_s"] for one in said) / 2
@@ -92,6 +93,18 @@ def test_plan_and_simulate_hold_changes_against_the_unprofiled_batch(capture):
     asked = answer(f"simulate {capture}", capture)
     assert asked["measured"]["batch_latency_s"] == pytest.approx(profiled / 1.25)
     assert "cost +25 %" in type_command(f"debubble plan {capture}", capture.parent).text
+
+
+def test_steps_that_were_quicker_under_the_profiler_are_no_measure_of_it(capture):
+    edit(capture, lambda data, _: data["steps"].update(overhead_fraction=-0.17))
+    found = answer(f"find {capture}", capture)
+    assert found["numbers"]["unprofiled_batch_latency_s"] is None
+    plan = answer(f"plan {capture}", capture)["baseline"]
+    assert plan["numbers"]["batch_latency_s"] == found["numbers"]["batch_latency_s"]
+    assert plan["without_profiler"] is None
+    text = type_command(f"debubble find {capture}", capture.parent).text
+    assert "; under it steps were 17 % quicker: something else slowed those without" in text
+    assert "itself costs -" not in text
 
 
 def test_simulate_knows_the_tokens_of_a_microbatch(capture):

@@ -51,6 +51,23 @@ def test_a_run_is_kept_listed_tagged_exported_compared_and_dropped(tmp_path):
     assert answer(f"history prune --keep 1 {STORE}") == "1 dropped.\n"
 
 
+def test_an_empty_history_says_how_to_begin(tmp_path):
+    found = type_command(f"debubble history {STORE}", tmp_path)
+    assert found.code == 0
+    assert found.text.startswith("The history is empty.")
+    assert "next: debubble history add TRACES --name NAME" in found.text
+
+
+@pytest.mark.slow
+def test_the_record_fits_80_columns_and_has_tags_only_where_there_are_some(tmp_path):
+    answer = type_command(f"debubble history add {RUN} --name base {STORE}", tmp_path)
+    assert answer.code == 0
+    listed = type_command(f"debubble history {STORE}", tmp_path).text
+    assert max(map(len, listed.splitlines())) <= 80
+    assert "tags" not in listed
+    assert listed.count("25.2 %") == 1
+
+
 def test_a_name_that_is_nowhere_is_an_error(tmp_path):
     found = type_command(f"debubble compare base tuned {STORE}", tmp_path)
     assert found.code == 2

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.traces.recordings import SHARED
 
-from debubble.answers.links import say_links
+from debubble import api
+from debubble.answers.links import answer_links, say_links
 from debubble.ledger.hop_health import account_for, judge_links
 from debubble.ledger.verdict import name_causes
 from debubble.links.hop_times import Fit
@@ -32,6 +34,7 @@ RUNS = (
     "gpipe_m8",
     "zbv_m8",
 )
+PUBLIC = SHARED / "public" / "bytedance-straggler-AR"
 HERE = Path(__file__).resolve().parents[1] / "data" / "paced"
 # All that a middle rank receives is paced, from both its neighbours.
 BOTH_INTO = {"1f1b_m8_slow12": [(1, 2), (3, 2)], "1f1b_m8_slow01": [(0, 1), (2, 1)]}
@@ -89,6 +92,17 @@ def test_what_slack_hides_is_not_called_the_wire(recorded_data):
     opening = {name: say_links(judged(recorded_data / name)) for name in PACED}
     assert opening["fwd_closed_m8_slow12"].startswith("It is the wire: hop 1 → 2")
     assert opening["1f1b_m8_slow23"].startswith("A hop is slow, and slack hides most of it: hop 2")
+
+
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason="a public trace that is not here")
+def test_slow_hops_that_cost_next_to_nothing_do_not_lead():
+    found = answer_links(api.analyse(PUBLIC))
+    assert found.verdict.startswith(
+        "Pipeline 0 of 4: slow hops are not why ranks wait: 2 slow hops cost "
+    )
+    assert found.slow_cost_per_batch_s < 0.01 * found.batch_latency_s
+    assert [one[:11] for one in found.findings[:2]] == ["Hop 16 → 0 ", "Hop 0 → 16 "]
+    assert found.findings[2].startswith("More is lost elsewhere: the device of rank 0 is slow")
 
 
 def test_several_slow_hops_have_a_price_together(recorded_data):

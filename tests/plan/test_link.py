@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.timelines.engine_runs import MS, planned_run
@@ -64,7 +66,17 @@ def test_all_slow_hops_of_a_rank_are_repaired_together():
     gains = {frozenset(one.option.change.repaired): one.option.throughput_gain for one in found}
     assert max(gains[one] for one in each) < gains[of_all] / 2
     said = answer_of_plan(make_plan(baseline, timeline, links=links)).findings
-    assert sum("repairing buys little" in one for one in said) <= 1
+    assert sum("repairing buys" in one for one in said) <= 1
+
+
+def test_a_repair_that_saves_nothing_is_said_to_buy_nothing():
+    baseline, timeline, links = run_with("1f1b", 6)
+    plan = make_plan(baseline, timeline, links=links)
+    (repair,) = plan.repairs
+    for saved, buys in ((-1, "buys nothing."), (1, "buys little: 1 ns of ")):
+        option = replace(repair.option, window_ns=plan.baseline.window_ns - saved)
+        said = answer_of_plan(replace(plan, repairs=(replace(repair, option=option),))).findings
+        assert sum(f"repairing {buys}" in one for one in said) == 1, buys
 
 
 def test_two_links_of_one_rank_are_one_repair_besides_each_alone():

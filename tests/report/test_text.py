@@ -123,6 +123,37 @@ def test_a_table_that_fits_is_one_block_without_a_break():
     ]
 
 
+LONG = ("repair all slow hops of rank 2, 3:2 and 1:2", "schedule zb-h2, split 5,4,3,4", "8 of 16")
+
+
+def options_table(title, rows, spare=()):
+    columns = ("option", "batch", "four of five in", "bubble", "gain", "memory left", "GPU-h a day")
+    cells = ("353 ms", "337 to 365 ms", "51.1 %", "+12.3 %", "31.3 GiB", "12.3")
+    rows = [(option, *cells) for option in rows]
+    return Table(columns=columns, rows=rows, title=title, spare=spare)
+
+
+def test_a_narrow_terminal_gives_options_the_room_of_spare_columns_and_says_so():
+    spare = ("GPU-h a day", "bubble")
+    text = drawn(Page(answer="x", tables=[options_table("a", LONG, spare)]), width=74)
+    assert "left out at this width: GPU-h a day; --json has all" in text
+    assert "51.1 %" in text
+    rows = text.split("─\n")[1].split("\n\n")[0].splitlines()
+    assert len(rows) == 2 + 2 + 1
+    narrower = drawn(Page(answer="x", tables=[options_table("a", LONG, spare)]), width=66)
+    assert "left out at this width: bubble, GPU-h a day; --json has all" in narrower
+    wide = drawn(Page(answer="x", tables=[options_table("a", LONG, spare)]), width=120)
+    assert "left out" not in wide
+    assert "12.3" in wide
+    assert "left out" not in drawn(Page(answer="x", tables=[options_table("a", LONG)]))
+
+
+def test_tables_with_the_same_columns_stand_under_each_other_as_one():
+    page = Page(answer="x", tables=[options_table("one", LONG), options_table("two", LONG[2:])])
+    first, second = [line for line in drawn(page).splitlines() if line.startswith("8 of 16")]
+    assert first == second
+
+
 def test_a_long_list_of_figures_wraps_and_keeps_each_of_them():
     figures = " ".join(str(100 + number) for number in range(64))
     table = Table(columns=("test", "figures", "sum"), rows=[("copy", figures, "8416 GB/s")])

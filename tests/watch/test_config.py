@@ -49,6 +49,7 @@ def test_a_server_is_captured_as_it_says(tmp_path):
     [
         ("", "there is nothing to watch"),
         ("x = [", "is no TOML"),
+        ('[store]\nurl = "sqlite:///a"\n' + SOURCE, "store must be text"),
         (SOURCE + SOURCE, "two sources have one name"),
         ('[[source]]\nname = "a"', r"source\[0\].folder is missing"),
         ('[[source]]\nname = "a/b"\nfolder = "/t"', "'a/b' is no name"),

@@ -97,6 +97,40 @@ def test_numbers_are_counted_and_rates_say_of_what():
     assert show_metric("microbatches_per_s", 25.8) == "25.8 microbatches/s"
 
 
+def test_words_of_the_page_are_defined_on_it():
+    page = status_page(view())
+    for word in ("Bubble:", "Batch latency:", "Throughput:", "Peak memory:", "Context:"):
+        assert word in page
+    assert "Bubble:" not in status_page({"alerts": [], "open_alerts": [], "pipelines": []})
+
+
+def test_sentences_of_a_report_wrap_and_its_tables_do_not():
+    report = (
+        "Ranks wait 40 %.\n- Rank 1 is slow: <b>.\n- Hop 0 is slow.\n\ncause   all\ncompute  60 %\n"
+    )
+    latest = view(message=report)["pipelines"][0]["latest"]
+    page = capture_page("train", latest)
+    assert "<strong>Ranks wait 40 %.</strong>" in page
+    assert "<li>Rank 1 is slow: &lt;b&gt;.</li><li>Hop 0 is slow.</li>" in page
+    assert "<pre>cause   all\ncompute  60 %" in page
+
+
+@pytest.mark.service
+def test_nothing_is_wider_than_a_narrow_window(tmp_path):
+    need_program("chromium", "chromium-browser")
+    from support.services.browser import open_browser  # noqa: PLC0415
+
+    shown = view()
+    for capture in shown["pipelines"][0]["recent"]:
+        capture["capture"] = "a-folder-of-a-job/with-a-long-name/rank0.json.gz"
+    (tmp_path / "front.html").write_text(status_page(shown), "utf-8")
+    with open_browser(tmp_path / "browser") as browser:
+        for width in (700, 1400):
+            browser.resize(width, 900)
+            browser.open(tmp_path / "front.html")
+            assert browser.evaluate("document.documentElement.scrollWidth") <= width
+
+
 @pytest.mark.service
 def test_the_page_works_in_a_browser(tmp_path):
     browser = need_program("chromium", "chromium-browser")

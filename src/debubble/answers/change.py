@@ -19,7 +19,7 @@ from debubble.plan.plan import Plan
 from debubble.schedules import format_order
 from debubble.simulate.communication import Communication
 from debubble.timeline.job import JobFacts
-from debubble.units import NS_PER_S, PLAIN_NUMBER, counted, show_duration, show_gain, show_share
+from debubble.units import NS_PER_S, PLAIN_NUMBER, counted, show_duration, show_gain, show_percent
 
 _TOKENS = re.compile(rf"{PLAIN_NUMBER}(x?)")
 # Beyond this nobody would believe a line through what was measured.
@@ -107,7 +107,7 @@ def peak_bytes(ranks: Sequence[Headroom] | None) -> list[int] | None:
 
 def answer_profiler(job: JobFacts) -> ProfilerPart | None:
     """Say where the latency comes from that changes are held against; None if as measured."""
-    if job.overhead_fraction is None:
+    if job.overhead_fraction is None or job.steps_disturbed:
         return None
     return ProfilerPart(
         overhead_fraction=job.overhead_fraction,
@@ -284,13 +284,13 @@ def say_order(ordered: OrderChoice) -> str:
     """Say what an order of its own buys beyond the best with a name, and how far it can go."""
     found = ordered.looked.found
     rounds = counted(found.rounds + found.judged_rounds, "round")
-    above = show_share(found.window / found.bound - 1)
+    above = show_percent(found.window / found.bound - 1)
     far = f"{rounds}; with messages as a delay a hop it is {above} above what no order can be under"
     took = show_duration(ordered.option.window_ns)
     if ordered.named is None:
         return f"No schedule with a name fits, recomputing or not; this order does: {took} ({far})."
     return (
         f"Beyond the best schedule with a name, {ordered.named_as}, an order of its own buys "
-        f"{show_share(ordered.beyond_named)}: {took} instead of "
+        f"{show_percent(ordered.beyond_named)}: {took} instead of "
         f"{show_duration(ordered.named.window_ns)} ({far})."
     )

@@ -24,7 +24,6 @@ from debubble.units import (
     show_duration,
     show_gain,
     show_percent,
-    show_share,
 )
 
 
@@ -148,8 +147,9 @@ def say_length(plan: Plan, other: OtherLength, tokens: float | None) -> list[str
     said = (
         f"With {length} a batch takes {show_duration(then.window_ns)} "
         f"({show_duration(then.low_ns)} to {show_duration(then.high_ns)}) instead of "
-        f"{show_duration(plan.baseline.window_ns)}, ranks wait {show_share(then.bubble_fraction)} "
-        f"instead of {show_share(source.bubble_fraction)}; {room}."
+        f"{show_duration(plan.baseline.window_ns)}, ranks wait "
+        f"{show_percent(then.bubble_fraction)} instead of "
+        f"{show_percent(source.bubble_fraction)}; {room}."
     )
     if best is None:
         return [said, "At that length no option gains more than the noise of a run."]

@@ -153,7 +153,8 @@ def _say_run(run: Run, ranks: list[RankPart]) -> str:
         parts.append(counted(len(problems), "warning"))
     elif not run.missing_ranks:
         parts.append("nothing missing or broken")
-    return f"{'; '.join(parts)}."
+    said = "; ".join(parts)
+    return f"{said[:1].upper()}{said[1:]}."
 
 
 FIND_SCHEMA = "debubble.find/1"

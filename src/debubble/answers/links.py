@@ -9,6 +9,7 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
+from debubble.answers.ledger import say_cause
 from debubble.ledger.hop_health import HopHealth, LinkHealth
 from debubble.ledger.verdict import LITTLE, MATTERS
 from debubble.links.hop_times import Spread
@@ -104,7 +105,7 @@ class LinksAnswer(Answer, frozen=True, kw_only=True):
     logs: list[str] = msgspec.field(default_factory=list)
     commands: list[str]
     findings: list[str]
-    """One sentence for each further slow hop."""
+    """One sentence for each slow hop that the verdict does not name; then what costs more."""
     verdict: str
     warnings: list[AnswerWarning]
 
@@ -112,7 +113,12 @@ class LinksAnswer(Answer, frozen=True, kw_only=True):
 def answer_links(analysis: Analysis) -> LinksAnswer:
     """Say which hop is slow and what it costs, then every hop."""
     links = analysis.links
-    verdict = say_links(links)
+    verdict, elsewhere = say_links(links), []
+    if _costs_little(links) and analysis.ledger is not None:
+        others = [named for named in analysis.causes if not named.slow_hops]
+        elsewhere = [
+            f"More is lost elsewhere: {say_cause(analysis.ledger, named)}." for named in others[:1]
+        ]
     if len(analysis.pipelines) > 1:
         verdict = f"{verdict[:1].lower()}{verdict[1:]}"
         verdict = f"Pipeline {analysis.pipeline.pipeline} of {len(analysis.pipelines)}: {verdict}"
@@ -130,7 +136,10 @@ def answer_links(analysis: Analysis) -> LinksAnswer:
         if links.alike
         else None,
         commands=list(links.commands),
-        findings=[_say_hop(health, links) for health in links.slow[1:]],
+        findings=[
+            *(f"H{_say_hop(health, links)[1:]}" for health in _after_the_verdict(links)),
+            *elsewhere,
+        ],
         verdict=verdict,
         warnings=list_warnings(analysis.warnings),
     )
@@ -217,9 +226,7 @@ def say_links(links: LinkHealth) -> str:
     if not links.hops:
         return "No hop was seen: no message went from rank to rank."
     if links.slow:
-        first, more = links.slow[0], len(links.slow) - 1
-        others = f" {counted(more, 'more hop')} slow{_together(links)}." if more else ""
-        return f"{_opening(first, links)}: {_say_hop(first, links)}{others}"
+        return _say_slow(links)
     healthy = sum(health.judgement.verdict == Verdict.HEALTHY for health in links.hops)
     if not healthy:
         return f"Unknown: {links.hops[0].judgement.why}."
@@ -246,16 +253,45 @@ def say_links(links: LinkHealth) -> str:
     return f"No hop is slower than its peers: all {healthy} alike at {rate}{unknown}; {shares}"
 
 
+def _say_slow(links: LinkHealth) -> str:
+    """Name the hop that costs most or, where all cost little, what they cost."""
+    first, more = links.slow[0], len(links.slow) - 1
+    if _costs_little(links):
+        most = "up to " if links.shared else ""
+        return (
+            f"Slow hops are not why ranks wait: {counted(more + 1, 'slow hop')} "
+            f"{'cost' if more else 'costs'} {most}{show_duration(_slow_cost_ns(links))} of "
+            f"{show_duration(links.batch_latency_ns or 0)} a batch."
+        )
+    others = f" {counted(more, 'more hop')} slow{_together(links)}." if more else ""
+    return f"{_opening(first, links)}: {_say_hop(first, links)}{others}"
+
+
 def _opening(first: HopHealth, links: LinkHealth) -> str:
-    """Say whether slow hops are why ranks wait: slack may hide most of it, or all."""
+    """Say whether slow hops are why ranks wait: slack may hide most of it."""
     batch = links.batch_latency_ns
     if first.cost_ns is None or not batch:
         return "A hop is slow"
-    cost = max(first.cost_ns, links.slow_cost_ns or 0)
-    if cost >= LITTLE * batch:
+    if _slow_cost_ns(links) >= LITTLE * batch:
         return "It is the wire"
-    hidden = "most of it" if cost >= MATTERS * batch else "it"
-    return f"A hop is slow, and slack hides {hidden}"
+    return "A hop is slow, and slack hides most of it"
+
+
+def _slow_cost_ns(links: LinkHealth) -> int:
+    """Return what all slow hops cost a batch: of one alone it is that one's."""
+    return max(0, links.slow_cost_ns or 0, *(health.cost_ns or 0 for health in links.slow))
+
+
+def _costs_little(links: LinkHealth) -> bool:
+    """Tell whether hops are slow and a batch hardly longer for it: nothing to lead with."""
+    if not links.slow or links.slow[0].cost_ns is None or not links.batch_latency_ns:
+        return False
+    return _slow_cost_ns(links) < MATTERS * links.batch_latency_ns
+
+
+def _after_the_verdict(links: LinkHealth) -> Sequence[HopHealth]:
+    """Return the slow hops that the verdict does not name."""
+    return links.slow if _costs_little(links) else links.slow[1:]
 
 
 def _together(links: LinkHealth) -> str:

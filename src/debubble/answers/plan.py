@@ -61,6 +61,7 @@ from debubble.plan.split import ends_in_layers
 from debubble.units import (
     NS_PER_S,
     show_bytes,
+    show_change,
     show_duration,
     show_gain,
     show_percent,
@@ -403,10 +404,15 @@ def _advice(plan: Plan, option: Option) -> str:
     if option in plan.recommended:
         return "yes"
     if plan.is_guess(option):
-        return "try" if option.throughput_gain > 0 else "no"
+        return "try" if _gains(option) else "no"
     if option.throughput_gain >= WORTH_A_TRY:
         return "maybe"
     return "no" if option.throughput_high < 0 else "noise"
+
+
+def _gains(option: Option) -> bool:
+    """Tell whether an option that the run cannot show would gain anything that can be written."""
+    return not show_change(option.throughput_gain).startswith(("-", "+0.0"))
 
 
 def _refused_part(refused: Refusal) -> RefusedPart:
@@ -561,10 +567,15 @@ def _say_repair(plan: Plan, repair: Repair) -> str:
     """Say of a slow hop that repairing it buys nothing sure."""
     hops = repair.option.change.repaired or ()
     takes = "take" if len(hops) > 1 else "takes"
-    saved = show_duration(max(0, plan.baseline.window_ns - repair.option.window_ns))
+    saved_ns = plan.baseline.window_ns - repair.option.window_ns
+    slow = (
+        f"{_begin(name_hops(hops))} {takes} {show_times(repair.times_expected)} as long as others"
+    )
+    if saved_ns <= 0:
+        return f"{slow}, and repairing buys nothing."
+    saved = show_duration(saved_ns)
     return (
-        f"{_begin(name_hops(hops))} {takes} {show_times(repair.times_expected)} as long as "
-        f"others, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
+        f"{slow}, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
         f"{_gain(repair.option)}: within the noise of a run."
     )
 
@@ -578,7 +589,7 @@ def _say_overlap(overlap: Overlap) -> str:
     else:
         pays = f"it pays while compute slows by less than {show_percent(even - 1)} beside messages"
     if overlap.slowdown is None:
-        hope = "try it" if overlap.option.throughput_gain > 0 else "and not likely to gain"
+        hope = "try it" if _gains(overlap.option) else "and not likely to gain"
         return f"Transfers beside compute: unknown, {hope}; {pays}."
     seen = show_percent(overlap.slowdown - 1)
     return f"Transfers beside compute, which slows it by {seen} in this run: {pays}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from debubble.answers.base import Part, seconds
 from debubble.timeline.replicas import UNDECIDED, Difference, Replica, ReplicaFigures
-from debubble.units import NS_PER_S, counted, show_duration, show_members, show_ranks, show_share
+from debubble.units import NS_PER_S, counted, show_duration, show_members, show_percent, show_ranks
 
 
 class ReplicaPart(Part, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ def answer_replicas(found: ReplicaFigures) -> ReplicasPart:
 
 def _say_replicas(found: ReplicaFigures) -> str:
     if found.slowest is None:
-        waits = show_share(found.waited_fraction)
+        waits = show_percent(found.waited_fraction)
         return f"No replica drags the others: {waits} of the time waits for one or another."
     late = found.replicas[found.slowest]
     lead = show_duration(late.late_ns or 0)
@@ -100,11 +100,11 @@ def _say_replicas(found: ReplicaFigures) -> str:
         return f"{_replica_name(late)} came last to the reductions, {where}: {chance}."
     others = "other" if len(found.replicas) == 2 else f"{len(found.replicas) - 1} others"
     why = f": {_say_difference(found.why)}" if found.why else ""
-    shorter = f"{show_duration(found.saved_ns or 0)} ({show_share(found.saved_fraction)})"
+    shorter = f"{show_duration(found.saved_ns or 0)} ({show_percent(found.saved_fraction)})"
     return (
         f"{_replica_name(late)} drags the {others}{why}. "
         f"It comes {lead} late to the reductions; without that a step would be {shorter} "
-        f"shorter. Replicas wait {show_share(found.waited_fraction)} of the time for each other."
+        f"shorter. Replicas wait {show_percent(found.waited_fraction)} of the time for each other."
     )
 
 

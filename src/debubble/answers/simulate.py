@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from math import expm1
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
@@ -38,12 +39,11 @@ from debubble.units import (
     counted,
     parse_rate,
     show_between,
-    show_change,
     show_count,
     show_duration,
     show_gain,
     show_gains,
-    show_share,
+    show_percent,
 )
 
 SCHEMA = "debubble.simulate/1"
@@ -127,6 +127,8 @@ class SimulateAnswer(Answer, frozen=True, kw_only=True):
     bubble_over_ideal: float | None
     ranks: list[SimulatedRank]
     correction_fraction: float | None
+    misfit_fraction: float | None
+    """By how much the run took longer than its own simulation; null where two runs tell it."""
     assumptions: list[str]
     findings: list[str]
     """What follows the verdict, a sentence each."""
@@ -265,6 +267,9 @@ def answer_simulate(
             )
         ],
         correction_fraction=asked.correction - 1,
+        misfit_fraction=expm1(baseline.misfit)
+        if asked.correction in (1.0, baseline.correction)
+        else None,
         assumptions=assumed,
         findings=_findings(asked, request.hops),
         verdict=_verdict(asked),
@@ -297,10 +302,10 @@ def answer_by_hand(  # noqa: PLR0913 (what was asked, and what came out)
         sizes = (
             f"{counted(len(order), 'rank')}, {counted(microbatches, 'microbatch', 'microbatches')}"
         )
-        ideal = f"theory for {sizes}: {show_share(theory.bubble_fraction)}"
+        ideal = f"theory for {sizes}: {show_percent(theory.bubble_fraction)}"
     else:
         name = schedule if schedule in SCHEDULES else "this order"
-        alike = show_share(theory.schedule_bubble_fraction)
+        alike = show_percent(theory.schedule_bubble_fraction)
         ideal = f"{name} with equal stages and free transfers: {alike}"
     return SimulateAnswer(
         given=GivenPart(
@@ -347,9 +352,10 @@ def answer_by_hand(  # noqa: PLR0913 (what was asked, and what came out)
             for rank, shares in zip(figures.ranks, figures.shares, strict=True)
         ],
         correction_fraction=None,
+        misfit_fraction=None,
         assumptions=[],
         findings=[],
-        verdict=f"Ranks wait {show_share(figures.bubble_fraction)} of the batch ({ideal}).",
+        verdict=f"Ranks wait {show_percent(figures.bubble_fraction)} of the batch ({ideal}).",
         warnings=[],
     )
 
@@ -358,7 +364,7 @@ def _verdict(asked: WhatIfAnswer) -> str:
     option, measured = asked.option, show_duration(asked.baseline.window_ns)
     middle = show_duration(option.window_ns)
     if asked.changes_nothing:
-        off = show_change(option.window_ns / asked.baseline.window_ns - 1)
+        off = show_gain(option.window_ns / asked.baseline.window_ns - 1)
         return f"Simulated as it is, a batch takes {middle}; it took {measured}: {off} off."
     of, before = "", ""
     if asked.change.microbatches:

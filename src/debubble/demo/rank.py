@@ -189,7 +189,7 @@ class Rank:
             return None
         losses: list[torch.Tensor] = []
         self.schedule.step(*inputs, target=target, losses=losses)
-        return float(torch.stack(losses).mean())
+        return float(torch.stack(losses).detach().mean())
 
 
 class Server:

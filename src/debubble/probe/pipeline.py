@@ -41,7 +41,7 @@ from debubble.simulate.predict import WhatIf, mean_lengths
 from debubble.simulate.program import OrderCycle, Program, Times
 from debubble.simulate.source import LATE_OF_LAYER, Source
 from debubble.timeline.model import F64, I64, PassKind
-from debubble.units import NS_PER_S, NS_PER_US, show_percent, show_rate, show_share
+from debubble.units import NS_PER_S, NS_PER_US, show_percent, show_rate
 
 SCHEMA = "debubble.probe.measured/1"
 _PARTS = ("embedding", "layer", "head")
@@ -394,7 +394,7 @@ class Pipelines:
         probe = self.probe
         yield "every rank has a device like the one probed, and nothing else runs on it"
         if probe.slope:
-            grows = show_share(probe.slope)
+            grows = show_percent(probe.slope)
             yield (
                 f"up to {probe.copies} ranks share a device: each at work slows the others by"
                 f" {grows}, as copies did"

@@ -113,18 +113,24 @@ def history_page(records: Sequence[Record]) -> Page:
     """List records, a line each, oldest first."""
     names = len({record.name for record in records})
     said = f"{counted(len(records), 'measurement')} of {counted(names, 'name')}"
-    page = Page(answer=f"{said} in the history." if records else "The history is empty.")
-    table = Table(
-        columns=("name", "kept", "steps", "bubble", "batch", "peak", "schedule", "m", "tags")
-    )
+    page = Page(answer=f"{said} in the history.")
+    if not records:
+        page.answer = "The history is empty."
+        page.next_command = "debubble history add TRACES --name NAME"
+        return page
+    columns = ("name", "kept, UTC", "steps", "bubble", "batch", "peak", "schedule", "m", "tags")
+    shown = len(columns) - (not any(record.tags for record in records))
+    table = Table(columns=columns[:shown])
     for record in records:
         measurement = record.measurement
         latency = middle(measurement.batch_latencies_s)
         peaks = [rank.peak_bytes for rank in measurement.memory if rank.peak_bytes is not None]
+        # To the minute: --json and export have the seconds.
+        kept = created_at(record.created_s)[:16].replace("T", " ")
         table.rows.append(
             (
                 record.name,
-                created_at(record.created_s),
+                kept,
                 str(len(measurement.samples)),
                 show_share(middle(measurement.bubble_fractions)),
                 "–" if latency is None else show_duration(latency * NS_PER_S),
@@ -132,9 +138,9 @@ def history_page(records: Sequence[Record]) -> Page:
                 measurement.schedule or "–",
                 str(measurement.microbatches or "–"),
                 " ".join(f"{key}={value}" for key, value in record.tags.items()),
-            )
+            )[:shown]
         )
-    page.tables = [table] if records else []
+    page.tables = [table]
     return page
 
 

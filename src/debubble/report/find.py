@@ -36,6 +36,7 @@ from debubble.units import (
     show_gain,
     show_members,
     show_number,
+    show_percent,
     show_range,
     show_seconds,
     show_share,
@@ -471,6 +472,11 @@ def _say_job(found: FindAnswer) -> str:
         said += (
             f", a batch about {show_seconds(batch)}; the capture itself costs "
             f"{show_gain(job.overhead_fraction)}"
+        )
+    elif job.overhead_fraction is not None:
+        said += (
+            f"; under it steps were {show_percent(-job.overhead_fraction)} quicker: something else "
+            "slowed those without, and the batch latency stays as profiled"
         )
     return said
 

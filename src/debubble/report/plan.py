@@ -65,8 +65,10 @@ def _option_tables(found: PlanAnswer) -> Iterator[Table]:
         "",
         *worth_cells(found.rates, None),
     )
-    same = Table(columns=columns, title="options, by throughput", rows=[as_it_is])
-    larger = Table(columns=columns, title="A larger batch (changes training):")
+    # What a day is worth follows from the gain; money and energy were asked for.
+    spare = ("GPU-h a day", "bubble")
+    same = Table(columns=columns, title="options, by throughput", rows=[as_it_is], spare=spare)
+    larger = Table(columns=columns, title="A larger batch (changes training):", spare=spare)
     for option in found.options:
         low, high = option.interval.batch_latency_s or (0.0, 0.0)
         table = larger if option.changes_training else same
@@ -219,6 +221,7 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
             *worth_columns(found.rates),
         ),
         title="what it would do, the most tokens first" if len(found.options) > 1 else "",
+        spare=("GPU-h a day", "KV"),
     )
     now = found.as_is
     table.rows.append(
@@ -254,7 +257,7 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
         f"{option.what}: {option.refused}." for option in found.options if option.refused
     ]
     page.notes = [
-        f"the model is {show_change(found.misfit_fraction)} from what was measured",
+        f"the model is {show_gain(found.misfit_fraction)} from what was measured",
         "TTFT: from the moment that a request has a place; KV: tokens that each stage keeps",
         *(say_rates(found.rates) if found.options else ()),
         *(f"assumed: {said}" for said in found.assumptions),

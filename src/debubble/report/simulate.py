@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from debubble.answers.probe import PipelinePart, ProbeAnswer
 from debubble.answers.simulate import MeasuredPart, SimulateAnswer
@@ -13,10 +13,11 @@ from debubble.units import (
     NS_PER_S,
     counted,
     show_bytes,
-    show_change,
     show_count,
     show_duration,
+    show_gain,
     show_number,
+    show_percent,
     show_seconds,
     show_share,
 )
@@ -43,15 +44,27 @@ def simulate_page(found: SimulateAnswer, next_command: str = "") -> Page:
     page.notes.append(f"{asked.schedule}; messages {asked.communication}; {bubbles}")
     if not asked.changes_nothing:
         page.notes.append("in brackets: what four of five such runs lie in")
-        if found.correction_fraction:
-            page.notes.append(
-                f"corrected by {show_change(found.correction_fraction)}, by which what was "
-                "measured differs from its own simulation"
-            )
+        page.notes += _say_correction(found)
     if asked.microbatch_scale != 1.0:
         page.notes.append("microbatches a second: of the measured size")
     page.notes += [f"assumed: {said}" for said in found.assumptions]
     return page
+
+
+def _say_correction(found: SimulateAnswer) -> Iterator[str]:
+    """Say what the answer was multiplied by, and of what that is a part."""
+    by, missed = show_gain(found.correction_fraction or 0.0), found.misfit_fraction
+    if by == show_gain(0.0):
+        return
+    if missed is None:
+        yield f"corrected by {by}, by what two runs differ from their own simulations"
+    elif by == show_gain(missed):
+        yield f"corrected by {by}, by which the run differs from its own simulation"
+    else:
+        yield (
+            f"corrected by {by}: the run differs from its own simulation by {show_gain(missed)}, "
+            "and its steps from each other, so that not all of it is sure"
+        )
 
 
 def _hand_table(found: SimulateAnswer) -> Table:
@@ -190,7 +203,7 @@ def _say_best(found: ProbeAnswer, fitting: list[PipelinePart]) -> str:
         f"{layers} timed on {found.device}: of the pipelines asked about, {best.schedule} on"
         f" {counted(best.stages, 'rank')} with {best.microbatches} microbatches would take"
         f" {show_duration(best.batch_latency_s * NS_PER_S)} a batch,"
-        f" {show_number(best.tokens_per_s)} tokens/s, bubble {show_share(best.bubble_fraction)}."
+        f" {show_number(best.tokens_per_s)} tokens/s, bubble {show_percent(best.bubble_fraction)}."
     )
 
 

@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -76,6 +77,7 @@ WORDS = frozenset(
         "file",
         "would try",
         "sure",
+        "server",
         "replica",
         "part",
         "phase",
@@ -88,6 +90,8 @@ WORDS = frozenset(
 # more than a line so is set closer, then with all names broken; only then does a table get a
 # second part.
 _LAYOUTS = ((3, 12), (2, 12), (2, 0))
+# A table is easily read while few of its rows, such a share, take more than so many lines.
+_LINES, _TALL_SHARE = 2, 0.1
 # A name breaks between words, but `10 → 11` is one.
 _BETWEEN_WORDS = re.compile(r"(?<!→)\s+(?!→)")
 # In a sentence a figure and its unit stay on one line, and so does `1 → 2`.
@@ -103,6 +107,8 @@ class Table:
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]] = field(default_factory=list)
     title: str = ""
+    spare: tuple[str, ...] = ()
+    """Columns that a narrow terminal does without, the first of them first: words get the room."""
 
 
 def refused_table(refused: Iterable[tuple[str, str]]) -> Table:
@@ -138,20 +144,33 @@ def print_page(page: Page, console: Console) -> None:
         _say(Text(f"- {printable(finding)}"), console, hang=2)
     if page.drawing:
         console.print("", *page.drawing, sep="\n", soft_wrap=True)
-    for table in page.tables:
-        console.print()
-        if table.title:
-            _say(Text(printable(table.title)), console)
-        between, parts = _lay_out(table, console.width)
-        for number, columns in enumerate(parts):
-            if number:
-                console.print()
-            console.print(_draw(table, columns, between))
+    for _, tables in groupby(page.tables, key=lambda table: table.columns):
+        _print_tables(list(tables), console)
     _print_notes(page, console)
     _print_gaps(page.gaps, console)
     if page.next_command:
         console.print()
         console.print(f"next: {_safe(page.next_command)}", soft_wrap=True)
+
+
+def _print_tables(tables: Sequence[Table], console: Console) -> None:
+    """Print tables with the same columns, under each other as one."""
+    rows = [row for table in tables for row in table.rows]
+    alike = Table(columns=tables[0].columns, rows=rows, spare=tables[0].spare)
+    between, parts = _lay_out(alike, console.width)
+    for table in tables:
+        console.print()
+        if table.title:
+            _say(Text(printable(table.title)), console)
+        for number, columns in enumerate(parts):
+            if number:
+                console.print()
+            console.print(_draw(table, columns, between))
+    shown = {place for part in parts for place in part}
+    missing = [name for place, name in enumerate(alike.columns) if place not in shown]
+    if missing:
+        console.print()
+        _say(Text(f"left out at this width: {', '.join(missing)}; --json has all"), console)
 
 
 def _print_notes(page: Page, console: Console) -> None:
@@ -207,21 +226,43 @@ def _safe(text: str) -> str:
 def _lay_out(table: Table, width: int) -> tuple[int, list[dict[int, int]]]:
     """Return what lies between columns, and those that fit beside each other, with their widths.
 
-    Nothing is cut. Words wrap between words, and what does not fit goes below, with the first
-    column again: a figure, or a path, is only broken where it is longer than a line.
+    No cell is cut. Words wrap between words; where that makes many rows tall, spare columns go.
+    What does not fit then goes below, with the first column again: a figure, or a path, is only
+    broken where it is longer than a line.
     """
     wide = _LAYOUTS[0][0]
     longest = [max(map(cell_len, cells)) for cells in zip(table.columns, *table.rows, strict=True)]
     if sum(longest) + wide * (len(longest) - 1) <= width:
         return wide, [dict(enumerate(longest))]
-    tried = [(between, _parts(table, width, between, short)) for between, short in _LAYOUTS]
-    return next((fits for fits in tried[1:] if len(fits[1]) == 1), tried[1])
+    for without in range(len(table.spare) + 1):
+        spared = table.spare[:without]
+        places = [place for place, name in enumerate(table.columns) if name not in spared]
+        tried = [
+            (between, _parts(table, places, width, between, short)) for between, short in _LAYOUTS
+        ]
+        fit = next((fits for fits in tried[1:] if len(fits[1]) == 1), tried[1])
+        if len(fit[1]) == 1 and _is_low(table, fit[1][0]):
+            break
+    return fit
 
 
-def _parts(table: Table, width: int, between: int, short: int) -> list[dict[int, int]]:
-    whole: list[int] = []
-    least: list[int] = []
-    for place, column in enumerate(table.columns):
+def _is_low(table: Table, widths: Mapping[int, int]) -> bool:
+    """Tell whether nearly all rows take a line or two."""
+    tall = [
+        row
+        for row in table.rows
+        if any(len(textwrap.wrap(row[place], widths[place])) > _LINES for place in widths)
+    ]
+    return len(tall) <= _TALL_SHARE * len(table.rows)
+
+
+def _parts(
+    table: Table, places: Sequence[int], width: int, between: int, short: int
+) -> list[dict[int, int]]:
+    whole: dict[int, int] = {}
+    least: dict[int, int] = {}
+    for place in places:
+        column = table.columns[place]
         cells = [printable(row[place]) for row in table.rows]
         unbroken = [
             part
@@ -233,10 +274,10 @@ def _parts(table: Table, width: int, between: int, short: int) -> list[dict[int,
         # The first column stands beside each of the others.
         room = width - between - least[0] if place else (width - between) // 2
         longest = max(map(cell_len, [*column.split(), *unbroken]), default=0)
-        least.append(min(longest, room))
-        whole.append(max(map(cell_len, [column, *cells])))
+        least[place] = min(longest, room)
+        whole[place] = max(map(cell_len, [column, *cells]))
     parts, free = [[0]], width - least[0]
-    for place in range(1, len(least)):
+    for place in places[1:]:
         if least[place] + between > free:
             parts.append([0])
             free = width - least[0]
@@ -251,8 +292,8 @@ def _parts(table: Table, width: int, between: int, short: int) -> list[dict[int,
 def _widen(
     part: Sequence[int],
     columns: Sequence[str],
-    whole: Sequence[int],
-    least: Sequence[int],
+    whole: Mapping[int, int],
+    least: Mapping[int, int],
     width: int,
 ) -> dict[int, int]:
     """Give columns what is left of the width: those of words first, then those that lack least.

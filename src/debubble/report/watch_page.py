@@ -63,8 +63,9 @@ _STYLE = """
 body{font:15px/1.45 system-ui,sans-serif;max-width:70rem;margin:2rem auto;
 padding:0 1rem;color:#1b1f24}
 h1{font-size:1.4rem}h2{margin-top:2.2rem;font-size:1.15rem}h3{font-size:1rem;margin:1rem 0 .2rem}
-table{border-collapse:collapse;margin:.6rem 0}td,th{padding:.25rem .8rem;text-align:left;
+table{border-collapse:collapse;margin:.6rem 0}td,th{padding:.25rem .6rem;text-align:left;
 border-bottom:1px solid #d8dee4;font-variant-numeric:tabular-nums}
+.wide{overflow-x:auto}td:first-child{white-space:nowrap}td:nth-child(2){overflow-wrap:anywhere;min-width:8rem}
 .alert{border-left:4px solid #b42318;background:#fef3f2;padding:.5rem .9rem;margin:.5rem 0}
 .done{border-color:#8c959f;background:#f6f8fa}.trends{display:flex;flex-wrap:wrap;gap:1rem}
 figure{margin:0;max-width:370px}figcaption{font-size:.85rem;color:#57606a}pre{overflow:auto;background:#f6f8fa;
@@ -73,6 +74,12 @@ padding:1rem;font-size:13px}form{display:inline}button{font:inherit}small{color:
 STYLE_POLICY = f"'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
 """What the page's Content-Security-Policy allows: this style sheet and no other."""
 
+_WORDS = (
+    "Bubble: the share of a batch in which ranks wait. Batch latency: how long one batch takes. "
+    "Throughput: microbatches a second, in a stream batches. Peak memory: of the fullest rank. "
+    "Context: how many tokens a request has at most; captures are held against those of the same. "
+    "Times are UTC; a dashed line is an alert."
+)
 _WIDTH, _HEIGHT, _MARGIN = 370, 124, 6
 # What is written on the axes has its place left of the curve, and below it.
 _LEFT, _BELOW = 118, 18
@@ -94,6 +101,8 @@ def status_page(view: Mapping[str, Any]) -> str:
     if past:
         parts.append("<h2>Acknowledged</h2>")
         parts += [_alert(alert) for alert in past[:20]]
+    if view["pipelines"]:
+        parts.append(f"<p><small>{_WORDS}</small></p>")
     return _document("debubble watch", parts)
 
 
@@ -106,9 +115,16 @@ def capture_page(pipeline: str, capture: Mapping[str, Any]) -> str:
     if capture.get("problem"):
         parts.append(f"<p class='alert'>{escape(capture['problem'])}</p>")
     if "report" in capture:
+        # Sentences wrap, tables do not.
+        said, _, tables = capture["report"].partition("\n\n")
+        answer, *findings = said.splitlines() or [""]
+        context = _context(capture)
         parts.append(
-            f"<p>{_context(capture)}.{_plan(capture)}</p><pre>{escape(capture['report'])}</pre>"
+            f"<p>Of {context}.{_plan(capture)}</p><p><strong>{escape(answer)}</strong></p>"
         )
+        items = "".join(f"<li>{escape(line.removeprefix('- '))}</li>" for line in findings)
+        parts.append(f"<ul>{items}</ul>" if items else "")
+        parts.append(f"<pre>{escape(tables)}</pre>" if tables else "")
     return _document(f"{pipeline}: {capture['capture']}", parts)
 
 
@@ -145,13 +161,27 @@ def _pipeline(pipeline: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) 
     parts.append(f"<div class='trends'>{''.join(drawn)}</div>")
     if pipeline["recent"]:
         rows = "".join(_row(pipeline["name"], capture) for capture in pipeline["recent"])
-        heads = ("when", "capture", "context", "bubble", "batch latency", "throughput", "")
+        heads: tuple[str, ...] = (
+            "when, UTC",
+            "capture",
+            "context",
+            "bubble",
+            "batch latency",
+            "microbatches a second",
+        )
+        # How a capture ended is worth a column where one ended otherwise than well.
+        heads += ("",) * any(capture["state"] != "stored" for capture in pipeline["recent"])
         head = "".join(f"<th>{name}</th>" for name in heads)
-        parts.append(f"<h3>Last captures</h3><table><tr>{head}</tr>{rows}</table>")
+        parts.append(f"<h3>Last captures</h3>{_wide(f'<tr>{head}</tr>{rows}')}")
     if pipeline["given_up"]:
         lines = "".join(_given_up(pipeline["name"], capture) for capture in pipeline["given_up"])
-        parts.append(f"<h3>Given up</h3><table>{lines}</table>")
+        parts.append(f"<h3>Given up</h3>{_wide(lines)}")
     return "".join(parts)
+
+
+def _wide(rows: str) -> str:
+    """Draw a table that scrolls by itself where the window is narrow."""
+    return f"<div class='wide'><table>{rows}</table></div>"
 
 
 def _latest(pipeline: Mapping[str, Any]) -> str:
@@ -184,17 +214,18 @@ def _context(capture: Mapping[str, Any]) -> str:
 
 def _row(pipeline: str, capture: Mapping[str, Any]) -> str:
     numbers = capture.get("numbers", {})
+    rate = numbers.get("microbatches_per_s")
     link = f"/pipelines/{escape(pipeline)}/captures/{int(capture['id'])}"
     cells = [
-        _when(capture["found_s"]),
+        _when(capture["found_s"]).removesuffix(" UTC"),
         f"<a href='{link}'>{escape(capture['capture'])}</a>",
         escape(str(capture.get("context_bucket") or "–")),
-        *(
-            show_metric(name, numbers.get(name))
-            for name in ("bubble_fraction", "batch_latency_s", "microbatches_per_s")
-        ),
-        "" if capture["state"] == "stored" else escape(capture["state"]),
+        show_metric("bubble_fraction", numbers.get("bubble_fraction")),
+        show_metric("batch_latency_s", numbers.get("batch_latency_s")),
+        "–" if rate is None else show_number(rate),
     ]
+    if capture["state"] != "stored":
+        cells.append(escape(capture["state"]))
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 

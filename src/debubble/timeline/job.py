@@ -17,6 +17,9 @@ from debubble.trace.format import Sidecar
 
 _Value = TypeVar("_Value")
 
+# Steps of a quiet machine differ by less: by so much quicker under the profiler, others were slow.
+_FASTER = 0.05
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
@@ -39,12 +42,17 @@ class JobFacts:
     gaps: tuple[Gap, ...] = ()
     """Where it contradicts the traces, or one rank another."""
 
+    @property
+    def steps_disturbed(self) -> bool:
+        """Whether steps without the profiler were slowed by something else: it speeds up none."""
+        return self.overhead_fraction is not None and self.overhead_fraction < -_FASTER
+
     def without_profiler_ns(self, profiled_ns: int | None) -> int | None:
         """Return what a profiled stretch of a step takes without; None where nobody timed it.
 
         The profiler is taken to slow all parts of a step alike.
         """
-        if profiled_ns is None or self.overhead_fraction is None:
+        if profiled_ns is None or self.overhead_fraction is None or self.steps_disturbed:
             return None
         return round(profiled_ns / (1 + self.overhead_fraction))
 

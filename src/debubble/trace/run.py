@@ -409,8 +409,11 @@ def _nothing_found(
 ) -> RunNotFound:
     """Say that nothing could be read at all."""
     if gaps:
-        more = f" (and {counted(len(gaps) - 1, 'more problem')})" if len(gaps) > 1 else ""
-        return RunNotFound(f"{gaps[0]}{more}", hint=gaps[0].hint)
+        first, of_others = gaps[0], [gap for gap in gaps if gap.file != gaps[0].file]
+        # All that is wrong with one file belongs together: what is cut off may lack its steps too.
+        said = [str(first), *(gap.message for gap in gaps[1:] if gap.file == first.file)]
+        more = f" (and {counted(len(of_others), 'more problem')})" if of_others else ""
+        return RunNotFound(f"{'; '.join(said)}{more}", hint=first.hint)
     seen = f"; {counted(len(left_alone), 'JSON file')} there, none of them a trace"
     return RunNotFound(
         f"no traces in {', '.join(places)}{seen if left_alone else ''}",

@@ -23,7 +23,7 @@ from debubble.plan.plan import Plan, make_plan
 from debubble.timeline.model import Passes
 from debubble.tune.setting import Setting
 from debubble.tune.trial import LOG, Bench, clear_trial, run_trial
-from debubble.units import NS_PER_S, show_duration, show_range, show_share
+from debubble.units import NS_PER_S, show_duration, show_percent, show_range
 
 # Passes of a quiet machine take up to 1.4 % more than usual on the mean, by 34 captures of 2 cores;
 # those of a disturbed one 2.5 % and more, by 6.
@@ -60,7 +60,7 @@ class Improvement:
             Gap(
                 code=Code.BUSY_MACHINE,
                 message=f"this machine was busy during the capture of {name}: passes took "
-                f"{show_share(excess(reading))} longer than usual",
+                f"{show_percent(excess(reading))} longer than usual",
                 hint=_QUIETER,
             )
             for name, reading in (("before", self.before), ("after", self.after))
@@ -150,7 +150,7 @@ def _busy(what: str, *readings: Analysis) -> MachineBusy:
     most = max(map(excess, readings))
     took = show_range([length * NS_PER_S for length in times], show_duration)
     return MachineBusy(
-        f"this machine was busy: {what}, passes took {show_share(most)} longer than usual, "
+        f"this machine was busy: {what}, passes took {show_percent(most)} longer than usual, "
         f"batches {took}",
         hint=_QUIETER,
     )

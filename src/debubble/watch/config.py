@@ -171,7 +171,8 @@ def _read(key: str, value: Any, path: str, readers: Mapping[str, Callable[[str],
         return [_read(key, part, f"{path}[{at}]", readers) for at, part in enumerate(value)]
     if key in readers:
         if not isinstance(value, str):
-            raise UsageError(f"{path} must be text")
+            where = ", above the first [table]" if path == key else ""
+            raise UsageError(f"{path} must be text", hint=f'write {key} = "…"{where}')
         try:
             return readers[key](value)
         except UsageError as error:
@@ -312,6 +313,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "server": partial(_read_url, "http://host:8000"),
     "meters": partial(_read_url, "http://127.0.0.1:9470"),
     "url": partial(_read_url, "https://host/path"),
+    "store": str,
     "address": _read_address,
     "kind": partial(_read_word, KINDS),
     "sides": partial(_read_word, ("worse", "both")),

@@ -14,7 +14,7 @@ from debubble.errors import Code, Gap, UsageError
 from debubble.ledger.causes import Cause
 from debubble.report.html.find import find_report
 from debubble.report.html.page import Report, report_markup
-from debubble.report.html.plan import Point, scatter
+from debubble.report.html.plan import Point, option_list, scatter
 from debubble.report.html.sections import (
     Cell,
     Pair,
@@ -137,6 +137,29 @@ def test_names_of_options_stay_in_the_chart_and_the_run_as_it_is_lies_on_top():
     # On the left are the labels of the axis.
     assert all(110 <= float(x) <= width - 8 * len(name) for x, name in names)
     assert text.rindex('class="now"') > text.rindex("<circle")
+
+
+def test_a_name_that_does_not_stand_beside_its_point_is_led_to_it():
+    gib = 2.0**30
+    apart = [point((4 + place) * gib) for place in range(3)]
+    crowded = [point((4 + place / 500) * gib) for place in range(6)] + [point(9 * gib)]
+    leader = r'<path class="rule" d="M[\d.]+ [\d.]+L'
+    assert not re.findall(leader, scatter(apart, None))
+    assert re.findall(leader, scatter(crowded, None))
+
+
+def test_the_list_says_what_to_do_and_what_to_try():
+    points = [point(1, style="now"), point(1, advice="do"), point(1, advice="try"), point(1)]
+    assert re.findall(r"<li>(?:<b>(\w+):</b> )?x", option_list(points)) == ["do", "try", ""]
+
+
+def test_paths_break_behind_a_stroke_and_hops_do_not_break():
+    table = Table(columns=("hop", "file"), rows=[("0 ↔ 1", "a/b.json"), ("1 → 2", "0.5 a/b")])
+    text = table_markup(table)
+    assert "0\u00a0↔\u00a01" in text
+    assert "1\u00a0→\u00a02" in text
+    assert "a/<wbr>b.json" in text
+    assert "0.5 a/b" in text
 
 
 def test_without_memory_there_is_no_chart_of_it():

@@ -20,7 +20,7 @@ from debubble.plan.option import (
 )
 from debubble.plan.order_search import SearchResult, check_search, find_order
 from debubble.simulate.program import OrderCycle
-from debubble.units import counted, show_share
+from debubble.units import counted, show_percent
 
 # Schedules that are nearly as quick by their means are weighed in full: the best of those counts.
 _WEIGHED = 3
@@ -72,7 +72,7 @@ def ideas(start: Start) -> Iterator[OrderChoice | Refusal]:
         lever="order",
         change=Change(),
         reason=f"in {rounds} none was found that is 1 % quicker than {named_as}; the best is "
-        f"{show_share(found.window / found.bound - 1)} above what no order can be under",
+        f"{show_percent(found.window / found.bound - 1)} above what no order can be under",
     )
 
 

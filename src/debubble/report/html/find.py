@@ -68,12 +68,14 @@ def _advice(shown: PipelineView) -> str:
         for one in (account.savings if account else ())
         if one.cause != ALL and not getattr(one, "inflated", False)
     ]
+    inflated = any(getattr(one, "inflated", False) for one in (account.savings if account else ()))
     best = max(savings, key=lambda one: one.saved_ns, default=None)
     if best is None or best.saved_fraction < MATTERS:
         return ""
     saved = f"{show_duration(best.saved_ns)} a batch, {show_percent(best.saved_fraction)} of it"
+    sure = "Of what is sure, most" if inflated else "Most"
     return (
-        f"Most would be saved by {say_remedy(best.cause)}: {saved}. The plan weighs what can be "
+        f"{sure} would be saved by {say_remedy(best.cause)}: {saved}. The plan weighs what can be "
         "changed for that, with what it needs of memory."
     )
 

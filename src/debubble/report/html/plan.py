@@ -35,8 +35,11 @@ _GIB, _MS = 2.0**30, 1e6
 _FAR = 2.5
 # Of what a server could do, as many as its table has.
 _SERVER_OPTIONS = 8
+# A name so far above its point or below stands beside it.
+_BESIDE = 12.0
 
 
+_ADVICE = {"yes": "do", "try": "try", "maybe": "maybe"}
 _Box = tuple[float, float, float, float]
 
 
@@ -52,6 +55,8 @@ class Point:
     """Of the fullest rank."""
     style: str
     gain: str = ""
+    advice: str = ""
+    """Before its name in the list, where it is not simply left alone."""
 
 
 def points_of(found: PlanAnswer) -> list[Point]:
@@ -79,6 +84,7 @@ def points_of(found: PlanAnswer) -> list[Point]:
                 peak_bytes=max(peaks, default=None),
                 style="do" if option.recommended else "dont",
                 gain=show_gain(option.throughput_gain_fraction),
+                advice=_ADVICE.get(option.advice, ""),
             )
         )
     return points
@@ -199,14 +205,25 @@ def _placed(points: Sequence[Point], across: _Scale, up: _Scale) -> list[str]:
             f'<path class="mark" d="M{x:.1f} {up(point.low_ns):.1f}V{up(point.high_ns):.1f}"/>'
             f"<g><title>{safe(words)} {safe(point.gain)}</title>{_shape(point.style, x, y)}</g>"
         )
-        name = "as it is" if point.style == "now" else f"{number} {point.gain}"
-        box = _free(x, y, 8.0 * len(name), boxes)
+        name = "as it is" if point.style == "now" else str(number)
+        box = _free(x, y, 9.0 * len(name), boxes)
         boxes.append(box)
         parts.append(
-            f'<text class="strong" x="{box[0]:.1f}" y="{box[3] - 4:.1f}">{safe(name)}</text>'
+            f'{_leader(x, y, box)}<text class="strong" x="{box[0]:.1f}" y="{box[3] - 4:.1f}">'
+            f"{safe(name)}</text>"
         )
     # The run as it is lies on top: what changes little stands in the same spot.
     return parts[2:] + parts[:2]
+
+
+def _leader(x: float, y: float, box: _Box) -> str:
+    """Draw a line from a point to its name where that does not stand beside it."""
+    middle = (box[1] + box[3]) / 2
+    if abs(middle - y) < _BESIDE:
+        return ""
+    near = min(max(x, box[0]), box[2])
+    end = box[3] if middle < y else box[1]
+    return f'<path class="rule" d="M{x:.1f} {y:.1f}L{near:.1f} {end:.1f}"/>'
 
 
 def _free(x: float, y: float, width: float, boxes: Sequence[_Box]) -> _Box:
@@ -230,7 +247,7 @@ def _meet(box: _Box, other: _Box) -> bool:
 def option_list(points: Sequence[Point]) -> str:
     """List the options by the numbers of the chart."""
     rows = "".join(
-        f"<li>{'<b>do:</b> ' if point.style == 'do' else ''}{safe(point.name)}: "
+        f"<li>{f'<b>{safe(point.advice)}:</b> ' if point.advice else ''}{safe(point.name)}: "
         f"<b>{safe(point.gain)}</b>, {safe(show_duration(point.latency_ns))}"
         + ("" if point.peak_bytes is None else f", {safe(show_bytes(point.peak_bytes))}")
         + "</li>"
@@ -270,8 +287,8 @@ def plan_report(
     words = "Percents are throughput: a larger batch may take longer and still do more a second."
     if chart:
         words = (
-            "Disc: do it; ring: within the noise, or worse; diamond: the run as it is. "
-            f"{words} Upright strokes: four of five runs."
+            "Disc: do it; ring: not sure to gain, or worse; diamond: the run as it is. Numbers are "
+            f"those of the list. Upright strokes: four of five runs. {words}"
         )
     report.sections.append(chart_section(title, words, chart + option_list(points)))
     if not drawn:

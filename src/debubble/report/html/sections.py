@@ -5,6 +5,7 @@ Strangers' names are shown and never obeyed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -208,7 +209,9 @@ def table_markup(table: Table) -> str:
 
 
 def _cell_markup(cell: str, style: str) -> str:
-    unbroken = safe(cell).replace(" → ", "\u00a0→\u00a0")
+    unbroken = re.sub(" ([→↔]) ", "\u00a0\\1\u00a0", safe(cell))
+    # A path may break behind what divides it, and nowhere else.
+    unbroken = unbroken.replace("/", "/<wbr>") if " " not in cell else unbroken
     return f"<td{style}>{unbroken}</td>"
 
 
