@@ -23,7 +23,14 @@ from debubble.timeline.chain import (
     name_peers,
     pipeline_groups,
 )
-from debubble.timeline.clock import align, contradict, find_mixed, name_wrong, shift_transfers
+from debubble.timeline.clock import (
+    align,
+    contradict,
+    find_jumps,
+    find_mixed,
+    name_wrong,
+    shift_transfers,
+)
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.job import tell_memory
 from debubble.timeline.lines import (
@@ -152,7 +159,7 @@ def build_part(
     mixed = [find_mixed(ranks, chain, transfers, across) for chain in chains]
     gaps += [gap for gap in mixed if gap]
     clocks = align(transfers, posted)
-    gaps += [] if any(mixed) else name_wrong(clocks)
+    gaps += [] if any(mixed) else [*name_wrong(clocks), *find_jumps(transfers, posted)]
 
     # Passes. Labels, else what the host launched between messages → the pass of all work.
     assigned: list[dict[int, Assignment]] = []
