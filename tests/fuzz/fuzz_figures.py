@@ -25,7 +25,7 @@ TESTS = Path(__file__).resolve().parents[1]
 if str(TESTS) not in sys.path:
     sys.path.insert(0, str(TESTS))
 
-from fuzz.field_damage import RANK_DAMAGES, Document, damage_field, damage_header
+from fuzz.field_damage import RANK_DAMAGES, Document, cut_away, damage_field, damage_header
 from support.traces.recordings import DATA, SHARED
 
 from debubble.errors import DebubbleError, Gap
@@ -40,7 +40,7 @@ from debubble.trace.source import DEFAULT_LIMITS
 DEFAULT_SEED = 20260202
 RECORDINGS = (
     "h200/fwd_closed_m4", "h200/1f1b_p2_m4", "frameworks/ds_m8", "frameworks/mg_nosync",
-    "frameworks/tt_1115", "frameworks/mg_int_batched",
+    "frameworks/tt_1115", "frameworks/mg_int_batched", "serving/k4",
 )  # fmt: skip
 # Those that lie beside a checkout, where they do.
 BESIDE = (
@@ -185,7 +185,8 @@ def make_case(
         range(len(recording.documents)) if every else [random.randrange(len(recording.documents))]
     )
     damage = random.choice(RANK_DAMAGES)
-    if form < 0.6:
+    # A capture of a stream begins and ends where it likes.
+    if form < 0.6 or (damage is cut_away and recording.figures["kind"] == "stream"):
         damage = damage_field if form < 0.5 else damage_header
     damaged = {}
     what = ""

@@ -191,7 +191,7 @@ def find_jumps(transfers: Transfers, ranks: Iterable[int]) -> list[Gap]:
 
 
 def _jump_of(hop: Transfers) -> float | None:
-    """Return by how much lags of a hop change for good at some moment; None where few are known.
+    """Return by how much lags of a hop change for good at some moment; None where none can tell.
 
     Of receives that spun, some are needed on either side; else any message that comes before all
     others, or after them, and is quicker than those that spun can be.
@@ -225,7 +225,9 @@ def _jump_of(hop: Transfers) -> float | None:
             return quicker
         if quick[-1] == len(every) - 1:
             return -quicker
-    return 0.0 if len(lags) >= 2 * _FEWEST_LAGS else None
+    third = len(every) // 3
+    throughout = min(int(spun[:third].sum()), int(spun[-third:].sum())) >= _FEWEST_LAGS
+    return 0.0 if throughout else None
 
 
 def shift_transfers(transfers: Transfers, clocks: Clocks) -> Transfers:

@@ -66,7 +66,8 @@ _MISSING_BETWEEN_NS = 100_000
 # Where a device has nothing else to run, it goes on to what is queued at once: over 20 us later for
 # 0.8 % of kernels at most, and over 50 us for one at most, on each of 229 ranks. Older profilers,
 # which write whole microseconds, leave some of its work out.
-_IDLE_NS, _OFTEN_IDLE, _LAUNCHES, _LONG_IDLE_NS, _FEW_IDLE = 20_000, 0.02, 500, 50_000, 2
+_IDLE_NS, _OFTEN_IDLE, _LAUNCHES = 20_000, 0.02, 500
+_LONG_IDLE_NS, _FEW_IDLE, _IDLES = 50_000, 2, 0.001
 # Compute kernels of each name come as often in one step as in the next, exactly so on 102 of 103
 # recorded ranks. Losses of fewer move no figure.
 _KERNELS_DIFFER = 0.01
@@ -130,7 +131,7 @@ def guard(trace: RankTrace) -> tuple[RankTrace | None, tuple[Gap, ...]]:
             "record the rank again; if the job does differ from step to step, all is well",
         ),
         (
-            Code.LOST_OPERATORS,
+            Code.IMPOSSIBLE,
             _idle_though_queued(trace) if len(trace.launches) else "",
             "record the rank again, on a device that nobody else computes on",
         ),
@@ -450,9 +451,12 @@ def _idle_though_queued(trace: RankTrace) -> str:
     began = np.searchsorted(kernels.start_ns, kernels.start_ns[after])  # kernels are sorted so
     ended = np.maximum.accumulate(end_ns)[began - 1] if len(before) else end_ns[:0]
     idle_ns = kernels.start_ns[after] - ended
-    often, long = (int((idle_ns > least).sum()) for least in (_IDLE_NS, _LONG_IDLE_NS))
+    often, long_ns = int((idle_ns > _IDLE_NS).sum()), idle_ns[idle_ns > _LONG_IDLE_NS]
+    lasts_ns = int(end_ns.max()) - int(kernels.start_ns[0])
     finely = (kernels.duration_ns % NS_PER_US > 0).any()
-    if not finely or (often <= _OFTEN_IDLE * max(len(before), _LAUNCHES) and long <= _FEW_IDLE):
+    many = often > _OFTEN_IDLE * max(len(before), _LAUNCHES)
+    many |= len(long_ns) > _FEW_IDLE or (len(long_ns) > 1 and long_ns.sum() > _IDLES * lasts_ns)
+    if not finely or not many:
         return ""
     return (
         f"its device runs nothing, {counted(often, 'time')} and for up to "
@@ -492,7 +496,7 @@ def _of_calls(trace: RankTrace) -> Iterator[str]:
     told = told[:-1]
     talks = kernels.communication & (kernels.launch >= 0)
     # Collectives may be launched by what the profiler shows no operator of; messages are not.
-    carry = kernels.kind == KernelKind.PEER
+    carry = np.isin(kernels.kind, (KernelKind.PEER, KernelKind.COMMUNICATION))
     silent = int((talks & ~told & carry).sum()) if (told & carry).any() else 0
     if silent:
         yield f"{counted(silent, 'kernel')} of communication without the operator of the others"
