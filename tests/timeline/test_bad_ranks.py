@@ -217,3 +217,14 @@ def test_a_step_whose_passes_hold_no_work_is_no_window():
         end_ns=timeline.passes.end_ns - np.where(away, 10**12, 0),
     )
     assert len(measure_windows(replace(timeline, passes=passes), 0)) == 1
+
+
+def test_a_table_with_a_rank_in_another_unit_is_not_measured():
+    run = read_run(find_run([str(DATA / "formats" / "slow_device.csv")]))
+    [table] = run.tables
+    assert warned_of(run) == []
+    mine = (table.stage == 1) & (table.pipeline == 0)
+    length = np.where(mine, table.duration_ns // 1000, table.duration_ns)
+    [gap] = warned_of(replace(run, tables=(replace(table, duration_ns=length),)))
+    assert gap[0] is Code.IMPOSSIBLE
+    assert "hundreds of times as short" in gap[2]
