@@ -286,6 +286,13 @@ def test_the_longest_kernels_alone_end_too_early(share, factor):
     assert any(word in gap.message for gap in gaps for word in ("are queued", "cannot be so"))
 
 
+def test_a_rank_with_launches_and_no_kernels_is_none_of_a_device():
+    trace = pick(recorded(), np.arange(0))
+    kept, _ = guard(trace)
+    assert len(trace.launches)
+    assert kept is None or not len(kept.kernels)
+
+
 def test_a_kernel_that_is_called_like_those_of_messages_and_is_none():
     trace = recorded()
     kind, name = trace.kernels.kind.copy(), trace.kernels.name.copy()

@@ -132,7 +132,7 @@ def guard(trace: RankTrace) -> tuple[RankTrace | None, tuple[Gap, ...]]:
         ),
         (
             Code.IMPOSSIBLE,
-            _idle_though_queued(trace) if len(trace.launches) else "",
+            _idle_though_queued(trace) if len(trace.launches) and len(trace.kernels) else "",
             "record the rank again, on a device that nobody else computes on",
         ),
         (
