@@ -454,8 +454,70 @@ def memory_elsewhere(random: Random, document: Document) -> str:
     return "memory in KiB"
 
 
+def jump_clock(random: Random, document: Document) -> str:
+    """Set the clock of a rank forward in the midst of the capture, on host and device alike.
+
+    By less than messages take there and back, eight of them on a hop do not tell it.
+    """
+    share, by_us = random.uniform(0.25, 0.75), random.choice((2e4, 5e4))
+    moment = _moment(document, share)
+
+    def change(event: Event) -> None:
+        if event["ts"] >= moment:
+            event["ts"] += by_us
+        elif event["ts"] + event.get("dur", 0) >= moment:
+            event["dur"] += by_us
+
+    document.each(_with_times(document), change)
+    return f"clock jumps by {by_us / 1e3:g} ms at {share:.0%}"
+
+
+def lose_a_part(random: Random, document: Document) -> str:
+    """Lose all of a rank between two moments, host and device alike."""
+    lost, first = random.choice((0.05, 0.1, 0.3)), random.uniform(0.2, 0.5)
+    begin, end = _moment(document, first), _moment(document, first + lost)
+    document.drop(row for row in _with_times(document) if begin <= document.events[row]["ts"] < end)
+    return f"{lost:.0%} of its time lost from {first:.0%} on"
+
+
+def lose_a_name(random: Random, document: Document) -> str:
+    """Lose all compute kernels of one name with their launches; one of those that take most."""
+    taken: defaultdict[str, float] = defaultdict(float)
+    for row in _timed(document, "kernel"):
+        taken[document.events[row]["name"]] += document.events[row]["dur"]
+    name = random.choice(sorted(taken, key=lambda one: -taken[one])[:5])
+    rows = [row for row in _timed(document, "kernel") if document.events[row]["name"] == name]
+    gone = {document.events[row]["args"].get("correlation") for row in rows}
+    document.drop(
+        row
+        for row in _timed(document, "kernel", "launch")
+        if document.events[row].get("args", {}).get("correlation") in gone
+    )
+    return f"all {len(rows)} of {name[:30]} lost with their launches"
+
+
+def shorten_longest(random: Random, document: Document) -> str:
+    """Make the longest kernels alone end sooner."""
+    share, factor = random.choice((0.01, 0.05, 0.2)), random.choice((0.5, 0.8))
+    rows = sorted(_timed(document, "kernel"), key=lambda row: -document.events[row]["dur"])
+    longest = rows[: max(1, round(share * len(rows)))]
+    document.each(longest, lambda event: event.update(dur=event["dur"] * factor))
+    return f"the longest {share:.0%} of kernels last {factor:g} times as long"
+
+
+def _with_times(document: Document) -> list[int]:
+    return [row for row in _timed(document) if kind_of(document.events[row]) != "metadata"]
+
+
+def _moment(document: Document, share: float) -> float:
+    """Return when so much of a rank's device time has passed."""
+    times = [document.events[row]["ts"] for row in _timed(document, *_ON_DEVICE)]
+    return min(times) + share * (max(times) - min(times))
+
+
 RANK_DAMAGES: tuple[Callable[[Random, Document], str], ...] = (
     lose_some, lose_a_stretch, move_one, scale_times, shift_times, swap_times, repeat_events,
     renumber, another_clock, scale_memory, cut_away, order_keys, lose_with_launches,
     stretch_kernels, merge_threads, rename_kernels, rename_steps, round_times, memory_elsewhere,
+    jump_clock, lose_a_part, lose_a_name, shorten_longest,
 )  # fmt: skip

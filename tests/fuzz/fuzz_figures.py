@@ -25,7 +25,14 @@ TESTS = Path(__file__).resolve().parents[1]
 if str(TESTS) not in sys.path:
     sys.path.insert(0, str(TESTS))
 
-from fuzz.field_damage import RANK_DAMAGES, Document, damage_field, damage_header
+from fuzz.field_damage import (
+    RANK_DAMAGES,
+    Document,
+    cut_away,
+    damage_field,
+    damage_header,
+    jump_clock,
+)
 from support.traces.recordings import DATA, SHARED
 
 from debubble.errors import DebubbleError, Gap
@@ -40,7 +47,7 @@ from debubble.trace.source import DEFAULT_LIMITS
 DEFAULT_SEED = 20260202
 RECORDINGS = (
     "h200/fwd_closed_m4", "h200/1f1b_p2_m4", "frameworks/ds_m8", "frameworks/mg_nosync",
-    "frameworks/tt_1115", "frameworks/mg_int_batched",
+    "frameworks/tt_1115", "frameworks/mg_int_batched", "serving/k4",
 )  # fmt: skip
 # Those that lie beside a checkout, where they do.
 BESIDE = (
@@ -185,7 +192,10 @@ def make_case(
         range(len(recording.documents)) if every else [random.randrange(len(recording.documents))]
     )
     damage = random.choice(RANK_DAMAGES)
-    if form < 0.6:
+    # A capture of a stream begins and ends where it likes. Of a few steps, most messages wait in
+    # queues, for longer than a clock jumps; a stream's do tell it.
+    untold = cut_away if recording.figures["kind"] == "stream" else jump_clock
+    if form < 0.6 or damage is untold:
         damage = damage_field if form < 0.5 else damage_header
     damaged = {}
     what = ""
@@ -194,9 +204,10 @@ def make_case(
         damaged[row] = recording.documents[row].copy()
         what = damage(Random(f"{again}"), damaged[row])  # noqa: S311 (the same on all ranks)
     # What no rank marks, a job may never have marked; and a run of which every time is twice as
-    # long is that of a machine half as quick, unless copies tell how quick it is.
+    # long is that of a machine half as quick, unless copies tell how quick it is. Clocks that all
+    # jump are a job that paused.
     slower = what.startswith("ts/dur of all") and not recording.states_bandwidth
-    if every and (" range" in what or slower):
+    if every and (" range" in what or slower or "clock jumps" in what):
         every, damaged = False, {rows[0]: damaged[rows[0]]}
     whose = "all ranks" if every else f"rank {recording.ranks[rows[0]]}"
     return recording, damaged, f"{recording.name}, {whose}: {what}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -113,9 +114,55 @@ def test_messages_lost_in_the_midst_of_a_stream_name_both_sides():
     columns = Operators.__dataclass_fields__
     fewer = replace(operators, **{name: getattr(operators, name)[kept] for name in columns})
     assert warned_of(run) == []
-    [gap] = warned_of(with_rank(run, 1, operators=fewer))
-    assert gap[0] is Code.UNMATCHED_TRANSFERS
-    assert "of ranks 0-1 to ranks 1-2" in gap[2]
+    found = warned_of(with_rank(run, 1, operators=fewer))
+    [said] = [m for code, _, m in found if code is Code.UNMATCHED_TRANSFERS]
+    assert "of ranks 0-1 to ranks 1-2" in said
+    assert (Code.CLOCK_OFF, 1) in [gap[:2] for gap in found]
+
+
+# What rank 0 sends waits in a queue from the middle on: a jump by less than that is not seen.
+@pytest.mark.parametrize(
+    ("rank", "share", "by_ms"),
+    [(0, 0.45, 20), (0, 0.6, 50)]
+    + [(r, share, ms) for r in (1, 2, 3) for share, ms in ((0.45, 20), (0.5, 5), (0.6, 50))],
+)
+def test_a_clock_that_jumps_in_the_midst_of_a_stream_is_named(rank, share, by_ms):
+    run = read_run(find_run([str(DATA / "serving" / "k4")]))
+    trace = run.ranks[rank]
+    begin, end = trace.kernels.start_ns[[0, -1]].tolist()
+    moment, by_ns = begin + round(share * (end - begin)), by_ms * 1_000_000
+    tables = {}
+    for name in ("kernels", "launches", "operators", "annotations"):
+        table = getattr(trace, name)
+        start, length = table.start_ns, table.duration_ns
+        during = (start < moment) & (start + length >= moment)
+        late = np.where(start >= moment, start + by_ns, start)
+        tables[name] = replace(
+            table, start_ns=late, duration_ns=np.where(during, length + by_ns, length)
+        )
+    found = warned_of(with_rank(run, rank, **tables))
+    assert [(code, named) for code, named, _ in found] == [(Code.CLOCK_OFF, rank)]
+    [shift] = re.findall(r"shift by ([\d.]+) ms", found[0][2])
+    assert float(shift) == pytest.approx(by_ms, abs=0.2 if rank else 8)
+
+
+def test_a_kernel_that_all_other_ranks_run_was_lost_on_one():
+    run = read_run(find_run([str(DATA / "serving" / "k4")]))
+    kernels = run.ranks[0].kernels
+    numbers, counts = np.unique(
+        kernels.name[kernels.kind == KernelKind.COMPUTE], return_counts=True
+    )
+    name = numbers[counts.argmax()]
+    kept = np.flatnonzero(kernels.name != name)
+    number = np.full(len(kernels) + 1, -1)
+    number[kept] = np.arange(len(kept))
+    columns = Kernels.__dataclass_fields__
+    fewer = replace(kernels, **{column: getattr(kernels, column)[kept] for column in columns})
+    operators = run.ranks[0].operators
+    moved = replace(operators, kernel=number[operators.kernel].astype(np.int32))
+    [gap] = warned_of(with_rank(run, 0, kernels=fewer, operators=moved))
+    assert gap[:2] == (Code.LOST_OPERATORS, 0)
+    assert f"it never runs {run.ranks[0].names[name][:60]}" in gap[2]
 
 
 def test_a_device_may_have_any_number():
@@ -170,3 +217,14 @@ def test_a_step_whose_passes_hold_no_work_is_no_window():
         end_ns=timeline.passes.end_ns - np.where(away, 10**12, 0),
     )
     assert len(measure_windows(replace(timeline, passes=passes), 0)) == 1
+
+
+def test_a_table_with_a_rank_in_another_unit_is_not_measured():
+    run = read_run(find_run([str(DATA / "formats" / "slow_device.csv")]))
+    [table] = run.tables
+    assert warned_of(run) == []
+    mine = table.rank == 1
+    length = np.where(mine, table.duration_ns // 1000, table.duration_ns)
+    found = warned_of(replace(run, tables=(replace(table, duration_ns=length),)))
+    told = [gap[:2] for gap in found if "hundreds of times as short" in gap[2]]
+    assert told == [(Code.IMPOSSIBLE, 1)]

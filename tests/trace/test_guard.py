@@ -14,7 +14,7 @@ from support.traces.recordings import DATA, H200, SHARED
 
 from debubble.errors import Code, RunNotFound, TraceError
 from debubble.fleet.survey import NoPipelineIn, Question, measure_run
-from debubble.trace.columns import KernelKind, Launches, Memory, RankTrace
+from debubble.trace.columns import KernelKind, Launches, Memory, RankTrace, peak_memory
 from debubble.trace.guard import guard
 from debubble.trace.kineto import read_kineto
 from debubble.trace.run import find_run, read_run
@@ -266,10 +266,31 @@ def without_launches(trace: RankTrace, lost: np.ndarray) -> RankTrace:
 def test_kernels_lost_with_their_launches_leave_uneven_steps():
     trace = recorded()
     lost = np.random.default_rng(0).choice(compute(trace), size=100, replace=False)
-    kept, [gap] = guard(without_launches(trace, lost))
+    kept, gaps = guard(without_launches(trace, lost))
     assert kept is not None
-    assert (gap.code, gap.rank) == (Code.LOST_OPERATORS, 0)
-    assert "its steps run other numbers of the same kernels" in gap.message
+    codes = (Code.LOST_OPERATORS, Code.IMPOSSIBLE)
+    assert tuple((gap.code, gap.rank) for gap in gaps) == tuple((code, 0) for code in codes)
+    assert "its steps run other numbers of the same kernels" in gaps[0].message
+    assert "its device runs nothing" in gaps[1].message
+
+
+@pytest.mark.parametrize(("share", "factor"), [(0.01, 0.5), (0.05, 0.8), (0.2, 0.8)])
+def test_the_longest_kernels_alone_end_too_early(share, factor):
+    trace = recorded()
+    duration = trace.kernels.duration_ns.copy()
+    rows = compute(trace)[np.argsort(-duration[compute(trace)])]
+    longest = rows[: round(share * len(rows))]
+    duration[longest] = (duration[longest] * factor).astype(np.int64)
+    _, gaps = guard(with_kernels(trace, duration_ns=duration))
+    assert {gap.rank for gap in gaps} == {0}
+    assert any(word in gap.message for gap in gaps for word in ("are queued", "cannot be so"))
+
+
+def test_a_rank_with_launches_and_no_kernels_is_none_of_a_device():
+    trace = pick(recorded(), np.arange(0))
+    kept, _ = guard(trace)
+    assert len(trace.launches)
+    assert kept is None or not len(kept.kernels)
 
 
 def test_a_kernel_that_is_called_like_those_of_messages_and_is_none():
@@ -337,7 +358,19 @@ def test_a_range_that_ends_in_the_midst_of_a_call():
     assert "in the midst of a call" in refusal(torn)
 
 
-@pytest.mark.parametrize("lost", [slice(0, None, 2), slice(700, 703)])
+def test_a_release_that_the_profiler_lost_hides_no_peak():
+    trace = recorded()
+    release = int(np.flatnonzero(trace.memory.change_bytes < 0)[100])
+    assert trace.memory.change_bytes[release] < 0
+    rows = np.delete(np.arange(len(trace.memory)), release)
+    columns = {name: getattr(trace.memory, name)[rows] for name in MEMORY_COLUMNS}
+    kept, gaps = guard(replace(trace, memory=replace(trace.memory, **columns)))
+    assert kept is not None
+    assert not gaps
+    assert peak_memory(kept) == peak_memory(trace)
+
+
+@pytest.mark.parametrize("lost", [slice(0, None, 2), slice(700, 702)])
 def test_allocations_that_were_lost_are_told_by_what_follows(lost):
     trace = recorded()
     rows = np.delete(np.arange(len(trace.memory)), lost)

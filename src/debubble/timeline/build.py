@@ -23,11 +23,20 @@ from debubble.timeline.chain import (
     name_peers,
     pipeline_groups,
 )
-from debubble.timeline.clock import align, contradict, find_mixed, name_wrong, shift_transfers
+from debubble.timeline.clock import (
+    align,
+    contradict,
+    find_jumps,
+    find_mixed,
+    name_wrong,
+    shift_transfers,
+)
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.job import tell_memory
 from debubble.timeline.lines import (
     line_of,
+    name_lost_names,
+    name_uneven_batches,
     name_uneven_passes,
     name_untold,
     passes_of,
@@ -139,7 +148,7 @@ def build_part(
         return NoPipelineHere(messages=sum(len(rank.messages) for rank in ranks), rings=rings)
 
     # Steps. The profiler's marks, else the pipelines' own rhythm → the step of work and messages.
-    gaps = name_untold(named)
+    gaps = [*name_untold(named), *name_lost_names(named)]
     gaps += _beside_marks(ranks, chains) if marked else []
     inferred = _in_inferred_steps(ranks, chains) if may_infer and not marked else None
     in_steps = marked or inferred is not None
@@ -152,7 +161,7 @@ def build_part(
     mixed = [find_mixed(ranks, chain, transfers, across) for chain in chains]
     gaps += [gap for gap in mixed if gap]
     clocks = align(transfers, posted)
-    gaps += [] if any(mixed) else name_wrong(clocks)
+    gaps += [] if any(mixed) else [*name_wrong(clocks), *find_jumps(transfers, posted)]
 
     # Passes. Labels, else what the host launched between messages → the pass of all work.
     assigned: list[dict[int, Assignment]] = []
@@ -161,7 +170,7 @@ def build_part(
         assigned.append(passes_of_ranks)
         gaps += unknown
         told = [(r, passes_of_ranks[r.rank]) for r in ranks if r.rank in passes_of_ranks]
-        gaps += name_uneven_passes(told) if in_steps else []
+        gaps += name_uneven_passes(told) if in_steps else name_uneven_batches(told)
 
     # Memory and layers. Work with its pass → the line of each rank, what its stages are made of.
     lines: list[RankTimeline] = []

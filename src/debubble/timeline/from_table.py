@@ -60,6 +60,9 @@ _REDUCES = (
     (CollectiveKind.REDUCE_SCATTER, re.compile(r"reduce.?scatter", re.IGNORECASE)),
     (CollectiveKind.ALL_REDUCE, re.compile(r"all.?reduce", re.IGNORECASE)),
 )
+# Passes of ranks are within three times each other in all tables of others; of one in another unit,
+# a thousand times.
+_IN_ANOTHER_UNIT = 300
 # The next message of a queue begins so soon after the one before it.
 _AT_ONCE_NS = 5_000
 # Timers of a rank that waits for its messages lie beside its passes for no more of them than this.
@@ -170,6 +173,11 @@ def _impossible(passes: Passes, lines: tuple[RankTimeline, ...], *, whole: bool)
     lasts = passes.end_ns - passes.start_ns
     for name in np.unique(passes.rank[lasts <= 0]).tolist():
         wrong[name] = "passes that take no time"
+    names = np.unique(passes.rank).tolist()
+    usual = {name: float(np.median(lasts[passes.rank == name])) for name in names}
+    middle = sorted(usual.values())[len(usual) // 2] if usual else 0.0
+    for name in (name for name in names if 0 < usual[name] < middle / _IN_ANOTHER_UNIT):
+        wrong[name] = "passes hundreds of times as short as those of other ranks"
     order = np.lexsort((passes.start_ns, passes.rank))
     beside = order[1:][_too_early(passes, order, np.diff(passes.rank[order]) == 0)]
     for name in np.unique(passes.rank[beside]).tolist():

@@ -7,6 +7,7 @@ pass is taken out of it first: a gather of parameters or a batch's copy is launc
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,7 +44,7 @@ from debubble.timeline.work import (
     synchronised_of,
     unissued_of,
 )
-from debubble.trace.columns import Operation, RankTrace, merge, peak_memory
+from debubble.trace.columns import KernelKind, Operation, RankTrace, merge, peak_memory
 
 # As torch, NCCL and gloo spell them: `c10d::allreduce_`, `_reduce_scatter_base_`, `AllGather`.
 _KINDS = (
@@ -59,6 +60,12 @@ _FEW, _ENOUGH = 0.5, 4
 _MANY_PASSES, _OF_OTHER_NUMBERS = 6, 0.3
 # A pass with so few of the usual kernels has lost some, unless it has fewer on other ranks, too.
 _SHORT, _SHORTER = 0.75, 0.95
+# Batches of a stream for which a rank runs fewer kernels than for others like them: none at all on
+# the 40 recorded ranks of streams. A pipeline of two shows not which of them it is.
+_FEWEST_SHORT, _SHORT_BATCHES, _FEWEST_PEERS = 2, 0.04, 3
+# Of 190 recorded ranks with two peers and more, three lack a kernel that all others have: the last
+# ones of Megatron, which run others as often.
+_FEWEST_OF_NAME, _INSTEAD = 6, 0.95
 # A thread that launches passes launches hundreds of kernels.
 _OFTEN = 10
 # As torch calls the range of `Optimizer.step`.
@@ -229,6 +236,99 @@ def name_uneven_passes(assigned: Sequence[tuple[RankRecord, Assignment]]) -> lis
         for (rank, _), is_uneven in zip(assigned, uneven, strict=True)
         if is_uneven
     ]
+
+
+def name_uneven_batches(assigned: Sequence[tuple[RankRecord, Assignment]]) -> list[Gap]:
+    """Name ranks that run fewer kernels for some batches of a stream than for others like them.
+
+    Batches are alike where the other ranks run as many kernels for them: a server's batches differ,
+    and on all ranks alike. The first and the last batch may be cut.
+    """
+    kernels: dict[int, dict[int, int]] = {}
+    for rank, passes in assigned:
+        kept = (passes.kind >= 0) & ~rank.work.collective
+        batch, count = np.unique(passes.microbatch[kept], return_counts=True)
+        kernels[rank.rank] = {int(key): int(many) for key, many in zip(batch, count, strict=True)}
+    common = sorted(set.intersection(*map(set, kernels.values())))[1:-1] if kernels else []
+    if len(kernels) < _FEWEST_PEERS:
+        return []
+    uneven = []
+    for rank, _ in assigned:
+        others = [counts for other, counts in kernels.items() if other != rank.rank]
+        alike: dict[int, list[int]] = {}
+        for number in common:
+            usual = sorted(counts[number] for counts in others)[len(others) // 2]
+            alike.setdefault(usual, []).append(kernels[rank.rank][number])
+        short = sum(count < _SHORTER * max(like) for like in alike.values() for count in like)
+        if short >= max(_FEWEST_SHORT, _SHORT_BATCHES * len(common)):
+            uneven.append(rank)
+    if 2 * len(uneven) > len(assigned):
+        return []
+    return [
+        Gap(
+            code=Code.LOST_OPERATORS,
+            message="it runs fewer kernels for some batches than for others, where other ranks run "
+            "the same: some may have been lost",
+            hint="record the rank again; if its stage does differ from batch to batch, all is well",
+            file=rank.trace.file,
+            rank=rank.rank,
+        )
+        for rank in uneven
+    ]
+
+
+def name_lost_names(traces: Sequence[RankTrace]) -> list[Gap]:
+    """Name ranks that never run a kernel that all others run often, nor one in its place.
+
+    Layers are alike on all ranks. Where one was tuned to another kernel, that runs as often. What
+    runs once a pass may be of the ends: a first layer has no gradient to hand on.
+    """
+    counts: list[dict[str, int]] = []
+    for trace in traces:
+        kernels = trace.kernels
+        number = np.bincount(kernels.name[kernels.kind == KernelKind.COMPUTE]).tolist()
+        counts.append({trace.names[row]: count for row, count in enumerate(number) if count})
+    if len(traces) < _FEWEST_PEERS or not all(counts):
+        return []
+    ranks_with = Counter(name for known in counts for name in known)
+    often = {
+        name: sorted(known[name] for known in counts if name in known)
+        for name, ranks in ranks_with.items()
+        if ranks == len(traces) - 1
+    }
+    gaps = []
+    for trace, mine in zip(traces, counts, strict=True):
+        own = [count for name, count in mine.items() if ranks_with[name] == 1]
+        fewest = max(_FEWEST_OF_NAME, 2 * _passes_back(trace))
+        lost = [
+            name
+            for name in sorted(often.keys() - mine.keys())
+            if often[name][0] >= fewest
+            and not any(
+                _INSTEAD * often[name][0] <= count <= often[name][-1] / _INSTEAD for count in own
+            )
+        ]
+        if lost:
+            gaps.append(
+                Gap(
+                    code=Code.LOST_OPERATORS,
+                    message=f"it never runs {lost[0][:60]}, which all other ranks run "
+                    f"{often[lost[0]][0]} times and more: its kernels may have been lost",
+                    hint="record the rank again; if its layers are others, all is well",
+                    file=trace.file,
+                    rank=trace.rank,
+                )
+            )
+    return gaps
+
+
+def _passes_back(trace: RankTrace) -> int:
+    """Count the gradients of an end of a pipeline, which has one peer; else there are none."""
+    operators = trace.operators
+    sends = operators.peer[operators.operation == Operation.SEND]
+    receives = operators.peer[operators.operation == Operation.RECEIVE]
+    peers = set(sends.tolist()) | set(receives.tolist())
+    return min(len(sends), len(receives)) if len(peers) == 1 else 0
 
 
 def _kernel_shares(
