@@ -45,6 +45,8 @@ _FEWEST_EXCHANGES = 3
 # A receive this much longer than the shortest message of its hop was waiting when the data came; a
 # send as much longer waited itself, for its receive or for buffers that are full.
 _WAITED_FACTOR = 3
+# Of receives that did not wait, one in fifty takes about as long a way as the quickest, by chance.
+_MANY_WAITED = 0.25
 # Wire time over the shortest receive: 1.3 to 1.8 ms over 0.7 to 0.9 ms for 8 MiB over sockets. Only
 # a guess, for hops that nothing comes back over; it counts a hundredth of a measurement.
 _WIRE_FACTOR, _WIRE_FACTOR_WEIGHT = 1.8, 0.1
@@ -205,7 +207,14 @@ def _fit(hops: Mapping[Ends, Transfers], scale: float, names: list[int]) -> Cloc
     """Solve for all offsets and the wire factor at once, each hop weighted by its own wire."""
     told = [(ends, equation) for ends, hop in hops.items() for equation in _equations(hop, scale)]
     middles = _middles(hops, {ends for ends, _ in told})
-    equations = [*told, *middles]
+    # Where nothing waited, stamps that may be right are left alone; others are laid together.
+    known = {ends for ends, _ in (*told, *middles)}
+    others = [
+        (ends, (_quickest(hop), _wire(hop, scale), _wire(hop, scale)))
+        for ends, hop in hops.items()
+        if not {ends, ends[::-1]} & known and not 0 <= _quickest(hop) <= _OFF_NS
+    ]
+    equations = [*told, *middles, *others]
     matrix = np.zeros((len(equations) + 1, len(names) + 1))
     target = np.zeros(len(equations) + 1)
     group = {rank: rank for rank in names}  # ranks that can be compared, by the lowest of them
@@ -313,11 +322,23 @@ def _wire(hop: Transfers, scale: float) -> float:
 
 
 def _waited(hop: Transfers, scale: float) -> Flags:
-    """Return which receives were there before the data."""
+    """Return which receives were there before the data.
+
+    A copy out of a full buffer takes longer than the send into it did, and looks the same. But what
+    waited began before its send, on whatever clock, and so takes longer than its way:
+
+        way of each, beyond the quickest   0.0  0.1  0.1  0.0     received in 3 to 5: they waited
+                                           0.0  3.1  6.2  1.4     received in 0.1: they did not
+    """
     received: I64 = hop.receive_end_ns - hop.receive_start_ns
     sent: I64 = hop.send_end_ns - hop.send_start_ns
-    long = _WAITED_FACTOR * _wire(hop, scale)
-    return (received > long) & (sent <= long)
+    wire = _wire(hop, scale)
+    long: Flags = (received > _WAITED_FACTOR * wire) & (sent <= _WAITED_FACTOR * wire)
+    if not long.any():
+        return long
+    way: I64 = hop.receive_end_ns - hop.send_start_ns
+    waited: Flags = long & (way - way[long].min() + wire <= received)
+    return waited if waited.sum() > _MANY_WAITED * long.sum() else np.zeros_like(long)
 
 
 def find_mixed(
