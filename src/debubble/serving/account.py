@@ -292,7 +292,14 @@ class _Waits:
         slots = batches.in_flight
         holder = batch - slots if slots else -1
         left = int(batches.end[holder, -1]) if holder >= 0 else UNSEEN
-        if left != UNSEEN and at < (until := min(end, left)):
+        starts, _, rows = self._passes[-1]
+        if holder >= 0 and left == UNSEEN and rows and rows[0] > holder:
+            # The last stage was with it when its capture began, until its next pass at most.
+            left = starts[0]
+            if at < (until := min(end, left)):
+                yield Piece(at, until, "pass", batches.stages - 1, holder)
+                at = until
+        elif left != UNSEEN and at < (until := min(end, left)):
             yield from self._unfinished(batches.stages - 1, holder, at, until, depth)
             at = until
         if at >= end:
@@ -374,6 +381,7 @@ class _Waits:
         before = int(self._b.phase[following - 1]) if following > 0 else phase
         equal, typical = self._equal[phase], self._typical[piece.stage, phase]
         began = int(self._b.start[piece.batch, piece.stage])
+        began = piece.begin if began == UNSEEN else began
         held_up = Cause.IN_FLIGHT if longest is None else Cause.IMBALANCE
         cuts = (
             (began + round(min(self._equal[before], equal)), held_up),

@@ -128,10 +128,11 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
 ) -> ServerModel:
     """Fit a server: what batches take, what is asked of it, and how quick its hosts really are."""
     batches, queue = account.batches, account.queue
-    if queue is None or batches.in_flight is None:
+    if queue is None or batches.in_flight is None or not batches.in_flight_sure:
         raise NoFit(
             "the captured batches tell no number in flight",
-            hint="capture some hundred milliseconds of steady traffic, all ranks at once",
+            hint="capture some hundred milliseconds of steady traffic with prompts in it, all "
+            "ranks at once",
         )
     costs = measure_costs(batches, queue, traces, layers)
     if costs is None:

@@ -37,6 +37,7 @@ from debubble.errors import Code, Gap
 from debubble.timeline.chain import Chain
 from debubble.timeline.model import F64, I32, I64, Flags, Transfers, rows_by_hop
 from debubble.timeline.steps import RankRecord, numbered
+from debubble.timeline.transfers import CLOCKS_OFF_NS
 from debubble.units import show_duration, show_ranks
 
 # Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.
@@ -60,10 +61,6 @@ _FEWEST_STEPS = 2
 
 # A clock may be wrong by hours; by a day, it is the trace that states a wrong time.
 _FAR_NS = 86_400_000_000_000
-# Hosts that keep their time by NTP are within a second of each other. A rank further off may be of
-# another run, captured before or after: an end of a pipeline has one neighbour, whose messages it
-# may fit by chance. Eleven of the mixes of two of our recordings do, all 25 s and more apart.
-_OFF_NS = 10_000_000_000
 
 Ends = tuple[int, int]
 """The rank that sends, and the one that receives."""
@@ -132,7 +129,7 @@ def name_wrong(clocks: Clocks) -> list[Gap]:
             rank=rank,
         )
         for rank, offset in offsets.items()
-        if abs(offset - middle) > _OFF_NS
+        if abs(offset - middle) > CLOCKS_OFF_NS
     ]
 
 
@@ -207,13 +204,16 @@ def _fit(hops: Mapping[Ends, Transfers], scale: float, names: list[int]) -> Cloc
     """Solve for all offsets and the wire factor at once, each hop weighted by its own wire."""
     told = [(ends, equation) for ends, hop in hops.items() for equation in _equations(hop, scale)]
     middles = _middles(hops, {ends for ends, _ in told})
-    # Where nothing waited, stamps that may be right are left alone; others are laid together.
+    # Where nothing waited, two clocks that may agree are taken to; others are laid together.
     known = {ends for ends, _ in (*told, *middles)}
-    others = [
-        (ends, (_quickest(hop), _wire(hop, scale), _wire(hop, scale)))
-        for ends, hop in hops.items()
-        if not {ends, ends[::-1]} & known and not 0 <= _quickest(hop) <= _OFF_NS
-    ]
+    others = []
+    for ends, hop in hops.items():
+        if not {ends, ends[::-1]} & known:
+            quickest, wire = _quickest(hop), _wire(hop, scale)
+            agree = 0 <= quickest <= CLOCKS_OFF_NS
+            others.append(
+                (ends, (0.0, 0.0, max(quickest, wire)) if agree else (quickest, wire, wire))
+            )
     equations = [*told, *middles, *others]
     matrix = np.zeros((len(equations) + 1, len(names) + 1))
     target = np.zeros(len(equations) + 1)
