@@ -507,6 +507,8 @@ def _in_brackets(words: list[str]) -> str:
 def _say_stream(waits: str, analysis: Analysis) -> str:
     """Say how many batches were in flight, and what that alone would cost."""
     stream, expected = analysis.pipeline.stream, analysis.theory_of_stream
+    if analysis.pipeline.absent:  # what is in flight in stages without a trace does not show
+        return f"{waits}."
     if stream is not None and stream.first_sets_pace:
         least = f"{stream.usual_in_flight} or more batches in flight"
         return f"{waits} with {least}: the first stage sets the pace, so that more do not show."

@@ -202,7 +202,9 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
     in_flight, lasts, enters = _count_in_flight(entered, gone, span)
     at_entry = in_flight[enters] if enters.any() else in_flight[-1:]
     usual = round(float(np.median(at_entry)))
+    captured = (ranks[0].rank, ranks[-1].rank)
     steady = enters.sum() >= _FEW_ENTRIES and bool((at_entry == usual).mean() > _STEADY)
+    steady &= captured == (ranks[0].members[0], ranks[0].members[-1])
     fewer, more = timeline.unsure.get(pipeline, (0, 0))
     waits = [
         gone[batch - usual] > freed[batch - 1]
