@@ -184,9 +184,7 @@ def cut(folder: Path, parts: Sequence[tuple[float, float]], out: Path) -> None:
         trace = dict(_read(folder / f"{name}.gz"))
         events = [event for event in trace["traceEvents"] if "ts" in event]
         host = [
-            event["ts"]
-            for event in events
-            if event["ph"] == "X" and event.get("cat") not in _OF_DEVICE | {"Trace"}
+            event["ts"] for event in events if event.get("cat") in {"cuda_runtime", "cuda_driver"}
         ]
         length = max(host) - min(host)
         begin, end = min(host) + first * length, min(host) + last * length

@@ -97,6 +97,8 @@ def test_the_long_stage_is_named_first_and_hosts_with_what_they_cost():
     ("name", "part"),
     [
         ("u3337", "first 40 %"),
+        ("u3337", "first 60 %"),
+        ("k4", "first 60 %"),
         ("u3337", "last 40 %"),
         ("u3337", "each elsewhere"),
         ("k4", "last 40 %"),
@@ -147,7 +149,7 @@ def test_a_stage_that_never_waits_leaves_open_how_many_are_in_flight(streams, tm
 
 def test_captures_with_no_batch_in_common_are_not_paired_by_chance(tmp_path):
     """One rank's capture ends before the next one's begins: no offset of clocks may join them."""
-    bench.cut(DATA / "k4", bench.CUTS["middle 40 %"], tmp_path)
+    bench.cut(DATA / "k4", [(0.6, 1.0), (0.6, 1.0), (0.0, 0.3), (0.0, 0.3)], tmp_path)
     part = debubble.analyse(tmp_path)
     assert part.pipeline.stream is None
     assert [gap.code for gap in part.pipeline.gaps] == ["no_common_span"]
