@@ -403,11 +403,9 @@ def _bottleneck(waits: _Waits, queue: Queue | None) -> int | None:
     """Return the stage that sets the pace; None where more batches in flight would quicken it."""
     shares = [waits.own_share(stage) for stage in range(waits.stages)]
     busiest = int(np.argmax(shares))
-    twice = 2 * queue.in_flight if queue is not None and queue.in_flight is not None else 0
-    if queue is None or not 0 < twice < len(
-        queue
-    ):  # with so many, all that were seen enter at once
+    if queue is None or queue.in_flight is None:
         return busiest if shares[busiest] > 1 - _SATURATED else None
+    twice = 2 * queue.in_flight
     gains = 1 - with_slots(queue, twice).turn_ns(twice) / queue.turn_ns(twice)
     return busiest if gains < _GAINS else None
 
