@@ -191,6 +191,15 @@ def test_a_slow_hop_is_repaired_for_what_it_costs(streams):
     assert all("hop" not in one.kinds for one in plan_server(model))
 
 
+def test_what_goes_together_is_better_than_each_alone(streams):
+    model = model_of(streams["u3337"], "u3337")
+    options = plan_server(model)
+    alone = {one.kinds[0]: one.gain for one in options[::-1] if len(one.kinds) == 1}
+    assert min(alone["split"], alone["in_flight"]) > 0.1  # each helps, by what both would
+    for one in options:
+        assert len(one.kinds) == 1 or one.gain > max(alone[kind] for kind in one.kinds)
+
+
 def test_a_batch_that_takes_more_requests_serves_more_where_some_wait(streams):
     model = model_of(streams["k4"], "k4")
     capped = replace(model.setting, requests_a_batch=4)

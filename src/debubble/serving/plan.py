@@ -308,16 +308,20 @@ def plan_server(model: ServerModel, *, limit: int | None = None) -> tuple[Server
         for kind in ("in_flight", "split", "hop")
     }
     gains = [one for one in best.values() if one is not None and one.gain > 0]
-    if len(gains) > 1:
-        together = now
-        for one in gains:
-            changed = {
-                name: getattr(one.setting, name)
-                for name in ("in_flight", "layers", "repaired")
-                if getattr(one.setting, name) != getattr(now, name)
-            }
-            together = replace(together, **changed)
-        options.append(predict(model, together, limit=limit))
+    gains.sort(key=lambda one: -one.gain)
+    for number, one in enumerate(gains[1:], start=1):
+        # The best alone, and with each other that makes it better still.
+        gains[number] = gains[number - 1]
+        changed = {
+            name: getattr(one.setting, name)
+            for name in ("in_flight", "layers", "repaired")
+            if getattr(one.setting, name) != getattr(now, name)
+        }
+        both = predict(model, replace(gains[number - 1].setting, **changed), limit=limit)
+        if both.gain > gains[number - 1].gain + _WORTH and not both.refused:
+            gains[number] = both
+    if gains and gains[-1] not in options:
+        options.append(gains[-1])
     return tuple(sorted(options, key=lambda one: (bool(one.refused), -one.gain)))
 
 
