@@ -233,7 +233,7 @@ class Analysis:
     def theory_of_stream(self) -> float | None:
         """The share that equal stages would wait with so many batches in flight."""
         stream = self.pipeline.stream
-        if stream is None or stream.first_sets_pace:
+        if stream is None or stream.first_sets_pace or not stream.sure or self.pipeline.absent:
             return None
         return bubble_fraction_of_stream(len(self.pipeline.ranks), stream.in_flight)
 

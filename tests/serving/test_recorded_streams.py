@@ -11,6 +11,7 @@ import pytest
 
 import debubble
 from debubble.answers.server_plan import read_traffic
+from debubble.errors import NoFit
 from debubble.ledger.causes import Cause
 from debubble.serving.batches import Phase
 from debubble.serving.costs import pass_ns
@@ -96,6 +97,8 @@ def test_the_long_stage_is_named_first_and_hosts_with_what_they_cost():
     ("name", "part"),
     [
         ("u3337", "first 40 %"),
+        ("u3337", "first 60 %"),
+        ("k4", "first 60 %"),
         ("u3337", "last 40 %"),
         ("u3337", "each elsewhere"),
         ("k4", "last 40 %"),
@@ -124,6 +127,33 @@ def test_a_capture_that_is_cut_tells_the_same(streams, tmp_path, name, part):
     if name == "u3337":
         first = debubble.find(tmp_path).named[0]
         assert (first.cause, first.stage) == ("imbalance", 3)
+
+
+@pytest.mark.parametrize("part", ["middle 40 %", "each from its start"])
+def test_a_stage_that_never_waits_leaves_open_how_many_are_in_flight(streams, tmp_path, part):
+    """All batches have one size and wait before the last stage: a batch on, all looks the same."""
+    bench.cut(DATA / "u3337", bench.CUTS[part], tmp_path)
+    part, whole = debubble.analyse(tmp_path), streams["u3337"]
+    least, most = part.pipeline.stream.may_be
+    assert least < most
+    assert least <= truth_of("u3337")["slots"] <= most
+    assert f"with {least} to {most} batches in flight" in debubble.find(tmp_path).verdict
+    assert not debubble.find(tmp_path).stream.batches_in_flight_sure
+    with pytest.raises(NoFit, match="no number in flight"):
+        part.server_model()
+    # What waits for what is the same, one batch on or not; and the clock is left alone.
+    known = bench.shares_within(whole, part.stream.batches.span)
+    assert part.stream.shares() == pytest.approx(known, abs=0.05)
+    assert max(abs(rank.clock_offset_ns) for rank in part.timeline.ranks) < 1_000_000
+
+
+def test_captures_with_no_batch_in_common_are_not_paired_by_chance(tmp_path):
+    """One rank's capture ends before the next one's begins: no offset of clocks may join them."""
+    bench.cut(DATA / "k4", [(0.6, 1.0), (0.6, 1.0), (0.0, 0.3), (0.0, 0.3)], tmp_path)
+    part = debubble.analyse(tmp_path)
+    assert part.pipeline.stream is None
+    assert [gap.code for gap in part.pipeline.gaps] == ["no_common_span"]
+    assert all(rank.clock_offset_ns < 1_000_000 for rank in part.timeline.ranks)
 
 
 @pytest.mark.parametrize(("in_flight", "measured"), [(1, "k1"), (2, "k2"), (8, "k8")])
@@ -159,6 +189,15 @@ def test_a_slow_hop_is_repaired_for_what_it_costs(streams):
         model.as_is.tokens_out_per_s, rel=0.02
     )
     assert all("hop" not in one.kinds for one in plan_server(model))
+
+
+def test_what_goes_together_is_better_than_each_alone(streams):
+    model = model_of(streams["u3337"], "u3337")
+    options = plan_server(model)
+    alone = {one.kinds[0]: one.gain for one in options[::-1] if len(one.kinds) == 1}
+    assert min(alone["split"], alone["in_flight"]) > 0.1  # each helps, by what both would
+    for one in options:
+        assert len(one.kinds) == 1 or one.gain > max(alone[kind] for kind in one.kinds)
 
 
 def test_a_batch_that_takes_more_requests_serves_more_where_some_wait(streams):

@@ -163,6 +163,9 @@ class StreamPart(Part, frozen=True, kw_only=True):
 
     window_s: float
     batches_in_flight: float
+    batches_in_flight_sure: bool
+    """False where captures do not show which batch of one rank is which of the next: it may then be
+    one or two off."""
     first_sets_pace: bool
     """The first stage does, so that the driver may allow more batches in flight than these."""
     mean_batches_in_flight: float
@@ -407,6 +410,7 @@ def _stream_part(analysis: Analysis) -> StreamPart | None:
     return StreamPart(
         window_s=(stream.end_ns - stream.start_ns) / NS_PER_S,
         batches_in_flight=stream.in_flight,
+        batches_in_flight_sure=stream.sure,
         first_sets_pace=stream.first_sets_pace,
         mean_batches_in_flight=stream.batches_in_flight,
         most_batches_in_flight=stream.most_in_flight,
@@ -503,9 +507,17 @@ def _in_brackets(words: list[str]) -> str:
 def _say_stream(waits: str, analysis: Analysis) -> str:
     """Say how many batches were in flight, and what that alone would cost."""
     stream, expected = analysis.pipeline.stream, analysis.theory_of_stream
+    if analysis.pipeline.absent:  # what is in flight in stages without a trace does not show
+        return f"{waits}."
     if stream is not None and stream.first_sets_pace:
         least = f"{stream.usual_in_flight} or more batches in flight"
         return f"{waits} with {least}: the first stage sets the pace, so that more do not show."
+    if stream is not None and not stream.sure:
+        low, high = stream.may_be
+        return (
+            f"{waits} with {low} to {high} batches in flight: the captures do not show which "
+            "batch of one rank is which of the next."
+        )
     if stream is None or expected is None:
         return f"{waits}."
     if stream.steady:

@@ -86,6 +86,9 @@ class Batches:
     """Names in the traces told the phases, not sizes."""
     in_flight: int | None
     """How many the driver keeps in flight; None where it keeps to no number."""
+    in_flight_sure: bool
+    """Else captures do not show which batch of one rank is which of the next, and `in_flight` goes
+    with how they are paired: what waits for what is the same a batch earlier or later."""
     first_sets_pace: bool
     """The first stage does: the driver may allow more than are ever in flight."""
 
@@ -171,6 +174,7 @@ def find_batches(
         phase=phase,
         labelled=labels is not None,
         in_flight=stream.usual_in_flight if stream and stream.steady else None,
+        in_flight_sure=bool(stream and stream.sure),
         first_sets_pace=bool(stream and stream.first_sets_pace),
     )
 

@@ -69,10 +69,14 @@ class Queue:
                 free[stage] = at
         return start, end
 
-    def turn_ns(self) -> float:
-        """Return what a batch takes in turn: the time between two that leave the last stage."""
+    def turn_ns(self, filling: int | None = None) -> float:
+        """Return what a batch takes in turn: the time between two that leave the last stage.
+
+        Those that fill the pipeline up do not count. Queues with other numbers in flight are held
+        against each other over the same batches: prompts are unlike answers.
+        """
         _, end = self.run()
-        first = min(self.in_flight or 1, len(end) // 2)
+        first = min(filling or self.in_flight or 1, len(end) // 2)
         return float(end[-1, -1] - end[first - 1, -1]) / max(len(end) - first, 1)
 
 

@@ -48,6 +48,8 @@ _STANDS_OUT = 1.5
 _TAIL_PERCENT = 95
 # A driver keeps to a number of batches in flight if so many of them enter with just that number.
 _STEADY = 0.6
+# Fewer batches that enter keep to no number.
+_FEW_ENTRIES = 3
 # Of so many batches, those that wait so seldom for one to leave do not show how many may be there.
 _FEW, _SELDOM = 4, 0.2
 # An instant that is two things at once counts as the first of them.
@@ -154,6 +156,9 @@ class StreamFigures:
     """When one has just entered, in the middle: what its driver allows."""
     steady: bool
     """Most batches entered with so many in flight."""
+    may_be: tuple[int, int]
+    """How many may be usual, from and to: captures may not show which batch of one rank is which of
+    the next."""
     first_sets_pace: bool
     """Batches enter when the first stage is free, not when one has left: its driver may allow more
     than are ever seen."""
@@ -168,6 +173,11 @@ class StreamFigures:
     def in_flight(self) -> float:
         """How many batches the driver keeps in flight: a whole number where it keeps to one."""
         return self.usual_in_flight if self.steady else self.batches_in_flight
+
+    @property
+    def sure(self) -> bool:
+        """Whether the number in flight can be no other."""
+        return self.may_be[0] == self.may_be[1]
 
 
 def is_stream(timeline: Timeline, windows: tuple[Window, ...]) -> bool:
@@ -192,7 +202,10 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
     in_flight, lasts, enters = _count_in_flight(entered, gone, span)
     at_entry = in_flight[enters] if enters.any() else in_flight[-1:]
     usual = round(float(np.median(at_entry)))
-    steady = bool((at_entry == usual).mean() > _STEADY)
+    captured = (ranks[0].rank, ranks[-1].rank)
+    steady = enters.sum() >= _FEW_ENTRIES and bool((at_entry == usual).mean() > _STEADY)
+    steady &= captured == (ranks[0].members[0], ranks[0].members[-1])
+    fewer, more = timeline.unsure.get(pipeline, (0, 0))
     waits = [
         gone[batch - usual] > freed[batch - 1]
         for batch in entered
@@ -208,6 +221,7 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
         most_in_flight=int(in_flight.max(initial=0)),
         usual_in_flight=usual,
         steady=steady,
+        may_be=(max(usual - fewer, 1), usual + more),
         first_sets_pace=steady and len(waits) >= _FEW and float(np.mean(waits)) < _SELDOM,
         batch_latency_ns=round(float(np.median(latency))) if len(latency) else None,
         batch_latency_p95_ns=(

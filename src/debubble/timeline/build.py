@@ -165,8 +165,11 @@ def build_part(
 
     # Passes. Labels, else what the host launched between messages → the pass of all work.
     assigned: list[dict[int, Assignment]] = []
+    unsure: dict[int, tuple[int, int]] = {}
     for chain in chains:
-        passes_of_ranks, unknown = _assign_passes(chain, ranks, posted, in_steps=in_steps)
+        before, off = ({}, (0, 0)) if in_steps else _batches_before(posted, chain)
+        unsure |= {len(assigned): off} if any(off) else {}
+        passes_of_ranks, unknown = _assign_passes(chain, ranks, before, in_steps=in_steps)
         assigned.append(passes_of_ranks)
         gaps += unknown
         told = [(r, passes_of_ranks[r.rank]) for r in ranks if r.rank in passes_of_ranks]
@@ -192,6 +195,7 @@ def build_part(
         unmatched=unmatched,
         inferred=inferred is not None,
         mixed=frozenset(number for number, gap in enumerate(mixed) if gap),
+        unsure=unsure,
     )
 
 
@@ -294,12 +298,11 @@ def _pairs_across_steps(
 def _assign_passes(
     chain: Chain,
     ranks: Sequence[RankRecord],
-    posted: Mapping[int, RankMessages],
+    before: Mapping[int, int],
     *,
     in_steps: bool,
 ) -> tuple[dict[int, Assignment], list[Gap]]:
     """Name the passes of each rank of a pipeline; say where stages cannot be told apart."""
-    before = {} if in_steps else _batches_before(posted, chain)
     around, gaps = _name_around(chain, ranks) if in_steps else ({}, [])
     return {
         rank.rank: around.get(rank.rank) or _assign(rank, chain, ranks, before.get(rank.rank))
@@ -308,16 +311,27 @@ def _assign_passes(
     }, gaps
 
 
-def _batches_before(posted: Mapping[int, RankMessages], chain: Chain) -> dict[int, int]:
-    """Return what to add to a rank's count of batches, where captures began at different ones."""
-    first = [0]
+def _batches_before(
+    posted: Mapping[int, RankMessages], chain: Chain
+) -> tuple[dict[int, int], tuple[int, int]]:
+    """Return what to add to a rank's count of batches, where captures began at different ones; and
+    how many fewer may lie between the first rank and the last than that tells, and how many more.
+    """  # noqa: D205 (one sentence)
+    first, fewer, more = [0], 0, 0
     for left, right in pairwise(chain.ranks):
         shift = 0
         if left in posted and right in posted:
-            shift = find_shift(posted, left, right)
+            found = find_shift(posted, left, right)
+            if found is not None:
+                shift, fewer, more = (
+                    found.first,
+                    fewer + found.most - found.first,
+                    more + found.first - found.least,
+                )
             shift -= count_cut_off(posted[left].messages, chain.beside(left))
         first.append(first[-1] + shift)
-    return {rank: batch - min(first) for rank, batch in zip(chain.ranks, first, strict=True)}
+    before = {rank: batch - min(first) for rank, batch in zip(chain.ranks, first, strict=True)}
+    return before, (fewer, more)
 
 
 def _assign(
@@ -503,6 +517,7 @@ def join_parts(parts: Sequence[Timeline | NoPipelineHere], gaps: Sequence[Gap] =
         unmatched=tuple(left_over for part in built for left_over in part.unmatched),
         inferred=any(part.inferred for part in built),
         mixed=frozenset(number for part in built for number in part.mixed),
+        unsure={number: off for part in built for number, off in part.unsure.items()},
     )
 
 
@@ -513,6 +528,7 @@ def renumber(part: Timeline, numbers: Mapping[tuple[int, ...], int]) -> Timeline
         part,
         ranks=tuple(replace(rank, pipeline=own[rank.pipeline]) for rank in part.ranks),
         mixed=frozenset(own[number] for number in part.mixed),
+        unsure={own[number]: off for number, off in part.unsure.items()},
     )
 
 

@@ -45,6 +45,7 @@ from debubble.errors import Code, Gap
 from debubble.timeline.chain import Chain
 from debubble.timeline.model import F64, I32, I64, Flags, Transfers, rows_by_hop
 from debubble.timeline.steps import RankRecord, numbered
+from debubble.timeline.transfers import CLOCKS_OFF_NS
 from debubble.units import show_duration, show_ranks
 
 # Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.
@@ -53,6 +54,8 @@ _FEWEST_EXCHANGES = 3
 # A receive this much longer than the shortest message of its hop was waiting when the data came; a
 # send as much longer waited itself, for its receive or for buffers that are full.
 _WAITED_FACTOR = 3
+# Of receives that did not wait, one in fifty takes about as long a way as the quickest, by chance.
+_MANY_WAITED = 0.25
 # Wire time over the shortest receive: 1.3 to 1.8 ms over 0.7 to 0.9 ms for 8 MiB over sockets. Only
 # a guess, for hops that nothing comes back over; it counts a hundredth of a measurement.
 _WIRE_FACTOR, _WIRE_FACTOR_WEIGHT = 1.8, 0.1
@@ -66,10 +69,6 @@ _FEWEST_STEPS = 2
 
 # A clock may be wrong by hours; by a day, it is the trace that states a wrong time.
 _FAR_NS = 86_400_000_000_000
-# Hosts that keep their time by NTP are within a second of each other. A rank further off may be of
-# another run, captured before or after: an end of a pipeline has one neighbour, whose messages it
-# may fit by chance. Eleven of the mixes of two of our recordings do, all 25 s and more apart.
-_OFF_NS = 10_000_000_000
 
 # Receives that spun for so long were there before their message. Their lags over messages of one
 # size are parted by 0.03 ms at most on 10 recorded streams, wherever they are cut, and by 0.7 ms on
@@ -146,7 +145,7 @@ def name_wrong(clocks: Clocks) -> list[Gap]:
             rank=rank,
         )
         for rank, offset in offsets.items()
-        if abs(offset - middle) > _OFF_NS
+        if abs(offset - middle) > CLOCKS_OFF_NS
     ]
 
 
@@ -301,7 +300,17 @@ def _fit(hops: Mapping[Ends, Transfers], scale: float, names: list[int]) -> Cloc
     """Solve for all offsets and the wire factor at once, each hop weighted by its own wire."""
     told = [(ends, equation) for ends, hop in hops.items() for equation in _equations(hop, scale)]
     middles = _middles(hops, {ends for ends, _ in told})
-    equations = [*told, *middles]
+    # Where nothing waited, two clocks that may agree are taken to; others are laid together.
+    known = {ends for ends, _ in (*told, *middles)}
+    others = []
+    for ends, hop in hops.items():
+        if not {ends, ends[::-1]} & known:
+            quickest, wire = _quickest(hop), _wire(hop, scale)
+            agree = 0 <= quickest <= CLOCKS_OFF_NS
+            others.append(
+                (ends, (0.0, 0.0, max(quickest, wire)) if agree else (quickest, wire, wire))
+            )
+    equations = [*told, *middles, *others]
     matrix = np.zeros((len(equations) + 1, len(names) + 1))
     target = np.zeros(len(equations) + 1)
     group = {rank: rank for rank in names}  # ranks that can be compared, by the lowest of them
@@ -409,11 +418,23 @@ def _wire(hop: Transfers, scale: float) -> float:
 
 
 def _waited(hop: Transfers, scale: float) -> Flags:
-    """Return which receives were there before the data."""
+    """Return which receives were there before the data.
+
+    A copy out of a full buffer takes longer than the send into it did, and looks the same. But what
+    waited began before its send, on whatever clock, and so takes longer than its way:
+
+        way of each, beyond the quickest   0.0  0.1  0.1  0.0     received in 3 to 5: they waited
+                                           0.0  3.1  6.2  1.4     received in 0.1: they did not
+    """
     received: I64 = hop.receive_end_ns - hop.receive_start_ns
     sent: I64 = hop.send_end_ns - hop.send_start_ns
-    long = _WAITED_FACTOR * _wire(hop, scale)
-    return (received > long) & (sent <= long)
+    wire = _wire(hop, scale)
+    long: Flags = (received > _WAITED_FACTOR * wire) & (sent <= _WAITED_FACTOR * wire)
+    if not long.any():
+        return long
+    way: I64 = hop.receive_end_ns - hop.send_start_ns
+    waited: Flags = long & (way - way[long].min() + wire <= received)
+    return waited if waited.sum() > _MANY_WAITED * long.sum() else np.zeros_like(long)
 
 
 def find_mixed(

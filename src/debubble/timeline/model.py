@@ -12,7 +12,7 @@ Frameworks name their groups, and so tell themselves and what a collective is fo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
 from typing import Self, TypeVar
@@ -513,6 +513,9 @@ class Timeline:
     """No step was marked; the order of the passes told them."""
     mixed: frozenset[int] = frozenset()
     """Pipelines whose ranks are of different runs: nothing may be compared between them."""
+    unsure: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Of pipelines that stream: how many batches fewer may be in flight than told, and how many
+    more, where captures do not show which batch of one rank is which of the next."""
 
     @property
     def pipelines(self) -> tuple[int, ...]:

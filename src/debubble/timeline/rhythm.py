@@ -255,7 +255,8 @@ def _hop(before: RankRecord, rank: RankRecord) -> tuple[I64, I64, I64]:
     receives = posted[rank.rank].rows(before.rank, is_send=False)
     cut_off = 0
     if len(sends) != len(receives) and len(sends) and len(receives):
-        cut_off = find_shift(posted, before.rank, rank.rank)
+        shift = find_shift(posted, before.rank, rank.rank)
+        cut_off = shift.first if shift else len(sends)
     return sends, receives, np.arange(len(receives)) + cut_off
 
 

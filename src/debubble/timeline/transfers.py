@@ -41,6 +41,13 @@ _ALIKE_SHARE, _FEWEST_ALIKE, _MANY_ALIKE, _CLEARLY = 0.02, 4, 0.25, 1.5
 # A message that is received so soon after it was sent, in shares of a turn, was waited for; and
 # none waits so many turns.
 _AT_ONCE_SHARE, _MOST_TURNS = 0.15, 2.0
+# A receive that takes so many times as long as the shortest waited; of such, at most this share may
+# have been held up by something else.
+_WAITED_FACTOR, _MOST_WRONG = 5, 0.5
+# Hosts that keep their time by NTP are within a second of each other. A rank further off may be of
+# another run, captured before or after: an end of a pipeline has one neighbour, whose messages it
+# may fit by chance. Eleven of the mixes of two of our recordings do, all 25 s and more apart.
+CLOCKS_OFF_NS = 10_000_000_000
 # A sender runs ahead of its receiver by as many messages as are in flight, at the end of a capture.
 _FEWEST_LOST, _MOST_LOST = 5, 0.1
 # One message in twenty is slower: transfers are heavy-tailed, and a median hides it.
@@ -141,7 +148,8 @@ def _pair_across_steps(
     sent, received = posted[source], posted[destination]
     sends = sent.rows(destination, is_send=True)
     receives = received.rows(source, is_send=False)
-    out, into = _overlap(len(sends), len(receives), find_shift(posted, source, destination))
+    shift = find_shift(posted, source, destination)
+    out, into = _overlap(len(sends), len(receives), shift.first if shift else len(sends))
     sends, receives = sends[out], receives[into]
     timed = sent.messages.timed[sends] & received.messages.timed[receives]
     return _pair((source, destination), sent, sends[timed], received, receives[timed])
@@ -181,8 +189,18 @@ def _no_transfers() -> Transfers:
     return Transfers(**columns)
 
 
-def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int) -> int:
-    """Return which send the first receive belongs to; below 0: to one from before the capture.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """Which send the first receive belongs to; below 0: to one from before the capture."""
+
+    first: int
+    least: int
+    """It may be this one as well, or any up to `most`."""
+    most: int
+
+
+def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int) -> Shift | None:
+    """Pair the messages of a stream; None where the captures have none in common.
 
     Sizes must agree, and tags where they differ from message to message. Then many messages take
     the same short way, whatever the clocks say, for their receive was waiting; paired a batch too
@@ -193,13 +211,16 @@ def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int
 
     Where no pairing stands out: the latest under which nothing arrives before it is sent, if some
     then arrive at once; else captures are taken to begin at the same batch, if nothing then waits
-    for long.
+    for long. What a receive was seen to wait for was not sent a turn earlier: that rules out the
+    pairings before it. A receiver that always has messages waiting looks the same a batch earlier
+    or later: which it is, is not sure, unless the first of all arrives at once, as in a pipeline
+    that fills up.
     """
     sent = posted[source].messages.where(posted[source].rows(destination, is_send=True))
     received = posted[destination].messages.where(posted[destination].rows(source, is_send=False))
     turn = float(np.median(np.diff(sent.start_ns))) if len(sent) > 1 else 0.0
     alike: dict[int, int] = {}
-    soonest: dict[int, int] = {}
+    ways: dict[int, I64] = {}
     for shift in range(-_MOST_SHIFT, _MOST_SHIFT + 1):
         out, into = _overlap(len(sent), len(received), shift)
         size, tag = sent.message_bytes[out], sent.tag[out]
@@ -210,24 +231,45 @@ def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int
             or ((size != others) & (size > 0) & (others > 0)).any()
         ):
             continue
-        way = received.end_ns[into] - sent.start_ns[out]
-        soonest[shift] = int(way.min())
-        small = np.sort(way[size == size.min()])
+        ways[shift] = received.end_ns[into] - sent.start_ns[out]
+        small = np.sort(ways[shift][size == size.min()])
         alike[shift] = int(np.searchsorted(small, small[0] + _ALIKE_SHARE * turn, side="right"))
     if not alike:
-        return 0
+        return Shift(first=0, least=0, most=0)
     best = max(alike, key=lambda shift: (alike[shift], -abs(shift)))
     others_alike = max((count for shift, count in alike.items() if shift != best), default=0)
     enough = max(_FEWEST_ALIKE, _MANY_ALIKE * min(len(sent), len(received)))
     if alike[best] >= max(enough, _CLEARLY * others_alike):
-        return best
+        return Shift(first=best, least=best, most=best)
+    if 0 < int(sent.start_ns.min() - received.end_ns.max()) < CLOCKS_OFF_NS:
+        return None
     # A wrong pair is off by a whole turn; less than half of one may be a clock that is off.
+    soonest = {shift: int(way.min()) for shift, way in ways.items()}
     possible = [at for at, way_ns in soonest.items() if way_ns >= (0 if at else -turn / 2)]
     latest, nearest = max(possible, default=0), min(possible, key=abs, default=0)
     most = _MOST_TURNS * turn
-    if soonest.get(nearest, 0) > most >= soonest.get(latest, 0):
-        return latest
-    return latest if soonest.get(latest, 0) < _AT_ONCE_SHARE * turn else nearest
+    at_once = soonest.get(latest, 0) < _AT_ONCE_SHARE * turn
+    if (soonest.get(nearest, 0) > most >= soonest.get(latest, 0)) or at_once:
+        nearest = latest
+    if nearest == 0 and 0 in ways and ways[0][0] == soonest[0] <= _AT_ONCE_SHARE * turn:
+        return Shift(first=0, least=0, most=0)
+    near = [at for at in possible if soonest[at] <= most]
+    near = [nearest, *(at for at in near if not _waits_for_less(received, ways[at], at))]
+    return Shift(first=nearest, least=min(near), most=max(near))
+
+
+def _waits_for_less(received: Messages, ways: I64, shift: int) -> bool:
+    """Tell whether receives that took long were for messages that had been sent before they began.
+
+    What one waited for takes less time than the receive does.
+    """
+    into = slice(max(0, -shift), max(0, -shift) + len(ways))
+    size, taken = received.message_bytes[into], (received.end_ns - received.start_ns)[into]
+    alike = size == size.min()
+    waited = alike & (taken > _WAITED_FACTOR * taken[alike].min())
+    enough = _FEWEST_ALIKE
+    wrong = int((ways > taken)[waited].sum())
+    return bool(waited.sum() >= enough and wrong > _MOST_WRONG * waited.sum())
 
 
 def _overlap(sends: int, receives: int, shift: int) -> tuple[slice, slice]:
