@@ -17,7 +17,7 @@ back, by whatever way, the fit finds the factor between the two, or how small an
 A fused exchange ends on both ranks at once. Receives that did not wait for their sender say little:
 it may just have run ahead. Where two ranks have no others, the middle of what can be is taken.
 
-A clock that jumps in the midst of a capture has no one offset. A receive that spun for a while was
+A clock that jumps in the midst of a capture has no one offset. A kernel that spun for a while was
 there before its message, so no queue is in its lag, only the wire; such lags differ by a fraction
 of a ms from message to message, and never for good. By a jump of rank 1, and in the same way by a
 part that is missing from it, they grow into the rank and shrink out of it, by the same:
