@@ -7,6 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "debubble"
 # What can reach another machine, and who may: where the user pointed, and between ranks of a job.
@@ -61,6 +63,7 @@ def test_every_test_that_a_promise_names_is_there():
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.slow  # it reads the whole package
 def test_only_these_files_can_open_a_connection():
     found = {
         file
@@ -71,6 +74,7 @@ def test_only_these_files_can_open_a_connection():
     assert found == MAY_CONNECT
 
 
+@pytest.mark.slow  # it reads the whole package
 def test_nothing_is_unpickled_or_evaluated():
     found = {
         file: wrong

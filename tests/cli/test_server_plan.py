@@ -8,6 +8,8 @@ from support.traces.recordings import SHARED, existing
 
 from debubble.cli import main
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[1] / "data" / "serving"
 
 
@@ -102,7 +104,6 @@ def test_a_capture_without_prompts_tells_nothing_of_first_tokens_and_cache(ask):
     assert "may, as far as answers alone go" in " ".join(said.split())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "other", "words"),
     [
@@ -161,7 +162,6 @@ def test_a_servers_page_says_where_its_time_goes(ask, tmp_path):
     assert f"next: debubble plan {DATA / 'u3337'}" in out
 
 
-@pytest.mark.slow
 def test_the_longest_stage_sets_the_pace_of_a_pipeline_that_serves(ask):
     """ai-dynamo/aiconfigurator#1459: Qwen3-32B on eight H20, whose head is on the last stage.
 

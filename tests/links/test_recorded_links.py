@@ -94,6 +94,7 @@ def test_what_slack_hides_is_not_called_the_wire(recorded_data):
     assert opening["1f1b_m8_slow23"].startswith("A hop is slow, and slack hides most of it: hop 2")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="a public trace that is not here")
 def test_slow_hops_that_cost_next_to_nothing_do_not_lead():
     found = answer_links(api.analyse(PUBLIC))

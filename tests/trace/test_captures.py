@@ -182,6 +182,7 @@ def test_a_rank_found_twice_only_after_reading_is_a_duplicate_too(tmp_path):
         read_run(find_run([str(tmp_path / "x.json"), str(tmp_path / "y.json")]))
 
 
+@pytest.mark.slow
 def test_twenty_thousand_captures_are_sorted_in_no_time():
     files = [
         TraceFile(file=f"it_{i // 2}/rank{i % 2}.json", format="kineto", rank=i % 2, world_size=4)
