@@ -267,9 +267,8 @@ def _waits_for_less(received: Messages, ways: I64, shift: int) -> bool:
     size, taken = received.message_bytes[into], (received.end_ns - received.start_ns)[into]
     alike = size == size.min()
     waited = alike & (taken > _WAITED_FACTOR * taken[alike].min())
-    enough = _FEWEST_ALIKE
     wrong = int((ways > taken)[waited].sum())
-    return bool(waited.sum() >= enough and wrong > _MOST_WRONG * waited.sum())
+    return bool(waited.sum() >= _FEWEST_ALIKE and wrong > _MOST_WRONG * waited.sum())
 
 
 def _overlap(sends: int, receives: int, shift: int) -> tuple[slice, slice]:
