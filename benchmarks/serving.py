@@ -224,7 +224,12 @@ def account_cuts(folder: Path, whole: Analysis) -> bool:
     for name, parts in CUTS.items():
         with TemporaryDirectory() as place:
             cut(folder, parts, Path(place))
-            part = debubble.analyse(place)
+            try:
+                part = debubble.analyse(place)
+            except DebubbleError as error:
+                print(f"{folder.name:14s} {name}: {error}")
+                good = False
+                continue
             stream = part.stream
         if stream is None or whole.stream is None or stream.queue is None:
             print(f"{folder.name:14s} {name}: too little is common to all ranks")
