@@ -443,14 +443,15 @@ def _left_out(plan: Plan) -> LeftOutPart | None:
 
 
 def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
-    """Write the best option that a framework can be told; where none is sure, the best there is."""
+    """Write the best option that a framework can be told: one that is recommended, else a maybe."""
     reason, setting = "", plan.baseline.setting
     if order_file is not None:
         setting = replace(setting, order_file=order_file)
     # An order that was looked for is what is wanted, if it was found.
     searched = () if plan.ordered is None else (plan.ordered.option,)
     remedy = () if plan.remedy is None else (plan.remedy,)
-    options = (*searched, *plan.recommended, *remedy, *plan.unsure)
+    maybe = (one for one in plan.unsure if one.throughput_gain >= WORTH_A_TRY)
+    options = (*searched, *plan.recommended, *remedy, *maybe)
     for option in (each for each in options if not plan.changes_training(each)):
         try:
             text = emit(framework, option.change, setting)
@@ -467,7 +468,7 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
             reason=reason,
         )
     if not reason:
-        reason = "no option gains"
+        reason = "no option gains more than the noise"
         if not plan.options and plan.left_out:
             reason = plan.left_out[0].reason
         elif options:

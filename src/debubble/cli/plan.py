@@ -180,9 +180,9 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     exit_strictly(answer.warnings, manners)
 
 
-def _following(answer: PlanAnswer, words: str, flags: str, *, emitted: bool) -> str:
+def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     """Lead on: to the change as text, to larger batches, to the run after it, or to the record."""
-    if emitted:
+    if answer.emitted is not None and answer.emitted.option is not None:
         return f"debubble compare {words} AFTER"
     asked, told = f"debubble plan {words} {flags}".rstrip(), answer.tellable_framework
     if told is not None:
@@ -354,7 +354,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         "--offload-rate": offload_rate,
     }
     flags = [str(part) for flag in again.items() if flag[1] is not None for part in flag]
-    following = _following(answer, words, shlex.join(flags), emitted=framework is not None)
+    following = _following(answer, words, shlex.join(flags))
     page = plan_page(answer, "" if manners.quiet else following)
     if picture is not None:
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
