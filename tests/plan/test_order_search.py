@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from support.services.console import REPOSITORY, type_command
+from support.traces.read_once import analyse_recording
 
-from debubble import analyse
 from debubble.answers.change import Tokens, describe, describe_refused, start_from
 from debubble.errors import CannotBeTold, UsageError
 from debubble.orders.messages import window_of
@@ -29,7 +29,7 @@ THREE = ((0,), (1,), (2,))
 
 def baseline_of(limit_bytes=None):
     return start_from(
-        analyse([str(RECORDED)]),
+        analyse_recording(RECORDED),
         None,
         tokens=Tokens(),
         layers=None,
@@ -155,7 +155,7 @@ def test_offloading_takes_the_time_of_its_copies_and_frees_memory(baseline):
 
 def test_forward_passes_alone_have_nothing_to_be_ordered():
     forward = REPOSITORY / "tests" / "data" / "h200" / "fwd_closed_m4"
-    run = analyse([str(forward)])
+    run = analyse_recording(forward)
     base = start_from(run, None, tokens=Tokens(), layers=None, limit_bytes=None, schedule=None)
     with pytest.raises(UsageError, match="forward passes alone have one order"):
         check_search(OrderSearch(rounds=1), base)

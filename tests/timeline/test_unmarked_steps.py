@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 from support.simulator.analysis import EARLY, FUSED, names_of, setup_of, simulated, true_names
 from support.simulator.devices import Play, true_bubbles
 from support.simulator.written_traces import Clock, Writing, write_run
+from support.traces.read_once import read_recording
 from support.traces.recordings import recorded_run
 from support.traces.trimmed import captured, in_step_with_device, without_marks
 
@@ -61,10 +60,8 @@ EACH_SIMULATED = pytest.mark.parametrize(
 )
 
 
-@cache
 def traces_of(name):
-    folder = recorded_run(name)
-    return read_run(find_run([str(folder)])).ranks
+    return read_recording(recorded_run(name)).ranks
 
 
 def analyse(traces):
