@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -35,6 +36,17 @@ def recorded_data():
 def pytest_configure(config):
     for plugin in (requirements, started_processes):
         config.pluginmanager.register(plugin)
+
+
+# A whole file that is slow, by its first mark.
+SLOW_FILE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.slow\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave files unread whose tests are all left out: some import more than the rest takes."""
+    if "not slow" in config.option.markexpr and collection_path.suffix == ".py":
+        return bool(SLOW_FILE.search(collection_path.read_text("utf-8"))) or None
+    return None
 
 
 def pytest_collection_modifyitems(items):

@@ -9,22 +9,22 @@ from collections import Counter
 from functools import wraps
 
 import pytest
+from support.traces.read_once import analyse_recording, read_recording
 from support.traces.recordings import H200
 
 import debubble
-from debubble.analysis import analyse_found
+from debubble.analysis import Analysis
 from debubble.answers.base import AnswerWarning
 from debubble.answers.compare import HistoryAnswer
 from debubble.cli import cli
 from debubble.errors import Code
-from debubble.fleet.survey import Question
+from debubble.fleet.survey import Question, measure_run
 from debubble.schedules import Statement, order_of, state_schedule
 from debubble.simulate.theory import ideal_bubble
-from debubble.trace.run import find_run
 
 
 def analysis(name, statement=None):
-    return analyse_found(find_run([str(H200 / name)]), Question(statement=statement))
+    return Analysis(measure_run(read_recording(H200 / name), Question(statement=statement)))
 
 
 def test_a_true_statement_changes_nothing():
@@ -131,7 +131,7 @@ def test_what_the_api_lists_is_there_and_nothing_else():
 
 
 def test_an_analysis_is_asked_once_and_answers_every_verb():
-    run = debubble.analyse(H200 / "1f1b_p2_m4")
+    run = analyse_recording(H200 / "1f1b_p2_m4")
     found, links = debubble.find(run), debubble.links(run)
     assert [hop.cost_per_batch_s for hop in found.hops] == [
         hop.cost_per_batch_s for hop in links.hops
@@ -142,14 +142,14 @@ def test_an_analysis_is_asked_once_and_answers_every_verb():
 
 
 def test_an_answer_shows_itself_in_a_notebook_with_strange_names_made_safe():
-    markup = debubble.find(H200 / "1f1b_p2_m4")._repr_html_()
+    markup = debubble.find(analyse_recording(H200 / "1f1b_p2_m4"))._repr_html_()
     assert markup.startswith("<div><p><b>Ranks wait 25 % of the batch")
     assert "<table>" in markup
     assert "<script" not in markup
 
 
 def test_a_run_shows_itself_in_a_notebook_under_a_picture_of_its_own():
-    run = debubble.analyse(H200 / "1f1b_p2_m4")
+    run = analyse_recording(H200 / "1f1b_p2_m4")
     shown = run._repr_html_()
     image, _, said = shown.partition(">")
     encoded = image.partition("base64,")[2].rstrip('"')

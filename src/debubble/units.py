@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -23,7 +23,10 @@ def printable(text: str, *, breaks: bool = False) -> str:
     return shown.encode("utf-8", "replace").decode()
 
 
+_T = TypeVar("_T")
 _Number = TypeVar("_Number", int, float)
+# Stands for a figure that is not known, in every table.
+UNKNOWN = "–"
 
 NS_PER_S = 1_000_000_000
 NS_PER_US = 1_000
@@ -146,12 +149,12 @@ def show_period(seconds: float) -> str:
 
 def show_share(fraction: float | None) -> str:
     """Write a fraction as percent: `61.2 %`; a dash where it is not known."""
-    return "–" if fraction is None else f"{100 * fraction:.1f} %"
+    return UNKNOWN if fraction is None else f"{100 * fraction:.1f} %"
 
 
 def show_percent(fraction: float | None) -> str:
     """Write a fraction as a sentence does: `61 %`, and `0.4 %` where that would be nothing."""
-    return "–" if fraction is None else _percent(fraction, "")
+    return UNKNOWN if fraction is None else _percent(fraction, "")
 
 
 def show_change(fraction: float) -> str:
@@ -226,9 +229,22 @@ def show_ranks(ranks: Sequence[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
-def show_range(values: Sequence[_Number], show: Callable[[_Number], str]) -> str:
-    """Write `4.95 to 5.12 ms`, or one of them where both read the same."""
-    return show_between(show(min(values)), show(max(values)))
+def show_known(value: _T | None, show: Callable[[_T], str] = str, unknown: str = UNKNOWN) -> str:
+    """Write a figure, or the sign for one that is not known."""
+    return unknown if value is None else show(value)
+
+
+def show_range(
+    values: Iterable[_Number | None], show: Callable[[_Number], str], unknown: str = UNKNOWN
+) -> str:
+    """Write those that are known as `4.95 to 5.12 ms`, or one where all read the same."""
+    known = [value for value in values if value is not None]
+    return show_between(show(min(known)), show(max(known))) if known else unknown
+
+
+def show_largest(values: Iterable[_Number | None], show: Callable[[_Number], str]) -> str:
+    """Write the largest of those that are known."""
+    return show_known(max((value for value in values if value is not None), default=None), show)
 
 
 def show_between(least: str, most: str) -> str:

@@ -6,6 +6,7 @@ import json
 
 import msgspec
 import pytest
+from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, H200
 
 import debubble
@@ -27,7 +28,7 @@ RUNS = {
 
 @pytest.fixture(scope="module", params=RUNS, ids=str)
 def run(request):
-    return debubble.analyse(RUNS[request.param])
+    return analyse_recording(RUNS[request.param])
 
 
 def read_back(brief):
@@ -53,7 +54,7 @@ def test_find_names_the_same_in_a_fraction_of_the_bytes(run):
 
 @pytest.mark.parametrize("name", ["1f1b_p3_m7", "forward", "megatron"])
 def test_plan_keeps_what_is_recommended(name):
-    whole = debubble.plan(RUNS[name])
+    whole = debubble.plan(analyse_recording(RUNS[name]))
     brief = brief_of(whole)
     typed, _ = read_back(brief)
     assert len(brief.to_json()) < PLAN_BYTES < len(whole.to_json())
@@ -64,7 +65,7 @@ def test_plan_keeps_what_is_recommended(name):
 
 
 def test_a_slow_hop_is_named_with_what_it_costs():
-    run = debubble.analyse(RUNS["slow link"])
+    run = analyse_recording(RUNS["slow link"])
     for answer in (debubble.find(run), debubble.links(run)):
         slow = brief_of(answer).slow_hops
         assert {tuple(hop.hop) for hop in slow} == {(1, 2), (3, 2)}  # into rank 2, which was paced
@@ -72,20 +73,21 @@ def test_a_slow_hop_is_named_with_what_it_costs():
 
 
 def test_compare_keeps_the_verdict_as_a_word():
-    whole = debubble.compare(H200 / "1f1b_p3_m7", H200 / "1f1b_p3_m7")
+    run = analyse_recording(H200 / "1f1b_p3_m7")
+    whole = debubble.compare(run, run)
     typed, data = read_back(brief_of(whole))
     assert (typed.verdict, typed.sentence) == (whole.verdict, whole.sentence)
     assert set(data["delta"]) <= set(whole.delta)
 
 
 def test_a_simulation_keeps_its_interval():
-    whole = debubble.simulate(H200 / "1f1b_p3_m7", microbatches=14)
+    whole = debubble.simulate(analyse_recording(H200 / "1f1b_p3_m7"), microbatches=14)
     typed, _ = read_back(brief_of(whole))
     assert typed.batch_latency_interval_s == pytest.approx(whole.interval.batch_latency_s, rel=1e-3)
 
 
 def test_a_thousand_warnings_of_a_code_are_one():
-    whole = debubble.find(H200 / "1f1b_p3_m7")
+    whole = debubble.find(analyse_recording(H200 / "1f1b_p3_m7"))
     many = [
         AnswerWarning(code=Code.UNREADABLE, message="x" * 500, rank=rank) for rank in range(1000)
     ]

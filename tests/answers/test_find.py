@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from support.services.console import REPOSITORY
+from support.traces.read_once import analyse_recording, read_recording
 from support.traces.recordings import H200
 
-from debubble.analysis import analyse_found
+from debubble.analysis import Analysis
 from debubble.answers.find import FindAnswer, answer_find
 from debubble.answers.ledger import Tariff, rates_of
 from debubble.errors import UsageError
-from debubble.fleet.survey import Question
+from debubble.fleet.survey import Question, measure_run
 from debubble.report.find import find_page
-from debubble.trace.run import find_run
 from debubble.units import show_bytes, show_price
 
 FIELDS = {
@@ -50,8 +50,7 @@ def data(request):
 
 
 def answer_of(name, **asked):
-    found = find_run([str(H200 / name)])
-    return answer_find(analyse_found(found, Question(**asked)))
+    return answer_find(Analysis(measure_run(read_recording(H200 / name), Question(**asked))))
 
 
 def test_every_field_of_the_design_is_there(data):
@@ -98,8 +97,7 @@ def test_what_is_null_has_a_reason_and_what_is_known_has_none(data):
 
 
 def test_one_step_alone_has_no_step_time_and_says_why():
-    found = find_run([str(H200.parent / "frameworks" / "mg_nosync")])
-    data = answer_find(analyse_found(found)).to_dict()
+    data = answer_find(analyse_recording(H200.parent / "frameworks" / "mg_nosync")).to_dict()
     assert data["numbers"]["step_time_s"] is None
     assert data["unknown"]["numbers.step_time_s"] == "it takes two steps to tell"
 
@@ -161,7 +159,7 @@ def test_a_table_that_is_not_there_is_refused_with_those_that_are():
 
 
 def test_a_saving_is_worth_its_share_of_a_day_on_all_gpus():
-    analysis = analyse_found(find_run([str(H200 / "1f1b_p3_m7")]), Question())
+    analysis = analyse_recording(H200 / "1f1b_p3_m7")
     answer = answer_find(analysis, Tariff(price=2.5, currency="$", watts=700.0))
     # Three ranks that share one device.
     assert (answer.rates.gpus, answer.rates.watts_measured) == (1, False)
@@ -182,7 +180,7 @@ def test_without_a_price_savings_are_in_gpu_hours_alone(data):
 
 
 def test_ranks_of_their_own_devices_count_each_and_those_on_a_cpu_do_not():
-    analysis = analyse_found(find_run([str(H200 / "1f1b_p3_m7")]), Question())
+    analysis = analyse_recording(H200 / "1f1b_p3_m7")
     ranks = analysis.pipeline.ranks
 
     def counted(**device):

@@ -5,21 +5,20 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
+from support.traces.read_once import build_recording
 from support.traces.recordings import H200
 
 from debubble.answers.ledger import say_cause, say_remedy
 from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.verdict import name_causes
-from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
-from debubble.trace.run import find_run, read_run
 from debubble.units import show_duration
 
 
 @pytest.fixture(scope="module")
 def ledger():
-    timeline = build_run(read_run(find_run([str(H200 / "1f1b_p2_m4")])))
+    timeline = build_recording(H200 / "1f1b_p2_m4")
     figures = measure_pipeline(timeline, 0)
     return build_ledger(timeline, 0, [window.step for window in figures.windows])
 

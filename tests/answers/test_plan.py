@@ -9,6 +9,7 @@ import sys
 import msgspec
 import pytest
 from support.services.console import REPOSITORY
+from support.traces.read_once import analyse_recording
 from support.traces.recordings import H200
 
 from debubble import api
@@ -42,7 +43,7 @@ PARTS = {
 
 @pytest.fixture(scope="module")
 def run():
-    return api.analyse(H200 / "1f1b_p3_m7")
+    return analyse_recording(H200 / "1f1b_p3_m7")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,9 @@ def found(run):
 @pytest.fixture(scope="module")
 def serving():
     cache = Cache(token_layer_bytes=4096.0)
-    return api.plan(H200 / "fwd_closed_m4", cache=cache, memory_limit_bytes=20 * 2.0**30)
+    return api.plan(
+        analyse_recording(H200 / "fwd_closed_m4"), cache=cache, memory_limit_bytes=20 * 2.0**30
+    )
 
 
 def count_emits(monkeypatch):

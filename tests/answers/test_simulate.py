@@ -8,6 +8,7 @@ import re
 import msgspec
 import pytest
 from support.services.console import REPOSITORY, type_command
+from support.traces.read_once import analyse_recording
 from support.traces.recordings import H200
 
 from debubble import api
@@ -31,7 +32,7 @@ MEASURED = (
 
 @pytest.fixture(scope="module")
 def run():
-    return api.analyse(H200 / "1f1b_p3_m7")
+    return analyse_recording(H200 / "1f1b_p3_m7")
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import re
 
 import pytest
 from rich.console import Console
+from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, SHARED
 
-from debubble.analysis import analyse_found
 from debubble.answers.find import answer_find
 from debubble.answers.links import answer_links
 from debubble.report.find import find_page
@@ -19,7 +19,6 @@ from debubble.report.html.page import report_markup
 from debubble.report.html.views import pipelines_shown
 from debubble.report.links import links_page
 from debubble.report.text import as_markdown, print_page
-from debubble.trace.run import find_run
 from debubble.units import show_seconds, show_share
 
 pytestmark = pytest.mark.slow
@@ -42,7 +41,7 @@ def as_text(page):
 
 @pytest.mark.parametrize("folder", [pytest.param(one, id=one.name) for one in FOLDERS])
 def test_every_view_of_a_run_has_the_same_figures(folder):
-    run = analyse_found(find_run([str(folder)]))
+    run = analyse_recording(folder)
     found, links = answer_find(run), answer_links(run)
     page = find_page(found)
     text = as_text(page)
@@ -76,7 +75,7 @@ def test_every_view_of_a_run_has_the_same_figures(folder):
 
 
 def test_a_stranger_cannot_write_markdown():
-    found = answer_find(analyse_found(find_run([str(DATA / "h200" / "1f1b_p2_m4")])))
+    found = answer_find(analyse_recording(DATA / "h200" / "1f1b_p2_m4"))
     page = find_page(found)
     page.answer = "<img src=x> | *bold* `code` [link](x)"
     first = as_markdown(page).splitlines()[0]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.simulator.allocator import ACTIVATION, BATCH, MESSAGE, PARAMS, WORK, allocator_run
 from support.timelines.by_hand import a_timeline
+from support.traces.read_once import build_recording
 from support.traces.recordings import recorded_run
 
 from debubble.costs.memory import (
@@ -22,10 +23,8 @@ from debubble.costs.memory import (
 )
 from debubble.errors import UsageError
 from debubble.schedules import order_of
-from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import MemoryFigures
-from debubble.trace.run import find_run, read_run
 
 MIB = 1024**2
 
@@ -326,7 +325,7 @@ class TestMemoryOfATimeline:
 @cache
 def recorded(name):
     folder = recorded_run(name)
-    timeline = build_timeline(read_run(find_run([str(folder)])).ranks)
+    timeline = build_recording(folder)
     figures = measure_pipeline(timeline, 0)
     chunks = len(timeline.ranks[0].stages)
     order = order_of(figures.schedule, len(timeline.ranks), figures.microbatches, chunks)

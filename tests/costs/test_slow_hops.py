@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.traces.read_once import build_recording
 
 from debubble.costs.wire_pools import pool_wires
-from debubble.timeline.build import build_run
-from debubble.trace.run import find_run, read_run
 
 
 @pytest.mark.parametrize(
@@ -21,6 +20,6 @@ from debubble.trace.run import find_run, read_run
     ],
 )
 def test_slow_hops_are_those_that_were_paced(name, slow, recorded_data):
-    pools = pool_wires(build_run(read_run(find_run([str(recorded_data / name)]))), 0)
+    pools = pool_wires(build_recording(recorded_data / name), 0)
     assert sorted(pools.slow) == slow
     assert all(times > 3 for times in pools.slow.values())

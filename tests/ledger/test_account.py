@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,6 +16,7 @@ from support.simulator.analysis import analyse
 from support.simulator.devices import Play
 from support.simulator.host_programs import Setup
 from support.simulator.written_traces import Writing, write_run
+from support.traces.read_once import build_recording
 from support.traces.recordings import H200
 
 from debubble.errors import Code
@@ -24,9 +24,7 @@ from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.verdict import find_bottleneck, name_causes
 from debubble.timeline.bubble import measure_windows
-from debubble.timeline.build import build_run
 from debubble.timeline.model import Intervals
-from debubble.trace.run import find_run, read_run
 
 SCHEDULES = ("forward-only", "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe-v")
 
@@ -99,9 +97,8 @@ def test_the_account_of_any_simulated_run_is_exact(schedule, data):
         assert abs(ledger.replay_error) < 0.02
 
 
-@cache
 def recorded(name):
-    return build_run(read_run(find_run([str(H200 / name)])))
+    return build_recording(H200 / name)
 
 
 @pytest.mark.slow

@@ -6,14 +6,13 @@ from functools import cache
 
 import numpy as np
 import pytest
+from support.traces.read_once import build_recording
 from support.traces.recordings import H200, SHARED
 
 from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import account_for
 from debubble.ledger.verdict import find_bottleneck, name_causes
-from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
-from debubble.trace.run import find_run, read_run
 
 ISSUED_IN_ORDER = (
     "1f1b_m8",
@@ -32,7 +31,7 @@ here = pytest.mark.skipif(not SHARED.is_dir(), reason=MISSING)
 
 @cache
 def ledger_of(folder):
-    timeline = build_run(read_run(find_run([str(folder)])))
+    timeline = build_recording(folder)
     figures = measure_pipeline(timeline, 0)
     return account_for(timeline, figures), figures
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.traces.read_once import build_recording
 from support.traces.recordings import SHARED
 
 from debubble import api
@@ -18,9 +19,7 @@ from debubble.ledger.verdict import name_causes
 from debubble.links.hop_times import Fit
 from debubble.links.judge import Past, Verdict, find_class
 from debubble.links.wiring import Wiring
-from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
-from debubble.trace.run import find_run, read_run
 
 RUNS = (
     "1f1b_m8",
@@ -43,11 +42,17 @@ PACED = {"1f1b_m8_slow23": (2, 3), "fwd_closed_m8_slow12": (1, 2)}
 
 @cache
 def measured(folder):
-    timeline = build_run(read_run(find_run([str(folder)])))
+    timeline = build_recording(folder)
     return timeline, measure_pipeline(timeline, 0)
 
 
-def judged(folder, *, classes=None, history=None):
+@cache
+def judged(folder):
+    return judged_by(folder)
+
+
+def judged_by(folder, *, classes=None, history=None):
+    """Judge hops by what is said of them beside their own recording."""
     wiring = Wiring(stated=classes or {}, guessed={})
     return judge_links(*measured(folder), wiring, history or {})
 
@@ -108,7 +113,7 @@ def test_slow_hops_that_cost_next_to_nothing_do_not_lead():
 
 def test_several_slow_hops_have_a_price_together(recorded_data):
     every = {(rank, rank + step): find_class("nvlink4") for rank in range(4) for step in (-1, 1)}
-    found = judged(recorded_data / "1f1b_m8", classes=every)
+    found = judged_by(recorded_data / "1f1b_m8", classes=every)
     assert len(found.slow) == 6
     assert found.slow_cost_ns > max(one.cost_ns for one in found.slow)
     assert "; all slow hops together cost up to" in say_links(found)
@@ -125,7 +130,7 @@ def test_hops_that_are_alike_are_not_called_healthy_by_each_other(recorded_data)
 
 def test_a_class_that_fits_says_that_it_is_not_the_wire(recorded_data):
     every = {(rank, rank + 1): find_class("ethernet-25") for rank in range(3)}
-    found = judged(recorded_data / "fwd_closed_m4", classes=every)
+    found = judged_by(recorded_data / "fwd_closed_m4", classes=every)
     assert found.alike is None
     assert say_links(found) == "It is not the wire: 3 hops healthy."
 
@@ -188,7 +193,7 @@ def test_history_tells_a_slow_hop_that_peers_do_not(recorded_data):
         one.hop: Past(times_ns={one.times.figures.message_bytes: one.times.alone_ns / 2}, fit=None)
         for one in now.hops
     }
-    found = judged(recorded_data / "gpipe_m8", history=past)
+    found = judged_by(recorded_data / "gpipe_m8", history=past)
     assert not now.slow
     assert len(found.slow) == len(found.hops)
     assert {one.judgement.against for one in found.slow} == {"history"}
@@ -203,10 +208,12 @@ def test_a_past_of_other_sizes_tells_by_its_line():
 
 def test_a_stated_class_judges_and_a_guess_does_not(recorded_data):
     hops = [one.hop for one in judged(recorded_data / "gpipe_m8").hops]
-    stated = judged(recorded_data / "gpipe_m8", classes=dict.fromkeys(hops, find_class("nvlink4")))
+    stated = judged_by(
+        recorded_data / "gpipe_m8", classes=dict.fromkeys(hops, find_class("nvlink4"))
+    )
     assert len(stated.slow) == len(hops)
     assert {one.judgement.against for one in stated.slow} == {"class"}
-    slower = judged(
+    slower = judged_by(
         recorded_data / "gpipe_m8", classes=dict.fromkeys(hops, find_class("ethernet-25"))
     )
     assert not slower.slow

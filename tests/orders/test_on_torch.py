@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ JOB = Path(__file__).parents[1] / "support" / "jobs" / "ordered_job.py"
 SIZES = [(4, 8, 1), (3, 6, 1), (3, 6, 2)]
 
 
+@cache
 def found_order(ranks, microbatches, chunks, seed=3):
     pipeline = random_pipeline(seed, ranks, microbatches, chunks, room=chunks * (ranks + 0.5))
     found = search(pipeline, rounds=4 * chunks)

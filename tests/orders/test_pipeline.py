@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import numpy as np
 import pytest
@@ -23,8 +24,10 @@ from debubble.timeline.model import PassKind
 SEEDS = range(12)
 
 
-def some_rows(pipeline, seed):
-    """Orders of all origins, and what moves by chance make of them."""
+@cache
+def some_rows(seed):
+    """Orders of all origins for a random pipeline, and what moves by chance make of them."""
+    pipeline = random_pipeline(seed)
     found = [rows for _, rows in named_rows(pipeline)]
     found += filter(None, (construct(pipeline, rule) for rule in list(rules(pipeline))[::9]))
     found += filter(None, (follow(pipeline, own, wait=0.5) for own in rhythms(pipeline, 2)))
@@ -53,7 +56,7 @@ def costs_of(pipeline):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_quick_run_is_the_simulators_to_the_nanosecond(seed):
     pipeline = random_pipeline(seed)
-    for rows in some_rows(pipeline, seed):
+    for rows in some_rows(seed):
         program = plan_program(pipeline.order(rows), Communication.LATENCY)
         times = Engine(program).run(give_lengths(program, costs_of(pipeline)))
         quick = pipeline.run(rows)
@@ -77,7 +80,7 @@ def test_messages_on_a_queue_are_the_simulators_to_the_nanosecond(seed, rendezvo
         sending=wire if rendezvous else dict.fromkeys(keys, 7),
         drain=wire if rendezvous else dict.fromkeys(keys, 3),
     )
-    for rows in some_rows(pipeline, seed):
+    for rows in some_rows(seed):
         program = plan_program(pipeline.order(rows), Communication.RUNTIME, rendezvous=rendezvous)
         try:
             window = Engine(program).windows(give_lengths(program, given))[0]
@@ -111,7 +114,7 @@ def test_every_order_that_is_built_finishes_and_fits(seed):
 
 def test_what_ranks_hold_is_counted_as_schedules_count_it():
     pipeline = random_pipeline(3)
-    for rows in some_rows(pipeline, 3):
+    for rows in some_rows(3):
         order = pipeline.order(rows)
         expected = []
         for actions in order:
@@ -141,13 +144,13 @@ def test_an_order_that_waits_for_itself_is_told():
 
 def test_rows_and_orders_are_the_same_thing():
     pipeline = random_pipeline(2)
-    for rows in some_rows(pipeline, 2):
+    for rows in some_rows(2):
         assert pipeline.rows(pipeline.order(rows)) == rows
 
 
 def test_the_longest_rank_is_within_the_window():
     pipeline = random_pipeline(4)
-    for rows in some_rows(pipeline, 4):
+    for rows in some_rows(4):
         times = pipeline.run(rows)
         work = max(sum(pipeline.lengths[number] for number in row) for row in rows)
         assert work <= longest_rank(rows, times) <= times.window

@@ -104,7 +104,7 @@ def quickest_of_all(pipeline):
 )
 def test_the_quickest_of_all_orders_is_found(seed, ranks, microbatches):
     pipeline = random_pipeline(seed, ranks, microbatches)
-    found = search(pipeline, rounds=8)
+    found = search(pipeline, rounds=4)  # the last of them goes through all orders of so few passes
     assert found.score == quickest_of_all(pipeline)
     assert found.bound <= found.score
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
+from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, H200
 
 from debubble import api
@@ -16,13 +15,8 @@ pytestmark = pytest.mark.slow
 TORCH, MEGATRON = H200 / "1f1b_p3_m7", DATA / "frameworks" / "mg_2321"
 
 
-@cache
-def analysed(folder):
-    return api.analyse(folder)
-
-
 def plan_of(folder, **how):
-    return api.plan(analysed(folder), frameworks=(), **how)
+    return api.plan(analyse_recording(folder), frameworks=(), **how)
 
 
 def schedules(found):

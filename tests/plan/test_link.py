@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.timelines.engine_runs import MS, planned_run
+from support.traces.read_once import build_recording
 
 from debubble.answers.plan import answer_of_plan
 from debubble.errors import UsageError
@@ -18,9 +19,7 @@ from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.levers.link import repairs, words
 from debubble.plan.plan import make_plan
 from debubble.report.plan import plan_page
-from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
-from debubble.trace.run import find_run, read_run
 
 LAYERS = (4, 4, 4, 4)
 WIRE = 4 * MS
@@ -125,7 +124,7 @@ def test_no_framework_can_be_told_to_repair_a_link(framework):
 @pytest.fixture(scope="module")
 def recorded(recorded_data):
     def load(name):
-        timeline = build_run(read_run(find_run([str(recorded_data / name)])))
+        timeline = build_recording(recorded_data / name)
         figures = measure_pipeline(timeline, 0)
         ledger = account_for(timeline, figures)
         baseline = measure_baseline(timeline, figures)

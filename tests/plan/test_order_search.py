@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from support.services.console import REPOSITORY, type_command
+from support.traces.read_once import analyse_recording
 
-from debubble import analyse
 from debubble.answers.change import Tokens, describe, describe_refused, start_from
 from debubble.errors import CannotBeTold, UsageError
 from debubble.orders.messages import window_of
@@ -29,7 +29,7 @@ THREE = ((0,), (1,), (2,))
 
 def baseline_of(limit_bytes=None):
     return start_from(
-        analyse([str(RECORDED)]),
+        analyse_recording(RECORDED),
         None,
         tokens=Tokens(),
         layers=None,
@@ -43,6 +43,24 @@ def baseline():
     return baseline_of()
 
 
+@pytest.fixture(scope="module")
+def looked(baseline):
+    """What two rounds find."""
+    return find_order(baseline, OrderSearch(rounds=2, cuts_anew=False))
+
+
+@pytest.fixture(scope="module")
+def small():
+    """The run with less memory than any schedule with a name needs."""
+    return baseline_of(3.6 * GIB)
+
+
+@pytest.fixture(scope="module")
+def lighter(small):
+    """What two rounds find there: stages have to recompute."""
+    return find_order(small, OrderSearch(rounds=2, cuts_anew=False)).change
+
+
 def test_the_quick_model_is_near_the_simulator_that_prices_options(baseline):
     base = Change(schedule=SEARCHED)
     pipeline, sent = pipeline_of(baseline, base, THREE)
@@ -53,8 +71,7 @@ def test_the_quick_model_is_near_the_simulator_that_prices_options(baseline):
         assert quick == pytest.approx(priced / baseline.correction, rel=0.06)
 
 
-def test_no_found_order_is_slower_than_the_best_with_a_name(baseline):
-    looked = find_order(baseline, OrderSearch(rounds=2, cuts_anew=False))
+def test_no_found_order_is_slower_than_the_best_with_a_name(baseline, looked):
     named = min(
         quick_latency_s(baseline, Change(schedule=SEARCHED, order=order_of(name, 3, 7)))
         for name in ("1f1b", "gpipe", "zb-h1", "zb-h2")
@@ -79,35 +96,29 @@ def test_what_was_looked_for_and_not_found_is_called_an_order():
     assert describe_refused(refused) == "an order of its own"
 
 
-def test_rounds_decide_alone_what_is_found(baseline):
-    first, again = (find_order(baseline, OrderSearch(rounds=2, cuts_anew=False)) for _ in "ab")
-    assert first.found == again.found
+def test_rounds_decide_alone_what_is_found(baseline, looked):
+    assert find_order(baseline, OrderSearch(rounds=2, cuts_anew=False)).found == looked.found
 
 
-def test_stages_recompute_where_nothing_fits_otherwise():
-    small = baseline_of(3.6 * GIB)
+def test_stages_recompute_where_nothing_fits_otherwise(small, lighter):
     base = Change(schedule=SEARCHED)
     for name in ("1f1b", "gpipe", "zb-h1", "zb-h2"):
         change = replace(base, order=order_of(name, 3, 7))
         assert all_fit(headroom_after(small, change)) is False
-    looked = find_order(small, OrderSearch(rounds=1, cuts_anew=False))
-    assert looked.change.recompute_stages
-    assert all_fit(headroom_after(small, looked.change)) is True
-    kept = quick_latency_s(small, replace(looked.change, recompute_stages=None))
-    assert quick_latency_s(small, looked.change) > kept
-    assert "recomputed" in describe(looked.change)
+    assert lighter.recompute_stages
+    assert all_fit(headroom_after(small, lighter)) is True
+    kept = quick_latency_s(small, replace(lighter, recompute_stages=None))
+    assert quick_latency_s(small, lighter) > kept
+    assert "recomputed" in describe(lighter)
 
 
-def test_a_stage_that_recomputes_runs_its_backward_passes_as_one():
+def test_a_stage_that_recomputes_runs_its_backward_passes_as_one(lighter):
     # Torch recomputes for I, and for every weight of W once more: `stage_backward_weight`.
-    small = baseline_of(3.6 * GIB)
-    looked = find_order(small, OrderSearch(rounds=2, cuts_anew=False))
-    lighter = set(looked.change.recompute_stages)
     kinds = {
         action.kind
-        for actions in looked.change.order
+        for actions in lighter.order
         for action in actions
-        if action.stage in lighter
+        if action.stage in lighter.recompute_stages
     }
     assert kinds == {"F", "B"}
 
@@ -155,7 +166,7 @@ def test_offloading_takes_the_time_of_its_copies_and_frees_memory(baseline):
 
 def test_forward_passes_alone_have_nothing_to_be_ordered():
     forward = REPOSITORY / "tests" / "data" / "h200" / "fwd_closed_m4"
-    run = analyse([str(forward)])
+    run = analyse_recording(forward)
     base = start_from(run, None, tokens=Tokens(), layers=None, limit_bytes=None, schedule=None)
     with pytest.raises(UsageError, match="forward passes alone have one order"):
         check_search(OrderSearch(rounds=1), base)

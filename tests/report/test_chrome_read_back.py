@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from support.timelines.engine_runs import timeline_of
+from support.traces.read_once import build_recording
 from support.traces.recordings import H200
 
 from debubble.report.chrome import write_chrome
@@ -34,7 +35,7 @@ METADATA |= {"thread_sort_index"}
 @pytest.fixture(scope="module", params=["recorded", "simulated"])
 def timeline(request):
     if request.param == "recorded":
-        return build_run(read_run(find_run([str(H200 / "1f1b_p2_m4")])))
+        return build_recording(H200 / "1f1b_p2_m4")
     return timeline_of("1f1b", 4, 8, one_way=120_000)
 
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 from support.services.console import type_command
 from support.timelines.by_hand import a_timeline
+from support.traces.read_once import build_recording
 from support.traces.recordings import H200
 
 from debubble.errors import UsageError
 from debubble.report.lanes import draw_lanes
-from debubble.timeline.build import build_timeline
-from debubble.trace.run import find_run, read_run
 
 
 def drawn(timeline, step=None, width=47):
@@ -75,7 +74,7 @@ def test_half_a_column_of_waiting_is_waiting():
 
 @pytest.mark.parametrize("width", [1, 40, 99, 250])
 def test_no_line_of_a_recorded_run_is_wider_than_asked(width):
-    timeline = build_timeline(read_run(find_run([str(H200 / "1f1b_p2_m4")])).ranks)
+    timeline = build_recording(H200 / "1f1b_p2_m4")
     lines = drawn(timeline, width=width)
     assert max(map(len, lines)) == max(width, 40)
     words = " ".join(lines)
@@ -83,7 +82,7 @@ def test_no_line_of_a_recorded_run_is_wider_than_asked(width):
 
 
 def test_letters_and_numbers_of_a_recorded_run_stand_under_each_other():
-    timeline = build_timeline(read_run(find_run([str(H200 / "1f1b_p2_m4")])).ranks)
+    timeline = build_recording(H200 / "1f1b_p2_m4")
     lines = drawn(timeline, width=100)
     for lane, numbers in ((lines[1], lines[2]), (lines[3], lines[4])):
         pairs = zip(lane[7:], numbers[7:].ljust(93), strict=True)

@@ -8,15 +8,14 @@ import re
 import pytest
 from support.services.console import type_command
 from support.timelines.engine_runs import timeline_of
+from support.traces.read_once import build_recording
 from support.traces.recordings import H200
 
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for
 from debubble.ledger.verdict import name_causes
 from debubble.report.svg import MOST_EDGES, draw_mermaid
-from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
-from debubble.trace.run import find_run, read_run
 
 # Nothing in a label may end it, nor be a tag, a code or Markdown of its own.
 LABEL = r'"(?!`)(?:[^"<>#&`\n]|<br/>|#(?:quot|lt|gt|amp|35|96);)+"'
@@ -52,7 +51,7 @@ def diagram(timeline, answer="Ranks wait."):
 
 @pytest.fixture(scope="module")
 def recorded():
-    return build_timeline(read_run(find_run([str(H200 / "1f1b_p3_m7")])).ranks)
+    return build_recording(H200 / "1f1b_p3_m7")
 
 
 def test_ranks_stages_waits_and_hops_are_all_in_it(recorded):

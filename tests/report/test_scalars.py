@@ -7,6 +7,7 @@ import struct
 
 import pytest
 from support.services.console import type_command
+from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, H200
 
 import debubble
@@ -18,7 +19,7 @@ NAME = re.compile(r"[\w\-. /]{1,250}")
 
 @pytest.fixture(scope="module")
 def found():
-    return debubble.find(H200 / "1f1b_p3_m7")
+    return debubble.find(analyse_recording(H200 / "1f1b_p3_m7"))
 
 
 def test_every_figure_has_a_name_that_all_trackers_take_and_is_a_float(found):
@@ -38,7 +39,7 @@ def test_what_is_not_known_has_no_line(found):
 
 
 def test_a_stream_has_its_figures_too():
-    values = debubble.scalars(debubble.find(DATA / "serving" / "k4"))
+    values = debubble.scalars(debubble.find(analyse_recording(DATA / "serving" / "k4")))
     assert values["debubble/bubble_fraction"] > 0
     assert values["debubble/cause/uneven_fraction"] > 0
 

@@ -12,6 +12,7 @@ import pytest
 from support.services.console import REPOSITORY, type_command
 from support.timelines.by_hand import a_timeline
 from support.timelines.engine_runs import timeline_of
+from support.traces.read_once import build_recording
 from support.traces.recordings import H200
 
 from debubble.ledger.causes import Cause
@@ -22,10 +23,8 @@ from debubble.report.lanes import frame_step
 from debubble.report.palette import CAUSES, KINDS
 from debubble.report.svg import draw_svg
 from debubble.simulate.communication import Communication
-from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind
-from debubble.trace.run import find_run, read_run
 
 MS = 1_000_000
 SVG = "{http://www.w3.org/2000/svg}"
@@ -41,7 +40,7 @@ def framed(timeline, step=None):
 
 @pytest.fixture(scope="module")
 def recorded():
-    return framed(build_timeline(read_run(find_run([str(H200 / "1f1b_p3_m7")])).ranks), 2)
+    return framed(build_recording(H200 / "1f1b_p3_m7"), 2)
 
 
 def drawn(frame, answer="Ranks wait."):

@@ -10,9 +10,9 @@ import typing
 import msgspec
 import pytest
 from rich.console import Console
+from support.traces.read_once import analyse_recording, read_recording
 from support.traces.recordings import H200
 
-from debubble.analysis import analyse_found
 from debubble.answers.compare import answer_compare
 from debubble.answers.find import answer_find
 from debubble.answers.inspect import answer_inspect
@@ -31,7 +31,6 @@ from debubble.report.links import links_page
 from debubble.report.plan import plan_page
 from debubble.report.simulate import simulate_page
 from debubble.report.text import as_markdown, print_page
-from debubble.trace.run import find_run, read_run
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +40,7 @@ KNOWN = {"numbers.microbatches_per_s", "ledger.culprits.0.pass_", "hops.0.verdic
 
 @pytest.fixture(scope="module")
 def run():
-    return analyse_found(find_run([str(H200 / "1f1b_p3_m7")]))
+    return analyse_recording(H200 / "1f1b_p3_m7")
 
 
 def may_be_null(kind):
@@ -98,7 +97,7 @@ def test_links_can_be_written_without_any_of_its_values(run):
 
 
 def test_inspect_can_be_written_without_any_of_its_values():
-    check(answer_inspect(read_run(find_run([str(H200 / "1f1b_p3_m7")]))), inspect_page)
+    check(answer_inspect(read_recording(H200 / "1f1b_p3_m7")), inspect_page)
 
 
 @pytest.mark.parametrize("request_", [Request(), Request(microbatches=14)], ids=["as-is", "more"])

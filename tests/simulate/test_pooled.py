@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.traces.read_once import build_recording
 from support.traces.recordings import H200
 
 from debubble.errors import Code, UsageError
 from debubble.simulate.source import measure_source, pool_sources
-from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
-from debubble.trace.run import find_run, read_run
 
 
 def source_of(folder):
-    timeline = build_run(read_run(find_run([str(folder)])))
+    timeline = build_recording(folder)
     return measure_source(timeline, measure_pipeline(timeline, 0))
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.timelines.engine_runs import MS, MS_OF_A_PASS, costs_of, timeline_of
+from support.traces.read_once import build_recording
 from support.traces.recordings import H200
 
 from debubble.schedules import order_of
@@ -16,9 +17,7 @@ from debubble.simulate.engine import Engine, in_a_pass
 from debubble.simulate.hand_set import give_lengths
 from debubble.simulate.planned import plan_program
 from debubble.simulate.source import measure_source
-from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
-from debubble.trace.run import find_run, read_run
 
 IDLE_NS, LATE_NS = 50_000, 600_000
 
@@ -64,7 +63,7 @@ class TestLateKernels:
 
 
 def test_the_middle_of_few_steps_is_as_unsure_as_they_differ():
-    timeline = build_run(read_run(find_run([str(H200 / "1f1b_p2_m4")])))
+    timeline = build_recording(H200 / "1f1b_p2_m4")
     figures = measure_pipeline(timeline, 0)
     lasted = [window.end_ns - window.start_ns for window in figures.windows]
     assert len(lasted) > 1

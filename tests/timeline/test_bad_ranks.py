@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
+from support.traces.read_once import read_recording
 from support.traces.recordings import DATA, H200
 from timeline.test_mixed_runs import later
 
@@ -16,14 +16,13 @@ from debubble.fleet.survey import Question, measure_run
 from debubble.timeline.bubble import measure_windows
 from debubble.timeline.figures import _without_contradictions
 from debubble.trace.columns import KernelKind, Kernels, Operation, Operators, build
-from debubble.trace.run import Run, find_run, read_run
+from debubble.trace.run import Run
 
 YEAR = 365 * 86_400 * 10**9
 
 
-@cache
 def recorded(name: str = "fwd_closed_m4") -> Run:
-    return read_run(find_run([str(H200 / name)]))
+    return read_recording(H200 / name)
 
 
 def with_rank(run: Run, rank: int, **tables: object) -> Run:
@@ -81,7 +80,7 @@ def test_a_rank_whose_threads_are_all_one_is_named():
 @pytest.mark.parametrize("share", [0.1, "a stretch"])
 def test_a_rank_whose_passes_lack_kernels_is_named(share):
     """Of one step alone: others to hold it against there are none."""
-    run = read_run(find_run([str(DATA / "frameworks" / "mg_nosync")]))
+    run = read_recording(DATA / "frameworks" / "mg_nosync")
     kernels = run.ranks[2].kernels
     computes = np.flatnonzero(kernels.kind == KernelKind.COMPUTE)
     chosen = np.random.default_rng(1).choice(computes, size=len(computes) // 10, replace=False)
@@ -106,7 +105,7 @@ def test_messages_that_one_side_lacks_name_both_sides():
 
 
 def test_messages_lost_in_the_midst_of_a_stream_name_both_sides():
-    run = read_run(find_run([str(DATA / "serving" / "k4")]))
+    run = read_recording(DATA / "serving" / "k4")
     operators = run.ranks[1].operators
     moves = np.flatnonzero(np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE)))
     lost = moves[len(moves) // 3 : len(moves) // 2]
@@ -127,7 +126,7 @@ def test_messages_lost_in_the_midst_of_a_stream_name_both_sides():
     + [(r, share, ms) for r in (1, 2, 3) for share, ms in ((0.45, 20), (0.5, 5), (0.6, 50))],
 )
 def test_a_clock_that_jumps_in_the_midst_of_a_stream_is_named(rank, share, by_ms):
-    run = read_run(find_run([str(DATA / "serving" / "k4")]))
+    run = read_recording(DATA / "serving" / "k4")
     trace = run.ranks[rank]
     begin, end = trace.kernels.start_ns[[0, -1]].tolist()
     moment, by_ns = begin + round(share * (end - begin)), by_ms * 1_000_000
@@ -147,7 +146,7 @@ def test_a_clock_that_jumps_in_the_midst_of_a_stream_is_named(rank, share, by_ms
 
 
 def test_a_kernel_that_all_other_ranks_run_was_lost_on_one():
-    run = read_run(find_run([str(DATA / "serving" / "k4")]))
+    run = read_recording(DATA / "serving" / "k4")
     kernels = run.ranks[0].kernels
     numbers, counts = np.unique(
         kernels.name[kernels.kind == KernelKind.COMPUTE], return_counts=True
@@ -220,7 +219,7 @@ def test_a_step_whose_passes_hold_no_work_is_no_window():
 
 
 def test_a_table_with_a_rank_in_another_unit_is_not_measured():
-    run = read_run(find_run([str(DATA / "formats" / "slow_device.csv")]))
+    run = read_recording(DATA / "formats" / "slow_device.csv")
     [table] = run.tables
     assert warned_of(run) == []
     mine = table.rank == 1

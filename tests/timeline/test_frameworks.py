@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.traces.framework_count import count
+from support.traces.read_once import build_recording
 from support.traces.recordings import DATA, SHARED, existing
 
 from debubble.answers.ledger import say_cause
@@ -21,9 +22,7 @@ from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, weigh
 from debubble.plan.plan import make_plan
-from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
-from debubble.trace.run import find_run, read_run
 
 SHIPPED = DATA / "frameworks"
 BESIDE = SHARED / "frameworks"
@@ -43,7 +42,7 @@ def beside(name) -> Path:
 
 @cache
 def analysed(folder):
-    timeline = build_run(read_run(find_run([str(folder)])))
+    timeline = build_recording(folder)
     figures = [measure_pipeline(timeline, pipeline) for pipeline in timeline.pipelines]
     steps = [window.step for window in figures[0].windows]
     return timeline, figures, build_ledger(timeline, 0, steps)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.traces.read_once import analyse_recording
 
 import debubble
 from debubble.errors import Code
@@ -110,7 +111,7 @@ def codes(run):
 
 
 def test_find_takes_gaps_from_the_newest_capture_of_the_job_in_the_meters_folder(tmp_path):
-    traced = debubble.analyse(str(RECORDED))
+    traced = analyse_recording(RECORDED)
     write_meter(tmp_path, traced.timeline, 40)
     later = write_meter(tmp_path, traced.timeline, 60)
     alone = debubble.analyse(str(tmp_path), capture=later)
@@ -134,7 +135,7 @@ def test_find_takes_gaps_from_the_newest_capture_of_the_job_in_the_meters_folder
 
 
 def test_a_capture_that_cannot_be_read_is_none(tmp_path):
-    name = write_meter(tmp_path, debubble.analyse(str(RECORDED)).timeline, 40)
+    name = write_meter(tmp_path, analyse_recording(RECORDED).timeline, 40)
     broken = tmp_path / "captures" / f"{JOB}-step000000041"
     broken.mkdir(parents=True)
     (broken / "rank0.json").write_text('{"traceEvents": []}')

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.traces.read_once import build_recording
 from support.traces.recordings import recorded_run
 
-from debubble.timeline.build import build_timeline
 from debubble.timeline.memory import PassKernels, StagePasses, count_layers, recomputed_share
-from debubble.trace.run import find_run, read_run
 
 MIB = 1024**2
 # One block of width 4096 keeps, of 1024 tokens in bf16: input, norm's output, 4x wide twice.
@@ -22,7 +21,7 @@ BLOCK_BYTES = MESSAGE_BYTES * (1 + 1 + 4 + 4)
 
 def timeline_of(name):
     folder = recorded_run(name)
-    return build_timeline(read_run(find_run([str(folder)])).ranks), folder
+    return build_recording(folder), folder
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 from support.simulator.analysis import setup_of
 from support.simulator.devices import Play
 from support.simulator.written_traces import Clock, Writing, write_run
+from support.traces.read_once import read_recording
 from support.traces.recordings import recorded_run
 from support.traces.trimmed import TABLES, without_marks
 
@@ -20,10 +20,8 @@ from debubble.trace.run import find_run, read_run
 HOUR = 3_600_000_000_000
 
 
-@cache
 def traces_of(name):
-    folder = recorded_run(name)
-    return read_run(find_run([str(folder)])).ranks
+    return read_recording(recorded_run(name)).ranks
 
 
 def later(trace, by_ns):

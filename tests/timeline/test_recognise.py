@@ -9,13 +9,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.timelines.by_hand import timeline_of_order
+from support.traces.read_once import build_recording
 from support.traces.recordings import recorded_run
 
 from debubble.errors import UsageError
 from debubble.schedules import SCHEDULES, order_of
-from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import count_microbatches, recognise_schedule
-from debubble.trace.run import find_run, read_run
 
 
 def name_of(order, **more):
@@ -114,6 +113,5 @@ def test_ranks_with_different_numbers_of_chunks_are_no_known_schedule():
 
 
 def test_the_recorded_zbv_run_is_called_zbv():
-    folder = recorded_run("zbv_m8")
-    timeline = build_timeline(read_run(find_run([str(folder)])).ranks)
+    timeline = build_recording(recorded_run("zbv_m8"))
     assert recognise_schedule(timeline, 0, 8) == "zbv"

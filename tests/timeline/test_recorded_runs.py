@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
+from support.traces.read_once import read_recording
 from support.traces.recordings import H200, SHARED, recorded_run
 
 from debubble.errors import NoPipeline
@@ -33,10 +33,8 @@ RUNS = [
 ]
 
 
-@cache
 def traces_of(name):
-    folder = recorded_run(name)
-    return read_run(find_run([str(folder)])).ranks
+    return read_recording(recorded_run(name)).ranks
 
 
 def bubble_by_definition(name, windows):

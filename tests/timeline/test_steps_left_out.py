@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import pytest
 from support.simulator.analysis import analyse, setup_of
@@ -28,10 +33,18 @@ KINDS = [
 EACH_KIND = pytest.mark.parametrize(("name", "labels", "behaviour"), KINDS)
 
 
-def run_of(folder, name, labels, behaviour, steps):
-    play = Play(setup_of(name, 4, 8, even=False, steps=steps, **behaviour))
-    write_run(play, folder, Writing(labels=labels))
-    return play, list(read_run(find_run([str(folder)])).ranks)
+@cache
+def played(name, labels, behaviour, steps):
+    play = Play(setup_of(name, 4, 8, even=False, steps=steps, **dict(behaviour)))
+    with TemporaryDirectory() as folder:
+        write_run(play, Path(folder), Writing(labels=labels))
+        return play, read_run(find_run([folder])).ranks
+
+
+def run_of(name, labels, behaviour, steps):
+    """Return a run and its traces in a list of one's own; tests cut the same few runs."""
+    play, traces = played(name, labels, tuple(behaviour.items()), steps)
+    return play, list(traces)
 
 
 def stamp(play, trace, moment_ns):
@@ -63,10 +76,8 @@ def assert_true(figures, play, steps):
 @pytest.mark.slow
 @EACH_KIND
 @pytest.mark.parametrize("cut", [(0,), (2,), (3,), (0, 1, 2, 3)])
-def test_a_step_whose_end_was_not_captured_is_left_out_and_named(
-    name, labels, behaviour, cut, tmp_path
-):
-    play, traces = run_of(tmp_path, name, labels, behaviour, steps=3)
+def test_a_step_whose_end_was_not_captured_is_left_out_and_named(name, labels, behaviour, cut):
+    play, traces = run_of(name, labels, behaviour, steps=3)
     for rank in cut:
         traces[rank] = captured(traces[rank], end_ns=middle_of(play, traces[rank], 2))
     figures, codes = measured(traces)
@@ -82,9 +93,9 @@ def test_a_step_whose_end_was_not_captured_is_left_out_and_named(
     ("name", "labels", "behaviour"), [kind for kind in KINDS if "run_ahead" in kind[2]]
 )
 def test_a_step_whose_beginning_was_not_captured_has_no_mark_and_is_named(
-    name, labels, behaviour, cut, tmp_path
+    name, labels, behaviour, cut
 ):
-    play, traces = run_of(tmp_path, name, labels, behaviour, steps=3)
+    play, traces = run_of(name, labels, behaviour, steps=3)
     for rank in cut:
         start = stamp(play, traces[rank], play.steps[0][rank].blocks[5].start_ns)
         traces[rank] = captured(traces[rank], begin_ns=start)
@@ -94,10 +105,8 @@ def test_a_step_whose_beginning_was_not_captured_has_no_mark_and_is_named(
 
 
 @EACH_KIND
-def test_a_single_step_that_is_cut_is_measured_in_part_and_marked_so(
-    name, labels, behaviour, tmp_path
-):
-    play, traces = run_of(tmp_path, name, labels, behaviour, steps=1)
+def test_a_single_step_that_is_cut_is_measured_in_part_and_marked_so(name, labels, behaviour):
+    play, traces = run_of(name, labels, behaviour, steps=1)
     cut = [captured(trace, end_ns=middle_of(play, trace, 0, 0.7)) for trace in traces]
     figures, codes = measured(cut)
     assert figures.cut
@@ -111,10 +120,8 @@ def test_a_single_step_that_is_cut_is_measured_in_part_and_marked_so(
 
 
 @EACH_KIND
-def test_the_last_kernels_may_be_missing_though_every_pass_was_begun(
-    name, labels, behaviour, tmp_path
-):
-    play, traces = run_of(tmp_path, name, labels, behaviour, steps=2)
+def test_the_last_kernels_may_be_missing_though_every_pass_was_begun(name, labels, behaviour):
+    play, traces = run_of(name, labels, behaviour, steps=2)
     kernels = [one for one in play.steps[1][0].kernels if one.computes and one.action]
     last = max(one.start_ns for one in kernels)
     if max(one.launch_ns for one in kernels) > last:
@@ -127,8 +134,8 @@ def test_the_last_kernels_may_be_missing_though_every_pass_was_begun(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("less", "more"), [(0, 3), (3, 0), (1, 2)])
-def test_only_steps_that_all_ranks_hold_are_measured(less, more, tmp_path):
-    play, traces = run_of(tmp_path, "1f1b", "none", {"fused": True, "run_ahead": False}, 4)
+def test_only_steps_that_all_ranks_hold_are_measured(less, more):
+    play, traces = run_of("1f1b", "none", {"fused": True, "run_ahead": False}, 4)
     marks = [find_steps(trace) for trace in traces]
     traces[less] = captured(traces[less], begin_ns=int(marks[less].start_ns[1]))
     traces[more] = captured(traces[more], end_ns=int(marks[more].start_ns[3]))
@@ -209,8 +216,8 @@ def test_where_all_steps_set_something_up_none_is_colder_than_the_others(tmp_pat
     assert_true(found.figures, found.play, [0, 1, 2, 3])
 
 
-def test_a_step_is_not_cold_for_being_slow(tmp_path):
-    play, traces = run_of(tmp_path, "1f1b", "none", {"fused": True, "slow_first": 3.0}, 5)
+def test_a_step_is_not_cold_for_being_slow():
+    play, traces = run_of("1f1b", "none", {"fused": True, "slow_first": 3.0}, 5)
     figures, codes = measured(traces)
     lengths = [window.length_ns for window in figures.windows]
     assert lengths[0] > 2.5 * np.median(lengths)
@@ -218,14 +225,14 @@ def test_a_step_is_not_cold_for_being_slow(tmp_path):
     assert codes == []
 
 
-def test_an_allocator_that_still_grows_is_set_up(tmp_path):
-    play, traces = run_of(tmp_path, "1f1b", "none", {"fused": True, "run_ahead": False}, 5)
+def test_an_allocator_that_still_grows_is_set_up():
+    play, traces = run_of("1f1b", "none", {"fused": True, "run_ahead": False}, 5)
     before, _ = measured(traces)
     assert len(before.windows) == 5
     moments = traces[2].memory.start_ns
     first = find_steps(traces[2]).at(moments) == 0
     reserved = np.where(first, np.cumsum(first), first.sum()) * 2**30
-    traces[2].memory.reserved_bytes[:] = reserved
+    traces[2] = replace(traces[2], memory=replace(traces[2].memory, reserved_bytes=reserved))
     figures, codes = measured(traces)
     assert_true(figures, play, [1, 2, 3, 4])
     assert codes == ["cold_steps"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from support.simulator.analysis import EARLY, FUSED, names_of, setup_of, simulated, true_names
 from support.simulator.devices import Play, true_bubbles
 from support.simulator.written_traces import Clock, Writing, write_run
+from support.traces.read_once import read_recording
 from support.traces.recordings import recorded_run
 from support.traces.trimmed import captured, in_step_with_device, without_marks
 
@@ -61,10 +64,8 @@ EACH_SIMULATED = pytest.mark.parametrize(
 )
 
 
-@cache
 def traces_of(name):
-    folder = recorded_run(name)
-    return read_run(find_run([str(folder)])).ranks
+    return read_recording(recorded_run(name)).ranks
 
 
 def analyse(traces):
@@ -140,6 +141,20 @@ def test_one_microbatch_after_the_other_is_a_server_and_stays_a_stream(labels, t
     assert "steps_inferred" not in [gap.code for gap in found.gaps]
 
 
+@cache
+def play_four_steps(name, labels):
+    play = Play(setup_of(name, 3, 6, steps=4, run_ahead=False, fused=name == "1f1b"))
+    with TemporaryDirectory() as folder:
+        write_run(play, Path(folder), Writing(labels=labels))
+        return play, read_run(find_run([folder])).ranks
+
+
+def run_of_four_steps(name, labels):
+    """Return a run and its traces, in a list of one's own."""
+    play, traces = play_four_steps(name, labels)
+    return play, list(traces)
+
+
 def begins_of(traces):
     """When each rank began each step, on the host."""
     return [find_steps(trace).start_ns for trace in traces]
@@ -147,13 +162,8 @@ def begins_of(traces):
 
 @pytest.mark.parametrize(("name", "labels"), [("1f1b", "none"), ("gpipe", "simple")])
 @pytest.mark.parametrize("late", [(0,), (1,), (2,), (0, 1, 2)])
-def test_a_capture_that_begins_in_the_middle_of_a_step_leaves_that_step_out(
-    name, labels, late, tmp_path
-):
-    setup = setup_of(name, 3, 6, steps=4, run_ahead=False, fused=name == "1f1b")
-    play = Play(setup)
-    write_run(play, tmp_path, Writing(labels=labels))
-    traces = list(read_run(find_run([str(tmp_path)])).ranks)
+def test_a_capture_that_begins_in_the_middle_of_a_step_leaves_that_step_out(name, labels, late):
+    play, traces = run_of_four_steps(name, labels)
     begins = begins_of(traces)
     for rank in late:
         middle = int(play.steps[0][rank].blocks[9].start_ns)
@@ -182,12 +192,8 @@ def test_a_rhythm_that_is_none_is_said(tmp_path):
 
 @pytest.mark.parametrize(("name", "labels"), [("1f1b", "none"), ("gpipe", "simple")])
 @pytest.mark.parametrize("late", [0, 1, 2])
-def test_ranks_captured_from_different_steps_on_are_joined_step_by_step(
-    name, labels, late, tmp_path
-):
-    play = Play(setup_of(name, 3, 6, steps=4, run_ahead=False, fused=name == "1f1b"))
-    write_run(play, tmp_path, Writing(labels=labels))
-    traces = list(read_run(find_run([str(tmp_path)])).ranks)
+def test_ranks_captured_from_different_steps_on_are_joined_step_by_step(name, labels, late):
+    play, traces = run_of_four_steps(name, labels)
     second = int(begins_of(traces)[late][1])
     traces[late] = captured(traces[late], begin_ns=second)
     figures, codes = analyse([without_marks(trace) for trace in traces])

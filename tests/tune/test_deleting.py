@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 
 import pytest
 from support.tuning import bench_of, play_here, tune
@@ -19,13 +20,20 @@ OTHERS = ("thesis.txt", "src/model.py", f"run001/{CAPTURE}/notes.txt", "run001/m
           f"run777/{CAPTURE}/rank0.json.gz", "runs/a.txt")  # fmt: skip
 
 
-@pytest.fixture
-def tuned(tmp_path, monkeypatch):
-    """A folder of the user's own, in which a tuning ran."""
-    monkeypatch.setattr("debubble.tune.trial.run_guarded", play_here)
-    bench = bench_of(tmp_path)
-    tune(bench, runs=1)
+@pytest.fixture(scope="module")
+def tuning(tmp_path_factory):
+    """A tuning that ran, once for all who take from it."""
+    bench = bench_of(tmp_path_factory.mktemp("tuning"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("debubble.tune.trial.run_guarded", play_here)
+        tune(bench, runs=1)
     return bench.folder
+
+
+@pytest.fixture
+def tuned(tuning, tmp_path):
+    """A folder of the user's own, in which a tuning ran."""
+    return shutil.copytree(tuning, tmp_path / "tune", symlinks=True)
 
 
 def put(folder, *names):

@@ -147,7 +147,8 @@ def _say_run(run: Run, ranks: list[RankPart]) -> str:
         parts.append(f"{counted(len(ranks), 'rank')}{world}, {held}, {events}")
     parts += [f"an op table of {counted(len(table), 'row')}" for table in run.tables]
     if run.missing_ranks:
-        parts.append(f"missing: rank {show_ranks(run.missing_ranks)}")
+        ranks_word = "rank" if len(run.missing_ranks) == 1 else "ranks"
+        parts.append(f"missing: {ranks_word} {show_ranks(run.missing_ranks)}")
     problems = [gap for gap in run.gaps if gap.code != Code.MISSING_RANKS]
     if problems:
         parts.append(counted(len(problems), "warning"))

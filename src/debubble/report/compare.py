@@ -20,7 +20,16 @@ from debubble.measure.comparison import Verdict
 from debubble.measure.measurement import middle
 from debubble.measure.store import Record, created_at
 from debubble.report.text import Page, Table
-from debubble.units import NS_PER_S, counted, printable, show_bytes, show_duration, show_share
+from debubble.units import (
+    UNKNOWN,
+    counted,
+    printable,
+    show_bytes,
+    show_known,
+    show_largest,
+    show_seconds,
+    show_share,
+)
 
 # Of a batch; what is less on both sides reads as nothing.
 _SHOWN = 0.0005
@@ -35,28 +44,23 @@ def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
         first, second = delta.before, delta.after
         if first is None and second is None:
             continue
-        numbers.rows.append(
-            (
-                label_of(found, name) + (" (decides)" if name == found.decided_by else ""),
-                show_figure(name, first.median if first else None),
-                show_figure(name, second.median if second else None),
-                show_delta(name, delta.change),
-                show_interval(name, delta.ci) or "–",
-                "–" if delta.p is None else f"{delta.p:.2g}",
-                f"{first.n if first else 0}, {second.n if second else 0}",
-            )
+        numbers.add(
+            label_of(found, name) + (" (decides)" if name == found.decided_by else ""),
+            show_figure(name, first.median if first else None),
+            show_figure(name, second.median if second else None),
+            show_delta(name, delta.change),
+            show_interval(name, delta.ci) or UNKNOWN,
+            show_known(delta.p, "{:.2g}".format),
+            f"{first.n if first else 0}, {second.n if second else 0}",
         )
     memory = Table(columns=("rank", "peak before", "peak after", "left after", ""))
     for change in found.memory:
-        left = change.headroom_bytes
-        memory.rows.append(
-            (
-                str(change.rank),
-                "–" if change.before_bytes is None else show_bytes(change.before_bytes),
-                "–" if change.after_bytes is None else show_bytes(change.after_bytes),
-                "not known" if left is None else show_bytes(left),
-                "unsafe" if change.unsafe else "",
-            )
+        memory.add(
+            str(change.rank),
+            show_known(change.before_bytes, show_bytes),
+            show_known(change.after_bytes, show_bytes),
+            show_known(change.headroom_bytes, show_bytes, "not known"),
+            "unsafe" if change.unsafe else "",
         )
     page.tables = [numbers, *_cause_tables(found), *([memory] if found.memory else [])]
     if found.setting or found.environment:
@@ -79,13 +83,11 @@ def _cause_tables(found: CompareAnswer) -> list[Table]:
         if max(one.before_fraction, one.after_fraction) < _SHOWN:
             continue
         change = one.after_fraction - one.before_fraction
-        table.rows.append(
-            (
-                one.cause.replace("_", " "),
-                show_share(one.before_fraction),
-                show_share(one.after_fraction),
-                show_delta("bubble", change),
-            )
+        table.add(
+            one.cause.replace("_", " "),
+            show_share(one.before_fraction),
+            show_share(one.after_fraction),
+            show_delta("bubble", change),
         )
     return [table]
 
@@ -123,8 +125,6 @@ def history_page(records: Sequence[Record]) -> Page:
     table = Table(columns=columns[:shown])
     for record in records:
         measurement = record.measurement
-        latency = middle(measurement.batch_latencies_s)
-        peaks = [rank.peak_bytes for rank in measurement.memory if rank.peak_bytes is not None]
         # To the minute: --json and export have the seconds.
         kept = created_at(record.created_s)[:16].replace("T", " ")
         table.rows.append(
@@ -133,10 +133,10 @@ def history_page(records: Sequence[Record]) -> Page:
                 kept,
                 str(len(measurement.samples)),
                 show_share(middle(measurement.bubble_fractions)),
-                "–" if latency is None else show_duration(latency * NS_PER_S),
-                show_bytes(max(peaks)) if peaks else "–",
-                measurement.schedule or "–",
-                str(measurement.microbatches or "–"),
+                show_known(middle(measurement.batch_latencies_s), show_seconds),
+                show_largest([rank.peak_bytes for rank in measurement.memory], show_bytes),
+                measurement.schedule or UNKNOWN,
+                show_known(measurement.microbatches),
                 " ".join(f"{key}={value}" for key, value in record.tags.items()),
             )[:shown]
         )

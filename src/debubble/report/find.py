@@ -27,13 +27,16 @@ from debubble.answers.replicas import ReplicasPart
 from debubble.ledger.causes import Cause
 from debubble.ledger.savings import ALL
 from debubble.ledger.verdict import MATTERS
-from debubble.report.text import FEW, STANDING_OUT, Page, Table, farthest
+from debubble.report.text import FEW, STANDING_OUT, Page, Table, farthest, fold
 from debubble.timeline.replicas import DRAGS
 from debubble.units import (
+    UNKNOWN,
     counted,
     show_bytes,
     show_count,
     show_gain,
+    show_known,
+    show_largest,
     show_members,
     show_number,
     show_percent,
@@ -139,14 +142,12 @@ def cause_table(account: AccountPart, whole_s: float | None, of: str = "the batc
     for cause, share in account.shares.items():
         if account.causes[cause]:
             most = next((culprit for culprit in account.culprits if culprit.cause == cause), None)
-            table.rows.append(
-                (
-                    cause.replace("_", " "),
-                    *(show_share(rank.shares[cause]) for rank in shown),
-                    show_share(share),
-                    show_seconds(share * (whole_s or 0.0)),
-                    _say_waited_for(most) if most else "",
-                )
+            table.add(
+                cause.replace("_", " "),
+                *(show_share(rank.shares[cause]) for rank in shown),
+                show_share(share),
+                show_seconds(share * (whole_s or 0.0)),
+                _say_waited_for(most) if most else "",
             )
     return table
 
@@ -192,15 +193,13 @@ def _phase_table(found: FindAnswer) -> Table:
     table = Table(columns=("phase", "batches", "tokens", "longest pass", "on stage", "device"))
     for part in found.stream.phases if found.stream else ():
         longest = max(range(len(part.pass_s)), key=lambda stage: part.pass_s[stage])
-        table.rows.append(
-            (
-                part.phase,
-                str(part.batches),
-                "–" if part.tokens is None else show_count(part.tokens),
-                show_seconds(part.pass_s[longest]),
-                str(longest),
-                show_seconds(part.device_s[longest]),
-            )
+        table.add(
+            part.phase,
+            str(part.batches),
+            show_known(part.tokens, show_count),
+            show_seconds(part.pass_s[longest]),
+            str(longest),
+            show_seconds(part.device_s[longest]),
         )
     return table
 
@@ -211,52 +210,43 @@ def _replica_table(found: ReplicasPart) -> Table:
     rows = sorted(found.replicas, key=lambda row: (-(row.late_s or 0), row.replica))
     for row in sorted(rows[:_MOST_REPLICAS], key=lambda row: row.replica):
         sign = "-" if (row.late_s or 0) < 0 else ""
-        table.rows.append(
-            (
-                str(row.replica),
-                show_members(row.ranks),
-                "–" if row.late_s is None else f"{sign}{show_seconds(abs(row.late_s))}",
-                f"{row.last_steps} of {len(found.steps)}",
-                show_seconds(row.waited_s / max(1, len(row.ranks))),
-            )
+        table.add(
+            str(row.replica),
+            show_members(row.ranks),
+            UNKNOWN if row.late_s is None else f"{sign}{show_seconds(abs(row.late_s))}",
+            f"{row.last_steps} of {len(found.steps)}",
+            show_seconds(row.waited_s / max(1, len(row.ranks))),
         )
     return table
 
 
 def _pipeline_table(found: FindAnswer) -> Table:
     """Lay out pipelines: the one shown in full, those that stand out, the others as one."""
-    every = found.pipelines
     table = Table(columns=("pipeline", "ranks", "bubble", "batch latency", "peak memory"))
-    shown = set(range(len(every)))
-    if len(every) > FEW // 2:
-        shown = {place for place, line in enumerate(every) if line.pipeline == found.shown_pipeline}
-        shown |= farthest([line.bubble_fraction for line in every])
-        shown |= farthest([line.batch_latency_s for line in every])
-    for line in (every[place] for place in sorted(shown)):
+    shown, rest = fold(
+        found.pipelines,
+        FEW // 2,
+        lambda line: line.bubble_fraction,
+        lambda line: line.batch_latency_s,
+        keep=lambda line: line.pipeline == found.shown_pipeline,
+    )
+    for line in shown:
         missing = len(line.missing_ranks)
         part = f" ({len(line.ranks)} of {len(line.ranks) + missing})" if missing else ""
-        table.rows.append(
-            (
-                str(line.pipeline),
-                show_members(line.ranks) + part,
-                show_share(line.bubble_fraction),
-                "–" if line.batch_latency_s is None else show_seconds(line.batch_latency_s),
-                "–" if line.peak_memory_bytes is None else show_bytes(line.peak_memory_bytes),
-            )
+        table.add(
+            str(line.pipeline),
+            show_members(line.ranks) + part,
+            show_share(line.bubble_fraction),
+            show_known(line.batch_latency_s, show_seconds),
+            show_known(line.peak_memory_bytes, show_bytes),
         )
-    rest = [line for place, line in enumerate(every) if place not in shown]
     if rest:
-        bubbles = [line.bubble_fraction for line in rest if line.bubble_fraction is not None]
-        times = [line.batch_latency_s for line in rest if line.batch_latency_s is not None]
-        peaks = [line.peak_memory_bytes for line in rest if line.peak_memory_bytes is not None]
-        table.rows.append(
-            (
-                f"{len(rest)} others",
-                f"{sum(len(line.ranks) for line in rest)} ranks",
-                show_range(bubbles, show_share) if bubbles else "–",
-                show_range(times, show_seconds) if times else "–",
-                show_bytes(max(peaks)) if peaks else "–",
-            )
+        table.add(
+            f"{len(rest)} others",
+            f"{sum(len(line.ranks) for line in rest)} ranks",
+            show_range([line.bubble_fraction for line in rest], show_share),
+            show_range([line.batch_latency_s for line in rest], show_seconds),
+            show_largest([line.peak_memory_bytes for line in rest], show_bytes),
         )
     return table
 
@@ -275,30 +265,26 @@ def _stage_table(stages: Sequence[StagePart]) -> Table:
     for stage, kind in rows:
         if stage.stage in kept:
             took = stage.passes[kind]
-            table.rows.append(
-                (
-                    str(stage.stage),
-                    str(stage.rank),
-                    _show_layers([stage]),
-                    kind,
-                    show_seconds(took.median_s),
-                    f"± {show_seconds(took.mad_s)}",
-                    show_count(took.n),
-                )
+            table.add(
+                str(stage.stage),
+                str(stage.rank),
+                _show_layers([stage]),
+                kind,
+                show_seconds(took.median_s),
+                f"± {show_seconds(took.mad_s)}",
+                show_count(took.n),
             )
     for kind in sorted({kind for _, kind in rows}, key="FBIW".find) if folded else ():
         rest = [stage for stage, own in rows if own == kind and stage.stage not in kept]
         if rest:
-            table.rows.append(
-                (
-                    f"{len(rest)} others",
-                    "",
-                    _show_layers(rest),
-                    kind,
-                    show_range([stage.passes[kind].median_s for stage in rest], show_seconds),
-                    f"± {show_seconds(max(stage.passes[kind].mad_s for stage in rest))}",
-                    show_range([stage.passes[kind].n for stage in rest], show_count),
-                )
+            table.add(
+                f"{len(rest)} others",
+                "",
+                _show_layers(rest),
+                kind,
+                show_range([stage.passes[kind].median_s for stage in rest], show_seconds),
+                f"± {show_seconds(max(stage.passes[kind].mad_s for stage in rest))}",
+                show_range([stage.passes[kind].n for stage in rest], show_count),
             )
     return table
 
@@ -316,66 +302,47 @@ def memory_tables(found: FindAnswer) -> list[Table]:
         columns=("rank", "static", "a microbatch in flight", "in flight", "peak"),
         title="memory, by rank",
     )
-    shown = set(range(len(known)))
-    if len(known) > FEW // 2:
-        shown = farthest([rank.peak_bytes for rank in known], STANDING_OUT // 2)
-    for rank in (known[place] for place in sorted(shown)):
-        sizes = (rank.static_bytes, rank.per_microbatch_bytes, rank.peak_bytes)
-        static, each, peak = ("–" if size is None else show_bytes(size) for size in sizes)
-        most = "–" if rank.most_in_flight is None else str(rank.most_in_flight)
-        table.rows.append((str(rank.rank), static, each, most, peak))
-    rest = [rank for place, rank in enumerate(known) if place not in shown]
-    if rest:
-        ranges = [
-            [size for size in sizes if size is not None]
-            for sizes in zip(
-                *((one.static_bytes, one.per_microbatch_bytes, one.peak_bytes) for one in rest),
-                strict=True,
-            )
-        ]
-        static, each, peak = (show_range(sizes, show_bytes) if sizes else "–" for sizes in ranges)
-        counts = [one.most_in_flight for one in rest if one.most_in_flight is not None]
-        most = show_range(counts, str) if counts else "–"
-        table.rows.append((f"{len(rest)} others", static, each, most, peak))
+    shown, rest = fold(known, FEW // 2, lambda rank: rank.peak_bytes, count=STANDING_OUT // 2)
+    for name, ranks in [
+        *((str(rank.rank), [rank]) for rank in shown),
+        *([(f"{len(rest)} others", rest)] if rest else []),
+    ]:
+        table.add(
+            name,
+            show_range([rank.static_bytes for rank in ranks], show_bytes),
+            show_range([rank.per_microbatch_bytes for rank in ranks], show_bytes),
+            show_range([rank.most_in_flight for rank in ranks], str),
+            show_range([rank.peak_bytes for rank in ranks], show_bytes),
+        )
     return [table]
 
 
 def _show_layers(stages: Sequence[StagePart]) -> str:
-    counts = [stage.layers for stage in stages if stage.layers is not None]
-    return show_range(counts, str) if counts else "–"
+    return show_range([stage.layers for stage in stages], str)
 
 
 def _hop_table(hops: Sequence[HopPart]) -> Table:
     """Lay out what each hop takes, and who waits for it."""
     table = Table(columns=("hop", "size", "wire", "wait", "buffered", "count"))
-    shown = set(range(len(hops)))
-    if len(hops) > 2 * FEW:
-        shown = farthest([hop.wire_s.median for hop in hops])
-        shown |= farthest([hop.wait_s.median for hop in hops])
-    for hop in (hops[place] for place in sorted(shown)):
-        table.rows.append(
-            (
-                f"{hop.from_rank} → {hop.to_rank}",
-                "unknown" if hop.bytes is None else show_bytes(hop.bytes),
-                "hidden" if hop.wire_s.median is None else show_seconds(hop.wire_s.median),
-                show_seconds(hop.wait_s.median),
-                show_share(hop.buffered_fraction),
-                show_count(hop.n),
-            )
+    shown, rest = fold(hops, 2 * FEW, lambda hop: hop.wire_s.median, lambda hop: hop.wait_s.median)
+    for hop in shown:
+        table.add(
+            f"{hop.from_rank} → {hop.to_rank}",
+            show_known(hop.bytes, show_bytes, "unknown"),
+            show_known(hop.wire_s.median, show_seconds, "hidden"),
+            show_seconds(hop.wait_s.median),
+            show_share(hop.buffered_fraction),
+            show_count(hop.n),
         )
-    rest = [hop for place, hop in enumerate(hops) if place not in shown]
     if rest:
-        wires = [hop.wire_s.median for hop in rest if hop.wire_s.median is not None]
         sizes = [hop.bytes for hop in rest if hop.bytes is not None]
-        table.rows.append(
-            (
-                f"{len(rest)} others",
-                "unknown" if len(sizes) < len(rest) else show_range(sizes, show_bytes),
-                show_range(wires, show_seconds) if wires else "hidden",
-                show_range([hop.wait_s.median for hop in rest], show_seconds),
-                show_range([hop.buffered_fraction for hop in rest], show_share),
-                show_range([hop.n for hop in rest], show_count),
-            )
+        table.add(
+            f"{len(rest)} others",
+            "unknown" if len(sizes) < len(rest) else show_range(sizes, show_bytes),
+            show_range([hop.wire_s.median for hop in rest], show_seconds, "hidden"),
+            show_range([hop.wait_s.median for hop in rest], show_seconds),
+            show_range([hop.buffered_fraction for hop in rest], show_share),
+            show_range([hop.n for hop in rest], show_count),
         )
     return table
 

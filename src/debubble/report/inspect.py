@@ -9,14 +9,19 @@ from typing import Any, Protocol
 import msgspec
 
 from debubble.answers.inspect import InspectAnswer, RankPart
-from debubble.report.text import FEW, Page, Table, farthest
+from debubble.report.text import (
+    FEW,
+    Page,
+    Table,
+    fold,
+)
 from debubble.server_notes import NAME, ServerNotes
 from debubble.units import (
-    NS_PER_S,
+    UNKNOWN,
     counted,
     show_bytes,
     show_count,
-    show_duration,
+    show_known,
     show_number,
     show_range,
     show_ranks,
@@ -61,47 +66,33 @@ def rank_table(ranks: Sequence[RankPart]) -> Table:
     """Lay out what each rank's trace holds; of many, those that stand out."""
     columns = "rank|device|steps|events|kernels|span|busy|sent|to|peak"
     table = Table(columns=tuple(columns.split("|")))
-    shown = set(range(len(ranks)))
-    if len(ranks) > 2 * FEW:
-        shown = farthest([rank.events for rank in ranks])
-        shown |= farthest([rank.busy_fraction for rank in ranks])
-    for rank in (ranks[place] for place in sorted(shown)):
-        size = "size unknown" if rank.sent_bytes is None else show_bytes(rank.sent_bytes)
-        peak = rank.peak_memory_bytes
-        table.rows.append(
-            (
-                str(rank.rank),
-                _without_vendor(rank.device),
-                str(len(rank.steps)),
-                show_count(rank.events),
-                show_count(rank.kernels),
-                "–" if rank.span_s is None else show_seconds(rank.span_s),
-                show_share(rank.busy_fraction),
-                size if rank.sends else "–",
-                show_ranks(rank.peers) or "–",
-                "–" if peak is None else show_bytes(peak),
-            )
+    shown, rest = fold(ranks, 2 * FEW, lambda rank: rank.events, lambda rank: rank.busy_fraction)
+    for rank in shown:
+        table.add(
+            str(rank.rank),
+            _without_vendor(rank.device),
+            str(len(rank.steps)),
+            show_count(rank.events),
+            show_count(rank.kernels),
+            show_known(rank.span_s, show_seconds),
+            show_share(rank.busy_fraction),
+            show_known(rank.sent_bytes, show_bytes, "size unknown") if rank.sends else UNKNOWN,
+            show_ranks(rank.peers) or UNKNOWN,
+            show_known(rank.peak_memory_bytes, show_bytes),
         )
-    rest = [rank for place, rank in enumerate(ranks) if place not in shown]
     if rest:
-        spans = [rank.span_s for rank in rest if rank.span_s is not None]
-        busy = [rank.busy_fraction for rank in rest if rank.busy_fraction is not None]
-        sent = [rank.sent_bytes for rank in rest if rank.sent_bytes is not None]
-        peaks = [rank.peak_memory_bytes for rank in rest if rank.peak_memory_bytes is not None]
         devices = sorted({_without_vendor(rank.device) for rank in rest})
-        table.rows.append(
-            (
-                f"{len(rest)} others",
-                devices[0] if len(devices) == 1 else counted(len(devices), "device"),
-                show_range([len(rank.steps) for rank in rest], str),
-                show_range([rank.events for rank in rest], show_count),
-                show_range([rank.kernels for rank in rest], show_count),
-                show_range(spans, show_seconds) if spans else "–",
-                show_range(busy, show_share) if busy else "–",
-                show_range(sent, show_bytes) if sent else "–",
-                "",
-                show_range(peaks, show_bytes) if peaks else "–",
-            )
+        table.add(
+            f"{len(rest)} others",
+            devices[0] if len(devices) == 1 else counted(len(devices), "device"),
+            show_range([len(rank.steps) for rank in rest], str),
+            show_range([rank.events for rank in rest], show_count),
+            show_range([rank.kernels for rank in rest], show_count),
+            show_range([rank.span_s for rank in rest], show_seconds),
+            show_range([rank.busy_fraction for rank in rest], show_share),
+            show_range([rank.sent_bytes for rank in rest], show_bytes),
+            "",
+            show_range([rank.peak_memory_bytes for rank in rest], show_bytes),
         )
     return table
 
@@ -139,66 +130,49 @@ class ServerAnswer(Protocol):
         """What the server did before, under and after the profiler."""
 
 
+# What lies in a folder that a job left, by rank.
+_TRACES, _TABLES = "rank*.json.gz", "rank*.csv"
+
+
 def capture_page(captures: Sequence[Path], next_command: str) -> Page:
     """Say what a job left."""
-    table = Table(columns=("capture", "ranks", "traces"))
-    for folder in captures:
-        traces = _traces(folder)
-        table.rows.append((folder.name, str(len(traces)), str(folder)))
-    ranks = max(len(_traces(folder)) for folder in captures)
-    return Page(
-        answer=f"{counted(len(captures), 'capture')} of {counted(ranks, 'rank')}.",
-        tables=[table],
-        next_command=next_command,
-    )
-
-
-def capture_json(captures: Sequence[Path]) -> dict[str, Any]:
-    """Return the same as data."""
-    return {
-        "schema": SCHEMA,
-        "source": "command",
-        "captures": [
-            {
-                "name": folder.name,
-                "folder": str(folder),
-                "traces": [str(trace) for trace in _traces(folder)],
-            }
-            for folder in captures
-        ],
-    }
+    table, ranks = _folder_table(captures, ("capture", "ranks", "traces"), _TRACES)
+    said = f"{counted(len(captures), 'capture')} of {counted(ranks, 'rank')}."
+    return Page(answer=said, tables=[table], next_command=next_command)
 
 
 def meter_page(segments: Sequence[Path], next_command: str) -> Page:
     """Say what a meter left."""
-    table = Table(columns=("segment", "ranks", "tables"))
-    for folder in segments:
-        table.rows.append((folder.name, str(len(_tables(folder))), str(folder)))
-    ranks = max(len(_tables(folder)) for folder in segments)
-    return Page(
-        answer=f"{counted(len(segments), 'segment')} of {counted(ranks, 'rank')} metered.",
-        tables=[table],
-        next_command=next_command,
-    )
+    table, ranks = _folder_table(segments, ("segment", "ranks", "tables"), _TABLES)
+    said = f"{counted(len(segments), 'segment')} of {counted(ranks, 'rank')} metered."
+    return Page(answer=said, tables=[table], next_command=next_command)
+
+
+def _folder_table(
+    folders: Sequence[Path], columns: tuple[str, ...], pattern: str
+) -> tuple[Table, int]:
+    """Lay out folders with their ranks, and return how many ranks the fullest has."""
+    table, ranks = Table(columns=columns), [len(list(each.glob(pattern))) for each in folders]
+    for folder, count in zip(folders, ranks, strict=True):
+        table.add(folder.name, str(count), str(folder))
+    return table, max(ranks)
+
+
+def capture_json(captures: Sequence[Path]) -> dict[str, Any]:
+    """Return what a job left as data."""
+    held = [_folder_json(folder, "traces", _TRACES) for folder in captures]
+    return {"schema": SCHEMA, "source": "command", "captures": held}
 
 
 def meter_json(segments: Sequence[Path]) -> dict[str, Any]:
-    """Return the same as data."""
-    return {
-        "schema": METER_SCHEMA,
-        "segments": [
-            {
-                "name": folder.name,
-                "folder": str(folder),
-                "tables": [str(table) for table in _tables(folder)],
-            }
-            for folder in segments
-        ],
-    }
+    """Return what a meter left as data."""
+    held = [_folder_json(folder, "tables", _TABLES) for folder in segments]
+    return {"schema": METER_SCHEMA, "segments": held}
 
 
-def _tables(folder: Path) -> list[Path]:
-    return sorted(folder.glob("rank*.csv"))
+def _folder_json(folder: Path, what: str, pattern: str) -> dict[str, Any]:
+    files = [str(file) for file in sorted(folder.glob(pattern))]
+    return {"name": folder.name, "folder": str(folder), what: files}
 
 
 def server_page(answer: ServerAnswer, next_command: str) -> Page:
@@ -250,27 +224,14 @@ def _metrics_table(notes: ServerNotes) -> Table:
     for name, span in spans.items():
         if span is None:
             continue
-        counts = (
-            span.tokens_in_per_s,
-            span.tokens_out_per_s,
-            span.requests_running,
-            span.requests_waiting,
-        )
-        times = (span.seconds, span.ttft_s, span.tpot_s)
-        took, first, later = (
-            "–" if time is None else show_duration(time * NS_PER_S) for time in times
-        )
-        table.rows.append(
-            (
-                name,
-                took,
-                *("–" if count is None else show_number(count) for count in counts),
-                first,
-                later,
-            )
+        table.add(
+            name,
+            show_known(span.seconds, show_seconds),
+            show_known(span.tokens_in_per_s, show_number),
+            show_known(span.tokens_out_per_s, show_number),
+            show_known(span.requests_running, show_number),
+            show_known(span.requests_waiting, show_number),
+            show_known(span.ttft_s, show_seconds),
+            show_known(span.tpot_s, show_seconds),
         )
     return table
-
-
-def _traces(folder: Path) -> list[Path]:
-    return sorted(folder.glob("rank*.json.gz"))

@@ -23,12 +23,18 @@ from debubble.links.logs.model import (
     Topology,
 )
 from debubble.links.logs.pairs import PairResult
-from debubble.report.text import FEW, Page, Table, farthest
+from debubble.report.text import (
+    FEW,
+    Page,
+    Table,
+    fold,
+)
 from debubble.units import (
-    NS_PER_S,
+    UNKNOWN,
     counted,
     show_bytes,
     show_duration,
+    show_known,
     show_range,
     show_rate,
     show_seconds,
@@ -60,44 +66,40 @@ def _table(hops: Sequence[LinkPart]) -> Table:
     columns = "hop|size|one message|rate|both ways|wait|buffered|class|verdict|costs"
     table = Table(columns=tuple(columns.split("|")))
     place_of_class = table.columns.index("class")
-    shown = set(range(len(hops)))
-    if len(hops) > 2 * FEW:
-        shown = {place for place, hop in enumerate(hops) if hop.verdict == Verdict.SLOW}
-        shown |= farthest([hop.one_message_bytes_per_s for hop in hops])
-    for hop in (hops[place] for place in sorted(shown)):
-        alone, rate, both = hop.one_message_s, hop.one_message_bytes_per_s, hop.both_ways_s
-        table.rows.append(
-            (
-                f"{hop.from_rank} → {hop.to_rank}",
-                "unknown" if hop.bytes is None else show_bytes(hop.bytes),
-                "hidden" if alone is None else show_seconds(alone),
-                "–" if rate is None else show_rate(rate),
-                "–" if both is None or both.median is None else show_seconds(both.median),
-                show_seconds(hop.wait_s.median),
-                show_share(hop.buffered_fraction),
-                "–" if hop.class_ is None else hop.class_ + ("" if hop.class_stated else "?"),
-                str(hop.verdict),
-                "–" if hop.cost_per_batch_s is None else show_seconds(max(hop.cost_per_batch_s, 0)),
-            )
+    shown, rest = fold(
+        hops,
+        2 * FEW,
+        lambda hop: hop.one_message_bytes_per_s,
+        keep=lambda hop: hop.verdict == Verdict.SLOW,
+    )
+    for hop in shown:
+        cost = hop.cost_per_batch_s
+        table.add(
+            f"{hop.from_rank} → {hop.to_rank}",
+            show_known(hop.bytes, show_bytes, "unknown"),
+            show_known(hop.one_message_s, show_seconds, "hidden"),
+            show_known(hop.one_message_bytes_per_s, show_rate),
+            show_known(hop.both_ways_s.median if hop.both_ways_s else None, show_seconds),
+            show_seconds(hop.wait_s.median),
+            show_share(hop.buffered_fraction),
+            UNKNOWN if hop.class_ is None else hop.class_ + ("" if hop.class_stated else "?"),
+            str(hop.verdict),
+            UNKNOWN if cost is None else show_seconds(max(cost, 0)),
         )
-    rest = [hop for place, hop in enumerate(hops) if place not in shown]
     if rest:
         sizes = [hop.bytes for hop in rest if hop.bytes is not None]
-        times = [hop.one_message_s for hop in rest if hop.one_message_s is not None]
-        rates = [hop.one_message_bytes_per_s for hop in rest if hop.one_message_bytes_per_s]
-        table.rows.append(
-            (
-                f"{len(rest)} others",
-                "unknown" if len(sizes) < len(rest) else show_range(sizes, show_bytes),
-                show_range(times, show_seconds) if times else "hidden",
-                show_range(rates, show_rate) if rates else "–",
-                "",
-                show_range([hop.wait_s.median for hop in rest], show_seconds),
-                "",
-                "",
-                " or ".join(sorted({str(hop.verdict) for hop in rest})),
-                "",
-            )
+        rates = [hop.one_message_bytes_per_s for hop in rest]
+        table.add(
+            f"{len(rest)} others",
+            "unknown" if len(sizes) < len(rest) else show_range(sizes, show_bytes),
+            show_range([hop.one_message_s for hop in rest], show_seconds, "hidden"),
+            show_range(rates, show_rate),
+            "",
+            show_range([hop.wait_s.median for hop in rest], show_seconds),
+            "",
+            "",
+            " or ".join(sorted({str(hop.verdict) for hop in rest})),
+            "",
         )
     if all(hop.class_ is None for hop in hops):  # nobody said what they are made of
         table.columns, *table.rows = (
@@ -176,16 +178,14 @@ def logs_page(
 def _pair_table(pairs: Sequence[PairResult]) -> Table:
     table = Table(columns=("hop", "largest", "rate", "latency", "bandwidth", "verdict", "file"))
     for result in pairs:
-        table.rows.append(
-            (
-                f"{result.pair[0]} {'↔' if result.both_ways else '→'} {result.pair[1]}",
-                show_bytes(result.size_bytes),
-                show_rate(result.bytes_per_s),
-                "–" if result.fit is None else show_duration(result.fit.latency_ns),
-                "–" if result.fit is None else show_rate(result.fit.bytes_per_s),
-                str(result.judgement.verdict),
-                result.file,
-            )
+        table.add(
+            f"{result.pair[0]} {'↔' if result.both_ways else '→'} {result.pair[1]}",
+            show_bytes(result.size_bytes),
+            show_rate(result.bytes_per_s),
+            show_known(result.fit, lambda fit: show_duration(fit.latency_ns)),
+            show_known(result.fit, lambda fit: show_rate(fit.bytes_per_s)),
+            str(result.judgement.verdict),
+            result.file,
         )
     return table
 
@@ -245,15 +245,13 @@ def _nccl_table(log: NcclLog) -> Table:
     )
     for row in log.rows:
         out, into = row.out_of_place, row.in_place
-        table.rows.append(
-            (
-                show_bytes(row.size_bytes),
-                "–" if out is None else show_duration(out.time_us * 1000),
-                "–" if out is None else show_rate(out.algbw_gb_s * GB),
-                "–" if out is None else show_rate(out.busbw_gb_s * GB),
-                "–" if into is None else show_duration(into.time_us * 1000),
-                "–" if into is None else show_rate(into.busbw_gb_s * GB),
-            )
+        table.add(
+            show_bytes(row.size_bytes),
+            show_known(out, lambda timing: show_duration(timing.time_us * 1000)),
+            show_known(out, lambda timing: show_rate(timing.algbw_gb_s * GB)),
+            show_known(out, lambda timing: show_rate(timing.busbw_gb_s * GB)),
+            show_known(into, lambda timing: show_duration(timing.time_us * 1000)),
+            show_known(into, lambda timing: show_rate(timing.busbw_gb_s * GB)),
         )
     return table
 
@@ -266,8 +264,8 @@ def _matrix_table(log: MatrixLog) -> Table:
         shown = " ".join(
             "N/A" if cell is None else f"{cell:g}" for row in test.cells for cell in row
         )
-        total = "–" if test.total is None else f"{test.total:g} {test.unit}"
-        table.rows.append((test.name, shown or test.status, total))
+        total = UNKNOWN if test.total is None else f"{test.total:g} {test.unit}"
+        table.add(test.name, shown or test.status, total)
     return table
 
 
@@ -292,18 +290,15 @@ def live_page(
     )
     for hop in hops:
         last = hop.rungs[-1]
-        both = hop.both_ways_bytes_per_s
-        table.rows.append(
-            (
-                f"{hop.hop[0]} → {hop.hop[1]}",
-                show_bytes(last.size_bytes),
-                show_duration(last.one_way.alone_s * NS_PER_S),
-                show_rate(hop.bytes_per_s),
-                "–" if both is None else show_rate(both),
-                "–" if hop.fit is None else show_duration(hop.fit.latency_ns),
-                "–" if hop.fit is None else show_rate(hop.fit.bytes_per_s),
-                str(hop.judgement.verdict),
-            )
+        table.add(
+            f"{hop.hop[0]} → {hop.hop[1]}",
+            show_bytes(last.size_bytes),
+            show_seconds(last.one_way.alone_s),
+            show_rate(hop.bytes_per_s),
+            show_known(hop.both_ways_bytes_per_s, show_rate),
+            show_known(hop.fit, lambda fit: show_duration(fit.latency_ns)),
+            show_known(hop.fit, lambda fit: show_rate(fit.bytes_per_s)),
+            str(hop.judgement.verdict),
         )
     page.tables = [table]
     page.notes = [_about(measured)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 from debubble.answers.context_length import CachePart, LengthPart, least_left, name_length
 from debubble.answers.ledger import say_rates, worth_cells, worth_columns
@@ -18,6 +17,7 @@ from debubble.units import (
     show_count,
     show_gain,
     show_gains,
+    show_known,
     show_number,
     show_range,
     show_seconds,
@@ -72,17 +72,15 @@ def _option_tables(found: PlanAnswer) -> Iterator[Table]:
     for option in found.options:
         low, high = option.interval.batch_latency_s or (0.0, 0.0)
         table = larger if option.changes_training else same
-        table.rows.append(
-            (
-                option.words,
-                show_seconds(option.numbers.batch_latency_s),
-                show_between(show_seconds(low), show_seconds(high)),
-                show_share(option.numbers.bubble_fraction),
-                show_change(option.throughput_gain_fraction),
-                least_left(option.headroom_bytes) or "unknown",
-                option.advice,
-                *worth_cells(found.rates, option.worth),
-            )
+        table.add(
+            option.words,
+            show_seconds(option.numbers.batch_latency_s),
+            show_between(show_seconds(low), show_seconds(high)),
+            show_share(option.numbers.bubble_fraction),
+            show_change(option.throughput_gain_fraction),
+            least_left(option.headroom_bytes) or "unknown",
+            option.advice,
+            *worth_cells(found.rates, option.worth),
         )
     yield same
     if larger.rows:
@@ -97,16 +95,14 @@ def _length_table(found: PlanAnswer, length: LengthPart) -> Table:
         title=f"with {name}, against the unchanged run there",
     )
     for there in length.options:
-        table.rows.append(
-            (
-                "–" if there.rank is None else str(there.rank),
-                found.options[there.option].words,
-                show_seconds(there.numbers.batch_latency_s),
-                show_share(there.numbers.bubble_fraction),
-                show_change(there.throughput_gain_fraction),
-                least_left(there.headroom_bytes) or "unknown",
-                there.fate,
-            )
+        table.add(
+            show_known(there.rank),
+            found.options[there.option].words,
+            show_seconds(there.numbers.batch_latency_s),
+            show_share(there.numbers.bubble_fraction),
+            show_change(there.throughput_gain_fraction),
+            least_left(there.headroom_bytes) or "unknown",
+            there.fate,
         )
     return table
 
@@ -117,27 +113,22 @@ def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
         columns=("split", "KV cache tokens", "more", "limited by", "batch", "throughput"),
         title="KV cache: the rank with the least room for each of its layers limits all",
     )
-    table.rows.append(
-        (
-            f"{','.join(map(str, found.baseline.split or ()))} (now)",
-            show_count(cache.tokens),
-            "",
-            f"rank {cache.limited_by_rank}",
-            show_seconds(found.baseline.numbers.batch_latency_s),
-            "",
-        )
+    table.add(
+        f"{','.join(map(str, found.baseline.split or ()))} (now)",
+        show_count(cache.tokens),
+        "",
+        f"rank {cache.limited_by_rank}",
+        show_seconds(found.baseline.numbers.batch_latency_s),
+        "",
     )
     for option in cache.options:
-        gain = option.tokens_gain_fraction
-        table.rows.append(
-            (
-                ",".join(map(str, option.change.split or ())),
-                show_count(option.tokens),
-                "–" if gain is None else show_change(gain),
-                f"rank {option.limited_by_rank}",
-                show_seconds(option.batch_latency_s),
-                show_change(option.throughput_gain_fraction),
-            )
+        table.add(
+            ",".join(map(str, option.change.split or ())),
+            show_count(option.tokens),
+            show_known(option.tokens_gain_fraction, show_change),
+            f"rank {option.limited_by_rank}",
+            show_seconds(option.batch_latency_s),
+            show_change(option.throughput_gain_fraction),
         )
     return table
 
@@ -208,7 +199,6 @@ def _emitted(found: PlanAnswer) -> list[str]:
     return [*said, f"for {emitted.framework}, {option.words}:"]
 
 
-Number = TypeVar("Number", int, float)
 _SHOWN = 8
 
 
@@ -224,33 +214,29 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
         spare=("GPU-h a day", "KV"),
     )
     now = found.as_is
-    table.rows.append(
-        (
-            "as it is",
-            show_number(now.tokens_out_per_s),
-            "",
-            "",
-            _or_dash(now.ttft_s, show_seconds),
-            show_seconds(now.tpot_s),
-            _or_dash(now.kv_tokens, show_count),
-            "",
-            *worth_cells(found.rates, None),
-        )
+    table.add(
+        "as it is",
+        show_number(now.tokens_out_per_s),
+        "",
+        "",
+        show_known(now.ttft_s, show_seconds),
+        show_seconds(now.tpot_s),
+        show_known(now.kv_tokens, show_count),
+        "",
+        *worth_cells(found.rates, None),
     )
     for option in found.options[:_SHOWN]:
         served = option.served
-        table.rows.append(
-            (
-                option.what,
-                show_number(served.tokens_out_per_s),
-                show_change(option.gain_fraction),
-                show_gains(option.low_fraction, option.high_fraction),
-                _or_dash(served.ttft_s, show_seconds),
-                show_seconds(served.tpot_s),
-                _or_dash(served.kv_tokens, show_count),
-                option.verdict,
-                *worth_cells(found.rates, option.worth),
-            )
+        table.add(
+            option.what,
+            show_number(served.tokens_out_per_s),
+            show_change(option.gain_fraction),
+            show_gains(option.low_fraction, option.high_fraction),
+            show_known(served.ttft_s, show_seconds),
+            show_seconds(served.tpot_s),
+            show_known(served.kv_tokens, show_count),
+            option.verdict,
+            *worth_cells(found.rates, option.worth),
         )
     page.tables = [table]
     page.findings = [
@@ -265,7 +251,3 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
     if found.emitted is not None and found.emitted.reason:
         page.notes.append(f"not written for {found.emitted.framework}: {found.emitted.reason}")
     return page
-
-
-def _or_dash(value: Number | None, show: Callable[[Number], str]) -> str:
-    return "–" if value is None else show(value)

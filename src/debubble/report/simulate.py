@@ -11,11 +11,14 @@ from debubble.report.text import Page, Table
 from debubble.simulate.hand_set import UNIT_NS
 from debubble.units import (
     NS_PER_S,
+    UNKNOWN,
     counted,
     show_bytes,
     show_count,
     show_duration,
     show_gain,
+    show_known,
+    show_largest,
     show_number,
     show_percent,
     show_seconds,
@@ -71,14 +74,12 @@ def _hand_table(found: SimulateAnswer) -> Table:
     table = Table(columns=("rank", "stage", "computes", "waits", "bubble"))
     for rank in found.ranks:
         waits = rank.bubble_fraction or 0.0
-        table.rows.append(
-            (
-                str(rank.rank),
-                " ".join(map(str, rank.stages)),
-                _show_length(found, 1 - waits),
-                _show_length(found, waits),
-                show_share(rank.bubble_fraction),
-            )
+        table.add(
+            str(rank.rank),
+            " ".join(map(str, rank.stages)),
+            _show_length(found, 1 - waits),
+            _show_length(found, waits),
+            show_share(rank.bubble_fraction),
         )
     return table
 
@@ -92,7 +93,7 @@ def _show_length(found: SimulateAnswer, share: float) -> str:
 
 
 def _number_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
-    numbers, was = found.numbers, [peak for peak in measured.peak_memory_bytes if peak is not None]
+    numbers = found.numbers
     simulated = "simulated" if found.given.changes_nothing else "would be"
     table = Table(columns=("number", "measured", simulated))
     table.rows = [
@@ -120,13 +121,11 @@ def _number_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
     ]
     if measured.tokens_per_s is not None:
         tokens = measured.tokens_per_s, numbers.tokens_per_s or 0.0
-        table.rows.append(("tokens a second", *map(show_number, tokens)))
-    table.rows.append(
-        (
-            "peak memory, largest rank",
-            show_bytes(max(was)) if was else "–",
-            show_bytes(max(numbers.peak_memory_bytes)) if numbers.peak_memory_bytes else "–",
-        )
+        table.add("tokens a second", *map(show_number, tokens))
+    table.add(
+        "peak memory, largest rank",
+        show_largest(measured.peak_memory_bytes, show_bytes),
+        show_largest(numbers.peak_memory_bytes or (), show_bytes),
     )
     return table
 
@@ -141,15 +140,13 @@ def _rank_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
         strict=True,
     )
     for rank, sizes in zip(found.ranks, memory, strict=True):
-        table.rows.append(
-            (
-                str(rank.rank),
-                " ".join(map(str, rank.stages)),
-                " ".join(str(split[stage]) for stage in rank.stages) if split else "–",
-                show_share(rank.bubble_fraction),
-                show_share(rank.measured_bubble_fraction),
-                *("–" if size is None else show_bytes(size) for size in sizes),
-            )
+        table.add(
+            str(rank.rank),
+            " ".join(map(str, rank.stages)),
+            " ".join(str(split[stage]) for stage in rank.stages) if split else UNKNOWN,
+            show_share(rank.bubble_fraction),
+            show_share(rank.measured_bubble_fraction),
+            *(show_known(size, show_bytes) for size in sizes),
         )
     return table
 
@@ -174,16 +171,14 @@ def probe_page(found: ProbeAnswer, next_command: str = "") -> Page:
         title="timed on this device, one microbatch",
     )
     for part in found.parts:
-        sizes.rows.append(
-            (
-                part.part,
-                show_count(part.tokens),
-                show_duration(part.forward_s * NS_PER_S),
-                show_duration(part.backward_s * NS_PER_S) if found.trains else "–",
-                show_duration(part.input_grad_s * NS_PER_S) if found.trains else "–",
-                show_bytes(part.saved_bytes),
-                show_bytes(part.weight_bytes),
-            )
+        sizes.add(
+            part.part,
+            show_count(part.tokens),
+            show_seconds(part.forward_s),
+            show_seconds(part.backward_s) if found.trains else UNKNOWN,
+            show_seconds(part.input_grad_s) if found.trains else UNKNOWN,
+            show_bytes(part.saved_bytes),
+            show_bytes(part.weight_bytes),
         )
     page.tables.append(sizes)
     if found.pipelines:
@@ -202,7 +197,7 @@ def _say_best(found: ProbeAnswer, fitting: list[PipelinePart]) -> str:
     return (
         f"{layers} timed on {found.device}: of the pipelines asked about, {best.schedule} on"
         f" {counted(best.stages, 'rank')} with {best.microbatches} microbatches would take"
-        f" {show_duration(best.batch_latency_s * NS_PER_S)} a batch,"
+        f" {show_seconds(best.batch_latency_s)} a batch,"
         f" {show_number(best.tokens_per_s)} tokens/s, bubble {show_percent(best.bubble_fraction)}."
     )
 
@@ -238,18 +233,16 @@ def _list(found: ProbeAnswer) -> Table:
         if seen[one.stages] > max(_LISTED // len(numbers), 1):
             continue
         peak = show_bytes(max(one.peak_memory_bytes))
-        table.rows.append(
-            (
-                str(one.stages),
-                one.schedule,
-                str(one.microbatches),
-                show_count(one.tokens),
-                _show_split(one.split),
-                show_duration(one.batch_latency_s * NS_PER_S),
-                show_share(one.bubble_fraction),
-                show_number(one.tokens_per_s),
-                show_number(_tokens_a_rank(one)),
-                f"{peak}, too large" if one.fits_memory is False else peak,
-            )
+        table.add(
+            str(one.stages),
+            one.schedule,
+            str(one.microbatches),
+            show_count(one.tokens),
+            _show_split(one.split),
+            show_seconds(one.batch_latency_s),
+            show_share(one.bubble_fraction),
+            show_number(one.tokens_per_s),
+            show_number(_tokens_a_rank(one)),
+            f"{peak}, too large" if one.fits_memory is False else peak,
         )
     return table

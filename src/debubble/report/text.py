@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 from rich import box
@@ -29,6 +29,29 @@ if TYPE_CHECKING:
 FEW = 16
 # Of more, those that stand out.
 STANDING_OUT = 4
+
+
+_Row = TypeVar("_Row")
+
+
+def fold(
+    rows: Sequence[_Row],
+    most: int,
+    *figures: Callable[[_Row], float | None],
+    count: int = STANDING_OUT,
+    keep: Callable[[_Row], bool] = lambda _row: False,
+) -> tuple[list[_Row], list[_Row]]:
+    """Part rows into those to list and those to write as one line.
+
+    Of more than `most`, those are listed that are to be kept or stand out by one of their figures.
+    """
+    if len(rows) <= most:
+        return list(rows), []
+    listed = {place for place, row in enumerate(rows) if keep(row)}
+    for figure in figures:
+        listed |= farthest([figure(row) for row in rows], count)
+    others = [row for place, row in enumerate(rows) if place not in listed]
+    return [rows[place] for place in sorted(listed)], others
 
 
 def farthest(values: Sequence[float | None], count: int = STANDING_OUT) -> set[int]:
@@ -109,6 +132,10 @@ class Table:
     title: str = ""
     spare: tuple[str, ...] = ()
     """Columns that a narrow terminal does without, the first of them first: words get the room."""
+
+    def add(self, *cells: str) -> None:
+        """Put a row below the others."""
+        self.rows.append(cells)
 
 
 def refused_table(refused: Iterable[tuple[str, str]]) -> Table:

@@ -26,14 +26,18 @@ from debubble.tune.setting import Setting
 from debubble.tune.trial import Kind
 from debubble.units import (
     NS_PER_S,
+    UNKNOWN,
     counted,
     show_bytes,
     show_change,
     show_duration,
     show_gain,
+    show_known,
+    show_largest,
     show_number,
     show_percent,
     show_range,
+    show_seconds,
     show_share,
 )
 
@@ -84,14 +88,10 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
         page.findings = ["Then nothing: no option is predicted to gain beyond the noise."]
     table = Table(columns=("would try", "throughput", "batch"), title="then, the best first")
     for prospect in worth:
-        table.rows.append(
-            (
-                str(prospect.setting),
-                _predicted(prospect.expected) if prospect.expected else "not known",
-                show_duration(prospect.expected.batch_latency_s * NS_PER_S)
-                if prospect.expected
-                else "–",
-            )
+        table.add(
+            str(prospect.setting),
+            show_known(prospect.expected, _predicted, "not known"),
+            show_known(prospect.expected, lambda expected: show_seconds(expected.batch_latency_s)),
         )
     page.tables = [table] if worth else []
     page.findings += _untellable(found)
@@ -160,10 +160,10 @@ def _say_unsteady(tuned: Tuning) -> str:
         for run in standing.of(standing.now)
         if run.outcome.measurement
     ]
-    known = [length * NS_PER_S for length in lengths if length is not None]
+    known = [length for length in lengths if length is not None]
     if len(known) < 2 or max(known) / min(known) - 1 <= tuned.scope.threshold:
         return ""
-    varied = f"The unchanged setting varied {show_range(known, show_duration)} from run to run"
+    varied = f"The unchanged setting varied {show_range(known, show_seconds)} from run to run"
     return f"{varied}: smaller gains than that are not told from the machine's own."
 
 
@@ -182,26 +182,21 @@ def _serving_table(tuned: Tuning) -> Table:
     )
     for run in tuned.standing.runs:
         measurement = run.outcome.measurement
-        seen, gain = ("–", "–", "–"), "–"
+        seen, gain = (UNKNOWN,) * 3, UNKNOWN
         if measurement is not None and measurement.served is not None:
             seen = _served(measurement.served)
             gain = show_change(tuned.standing.gain_of_run(run))
         mark = " ←" if run.setting == tuned.winner else ""
-        table.rows.append(
-            (str(run.number), f"{run.setting}{mark}", _WORDS[run.outcome.kind], *seen, gain)
-        )
+        table.add(str(run.number), f"{run.setting}{mark}", _WORDS[run.outcome.kind], *seen, gain)
     return table
 
 
 def _served(served: ServerSamples) -> tuple[str, str, str]:
     """Return throughput, time to first token and time per token, in the middle."""
-    out, first, later = (
-        middle(values) for values in (served.out_per_s, served.ttft_s, served.tpot_s)
-    )
     return (
-        "–" if out is None else show_number(out),
-        "–" if first is None else show_duration(first * NS_PER_S),
-        "–" if later is None else show_duration(later * NS_PER_S),
+        show_known(middle(served.out_per_s), show_number),
+        show_known(middle(served.ttft_s), show_seconds),
+        show_known(middle(served.tpot_s), show_seconds),
     )
 
 
@@ -211,18 +206,20 @@ def _run_table(tuned: Tuning) -> Table:
         title="every run, in its order",
     )
     for run in tuned.standing.runs:
-        measurement = run.outcome.measurement
-        table.rows.append(
-            (
-                str(run.number),
-                f"{run.setting}{' ←' if run.setting == tuned.winner else ''}",
-                _WORDS[run.outcome.kind],
-                "–" if measurement is None else _bubble(measurement),
-                "–" if measurement is None else _latency(measurement),
-                "–" if measurement is None else _peak(measurement),
-                "–" if measurement is None else show_change(tuned.standing.gain_of_run(run)),
-                _predicted(run.expected) if run.expected else "–",
+        measurement, cells = run.outcome.measurement, (UNKNOWN,) * 4
+        if measurement is not None:
+            cells = (
+                _bubble(measurement),
+                _latency(measurement),
+                show_largest([rank.peak_bytes for rank in measurement.memory], show_bytes),
+                show_change(tuned.standing.gain_of_run(run)),
             )
+        table.add(
+            str(run.number),
+            f"{run.setting}{' ←' if run.setting == tuned.winner else ''}",
+            _WORDS[run.outcome.kind],
+            *cells,
+            show_known(run.expected, _predicted),
         )
     return table
 
@@ -232,18 +229,11 @@ def _predicted(expected: Expectation) -> str:
 
 
 def _bubble(measurement: Measurement) -> str:
-    share = middle(measurement.bubble_fractions)
-    return "–" if share is None else show_share(share)
+    return show_share(middle(measurement.bubble_fractions))
 
 
 def _latency(measurement: Measurement) -> str:
-    seconds = middle(measurement.batch_latencies_s)
-    return "–" if seconds is None else show_duration(seconds * NS_PER_S)
-
-
-def _peak(measurement: Measurement) -> str:
-    peaks = [rank.peak_bytes for rank in measurement.memory if rank.peak_bytes is not None]
-    return show_bytes(max(peaks)) if peaks else "–"
+    return show_known(middle(measurement.batch_latencies_s), show_seconds)
 
 
 SCHEMA = "debubble.demo/1"
@@ -273,7 +263,7 @@ def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]
         delta = made.compared.delta(name)
         if delta.before and delta.after:
             cells = [_shown(name, side.median) for side in (delta.before, delta.after)]
-            table.rows.append((name.replace("_", " "), *cells))
+            table.add(name.replace("_", " "), *cells)
     page.tables, page.gaps = [table], list(made.gaps)
     page.notes = [
         what_it_is,
@@ -333,4 +323,4 @@ def _shown(name: str, value: float) -> str:
         return show_share(value)
     if name == "throughput":
         return f"{show_number(value)} microbatches/s"
-    return show_duration(value * NS_PER_S)
+    return show_seconds(value)

@@ -1,5 +1,11 @@
 """Marks of a rank in → its steps, what a trace tells of each, and which of them are measured.
 
+Hosts run ahead of their devices. Work is of the step whose mark holds its launch, whenever it runs:
+
+    host     ├ ProfilerStep#7: launches a, b ┤├ ProfilerStep#8: launches c ┤
+    device                  a a a a a a a a a a a b b b b b b b c c c
+    →        a and b are of step 7, though b runs while the host is in step 8
+
 Set-up is what only a job's first steps do. A step that is slow, and nothing else, shows none.
 """
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from itertools import combinations
 
 import pytest
+from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, H200
 
 from debubble import api
@@ -82,15 +82,10 @@ def test_forward_passes_alone_run_in_torch_without_a_loss():
 RECORDINGS = [H200 / "1f1b_p3_m7", H200 / "fwd_closed_m4", DATA / "frameworks" / "mg_2321"]
 
 
-@cache
-def analysed(folder):
-    return api.analyse(folder)
-
-
 @pytest.mark.parametrize("framework", ["megatron", "torchtitan", "torch", "deepspeed", "vllm"])
 @pytest.mark.parametrize("folder", RECORDINGS, ids=lambda folder: folder.name)
 def test_the_option_that_is_written_is_the_first_that_was_ranked(folder, framework):
-    found = api.plan(analysed(folder), frameworks=(framework,), emit=framework)
+    found = api.plan(analyse_recording(folder), frameworks=(framework,), emit=framework)
     assert found.planned_for == framework
     # Nothing is ranked that could not be written: a repair is no framework's.
     assert all(framework in one.apply for one in found.options if "repair" not in one.words)

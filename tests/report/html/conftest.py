@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from support.requirements import need_program
 from support.services.browser import open_browser
+from support.traces.read_once import build_recording, read_recording
 from support.traces.recordings import H200
 
 from debubble.ledger.hop_health import account_for
@@ -14,16 +15,14 @@ from debubble.report.html.find import find_report
 from debubble.report.html.page import report_markup
 from debubble.report.html.views import PipelineView
 from debubble.report.text import Page
-from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
-from debubble.trace.run import find_run, read_run
 
 
 @pytest.fixture(scope="session")
 def recorded():
     """A recorded run of two ranks, as it is drawn."""
-    run = read_run(find_run([str(H200 / "1f1b_p2_m4")]))
-    timeline = build_run(run)
+    run = read_recording(H200 / "1f1b_p2_m4")
+    timeline = build_recording(H200 / "1f1b_p2_m4")
     figures = measure_pipeline(timeline, 0)
     ledger = account_for(timeline, figures)
     return PipelineView(timeline=timeline, figures=figures, ledger=ledger, traces=run.ranks)
