@@ -9,7 +9,8 @@ measured.
 
 Where there is a GPU the layers are real, all ranks share it, and NCCL talks over loopback (with
 `SLOW_HOP` naming a library that paces what a rank receives, a slow link is one of the cases). Else
-ranks are processes on gloo whose layers take a set time, asleep.
+ranks are processes on gloo whose layers take a set time, asleep: half of a backward pass is its
+weight gradient, but for the case whose layers learn nothing.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Case:
     """Width of a head behind the last layer; as many layers' worth where layers sleep."""
     slow_rank: int | None = None
     """What this rank receives is paced."""
+    learns: bool = True
+    """Layers have weights: else a backward pass is one input gradient, and cannot be cut."""
     others: tuple[dict, ...] = ()
     """Changes that are run as well."""
 
@@ -63,6 +66,7 @@ CASES = (
     Case(name="uneven split", split=(3, 3, 3, 7), others=(EVEN, ZBV)),
     Case(name="head", head=32000, others=({"split": (5, 5, 4, 2)}, {"split": (5, 4, 4, 3)}, ZBV)),
     Case(name="few microbatches", microbatches=4, others=(ZBV, {"schedule": "gpipe"})),
+    Case(name="no weights", microbatches=4, learns=False, others=({"schedule": "zb-h1"},)),
     Case(name="slow hop", slow_rank=2, others=(ZBV, {"split": (4, 5, 3, 4)})),
     Case(
         name="interleaved",
@@ -94,7 +98,8 @@ def run_rank(rank: int, job: dict) -> None:  # noqa: C901, PLR0915 (a whole prog
         dist.init_process_group("gloo")
     width, head = (4096, job["head"]) if on_gpu else (32, 0)
     number = torch.bfloat16 if on_gpu else torch.float32
-    rest = _sleeping_layer() if not on_gpu else None
+    learns = job["learns"]
+    rest, weigh = _sleeping_layer(learns=learns) if not on_gpu else (None, None)
 
     class Block(nn.Module):
         def __init__(self, times: float) -> None:
@@ -103,11 +108,18 @@ def run_rank(rank: int, job: dict) -> None:  # noqa: C901, PLR0915 (a whole prog
             if on_gpu:
                 self.up = nn.Linear(width, 4 * width, bias=False, dtype=number)
                 self.down = nn.Linear(4 * width, width, bias=False, dtype=number)
+                self.up.requires_grad_(learns)
+                self.down.requires_grad_(learns)
+            elif learns:
+                self.weight = nn.Parameter(torch.ones(width))
             self.times = times
 
         def forward(self, x):  # noqa: ANN001, ANN202
             if rest is not None:
-                return rest(self.norm(x), self.times)
+                # In this order the input gradient comes before the weight gradient.
+                weight = weigh(self.weight, self.times) if learns else None
+                rested = rest(self.norm(x), self.times)
+                return rested if weight is None else rested * weight
             return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
     class Model(nn.Module):
@@ -186,28 +198,36 @@ def run_rank(rank: int, job: dict) -> None:  # noqa: C901, PLR0915 (a whole prog
     dist.destroy_process_group()
 
 
-def _sleeping_layer():  # noqa: ANN202 (a function of torch)
-    """Return a layer that takes 4 ms forward and 8 backward, however busy the machine is."""
+def _sleeping_layer(*, learns: bool):  # noqa: ANN202 (functions of torch)
+    """Return a layer that takes 4 ms forward and 8 backward, however busy the machine is.
+
+    And its weight, whose gradient takes 4 of the 8: an operator of its own, for torch runs the
+    whole backward of one twice where I and W are apart.
+    """
     import torch  # noqa: PLC0415
 
     def asleep(seconds: float):  # noqa: ANN202 (as torch wants it)
         def sleep(x, times):  # noqa: ANN001, ANN202
-            time.sleep(seconds * times)
+            if seconds:  # to sleep for no time at all hands the core to others
+                time.sleep(seconds * times)
             return x.clone()
 
         return sleep
 
-    schema = "(Tensor x, float times) -> Tensor"
-    make = torch.library.custom_op
-    rest = make("follow::rest", asleep(0.004), mutates_args=(), schema=schema)
-    rest_back = make("follow::rest_back", asleep(0.008), mutates_args=(), schema=schema)
-    rest.register_fake(lambda x, _: torch.empty_like(x))
-    rest_back.register_fake(lambda x, _: torch.empty_like(x))
-    rest.register_autograd(
-        lambda context, gradient: (rest_back(gradient, context.times), None),
-        setup_context=lambda ctx, inputs, output: setattr(ctx, "times", inputs[1]),  # noqa: ARG005
-    )
-    return rest
+    def operator(name: str, forward_s: float, backward_s: float):  # noqa: ANN202
+        schema = "(Tensor x, float times) -> Tensor"
+        make = torch.library.custom_op
+        there = make(f"follow::{name}", asleep(forward_s), mutates_args=(), schema=schema)
+        back = make(f"follow::{name}_back", asleep(backward_s), mutates_args=(), schema=schema)
+        there.register_fake(lambda x, _: torch.empty_like(x))
+        back.register_fake(lambda x, _: torch.empty_like(x))
+        there.register_autograd(
+            lambda context, gradient: (back(gradient, context.times), None),
+            setup_context=lambda ctx, inputs, output: setattr(ctx, "times", inputs[1]),  # noqa: ARG005
+        )
+        return there
+
+    return operator("rest", 0.004, 0.004 if learns else 0.008), operator("weight", 0.0, 0.004)
 
 
 # --- the one who asks ---
@@ -274,6 +294,7 @@ def run_changed(case: Case, change, setting, place: Path, *, device: str, health
         "code": code,
         "device": device,
         "head": case.head,
+        "learns": case.learns,
         "tokens": tokens,
         "microbatches": whole.microbatches,
         "place": str(place),

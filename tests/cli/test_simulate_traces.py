@@ -67,7 +67,8 @@ def test_several_changes_go_together(tmp_path):
     assert data["throughput_gain_fraction"] > 0.2
     numbers = data["numbers"]
     assert numbers["tokens_per_s"] == pytest.approx(1024 * numbers["microbatches_per_s"])
-    assert "I and W take half of B each, and 5 % more together" in data["assumptions"]
+    said = "W takes 54 % of B, as this run shows it, and both 5 % more apart"
+    assert said in data["assumptions"]
 
 
 def test_an_order_of_ones_own_is_the_schedule_that_it_spells(tmp_path):

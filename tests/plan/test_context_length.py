@@ -50,7 +50,7 @@ def test_passes_that_grow_nearly_as_tokens_do_make_the_same_bubble_nearly_twice_
 
 
 def test_a_larger_batch_is_the_best_at_no_length_where_it_would_change_training():
-    other = at_length(plan_of(), 2.0)
+    other = at_length(plan_of(weight_share=0.5), 2.0)
     assert any(one.sure for one in other.survivors if one.changes_training)
     larger = [one.changes_training for one in other.survivors]
     assert larger == sorted(larger)

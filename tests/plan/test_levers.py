@@ -16,7 +16,7 @@ from debubble.errors import UsageError
 from debubble.plan.baseline import even_split
 from debubble.plan.change import Change
 from debubble.plan.lever import Permissions
-from debubble.plan.option import Idea, headroom_after, weigh
+from debubble.plan.option import Idea, cuts_backward, headroom_after, weigh
 from debubble.plan.plan import make_plan
 from debubble.report.plan import plan_page
 
@@ -290,3 +290,44 @@ def test_schedules_are_combined_with_the_best_split_by_what_they_take_with_it():
     together = [one.change for one in plan.options if one.lever == "combined"]
     cut_well = [one for one in together if one.split == (3, 3, 3, 3) and not one.microbatches]
     assert {one.schedule for one in cut_well} & {"zb-h1", "zb-h2"}
+
+
+def cut_options(plan):
+    """Schedules that have weight gradients apart from input gradients, by their names."""
+    return {
+        one.change.schedule: one
+        for one in plan.options
+        if one.lever == "schedule" and cuts_backward(plan.baseline, one.change)
+    }
+
+
+def test_backward_passes_are_cut_for_sure_only_where_the_run_shows_what_weights_take():
+    told = make_plan(*planned_run("1f1b", 4, 8, split=LAYERS, weight_share=0.5))
+    untold = make_plan(*planned_run("1f1b", 4, 8, split=LAYERS))
+    assert cut_options(told)
+    for name, option in cut_options(told).items():
+        assert option in told.recommended
+        assert not told.is_guess(option)
+        assert any("W takes 50 % of B, as this run shows" in said for said in option.assumptions)
+        # The same figures, for half is what is taken where nothing tells; but nobody is sure.
+        same = cut_options(untold)[name]
+        assert same.window_ns == option.window_ns
+        assert untold.is_guess(same)
+        assert same not in untold.recommended
+        assert any(said.startswith("nothing tells what W takes of B") for said in same.assumptions)
+    answer = answer_of_plan(untold)
+    advised = {one.change.schedule: one.advice for one in answer.options}
+    assert {advised[name] for name in cut_options(untold)} == {"try"}
+    assert answer.verdict.startswith("Nothing gains for sure. To try: schedule")
+    assert answer.verdict.endswith("which nothing in the run tells.")
+
+
+def test_cutting_backward_passes_that_make_no_weight_gradients_is_promised_nothing():
+    """Real layers of a gloo pipeline without weights: zb-h1 was promised +34 %, and lost 2."""
+    baseline, timeline = planned_run("1f1b", 4, 8, split=LAYERS, weight_share=0.0)
+    plan = make_plan(baseline, timeline)
+    for name in ("zb-h1", "zb-h2"):
+        option = weigh(baseline, Idea(lever="schedule", change=Change(schedule=name)))
+        assert option.throughput_gain < 0.0
+        assert any("next to no gradients of weights" in said for said in option.assumptions)
+    assert not [one for one in plan.recommended if one.change.schedule in {"zb-h1", "zb-h2"}]

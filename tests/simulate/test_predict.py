@@ -17,6 +17,7 @@ from debubble.schedules import order_of
 from debubble.simulate.communication import Communication
 from debubble.simulate.planned import planned_engine
 from debubble.simulate.predict import WhatIf, mean_lengths, predict
+from debubble.timeline.model import PassKind
 
 WIRE_NS = 4 * MS
 
@@ -198,3 +199,18 @@ def test_an_interval_is_as_wide_as_launches_differ_and_as_the_measured_steps_are
         # Four draws of five of a normal one lie within 1.28 standard deviations.
         wide = log(found.high_ns / found.low_ns) / (2 * 1.2816)
         assert wide == pytest.approx(np.hypot(0.025, unsure), rel=0.05)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+def test_a_backward_pass_is_cut_where_its_weight_gradients_end(share):
+    source = planned_run("1f1b", 2, 4, weight_share=share)[0].source
+    program, lengths, _ = run_at_means(source, "zb-h1", 4, Communication.RUNTIME)
+    whole = run_at_means(source, "1f1b", 4, Communication.RUNTIME)
+    backward = whole[1].passes[whole[0].passes.kind == PassKind.B].mean()
+    later = (program.passes.stage == 1) & (program.passes.microbatch > 0)
+    cut = {
+        kind: lengths.passes[later & (program.passes.kind == kind)].mean()
+        for kind in (PassKind.I, PassKind.W)
+    }
+    assert sum(cut.values()) == pytest.approx(1.05 * backward, rel=0.03)
+    assert cut[PassKind.W] == pytest.approx(share * 1.05 * backward, rel=0.03, abs=2)

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from support.traces.read_once import build_recording
 from support.traces.recordings import recorded_run
 
-from debubble.timeline.memory import PassKernels, StagePasses, count_layers, recomputed_share
+from debubble.timeline.memory import (
+    PassKernels,
+    StagePasses,
+    count_layers,
+    recomputed_share,
+    weight_share,
+)
+from debubble.timeline.model import PassKind
 
 MIB = 1024**2
 # One block of width 4096 keeps, of 1024 tokens in bf16: input, norm's output, 4x wide twice.
@@ -153,3 +160,80 @@ def test_microbatches_in_flight_fall_stage_by_stage_in_1f1b_and_not_in_gpipe():
     gpipe, _ = timeline_of("gpipe_m8")
     assert [rank.memory.most_in_flight for rank in one_f_one_b.ranks] == [4, 3, 2, 1]
     assert [rank.memory.most_in_flight for rank in gpipe.ranks] == [8, 8, 8, 8]
+
+
+ADD = "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>"
+GELU, NORM = "GeluBackwardCUDAKernelImpl", "layer_norm_grad_input_kernel_vectorized"
+NODE = "autograd::engine::evaluate_function: "
+ACCUMULATE = f"{NODE}torch::autograd::AccumulateGrad"
+
+
+def share_of(*kernels):
+    return weight_share([name for name, _ in kernels], np.array([took for _, took in kernels]))
+
+
+@pytest.mark.parametrize(
+    ("weight", "inward"),
+    [
+        (
+            "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN",
+            "nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT",
+        ),
+        (
+            "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_nt",
+            "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nn",
+        ),
+        (
+            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_nt_n_tilesize128x128x64_warpgroupsize1x1x1",
+            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_nn_n_tilesize128x128x64_warpgroupsize1x1x1",
+        ),
+        ("Cijk_Ailk_Bjlk_BBS_BH_MT128x128x64", "Cijk_Ailk_Bljk_BBS_BH_MT256x128x64"),
+    ],
+)
+def test_products_tell_gradients_of_weights_by_what_is_transposed(weight, inward):
+    layer = [(GELU, 10), ("Memset (Device)", 1), (weight, 40), (inward, 40), (ADD, 9)]
+    assert share_of(*layer, *layer) == pytest.approx(0.49)
+    # Either gradient may come first; what adds up activations, behind another kernel, is no weight.
+    assert share_of((inward, 40), (weight, 40), (ADD, 10), (NORM, 5), (ADD, 5)) == 0.5
+    # Frozen layers make no gradients of weights.
+    assert share_of((GELU, 10), (inward, 40), (ADD, 10)) == 0.0
+
+
+def test_no_share_of_weights_is_told_without_products_or_where_it_is_no_share():
+    assert share_of((GELU, 10), ("triton_poi_fused_add_3", 90)) is None
+    assert share_of((GELU, 10), ("nvjet_sm90_tst_128x256_64x4_NTN", 90)) is None
+    assert weight_share([], np.zeros(0, dtype=np.int64)) is None
+
+
+def test_on_a_cpu_nodes_that_are_followed_by_a_sum_of_gradients_are_for_weights():
+    product = [
+        (f"{NODE}AddmmBackward0", 60),
+        (ACCUMULATE, 1),
+        (f"{NODE}TBackward0", 1),
+        (ACCUMULATE, 1),
+    ]
+    assert share_of(*product, (f"{NODE}GeluBackward0", 37)) == pytest.approx(0.3)
+    # A node of one's own for the weight alone, as the layers of the demo have it.
+    own = [(f"{NODE}LayerBackward", 48), (f"{NODE}NativeLayerNormBackward0", 2), (ACCUMULATE, 1)]
+    assert share_of(*own, (f"{NODE}WeightBackward", 48), (ACCUMULATE, 1)) == pytest.approx(0.48)
+    assert share_of(*own) == 0.0
+
+
+def test_the_share_of_weights_in_a_recorded_run_is_that_of_the_same_layers_run_apart():
+    """1F1B and ZBV of one model; W has sums besides that B has not, some 3 % of it."""
+    whole, _ = timeline_of("1f1b_m8")
+    apart, _ = timeline_of("zbv_m8")
+    told = np.mean([share for rank in whole.ranks for share in rank.weight_shares.values()])
+    passes = apart.passes
+    later = (passes.stage > 0) & (passes.microbatch > 0)
+    took = [
+        passes.busy_ns[later & (passes.kind == kind)].sum() for kind in (PassKind.I, PassKind.W)
+    ]
+    assert told == pytest.approx(took[1] / sum(took), abs=0.02)
+    assert not any(rank.weight_shares for rank in apart.ranks)
+
+
+def test_the_shipped_run_tells_what_its_weights_take():
+    timeline, _ = timeline_of("1f1b_p2_m4")
+    shares = [share for rank in timeline.ranks for share in rank.weight_shares.values()]
+    assert shares == pytest.approx([0.55, 0.55], abs=0.02)

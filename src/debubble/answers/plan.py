@@ -514,6 +514,9 @@ def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
         )
     if not plan.options and (plan.refused or plan.left_out):
         return "Nothing can be changed: every option is refused."
+    if (cut := plan.cut_to_try) is not None:
+        untold = "if weights take half of a backward pass, which nothing in the run tells"
+        return f"Nothing gains for sure. To try: {describe(cut.change)}, {_gain(cut)} {untold}."
     if plan.recommended:
         return "Nothing to change with the batch as it is: no option gains more than the noise."
     return "Nothing to change: no option gains more than the noise of a run."

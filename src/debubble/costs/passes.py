@@ -24,7 +24,7 @@ where passes grow faster than tokens, as attention does, a square without one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -44,18 +44,9 @@ from debubble.timeline.model import (
 
 # Multiprocessors of whole devices. A process that was given a part of one (MPS, MIG) sees fewer.
 _MULTIPROCESSORS = {
-    "V100": 80,
-    "A100": 108,
-    "A800": 108,
-    "H100 PCIe": 114,
-    "H100": 132,
-    "H800": 132,
-    "H200": 132,
-    "GH200": 132,
-    "B200": 148,
-    "B300": 148,
-    "L40S": 142,
-}
+    "V100": 80, "A100": 108, "A800": 108, "H100 PCIe": 114, "H100": 132, "H800": 132,
+    "H200": 132, "GH200": 132, "B200": 148, "B300": 148, "L40S": 142,
+}  # fmt: skip
 # A device's clock follows its load with this delay or so; measured on an H200.
 TRAILING_NS = 40_000_000
 # Within a run about half of it is seen, for a device's clock follows its mean load as well: between
@@ -168,11 +159,18 @@ class PassModel:
     """How passes of each kind grow with tokens."""
     growth_spread: float = ONE_RUN_SPREAD
     """How unsure that is: of the logarithm of a time, for each e-fold of tokens."""
+    weight_shares: dict[int, float] = field(default_factory=dict)
+    """By place of the rank: what W takes of B, where B's kernels tell."""
 
     @property
     def splits_backward(self) -> bool:
         """Whether input and weight gradients were measured apart."""
         return any(kind == PassKind.I for kind, _, _ in self.base)
+
+    def weight_share(self, place: int) -> float | None:
+        """Return what W takes of B on a rank, else on the mean of others; None: nothing tells."""
+        known = self.weight_shares
+        return known.get(place, float(np.mean([*known.values()]))) if known else None
 
     def besides_layers(self, kind: int) -> tuple[float, float]:
         """Return what first and last stage have besides layers, by the kind nearest to this."""
@@ -354,6 +352,11 @@ def fit_passes(
         tells_beside=tells,
         shares={of: float(shares[rows].mean()) for of, rows in rows_of.items()},
         growth=grow_by_one_run(base),
+        weight_shares={
+            place: float(np.mean([*rank.weight_shares.values()]))
+            for place, rank in enumerate(ranks)
+            if rank.weight_shares
+        },
     )
 
 
@@ -537,11 +540,8 @@ def ranks_a_device(ranks: Sequence[RankTimeline]) -> int:
 
 
 def _is_part(rank: RankTimeline) -> bool:
-    whole = next(
-        (count for name, count in _MULTIPROCESSORS.items() if name in rank.device_name), None
-    )
-    seen = rank.multiprocessors
-    return whole is not None and seen is not None and seen < whole
+    whole = [count for name, count in _MULTIPROCESSORS.items() if name in rank.device_name]
+    return bool(whole and rank.multiprocessors and rank.multiprocessors < whole[0])
 
 
 def trailing_activity(start_ns: I64, end_ns: I64) -> F64:

@@ -19,6 +19,8 @@ from debubble.units import NS_PER_S, show_bytes, show_percent
 WORTH = 0.01
 # Stalls that differ by less are told of nobody.
 _TOLD = 0.02
+# Of a backward pass: norms alone have less for their weights.
+_NO_WEIGHTS = 0.05
 # Many draws of a short step, fewer of a long one: its middle is as sure.
 _DRAWS, _FEWEST, _PASSES = 240, 24, 50_000
 
@@ -222,8 +224,8 @@ def _assumed(  # noqa: C901 (a list of what may be said)
     """Say what the run does not show, and which hops stay slow."""
     source, change = baseline.source, idea.change
     what_if = baseline.what_if(change)
-    if change.schedule and not source.passes.splits_backward and splits_backward(what_if.order):
-        yield "I and W take half of B each, and 5 % more together"
+    if cuts_backward(baseline, change):
+        yield _apart(list(source.passes.weight_shares.values()))
     if baseline.microbatch_scale(change) != 1.0:
         yield from _grown(baseline)
     if source.passes.slope:
@@ -260,6 +262,16 @@ def _assumed(  # noqa: C901 (a list of what may be said)
     )
 
 
+def _apart(shares: Sequence[float]) -> str:
+    """Say what weight gradients take of a backward pass, and how that is known."""
+    if not shares:
+        return "nothing tells what W takes of B: half is taken, and 5 % more for both apart"
+    mean = sum(shares) / len(shares)
+    if mean < _NO_WEIGHTS:
+        return "backward passes make next to no gradients of weights: apart, I takes all of B"
+    return f"W takes {show_percent(mean)} of B, as this run shows it, and both 5 % more apart"
+
+
 def _grown(baseline: Baseline) -> Iterator[str]:
     """Say how passes and messages are taken to grow with tokens."""
     if baseline.pooled is not None and not baseline.pooled.same_tokens:
@@ -269,6 +281,13 @@ def _grown(baseline: Baseline) -> Iterator[str]:
     kinds = baseline.source.passes.growth
     if max(kinds[kind].constant for kind in kinds) > min(kinds[kind].constant for kind in kinds):
         yield "adding to gradients takes as long with any number of tokens"
+
+
+def cuts_backward(baseline: Baseline, change: Change) -> bool:
+    """Tell whether a change has input and weight gradients apart, and the run has not."""
+    if change.schedule is None or baseline.source.passes.splits_backward:
+        return False
+    return splits_backward(baseline.what_if(change).order)
 
 
 def splits_backward(order: Order) -> bool:

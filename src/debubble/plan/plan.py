@@ -26,6 +26,7 @@ from debubble.plan.option import (
     Option,
     all_fit,
     collect_later,
+    cuts_backward,
     headroom_after,
     quick_latency_s,
     weigh,
@@ -102,6 +103,24 @@ class Plan:
         return next((one for one in self.recommended if not self.changes_training(one)), None)
 
     @property
+    def cut_to_try(self) -> Option | None:
+        """What gains most by cutting backward passes, where nothing tells what weights take."""
+        return next(
+            (
+                one
+                for one in self.options
+                if self._cuts_untold(one)
+                and one.throughput_low > WORTH
+                and not self.changes_training(one)
+            ),
+            None,
+        )
+
+    def _cuts_untold(self, option: Option) -> bool:
+        told = self.baseline.source.passes.weight_shares
+        return not told and cuts_backward(self.baseline, option.change)
+
+    @property
     def remedy(self) -> Option | None:
         """Of a run that is over its limit, what fits at the lowest price.
 
@@ -122,15 +141,16 @@ class Plan:
     def is_guess(self, option: Option) -> bool:
         """Tell whether the run cannot show what an option does.
 
-        Of one size of microbatches nothing tells surely what smaller ones take; and no recording
-        shows deferred receives, which torch 2.11 does not have.
+        Of one size of microbatches nothing tells surely what smaller ones take; where kernels do
+        not tell weight gradients from input gradients, nothing what cutting them apart does; and no
+        recording shows deferred receives, which torch 2.11 does not have.
         """
         unseen = self.overlap is not None and self.overlap.slowdown is None
         no_memory = option.lever == "recompute" and option.headroom is None
         pooled = self.baseline.pooled
         two_sizes = pooled is not None and not pooled.same_tokens
         smaller = self.baseline.microbatch_scale(option.change) < 1
-        if option.change.defer_receives:
+        if option.change.defer_receives or self._cuts_untold(option):
             return True
         return (option.lever == "overlap" and unseen) or no_memory or (smaller and not two_sizes)
 

@@ -34,6 +34,11 @@ from debubble.timeline.model import F64, Flags, PassKind
 
 # Input and weight gradients apart take so much more than together: measured.
 _SPLIT_COSTS = 1.05
+# Of a backward pass the weight gradient takes so much where nothing tells: a product's two
+# gradients take the same time.
+_WEIGHT_SHARE = 0.5
+# Without gradients to be added to, W takes at least so much of what it takes with them.
+_LEAST_OF_W = 0.5
 _ROUNDS = 4
 # Draws that tell what is met, of a run of one rank; of more ranks fewer do.
 _SAMPLED = 64
@@ -431,11 +436,15 @@ def _log_length(model: PassModel, kind: int, *, first: bool, place: int, ends: b
     known = model.log_ns(kind, first=first and kind == PassKind.W, place=place)
     if known is not None:
         return known
-    half = np.exp(_whole_backward(model, first=False, place=place)) * _SPLIT_COSTS / 2
+    share = model.weight_share(place)
+    share = _WEIGHT_SHARE if share is None else share
+    usual, both = (
+        np.exp(_whole_backward(model, first=is_first, place=place)) * _SPLIT_COSTS
+        for is_first in (False, first)
+    )
     if kind == PassKind.I:
-        return float(np.log(half))
-    both = np.exp(_whole_backward(model, first=first, place=place)) * _SPLIT_COSTS
-    return float(np.log(max(both - half, half / 2)))
+        return float(np.log((1 - share) * usual))
+    return float(np.log(max(both - (1 - share) * usual, _LEAST_OF_W * share * usual, 1.0)))
 
 
 def _whole_backward(model: PassModel, *, first: bool, place: int) -> float:

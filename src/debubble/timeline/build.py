@@ -429,9 +429,15 @@ def _draw_pipeline(
         passes.append(ran)
         seen += stage_passes_of(rank, assignment, position, numbers)
     layers, again, divided = count_layers(seen), recomputed_share(seen), _divide(chain, ranks)
+    shares = {one.stage: one.weight_share for one in seen if one.weight_share is not None}
     for row, line in enumerate(lines):
-        known = tuple(layers[stage] for stage in line.stages if stage in layers)
-        lines[row] = replace(line, layers=known, recomputed_share=again, parallelism=divided)
+        lines[row] = replace(
+            line,
+            layers=tuple(layers[stage] for stage in line.stages if stage in layers),
+            weight_shares={stage: shares[stage] for stage in line.stages if stage in shares},
+            recomputed_share=again,
+            parallelism=divided,
+        )
     return lines, passes
 
 

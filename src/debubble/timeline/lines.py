@@ -16,7 +16,7 @@ import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.timeline.bubble import find_outside
-from debubble.timeline.memory import PassKernels, StagePasses, measure_memory
+from debubble.timeline.memory import PassKernels, StagePasses, measure_memory, weight_share
 from debubble.timeline.model import (
     I64,
     UNKNOWN,
@@ -453,7 +453,7 @@ def stage_passes_of(
     all others launch the same kernels. `numbers` gives names their numbers on all ranks.
     """
 
-    def launched(kind: PassKind, stage: int) -> PassKernels | None:
+    def launched(kind: PassKind, stage: int) -> tuple[PassKernels, float | None] | None:
         mine = (assignment.kind == kind) & (assignment.stage == stage) & (rank.work_step >= 0)
         mine &= ~rank.work.collective
         if not mine.any():
@@ -462,19 +462,27 @@ def stage_passes_of(
         last = int(rank.work_step[mine & (assignment.microbatch == number)].max(initial=-1))
         rows = np.flatnonzero(mine & (assignment.microbatch == number) & (rank.work_step == last))
         names = [rank.trace.names[name] for name in rank.work.name[rows].tolist()]
-        return PassKernels(
+        start, end = rank.work.start_ns[rows], rank.work.end_ns[rows]
+        kernels = PassKernels(
             name=np.array([numbers.setdefault(n, len(numbers)) for n in names], dtype=np.int32),
-            start_ns=rank.work.start_ns[rows],
-            end_ns=rank.work.end_ns[rows],
+            start_ns=start,
+            end_ns=end,
         )
+        return kernels, weight_share(names, end - start) if kind == PassKind.B else None
 
     found = []
     for stage in np.unique(assignment.stage[assignment.kind == PassKind.F]).tolist():
         forward = launched(PassKind.F, stage)
-        if forward is not None and len(forward.name):
-            number = stage if stage >= 0 else position
-            backward = launched(PassKind.B, stage)
-            found.append(StagePasses(stage=number, forward=forward, backward=backward))
+        if forward is not None and len(forward[0].name):
+            backward, share = launched(PassKind.B, stage) or (None, None)
+            found.append(
+                StagePasses(
+                    stage=stage if stage >= 0 else position,
+                    forward=forward[0],
+                    backward=backward,
+                    weight_share=share,
+                )
+            )
     return found
 
 

@@ -1,4 +1,4 @@
-"""A rank's allocations and kernels in → what its memory is for, and its layers.
+"""A rank's allocations and kernels in → what its memory is for, its layers, its weight gradients.
 
 A layer is the unit that all stages have in common: they launch the same names over and over. Inside
 a layer kernels repeat as well, so that a stage alone may show a repetition that is no layer; and a
@@ -10,10 +10,23 @@ stage of one layer shows none at all. Forward kernels, names shortened:
 
 What is not of layers is the first stage's embedding and the last one's head and loss. Where a stage
 between them has much left over, its layers are not alike, and nothing is counted.
+
+What of a backward pass is for weights, its products tell. A BLAS library counts columns first, so
+that forward a weight is transposed, and of its gradients only that of the weight has the second
+factor transposed, whatever the model; what adds it to those of earlier microbatches comes next:
+
+    gemm …_NTN  gemm …_NNT  add   gelu_backward   gemm …_NTN  gemm …_NNT  add   norm_backward …
+      weight      input   weight                    weight      input   weight
+
+On a CPU a node of autograd is one operator, and that of a product makes both gradients. What makes
+a gradient of weights is followed by the node that adds it to what is there:
+
+    MmBackward0  TBackward0  AccumulateGrad   GeluBackward0   MmBackward0  TBackward0 …
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,6 +52,25 @@ _LEAST_COVERED = 0.3
 _MOST_LEFT_OVER = 0.5
 # Layers that are alike do not take several times as long on one stage as on another.
 _MOST_APART = 2.0
+# Products by cuBLAS (`nvjet_…_NTN`, `…gemm…_nt_…`) and by AMD's Tensile, which names its indices.
+_PRODUCT = re.compile(
+    r"nvjet.*_(?P<new>[NT]{2})[NT](?:_|$)|gemm.*_(?P<old>[nt]{2})(?:_|$)"
+    r"|Cijk_(?P<amd>A(?:ilk|lik)_B(?:ljk|jlk))"
+)
+_FOR_WEIGHTS = frozenset({"NT", "nt", "Ailk_Bjlk"})
+# They are parts of products, or between them: memory set to 0, and sums over a divided product.
+_OF_PRODUCTS = re.compile(r"^Memset|splitK", re.IGNORECASE)
+_NORM_WEIGHTS = re.compile(r"GammaBeta|GradGamma")
+_ADDS = re.compile(r"CUDAFunctor(?:OnSelf)?_add")
+_NODE = "autograd::engine::evaluate_function: "
+_ACCUMULATES = f"{_NODE}torch::autograd::AccumulateGrad"
+# Views of a weight: its gradient passes through them on its way.
+_VIEWS = re.compile(r": (?:T|Transpose|Permute|View|UnsafeView|Expand|ToCopy)Backward\d+$")
+_BOTH = re.compile(r": (?:Mm|Addmm|Linear|MkldnnLinear|Convolution|MkldnnConvolution)Backward\d+$")
+_OF_TORCH, _LOOKS_UP = re.compile(r"Backward\d+$"), re.compile(r": EmbeddingBackward\d+$")
+# An input gradient takes as long as a weight gradient, which is then added to others: of recorded
+# layers the latter takes 0.53 to 0.56. Where more seems to be for weights, a part of it is not.
+_MOST_FOR_WEIGHTS = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +90,65 @@ class StagePasses:
     stage: int
     forward: PassKernels
     backward: PassKernels | None
+    weight_share: float | None = None
+    """Of the backward pass, what makes gradients of weights; None where nothing tells."""
+
+
+def weight_share(names: Sequence[str], took_ns: I64) -> float | None:
+    """Return what makes gradients of weights, of a backward pass; None where nothing tells."""
+    total = int(took_ns.sum())
+    if any(name.startswith(_NODE) for name in names):
+        found: float | None = _in_nodes(names, took_ns.tolist())
+    else:
+        found = _in_products(names, took_ns.tolist())
+    if found is None or not total or found > _MOST_FOR_WEIGHTS * total:
+        return None
+    return found / total
+
+
+def _in_products(names: Sequence[str], took_ns: Sequence[int]) -> int | None:
+    """Add up products for weights, and what adds them to others right behind; None: no product.
+
+    So for the weights of norms. Products of attention that is not one kernel look alike: of a
+    recorded layer those are a hundredth.
+    """
+    found, products = 0, 0
+    for_weights = in_group = False  # this product; one of those in a row before it
+    for name, took in zip(names, took_ns, strict=True):
+        if product := _PRODUCT.search(name):
+            products += 1
+            for_weights = product[product.lastgroup or 0] in _FOR_WEIGHTS
+            in_group |= for_weights
+            found += took * for_weights
+        elif _OF_PRODUCTS.search(name):
+            found += took * for_weights
+        elif _NORM_WEIGHTS.search(name) or (in_group and _ADDS.search(name)):
+            found += took
+            for_weights, in_group = False, True
+        else:
+            for_weights = in_group = False
+    return found if products else None
+
+
+def _in_nodes(names: Sequence[str], took_ns: Sequence[int]) -> float:
+    """Add up nodes of autograd that make gradients of weights: of a product's node it is half.
+
+    torch's others hardly take time for them (norms), or make no other (embeddings). Of a node that
+    is not torch's nothing is known but that it is followed so.
+    """
+    nodes = [row for row, name in enumerate(names) if name.startswith(_NODE)]
+    added = 0.0
+    follows = False  # the next nodes are views and one that adds to a gradient
+    for row in reversed(nodes):
+        name = names[row]
+        if name == _ACCUMULATES:
+            follows = True
+        elif not _VIEWS.search(name):
+            whole = _LOOKS_UP.search(name) or not _OF_TORCH.search(name)
+            share = 0.5 if _BOTH.search(name) else float(bool(whole))
+            added += share * took_ns[row] * follows
+            follows = False
+    return added
 
 
 def count_layers(stages: Sequence[StagePasses]) -> dict[int, StageLayers]:

@@ -461,6 +461,8 @@ class RankTimeline:
     """How its job is divided, and by whose framework."""
     recomputed_share: float = 0.0
     """Of its pipeline's layers, those whose forward kernels backward passes run once more."""
+    weight_shares: Mapping[int, float] = field(default_factory=dict)
+    """By stage: of a whole backward pass, what makes gradients of weights, where that is told."""
     outside: tuple[tuple[str, Intervals], ...] = ()
     """What it does besides its passes: optimizer, reductions, data loading."""
     collectives: RankCollectives | None = None

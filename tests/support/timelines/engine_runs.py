@@ -77,10 +77,16 @@ def _beside(program, times):
     return found
 
 
-def planned_run(name, ranks, microbatches, *, chunks=None, layers=None, **how):
-    """A baseline, and the timeline it was measured on."""
+def planned_run(name, ranks, microbatches, *, chunks=None, layers=None, weight_share=None, **how):
+    """A baseline, and the timeline it was measured on; `weight_share` is what W takes of B."""
     order = order_of(name, ranks, microbatches, chunks)
     timeline = as_timeline(*run_unsteadily(order, usual_communication(name), **how))
+    if weight_share is not None:
+        told = [
+            replace(rank, weight_shares=dict.fromkeys(rank.stages, weight_share))
+            for rank in timeline.ranks
+        ]
+        timeline = replace(timeline, ranks=tuple(told))
     layers = layers or how.get("split")
     figures = measure_pipeline(timeline, 0)
     return measure_baseline(timeline, figures, layers=layers, schedule=name), timeline
