@@ -214,3 +214,21 @@ def test_a_backward_pass_is_cut_where_its_weight_gradients_end(share):
     }
     assert sum(cut.values()) == pytest.approx(1.05 * backward, rel=0.03)
     assert cut[PassKind.W] == pytest.approx(share * 1.05 * backward, rel=0.03, abs=2)
+
+
+def test_an_interval_is_of_the_middle_of_as_many_steps_as_were_measured():
+    """Messages stall in every step anew, and in some launches more often than in others."""
+    source = a_source("1f1b", 4, 8, body=np.ones(16), tail_ns=np.repeat([0.0, 20.0 * MS], (14, 2)))
+    source = replace(source, wires=replace(source.wires, step=np.zeros(16, dtype=np.int64)))
+    order = order_of("1f1b", 4, 8)
+    what_if = WhatIf(order=order, communication=Communication.FUSED, layers=source.passes.layers)
+    found = {
+        steps: predict(replace(source, steps=tuple(range(steps))), what_if, draws=400)
+        for steps in (1, 2, 8, 1000)
+    }
+    middles = {one.window_ns for one in found.values()}
+    widths = [log(found[steps].high_ns / found[steps].low_ns) for steps in (1, 2, 8, 1000)]
+    assert len(middles) == 1
+    assert widths[0] > 1.05 * widths[1] > 1.2 * widths[2] > 1.2 * widths[3]
+    # However many steps, launches differ.
+    assert widths[3] > 2 * 1.2816 * 0.025
