@@ -16,7 +16,7 @@ from debubble.costs.wire_pools import BUFFERED_BYTES
 from debubble.schedules import order_of
 from debubble.simulate.communication import Communication
 from debubble.simulate.planned import planned_engine
-from debubble.simulate.predict import WhatIf, mean_lengths, predict
+from debubble.simulate.predict import WhatIf, enough_draws, mean_lengths, predict
 from debubble.timeline.model import PassKind
 
 WIRE_NS = 4 * MS
@@ -232,3 +232,16 @@ def test_an_interval_is_of_the_middle_of_as_many_steps_as_were_measured():
     assert widths[0] > 1.05 * widths[1] > 1.2 * widths[2] > 1.2 * widths[3]
     # However many steps, launches differ.
     assert widths[3] > 2 * 1.2816 * 0.025
+
+
+def test_a_long_step_is_drawn_less_often_and_its_interval_is_as_sure():
+    assert enough_draws(order_of("1f1b", 4, 8), 240) == 240
+    assert enough_draws(order_of("1f1b", 4, 64), 240) == 50_000 // (4 * 64 * 2)
+    assert enough_draws(order_of("gpipe", 64, 128), 240) == 12
+    source = a_source("forward-only", 2, 4)
+    order = order_of("forward-only", 2, 4)
+    same = WhatIf(order=order, communication=Communication.POSTED, layers=source.passes.layers)
+    for seed in range(8):
+        found = predict(source, same, draws=12, seed=seed)
+        wide = log(found.high_ns / found.low_ns) / (2 * 1.2816)
+        assert wide == pytest.approx(0.025, rel=0.2)
