@@ -40,6 +40,8 @@ if "--rank" not in sys.argv:  # a rank needs torch alone
 
 RANKS, LAYERS = 4, 16
 STEPS, ACTIVE = 12, 4
+# With four ranks on two cores that others use as well, a sleeper wakes so late, and no later.
+LATE_S = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,14 +204,20 @@ def _sleeping_layer(*, learns: bool):  # noqa: ANN202 (functions of torch)
     """Return a layer that takes 4 ms forward and 8 backward, however busy the machine is.
 
     And its weight, whose gradient takes 4 of the 8: an operator of its own, for torch runs the
-    whole backward of one twice where I and W are apart.
+    whole backward of one twice where I and W are apart. As on a device, layers follow each other
+    at once: what a host is late by, up to `LATE_S`, the next one sleeps less.
     """
     import torch  # noqa: PLC0415
+
+    awake = [0.0]  # when the last layer should have been done
 
     def asleep(seconds: float):  # noqa: ANN202 (as torch wants it)
         def sleep(x, times):  # noqa: ANN001, ANN202
             if seconds:  # to sleep for no time at all hands the core to others
-                time.sleep(seconds * times)
+                now = time.perf_counter()
+                begin = awake[0] if now - awake[0] < LATE_S else now
+                awake[0] = begin + seconds * times
+                time.sleep(max(awake[0] - now, 0.0))
             return x.clone()
 
         return sleep

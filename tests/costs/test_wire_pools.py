@@ -159,7 +159,7 @@ class TestWhatIsNotSeen:
         assert pools.one_way == pools.both_ways == pools.drain == pools.sending == 0.0
         assert pools.assumed == ("transfers take no time: none was seen",)
         assert pools.message_bytes == -1
-        body, tail = pools.draw(np.random.default_rng(0), 3, 2)
+        body, tail, _ = pools.draw(np.random.default_rng(0), 3, 2)
         assert body.tolist() == [[1.0, 1.0]] * 3
         assert not tail.any()
 
@@ -281,15 +281,15 @@ class TestDraws:
         pools = self.pools()
         assert pools.one_way == 10 * MS
         for same_launch in (True, False):
-            _, tail = self.drawn(pools, same_launch=same_launch)
+            _, tail, _ = self.drawn(pools, same_launch=same_launch)
             stalls = (tail > 0).mean(axis=0)
             assert np.mean(stalls == 0) == pytest.approx(0.5, abs=0.04)
-        _, tail = self.drawn(pools, same_launch=True)
+        _, tail, _ = self.drawn(pools, same_launch=True)
         stalls = (tail > 0).mean(axis=0)
         assert stalls[stalls > 0] == pytest.approx(np.full((stalls > 0).sum(), 0.5), abs=0.15)
 
     def test_steps_of_too_few_messages_are_one_sample(self):
-        _, tail = self.drawn(self.pools(count=6, calm=3), same_launch=True)
+        _, tail, _ = self.drawn(self.pools(count=6, calm=3), same_launch=True)
         stalls = (tail > 0).mean(axis=0)
         assert stalls == pytest.approx(np.full(len(stalls), 3 / 9), abs=0.15)
 
@@ -297,7 +297,7 @@ class TestDraws:
         # Every eighth message of one step stalls.
         pools = pools_of(*often(8, 0, 1, length=10))
         pools = replace(pools, tail_ns=np.arange(8) // 7 * 90.0 * MS)
-        body, tail = self.drawn(pools)
+        body, tail, _ = self.drawn(pools)
         assert set(np.unique(body)) == {1.0}
         assert set(np.unique(tail)) == {0.0, 90.0 * MS}
         stalls = (tail > 0).mean(axis=0)

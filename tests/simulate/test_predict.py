@@ -16,7 +16,7 @@ from debubble.costs.wire_pools import BUFFERED_BYTES
 from debubble.schedules import order_of
 from debubble.simulate.communication import Communication
 from debubble.simulate.planned import planned_engine
-from debubble.simulate.predict import WhatIf, mean_lengths, predict
+from debubble.simulate.predict import WhatIf, enough_draws, mean_lengths, predict
 from debubble.timeline.model import PassKind
 
 WIRE_NS = 4 * MS
@@ -214,3 +214,34 @@ def test_a_backward_pass_is_cut_where_its_weight_gradients_end(share):
     }
     assert sum(cut.values()) == pytest.approx(1.05 * backward, rel=0.03)
     assert cut[PassKind.W] == pytest.approx(share * 1.05 * backward, rel=0.03, abs=2)
+
+
+def test_an_interval_is_of_the_middle_of_as_many_steps_as_were_measured():
+    """Messages stall in every step anew, and in some launches more often than in others."""
+    source = a_source("1f1b", 4, 8, body=np.ones(16), tail_ns=np.repeat([0.0, 20.0 * MS], (14, 2)))
+    source = replace(source, wires=replace(source.wires, step=np.zeros(16, dtype=np.int64)))
+    order = order_of("1f1b", 4, 8)
+    what_if = WhatIf(order=order, communication=Communication.FUSED, layers=source.passes.layers)
+    found = {
+        steps: predict(replace(source, steps=tuple(range(steps))), what_if, draws=400)
+        for steps in (1, 2, 8, 1000)
+    }
+    middles = {one.window_ns for one in found.values()}
+    widths = [log(found[steps].high_ns / found[steps].low_ns) for steps in (1, 2, 8, 1000)]
+    assert len(middles) == 1
+    assert widths[0] > 1.05 * widths[1] > 1.2 * widths[2] > 1.2 * widths[3]
+    # However many steps, launches differ.
+    assert widths[3] > 2 * 1.2816 * 0.025
+
+
+def test_a_long_step_is_drawn_less_often_and_its_interval_is_as_sure():
+    assert enough_draws(order_of("1f1b", 4, 8), 240) == 240
+    assert enough_draws(order_of("1f1b", 4, 64), 240) == 50_000 // (4 * 64 * 2)
+    assert enough_draws(order_of("gpipe", 64, 128), 240) == 12
+    source = a_source("forward-only", 2, 4)
+    order = order_of("forward-only", 2, 4)
+    same = WhatIf(order=order, communication=Communication.POSTED, layers=source.passes.layers)
+    for seed in range(8):
+        found = predict(source, same, draws=12, seed=seed)
+        wide = log(found.high_ns / found.low_ns) / (2 * 1.2816)
+        assert wide == pytest.approx(0.025, rel=0.2)

@@ -213,11 +213,12 @@ class WirePools:
 
     def draw(
         self, random: np.random.Generator, rows: int, runs: int, *, same_launch: bool = False
-    ) -> tuple[F64, F64]:
+    ) -> tuple[F64, F64, F64]:
         """Draw body and tail of so many messages, in each of many runs from one measured step.
 
         Another launch has more stalls than the measured one, or fewer; where it is known how much
-        that does, each as if it met others.
+        that does, each as if it met others. Return also how often messages of each run's launch
+        stall, against what is expected.
         """
         order = np.argsort(self.step, kind="stable")
         _, first, count = np.unique(self.step[order], return_index=True, return_counts=True)
@@ -228,14 +229,14 @@ class WirePools:
         body, tail = self.body[picked], self.tail_ns[picked]
         stalls = self._stalls_ns
         if same_launch or not len(stalls):
-            return body, tail
+            return body, tail, np.ones(runs)
         seen = (tail > 0).mean(axis=0)
-        often = random.gamma(_LAUNCHES**-2, _LAUNCHES**2, runs)
-        often *= self.crowded_again if self.shared else seen
+        launch = random.gamma(_LAUNCHES**-2, _LAUNCHES**2, runs)
+        often = launch * (self.crowded_again if self.shared else seen)
         stays, comes = often / np.maximum(seen, 1e-9), (often - seen) / np.maximum(1 - seen, 1e-9)
         stalled = random.random(tail.shape) < np.where(tail > 0, stays, comes)
         others = random.choice(stalls, size=tail.shape)
-        return body, np.where(stalled, np.where(tail > 0, tail, others), 0.0)
+        return body, np.where(stalled, np.where(tail > 0, tail, others), 0.0), launch
 
 
 _GROWS = {

@@ -31,7 +31,7 @@ from debubble.simulate.communication import (
 )
 from debubble.simulate.engine import Engine
 from debubble.simulate.planned import planned_engine
-from debubble.simulate.predict import WhatIf, predict
+from debubble.simulate.predict import WhatIf, enough_draws, predict
 from debubble.simulate.program import OrderCycle
 from debubble.simulate.source import PooledSource, Source, measure_source, pool_sources
 from debubble.timeline.figures import PipelineFigures
@@ -406,7 +406,11 @@ def _way_that_lands(
         engine = engine_for(_sizes(source, schedule), way, rendezvous=not source.wires.buffers)
         try:
             found_ns = predict(
-                source, same, draws=_DRAWS, engine=engine, same_launch=True
+                source,
+                same,
+                draws=enough_draws(order, _DRAWS),
+                engine=engine,
+                same_launch=True,
             ).window_ns
         except OrderCycle:
             return False

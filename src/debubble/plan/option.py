@@ -12,7 +12,7 @@ from debubble.plan.baseline import Baseline
 from debubble.plan.change import SEARCHED, Change
 from debubble.schedules import Order
 from debubble.simulate.communication import runs
-from debubble.simulate.predict import Prediction, mean_lengths, predict
+from debubble.simulate.predict import Prediction, enough_draws, mean_lengths, predict
 from debubble.units import NS_PER_S, show_bytes, show_percent
 
 # What buys less is not worth doing, whatever its interval.
@@ -21,8 +21,7 @@ WORTH = 0.01
 _TOLD = 0.02
 # Of a backward pass: norms alone have less for their weights.
 _NO_WEIGHTS = 0.05
-# Many draws of a short step, fewer of a long one: its middle is as sure.
-_DRAWS, _FEWEST, _PASSES = 240, 24, 50_000
+_DRAWS = 240
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,12 +146,10 @@ def predict_idea(baseline: Baseline, idea: Idea) -> Prediction:
     """Simulate a change many times over."""
     what_if = baseline.what_if(idea.change)
     what_if = replace(what_if, wire_scale=idea.wire_scale, wire_ns=idea.wire_ns)
-    passes = sum(len(actions) for actions in what_if.order)
-    draws = max(_FEWEST, min(_DRAWS, _PASSES // passes))
     return predict(
         baseline.source,
         what_if,
-        draws=draws,
+        draws=enough_draws(what_if.order, _DRAWS),
         engine=baseline.engine(idea.change),
         same_launch=_as_it_is(baseline, idea),
     )

@@ -56,6 +56,9 @@ _MOST_TIMED = 1200
 # Of one move: 24 stages have no more than this. Of 64 stages, with 4,000 moves, 300 of the most
 # promising led to the same splits as all, on six problems of up to 290 layers.
 _MOST_NEAR = 600
+# And of a long step so many that their passes, of one kind, are no more than this: 300 of 64 ranks
+# and 128 microbatches. Each takes a millisecond there; but some are always timed.
+_MOST_PASSES, _FEWEST_TIMED = 2_500_000, 100
 # Where stages share memory or may be empty, so many splits are drawn from all over.
 _DRAWN = 2000
 # Descents begin at the best few seeds: the others mostly end in the same split.
@@ -335,8 +338,11 @@ class _Search:
         if not self.undercut:
             may_win &= bounds < self.latency_s * (1 - _ROUNDING)
         rows = np.flatnonzero(may_win)
-        if most is not None and len(rows) > most:
-            rows = rows[np.argsort(bounds[rows], kind="stable")[:most]]
+        if most is not None:
+            passes = self.problem.stage_count * self.problem.microbatches
+            most = min(most, max(_FEWEST_TIMED, _MOST_PASSES // passes))
+            if len(rows) > most:
+                rows = rows[np.argsort(bounds[rows], kind="stable")[:most]]
         keys = {row: splits[row].tobytes() for row in rows.tolist()}
         fresh = {key: row for row, key in keys.items() if key not in self.known}
         if fresh:

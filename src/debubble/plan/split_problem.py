@@ -250,18 +250,17 @@ def bound_splits(problem: SplitProblem, splits: I64) -> F64:
         _seconds_of_splits(problem, splits, part) for part in ("forward", "backward", "weight")
     )
     both = forward + backward
-    away = np.cumsum(both, axis=1) - both
+    # What one microbatch takes there and back before it is at each stage, and forward through it.
+    away, through = np.cumsum(both, axis=1) - both, np.cumsum(forward, axis=1)
     bounds = [both.sum(axis=1), (m * both + away).max(axis=1)]
     for rank in range(problem.ranks):
         mine = np.flatnonzero(problem.rank == rank)
         first, last = int(mine[0]), int(mine[-1])
         waited = both[:, mine].sum(axis=1)
-        lead = forward[:, :first].sum(axis=1)
-        back = backward[:, :first].sum(axis=1)
-        on = 0.0 if problem.trains else forward[:, last + 1 :].sum(axis=1)
+        on = 0.0 if problem.trains else through[:, -1] - through[:, last]
         bounds += [
-            m * waited + lead + back + on,
-            m * (waited + weight[:, mine].sum(axis=1)) + lead,
+            m * waited + away[:, first] + on,
+            m * (waited + weight[:, mine].sum(axis=1)) + through[:, first] - forward[:, first],
         ]
     if problem.turns is not None:
         after = both.sum(axis=1, keepdims=True) - both - away

@@ -39,7 +39,7 @@ _SAME = 0.01
 _TWO_RUNS_SPREAD = 0.05
 
 # The standard error of a median over that of a mean.
-_OF_MEDIAN = 1.25
+OF_MEDIAN = 1.25
 # Fewer batches that start beside compute tell nothing. Then a kernel of messages is taken to wait
 # this share of a layer's forward pass for multiprocessors (recorded: 0.12 to 0.18), or a stage's.
 _FEWEST_LATE = 40
@@ -176,7 +176,7 @@ def _spread_of_middle(windows_ns: Sequence[int]) -> float:
     if len(windows_ns) < 2:
         return 0.0
     spread = float(np.std(windows_ns, ddof=1) / np.mean(windows_ns))
-    return _OF_MEDIAN * spread / float(np.sqrt(len(windows_ns)))
+    return OF_MEDIAN * spread / float(np.sqrt(len(windows_ns)))
 
 
 def _gaps_of_devices(step: MeasuredStep) -> I64:
