@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+from functools import wraps
 
 import pytest
 from hypothesis import settings
@@ -11,6 +13,8 @@ from support import requirements, started_processes
 from support.services.history_stores import postgres, postgres_url, url  # noqa: F401 (fixtures)
 from support.started_processes import MARKS
 from support.traces.recordings import PUBLIC, SHARED, existing
+
+from debubble.measure import store
 
 # The same examples every time, however slow the machine is: what fails, fails for everyone.
 settings.register_profile("alike", deadline=None, derandomize=True)
@@ -31,6 +35,22 @@ def public_data():
 def recorded_data():
     """All of our own H200 recordings; the repository itself holds two of them."""
     return existing(SHARED / "h200")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nobody_waits_for_the_disk():
+    """Let what runs in this process not wait for the disk: tests never end with the power."""
+    prepare = store._prepare
+
+    @wraps(prepare)
+    def prepare_quickly(raw, sleep):
+        prepare(raw, sleep)
+        raw.execute("PRAGMA synchronous=OFF")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "_prepare", prepare_quickly)
+        patch.setattr(os, "fsync", lambda _descriptor: None)
+        yield
 
 
 def pytest_configure(config):

@@ -9,8 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from debubble.cli import VERBS
-from debubble.cli.options import gathered
+from debubble.cli import VERBS, plan, simulate
+from debubble.cli.options import gathered, refuse_typed, typed_flags
+from debubble.cli.planning import OF_SERVERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,3 +60,36 @@ def test_every_verb_can_be_pasted_and_read_by_a_program(verb):
     inner = getattr(command, "commands", {}).values()
     flags = {flag for one in (command, *inner) for option in one.params for flag in option.opts}
     assert {"--markdown", "--json"} <= flags
+
+
+def choose(*, quick, level):  # noqa: ARG001 (click hands them over)
+    if quick:
+        refuse_typed(("--level",), "is not for quick ones", "leave it out")
+    click.echo(f"{typed_flags(('--quick', '--level', '-o'))}")
+
+
+chooser = click.Command(
+    "choose",
+    callback=choose,
+    params=[click.Option(["--quick"], is_flag=True), click.Option(["--level"], type=int)],
+)
+
+
+def test_what_was_typed_is_told_from_what_was_not():
+    assert CliRunner().invoke(chooser, []).output == "{}\n"
+    assert CliRunner().invoke(chooser, ["--level", "0"]).output == "{'--level': 0}\n"
+    both = ["--quick", "--level", "3"]
+    assert "--level is not for quick ones" in str(CliRunner().invoke(chooser, both).exception)
+
+
+@pytest.mark.parametrize(
+    ("verb", "flags"),
+    [
+        (plan.command, {*plan._DECIDING, *plan._OF_STEPS}),
+        (simulate.command, {*simulate._OF_BOTH, *simulate._OF_RUNS, *simulate._BY_HAND}),
+        (simulate.command, set(OF_SERVERS)),
+    ],
+    ids=["plan", "simulate", "servers"],
+)
+def test_flags_that_are_refused_or_repeated_are_flags_of_their_verb(verb, flags):
+    assert flags <= {option.opts[0] for option in verb.params}

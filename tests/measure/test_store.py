@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from support.measurements import sampled
 
 from debubble.errors import Code, MissingExtra, RunNotFound, StoreError
+from debubble.measure import store as store_module
 from debubble.measure import store_schema
 from debubble.measure.store import Store, default_url
 
@@ -87,7 +88,8 @@ def test_pruning_keeps_the_newest_of_each_name(store):
     assert [one.name for one in store.records()] == ["b"]
 
 
-def test_it_is_written_ahead_and_in_full(database):
+def test_it_is_written_ahead_and_in_full(database, monkeypatch):
+    monkeypatch.setattr(store_module, "_prepare", store_module._prepare.__wrapped__)
     store = Store(database[1])
     with store.transaction() as connection:
         settings = [

@@ -11,6 +11,14 @@ import pytest
 from debubble.answers.link_tests import answer_live, answer_logs
 from debubble.links.judge import Judgement, Verdict
 from debubble.links.live import HopTestResult, LiveHop, RankSite, Rung, times_of
+from debubble.links.logs.model import (
+    CopyLog,
+    Counter,
+    CounterLog,
+    Message,
+    MessageLog,
+    NvlinkErrors,
+)
 from debubble.links.logs.pairs import pairs_in
 from debubble.links.logs.read import read_log
 from debubble.report.links import draw_matrix, live_page, logs_page
@@ -75,6 +83,42 @@ def test_each_kind_of_log_is_listed_under_its_file(kind):
     assert CELLS[kind] in table.rows
     assert page.answer == "1 log read; none of them measures one hop by itself."
     assert json.loads(answer_logs([log], (), ()).to_json())["logs"][0]["file"] == f"{kind}.txt"
+
+
+RECORDED = {
+    "copies": (CopyLog(file="f", rates_gb_s=(("h2d", 25.0),)), ("h2d", "25.0 GB/s")),
+    "counters": (
+        CounterLog(
+            file="f",
+            counters=(Counter(name="crc", host="a", device="3", increase=7, intervals=9, risen=2),),
+        ),
+        ("3", "a", "crc", "7", "2 of 9"),
+    ),
+    "messages": (
+        MessageLog(
+            file="f",
+            program="flight recorder",
+            messages=tuple(
+                Message(hop=(0, 1), sent=False, size_bytes=2**20, time_ns=time, alone=True)
+                for time in (2_000_000, 3_000_000, 4_000_000)
+            ),
+        ),
+        ("0 → 1", "receiver", "3", "1.00 MiB", "3.00 ms"),
+    ),
+    "errors": (
+        NvlinkErrors(file="f", devices=((1, "H200", ((4, "replay", 0), (5, "crc", 12))),)),
+        ("1", "H200", "5", "12 crc"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDED)
+def test_what_was_counted_beside_a_job_is_listed_and_what_never_rose_is_not(kind):
+    log, row = RECORDED[kind]
+    [table] = logs_page([log], [], [], "").tables
+    assert table.rows == [row]
+    assert len(table.columns) == len(row)
+    assert table.title.startswith("f")
 
 
 def test_a_test_of_two_ranks_is_told_of_both_directions():

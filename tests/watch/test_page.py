@@ -67,6 +67,33 @@ def test_strangers_words_are_shown_and_never_obeyed():
     assert "<script" not in capture_page(EVIL, view(message=EVIL)["pipelines"][0]["latest"])
 
 
+def test_an_alert_that_was_acknowledged_stands_below_and_is_asked_about_no_more():
+    shown = view()
+    alert = shown["alerts"][0] | {
+        "acknowledged_s": 9.0,
+        "batch_latency_s": {"traffic_moved": 0.03, "buckets_slower": -0.002},
+    }
+    page = status_page(shown | {"alerts": [alert], "open_alerts": []})
+    assert "<p>No alerts.</p>" in page
+    past = page.partition("<h2>Acknowledged</h2>")[2]
+    assert "Of the change in batch latency 30.0 ms are traffic, -2.00 ms are speed." in past
+    assert "<div class='alert done'>" in past
+    assert "Acknowledge</button>" not in page
+
+
+def test_a_capture_that_was_given_up_can_be_tried_again_and_says_what_is_wrong():
+    shown = view()
+    pipeline = shown["pipelines"][0]
+    given_up = pipeline["recent"][0] | {"state": "unreadable", "problem": f"cut {EVIL}"}
+    pipeline["recent"], pipeline["given_up"] = [given_up], [given_up]
+    page = status_page(shown)
+    assert "<form method='post' action='/pipelines/train/captures/7/retry'>" in page
+    assert "<td>unreadable</td>" in page
+    for each in (page, capture_page("train", given_up)):
+        assert "cut &lt;script&gt;" in each
+        assert EVIL not in each
+
+
 def test_nothing_is_asked_of_other_places():
     assert re.findall(r"(?:https?:)?//[^\s'\"<]+", status_page(view())) == []
 

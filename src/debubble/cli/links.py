@@ -26,6 +26,7 @@ from debubble.cli.options import (
     print_answer,
     progress,
     refuse_same_place,
+    refuse_typed,
     trace_options,
     write_html,
 )
@@ -182,7 +183,8 @@ def read(  # noqa: PLR0913 (one argument a flag)
     known = _Known(classes=classes, history=read_history(history_files), topologies=topology_files)
     kind, files = sort_places(places, limits)
     if kind != "traces":
-        _refuse_of_traces(reader, pipeline)
+        flags = ("--pipeline", "--rank", "--capture", "--digest")
+        refuse_typed(flags, "is about traces, and these are logs", "leave it out")
     if kind == "log":
         answer = _of_logs(files, known, limits)
     elif kind == "measured":
@@ -193,19 +195,6 @@ def read(  # noqa: PLR0913 (one argument a flag)
         analysis = reader.analyse(places, question, quiet=manners.quiet, wires=wires)
         answer = _of_traces(analysis, words)
     _finish(answer, pictures, fail_on, manners)
-
-
-def _refuse_of_traces(reader: Reader, pipeline: int | None) -> None:
-    """Refuse what says something of traces only."""
-    said = {
-        "--pipeline": pipeline,
-        "--rank": reader.rank,
-        "--capture": reader.capture,
-        "--digest": reader.digest,
-    }
-    for flag, value in said.items():
-        if value is not None:
-            raise UsageError(f"{flag} is about traces, and these are logs", hint="leave it out")
 
 
 @command.command("run")

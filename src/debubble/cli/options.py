@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import ParameterSource
 
 from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.answers.base import Answer, AnswerWarning, json_text
@@ -108,6 +109,24 @@ output_options = gathered(
     click.option("--markdown", is_flag=True, help="The page as Markdown, to paste."),
     json_option,
 )
+
+
+def typed_flags(among: Collection[str]) -> dict[str, Any]:
+    """Return which of these flags were typed, with their values, in the order of `--help`."""
+    context = click.get_current_context()
+    return {
+        option.opts[0]: context.params[option.name]
+        for option in context.command.params
+        if option.opts[0] in among
+        and option.name is not None
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    }
+
+
+def refuse_typed(among: Collection[str], why: str, hint: str) -> None:
+    """Refuse what was typed of these flags: it says something of what is not asked about."""
+    for flag in typed_flags(among):
+        raise UsageError(f"{flag} {why}", hint=hint)
 
 
 def typed(options: Mapping[str, object]) -> str:

@@ -32,6 +32,8 @@ from debubble.cli.options import (
     refuse_same_place,
     tariff_options,
     trace_options,
+    typed,
+    typed_flags,
     write_html,
 )
 from debubble.cli.planning import (
@@ -39,6 +41,7 @@ from debubble.cli.planning import (
     Traces,
     analyse_both,
     parse_layers,
+    refuse_for_steps,
     refuse_for_streams,
     server_options,
     token_options,
@@ -58,6 +61,18 @@ from debubble.whole_file import write_file
 
 # An order of passes by itself, and what its file is called unless it is named.
 _CSV, _ORDER = "csv", "order.csv"
+# What decides which option is first: asked again without it, another one might be written.
+_DECIDING = (
+    *("--pipeline", "--schedule", "--communication", "--layers", "--memory-limit", "--latency"),
+    *("--max-microbatches", "--hold", "--for"),
+    *("--search", "--search-rounds", "--search-seed", "--offload-rate"),
+)
+# What is only for runs with steps.
+_OF_STEPS = (
+    *("--schedule", "--communication", "--memory-limit", "--latency", "--max-microbatches"),
+    *("--hold", "--tokens", "--also", "--kv-bytes-per-token-layer", "--for", "-o"),
+    *("--search", "--search-rounds", "--offload-rate"),
+)
 
 
 def _read_cache(
@@ -292,27 +307,11 @@ def command(  # noqa: PLR0913 (one argument a flag)
     files = Traces(words=traces, also=also, pipeline=pipeline, reader=reader)
     run, other = analyse_both(files, schedule, quiet=manners.quiet)
     if run.pipeline.kind == "stream":
-        of_steps = {
-            "--schedule": schedule,
-            "--communication": communication,
-            "--memory-limit": memory_limit,
-            "--latency": latency,
-            "--max-microbatches": max_microbatches,
-            "--hold": hold,
-            "--tokens": tokens.asked,
-            "--also": also,
-            "--kv-bytes-per-token-layer": cache,
-            "--for": planned_for,
-            "-o": output,
-            "--search": search,
-            "--search-rounds": search_rounds,
-            "--offload-rate": offload_rate,
-        }
-        refuse_for_streams(of_steps)
+        refuse_for_streams(_OF_STEPS)
         asked = replace(server.asks(layers=split), tariff=tariff)
         _plan_server(run, asked, framework, manners, shlex.join(traces), picture)
         return
-    server.refuse_for_steps()
+    refuse_for_steps()
     plans: list[Plan] = []
     with progress("planning", quiet=manners.quiet) as show:
         answer = answer_plan(
@@ -337,24 +336,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             on_plan=plans.append,
         )
     words = shlex.join(traces)
-    # Asked again with all that decided what is first: else another option might be written.
-    again = {
-        "--pipeline": pipeline,
-        "--schedule": schedule,
-        "--communication": communication,
-        "--layers": layers,
-        "--memory-limit": memory_limit,
-        "--latency": latency,
-        "--max-microbatches": max_microbatches,
-        "--hold": hold,
-        "--for": planned_for,
-        "--search": search,
-        "--search-rounds": search_rounds,
-        "--search-seed": search_seed or None,
-        "--offload-rate": offload_rate,
-    }
-    flags = [str(part) for flag in again.items() if flag[1] is not None for part in flag]
-    following = _following(answer, words, shlex.join(flags))
+    following = _following(answer, words, typed(typed_flags(_DECIDING)))
     page = plan_page(answer, "" if manners.quiet else following)
     if picture is not None:
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)

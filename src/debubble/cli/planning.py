@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import click
@@ -11,7 +11,7 @@ import click
 from debubble.analysis import Analysis
 from debubble.answers.change import Tokens
 from debubble.answers.server_plan import ServerQuestion
-from debubble.cli.options import Decorator, Reader, gathered
+from debubble.cli.options import Decorator, Reader, gathered, refuse_typed
 from debubble.errors import UsageError
 from debubble.fleet.survey import Question
 from debubble.load import read_load
@@ -85,14 +85,21 @@ def _make_tokens(
     return Tokens(asked=tokens, measured=tokens_measured, also=also_tokens)
 
 
-def refuse_for_streams(flags: Mapping[str, object]) -> None:
+def refuse_for_streams(flags: Collection[str]) -> None:
     """Refuse what is only for runs with steps where batches overlap: a server."""
-    for flag, value in flags.items():
-        if value is not None:
-            raise UsageError(
-                f"{flag} is about steps, and these batches overlap: a server has none",
-                hint="leave it out; --load says what a server is asked",
-            )
+    refuse_typed(
+        flags,
+        "is about steps, and these batches overlap: a server has none",
+        "leave it out; --load says what a server is asked",
+    )
+
+
+OF_SERVERS = ("--load", "--kv-tokens", "--in-flight", "--chunk", "--requests")
+
+
+def refuse_for_steps() -> None:
+    """Refuse what is only for a server where a run has steps."""
+    refuse_typed(OF_SERVERS, "is about a server, and this run has steps", "leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,25 +111,6 @@ class ServerOptions:
     in_flight: int | None = None
     chunk: int | None = None
     requests: int | None = None
-
-    @property
-    def flags(self) -> dict[str, object]:
-        """Each by its flag."""
-        return {
-            "--load": self.load,
-            "--kv-tokens": self.kv_tokens,
-            "--in-flight": self.in_flight,
-            "--chunk": self.chunk,
-            "--requests": self.requests,
-        }
-
-    def refuse_for_steps(self) -> None:
-        """Refuse what is only for a server where a run has steps."""
-        for flag, value in self.flags.items():
-            if value is not None:
-                raise UsageError(
-                    f"{flag} is about a server, and this run has steps", hint="leave it out"
-                )
 
     def asks(
         self,

@@ -23,14 +23,17 @@ from debubble.cli.options import (
     place_for,
     print_answer,
     progress,
+    refuse_typed,
     trace_options,
     typed,
 )
 from debubble.cli.planning import (
+    OF_SERVERS,
     ServerOptions,
     Traces,
     analyse_both,
     parse_layers,
+    refuse_for_steps,
     refuse_for_streams,
     server_change_options,
     token_options,
@@ -132,14 +135,11 @@ def simulate_traces(
     """Measure the run, change it, and say what it would take."""
     run, also = analyse_both(files, said.schedule_measured, quiet=manners.quiet)
     if run.pipeline.kind == "stream":
-        taken = ("--split", "--layers", "--tokens", "--pipeline", "--capture", "--rank")
-        refuse_for_streams(
-            {flag: value for flag, value in flags_of(files, said).items() if flag not in taken}
-            | {"--timeline": draws or None}
-        )
+        taken = {"--split", "--layers", "--tokens", "--pipeline", "--capture", "--rank"}
+        refuse_for_streams({*_OF_RUNS, *_OF_BOTH, "--timeline"} - taken)
         _simulate_server(run, said, server, manners)
         return
-    server.refuse_for_steps()
+    refuse_for_steps()
     said.tokens.check(has_also=files.also is not None)
     request = said.read()
     with progress("simulating", quiet=manners.quiet):
@@ -168,29 +168,17 @@ def _simulate_server(
     exit_strictly(answer.warnings, manners)
 
 
-def flags_of(files: Traces, said: RunOptions) -> dict[str, object]:
-    """Return by flag what was said of a measured run and of its change."""
-    return {
-        "--microbatches": said.microbatches,
-        "--hold": said.hold,
-        "--schedule": said.schedule,
-        "--chunks": said.chunks,
-        "--split": said.split,
-        "--overlap": said.overlap,
-        "--hop": said.hops or None,
-        "--tokens": said.tokens.asked,
-        "--tokens-measured": said.tokens.measured,
-        "--also": files.also,
-        "--also-tokens": said.tokens.also,
-        "--recompute": said.recompute,
-        "--layers": said.layers,
-        "--schedule-measured": said.schedule_measured,
-        "--communication": said.communication,
-        "--memory-limit": said.memory_limit,
-        "--pipeline": files.pipeline,
-        "--capture": files.reader.capture,
-        "--rank": files.reader.rank,
-    }
+# What is said alike of a measured run and of one made by hand, and what of one of them alone.
+_OF_BOTH = ("--microbatches", "--schedule", "--chunks", "--communication")
+_OF_RUNS = (
+    *("--hold", "--split", "--overlap", "--recompute", "--hop", "--layers", "--schedule-measured"),
+    *("--tokens", "--tokens-measured", "--also", "--also-tokens", "--memory-limit"),
+    *("--pipeline", "--capture", "--rank"),
+)
+_BY_HAND = (
+    *("--stages", "--forward", "--backward", "--input-grad", "--weight-grad", "--transfer"),
+    *("--costs", "--table", "--force"),
+)
 
 
 # A step of 512 ranks with 64 microbatches has 65,536 passes; beyond this somebody mistyped.
@@ -198,6 +186,7 @@ MOST_PASSES = 200_000
 # Each rank is measured over all passes; no pipeline is as long, and these take half a minute.
 MOST_RANKS = 2_048
 
+_SEE = "or `debubble simulate --help`"
 _PLAIN = re.compile(PLAIN_NUMBER)
 _USUAL_SCHEDULE = "1f1b"
 
@@ -238,12 +227,6 @@ class ByHand:
             "--weight-grad": self.weight_grad,
             "--transfer": self.transfer,
         }
-
-    @property
-    def flags(self) -> dict[str, object]:
-        """All of it by flag."""
-        told = {"--costs": self.log, "--table": self.table, "--force": self.force or None}
-        return {"--stages": self.ranks, **self.costs, **told}
 
 
 by_hand_options = gathered(
@@ -393,10 +376,6 @@ def _read(text: str) -> tuple[float, bool]:
     return parse_duration(text), False
 
 
-# What is said alike of a measured run and of one made by hand.
-_OF_BOTH = ("--microbatches", "--schedule", "--chunks", "--communication")
-
-
 @click.command("simulate")
 @click.argument("traces", nargs=-1)
 @what_if_options
@@ -427,9 +406,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("--timeline draws for people, --json is for programs", hint="leave one")
     files = Traces(words=traces, also=also, pipeline=pipeline, reader=reader)
     if traces:
-        _refuse(
-            by_hand.flags, "is for simulating without traces: here it is measured", "leave it out"
-        )
+        why, hint = "is for simulating without traces: here it is measured", "leave it out"
+        refuse_typed(_BY_HAND, why, f"{hint}, {_SEE}")
         simulate_traces(files, said, server, manners, draws=draws)
         return
     wanted = OrderOptions(
@@ -438,12 +416,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
         chunks=said.chunks,
         communication=said.communication,
     )
-    of_run = flags_of(files, said) | server.flags | dict.fromkeys(_OF_BOTH)
-    _refuse(of_run, "is about a measured run, and no traces are given", "name its traces")
+    why, hint = "is about a measured run, and no traces are given", "name its traces"
+    refuse_typed((*_OF_RUNS, *OF_SERVERS), why, f"{hint}, {_SEE}")
     simulate_by_hand(wanted, by_hand, manners, draws=draws)
-
-
-def _refuse(flags: Mapping[str, object], why: str, hint: str) -> None:
-    for flag, value in flags.items():
-        if value is not None:
-            raise UsageError(f"{flag} {why}", hint=f"{hint}, or `debubble simulate --help`")

@@ -15,7 +15,7 @@ from debubble.answers.tune import answer_dry_run, answer_tune
 from debubble.capture.server import KINDS
 from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS, Settings
 from debubble.cli.gates import store_url
-from debubble.cli.options import Manners, gathered, output_options, print_answer
+from debubble.cli.options import Manners, gathered, output_options, print_answer, refuse_typed
 from debubble.errors import MissingExtra, UsageError
 from debubble.load import read_load
 from debubble.measure.compare import DEFAULT_THRESHOLD
@@ -155,9 +155,9 @@ class ServerOptions:
     def read(self, command_words: Sequence[str]) -> tuple[tuple[str, ...], Server | None]:
         """Return the words of the command, and where it serves; None where it is no server."""
         if self.server is None:
-            for name, value in (("--url", self.url), ("--load", self.load), ("--kind", self.kind)):
-                if value is not None:
-                    raise UsageError(f"{name} is for a server", hint="give --server COMMAND too")
+            refuse_typed(
+                ("--url", "--load", "--kind"), "is for a server", "give --server COMMAND too"
+            )
             return tuple(command_words), None
         if command_words:
             raise UsageError("both a server and a command", hint="give one of them")

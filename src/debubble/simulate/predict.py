@@ -214,8 +214,8 @@ def enough_draws(order: Order, most: int) -> int:
 def _middles_of_launches(logs: F64, launch: tuple[F64, ...], steps: int) -> F64:
     """Turn steps, each of another launch, into middles of so many steps of each launch.
 
-    What follows what is a launch's own (how often messages stall in it, how ranks slow each other)
-    stays. What is left differs from step to step, and is less in the middle of several.
+    What a launch's own traits explain (how often messages stall in it, how ranks slow each other)
+    stays. The rest differs from step to step, and is less in the middle of several.
     """
     columns = np.stack((np.ones(len(logs)), *launch), axis=1)
     of_launch = columns @ np.linalg.lstsq(columns, logs, rcond=None)[0]

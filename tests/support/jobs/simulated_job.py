@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -93,14 +94,21 @@ def misbehave(said):
 
 
 def leave(setup, out, *, bloated):
+    out.mkdir(parents=True)
+    for name, packed in traces_of(setup, bloated=bloated):
+        (out / f"{name}.gz").write_bytes(packed)
+
+
+@cache
+def traces_of(setup, *, bloated):
+    """Return the traces of a setting, packed; tests in one process ask for the same few."""
     usual = written_traces.STATIC_BYTES
     written_traces.STATIC_BYTES = usual * 2 if bloated else usual
     try:
         with tempfile.TemporaryDirectory() as folder:
             write_run(Play(setup), Path(folder), Writing(labels="runtime"))
-            out.mkdir(parents=True)
-            for trace in Path(folder).iterdir():
-                (out / f"{trace.name}.gz").write_bytes(gzip.compress(trace.read_bytes(), 1))
+            traces = sorted(Path(folder).iterdir())
+            return [(trace.name, gzip.compress(trace.read_bytes(), 1)) for trace in traces]
     finally:
         written_traces.STATIC_BYTES = usual
 

@@ -1,0 +1,260 @@
+"""Sentences that only some runs have: what is said, and that nothing is where nothing is known."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from support.traces.read_once import analyse_recording
+from support.traces.recordings import DATA, H200
+
+import debubble
+from debubble.answers.find import JobPart, PipelinePart, answer_find
+from debubble.answers.plan import EmitPart, SplitPart
+from debubble.answers.probe import PipelinePart as Simulated
+from debubble.answers.probe import ProbeAnswer, TimedPart, WirePart
+from debubble.answers.serving import ProfilerPart
+from debubble.report.find import find_page, say_framework
+from debubble.report.plan import plan_page
+from debubble.report.simulate import probe_page
+
+replace = msgspec.structs.replace
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return answer_find(analyse_recording(H200 / "1f1b_p3_m7"))
+
+
+@pytest.fixture(scope="module")
+def served():
+    return answer_find(analyse_recording(DATA / "serving" / "k4"))
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return debubble.plan(analyse_recording(H200 / "1f1b_p2_m4"), frameworks=())
+
+
+def note(page, begins):
+    """Return the one note that begins so."""
+    [found] = [line for line in page.notes if line.startswith(begins)]
+    return found
+
+
+def test_a_framework_is_named_with_how_it_divides_the_job(trained):
+    known = replace(
+        trained.run.framework,
+        name="megatron",
+        tensor=2,
+        data=4,
+        microbatch_size=2,
+        sequence=4096,
+        recomputes=True,
+    )
+    told = replace(trained, run=replace(trained.run, framework=known, microbatches=7))
+    assert say_framework(told) == (
+        "Megatron: pipeline 3, tensor 2, data 4, microbatches of 2 samples x 4,096 tokens,"
+        " batch of 56 samples, activations recomputed"
+    )
+    assert say_framework(replace(trained, run=replace(trained.run, framework=unnamed(known)))) == ""
+
+
+def unnamed(framework):
+    return replace(framework, name=None)
+
+
+def test_a_run_that_recomputes_says_so_also_where_no_framework_is_known(trained):
+    recomputes = replace(unnamed(trained.run.framework), recomputes=True)
+    page = find_page(replace(trained, run=replace(trained.run, framework=recomputes)))
+    assert "; activations recomputed; peak memory " in note(page, "ranks 0-2; 1f1b; ")
+
+
+JOB = JobPart(
+    schedule=None,
+    microbatches=None,
+    split=None,
+    tokens=None,
+    context_lengths=None,
+    unprofiled_step_time_s=0.15,
+    profiled_step_time_s=0.18,
+    steps_timed=6,
+    overhead_fraction=0.2,
+)
+
+
+def test_steps_without_the_profiler_tell_what_the_capture_costs(trained):
+    timed = replace(trained.numbers, unprofiled_batch_latency_s=0.14)
+    page = find_page(replace(trained, job=JOB, numbers=timed))
+    assert note(page, "without the profiler") == (
+        "without the profiler: a step takes 150 ms (median of 6 steps), a batch about 140 ms;"
+        " the capture itself costs +20 %"
+    )
+
+
+def test_steps_that_something_else_slowed_tell_nothing_of_the_batch(trained):
+    untold = replace(trained.numbers, unprofiled_batch_latency_s=None)
+    slowed = replace(JOB, overhead_fraction=-0.3)
+    said = note(find_page(replace(trained, job=slowed, numbers=untold)), "without the profiler")
+    assert "under it steps were 30 % quicker: something else slowed those without" in said
+    assert said.endswith("the batch latency stays as profiled")
+
+
+@pytest.mark.parametrize(("others", "named"), [(0.10, True), (0.149, False)])
+def test_the_slowest_pipeline_is_named_where_the_others_are_quicker(others, named, trained):
+    def pipeline(number, latency):
+        return PipelinePart(
+            pipeline=number,
+            ranks=[number],
+            missing_ranks=[],
+            bubble_fraction=0.2,
+            batch_latency_s=latency,
+            peak_memory_bytes=None,
+        )
+
+    every = [pipeline(0, others), pipeline(1, 0.15), pipeline(2, others)]
+    notes = find_page(replace(trained, pipelines=every, shown_pipeline=1)).notes
+    said = [line for line in notes if line.startswith("slowest: ")]
+    takes = "slowest: pipeline 1, a batch takes 150 ms, 100 ms in the others"
+    assert said == ([takes] if named else [])
+
+
+def test_a_server_has_its_phases_and_says_whether_the_profilers_cost_is_known(served):
+    page = find_page(served)
+    [phases] = [table.rows for table in page.tables if table.columns[0] == "phase"]
+    assert [row[0] for row in phases] == [part.phase for part in served.stream.phases]
+    assert note(page, "what the profiler itself costs is not known")
+    noted = ProfilerPart(
+        slowdown=2.5,
+        tokens_out_per_s=1000.0,
+        tokens_in_per_s=None,
+        tpot_s=0.02,
+        ttft_s=None,
+        requests_running=None,
+    )
+    known = replace(served, stream=replace(served.stream, profiler=noted))
+    assert note(find_page(known), "without the profiler") == (
+        "without the profiler a token took 0.40 of what it took under it; 1,000 tokens/s out,"
+        " 20.0 ms a token"
+    )
+
+
+def test_a_server_whose_batches_were_never_seen_whole_says_so(served):
+    unseen = replace(served, numbers=replace(served.numbers, batch_latency_s=None))
+    said = note(find_page(unseen), "ranks 0-3")
+    assert "no batch was captured from the first stage to the last" in said
+
+
+def test_a_plan_says_what_its_bound_proves_and_which_limit_is_unknown(planned):
+    unproven = replace(
+        planned,
+        lower_bound_s=0.1,
+        quickest_split=SplitPart(split=[9, 7], exact=False),
+        baseline=replace(planned.baseline, limit_bytes=[None, None], split=[8, 8], head_layers=1.5),
+    )
+    page = plan_page(unproven)
+    assert note(page, "split 9,7: ") == (
+        "split 9,7: the quickest split found; it is sure that none takes less than 100 ms"
+    )
+    assert note(page, "memory: the limit") == (
+        "memory: the limit of a device is unknown; say it with --memory-limit"
+    )
+    assert note(page, "stage 1 = ") == (
+        "stage 1 = 8 layers + 1.5 layers' worth of head; with split 9,7 it has 7 layers"
+    )
+
+
+def test_a_plan_without_memory_holds_nothing_against_it(planned):
+    blind = replace(planned, baseline=replace(planned.baseline, predicted_peak_bytes=None))
+    assert "nothing is held against it" in note(plan_page(blind), "memory: unknown")
+
+
+@pytest.mark.parametrize(
+    ("high", "says"), [(-0.02, "fits, and is slower"), (0.05, "may be within the noise of a run")]
+)
+def test_what_is_written_though_it_is_not_advised_says_what_it_is(high, says, planned):
+    first = planned.options[0]
+    interval = replace(first.interval, throughput_gain_fraction=[-0.1, high])
+    option = replace(first, recommended=False, throughput_gain_fraction=-0.04, interval=interval)
+    emitted = EmitPart(
+        framework="torch", option=0, text="x", order=None, order_file=None, reason="no such knob"
+    )
+    page = plan_page(replace(planned, options=[option], emitted=emitted))
+    assert page.notes[-3:] == [
+        "the options before it cannot be written: no such knob",
+        f"this one {says}: -4 % (-10 to {100 * high:+.0f} %)",
+        f"for torch, {option.words}:",
+    ]
+
+
+def test_where_nothing_can_be_written_the_reason_stands_there(planned):
+    nothing = EmitPart(
+        framework="vllm", option=None, text="", order=None, order_file=None, reason="it is training"
+    )
+    page = plan_page(replace(planned, emitted=nothing))
+    assert page.notes[-1] == "for vllm: nothing to write (it is training)"
+
+
+def probed(*pipelines, trains=True):
+    part = TimedPart(
+        part="layer",
+        tokens=1024,
+        forward_s=0.001,
+        backward_s=0.002,
+        input_grad_s=0.001,
+        saved_bytes=2.0**20,
+        weight_bytes=2.0**21,
+    )
+    return ProbeAnswer(
+        model="m",
+        device="H200",
+        layers=16,
+        trains=trains,
+        parts=[part],
+        slowed_by_each=0.0,
+        wire=WirePart(latency_s=1e-4, bytes_per_s=1e9, both_ways=1.0, told_by="you"),
+        memory_limit_bytes=None,
+        pipelines=list(pipelines),
+        assumptions=["that all is quiet"],
+        written=["steps/tokens_1024.csv"],
+        warnings=[],
+    )
+
+
+def simulated(stages, tokens_per_s, *, fits=None, split=(8, 8)):
+    return Simulated(
+        stages=stages,
+        schedule="1f1b",
+        microbatches=8,
+        tokens=1024,
+        split=list(split),
+        batch_latency_s=0.1,
+        bubble_fraction=0.25,
+        tokens_per_s=tokens_per_s,
+        peak_memory_bytes=[2.0**30],
+        fits_memory=fits,
+    )
+
+
+def test_a_probe_names_the_best_pipeline_and_the_best_for_each_rank():
+    page = probe_page(probed(simulated(4, 900.0), simulated(2, 800.0, split=(9, 7))))
+    assert page.answer == (
+        "16 layers timed on H200: of the pipelines asked about, 1f1b on 4 ranks with 8 microbatches"
+        " would take 100 ms a batch, 900 tokens/s, bubble 25 %."
+    )
+    assert page.findings == [
+        "For each rank, 1f1b on 2 ranks with 8 microbatches does most: 400 tokens/s a rank."
+    ]
+    assert [row[4] for row in page.tables[1].rows] == ["8 each", "9,7"]
+    assert page.notes == ["assumed: that all is quiet", "steps/tokens_1024.csv written"]
+
+
+def test_a_probe_says_why_no_pipeline_is_named():
+    full = probe_page(probed(simulated(4, 900.0, fits=False)))
+    assert full.answer.endswith("of the pipelines asked about none fits memory.")
+    assert full.tables[1].rows[0][-1] == "1.00 GiB, too large"
+    assert probe_page(probed()).answer.endswith("none can be cut so.")
+
+
+def test_a_model_that_only_runs_forward_has_no_backward_times():
+    [row] = probe_page(probed(trains=False)).tables[0].rows
+    assert row[2:5] == ("1.00 ms", "–", "–")
