@@ -315,11 +315,19 @@ def test_backward_passes_are_cut_for_sure_only_where_the_run_shows_what_weights_
         assert untold.is_guess(same)
         assert same not in untold.recommended
         assert any(said.startswith("nothing tells what W takes of B") for said in same.assumptions)
-    answer = answer_of_plan(untold)
-    advised = {one.change.schedule: one.advice for one in answer.options}
+    advised = {one.change.schedule: one.advice for one in answer_of_plan(untold).options}
     assert {advised[name] for name in cut_options(untold)} == {"try"}
+    cuts = Permissions(schedules=frozenset(cut_options(untold)))
+    answer = answer_of_plan(make_plan(*planned_run("1f1b", 4, 8, split=LAYERS), allowed=cuts))
     assert answer.verdict.startswith("Nothing gains for sure. To try: schedule")
     assert answer.verdict.endswith("which nothing in the run tells.")
+
+
+def test_what_can_only_be_tried_does_not_crowd_out_what_can_be_promised():
+    plan = make_plan(*planned_run("1f1b", 4, 4, split=LAYERS))
+    shown = [one for one in plan.options if one.lever == "schedule"]
+    assert sum(plan.is_guess(one) for one in shown) == 3
+    assert [one.change.schedule for one in shown if not plan.is_guess(one)] == ["interleaved-1f1b"]
 
 
 def test_cutting_backward_passes_that_make_no_weight_gradients_is_promised_nothing():

@@ -287,6 +287,11 @@ def cuts_backward(baseline: Baseline, change: Change) -> bool:
     return splits_backward(baseline.what_if(change).order)
 
 
+def cuts_untold(baseline: Baseline, change: Change) -> bool:
+    """Tell whether it does so, and nothing in the run tells what weight gradients take."""
+    return not baseline.source.passes.weight_shares and cuts_backward(baseline, change)
+
+
 def splits_backward(order: Order) -> bool:
     """Tell whether an order has weight gradients apart from input gradients."""
     return any(action.kind == "W" for actions in order for action in actions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from debubble.errors import CannotBeTold, NoSplitFits, UsageError
 from debubble.ledger.hop_health import LinkHealth
@@ -26,7 +27,7 @@ from debubble.plan.option import (
     Option,
     all_fit,
     collect_later,
-    cuts_backward,
+    cuts_untold,
     headroom_after,
     quick_latency_s,
     weigh,
@@ -109,16 +110,12 @@ class Plan:
             (
                 one
                 for one in self.options
-                if self._cuts_untold(one)
+                if cuts_untold(self.baseline, one.change)
                 and one.throughput_low > WORTH
                 and not self.changes_training(one)
             ),
             None,
         )
-
-    def _cuts_untold(self, option: Option) -> bool:
-        told = self.baseline.source.passes.weight_shares
-        return not told and cuts_backward(self.baseline, option.change)
 
     @property
     def remedy(self) -> Option | None:
@@ -150,7 +147,7 @@ class Plan:
         pooled = self.baseline.pooled
         two_sizes = pooled is not None and not pooled.same_tokens
         smaller = self.baseline.microbatch_scale(option.change) < 1
-        if option.change.defer_receives or self._cuts_untold(option):
+        if option.change.defer_receives or cuts_untold(self.baseline, option.change):
             return True
         return (option.lever == "overlap" and unseen) or no_memory or (smaller and not two_sizes)
 
@@ -356,7 +353,12 @@ class _Sieve:
             except OrderCycle:
                 if not (idea.lever == "combined" and idea.change.defer_receives):
                     self.refuse(idea, _NEVER_ENDS)
-        return [idea for _, idea in sorted(timed, key=lambda pair: pair[0])[:shown]]
+        ordered = [idea for _, idea in sorted(timed, key=lambda pair: pair[0])]
+        # Where nothing tells what weights take, what cuts backward passes can only be tried: the
+        # best that can be promised is not left out for it.
+        told = (idea for idea in ordered[shown:] if not cuts_untold(baseline, idea.change))
+        untold = all(cuts_untold(baseline, idea.change) for idea in ordered[:shown])
+        return [*ordered[:shown], *islice(told, int(untold))]
 
 
 def _without_idle(options: Sequence[Option]) -> list[Option]:
