@@ -187,6 +187,10 @@ def share_of(*kernels):
             "sm90_xmma_gemm_bf16bf16_bf16f32_f32_nt_n_tilesize128x128x64_warpgroupsize1x1x1",
             "sm90_xmma_gemm_bf16bf16_bf16f32_f32_nn_n_tilesize128x128x64_warpgroupsize1x1x1",
         ),
+        (
+            "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nt>(P)",
+            "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64_32x6_nn>(P)",
+        ),
         ("Cijk_Ailk_Bjlk_BBS_BH_MT128x128x64", "Cijk_Ailk_Bljk_BBS_BH_MT256x128x64"),
     ],
 )
@@ -201,6 +205,11 @@ def test_products_tell_gradients_of_weights_by_what_is_transposed(weight, inward
 
 def test_no_share_of_weights_is_told_without_products_or_where_it_is_no_share():
     assert share_of((GELU, 10), ("triton_poi_fused_add_3", 90)) is None
+    # Products of 8-bit numbers all look as if they were run forward.
+    eight_bits = ("nvjet_sm90_qqtst_128x256_128x4_2x1_v_bz_TNN", 45)
+    head = [("nvjet_sm90_tst_128x256_64x4_NTN", 5), ("nvjet_sm90_tst_320x128_64x3_NNT", 5)]
+    assert share_of((GELU, 10), eight_bits, eight_bits) is None
+    assert share_of((GELU, 10), eight_bits, eight_bits, *head) is None
     assert share_of((GELU, 10), ("nvjet_sm90_tst_128x256_64x4_NTN", 90)) is None
     assert weight_share([], np.zeros(0, dtype=np.int64)) is None
 

@@ -54,10 +54,14 @@ _MOST_LEFT_OVER = 0.5
 _MOST_APART = 2.0
 # Products by cuBLAS (`nvjet_…_NTN`, `…gemm…_nt_…`) and by AMD's Tensile, which names its indices.
 _PRODUCT = re.compile(
-    r"nvjet.*_(?P<new>[NT]{2})[NT](?:_|$)|gemm.*_(?P<old>[nt]{2})(?:_|$)"
+    r"nvjet.*_(?P<new>[NT]{2})[NT](?![a-zA-Z0-9])|gemm.*_(?P<old>[nt]{2})(?![a-zA-Z0-9])"
     r"|Cijk_(?P<amd>A(?:ilk|lik)_B(?:ljk|jlk))"
 )
 _FOR_WEIGHTS = frozenset({"NT", "nt", "Ailk_Bjlk"})
+_FORWARD = frozenset({"TN", "tn", "Alik_Bljk"})
+# Backward passes that recompute run as long forward as they make either gradient. Devices that
+# multiply 8-bit numbers in one way alone run all products as if forward: they tell nothing.
+_MOST_FORWARD = 1.5
 # They are parts of products, or between them: memory set to 0, and sums over a divided product.
 _OF_PRODUCTS = re.compile(r"^Memset|splitK", re.IGNORECASE)
 _NORM_WEIGHTS = re.compile(r"GammaBeta|GradGamma")
@@ -112,12 +116,14 @@ def _in_products(names: Sequence[str], took_ns: Sequence[int]) -> int | None:
     So for the weights of norms. Products of attention that is not one kernel look alike: of a
     recorded layer those are a hundredth.
     """
-    found, products = 0, 0
+    found, forward, others = 0, 0, 0
     for_weights = in_group = False  # this product; one of those in a row before it
     for name, took in zip(names, took_ns, strict=True):
         if product := _PRODUCT.search(name):
-            products += 1
-            for_weights = product[product.lastgroup or 0] in _FOR_WEIGHTS
+            factors = product[product.lastgroup or 0]
+            for_weights = factors in _FOR_WEIGHTS
+            forward += took * (factors in _FORWARD)
+            others += took * (factors not in _FORWARD)
             in_group |= for_weights
             found += took * for_weights
         elif _OF_PRODUCTS.search(name):
@@ -127,7 +133,7 @@ def _in_products(names: Sequence[str], took_ns: Sequence[int]) -> int | None:
             for_weights, in_group = False, True
         else:
             for_weights = in_group = False
-    return found if products else None
+    return found if forward < _MOST_FORWARD * others else None
 
 
 def _in_nodes(names: Sequence[str], took_ns: Sequence[int]) -> float:
