@@ -15,7 +15,7 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Part, seconds
-from debubble.costs.passes import ranks_a_device
+from debubble.costs.shared_device import ranks_a_device
 from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Culprit, find_culprits

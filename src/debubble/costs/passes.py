@@ -25,9 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import hypot
 
 import numpy as np
 
+from debubble.costs.shared_device import may_share, surely_share
 from debubble.costs.uneven_data import UNEVEN, Slot, compare_microbatches, held_by_forward
 from debubble.timeline.model import (
     F64,
@@ -42,16 +44,14 @@ from debubble.timeline.model import (
     without,
 )
 
-# Multiprocessors of whole devices. A process that was given a part of one (MPS, MIG) sees fewer.
-_MULTIPROCESSORS = {
-    "V100": 80, "A100": 108, "A800": 108, "H100 PCIe": 114, "H100": 132, "H800": 132,
-    "H200": 132, "GH200": 132, "B200": 148, "B300": 148, "L40S": 142,
-}  # fmt: skip
 # A device's clock follows its load with this delay or so; measured on an H200.
 TRAILING_NS = 40_000_000
-# Within a run about half of it is seen, for a device's clock follows its mean load as well: between
-# runs of one program on one H200 cut into four, times grew by 0.1 a rank at most.
-_SEEN_WITHIN, _STEEPEST = 0.5, 0.1
+# Within a run about half of it is seen, a fifth or all of it now and then, for a device's clock
+# follows its mean load as well. Between runs of one model, on one H200 cut into four, each rank more
+# at work made passes 0.06 to 0.12 longer, of the logarithm (31 runs of three models); forward ones of
+# one model 0.16.
+_SEEN_WITHIN, _WITHIN_SPREAD = 0.5, 0.035
+_BETWEEN, _BETWEEN_SPREAD, _STEEPEST = 0.09, 0.03, 0.16
 # How sure the run itself must be that ranks slow each other, where devices do not tell.
 _SURE = 2.5
 # What is known before a run tells. Within runs that share a device, a rank at work added this to
@@ -331,8 +331,9 @@ def fit_passes(
     rows_of = _rows_of_classes(passes, ranks)
     shares = beside_messages(passes, timeline.transfers)
     (seen, beside), spread, tells = _slopes(rows_of, logs, (activity, shares), ranks)
-    slopes = surely_share(ranks) or (may_share(ranks) and seen > _SURE * spread)
-    slope = min(max(seen / _SEEN_WITHIN, 0.0), _STEEPEST) if slopes else 0.0
+    slope, slope_spread = 0.0, 0.0
+    if surely_share(ranks) or (may_share(ranks) and seen > _SURE * spread):
+        slope, slope_spread = _between_runs(seen, spread, shared=surely_share(ranks))
     rest = logs - slope * activity - slowed_beside(beside, shares)
     base = {of: float(rest[rows].mean()) for of, rows in rows_of.items()}
     residuals = rest.copy()
@@ -342,7 +343,7 @@ def fit_passes(
         base=base,
         residuals=residuals,
         slope=slope,
-        slope_spread=spread if slope and np.isfinite(spread) else 0.0,
+        slope_spread=slope_spread,
         seen_slope=seen,
         seen_spread=spread,
         layers=layers,
@@ -488,6 +489,18 @@ def _slopes(
     return (slope, float(found[1])), error, tells
 
 
+def _between_runs(seen: float, spread: float, *, shared: bool) -> tuple[float, float]:
+    """Return how ranks at work slow each other from run to run, and how unsure that is.
+
+    By what is seen within one; on parts of one device, by what other runs showed as well.
+    """
+    of_run = hypot(spread / _SEEN_WITHIN, _WITHIN_SPREAD) ** -2
+    known = _BETWEEN_SPREAD**-2 if shared else 0.0
+    slope = (seen / _SEEN_WITHIN * of_run + _BETWEEN * known) / (of_run + known)
+    slope = min(max(slope, 0.0), _STEEPEST)
+    return slope, (of_run + known) ** -0.5 if slope else 0.0
+
+
 def grow_by_one_run(base: Bases) -> dict[Kind, Growth]:
     """Let what a first microbatch does without, the accumulation of gradients, stay as it is."""
     shares: dict[Kind, list[float]] = {}
@@ -521,27 +534,6 @@ def grow_by_two_runs(base: Bases, other: Bases, ratio: float) -> dict[Kind, Grow
             square = (took - ratio) / (ratio * ratio - ratio)
             growth[kind_and_first] = Growth(square=min(square, 1.0))
     return growth
-
-
-def may_share(ranks: Sequence[RankTimeline]) -> bool:
-    """Tell whether all ranks may be on one device: same host as far as known, same number."""
-    places = {rank.device for rank in ranks}
-    return len(ranks) > 1 and len(places) == 1 and all(number >= 0 for _, number in places)
-
-
-def surely_share(ranks: Sequence[RankTimeline]) -> bool:
-    """Tell whether each rank was given a part of a device, and all may be of the same one."""
-    return may_share(ranks) and all(_is_part(rank) for rank in ranks)
-
-
-def ranks_a_device(ranks: Sequence[RankTimeline]) -> int:
-    """Return how many of these ranks divide the memory of one device: 1 unless it is sure."""
-    return len(ranks) if surely_share(ranks) else 1
-
-
-def _is_part(rank: RankTimeline) -> bool:
-    whole = [count for name, count in _MULTIPROCESSORS.items() if name in rank.device_name]
-    return bool(whole and rank.multiprocessors and rank.multiprocessors < whole[0])
 
 
 def trailing_activity(start_ns: I64, end_ns: I64) -> F64:

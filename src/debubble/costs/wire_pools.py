@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.costs.passes import surely_share, time_under
+from debubble.costs.passes import time_under
+from debubble.costs.shared_device import surely_share
 from debubble.timeline.model import F64, I64, U8, Flags, Timeline, Transfers
 
 # Both ways at once against one way, where a run shows only one of them.

@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from debubble.costs.passes import surely_share
+from debubble.costs.shared_device import surely_share
 from debubble.ledger.ledger import Job, Ledger, build_ledger
 from debubble.ledger.savings import Remedies
 from debubble.links.hop_times import Hop, HopTimes, time_hops

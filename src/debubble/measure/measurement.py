@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from debubble.costs.passes import ranks_a_device
+from debubble.costs.shared_device import ranks_a_device
 from debubble.errors import UsageError
 from debubble.load import SCHEMA, Load, LoadResult
 from debubble.timeline.figures import PipelineFigures

@@ -17,7 +17,7 @@ from debubble.costs.memory import (
     memory_run,
     predict_peaks,
 )
-from debubble.costs.passes import ranks_a_device, surely_share
+from debubble.costs.shared_device import ranks_a_device, surely_share
 from debubble.errors import NoFit, UsageError
 from debubble.plan.change import Change, Setting
 from debubble.schedules import SCHEDULES, Order, order_of

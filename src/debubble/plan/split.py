@@ -69,9 +69,9 @@ _ROUNDING = 1e-12
 _AT_ONCE = 100
 # Ranks of one kind differ by a tenth or two; a layer counted wrongly, by a layer or more.
 _MOST_APART = 2.5
-# The split in use, or an even one, that takes as long within this is the one to take: a prediction
-# cannot tell them apart.
-AS_GOOD = 0.02
+# The split in use, or an even one, that takes as long within this is the one to take: repeated runs
+# differ by as much, and no prediction tells them apart.
+AS_GOOD = 0.03
 _MORE_ROOM = "use more ranks, smaller microbatches, or recomputation"
 
 Evaluate = Callable[[I64], F64]

@@ -155,7 +155,7 @@ def _notes(found: PlanAnswer) -> list[str]:
         notes.append("memory: the limit of a device is unknown; say it with --memory-limit")
     if found.quickest_split is not None and found.lower_bound_s is not None:
         split = ",".join(map(str, found.quickest_split.split))
-        proof = "no split is quicker by 2 %"
+        proof = "no split is quicker by 3 %"
         if not found.quickest_split.exact:
             bound = show_seconds(found.lower_bound_s)
             proof = f"the quickest split found; it is sure that none takes less than {bound}"
