@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.services.browser import CHROMIUM, Page, open_browser
 
 from debubble.ledger.ledger import build_ledger
-from debubble.report.html.find import find_report
+from debubble.report.html.measured import find_report
 from debubble.report.html.page import report_markup
 from debubble.report.html.views import PipelineView
 from debubble.report.text import Page as Answer

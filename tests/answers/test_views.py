@@ -14,7 +14,7 @@ from support.traces.recordings import DATA, SHARED
 from debubble.answers.find import answer_find
 from debubble.answers.links import answer_links
 from debubble.report.find import find_page
-from debubble.report.html.find import find_report
+from debubble.report.html.measured import find_report
 from debubble.report.html.page import report_markup
 from debubble.report.html.views import pipelines_shown
 from debubble.report.links import links_page

@@ -11,6 +11,8 @@ from debubble.demo.layers import TimedLayer, build_stage, listening, make_batch
 from debubble.demo.workload import Workload
 
 MS = 1_000_000
+# A busy machine wakes a sleeper late, most of the time: so often it may.
+MOST_TRIES = 100
 
 
 @pytest.fixture
@@ -24,29 +26,35 @@ def durations(calls, part):
     return [duration for heard, _, duration in calls if heard == part]
 
 
+def quickest(play, calls, part):
+    """Play until the machine left one call of a part alone, and return what that took."""
+    for _ in range(MOST_TRIES):
+        play()
+        if min(durations(calls, part)) < 1.3 * 3 * MS:
+            break
+    return min(durations(calls, part))
+
+
 def test_the_forward_pass_lasts_as_long_as_it_was_told(calls):
     layer = TimedLayer(Workload(forward_ms=3), 0)
     x = torch.randn(1, 64, 32)
     begin = time.perf_counter_ns()
-    for _ in range(15):
-        layer(x)
-    each = (time.perf_counter_ns() - begin) / 15
-    assert min(durations(calls, "forward")) == pytest.approx(3 * MS, rel=0.3)
-    assert each >= 3 * MS
+    assert quickest(lambda: layer(x), calls, "forward") == pytest.approx(3 * MS, rel=0.3)
+    assert time.perf_counter_ns() - begin >= len(calls) * 3 * MS
 
 
 def test_a_full_backward_is_half_input_gradient_and_half_weight_gradient(calls):
     layer = TimedLayer(Workload(forward_ms=0, backward_ms=6), 5)
     x = torch.randn(1, 64, 32, requires_grad=True)
-    for _ in range(9):
-        layer(x).sum().backward()
+    halves = [
+        quickest(lambda: layer(x).sum().backward(), calls, part) for part in ("input", "weight")
+    ]
+    assert halves == pytest.approx([3 * MS, 3 * MS], rel=0.3)
     assert [(part, index) for part, index, _ in calls][:3] == [
         ("forward", 5),
         ("input", 5),
         ("weight", 5),
     ]
-    assert min(durations(calls, "input")) == pytest.approx(3 * MS, rel=0.3)
-    assert min(durations(calls, "weight")) == pytest.approx(3 * MS, rel=0.3)
 
 
 def test_a_split_backward_pays_for_each_half_once(calls):

@@ -22,7 +22,7 @@ from debubble.answers.simulate import Request, answer_simulate
 from debubble.measure.compare import compare
 from debubble.report.compare import compare_page
 from debubble.report.find import find_page
-from debubble.report.html.find import compare_report
+from debubble.report.html.measured import compare_report
 from debubble.report.html.page import notebook_markup, report_markup
 from debubble.report.html.plan import plan_report
 from debubble.report.html.views import pipelines_shown

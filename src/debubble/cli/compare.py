@@ -28,7 +28,7 @@ from debubble.measure.compare import DEFAULT_THRESHOLD, compare
 from debubble.measure.comparison import Comparison, Verdict
 from debubble.measure.measurement import Measurement, join_measurements, read_load_result
 from debubble.report.compare import compare_page
-from debubble.report.html.find import compare_report
+from debubble.report.html.measured import compare_report
 from debubble.report.html.views import PipelineView
 from debubble.trace.source import is_url
 from debubble.units import parse_bytes, parse_share

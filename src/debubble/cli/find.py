@@ -46,7 +46,7 @@ from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import list_waits
 from debubble.report.chrome import write_chrome
 from debubble.report.find import find_page, no_pipeline_page
-from debubble.report.html.find import find_report, no_pipeline_report
+from debubble.report.html.measured import find_report, no_pipeline_report
 from debubble.report.html.views import pipelines_shown
 from debubble.report.inspect import rank_table
 from debubble.report.lanes import draw_lanes, frame_step

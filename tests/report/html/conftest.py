@@ -11,7 +11,7 @@ from support.traces.read_once import build_recording, read_recording
 from support.traces.recordings import H200
 
 from debubble.ledger.hop_health import account_for
-from debubble.report.html.find import find_report
+from debubble.report.html.measured import find_report
 from debubble.report.html.page import report_markup
 from debubble.report.html.views import PipelineView
 from debubble.report.text import Page

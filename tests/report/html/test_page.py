@@ -12,7 +12,7 @@ from support.services.console import type_command
 from debubble.cli.options import place_for
 from debubble.errors import Code, Gap, UsageError
 from debubble.ledger.causes import Cause
-from debubble.report.html.find import find_report
+from debubble.report.html.measured import find_report
 from debubble.report.html.page import Report, report_markup
 from debubble.report.html.plan import Point, option_list, scatter
 from debubble.report.html.sections import (

@@ -11,7 +11,7 @@ from support.timelines.engine_runs import timeline_of
 
 from debubble.ledger.causes import CAUSES, Cause
 from debubble.ledger.ledger import Wait, build_ledger
-from debubble.report.html.find import find_report
+from debubble.report.html.measured import find_report
 from debubble.report.html.page import report_markup
 from debubble.report.html.views import PipelineView, tick_for, views_of
 from debubble.report.text import Page

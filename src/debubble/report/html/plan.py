@@ -10,7 +10,7 @@ from debubble.answers.plan import OptionPart, PlanAnswer
 from debubble.answers.server_plan import ServerPlanAnswer
 from debubble.plan.ask import ask
 from debubble.plan.plan import Plan
-from debubble.report.html.find import add_timeline
+from debubble.report.html.measured import add_timeline
 from debubble.report.html.page import Board, Report, Slot
 from debubble.report.html.sections import Pair, board_section, chart_section, pair_bars, safe
 from debubble.report.html.views import MOST_BYTES, PipelineView, views_of
