@@ -39,6 +39,8 @@ class Queue:
     """Of each batch: from the end of the one that held its slot to its own start."""
     entered: I64
     """When each batch entered in the recording; what holds it without a slot."""
+    opened: I64
+    """When each stage could take the first batch: it may have been at work on those before."""
 
     def __len__(self) -> int:
         return len(self.length)
@@ -47,7 +49,7 @@ class Queue:
         """Return when each pass starts and ends."""
         batches, stages = self.length.shape
         start, end = np.zeros_like(self.length), np.zeros_like(self.length)
-        free = [0] * stages
+        free, opened = [0] * stages, self.opened.tolist()
         for batch in range(batches):
             row_length, row_turn = self.length[batch].tolist(), self.turn[batch].tolist()
             row_wire, row_begin = self.wire[batch].tolist(), self.begin[batch].tolist()
@@ -61,7 +63,7 @@ class Queue:
             for stage in range(stages):
                 if stage:
                     there = at + row_lag[stage - 1]
-                    asked = free[stage] + row_turn[stage] if batch else there
+                    asked = free[stage] + row_turn[stage] if batch else opened[stage]
                     at = max(there, asked) + row_wire[stage] + row_begin[stage]
                 start[batch, stage] = at
                 at += row_length[stage]
@@ -129,6 +131,7 @@ def measure_queue(batches: Batches) -> Queue | None:
         lag=lag,
         back=back,
         entered=start[:, 0].copy(),
+        opened=start[0] - begin[0],
     )
 
 
