@@ -135,9 +135,9 @@ def test_a_stage_that_never_waits_leaves_open_how_many_are_in_flight(streams, tm
     bench.cut(DATA / "u3337", bench.CUTS[part], tmp_path)
     part, whole = debubble.analyse(tmp_path), streams["u3337"]
     least, most = part.pipeline.stream.may_be
-    assert least < most
-    assert least <= truth_of("u3337")["slots"] <= most
-    assert f"with {least} to {most} batches in flight" in debubble.find(tmp_path).verdict
+    assert least <= truth_of("u3337")["slots"]
+    assert most is None  # nothing says how many wait there
+    assert f"with {least} or more batches in flight" in debubble.find(tmp_path).verdict
     assert not debubble.find(tmp_path).stream.batches_in_flight_sure
     with pytest.raises(NoFit, match="no number in flight"):
         part.server_model()
