@@ -156,6 +156,19 @@ def test_captures_with_no_batch_in_common_are_not_paired_by_chance(tmp_path):
     assert all(rank.clock_offset_ns < 1_000_000 for rank in part.timeline.ranks)
 
 
+def test_a_rank_that_did_nothing_while_it_was_captured_asks_for_a_longer_capture(tmp_path):
+    bench.cut(DATA / "k4", [(0.0, 1.0), (0.0, 1.0), (0.0, 0.0), (0.0, 1.0)], tmp_path)
+    asks = {"ph": "X", "cat": "cuda_runtime", "name": "cudaEventQuery", "pid": 1, "tid": 1}
+    idle = json.loads((tmp_path / "rank2.json").read_text("utf-8"))
+    idle["traceEvents"].append({**asks, "ts": 1.0, "dur": 1.0, "args": {"correlation": 1}})
+    (tmp_path / "rank2.json").write_text(json.dumps(idle), "utf-8")
+    part = debubble.analyse(tmp_path)
+    assert part.pipeline.bubble_fraction is None
+    said = {gap.code: gap.hint for gap in debubble.find(part).warnings}
+    assert "longer" in said["no_common_span"]
+    assert "longer" in said["no_kernels"]
+
+
 @pytest.mark.parametrize(("in_flight", "measured"), [(1, "k1"), (2, "k2"), (8, "k8")])
 def test_other_numbers_in_flight_give_what_was_measured(streams, in_flight, measured):
     model = model_of(streams["k4"], "k4")
