@@ -68,6 +68,14 @@ def test_every_nanosecond_of_every_rank_stands_under_one_cause(streams, name):
 
 
 @pytest.mark.parametrize("name", ["k4", "u3337"])
+def test_how_many_batches_leave_in_a_second_is_one_number(streams, name):
+    found = debubble.find(streams[name])
+    assert found.numbers.microbatches_per_s == pytest.approx(1 / found.stream.turn_s, rel=1e-9)
+    [sample] = streams[name].measurement.samples
+    assert sample.stream_per_s == pytest.approx(1 / found.stream.turn_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["k4", "u3337"])
 def test_phases_are_told_without_labels(streams, name):
     batches = streams[name].stream.batches
     wanted = [

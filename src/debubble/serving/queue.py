@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from debubble.serving.batches import UNSEEN, Batches
+from debubble.timeline.bubble import FEWEST_BATCHES, turn_of
 from debubble.timeline.model import I64, Flags
 
 # A host that could have gone on earlier shows what it takes in its quickest turns.
@@ -78,8 +79,7 @@ class Queue:
         against each other over the same batches: prompts are unlike answers.
         """
         _, end = self.run()
-        first = min(filling or self.in_flight or 1, len(end) // 2)
-        return float(end[-1, -1] - end[first - 1, -1]) / max(len(end) - first, 1)
+        return turn_of(end[:, -1], filling or self.in_flight or 1)
 
 
 def measure_queue(batches: Batches) -> Queue | None:
@@ -88,7 +88,7 @@ def measure_queue(batches: Batches) -> Queue | None:
     if len(rows) and (np.diff(rows) != 1).any():  # the longest run without a hole
         parts = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
         rows = max(parts, key=len)
-    if len(rows) < _FEW:
+    if len(rows) < FEWEST_BATCHES:
         return None
     start, end, stages = batches.start[rows], batches.end[rows], batches.stages
     before = np.concatenate((end[:1] - (end[:1] - start[:1]), end[:-1]))

@@ -48,6 +48,8 @@ _STANDS_OUT = 1.5
 _TAIL_PERCENT = 95
 # A driver keeps to a number of batches in flight if so many of them enter with just that number.
 _STEADY = 0.6
+# Fewer that are seen from end to end tell no turn.
+FEWEST_BATCHES = 4
 # Fewer batches that enter keep to no number.
 _FEW_ENTRIES = 3
 # A batch that enters so many times later than a host needs had to wait for another to leave. Hosts
@@ -203,7 +205,6 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
     entered, freed, left, gone = _ways(timeline, ranks)
     both = sorted(entered.keys() & left.keys())
     latency = np.array([left[batch] - entered[batch] for batch in both], dtype=np.int64)
-    through = sum(span[0] <= moment <= span[1] for moment in left.values())
     in_flight, lasts, at_entry = _count_in_flight(entered, gone, span)
     usual = round(float(np.median(list(at_entry.values()) or in_flight[-1:])))
     paced = _first_sets_pace(at_entry, entered, freed, gone)
@@ -231,8 +232,51 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
             round(float(np.percentile(latency, _TAIL_PERCENT))) if len(latency) else None
         ),
         batches=len(latency),
-        batches_per_s=through * NS_PER_S / length,
+        batches_per_s=_batches_per_s(timeline, ranks, span, usual if steady else 1, paced=paced),
     )
+
+
+def _batches_per_s(
+    timeline: Timeline,
+    ranks: tuple[RankTimeline, ...],
+    span: tuple[int, int],
+    filling: int,
+    *,
+    paced: bool,
+) -> float:
+    """Return how many batches leave in a second, of those seen from their entry to their end.
+
+    Where too few are, it is those that leave in the span.
+    """
+    passes = timeline.passes.where(np.isin(timeline.passes.rank, [rank.rank for rank in ranks]))
+    seen: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+    for batch, rank, start, end in zip(
+        _batches(passes),
+        passes.rank.tolist(),
+        passes.start_ns.tolist(),
+        passes.end_ns.tolist(),
+        strict=True,
+    ):
+        seen.setdefault(batch, {})[rank] = start, end
+    first, last = ranks[0].rank, ranks[-1].rank
+    whole = [
+        ran[last][1]
+        for _, ran in sorted(seen.items())
+        if len(ran) == len(ranks) and ran[first][0] >= span[0]
+    ]
+    if len(whole) < FEWEST_BATCHES:
+        left = passes.end_ns[passes.rank == last]
+        inside = int(((left >= span[0]) & (left <= span[1])).sum())
+        return inside * NS_PER_S / (span[1] - span[0])
+    if paced:
+        filling = min(max(filling, len(ranks)), len(whole) - 1)
+    return NS_PER_S / turn_of(np.array(whole), filling)
+
+
+def turn_of(ends: I64, filling: int) -> float:
+    """Return the time between two batches that leave; those that fill the pipeline do not count."""
+    first = max(min(filling, len(ends) // 2), 1)
+    return max(float(ends[-1] - ends[first - 1]) / max(len(ends) - first, 1), 1.0)
 
 
 def common_span(ranks: tuple[RankTimeline, ...]) -> tuple[int, int] | None:
