@@ -12,7 +12,7 @@ the first receive is of a later send, or of one from before the capture (`find_s
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -222,9 +222,13 @@ def _no_transfers() -> Transfers:
 
 
 def find_shifts(posted: Mapping[int, RankMessages], chains: Sequence[Sequence[int]]) -> Shifts:
-    """Pair the messages of every hop of a stream whose two ranks were captured."""
+    """Pair the messages of every hop of a stream whose two ranks were captured.
+
+    Where it is not sure which is which, as few as may be are in flight.
+    """
     hops = [hop for chain in chains for hop in pairwise(chain) if posted.keys() >= {*hop}]
-    return {hop: find_shift(posted, *hop) for hop in hops}
+    shifts = {hop: find_shift(posted, *hop) for hop in hops}
+    return {hop: shift and replace(shift, first=shift.most) for hop, shift in shifts.items()}
 
 
 def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int) -> Shift | None:
