@@ -235,9 +235,13 @@ def account_cuts(folder: Path, whole: Analysis) -> bool:
             print(f"{folder.name:14s} {name}: too little is common to all ranks")
             continue
         slots, wanted = stream.batches.in_flight, whole.stream.batches.in_flight
-        may_be = part.pipeline.stream.may_be if part.pipeline.stream else (0, 0)
-        told = "no number" if slots is None else f"{may_be[0]} to {may_be[1]}"
-        told = told if slots is None or may_be[0] < may_be[1] else str(slots)
+        figures = part.pipeline.stream
+        low, high = figures.may_be if figures else (0, 0)
+        if figures and figures.first_sets_pace:
+            high = None
+        told = "no number" if slots is None else f"{low} to {high}"
+        if slots is not None and (high is None or low == high):
+            told = str(slots) if high is not None else f"{low} or more"
         shares, known = stream.shares(), shares_within(whole, stream.batches.span)
         most = max(known, key=lambda cause: abs(known[cause] - shares[cause]))
         bubble, there = 1 - shares[Cause.COMPUTE], 1 - known[Cause.COMPUTE]
@@ -246,7 +250,7 @@ def account_cuts(folder: Path, whole: Analysis) -> bool:
             f"{100 * bubble:.1f} %, {100 * there:.1f} % of the whole in that stretch; most apart: "
             f"{most} {100 * shares[most]:.1f}, {100 * known[most]:.1f} %"
         )
-        good &= slots is None or may_be[0] <= (wanted or 0) <= may_be[1]
+        good &= slots is None or low <= (wanted or 0) <= (high or low + (wanted or 0))
         good &= abs(bubble - there) <= MOST_APART
     return good
 

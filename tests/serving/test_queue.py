@@ -7,7 +7,7 @@ from debubble.serving.queue import Queue, with_slots
 from debubble.simulate.theory import bubble_fraction_of_stream
 
 
-def queue_of(lengths, in_flight, *, back=0, wire=0, turn=0):
+def queue_of(lengths, in_flight, *, back=0, wire=0, turn=0, opened=None):
     batches = 64
     length = np.tile(np.array(lengths, dtype=np.int64), (batches, 1))
     zeros = np.zeros_like(length)
@@ -23,6 +23,7 @@ def queue_of(lengths, in_flight, *, back=0, wire=0, turn=0):
         lag=zeros,
         back=np.full(batches, back, dtype=np.int64),
         entered=np.zeros(batches, dtype=np.int64),
+        opened=np.array(opened or [0] * len(lengths), dtype=np.int64),
     )
 
 
@@ -49,3 +50,11 @@ def test_a_wire_and_a_turn_of_the_host_are_the_stages_own():
 def test_more_in_flight_help_until_a_stage_is_always_at_work():
     turns = [with_slots(queue_of([1000] * 4, 1), slots).turn_ns() for slots in (1, 2, 4, 8)]
     assert turns == pytest.approx([4000, 2000, 1000, 1000], rel=0.02)
+
+
+def test_a_stage_begins_with_what_it_still_had_to_do():
+    """A capture begins while others wait at a stage: its first batch waits behind them."""
+    queue = queue_of([1000] * 4, 8, opened=[0, 1000, 2000, 7000])
+    start, _ = queue.run()
+    assert start[0].tolist() == [0, 1000, 2000, 7000]
+    assert start[1].tolist() == [1000, 2000, 3000, 8000]

@@ -52,6 +52,17 @@ def test_what_is_not_read_is_named_and_has_no_busy_share(events, code, names, tm
     assert summary.device == "not read"
 
 
+def test_a_rank_that_had_no_work_while_it_was_captured_is_not_taken_for_another_tools(tmp_path):
+    """A short capture of a server may hold nothing of a rank but its host asking if all is done."""
+    asks = {**span("cudaEventQuery", cat="cuda_runtime"), "args": {"correlation": 7}}
+    held = document([asks, asks])
+    held["deviceProperties"] = [{"id": 0, "name": "H200"}]
+    [gap] = read_kineto(write(tmp_path / "rank0.json", held)).gaps
+    assert gap.code == "no_kernels"
+    assert "nothing ran on its device while it was captured: 2 events" in gap.message
+    assert "longer" in gap.hint
+
+
 def test_kernels_that_were_not_traced_leave_no_busy_share(tmp_path):
     held = document([operator("aten::mm")])
     held["deviceProperties"] = [{"id": 0, "name": "H200"}]

@@ -165,7 +165,7 @@ class StreamPart(Part, frozen=True, kw_only=True):
     batches_in_flight: float
     batches_in_flight_sure: bool
     """False where captures do not show which batch of one rank is which of the next: it may then be
-    one or two off."""
+    some batches off."""
     first_sets_pace: bool
     """The first stage does, so that the driver may allow more batches in flight than these."""
     mean_batches_in_flight: float
@@ -514,9 +514,10 @@ def _say_stream(waits: str, analysis: Analysis) -> str:
         return f"{waits} with {least}: the first stage sets the pace, so that more do not show."
     if stream is not None and not stream.sure:
         low, high = stream.may_be
+        so_many = f"{low} or more" if high is None else f"{low} to {high}"
         return (
-            f"{waits} with {low} to {high} batches in flight: the captures do not show which "
-            "batch of one rank is which of the next."
+            f"{waits} with {so_many} batches in flight: the captures do not show which batch of "
+            "one rank is which of the next."
         )
     if stream is None or expected is None:
         return f"{waits}."

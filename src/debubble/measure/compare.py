@@ -30,6 +30,7 @@ from debubble.measure.statistics import (
     detectable_change,
     difference_interval,
     few_differ,
+    moved_ratio,
     rank_test,
     ratio_interval,
     samples_needed,
@@ -227,6 +228,11 @@ def _hold(name: str, before: Sequence[float], after: Sequence[float], threshold:
         interval = ratio_interval(before, after)
         low, high = (interval[0] - 1, interval[1] - 1) if interval else (None, None)
     test = rank_test(before, after)
+    if name not in _SHARES and test and test.p <= ALPHA and low is not None and high is not None:
+        # Of two kinds of samples, quick and slow, either may hold the middle: the interval of
+        # medians then says nothing, and what the test found is how far all have moved.
+        moved = moved_ratio(before, after) if low < 0 < high else None
+        change, low, high = [ratio - 1 for ratio in moved] if moved else (change, low, high)
     direction = Direction.UNCLEAR
     if change is not None and abs(change) >= threshold and _is_clear(before, after, change, test):
         better = (change > 0) is (name in _LARGER_IS_BETTER)

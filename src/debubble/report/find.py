@@ -395,8 +395,8 @@ def _say_run(found: FindAnswer) -> str:
                 f"{counted(stream.batches, 'batch', 'batches')}, p95 "
                 f"{show_seconds(stream.batch_latency_p95_s)}"
             )
-            if stream.turn_s:
-                parts[1] += f"; {show_number(1 / stream.turn_s)} batches/s"
+            if numbers.microbatches_per_s:
+                parts[1] += f"; {show_number(numbers.microbatches_per_s)} batches/s"
     elif numbers.batch_latency_s is not None:
         steps = counted(len(run.steps), "step")
         parts.append(f"batch latency {show_seconds(numbers.batch_latency_s)} (median of {steps})")

@@ -29,6 +29,7 @@ from debubble.ledger.model import Culprit, Example
 from debubble.links.hop_times import Hop
 from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue, measure_queue, with_slots
+from debubble.timeline.bubble import turn_of
 from debubble.timeline.model import I64, Intervals, split
 
 # A stage that waits for others less than this of the time is what others wait for.
@@ -430,9 +431,7 @@ def _measured_turn(batches: Batches, queue: Queue | None) -> float | None:
     if queue is None:
         return None
     rows = np.flatnonzero(np.isin(batches.start[:, 0], queue.entered))
-    end = batches.end[rows, -1]
-    first = min(queue.in_flight or 1, len(end) // 2)
-    return float(end[-1] - end[first - 1]) / max(len(end) - first, 1)
+    return turn_of(batches.end[rows, -1], queue.in_flight or 1)
 
 
 def _savings(

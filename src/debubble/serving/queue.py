@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from debubble.serving.batches import UNSEEN, Batches
+from debubble.timeline.bubble import FEWEST_BATCHES, turn_of
 from debubble.timeline.model import I64, Flags
 
 # A host that could have gone on earlier shows what it takes in its quickest turns.
@@ -39,6 +40,8 @@ class Queue:
     """Of each batch: from the end of the one that held its slot to its own start."""
     entered: I64
     """When each batch entered in the recording; what holds it without a slot."""
+    opened: I64
+    """When each stage could take the first batch: it may have been at work on those before."""
 
     def __len__(self) -> int:
         return len(self.length)
@@ -47,7 +50,7 @@ class Queue:
         """Return when each pass starts and ends."""
         batches, stages = self.length.shape
         start, end = np.zeros_like(self.length), np.zeros_like(self.length)
-        free = [0] * stages
+        free, opened = [0] * stages, self.opened.tolist()
         for batch in range(batches):
             row_length, row_turn = self.length[batch].tolist(), self.turn[batch].tolist()
             row_wire, row_begin = self.wire[batch].tolist(), self.begin[batch].tolist()
@@ -61,7 +64,7 @@ class Queue:
             for stage in range(stages):
                 if stage:
                     there = at + row_lag[stage - 1]
-                    asked = free[stage] + row_turn[stage] if batch else there
+                    asked = free[stage] + row_turn[stage] if batch else opened[stage]
                     at = max(there, asked) + row_wire[stage] + row_begin[stage]
                 start[batch, stage] = at
                 at += row_length[stage]
@@ -76,8 +79,7 @@ class Queue:
         against each other over the same batches: prompts are unlike answers.
         """
         _, end = self.run()
-        first = min(filling or self.in_flight or 1, len(end) // 2)
-        return float(end[-1, -1] - end[first - 1, -1]) / max(len(end) - first, 1)
+        return turn_of(end[:, -1], filling or self.in_flight or 1)
 
 
 def measure_queue(batches: Batches) -> Queue | None:
@@ -86,7 +88,7 @@ def measure_queue(batches: Batches) -> Queue | None:
     if len(rows) and (np.diff(rows) != 1).any():  # the longest run without a hole
         parts = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
         rows = max(parts, key=len)
-    if len(rows) < _FEW:
+    if len(rows) < FEWEST_BATCHES:
         return None
     start, end, stages = batches.start[rows], batches.end[rows], batches.stages
     before = np.concatenate((end[:1] - (end[:1] - start[:1]), end[:-1]))
@@ -129,6 +131,7 @@ def measure_queue(batches: Batches) -> Queue | None:
         lag=lag,
         back=back,
         entered=start[:, 0].copy(),
+        opened=start[0] - begin[0],
     )
 
 

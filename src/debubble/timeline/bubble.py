@@ -48,10 +48,17 @@ _STANDS_OUT = 1.5
 _TAIL_PERCENT = 95
 # A driver keeps to a number of batches in flight if so many of them enter with just that number.
 _STEADY = 0.6
+# Fewer that are seen from end to end tell no turn.
+FEWEST_BATCHES = 4
 # Fewer batches that enter keep to no number.
 _FEW_ENTRIES = 3
-# Of so many batches, those that wait so seldom for one to leave do not show how many may be there.
-_FEW, _SELDOM = 4, 0.2
+# A batch that enters so many times later than a host needs had to wait for another to leave. Hosts
+# take their turns within a quarter of each other (1.1 to 1.4 ms on our rig).
+_HELD_UP = 1.5
+# A first stage that sets the pace has the others follow it. More and more in flight, it runs ahead.
+_MOST_APART = 2
+# What a host needs shows in its quickest turns; one that sets the pace seldom takes longer.
+_QUICK_PERCENT, _SELDOM = 10, 0.5
 # An instant that is two things at once counts as the first of them.
 OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING = "optimizer", "reduction", "clipping", "data_loading"
 OTHER = "other"
@@ -156,9 +163,9 @@ class StreamFigures:
     """When one has just entered, in the middle: what its driver allows."""
     steady: bool
     """Most batches entered with so many in flight."""
-    may_be: tuple[int, int]
-    """How many may be usual, from and to: captures may not show which batch of one rank is which of
-    the next."""
+    may_be: tuple[int, int | None]
+    """How many may be usual, from and to (None: any number): captures may not show which batch of
+    one rank is which of the next."""
     first_sets_pace: bool
     """Batches enter when the first stage is free, not when one has left: its driver may allow more
     than are ever seen."""
@@ -198,19 +205,16 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
     entered, freed, left, gone = _ways(timeline, ranks)
     both = sorted(entered.keys() & left.keys())
     latency = np.array([left[batch] - entered[batch] for batch in both], dtype=np.int64)
-    through = sum(span[0] <= moment <= span[1] for moment in left.values())
-    in_flight, lasts, enters = _count_in_flight(entered, gone, span)
-    at_entry = in_flight[enters] if enters.any() else in_flight[-1:]
-    usual = round(float(np.median(at_entry)))
+    in_flight, lasts, at_entry = _count_in_flight(entered, gone, span)
+    usual = round(float(np.median(list(at_entry.values()) or in_flight[-1:])))
+    paced = _first_sets_pace(at_entry, entered, freed, gone)
+    if paced:  # how many it would let in does not show: so many at the least
+        usual = max(at_entry.values())
+    kept = sum(count == usual for count in at_entry.values()) > _STEADY * len(at_entry)
+    steady = len(at_entry) >= _FEW_ENTRIES and (kept or paced)
     captured = (ranks[0].rank, ranks[-1].rank)
-    steady = enters.sum() >= _FEW_ENTRIES and bool((at_entry == usual).mean() > _STEADY)
     steady &= captured == (ranks[0].members[0], ranks[0].members[-1])
     fewer, more = timeline.unsure.get(pipeline, (0, 0))
-    waits = [
-        gone[batch - usual] > freed[batch - 1]
-        for batch in entered
-        if batch - usual in gone and batch - 1 in freed
-    ]
     return StreamFigures(
         start_ns=span[0],
         end_ns=span[1],
@@ -221,15 +225,58 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
         most_in_flight=int(in_flight.max(initial=0)),
         usual_in_flight=usual,
         steady=steady,
-        may_be=(max(usual - fewer, 1), usual + more),
-        first_sets_pace=steady and len(waits) >= _FEW and float(np.mean(waits)) < _SELDOM,
+        may_be=(max(usual - fewer, 1), None if more is None else usual + more),
+        first_sets_pace=steady and paced,
         batch_latency_ns=round(float(np.median(latency))) if len(latency) else None,
         batch_latency_p95_ns=(
             round(float(np.percentile(latency, _TAIL_PERCENT))) if len(latency) else None
         ),
         batches=len(latency),
-        batches_per_s=through * NS_PER_S / length,
+        batches_per_s=_batches_per_s(timeline, ranks, span, usual if steady else 1, paced=paced),
     )
+
+
+def _batches_per_s(
+    timeline: Timeline,
+    ranks: tuple[RankTimeline, ...],
+    span: tuple[int, int],
+    filling: int,
+    *,
+    paced: bool,
+) -> float:
+    """Return how many batches leave in a second, of those seen from their entry to their end.
+
+    Where too few are, it is those that leave in the span.
+    """
+    passes = timeline.passes.where(np.isin(timeline.passes.rank, [rank.rank for rank in ranks]))
+    seen: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
+    for batch, rank, start, end in zip(
+        _batches(passes),
+        passes.rank.tolist(),
+        passes.start_ns.tolist(),
+        passes.end_ns.tolist(),
+        strict=True,
+    ):
+        seen.setdefault(batch, {})[rank] = start, end
+    first, last = ranks[0].rank, ranks[-1].rank
+    whole = [
+        ran[last][1]
+        for _, ran in sorted(seen.items())
+        if len(ran) == len(ranks) and ran[first][0] >= span[0]
+    ]
+    if len(whole) < FEWEST_BATCHES:
+        left = passes.end_ns[passes.rank == last]
+        inside = int(((left >= span[0]) & (left <= span[1])).sum())
+        return inside * NS_PER_S / (span[1] - span[0])
+    if paced:
+        filling = min(max(filling, len(ranks)), len(whole) - 1)
+    return NS_PER_S / turn_of(np.array(whole), filling)
+
+
+def turn_of(ends: I64, filling: int) -> float:
+    """Return the time between two batches that leave; those that fill the pipeline do not count."""
+    first = max(min(filling, len(ends) // 2), 1)
+    return max(float(ends[-1] - ends[first - 1]) / max(len(ends) - first, 1), 1.0)
 
 
 def common_span(ranks: tuple[RankTimeline, ...]) -> tuple[int, int] | None:
@@ -273,10 +320,42 @@ def _ways(
     return entered, freed, left, gone or left
 
 
+def _first_sets_pace(
+    at_entry: Mapping[int, int],
+    entered: Mapping[int, int],
+    freed: Mapping[int, int],
+    gone: Mapping[int, int],
+) -> bool:
+    """Tell whether batches enter as soon as the first stage is free, not when one has left.
+
+    first stage   0000 1111 2222 3333       each as soon as the one before is done:
+    last stage         0000 1111 2222       two are in flight, and more may be allowed
+
+    first stage   0000 1111      2222 3333  batch 2 waits until batch 0 has left: two may be
+    last stage              0000 1111       in flight, and no more
+    """
+    turns, backs, most = [], [], max(at_entry.values(), default=0)
+    for batch, count in at_entry.items():
+        left = gone.get(batch - count)
+        if left is not None and batch - 1 in freed:
+            turns.append(entered[batch] - freed[batch - 1])
+            backs.append(entered[batch] - left if count == most else -1)
+    runs_ahead = most - min(at_entry.values(), default=0) > _MOST_APART
+    if len(turns) < _FEW_ENTRIES or runs_ahead:
+        return False
+    turn, back = np.array(turns), np.array(backs)
+    shown = back >= 0
+    quick = float(np.percentile(turn, _QUICK_PERCENT))
+    if shown.any():
+        quick = min(quick, float(np.percentile(back[shown], _QUICK_PERCENT)))
+    late = turn > _HELD_UP * quick
+    return int((late & shown & (back < turn)).sum()) < _FEW_ENTRIES and float(late.mean()) < _SELDOM
+
+
 def _count_in_flight(
     entered: Mapping[int, int], gone: Mapping[int, int], span: tuple[int, int]
-) -> tuple[I64, I64, Flags]:
-    """Count what is in flight through a span: how many, for how long, and if one had just entered.
+) -> tuple[I64, I64, dict[int, int]]:
+    """Count what is in flight through a span: how many, for how long; and when each batch entered.
 
     While none is gone yet, a driver may still be filling up: no such entry counts.
 
@@ -289,28 +368,53 @@ def _count_in_flight(
     begins = sorted((moment, 1, batch) for batch, moment in entered.items())
     ends = sorted((moment, 0, batch) for batch, moment in gone.items())
     inside, outside = min(entered, default=0), min(gone, default=0)
-    at, counts, lengths, enters = span[0], [], [], []
-    just_entered = any_gone = False
+    at, counts, lengths = span[0], [], []
+    at_entry: dict[int, int] = {}
+    any_gone = False
     for moment, kind, batch in sorted([*begins, *ends]):
         if moment > span[1]:
             break
         if moment > span[0]:
             counts.append(inside - outside)
             lengths.append(moment - at)
-            enters.append(just_entered)
             at = moment
         inside = batch + 1 if kind else inside
         outside = outside if kind else batch + 1
         any_gone |= not kind
-        just_entered = bool(kind) and moment >= span[0] and any_gone
+        if kind and moment >= span[0] and any_gone:
+            at_entry[batch] = max(inside - outside, 0)
     counts.append(inside - outside)
     lengths.append(span[1] - at)
-    enters.append(just_entered)
     return (
         np.maximum(np.array(counts, dtype=np.int64), 0),
         np.array(lengths, dtype=np.int64),
-        np.array(enters, dtype=bool),
+        at_entry,
     )
+
+
+def missing_in_flight(passes: Passes, ranks: Sequence[int], until: int) -> int:
+    """Return how many more batches were in flight than ever are when one enters, by their numbers.
+
+    A batch that a rank begins has not left, nor have those after it. More of them than are ever in
+    flight later, between the first rank and `until`, tell that later ones are numbered too high on
+    the ranks behind it:
+
+        first rank   0 1 2 3 4 5          6 7 8      six in flight when batch 0 begins on rank 1;
+        rank 1                0 1 2 3 4 5 6 7 8      only three when batch 6 enters, if what the
+        last rank                     3 4 5 6        last rank begins with is batch 3
+    """
+    entered, there, left = (
+        passes.where(passes.rank == rank) for rank in (ranks[0], until, ranks[-1])
+    )
+    if not len(entered) or not len(there) or not len(left):
+        return 0
+    inside = np.searchsorted(entered.start_ns, there.start_ns, side="right")
+    known = inside > 0
+    held = entered.microbatch[inside[known] - 1] + 1 - there.microbatch[known]
+    outside = np.searchsorted(left.end_ns, entered.start_ns, side="right")
+    known = outside > 0
+    kept = entered.microbatch[known] - left.microbatch[outside[known] - 1]
+    return max(int(held.max(initial=0) - kept.max(initial=0)), 0) if known.any() else 0
 
 
 def _batches(passes: Passes) -> Iterator[tuple[int, int]]:

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from debubble.errors import Code, Gap, NoPipeline
+from debubble.timeline.bubble import missing_in_flight
 from debubble.timeline.chain import (
     Chain,
     as_collectives,
@@ -49,6 +50,7 @@ from debubble.timeline.model import (
     Passes,
     RankTimeline,
     Timeline,
+    Transfers,
     divide,
     join_columns,
     read_shape,
@@ -77,9 +79,10 @@ from debubble.timeline.steps import (
 )
 from debubble.timeline.transfers import (
     RankMessages,
+    Shifts,
     answers_lag,
     count_cut_off,
-    find_shift,
+    find_shifts,
     match_transfers,
 )
 from debubble.timeline.work import find_waits, find_work, order_by_use
@@ -135,11 +138,16 @@ def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
 
 
 def build_part(
-    named: Sequence[RankTrace], *, marked: bool, may_infer: bool = True
+    named: Sequence[RankTrace],
+    *,
+    marked: bool,
+    may_infer: bool = True,
+    shifts: Shifts | None = None,
 ) -> Timeline | NoPipelineHere:
     """Turn unlabelled ranks into pipelines of named passes on one clock, if they make any.
 
-    `marked`: some rank of the run, of this part or not, marks steps.
+    `marked`: some rank of the run, of this part or not, marks steps. `shifts`: how messages of a
+    stream are paired, where that is known.
     """
     # Who. Traces → what each rank computed and exchanged → the order of ranks in each pipeline.
     ranks, rings = _record_ranks(named, marked=marked)
@@ -157,10 +165,11 @@ def build_part(
     # Transfers and clock. Sends and receives → pairs → are they of one run → one clock for all.
     posted = {rank.rank: rank.posted for rank in ranks}
     across = _pairs_across_steps(posted, chains, in_steps=in_steps)
-    transfers, unmatched = match_transfers(posted, across)
+    shifts = {} if in_steps else shifts or find_shifts(posted, [chain.ranks for chain in chains])
+    transfers, unmatched = match_transfers(posted, across, shifts)
     mixed = [find_mixed(ranks, chain, transfers, across) for chain in chains]
     gaps += [gap for gap in mixed if gap]
-    clocks = align(transfers, posted)
+    clocks = align(_telling_clocks(transfers, shifts), posted)
     gaps += [] if any(mixed) else name_wrong(clocks)
     # A host that waits for a message late tells nothing of when it came; a kernel does.
     if not any(mixed) and all(len(rank.trace.kernels) for rank in ranks):
@@ -168,10 +177,10 @@ def build_part(
 
     # Passes. Labels, else what the host launched between messages → the pass of all work.
     assigned: list[dict[int, Assignment]] = []
-    unsure: dict[int, tuple[int, int]] = {}
+    unsure: dict[int, tuple[int, int | None]] = {}
     for chain in chains:
-        before, off = ({}, (0, 0)) if in_steps else _batches_before(posted, chain)
-        unsure |= {len(assigned): off} if any(off) else {}
+        before, off = ({}, (0, 0)) if in_steps else _batches_before(posted, chain, shifts)
+        unsure |= {len(assigned): off} if off != (0, 0) else {}
         passes_of_ranks, unknown = _assign_passes(chain, ranks, before, in_steps=in_steps)
         assigned.append(passes_of_ranks)
         gaps += unknown
@@ -185,6 +194,9 @@ def build_part(
         drawn, ran = _draw_pipeline(number, chain, ranks, assigned[number], clocks.offset_ns)
         lines += drawn
         passes += ran
+        if earlier := _pair_earlier(chain, ran, shifts):
+            known = {**shifts, **earlier}
+            return build_part(named, marked=marked, may_infer=may_infer, shifts=known)
 
     # Figures are made of this by `figures.measure_pipeline`, for each pipeline.
     steps = {step for rank in ranks for step in rank.work_step.tolist() if in_steps and step >= 0}
@@ -314,23 +326,50 @@ def _assign_passes(
     }, gaps
 
 
+def _telling_clocks(transfers: Transfers, shifts: Shifts) -> Transfers:
+    """Leave out hops of a stream on which nobody waits, or that may be paired otherwise."""
+    told = np.ones(len(transfers), dtype=bool)
+    for (source, destination), shift in shifts.items():
+        if shift is not None and not (shift.sure and shift.waited):
+            told &= (transfers.source != source) | (transfers.destination != destination)
+    return transfers.where(told)
+
+
+def _pair_earlier(chain: Chain, ran: Sequence[Passes], shifts: Shifts) -> Shifts:
+    """Pair the messages of the one hop that is not sure so that as many are in flight as were seen.
+
+    Where all captures then begin at one and the same batch, they do: the pipeline filled up.
+    """
+    hops = [(hop, shift) for hop in pairwise(chain.ranks) if (shift := shifts.get(hop)) is not None]
+    unsure = [(hop, shift) for hop, shift in hops if not shift.sure]
+    if len(hops) < len(chain.ranks) - 1 or len(unsure) != 1:
+        return {}
+    hop, shift = unsure[0]
+    short = missing_in_flight(join_columns(ran, by="start_ns"), chain.ranks, hop[0])
+    first = shift.first - short
+    if not short or (shift.least is not None and first < shift.least):
+        return {}
+    together = not any(other.first for at, other in hops if at != hop)
+    least = first if together and not first else shift.least
+    return {hop: replace(shift, first=first, least=least, most=first)}
+
+
 def _batches_before(
-    posted: Mapping[int, RankMessages], chain: Chain
-) -> tuple[dict[int, int], tuple[int, int]]:
+    posted: Mapping[int, RankMessages], chain: Chain, shifts: Shifts
+) -> tuple[dict[int, int], tuple[int, int | None]]:
     """Return what to add to a rank's count of batches, where captures began at different ones; and
     how many fewer may lie between the first rank and the last than that tells, and how many more.
     """  # noqa: D205 (one sentence)
-    first, fewer, more = [0], 0, 0
+    first, fewer = [0], 0
+    more: int | None = 0
     for left, right in pairwise(chain.ranks):
         shift = 0
         if left in posted and right in posted:
-            found = find_shift(posted, left, right)
+            found = shifts[left, right]
             if found is not None:
-                shift, fewer, more = (
-                    found.first,
-                    fewer + found.most - found.first,
-                    more + found.first - found.least,
-                )
+                shift, fewer = found.first, fewer + found.most - found.first
+                if more is not None:
+                    more = None if found.least is None else more + found.first - found.least
             shift -= count_cut_off(posted[left].messages, chain.beside(left))
         first.append(first[-1] + shift)
     before = {rank: batch - min(first) for rank, batch in zip(chain.ranks, first, strict=True)}

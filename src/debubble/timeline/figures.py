@@ -490,7 +490,7 @@ def _why_nothing(scope: _Scope) -> Gap:
         return Gap(
             code=Code.NO_COMMON_SPAN,
             message="the ranks were captured at different times; no span is common to all",
-            hint="capture a closed loop, or more steps, so that the captures overlap",
+            hint="capture all ranks at once, and for longer, so that the captures overlap",
         )
     known = scope.rhythm and bool(scope.timeline.steps or scope.left_out)
     return Gap(

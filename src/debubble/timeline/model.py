@@ -515,9 +515,10 @@ class Timeline:
     """No step was marked; the order of the passes told them."""
     mixed: frozenset[int] = frozenset()
     """Pipelines whose ranks are of different runs: nothing may be compared between them."""
-    unsure: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    unsure: Mapping[int, tuple[int, int | None]] = field(default_factory=dict)
     """Of pipelines that stream: how many batches fewer may be in flight than told, and how many
-    more, where captures do not show which batch of one rank is which of the next."""
+    more (None: any number), where captures do not show which batch of one rank is which of the
+    next."""
 
     @property
     def pipelines(self) -> tuple[int, ...]:

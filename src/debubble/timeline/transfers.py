@@ -11,8 +11,9 @@ the first receive is of a later send, or of one from before the capture (`find_s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,15 @@ _MOST_SHIFT = 64
 # Ways that differ by less of a turn are the same; so many of them, such a share, and so many times
 # what any other pairing has, are no accident.
 _ALIKE_SHARE, _FEWEST_ALIKE, _MANY_ALIKE, _CLEARLY = 0.02, 4, 0.25, 1.5
+# Captures that lie apart by their stamps need so many times as many: four of 14 agreed by chance.
+_APART_FACTOR = 2
 # A message that is received so soon after it was sent, in shares of a turn, was waited for; and
-# none waits so many turns.
-_AT_ONCE_SHARE, _MOST_TURNS = 0.15, 2.0
+# few wait so many turns, though before a stage that sets the pace some do (4.5 with eight in flight
+# over four stages).
+_AT_ONCE_SHARE, _MANY_TURNS = 0.15, 2.0
+# A receive that takes such a share of a turn waited for its message: those that find it there take
+# 1 to 3 % of a turn on our rig, those that wait 12 to 40 %, in the middle.
+_WAITED_SHARE = 0.05
 # A receive that takes so many times as long as the shortest waited; of such, at most this share may
 # have been held up by something else.
 _WAITED_FACTOR, _MOST_WRONG = 5, 0.5
@@ -52,6 +59,27 @@ CLOCKS_OFF_NS = 10_000_000_000
 _FEWEST_LOST, _MOST_LOST = 5, 0.1
 # One message in twenty is slower: transfers are heavy-tailed, and a median hides it.
 _TAIL_PERCENT = 95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """Which send the first receive belongs to; below 0: to one from before the capture."""
+
+    first: int
+    least: int | None
+    """It may be this one as well, or any up to `most`; None: nothing says how early it may be."""
+    most: int
+    waited: bool
+    """Receives waited for their messages, which tells how far two clocks are apart."""
+
+    @property
+    def sure(self) -> bool:
+        """Whether it can be no other."""
+        return self.least == self.most
+
+
+Shifts = Mapping[tuple[int, int], Shift | None]
+"""How the messages of each hop are paired; None where the captures have none in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +97,16 @@ class RankMessages:
 
 
 def match_transfers(
-    posted: Mapping[int, RankMessages], across_steps: Collection[tuple[int, int]] = ()
+    posted: Mapping[int, RankMessages],
+    across_steps: Collection[tuple[int, int]] = (),
+    shifts: Shifts | None = None,
 ) -> tuple[Transfers, tuple[UnmatchedMessages, ...]]:
     """Pair the k-th send of a step to a rank with its k-th receive; return also what is left over.
 
     Messages between two ranks keep their order: one communicator is one queue. A server's answers
     are received in a later step than they are sent, and a server may mark no steps: for such pairs
-    of ranks only the order counts, and what the capture cut off at either end is no gap.
+    of ranks only the order counts, and what the capture cut off at either end is no gap; `shifts`
+    are those that are known.
     """
     parts = [_no_transfers()]
     unmatched: list[UnmatchedMessages] = []
@@ -90,7 +121,9 @@ def match_transfers(
         sent, received = posted[source], posted[destination]
         ends = (source, destination)
         if ends in across_steps:
-            parts.append(_pair_across_steps(posted, source, destination))
+            known = shifts is not None and ends in shifts
+            shift = shifts[ends] if shifts and known else find_shift(posted, *ends)
+            parts.append(_pair_across_steps(posted, source, destination, shift))
             lost = _lost_inside(posted, ends, len(parts[-1]))
             if lost >= max(_FEWEST_LOST, _MOST_LOST * len(parts[-1])):
                 unmatched.append(UnmatchedMessages(ends=ends, step=UNKNOWN, count=lost))
@@ -143,12 +176,11 @@ def _cut_alike(
 
 
 def _pair_across_steps(
-    posted: Mapping[int, RankMessages], source: int, destination: int
+    posted: Mapping[int, RankMessages], source: int, destination: int, shift: Shift | None
 ) -> Transfers:
     sent, received = posted[source], posted[destination]
     sends = sent.rows(destination, is_send=True)
     receives = received.rows(source, is_send=False)
-    shift = find_shift(posted, source, destination)
     out, into = _overlap(len(sends), len(receives), shift.first if shift else len(sends))
     sends, receives = sends[out], receives[into]
     timed = sent.messages.timed[sends] & received.messages.timed[receives]
@@ -189,14 +221,14 @@ def _no_transfers() -> Transfers:
     return Transfers(**columns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shift:
-    """Which send the first receive belongs to; below 0: to one from before the capture."""
+def find_shifts(posted: Mapping[int, RankMessages], chains: Sequence[Sequence[int]]) -> Shifts:
+    """Pair the messages of every hop of a stream whose two ranks were captured.
 
-    first: int
-    least: int
-    """It may be this one as well, or any up to `most`."""
-    most: int
+    Where it is not sure which is which, as few as may be are in flight.
+    """
+    hops = [hop for chain in chains for hop in pairwise(chain) if posted.keys() >= {*hop}]
+    shifts = {hop: find_shift(posted, *hop) for hop in hops}
+    return {hop: shift and replace(shift, first=shift.most) for hop, shift in shifts.items()}
 
 
 def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int) -> Shift | None:
@@ -219,6 +251,7 @@ def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int
     sent = posted[source].messages.where(posted[source].rows(destination, is_send=True))
     received = posted[destination].messages.where(posted[destination].rows(source, is_send=False))
     turn = float(np.median(np.diff(sent.start_ns))) if len(sent) > 1 else 0.0
+    waited = received.end_ns - received.start_ns > _WAITED_SHARE * turn
     alike: dict[int, int] = {}
     ways: dict[int, I64] = {}
     for shift in range(-_MOST_SHIFT, _MOST_SHIFT + 1):
@@ -232,30 +265,46 @@ def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int
         ):
             continue
         ways[shift] = received.end_ns[into] - sent.start_ns[out]
-        small = np.sort(ways[shift][size == size.min()])
-        alike[shift] = int(np.searchsorted(small, small[0] + _ALIKE_SHARE * turn, side="right"))
+        telling = np.sort(ways[shift][waited[into] & (size == size.min())])
+        limit = telling[:1] + _ALIKE_SHARE * turn
+        alike[shift] = int(np.searchsorted(telling, limit, side="right").sum())
     if not alike:
-        return Shift(first=0, least=0, most=0)
+        return Shift(first=0, least=0, most=0, waited=False)
     best = max(alike, key=lambda shift: (alike[shift], -abs(shift)))
     others_alike = max((count for shift, count in alike.items() if shift != best), default=0)
-    enough = max(_FEWEST_ALIKE, _MANY_ALIKE * min(len(sent), len(received)))
-    if alike[best] >= max(enough, _CLEARLY * others_alike):
-        return Shift(first=best, least=best, most=best)
-    if 0 < int(sent.start_ns.min() - received.end_ns.max()) < CLOCKS_OFF_NS:
+    early, late = (
+        sent.start_ns.min() - received.end_ns.max(),
+        received.start_ns.min() - sent.end_ns.max(),
+    )
+    enough = max(_FEWEST_ALIKE, _MANY_ALIKE * waited.sum())
+    if alike[best] >= max(
+        enough * (_APART_FACTOR if max(early, late) > 0 else 1), _CLEARLY * others_alike
+    ):
+        return Shift(first=best, least=best, most=best, waited=True)
+    if 0 < early < CLOCKS_OFF_NS:
         return None
+    told = bool(waited.sum() >= _FEWEST_ALIKE)
     # A wrong pair is off by a whole turn; less than half of one may be a clock that is off.
     soonest = {shift: int(way.min()) for shift, way in ways.items()}
     possible = [at for at, way_ns in soonest.items() if way_ns >= (0 if at else -turn / 2)]
     latest, nearest = max(possible, default=0), min(possible, key=abs, default=0)
-    most = _MOST_TURNS * turn
+    long = _MANY_TURNS * turn
     at_once = soonest.get(latest, 0) < _AT_ONCE_SHARE * turn
-    if (soonest.get(nearest, 0) > most >= soonest.get(latest, 0)) or at_once:
+    if (soonest.get(nearest, 0) > long >= soonest.get(latest, 0)) or at_once:
         nearest = latest
     if nearest == 0 and 0 in ways and ways[0][0] == soonest[0] <= _AT_ONCE_SHARE * turn:
-        return Shift(first=0, least=0, most=0)
-    near = [at for at in possible if soonest[at] <= most]
-    near = [nearest, *(at for at in near if not _waits_for_less(received, ways[at], at))]
-    return Shift(first=nearest, least=min(near), most=max(near))
+        return Shift(first=0, least=0, most=0, waited=told)
+    # A batch earlier every way is a turn longer: as far as sizes and receives that waited allow.
+    least = nearest
+    while (earlier := least - 1) in ways and not _waits_for_less(received, ways[earlier], earlier):
+        least = earlier
+    open_ended = not len(sent.start_ns[_overlap(len(sent), len(received), least - 1)[0]])
+    return Shift(
+        first=nearest,
+        least=None if open_ended else least,
+        most=max(nearest, latest),
+        waited=told,
+    )
 
 
 def _waits_for_less(received: Messages, ways: I64, shift: int) -> bool:

@@ -419,6 +419,13 @@ def _find_gaps(
         )
     elif not any(map(len, (*read, reducer.annotations, reducer.memory))):
         events = counted(sum(reducer.counts.values()), "event")
+        if reducer.counts["cuda_runtime"]:  # the host asked its device, and gave it nothing to do
+            yield (
+                Code.NO_KERNELS,
+                f"nothing ran on its device while it was captured: {events}, none of them work",
+                "capture for longer, while every rank has work",
+            )
+            return
         yield (
             Code.NOT_UNDERSTOOD,
             f"none of its {events} is of a kind that is read: another tool wrote it",
