@@ -78,6 +78,31 @@ def test_a_rank_whose_threads_are_all_one_is_named():
     assert "fewer than 2 threads" in gap[2]
 
 
+def test_ranks_that_train_on_threads_that_are_all_one_are_named():
+    run = recorded("1f1b_p2_m4")
+    merged = []
+    for trace in run.ranks:
+        alike = np.full(len(trace.launches), trace.operators.thread[0])
+        merged.append(replace(trace, launches=replace(trace.launches, thread=alike)))
+    found = warned_of(replace(run, ranks=tuple(merged)))
+    assert [gap[:2] for gap in found] == [(Code.WRONG_FIELDS, 0), (Code.WRONG_FIELDS, 1)]
+    assert "kernels of backward passes" in found[0][2]
+
+
+def test_messages_of_nccl_without_kernels_are_named_on_every_rank():
+    run = recorded()
+    silent = []
+    for trace in run.ranks:
+        lost = np.full(len(trace.operators), -1, dtype=np.int32)
+        silent.append(replace(trace, operators=replace(trace.operators, kernel=lost)))
+    found = [gap[:2] for gap in warned_of(replace(run, ranks=tuple(silent)))]
+    assert found[:4] == [(Code.WRONG_FIELDS, rank) for rank in range(4)]
+    by_host = [replace(trace, header=replace(trace.header, backend="gloo")) for trace in silent]
+    assert Code.WRONG_FIELDS not in {
+        gap[0] for gap in warned_of(replace(run, ranks=tuple(by_host)))
+    }
+
+
 @pytest.mark.parametrize("share", [0.1, "a stretch"])
 def test_a_rank_whose_passes_lack_kernels_is_named(share):
     """Of one step alone: others to hold it against there are none."""
