@@ -173,7 +173,8 @@ def name_untold(traces: Sequence[RankTrace]) -> list[Gap]:
         ),
         (
             [
-                has is False and (any(carried) or _talks_by_kernels(trace))
+                has is False
+                and (any(carried) or (len(trace.kernels) and trace.header.backend in _BY_KERNELS))
                 for trace, has in zip(traces, carried, strict=True)
             ],
             Code.WRONG_FIELDS,
@@ -206,11 +207,6 @@ def _launching_threads(trace: RankTrace) -> int:
     return int((launched >= _OFTEN).sum())
 
 
-def _talks_by_kernels(trace: RankTrace) -> bool:
-    """Tell a rank of a device whose messages go by NCCL, and so by kernels."""
-    return len(trace.kernels) > 0 and trace.header.backend.lower() in _BY_KERNELS
-
-
 def _carries_messages(trace: RankTrace) -> bool | None:
     """Tell whether a message has its kernel; None where there are no messages."""
     operators = trace.operators
@@ -219,19 +215,21 @@ def _carries_messages(trace: RankTrace) -> bool | None:
 
 
 def name_hidden_backward(assigned: Sequence[tuple[RankRecord, Assignment]]) -> list[Gap]:
-    """Name ranks that train, by the names of their kernels, and none of whose passes is backward.
+    """Name ranks that train, by the names of their kernels, where no pass is told as backward.
 
     Autograd's own thread tells backward passes, or labels do.
     """
+    if any((passes.kind > PassKind.F).any() for _, passes in assigned):
+        return []
     hidden = []
-    for rank, passes in assigned:
-        backward = [_BACKWARD.search(name) is not None for name in rank.trace.names]
-        if not (passes.kind > PassKind.F).any() and len(rank.trace.kernels):
-            hidden += [rank] if np.array(backward)[rank.work.name].sum() >= _OFTEN else []
+    for rank, _ in assigned:
+        names = [_BACKWARD.search(name) is not None for name in rank.trace.names]
+        trains = len(rank.trace.kernels) and np.array(names)[rank.work.name].sum() >= _OFTEN
+        hidden += [rank] if trains else []
     return [
         Gap(
             code=Code.WRONG_FIELDS,
-            message="it runs kernels of backward passes, and none of its passes is told as one: "
+            message="it runs kernels of backward passes, and no pass is told as one: "
             "its threads are not those that it had, or no step of it is whole",
             hint="record whole steps, and threads as they are; or label passes",
             file=rank.trace.file,
