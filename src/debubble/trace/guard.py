@@ -91,7 +91,7 @@ _ROUNDED_NS = 2_000
 _FEWEST_STEPS = 2
 # Ranges of messages under way, which end after the call that began them.
 _IN_BACKGROUND = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|hccl):")
-_LAUNCHES_ONE = re.compile(r"^(?!.*Graph).*Launch(?!HostFunc)")
+_LAUNCHES_ONE = re.compile(r"^(?!.*(?:Graph|Multi)).*Launch(?!HostFunc)")
 _DRIVER_OF_INTEL = re.compile(r"^ze[A-Z]")
 _CAPTURES_GRAPH = re.compile(r"GraphInstantiate|GraphCreate|StreamEndCapture")
 _WAITS_FOR_ALL = re.compile(r"(?:Device|Ctx)Synchronize")
