@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -240,3 +242,32 @@ def test_what_nobody_foresaw_at_the_start_ends_no_job(tmp_path, monkeypatch):
         for _ in range(5):
             debubble.step()
     assert session.problems == ["ZeroDivisionError: division by zero"]
+
+
+class Wordless(Exception):
+    """An error that fails when it is asked what it is."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def test_an_error_without_words_does_not_reach_the_step(capsys):
+    beat = hooks.CapturedBeat(Settings(out=Path("nowhere")))
+    beat.begin = beat.step = lambda *_: (_ for _ in ()).throw(Wordless())
+    for _ in range(2):
+        beat._after_optimizer(beat, (), {})
+    assert "this process is not captured: Wordless" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_job_without_stderr_runs_though_its_order_is_damaged(tmp_path):
+    folder = Path(hooks.__file__).parent / "inject"
+    program = tmp_path / "job.py"
+    program.write_text("print('ran')\n")
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$0" "$1" 2>&-', sys.executable, str(program)],
+        env={**os.environ, "PYTHONPATH": str(folder), "DEBUBBLE_CAPTURE": "damaged"},
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"ran\n")

@@ -457,9 +457,9 @@ def memory_elsewhere(random: Random, document: Document) -> str:
 def jump_clock(random: Random, document: Document) -> str:
     """Set the clock of a rank forward in the midst of the capture, on host and device alike.
 
-    By less than messages take there and back, eight of them on a hop do not tell it.
+    By less than messages of a few steps wait in queues, they do not tell it.
     """
-    share, by_us = random.uniform(0.25, 0.75), random.choice((2e4, 5e4))
+    share, by_us = random.uniform(0.25, 0.75), random.choice((2e4, 5e4, 2e5))
     moment = _moment(document, share)
 
     def change(event: Event) -> None:
@@ -505,6 +505,82 @@ def shorten_longest(random: Random, document: Document) -> str:
     return f"the longest {share:.0%} of kernels last {factor:g} times as long"
 
 
+def move_messages(random: Random, document: Document) -> str:
+    """Let kernels of messages begin late, end early, or last as long as a buffer tells."""
+    rows = _timed(document, "nccl kernel")
+    what, change = random.choice(
+        (
+            ("1 ms late", lambda e: e.update(ts=e["ts"] + 1e3)),
+            ("10 ms late", lambda e: e.update(ts=e["ts"] + 1e4)),
+            ("half as long", lambda e: e.update(dur=e["dur"] / 2)),
+            ("20 us long", lambda e: e.update(dur=20.0)),
+            ("at their ends", lambda e: e.update(ts=e["ts"] + e["dur"])),
+            ("of a clock that wraps", lambda e: e.update(dur=e["dur"] % 1048.576)),
+        )
+    )
+    document.each(rows, change)
+    return f"messages {what}"
+
+
+def share_launches(_: Random, document: Document) -> str:
+    """Write every seventh kernel again, later and on another stream."""
+    for row in _timed(document, "kernel")[::7]:
+        event = document.events[row]
+        again = {**event, "ts": event["ts"] + 3e3, "args": {**event["args"], "stream": 999}}
+        document.written.append(write(again))
+    return "every seventh kernel again, on another stream"
+
+
+def one_graph(_: Random, document: Document) -> str:
+    """Say that all kernels are of one graph, and let them last longer."""
+    rows = _timed(document, "kernel")
+    document.each(rows, lambda e: e.update(dur=e["dur"] * 1.3, args={**e["args"], "graph id": 1}))
+    return "all of one graph, and longer"
+
+
+def switch_unit(random: Random, document: Document) -> str:
+    """Write times in another unit from the midst of the file on."""
+    factor, moment = random.choice((1e3, 1e-3)), _moment(document, 0.5)
+
+    def change(event: Event) -> None:
+        event["ts"] = moment + (event["ts"] - moment) * factor
+        event["dur"] = event.get("dur", 0) * factor
+
+    rows = [row for row in _with_times(document) if document.events[row]["ts"] > moment]
+    document.each(rows, change)
+    return f"times × {factor:g} from the midst on"
+
+
+def damage_marks(random: Random, document: Document) -> str:
+    """Give marks one number, swap two, lose one between others, or shift all."""
+    rows = sorted(_timed(document, "step"), key=lambda row: document.events[row]["ts"])
+    if len(rows) < 2:
+        return "too few marks"
+    names = [document.events[row]["name"] for row in rows]
+    what = random.choice(("of one number", "swapped", "without a middle one", "late"))
+    if what == "of one number":
+        document.each(rows, lambda event: event.update(name=names[0]))
+    elif what == "swapped":
+        document.each(rows[:1], lambda event: event.update(name=names[1]))
+        document.each(rows[1:2], lambda event: event.update(name=names[0]))
+    elif what == "without a middle one":
+        document.drop(rows[1:2] if len(rows) > 2 else ())
+    else:
+        late_us = random.choice((0.1, 0.5, 1.0)) * document.events[rows[0]]["dur"]
+        document.each(rows, lambda event: event.update(ts=event["ts"] + late_us))
+    return f"marks {what}"
+
+
+def end_memory(random: Random, document: Document) -> str:
+    """Lose every other change of memory, or let all come later than they did."""
+    rows = document.rows.get("memory", [])
+    if random.random() < 0.5:
+        document.drop(row for row in rows if random.random() < 0.5)
+        return "half of memory's changes lost"
+    document.each(rows, lambda event: event.update(ts=event["ts"] + 5e4))
+    return "memory 50 ms late"
+
+
 def _with_times(document: Document) -> list[int]:
     return [row for row in _timed(document) if kind_of(document.events[row]) != "metadata"]
 
@@ -519,5 +595,6 @@ RANK_DAMAGES: tuple[Callable[[Random, Document], str], ...] = (
     lose_some, lose_a_stretch, move_one, scale_times, shift_times, swap_times, repeat_events,
     renumber, another_clock, scale_memory, cut_away, order_keys, lose_with_launches,
     stretch_kernels, merge_threads, rename_kernels, rename_steps, round_times, memory_elsewhere,
-    jump_clock, lose_a_part, lose_a_name, shorten_longest,
+    jump_clock, lose_a_part, lose_a_name, shorten_longest, move_messages, share_launches, one_graph,
+    switch_unit, damage_marks, end_memory,
 )  # fmt: skip

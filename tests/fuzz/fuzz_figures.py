@@ -32,6 +32,7 @@ from fuzz.field_damage import (
     damage_field,
     damage_header,
     jump_clock,
+    lose_a_name,
 )
 from support.traces.recordings import DATA, SHARED
 
@@ -192,10 +193,12 @@ def make_case(
         range(len(recording.documents)) if every else [random.randrange(len(recording.documents))]
     )
     damage = random.choice(RANK_DAMAGES)
-    # A capture of a stream begins and ends where it likes. Of a few steps, most messages wait in
-    # queues, for longer than a clock jumps; a stream's do tell it.
-    untold = cut_away if recording.figures["kind"] == "stream" else jump_clock
-    if form < 0.6 or damage is untold:
+    # A capture of a stream begins and ends where it likes. Of a few steps, the first rank and the
+    # last have one neighbour, and of few of its messages is told when they came.
+    streams, inner = recording.figures["kind"] == "stream", recording.ranks[1:-1]
+    told = streams or (not every and recording.ranks[rows[0]] in inner)
+    untold = (cut_away,) if streams else () if told else (jump_clock,)
+    if form < 0.6 or damage in untold:
         damage = damage_field if form < 0.5 else damage_header
     damaged = {}
     what = ""
@@ -203,11 +206,11 @@ def make_case(
     for row in rows:
         damaged[row] = recording.documents[row].copy()
         what = damage(Random(f"{again}"), damaged[row])  # noqa: S311 (the same on all ranks)
-    # What no rank marks, a job may never have marked; and a run of which every time is twice as
-    # long is that of a machine half as quick, unless copies tell how quick it is. Clocks that all
-    # jump are a job that paused.
+    # What no rank marks or runs, a job may never have marked or run; and a run of which every time
+    # is twice as long is that of a machine half as quick, unless copies tell how quick it is.
+    # Clocks that all jump are a job that paused.
     slower = what.startswith("ts/dur of all") and not recording.states_bandwidth
-    if every and (" range" in what or slower or "clock jumps" in what):
+    if every and (" range" in what or slower or damage in {jump_clock, lose_a_name}):
         every, damaged = False, {rows[0]: damaged[rows[0]]}
     whose = "all ranks" if every else f"rank {recording.ranks[rows[0]]}"
     return recording, damaged, f"{recording.name}, {whose}: {what}"

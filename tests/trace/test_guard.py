@@ -182,8 +182,9 @@ def test_neighbours_may_overlap_a_little_and_kernels_of_a_graph_at_will():
     duration[row] += 10_000
     assert guard(with_kernels(trace, duration_ns=duration))[0] is not None
     duration[row : row + 30] += 3 * MS
-    graph = np.full(len(trace.kernels), 7)
-    graphed = with_kernels(trace, duration_ns=duration, graph=graph)
+    graph, launch = np.full(len(trace.kernels), 7), trace.kernels.launch.copy()
+    launch[row : row + 40] = -1
+    graphed = with_kernels(trace, duration_ns=duration, graph=graph, launch=launch)
     assert "beside others" not in str(guard(graphed)[1])
 
 
@@ -286,6 +287,51 @@ def test_the_longest_kernels_alone_end_too_early(share, factor):
     assert any(word in gap.message for gap in gaps for word in ("are queued", "cannot be so"))
 
 
+def messages(trace: RankTrace) -> np.ndarray:
+    return np.flatnonzero(trace.kernels.kind == KernelKind.PEER)
+
+
+@pytest.mark.parametrize(
+    ("late", "lasts"), [(MS, 1.0), (0, 0.5), (0, 0.1)], ids=["late", "half as long", "shorter"]
+)
+def test_messages_that_begin_late_or_end_early_leave_the_device_idle(late, lasts):
+    trace = read_kineto(str(DATA / "serving" / "k4" / "rank1.json.gz"))
+    start, duration = trace.kernels.start_ns.copy(), trace.kernels.duration_ns.copy()
+    start[messages(trace)] += late
+    duration[messages(trace)] = (duration[messages(trace)] * lasts).astype(np.int64)
+    _, gaps = guard(with_kernels(trace, start_ns=start, duration_ns=duration))
+    assert [(gap.code, gap.rank) for gap in gaps] == [(Code.IMPOSSIBLE, 1)]
+
+
+def test_what_follows_kernels_launched_before_the_capture_tells_nothing():
+    """Of those that were launched before, the last ones may not be recorded."""
+    trace = recorded()
+    first = int(trace.kernels.launch[200])
+    columns = {name: getattr(trace.launches, name)[first:] for name in LAUNCH_COLUMNS}
+    launch = np.maximum(trace.kernels.launch - first, -1)
+    late = replace(trace, launches=replace(trace.launches, **columns))
+    begun = with_kernels(late, launch=launch)
+    lost = [row for row in compute(begun).tolist() if 100 < row < 200 and launch[row] < 0]
+    fewer = pick(begun, np.setdiff1d(np.arange(len(launch)), lost))
+    assert sum(trace.kernels.duration_ns[lost]) > 5 * MS
+    assert Code.IMPOSSIBLE not in {gap.code for gap in guard(fewer)[1]}
+
+
+def test_two_kernels_of_one_launch():
+    trace = recorded()
+    launch = trace.kernels.launch.copy()
+    launch[compute(trace)[300]] = launch[compute(trace)[299]]
+    assert "2 kernels that share the launch of one" in refusal(with_kernels(trace, launch=launch))
+
+
+def test_kernels_of_one_graph_and_launches_of_their_own_do_not_overlap():
+    trace = recorded()
+    duration = trace.kernels.duration_ns.copy()
+    duration[compute(trace)[::7]] += 5 * MS
+    graph = np.full(len(duration), 3)
+    assert "beside others" in refusal(with_kernels(trace, duration_ns=duration, graph=graph))
+
+
 def test_a_rank_with_launches_and_no_kernels_is_none_of_a_device():
     trace = pick(recorded(), np.arange(0))
     kept, _ = guard(trace)
@@ -328,6 +374,34 @@ def test_steps_that_do_not_follow_each_other(by_ns):
     columns["start_ns"] = start[order]
     marked = replace(trace, annotations=replace(trace.annotations, **columns))
     assert "steps do not follow" in refusal(marked)
+
+
+def marks_of(trace: RankTrace) -> np.ndarray:
+    steps = [row for row, name in enumerate(trace.names) if name.startswith("ProfilerStep#")]
+    return np.flatnonzero(np.isin(trace.annotations.name, steps) & (trace.annotations.stream < 0))
+
+
+def test_steps_of_one_number_do_not_follow_each_other():
+    trace = recorded()
+    name = trace.annotations.name.copy()
+    name[marks_of(trace)] = name[marks_of(trace)[0]]
+    assert "steps do not follow" in refusal(
+        replace(trace, annotations=replace(trace.annotations, name=name))
+    )
+
+
+def test_a_step_between_others_that_lost_its_mark():
+    """Where the profiler leaves steps out, it records no launches."""
+    trace = read_kineto(str(H200 / "1f1b_p3_m7" / "rank0.json.gz"))
+    assert len(marks_of(trace)) == 4
+    rows = np.delete(np.arange(len(trace.annotations)), marks_of(trace)[2])
+    columns = {
+        name: getattr(trace.annotations, name)[rows]
+        for name in trace.annotations.__dataclass_fields__
+    }
+    assert "steps do not follow" in refusal(
+        replace(trace, annotations=replace(trace.annotations, **columns))
+    )
 
 
 def test_a_step_that_ends_in_the_midst_of_a_call():
@@ -378,6 +452,23 @@ def test_allocations_that_were_lost_are_told_by_what_follows(lost):
     kept, [gap] = guard(replace(trace, memory=replace(trace.memory, **columns)))
     assert kept is not None
     assert (gap.code, gap.rank) == (Code.WRONG_MEMORY, 0)
+
+
+def test_memory_of_another_process_changes_in_the_midst_of_launches():
+    kept, [gap] = guard(replace(recorded(0), memory=recorded(1).memory))
+    assert kept is not None
+    assert len(kept.memory) == 0
+    assert (gap.code, gap.rank) == (Code.WRONG_MEMORY, 0)
+    assert "in the midst of" in gap.message
+
+
+def test_memory_that_ends_long_before_the_launches_do():
+    trace = recorded()
+    rows = np.arange(round(0.6 * len(trace.memory)))
+    columns = {name: getattr(trace.memory, name)[rows] for name in MEMORY_COLUMNS}
+    kept, [gap] = guard(replace(trace, memory=replace(trace.memory, **columns)))
+    assert kept is not None
+    assert "launches in a row" in gap.message
 
 
 def test_memory_in_another_unit_is_not_in_whole_pages():

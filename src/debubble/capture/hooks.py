@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from debubble.capture.session import begin, say, step
+from debubble.capture.session import begin, describe, say, step
 from debubble.capture.settings import Settings, read_order
 from debubble.errors import DebubbleError
 
@@ -138,9 +138,8 @@ class CapturedBeat(Beat):
 
     def give_up(self, error: Exception) -> None:
         """Say why this process is not captured any more, and leave it alone from here on."""
-        hint = f"; {error.hint}" if isinstance(error, DebubbleError) else ""
-        kind = "" if isinstance(error, DebubbleError) else f"{type(error).__name__}: "
-        say(f"this process is not captured: {kind}{error}{hint}")
+        why = f"{error}; {error.hint}" if isinstance(error, DebubbleError) else describe(error)
+        say(f"this process is not captured: {why}")
         session, self.session = self.session, None
         if session is not None:
             with suppress(Exception):
@@ -152,7 +151,7 @@ class CapturedBeat(Beat):
             if self.session is not None:
                 self.session.close()
         except Exception as error:  # noqa: BLE001 (the job ends as it would)
-            say(f"the capture did not end well: {type(error).__name__}: {error}")
+            say(f"the capture did not end well: {describe(error)}")
         finally:
             self.session = None
 
@@ -197,7 +196,7 @@ class AfterImport(MetaPathFinder):
                         spec.loader = _CallingLoader(spec.loader, call)
                     return spec
         except Exception as error:  # noqa: BLE001 (the job must run)
-            say(f"{fullname} gives no beat: {error}")
+            say(f"{fullname} gives no beat: {describe(error)}")
         return None
 
 
@@ -222,4 +221,4 @@ class _CallingLoader(Loader):
         try:
             self.call(module)
         except Exception as error:  # noqa: BLE001 (the job must run)
-            say(f"{module.__name__} gives no beat: {error}")
+            say(f"{module.__name__} gives no beat: {describe(error)}")

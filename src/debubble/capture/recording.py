@@ -28,6 +28,7 @@ from torch import profiler as torch_profiler
 
 from debubble.capture.files import CaptureFiles, capture_name, keep_newest, prepare_out
 from debubble.capture.labels import find_pipeline, label_passes
+from debubble.capture.session import describe
 from debubble.capture.settings import PROFILER_WARMUP_STEPS, SETTLING_STEPS, Settings
 from debubble.capture.sidecar import Latencies, Sidecar, find_rank, read_power_w, uses_cuda
 from debubble.errors import CaptureError, DebubbleError
@@ -75,7 +76,7 @@ class Session:
             raise
         except Exception as error:  # noqa: BLE001 (what nobody foresaw is no reason to end a job)
             self._wake_at = sys.maxsize
-            self._note(f"{type(error).__name__}: {error}")
+            self._note(describe(error))
             return self
         self._go_on()
         return self
@@ -89,7 +90,7 @@ class Session:
         try:
             self.close()
         except Exception as failure:  # noqa: BLE001 (the loop ends as it would)
-            self.problems += [f"{type(failure).__name__}: {failure}"]
+            self.problems += [describe(failure)]
 
     def close(self) -> None:
         """End a capture that is under way: what is not complete is not kept."""
@@ -97,7 +98,7 @@ class Session:
         try:
             self._plan.close()
         except Exception as error:  # noqa: BLE001 (a capture must never cost anybody a job)
-            self._note(f"{type(error).__name__}: {error}")
+            self._note(describe(error))
         finally:
             self._wake_at = sys.maxsize
             self._on_exit()
@@ -114,7 +115,7 @@ class Session:
             self._wake_at = next(self._plan)
         except Exception as error:  # noqa: BLE001 (a capture must never cost anybody a job)
             self._wake_at = sys.maxsize
-            self._note(f"{type(error).__name__}: {error}")
+            self._note(describe(error))
 
     def _run(self) -> Generator[int]:
         """Yield the numbers of the steps after which there is something to do."""
@@ -127,7 +128,7 @@ class Session:
             except DebubbleError as error:
                 self._note(f"{error}; {error.hint}" if error.hint else str(error))
             except Exception as error:  # noqa: BLE001 (a capture must never cost anybody a job)
-                self._note(f"{type(error).__name__}: {error}")
+                self._note(describe(error))
             if self._ending:
                 return  # the profiler failed as the loop ended: there is no step to wait for
             if self.settings.every is None:

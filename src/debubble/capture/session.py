@@ -76,7 +76,14 @@ def step() -> None:
         if _running is not None:
             _running.step()
     except Exception as error:  # noqa: BLE001 (a capture must never cost anybody a job)
-        say(f"a step was not counted: {type(error).__name__}: {error}")
+        say(f"a step was not counted: {describe(error)}")
+
+
+def describe(error: Exception) -> str:
+    """Return an error in words; one that fails when it is asked for them has its name alone."""
+    with suppress(Exception):
+        return f"{type(error).__name__}: {error}"
+    return type(error).__name__
 
 
 def say(problem: str) -> None:

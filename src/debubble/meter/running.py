@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from debubble.capture.labels import Pipeline, find_pipeline
-from debubble.capture.session import say
+from debubble.capture.session import describe, say
 from debubble.capture.sidecar import RankOfJob, find_rank, uses_cuda
 from debubble.meter.figures import (
     Figure,
@@ -244,7 +244,7 @@ class Meter:
         """
         if self._off:
             return
-        self.problem = f"{type(error).__name__}: {error}"
+        self.problem = describe(error)
         self._fall_silent()
         say(f"the meter is silent from here on: {self.problem}")
 
@@ -402,7 +402,7 @@ class Meter:
                 self._log_scalars(scalars_of(figures), last)
             except Exception as error:  # noqa: BLE001 (a logger that fails is asked no more)
                 self._log_scalars = None
-                say(f"the meter's logger is asked no more: {type(error).__name__}: {error}")
+                say(f"the meter's logger is asked no more: {describe(error)}")
         return last + 1
 
     def _figures(self) -> list[Figure]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from debubble.capture.hooks import Beat
-from debubble.capture.session import say
+from debubble.capture.session import describe, say
 from debubble.capture.settings import read_order
 from debubble.errors import MissingExtra
 from debubble.meter.settings import (
@@ -114,5 +114,5 @@ class MeterBeat(Beat):
         if self.meter is not None:
             self.meter.fail(error)
         else:
-            say(f"this process is not metered: {type(error).__name__}: {error}")
+            say(f"this process is not metered: {describe(error)}")
             self.undo.close()

@@ -36,6 +36,7 @@ from debubble.timeline.from_table import build_from_table
 from debubble.timeline.job import tell_memory
 from debubble.timeline.lines import (
     line_of,
+    name_hidden_backward,
     name_lost_names,
     name_uneven_batches,
     name_uneven_passes,
@@ -186,6 +187,7 @@ def build_part(
         gaps += unknown
         told = [(r, passes_of_ranks[r.rank]) for r in ranks if r.rank in passes_of_ranks]
         gaps += name_uneven_passes(told) if in_steps else name_uneven_batches(told)
+        gaps += name_hidden_backward(told)
 
     # Memory and layers. Work with its pass → the line of each rank, what its stages are made of.
     lines: list[RankTimeline] = []

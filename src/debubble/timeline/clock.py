@@ -226,6 +226,9 @@ def _jump_of(hop: Transfers) -> float | None:
             return -quicker
     third = len(every) // 3
     throughout = min(int(spun[:third].sum()), int(spun[-third:].sum())) >= _FEWEST_LAGS
+    # Of those that did not spin and stand before all others, or after them, none may be slower.
+    alike = np.flatnonzero((every >= least - _JUMP_NS) & (every <= most + _JUMP_NS))
+    throughout &= max(int(alike[0]), len(every) - 1 - int(alike[-1])) < _FEWEST_LAGS
     return 0.0 if throughout else None
 
 

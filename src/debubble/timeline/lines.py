@@ -66,8 +66,12 @@ _FEWEST_SHORT, _SHORT_BATCHES, _FEWEST_PEERS = 2, 0.04, 3
 # Of 190 recorded ranks with two peers and more, three lack a kernel that all others have: the last
 # ones of Megatron, which run others as often.
 _FEWEST_OF_NAME, _INSTEAD = 6, 0.95
+# Libraries that send by kernels of the device.
+_BY_KERNELS = frozenset({"nccl", "cuda:nccl", "rccl"})
 # A thread that launches passes launches hundreds of kernels.
 _OFTEN = 10
+# As torch, its compiler, cuDNN and libraries of attention call kernels of backward passes.
+_BACKWARD = re.compile(r"backward|_bwd|bprop|[dw]grad|_grad_", re.IGNORECASE)
 # As torch calls the range of `Optimizer.step`.
 _OPTIMIZER = "Optimizer.step#"
 
@@ -168,9 +172,13 @@ def name_untold(traces: Sequence[RankTrace]) -> list[Gap]:
             "record the rank again",
         ),
         (
-            [any(carried) and has is False for has in carried],
+            [
+                has is False
+                and (any(carried) or (len(trace.kernels) and trace.header.backend in _BY_KERNELS))
+                for trace, has in zip(traces, carried, strict=True)
+            ],
             Code.WRONG_FIELDS,
-            "none of its messages has a kernel, though those of other ranks have",
+            "none of its messages has a kernel, though NCCL sends by kernels",
             "record the rank again",
         ),
     )
@@ -204,6 +212,31 @@ def _carries_messages(trace: RankTrace) -> bool | None:
     operators = trace.operators
     moves = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
     return bool((operators.kernel[moves] >= 0).any()) if moves.any() else None
+
+
+def name_hidden_backward(assigned: Sequence[tuple[RankRecord, Assignment]]) -> list[Gap]:
+    """Name ranks that train, by the names of their kernels, where no pass is told as backward.
+
+    Autograd's own thread tells backward passes, or labels do.
+    """
+    if any((passes.kind > PassKind.F).any() for _, passes in assigned):
+        return []
+    hidden = []
+    for rank, _ in assigned:
+        names = [_BACKWARD.search(name) is not None for name in rank.trace.names]
+        trains = len(rank.trace.kernels) and np.array(names)[rank.work.name].sum() >= _OFTEN
+        hidden += [rank] if trains else []
+    return [
+        Gap(
+            code=Code.WRONG_FIELDS,
+            message="it runs kernels of backward passes, and no pass is told as one: "
+            "its threads are not those that it had, or no step of it is whole",
+            hint="record whole steps, and threads as they are; or label passes",
+            file=rank.trace.file,
+            rank=rank.rank,
+        )
+        for rank in hidden
+    ]
 
 
 def name_uneven_passes(assigned: Sequence[tuple[RankRecord, Assignment]]) -> list[Gap]:

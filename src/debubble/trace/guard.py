@@ -38,6 +38,7 @@ from debubble.trace.columns import (
     build,
     doubt_memory,
 )
+from debubble.trace.communication import impossible_groups, impossible_messages
 from debubble.units import NS_PER_US, counted, show_duration
 
 Flags = NDArray[np.bool_]
@@ -63,9 +64,9 @@ _LONG_NS, _SHORT_NS, _FEWEST_LONG = 200_000, (3_000, 60_000), 20
 _NEXT_AFTER_NS, _REACHES_INTO_NS = 10_000, 1_000
 # For a half it is 10 us at most, and 70 us where others left kernels out on purpose.
 _MISSING_BETWEEN_NS = 100_000
-# Where a device has nothing else to run, it goes on to what is queued at once: over 20 us later for
-# 0.8 % of kernels at most, over 50 us for one at most, and 71 us at the latest, on each of 229
-# ranks. Older profilers, which write whole microseconds, leave some of its work out.
+# Where a device has nothing else to run, it goes on to what is queued at once, messages as well:
+# over 20 us later for 0.8 % of kernels at most, over 50 us for one, and 71 us at the latest, on
+# each of 229 ranks. Older profilers, which write whole microseconds, leave some work out.
 _IDLE_NS, _OFTEN_IDLE, _LAUNCHES = 20_000, 0.02, 500
 _LONG_IDLE_NS, _FEW_IDLE, _LONGEST_IDLE_NS, _IDLES = 50_000, 2, 200_000, 0.001
 # Compute kernels of each name come as often in one step as in the next, exactly so on 102 of 103
@@ -90,7 +91,7 @@ _ROUNDED_NS = 2_000
 _FEWEST_STEPS = 2
 # Ranges of messages under way, which end after the call that began them.
 _IN_BACKGROUND = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|hccl):")
-_LAUNCHES_ONE = re.compile(r"^(?!.*Graph).*Launch(?!HostFunc)")
+_LAUNCHES_ONE = re.compile(r"^(?!.*(?:Graph|Multi)).*Launch(?!HostFunc)")
 _DRIVER_OF_INTEL = re.compile(r"^ze[A-Z]")
 _CAPTURES_GRAPH = re.compile(r"GraphInstantiate|GraphCreate|StreamEndCapture")
 _WAITS_FOR_ALL = re.compile(r"(?:Device|Ctx)Synchronize")
@@ -176,14 +177,14 @@ def _impossible(trace: RankTrace) -> Iterator[str]:
     """Yield what no device can have done, in words."""
     kernels, launches = trace.kernels, trace.launches
     streams = _in_streams(kernels)
-    yield from _of_groups(trace)
+    yield from impossible_groups(trace)
     if len(launches):
         yield from _of_launches(trace, streams)
         yield from _of_waits(trace)
         yield from _of_queues(trace, streams)
     yield from _of_streams(trace, streams)
     yield from _of_units(trace)
-    yield from _of_calls(trace)
+    yield from impossible_messages(trace)
     yield from _of_ranges(trace)
 
 
@@ -192,7 +193,7 @@ def _impossible_on_host(trace: RankTrace) -> Iterator[str]:
 
     Neither is broken by a nanosecond on the 12 ranks of CPU traces that we have seen.
     """
-    yield from _of_groups(trace)
+    yield from impossible_groups(trace)
     operators = trace.cpu_operators
     rows = np.lexsort((operators.start_ns, operators.thread))
     start, thread = operators.start_ns[rows], operators.thread[rows]
@@ -267,19 +268,6 @@ def _uneven_steps(trace: RankTrace) -> str:
     return f"its steps run other numbers of the same {what} ({trace.names[most][:60]}: {numbers})"
 
 
-def _of_groups(trace: RankTrace) -> Iterator[str]:
-    """Yield a group that a rank talks in, and is not of."""
-    used = np.unique(trace.operators.group[trace.operators.group >= 0]).tolist()
-    strange = [trace.groups[row].name for row in used if not _is_of(trace, row)]
-    if strange:
-        yield f"it talks in a group that it is not of ({strange[0][:40]})"
-
-
-def _is_of(trace: RankTrace, group: int) -> bool:
-    ranks = trace.groups[group].ranks
-    return not ranks or trace.rank is None or trace.rank in ranks
-
-
 def _of_launches(trace: RankTrace, streams: _Streams) -> Iterator[str]:
     """Yield launches without their kernel, kernels without their launch, or before it."""
     kernels, launches = trace.kernels, trace.launches
@@ -291,6 +279,9 @@ def _of_launches(trace: RankTrace, streams: _Streams) -> Iterator[str]:
     if orphans:
         yield f"{counted(orphans, 'kernel')} without a launch, though earlier ones have theirs"
     called = kernels.launch[joined]
+    several = int((np.bincount(called)[called] > 1)[_called(trace, _LAUNCHES_ONE)[called]].sum())
+    if several:
+        yield f"{counted(several, 'kernel')} that share the launch of one"
     early = launches.start_ns[called] - kernels.start_ns[joined]
     if early.max(initial=0) > _STAMPS_NS:
         yield (
@@ -387,10 +378,11 @@ def _of_streams(trace: RankTrace, streams: _Streams) -> Iterator[str]:
 
 
 def _apart(kernels: Kernels, before: Positions, after: Positions) -> Flags:
-    """Tell kernels of different launches; those of a graph share one."""
-    same: Flags = (kernels.launch[before] == kernels.launch[after]) & (kernels.launch[before] >= 0)
-    same |= (kernels.graph[before] > 0) & (kernels.graph[before] == kernels.graph[after])
-    return ~same
+    """Tell kernels of different launches; those of a graph share one, where it is known."""
+    same: Flags = kernels.launch[before] == kernels.launch[after]
+    unknown = (kernels.launch[before] < 0) | (kernels.launch[after] < 0)
+    graph = (kernels.graph[before] > 0) & (kernels.graph[before] == kernels.graph[after])
+    return ~np.where(unknown, graph, same)
 
 
 def _of_units(trace: RankTrace) -> Iterator[str]:
@@ -444,17 +436,24 @@ def _queued(trace: RankTrace, streams: _Streams) -> tuple[Positions, Positions]:
 
 
 def _idle_though_queued(trace: RankTrace) -> str:
-    """Say where a device runs nothing at all for a while, though its next kernel is queued."""
-    kernels = trace.kernels
-    before, after = _queued(trace, _in_streams(kernels))
+    """Say where a device runs nothing at all for a while, though its next kernel is queued.
+
+    Messages count as kernels do: what waits for a receive begins where the receive ends. Of what
+    was launched before the capture began, not all is recorded: what follows it tells nothing.
+    """
+    kernels, launches = trace.kernels, trace.launches
     end_ns = kernels.start_ns + kernels.duration_ns
-    began = np.searchsorted(kernels.start_ns, kernels.start_ns[after])  # kernels are sorted so
-    ended = np.maximum.accumulate(end_ns)[began - 1] if len(before) else end_ns[:0]
-    idle_ns = kernels.start_ns[after] - ended
+    began = np.searchsorted(kernels.start_ns, kernels.start_ns)  # kernels are sorted so
+    seen = kernels.launch >= 0
+    follows = np.flatnonzero(seen & seen[began - 1] & (began > 0))
+    ended = np.maximum.accumulate(end_ns)[began[follows] - 1]
+    call = kernels.launch[follows]
+    called = launches.start_ns[call] + launches.duration_ns[call]
+    idle_ns = kernels.start_ns[follows] - np.maximum(ended, called)
     often, long_ns = int((idle_ns > _IDLE_NS).sum()), idle_ns[idle_ns > _LONG_IDLE_NS]
     lasts_ns = int(end_ns.max()) - int(kernels.start_ns[0])
     finely = (kernels.duration_ns % NS_PER_US > 0).any()
-    many = often > _OFTEN_IDLE * max(len(before), _LAUNCHES)
+    many = often > _OFTEN_IDLE * max(len(follows), _LAUNCHES)
     beyond = len(long_ns) > 1 or idle_ns.max(initial=0) > _LONGEST_IDLE_NS
     many |= len(long_ns) > _FEW_IDLE or (beyond and long_ns.sum() > _IDLES * lasts_ns)
     if not finely or not many:
@@ -489,33 +488,6 @@ def _of_queues(trace: RankTrace, streams: _Streams) -> Iterator[str]:
             yield "long kernels last into those that follow them"
 
 
-def _of_calls(trace: RankTrace) -> Iterator[str]:
-    """Yield communication without its operator, or its kernel, where others like it have them."""
-    kernels, operators = trace.kernels, trace.operators
-    told = np.zeros(len(kernels) + 1, dtype=bool)
-    told[operators.kernel] = True
-    told = told[:-1]
-    talks = kernels.communication & (kernels.launch >= 0)
-    # Collectives may be launched by what the profiler shows no operator of; messages are not.
-    carry = np.isin(kernels.kind, (KernelKind.PEER, KernelKind.COMMUNICATION))
-    silent = int((talks & ~told & carry).sum()) if (told & carry).any() else 0
-    if silent:
-        yield f"{counted(silent, 'kernel')} of communication without the operator of the others"
-    moves = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
-    carries = talks & (kernels.kind != KernelKind.COLLECTIVE)
-    if carries.any() and moves.any() and not told.any():
-        yield "no message has its kernel, though there are kernels that carry messages"
-    last = int(operators.start_ns[operators.kernel >= 0].max(initial=0))
-    missing = 0
-    for group in np.unique(operators.group[moves]).tolist():
-        mine = moves & (operators.group == group)
-        without = mine & (operators.kernel < 0) & (operators.start_ns < last)
-        few = 2 * int(without.sum()) <= int(mine.sum())
-        missing += int(without.sum()) if few else 0
-    if missing:
-        yield f"{counted(missing, 'message')} without the kernel that the others have"
-
-
 def _of_ranges(trace: RankTrace) -> Iterator[str]:
     """Yield marks of steps that do not follow each other, and ranges far from all else."""
     ranges = trace.annotations
@@ -527,10 +499,11 @@ def _of_ranges(trace: RankTrace) -> Iterator[str]:
     number, start = numbers[ranges.name[rows]], ranges.start_ns[rows]
     ended = (start + ranges.duration_ns[rows])[:-1]
     apart, step = start[1:] - ended, np.diff(number)
-    # Nothing is launched between two marks, but for what the profiler itself does there.
+    # Nothing is launched between two marks, but for what the profiler itself does there; where it
+    # leaves steps out, it records no launches either.
     calls = trace.launches.start_ns
     between = np.searchsorted(calls, start[1:]) - np.searchsorted(calls, ended)
-    if (apart < -_STAMPS_NS).any() or (between[step == 1] > _FEW).any():
+    if (apart < -_STAMPS_NS).any() or (between > _FEW).any() or (step <= 0).any():
         yield "its steps do not follow each other"
     if _straddled(trace, _in_foreground(trace)):
         yield "its steps or ranges begin or end in the midst of a call of the host"

@@ -57,4 +57,5 @@ for _variable, _room, _done in (
             _load_debubble()
             importlib.import_module(_room).install()
     except Exception as _error:  # noqa: BLE001 (whatever it is, the job must run)
-        sys.stderr.write(f"debubble: this process is not {_done}: {_error}\n")
+        with suppress(Exception):  # a job may have no stderr
+            sys.stderr.write(f"debubble: this process is not {_done}: {_error}\n")
