@@ -512,7 +512,7 @@ def test_threads_that_launch_at_once_allocate_beside_each_others_launches():
     calls = trace.launches
     until_next = np.diff(calls.start_ns, append=calls.start_ns[-1] + MS)
     beside = replace(calls, duration_ns=np.maximum(calls.duration_ns, until_next + 5_000))
-    assert doubt_memory(replace(trace, launches=beside)) == ""
+    assert "in the midst of" not in doubt_memory(replace(trace, launches=beside))
 
 
 def test_memory_that_ends_long_before_the_launches_do():
