@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from timeline.test_mixed_runs import later
 from debubble.errors import Code
 from debubble.fleet.survey import Question, measure_run
 from debubble.timeline.bubble import measure_windows
+from debubble.timeline.doubts import name_lost_names
 from debubble.timeline.figures import _without_contradictions
+from debubble.timeline.model import PassKind
 from debubble.trace.columns import KernelKind, Kernels, Operation, Operators, build
 from debubble.trace.run import Run
 
@@ -183,8 +186,8 @@ def test_a_hop_whose_first_messages_did_not_spin_clears_nobody_of_a_jump():
     assert "messages of rank 1 to rank 2 shift by" in gap[2]
 
 
-def test_a_kernel_that_all_other_ranks_run_was_lost_on_one():
-    run = read_recording(DATA / "serving" / "k4")
+def without_commonest_kernel(run: Run) -> tuple[Run, str]:
+    """Take all kernels of one name from rank 0, the commonest; return that, too."""
     kernels = run.ranks[0].kernels
     numbers, counts = np.unique(
         kernels.name[kernels.kind == KernelKind.COMPUTE], return_counts=True
@@ -197,9 +200,32 @@ def test_a_kernel_that_all_other_ranks_run_was_lost_on_one():
     fewer = replace(kernels, **{column: getattr(kernels, column)[kept] for column in columns})
     operators = run.ranks[0].operators
     moved = replace(operators, kernel=number[operators.kernel].astype(np.int32))
-    [gap] = warned_of(with_rank(run, 0, kernels=fewer, operators=moved))
+    return with_rank(run, 0, kernels=fewer, operators=moved), run.ranks[0].names[name]
+
+
+def test_a_kernel_that_all_other_ranks_run_was_lost_on_one():
+    damaged, name = without_commonest_kernel(read_recording(DATA / "serving" / "k4"))
+    [gap] = warned_of(damaged)
     assert gap[:2] == (Code.LOST_OPERATORS, 0)
-    assert f"it never runs {run.ranks[0].names[name][:60]}" in gap[2]
+    assert f"it never runs {name[:60]}" in gap[2]
+
+
+def test_a_first_stage_whose_backward_passes_stay_whole_lacks_what_cut_ones_run():
+    """Recorded with zb-h1 and zb-h2: four ranks, of which 1 to 3 add gradients 15 times a pass."""
+    damaged, _ = without_commonest_kernel(read_recording(DATA / "serving" / "k4"))
+    cut, whole = [PassKind.F, PassKind.I, PassKind.W], [PassKind.F, PassKind.W]
+
+    def lost(of_first):
+        kinds = [of_first, cut, cut, cut]
+        return name_lost_names(
+            [
+                (SimpleNamespace(trace=trace), SimpleNamespace(kind=np.array(kind)))
+                for trace, kind in zip(damaged.ranks, kinds, strict=True)
+            ]
+        )
+
+    assert [gap.rank for gap in lost(cut)] == [0]
+    assert lost(whole) == []
 
 
 def test_a_device_may_have_any_number():

@@ -15,12 +15,12 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Part, seconds
-from debubble.costs.shared_device import ranks_a_device
 from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Culprit, find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
 from debubble.ledger.verdict import LITTLE, OF_ANY_PIPELINE, Bottleneck, MainCause
+from debubble.timeline.model import ranks_a_device
 from debubble.timeline.steps import numbered
 from debubble.units import (
     NS_PER_S,

@@ -29,7 +29,6 @@ from math import hypot
 
 import numpy as np
 
-from debubble.costs.shared_device import may_share, surely_share
 from debubble.costs.uneven_data import UNEVEN, Slot, compare_microbatches, held_by_forward
 from debubble.timeline.model import (
     F64,
@@ -40,7 +39,9 @@ from debubble.timeline.model import (
     RankTimeline,
     Timeline,
     Transfers,
+    may_share,
     no_intervals,
+    surely_share,
     without,
 )
 

@@ -26,8 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from debubble.costs.passes import time_under
-from debubble.costs.shared_device import surely_share
-from debubble.timeline.model import F64, I64, U8, Flags, Timeline, Transfers
+from debubble.timeline.model import F64, I64, U8, Flags, Timeline, Transfers, surely_share
 
 # Both ways at once against one way, where a run shows only one of them.
 BOTH_OVER_ONE = 1.15

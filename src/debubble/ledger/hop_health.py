@@ -11,7 +11,6 @@ from statistics import median
 
 import numpy as np
 
-from debubble.costs.shared_device import surely_share
 from debubble.ledger.ledger import Job, Ledger, build_ledger
 from debubble.ledger.savings import Remedies
 from debubble.links.hop_times import Hop, HopTimes, time_hops
@@ -31,7 +30,7 @@ from debubble.links.wiring import Wiring
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.program import Lengths
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import Timeline
+from debubble.timeline.model import Timeline, surely_share
 from debubble.timeline.steps import only_steps
 
 

@@ -14,10 +14,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from debubble.costs.shared_device import may_share
 from debubble.errors import UsageError
 from debubble.links.hop_times import FEWEST, Fit, Hop, HopTimes, middle_of_others
-from debubble.timeline.model import F64, RankTimeline
+from debubble.timeline.model import F64, RankTimeline, may_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

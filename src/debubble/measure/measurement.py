@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from debubble.costs.shared_device import ranks_a_device
 from debubble.errors import UsageError
 from debubble.load import SCHEMA, Load, LoadResult
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts, ask_job
-from debubble.timeline.model import RankTimeline, Timeline
+from debubble.timeline.model import RankTimeline, Timeline, ranks_a_device
 from debubble.trace.run import Run
 from debubble.units import NS_PER_S, counted
 

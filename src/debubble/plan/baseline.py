@@ -17,7 +17,6 @@ from debubble.costs.memory import (
     memory_run,
     predict_peaks,
 )
-from debubble.costs.shared_device import ranks_a_device, surely_share
 from debubble.errors import NoFit, UsageError
 from debubble.plan.change import Change, Setting
 from debubble.schedules import SCHEDULES, Order, order_of
@@ -35,7 +34,7 @@ from debubble.simulate.predict import WhatIf, enough_draws, predict
 from debubble.simulate.program import OrderCycle
 from debubble.simulate.source import PooledSource, Source, measure_source, pool_sources
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import PassKind, RankTimeline, Timeline
+from debubble.timeline.model import PassKind, RankTimeline, Timeline, ranks_a_device, surely_share
 from debubble.units import NS_PER_S, show_duration, show_percent
 
 # More than a plan asks for; an engine of 4,000 passes takes a few megabytes.

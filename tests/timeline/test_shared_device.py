@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from support.timelines.by_hand import a_rank
 
-from debubble.costs.shared_device import may_share, ranks_a_device, surely_share
+from debubble.timeline.model import may_share, ranks_a_device, surely_share
 
 
 def on_devices(*devices, name="NVIDIA H200", seen=33):
