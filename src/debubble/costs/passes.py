@@ -48,11 +48,11 @@ from debubble.timeline.model import (
 # A device's clock follows its load with this delay or so; measured on an H200.
 TRAILING_NS = 40_000_000
 # Within a run about half of it is seen, a fifth or all of it now and then, for a device's clock
-# follows its mean load as well. Between runs of one model on one H200 cut into four, each rank that
-# is at work besides made passes 0.06 to 0.12 longer, of the logarithm (31 runs of three models);
-# forward ones of one model by 0.16.
+# follows its mean load as well. Between runs of one program on one H200 cut into four, each rank
+# that is at work besides made passes longer by 0.03 of the logarithm (Megatron, torchtitan), 0.065
+# and 0.11 (two sizes of the lab's), forward ones by 0.16 at most: 37 runs.
 _SEEN_WITHIN, _WITHIN_SPREAD = 0.5, 0.035
-_BETWEEN, _BETWEEN_SPREAD, _STEEPEST = 0.09, 0.03, 0.16
+_BETWEEN, _BETWEEN_SPREAD, _STEEPEST = 0.07, 0.035, 0.16
 # How sure the run itself must be that ranks slow each other, where devices do not tell.
 _SURE = 2.5
 # What is known before a run tells. Within runs that share a device, a rank at work added this to
