@@ -151,23 +151,35 @@ def account(folder: Path, analysis: Analysis) -> bool:
         for place in range(len(stream.batches.ranks))
     )
     named = debubble.find(analysis).named
+    told, (low, high) = told_in_flight(analysis)
     print(
-        f"{folder.name:14s} {stream.batches.in_flight} in flight; phases right in "
+        f"{folder.name:14s} {told} in flight; phases right in "
         f"{right} of {known}; sums exact: {exact}; replay {100 * (stream.replay_error or 0):+.1f} %"
         f"; unexplained {100 * shares[Cause.UNEXPLAINED]:.1f} %; first: "
         f"{named[0].cause if named else '-'}"
         f"{f' of stage {named[0].stage}' if named and named[0].stage is not None else ''}"
     )
-    known_slots = stream.batches.in_flight
-    if stream.batches.first_sets_pace and known_slots is not None:
-        known_slots = max(known_slots, truth.slots)  # so many or more, it says
     return (
-        known_slots == truth.slots
+        low <= truth.slots <= (high or truth.slots)
         and right >= 0.99 * known
         and exact
         and abs(stream.replay_error or 0.0) <= MOST_REPLAY
         and shares[Cause.UNEXPLAINED] <= MOST_UNEXPLAINED
     )
+
+
+def told_in_flight(analysis: Analysis) -> tuple[str, tuple[int, int | None]]:
+    """Return what is said of the number in flight, in words, and from what to what it may be.
+
+    None: so many or more. From 0 on where no number is told.
+    """
+    figures, stream = analysis.pipeline.stream, analysis.stream
+    if figures is None or stream is None or stream.batches.in_flight is None:
+        return "no number", (0, None)
+    low, high = figures.may_be
+    if figures.first_sets_pace or high is None:
+        return f"{low} or more", (low, None)
+    return (str(low) if low == high else f"{low} to {high}"), (low, high)
 
 
 @lru_cache(maxsize=4)
@@ -234,14 +246,7 @@ def account_cuts(folder: Path, whole: Analysis) -> bool:
         if stream is None or whole.stream is None or stream.queue is None:
             print(f"{folder.name:14s} {name}: too little is common to all ranks")
             continue
-        slots, wanted = stream.batches.in_flight, whole.stream.batches.in_flight
-        figures = part.pipeline.stream
-        low, high = figures.may_be if figures else (0, 0)
-        if figures and figures.first_sets_pace:
-            high = None
-        told = "no number" if slots is None else f"{low} to {high}"
-        if slots is not None and (high is None or low == high):
-            told = str(slots) if high is not None else f"{low} or more"
+        wanted, (told, (low, high)) = whole.stream.batches.in_flight, told_in_flight(part)
         shares, known = stream.shares(), shares_within(whole, stream.batches.span)
         most = max(known, key=lambda cause: abs(known[cause] - shares[cause]))
         bubble, there = 1 - shares[Cause.COMPUTE], 1 - known[Cause.COMPUTE]
@@ -250,7 +255,7 @@ def account_cuts(folder: Path, whole: Analysis) -> bool:
             f"{100 * bubble:.1f} %, {100 * there:.1f} % of the whole in that stretch; most apart: "
             f"{most} {100 * shares[most]:.1f}, {100 * known[most]:.1f} %"
         )
-        good &= slots is None or low <= (wanted or 0) <= (high or low + (wanted or 0))
+        good &= not low or low <= (wanted or 0) <= (high or low + (wanted or 0))
         good &= abs(bubble - there) <= MOST_APART
     return good
 
