@@ -228,7 +228,7 @@ def test_two_lengths_tell_each_other_and_all_between(
     assert min(own, there) < at(768) < max(own, there)
     longer = [at(count) for count in (256, 512, 768, 1024, 2048)]
     assert longer == sorted(longer)
-    assert longer[-1] / longer[-2] == pytest.approx(1.93, abs=0.06)
+    assert 1.7 < longer[-1] / longer[-2] < 2  # passes double, messages grow by 1.7
 
 
 def test_the_tokens_of_either_run_will_do(recorded_data, tmp_path):

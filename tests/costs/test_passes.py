@@ -114,6 +114,19 @@ class TestMedians:
         assert equal_stages({(0, W): 10, (1, W): 20}) == {(0, W): 15, (1, W): 15}
 
 
+def test_forward_passes_that_took_no_time_tell_nothing_of_their_data():
+    """As marks of a busy machine had them once."""
+    lengths = (6, 0, 30, 6, 6)
+    passes = [
+        (rank, rank, kind, m, 0, 200 * m + at, 200 * m + at + length)
+        for m, length in enumerate(lengths)
+        for rank, kind, at in ((0, "F", 0), (1, "F", 40), (1, "B", 80), (0, "B", 120))
+    ]
+    timeline = a_timeline(passes)
+    found = measure_passes(timeline.passes, timeline.ranks)
+    assert found.median[0, F] == 6 * MS
+
+
 def test_a_collective_is_what_occupies_a_rank_beyond_compute_and_data_parallelism():
     rank = replace(
         a_rank(0, (0,)),

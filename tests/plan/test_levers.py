@@ -118,10 +118,10 @@ def test_what_only_a_larger_batch_would_gain_is_said_and_not_advised():
 
 def test_what_is_within_the_noise_is_not_written_to_be_pasted():
     plan = make_plan(*planned_run("1f1b", 4, 4, split=LAYERS), allowed=Permissions(overlap=False))
-    best = next(one for one in plan.options if one.lever == "split")
+    split = weigh(plan.baseline, Idea(lever="split", change=Change(split=(5, 4, 4, 3))))
 
     def with_gain(gain):
-        option = replace(best, throughput_gain=gain, throughput_low=-0.05, throughput_high=0.07)
+        option = replace(split, throughput_gain=gain, throughput_low=-0.05, throughput_high=0.07)
         return answer_of_plan(replace(plan, options=(option,)), emit_for="torch")
 
     noise = with_gain(0.01)

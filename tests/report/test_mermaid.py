@@ -63,7 +63,7 @@ def test_ranks_stages_waits_and_hops_are_all_in_it(recorded):
 def test_it_says_what_find_says(recorded):
     text = diagram(recorded)
     assert 's0["stage 0<br/>F 3.65 ms<br/>B 8.10 ms"]' in text
-    assert 's1["stage 1<br/>F 6.22 ms<br/>B 14.2 ms<br/>imbalance: 19.1 ms"]' in text
+    assert 's1["stage 1<br/>F 6.22 ms<br/>B 14.2 ms<br/>imbalance: 18.6 ms"]' in text
     assert '|"8.00 MiB<br/>wire 1.28 ms<br/>wait 0 ns"| s1' in text
     assert "waits 106 ms (57.0 %)<br/>turnaround 69.2 ms" in text
     assert parse(text)["framed"] == [1]

@@ -64,7 +64,8 @@ def held_by_forward(passes: Passes, lengths: I64, median: Mapping[tuple[int, int
         return np.ones(len(passes))
     columns = (passes.step.tolist(), passes.microbatch.tolist())
     slots = ((step, int(PassKind.F), number) for step, number in zip(*columns, strict=True))
-    return np.array([data.get(slot, 1.0) for slot in slots])
+    # Forward passes that took no time at all, as marks may have them, tell nothing.
+    return np.array([data.get(slot) or 1.0 for slot in slots])
 
 
 def even_times(pipelines: Iterable[Mapping[Slot, float]]) -> dict[tuple[int, int], float]:
