@@ -210,3 +210,30 @@ def test_the_hosts_times_are_those_that_all_processes_share():
     (step,) = recorder.finished()
     assert step.rows[0][OP] == "B"
     assert before - MS < row[START] <= row[END] < after + MS
+
+
+@pytest.mark.parametrize("held_up_after", range(1, 10))
+def test_a_process_held_up_between_two_looks_at_its_clocks_moves_no_step(
+    monkeypatch, held_up_after
+):
+    """Both clocks run alike, a look takes 50 ns; after one of them the process sleeps for 5 ms."""
+    now = looks = 0
+
+    def look(base):
+        nonlocal now, looks
+        seen = base + now
+        looks += 1
+        now += 5 * MS if looks == held_up_after else 50
+        return seen
+
+    recorder = Recorder(record.HostClock())
+    recorder.beat()
+    recorder.end(recorder.begin("F", 0, 0))
+    recorder.beat()
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: look(0))
+    monkeypatch.setattr(time, "time_ns", lambda: look(10**18))
+    (step,) = recorder.finished()
+    monkeypatch.undo()
+    (row,) = step.rows
+    assert abs(step.start_ns - step.began - 10**18) < 100
+    assert step.start_ns <= row[START] < row[END] <= step.end_ns
