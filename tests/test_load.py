@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -61,6 +62,21 @@ def answering(**ways):
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class ByRequests:
+    """A clock on which each request takes a hundredth of a second, however long it really takes."""
+
+    def __init__(self, asked):
+        self.asked = asked
+
+    def __call__(self):
+        return 0.01 * len(self.asked)
+
+    def sleep(self, seconds):
+        until = self() + seconds
+        while self() < until:
+            time.sleep(0.001)
 
 
 def first(load, count):
@@ -133,7 +149,8 @@ def test_mixes_that_are_none_are_refused(text):
 def test_a_closed_loop_asks_again_and_counts_what_came():
     load = Load(clients=3, prompt="5", output="4", seconds=0.3, warm_up=0.1)
     with answering() as (url, asked):
-        result = drive(url, load)
+        clock = ByRequests(asked)
+        result = drive(url, load, clock=clock, sleep=clock.sleep)
     assert {body["model"] for body in asked} == {"the-model"}
     assert {len(body["prompt"]) for body in asked} == {5}
     prompts = [tuple(body["prompt"]) for body in asked]
@@ -155,8 +172,9 @@ def test_clients_leave_when_they_are_told_that_it_has_ended():
 
 def test_events_of_several_tokens_count_as_the_server_says():
     load = Load(clients=1, prompt="5", output="8", seconds=0.2, warm_up=0)
-    with answering(together=4) as (url, _):
-        result = drive(url, load)
+    with answering(together=4) as (url, asked):
+        clock = ByRequests(asked)
+        result = drive(url, load, clock=clock, sleep=clock.sleep)
     assert {one.output for one in result.requests} == {8}
 
 
@@ -187,10 +205,15 @@ def test_an_open_loop_sends_at_its_rate_whatever_comes_back():
 
 def test_what_a_server_refuses_is_counted_with_its_words():
     load = Load(clients=1, prompt="1", output="1", seconds=0.25, warm_up=0)
+    waited = []
+
+    def sleep(seconds):  # of the client: it waits before it asks again, which takes its time
+        waited.append(seconds)
+
     with answering(refuse=True) as (url, asked):
-        result = drive(url, load)
+        result = drive(url, load, clock=lambda: 0.1 * len(waited), sleep=sleep)
     assert result.requests == ()
-    assert result.failed == len(asked) < 5
+    assert 0 < result.failed == len(asked) < 5
     assert result.problem.startswith("429 too many")
 
 
