@@ -40,6 +40,30 @@ def test_equal_stages_and_free_transfers_give_the_formula(tmp_path, stages, micr
     assert (figures.microbatches, figures.schedule) == (microbatches, "forward-only")
 
 
+@pytest.mark.parametrize("ranks_given", [False, True])
+@pytest.mark.parametrize(("microbatch", "stage"), [(1, 0), (0, 1), (1, 1)])
+def test_microbatches_and_stages_may_be_counted_from_one(tmp_path, microbatch, stage, ranks_given):
+    header = "step,pipeline,stage,microbatch,op,start_us,duration_us" + ",rank" * ranks_given
+    rows = [row.split(",") for row in equal_stages(3, 4)]
+    rows = [
+        ",".join([*row[:2], str(int(row[2]) + stage), str(int(row[3]) + microbatch), *row[4:]])
+        + f",{row[2]}" * ranks_given
+        for row in rows
+    ]
+    timeline = table(tmp_path, rows, header)
+    assert [rank.stages for rank in timeline.ranks] == [(0,), (1,), (2,)]
+    assert timeline.gaps == ()
+    assert measure_pipeline(timeline, 0).schedule == "forward-only"
+
+
+def test_a_missing_first_rank_does_not_make_the_second_the_first(tmp_path):
+    header = "step,pipeline,stage,microbatch,op,start_us,duration_us,rank"
+    rows = [f"{row},{row.split(',')[2]}" for row in equal_stages(3, 4) if row[4] != "0"]
+    timeline = table(tmp_path, rows, header)
+    assert [rank.stages for rank in timeline.ranks] == [(1,), (2,)]
+    assert "no row of rank 0" in timeline.gaps[0].message
+
+
 def test_steps_that_count_from_their_own_start_are_laid_one_after_the_other(tmp_path):
     timeline = table(tmp_path, equal_stages(2, 3) + equal_stages(2, 3, step=7))
     figures = measure_pipeline(timeline, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from support.simulator.analysis import (
     EARLY,
@@ -64,6 +66,21 @@ def test_a_recomputed_forward_pass_belongs_to_its_backward_pass(tmp_path):
     found = simulated(tmp_path, setup_of("1f1b", 3, 6, fused=True, recompute=True))
     assert_all_named(found)
     assert_measured(found)
+
+
+def test_labels_may_count_microbatches_from_one(tmp_path):
+    play = Play(setup_of("gpipe", 3, 4))
+    write_run(play, tmp_path, Writing(labels="simple"))
+    for file in tmp_path.glob("rank*.json"):
+        text = re.sub(
+            r"(Forward|Backward) (\d+)", lambda m: f"{m[1]} {int(m[2]) + 1}", file.read_text()
+        )
+        assert "Forward 0" not in text
+        assert "Forward 4" in text
+        file.write_text(text)
+    found = analyse(tmp_path, play)
+    assert found.figures.schedule == "gpipe"
+    assert_all_named(found)
 
 
 @pytest.mark.parametrize(("name", "labels"), [("forward-only", "none"), ("gpipe", "simple")])

@@ -86,6 +86,7 @@ def build_from_table(table: OpTable) -> Timeline:
             hint="name the passes forward-compute, backward-compute, F, B, I or W",
             file=table.file,
         )
+    table = _count_from_zero(table, is_pass)
     rank = table.rank
     if (rank < 0).any():  # not given: counted through pipelines and stages
         stages = int(table.stage.max()) + 1
@@ -130,6 +131,24 @@ def build_from_table(table: OpTable) -> Timeline:
             ),
         ),
         mixed=frozenset(line.pipeline for line in lines if line.rank in wrong),
+    )
+
+
+def _count_from_zero(table: OpTable, is_pass: Flags) -> OpTable:
+    """Count microbatches and stages from 0 where the table counts them from 1.
+
+    The first rank holds the first stage; where it is missing, nothing shows how stages are counted.
+    """
+    first = is_pass & (table.rank == min(int(table.rank.min()), 0))
+
+    def from_zero(column: I32, rows: Flags) -> I32:
+        from_one = rows.any() and int(column[rows].min()) == 1 == int(column[is_pass].min())
+        return (column - (from_one & (column > 0))).astype(np.int32)
+
+    return replace(
+        table,
+        microbatch=from_zero(table.microbatch, is_pass),
+        stage=from_zero(table.stage, first),
     )
 
 

@@ -166,6 +166,9 @@ def assign_by_labels(trace: RankTrace, work: Work) -> Assignment | None:
         dtype=np.int64,
     )
     table = numbers[annotations.name[rows]]
+    counts = table[:, 2::3][table[:, 2::3] >= 0]
+    if len(counts) and counts.min() == 1:  # a loop of one's own may count from 1
+        table[:, 2::3] -= table[:, 2::3] > 0
     starts = annotations.start_ns[rows]
     row = np.searchsorted(starts, work.issued_ns, side="right") - 1
     inside = (row >= 0) & (work.issued_ns < (starts + annotations.duration_ns[rows])[row])
