@@ -75,6 +75,17 @@ class Pipeline:
         """Stages over all ranks."""
         return int(self.stages[0].num_stages) if self.stages else None
 
+    def describe(self, split: tuple[int, ...] | None) -> dict[str, Any]:
+        """Return what sidecars say of it."""
+        return {
+            "schedule": self.schedule_name,
+            "schedule_class": self.schedule_class,
+            "microbatches": self.microbatches,
+            "stages": self.all_stages,
+            "held_stages": self.held_stages,
+            "split": split,
+        }
+
 
 def find_pipeline(parts: Any) -> Pipeline:
     """Return what the user's schedule, stage or list of stages is made of."""

@@ -76,12 +76,7 @@ class Sidecar:
             "first_step": self.first_step,
             "written_unix_s": time.time(),
             "pipeline": {
-                "schedule": self.pipeline.schedule_name,
-                "schedule_class": self.pipeline.schedule_class,
-                "microbatches": self.pipeline.microbatches,
-                "stages": self.pipeline.all_stages,
-                "held_stages": self.pipeline.held_stages,
-                "split": self.settings.split,
+                **self.pipeline.describe(self.settings.split),
                 "labels": self.labels,
             },
             "workload": {
