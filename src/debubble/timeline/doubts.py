@@ -12,15 +12,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap
-from debubble.timeline.model import PassKind
+from debubble.timeline.model import I32, I64, Flags, Passes, PassKind
 from debubble.timeline.passes import Assignment
 from debubble.timeline.steps import RankRecord
 from debubble.timeline.work import number_passes
 from debubble.trace.columns import KernelKind, Operation, RankTrace, peak_memory
+from debubble.trace.optable import Op, OpTable
 
 # Passes of one stage and kind that launch neither of their two commonest numbers of kernels are an
 # eighth of all at most on 120 recorded ranks; with a tenth of a rank's kernels lost, a half.
@@ -41,6 +44,17 @@ _OFTEN = 10
 _BACKWARD = re.compile(r"backward|_bwd|bprop|[dw]grad|_grad_", re.IGNORECASE)
 # As torch calls the range of `Optimizer.step`.
 _OPTIMIZER = "Optimizer.step#"
+
+# Passes of ranks are within three times each other in all tables of others; of one in another unit,
+# a thousand times.
+_IN_ANOTHER_UNIT = 300
+# Clocks of timers are off by 2 % of a pass at most in tables of others.
+_AT_ONCE = 0.1
+# On all 72 ranks of production tables that time messages, half of the results are sent within a
+# thousandth of a pass of its end.
+_SENT_AT_ONCE, _SENT_APART = 0.005, 0.03
+# Where more steps than these hold what cannot be, it is no slip of a row or two.
+_ODD_STEPS = 0.05
 
 
 def name_untold(traces: Sequence[RankTrace]) -> list[Gap]:
@@ -314,3 +328,135 @@ def _kernel_shares(
             key = (int(step[row]), int(kind[row]), int(microbatch[row]))
             shares[key] = min(shares.get(key, 1.0), float(kernels[row]) / usual)
     return scattered, shares
+
+
+# Op tables: what the passes of no rank can be.
+
+
+def sort_out_steps(
+    wrong: dict[int, tuple[str, frozenset[int]]], passes: Passes, pipeline_of: I64
+) -> tuple[frozenset[int], dict[int, tuple[int, ...]]]:
+    """Return the pipelines that nothing is told of, and the steps that are left out of others.
+
+    Where no more than a step in twenty is wrong, the others stand for the pipeline.
+    """
+    steps_of: dict[int, set[int]] = {}
+    for name, (_, steps) in wrong.items():
+        steps_of.setdefault(int(pipeline_of[name]), set()).update(steps)
+    refused = frozenset(
+        pipeline
+        for pipeline, steps in steps_of.items()
+        if len(steps)
+        > _ODD_STEPS * len(np.unique(passes.step[pipeline_of[passes.rank] == pipeline]))
+    )
+    odd = {
+        name: tuple(sorted(steps))
+        for name, (_, steps) in wrong.items()
+        if pipeline_of[name] not in refused
+    }
+    return refused, odd
+
+
+def name_unlike_sends(apart: dict[int, float], file: str) -> list[Gap]:
+    """Name ranks whose passes do not end when their results are sent, as those of others do."""
+    if not apart or float(np.median([*apart.values()])) > _SENT_AT_ONCE:
+        return []
+    return [
+        Gap(
+            code=Code.IMPOSSIBLE,
+            message=f"its passes end {share:.0%} of a pass away from where their results are sent, "
+            "those of other ranks at once: their times may not be as they were",
+            hint="write its rows again; if it does something between the two, all is well",
+            file=file,
+            rank=name,
+        )
+        for name, share in apart.items()
+        if share > _SENT_APART
+    ]
+
+
+def find_impossible(
+    passes: Passes, pipeline_of: I64, *, whole: bool
+) -> dict[int, tuple[str, frozenset[int]]]:
+    """Say of ranks what none can have done, and in which steps: two passes at once, or one early.
+
+        stage 0   ├ F0 ┤├ F1 ┤               ├─ B0 ─┤
+        stage 1          ├ F0 ┤├─ B0 ─┤       stage 1's F0 not before the end of stage 0's, its B0
+                                              not before its F0, stage 0's B0 not before its B0
+
+    Both are kept to within 2 % of a pass in all tables of others. `whole`: a pass is one row. Of
+    passes in a wrong order, the rank that has most of them in its pipeline is named.
+    """
+    wrong: dict[int, tuple[str, frozenset[int]]] = {}
+
+    def blame(name: int, why: str, rows: NDArray[np.integer[Any]]) -> None:
+        first, steps = wrong.get(name, (why, frozenset()))
+        wrong[name] = first, steps | {*passes.step[rows].tolist()}
+
+    def blame_each(rows: NDArray[np.integer[Any]], why: str) -> None:
+        for name in np.unique(passes.rank[rows]).tolist():
+            blame(name, why, rows[passes.rank[rows] == name])
+
+    lasts = passes.end_ns - passes.start_ns
+    blame_each(np.flatnonzero(lasts <= 0), "passes that take no time")
+    names = np.unique(passes.rank).tolist()
+    usual = {name: float(np.median(lasts[passes.rank == name])) for name in names}
+    middle = sorted(usual.values())[len(usual) // 2] if usual else 0.0
+    short = [name for name in names if 0 < usual[name] < middle / _IN_ANOTHER_UNIT]
+    blame_each(
+        np.flatnonzero(np.isin(passes.rank, short)),
+        "passes hundreds of times as short as those of other ranks",
+    )
+    order = np.lexsort((passes.start_ns, passes.rank))
+    beside = order[1:][_too_early(passes, order, np.diff(passes.rank[order]) == 0)]
+    blame_each(beside, "two of its passes at once")
+    if not whole:
+        return wrong
+    alike = (passes.microbatch, passes.step, pipeline_of[passes.rank])
+    forward, backward = passes.kind == PassKind.F, np.isin(passes.kind, (PassKind.B, PassKind.I))
+    early = []
+    for rows, keys in (
+        (forward, (passes.stage, *alike)),
+        (backward, (-passes.stage, *alike)),
+        (forward | backward, (backward, passes.stage, *alike)),
+    ):
+        order = np.lexsort(keys)
+        order = order[(rows & (passes.microbatch >= 0))[order]]
+        apart = [np.diff(np.asarray(key, dtype=np.int64)[order]) for key in keys]
+        found = _too_early(passes, order, (apart[0] == 1) & ~np.any(apart[1:], axis=0))
+        early += [order[:-1][found], order[1:][found]]
+    sides = np.concatenate(early)
+    for pipeline in np.unique(pipeline_of[passes.rank[sides]]).tolist():
+        mine = sides[pipeline_of[passes.rank[sides]] == pipeline]
+        blamed = np.bincount(passes.rank[mine])
+        for name in np.flatnonzero(blamed == blamed.max()).tolist():
+            why = "passes before those that they need, or after those that they feed"
+            blame(name, why, mine)
+    return wrong
+
+
+def find_lost_backward(table: OpTable, rank: I32, is_pass: Flags) -> dict[int, str]:
+    """Name ranks without a backward pass that exchange gradients, or whose stage has one elsewhere.
+
+    The first stages of a model may be frozen: then nothing comes back to them, in no replica.
+    """
+    backward = is_pass & (table.op != Op.FORWARD)
+    back = set(rank[backward].tolist())
+    asked = {
+        "gradients sent or received": np.isin(table.op, (Op.BACKWARD_SEND, Op.BACKWARD_RECEIVE)),
+        "other ranks with its stage have some": np.isin(table.stage, table.stage[backward]),
+    }
+    return {
+        name: f"no backward pass, and {why}"
+        for why, rows in reversed(asked.items())
+        for name in sorted(set(rank[rows].tolist()) - back)
+    }
+
+
+def _too_early(passes: Passes, order: NDArray[np.intp], follows: Flags) -> Flags:
+    """Tell which passes, but for the first, begin before the one ahead of them ends."""
+    before, after = order[:-1], order[1:]
+    lasts = passes.end_ns - passes.start_ns
+    allowed = _AT_ONCE * np.minimum(lasts[before], lasts[after])
+    early: Flags = follows & (passes.end_ns[before] - passes.start_ns[after] > allowed)
+    return early
