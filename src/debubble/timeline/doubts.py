@@ -410,15 +410,22 @@ def find_impossible(
     order = np.lexsort((passes.start_ns, passes.rank))
     beside = order[1:][_too_early(passes, order, np.diff(passes.rank[order]) == 0)]
     blame_each(beside, "two of its passes at once")
+    order = np.lexsort((passes.start_ns, passes.kind, passes.stage, passes.rank))
+    alike = np.stack((passes.rank, passes.stage, passes.kind))[:, order]
+    turned = ~np.diff(alike).any(axis=0) & (np.diff(passes.step[order]) < 0)
+    blame_each(
+        np.concatenate((order[:-1][turned], order[1:][turned])),
+        "passes of a step among those of the step before",
+    )
     if not whole:
         return wrong
-    alike = (passes.microbatch, passes.step, pipeline_of[passes.rank])
+    batch = (passes.microbatch, passes.step, pipeline_of[passes.rank])
     forward, backward = passes.kind == PassKind.F, np.isin(passes.kind, (PassKind.B, PassKind.I))
     early = []
     for rows, keys in (
-        (forward, (passes.stage, *alike)),
-        (backward, (-passes.stage, *alike)),
-        (forward | backward, (backward, passes.stage, *alike)),
+        (forward, (passes.stage, *batch)),
+        (backward, (-passes.stage, *batch)),
+        (forward | backward, (backward, passes.stage, *batch)),
     ):
         order = np.lexsort(keys)
         order = order[(rows & (passes.microbatch >= 0))[order]]
@@ -429,7 +436,8 @@ def find_impossible(
     for pipeline in np.unique(pipeline_of[passes.rank[sides]]).tolist():
         mine = sides[pipeline_of[passes.rank[sides]] == pipeline]
         blamed = np.bincount(passes.rank[mine])
-        for name in np.flatnonzero(blamed == blamed.max()).tolist():
+        most = np.flatnonzero(blamed == blamed.max()).tolist()
+        for name in [name for name in most if name in wrong] or most:
             why = "passes before those that they need, or after those that they feed"
             blame(name, why, mine)
     return wrong

@@ -118,9 +118,13 @@ def build_from_table(table: OpTable) -> Timeline:
     for name, why in find_lost_backward(table, rank, is_pass).items():
         wrong[name] = why, every
     refused, odd = sort_out_steps(wrong, passes, pipeline_of)
+    left_out = np.zeros(len(passes), dtype=bool)
+    for name, steps in odd.items():
+        of_pipeline = pipeline_of[passes.rank] == pipeline_of[name]
+        left_out |= of_pipeline & np.isin(passes.step, steps)
     return Timeline(
-        ranks=tuple(replace(line, unfinished=odd.get(line.rank, ())) for line in lines),
-        passes=passes,
+        ranks=lines,
+        passes=passes.where(~left_out),
         transfers=transfers,
         steps=tuple(np.unique(table.step[is_pass]).tolist()),
         clock_uncertainty_ns=clocks.uncertainty_ns,
