@@ -104,11 +104,16 @@ def name_untold(traces: Sequence[RankTrace]) -> list[Gap]:
         ),
     )
     return [
-        Gap(code=code, message=message, hint=hint, file=trace.file, rank=trace.rank)
+        _gap(trace, code, message, hint)
         for untold, code, message, hint in asked
         for trace, is_untold in zip(traces, untold, strict=True)
         if is_untold
     ]
+
+
+def _gap(trace: RankTrace, code: Code, message: str, hint: str) -> Gap:
+    """Name a rank that is kept."""
+    return Gap(code=code, message=message, hint=hint, file=trace.file, rank=trace.rank)
 
 
 def _marks_optimizer(trace: RankTrace) -> bool:
@@ -156,13 +161,12 @@ def _name_hidden_backward(assigned: Sequence[tuple[RankRecord, Assignment]]) -> 
         trains = len(rank.trace.kernels) and np.array(names)[rank.work.name].sum() >= _OFTEN
         hidden += [rank] if trains else []
     return [
-        Gap(
-            code=Code.WRONG_FIELDS,
-            message="it runs kernels of backward passes, and no pass is told as one: "
+        _gap(
+            rank.trace,
+            Code.WRONG_FIELDS,
+            "it runs kernels of backward passes, and no pass is told as one: "
             "its threads are not those that it had, or no step of it is whole",
-            hint="record whole steps, and threads as they are; or label passes",
-            file=rank.trace.file,
-            rank=rank.rank,
+            "record whole steps, and threads as they are; or label passes",
         )
         for rank in hidden
     ]
@@ -187,13 +191,12 @@ def _name_uneven_passes(assigned: Sequence[tuple[RankRecord, Assignment]]) -> li
     if 2 * sum(uneven) > len(assigned):
         return []
     return [
-        Gap(
-            code=Code.LOST_OPERATORS,
-            message="its passes run other numbers of kernels, where those of other ranks run "
+        _gap(
+            rank.trace,
+            Code.LOST_OPERATORS,
+            "its passes run other numbers of kernels, where those of other ranks run "
             "the same: some may have been lost",
-            hint="record the rank again; if its stage does differ from pass to pass, all is well",
-            file=rank.trace.file,
-            rank=rank.rank,
+            "record the rank again; if its stage does differ from pass to pass, all is well",
         )
         for (rank, _), is_uneven in zip(assigned, uneven, strict=True)
         if is_uneven
@@ -227,13 +230,12 @@ def _name_uneven_batches(assigned: Sequence[tuple[RankRecord, Assignment]]) -> l
     if 2 * len(uneven) > len(assigned):
         return []
     return [
-        Gap(
-            code=Code.LOST_OPERATORS,
-            message="it runs fewer kernels for some batches than for others, where other ranks run "
+        _gap(
+            rank.trace,
+            Code.LOST_OPERATORS,
+            "it runs fewer kernels for some batches than for others, where other ranks run "
             "the same: some may have been lost",
-            hint="record the rank again; if its stage does differ from batch to batch, all is well",
-            file=rank.trace.file,
-            rank=rank.rank,
+            "record the rank again; if its stage does differ from batch to batch, all is well",
         )
         for rank in uneven
     ]
@@ -282,13 +284,12 @@ def _lost_names(traces: Sequence[RankTrace]) -> list[Gap]:
         ]
         if lost:
             gaps.append(
-                Gap(
-                    code=Code.LOST_OPERATORS,
-                    message=f"it never runs {lost[0][:60]}, which all other ranks run "
+                _gap(
+                    trace,
+                    Code.LOST_OPERATORS,
+                    f"it never runs {lost[0][:60]}, which all other ranks run "
                     f"{often[lost[0]][0]} times and more: its kernels may have been lost",
-                    hint="record the rank again; if its layers are others, all is well",
-                    file=trace.file,
-                    rank=trace.rank,
+                    "record the rank again; if its layers are others, all is well",
                 )
             )
     return gaps
