@@ -202,6 +202,8 @@ def _join(*parts: str) -> str:
     return "/".join(part for part in parts if part)
 
 
+# As readers write shapes of messages: 4096x1x8192.
+_SHAPE = re.compile(r"\d{1,19}(x\d{1,19})*")
 _KINDS: dict[str, type[IntEnum]] = {
     "kind": KernelKind,
     "operation": Operation,
@@ -480,3 +482,6 @@ def _check_texts(trace: RankTrace, file: str) -> None:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
         raise damaged(file, "a name in it is no text") from error
+    for row in np.unique(trace.operators.shape[trace.operators.shape >= 0]).tolist():
+        if not _SHAPE.fullmatch(trace.names[row]):
+            raise damaged(file, f"{trace.names[row][:60]!r} is no shape")
