@@ -116,6 +116,7 @@ def test_what_is_no_digest_is_said_so() -> None:
         ({"operators": build(Operators, 1, start_ns=[1], group=[0])}, "operators.group"),
         ({"operators": build(Operators, 1, start_ns=[1], kernel=[2])}, "operators.kernel"),
         ({"operators": build(Operators, 1, start_ns=[1], dtype=[9])}, "operators.dtype"),
+        ({"operators": build(Operators, 1, start_ns=[1], shape=[9])}, "operators.shape"),
         ({"operators": build(Operators, 1, start_ns=[1], operation=[6])}, "operators.operation"),
     ],
 )

@@ -434,6 +434,9 @@ def _check_trace(trace: RankTrace, file: str) -> None:
         table: Table = getattr(trace, name)
         if len(table):
             _check_table(table, name, sizes, file)
+    for row in np.unique(trace.operators.shape[trace.operators.shape >= 0]).tolist():
+        if not _SHAPE.fullmatch(trace.names[row]):
+            raise damaged(file, f"{trace.names[row][:60]!r} is no shape")
 
 
 def _check_sidecar(sidecar: Sidecar, file: str) -> None:
@@ -482,6 +485,3 @@ def _check_texts(trace: RankTrace, file: str) -> None:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
         raise damaged(file, "a name in it is no text") from error
-    for row in np.unique(trace.operators.shape[trace.operators.shape >= 0]).tolist():
-        if not _SHAPE.fullmatch(trace.names[row]):
-            raise damaged(file, f"{trace.names[row][:60]!r} is no shape")
