@@ -136,7 +136,7 @@ def test_a_row_that_points_outside_is_refused(changes: dict[str, object], column
         ({"header": Header(world_size=10**15)}, "absurd number of ranks"),
         ({"events": -1}, "negative size"),
         ({"names": ("\ud800", "b")}, "is no text"),
-        ({"operators": build(Operators, 1, start_ns=[1], shape=[0])}, "is no shape"),
+        ({"operators": build(Operators, 1, start_ns=[1], duration_ns=[1], shape=[0])}, "no shape"),
     ],
 )
 def test_what_no_reader_returns_is_refused(changes: dict[str, object], why: str) -> None:
