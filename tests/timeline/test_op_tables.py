@@ -237,6 +237,12 @@ def test_a_pass_of_a_stage_that_is_not_there_ends_nothing(tmp_path):
     assert measure_run(read_run(find_run([str(path)])), Question()).gaps
 
 
+def test_steps_that_are_times_are_refused_as_such(tmp_path):
+    rows = [*equal_stages(2, 3, step=1_700_000_000_000), *equal_stages(2, 3, step=5)]
+    with pytest.raises(NoPipeline, match="step 1,700,000,000,000 is no number that a job counts"):
+        table(tmp_path, rows)
+
+
 def test_a_table_without_passes_has_no_pipeline(tmp_path):
     with pytest.raises(NoPipeline, match="no forward or backward"):
         table(tmp_path, ["0,0,0,-1,optimizer,0,5"])

@@ -70,7 +70,7 @@ _REDUCES = (
 _AT_ONCE_NS = 5_000
 # Timers of a rank that waits for its messages lie beside its passes for no more of them than this.
 _BESIDE = 0.01
-_COUNTED_FROM = (0, 1)
+_COUNTED_FROM, _LAST_STEP = (0, 1), 2**31 - 1
 # Steps on one clock begin at least so much of a step apart, however far the first rank runs ahead.
 _AHEAD = 0.1
 _UNKNOWN_NS = np.iinfo(np.int64).min
@@ -85,6 +85,12 @@ def build_from_table(table: OpTable) -> Timeline:
         raise NoPipeline(
             "no pipeline in this table: no forward or backward pass",
             hint="name the passes forward-compute, backward-compute, F, B, I or W",
+            file=table.file,
+        )
+    if int(table.step.max()) > _LAST_STEP or int(table.step.min()) < -_LAST_STEP:
+        raise NoPipeline(
+            f"step {int(table.step[np.abs(table.step).argmax()]):,} is no number that a job counts to",
+            hint="number the steps from 0, not by their times",
             file=table.file,
         )
     rank = table.rank
