@@ -87,9 +87,10 @@ def build_from_table(table: OpTable) -> Timeline:
             hint="name the passes forward-compute, backward-compute, F, B, I or W",
             file=table.file,
         )
-    if int(table.step.max()) > _LAST_STEP or int(table.step.min()) < -_LAST_STEP:
+    last = int(table.step[np.abs(table.step).argmax()])
+    if abs(last) > _LAST_STEP:
         raise NoPipeline(
-            f"step {int(table.step[np.abs(table.step).argmax()]):,} is no number that a job counts to",
+            f"step {last:,} is no number that a job counts to",
             hint="number the steps from 0, not by their times",
             file=table.file,
         )
