@@ -120,7 +120,14 @@ def no_kernels_of_messages(events):
     events[:] = [e for e in events if e.get("args", {}).get("correlation") not in talk]
 
 
-DAMAGES = (no_stamp, a_second_late, lost_kernels, no_times, wrong_types, wrong_memory, malformed,
+def streams_of_their_own(events):
+    for number, event in enumerate(events):
+        if "stream" in event.get("args", {}):
+            event["args"]["stream"] = number
+
+
+DAMAGES = (streams_of_their_own, no_stamp,
+           a_second_late, lost_kernels, no_times, wrong_types, wrong_memory, malformed,
            other_steps, first_step_lost, no_kernels_of_messages)  # fmt: skip
 
 
