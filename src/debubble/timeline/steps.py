@@ -304,7 +304,7 @@ def _cut_on(passes: Passes, ranks: Sequence[RankTimeline], step: int) -> set[int
         stage: int(count[PassKind.B] + count[PassKind.W]) for stage, count in counts.items()
     }
     unfinished = {stage for stage, count in backward.items() if 0 < count < most}
-    trained = min((stage for stage, count in backward.items() if count), default=len(backward))
+    trained = min((stage for stage, count in backward.items() if count), default=max(backward))
     unfinished |= {stage for stage, count in backward.items() if not count and stage > trained}
     if unfinished:
         unfinished |= {stage for stage, count in backward.items() if count == 0}
