@@ -50,7 +50,7 @@ _OPTIMIZER = "Optimizer.step#"
 _IN_ANOTHER_UNIT = 300
 # Clocks of timers are off by 2 % of a pass at most in tables of others.
 _AT_ONCE = 0.1
-# On all 72 ranks of production tables that time messages, half of the results are sent within a
+# On all 24 ranks of production tables that time messages, half of the results are sent within a
 # thousandth of a pass of its end.
 _SENT_AT_ONCE, _SENT_APART = 0.005, 0.03
 # Where more steps than these hold what cannot be, it is no slip of a row or two.
