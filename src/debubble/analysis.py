@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import ClassVar
 
-from debubble.errors import Gap, NoFit
+from debubble.errors import DAMAGE, Gap, NoFit
 from debubble.fleet.survey import Means, Question, Survey, survey_run
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
 from debubble.ledger.ledger import Job, Ledger
@@ -180,7 +180,9 @@ class Analysis:
     @cached_property
     def measurement(self) -> Measurement:
         """The numbers that are compared, and kept: a sample a step."""
-        return measure_run(self.run, self.timeline, self.pipeline, self.job)
+        damage = tuple(gap for gap in self.measured_warnings if gap.code in DAMAGE)
+        measured = measure_run(self.run, self.timeline, self.pipeline, self.job)
+        return replace(measured, damage=damage)
 
     @cached_property
     def warnings(self) -> tuple[Gap, ...]:

@@ -224,6 +224,30 @@ class Code(StrEnum):
     WRONG_VALUES = "wrong_values"
 
 
+# What says that a trace is not as it was recorded. Each is also said where nothing is judged.
+DAMAGE = frozenset(
+    {
+        Code.BAD_TIMES,
+        Code.CLOCK_OFF,
+        Code.CUT_STEPS,
+        Code.DUPLICATE_RANK,
+        Code.IMPOSSIBLE,
+        Code.LOST_OPERATORS,
+        Code.MALFORMED,
+        Code.MIXED_RUNS,
+        Code.NO_KERNELS,
+        Code.NO_RANK,
+        Code.TRUNCATED,
+        Code.UNEVEN_RANGES,
+        Code.UNEVEN_STEPS,
+        Code.UNMATCHED_TRANSFERS,
+        Code.UNREADABLE,
+        Code.WRONG_FIELDS,
+        Code.WRONG_MEMORY,
+    }
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
     """Something missing or broken that the answer had to do without: a warning in every output."""

@@ -120,7 +120,14 @@ def no_kernels_of_messages(events):
     events[:] = [e for e in events if e.get("args", {}).get("correlation") not in talk]
 
 
-DAMAGES = (no_stamp, a_second_late, lost_kernels, no_times, wrong_types, wrong_memory, malformed,
+def streams_of_their_own(events):
+    for number, event in enumerate(events):
+        if "stream" in event.get("args", {}):
+            event["args"]["stream"] = number
+
+
+DAMAGES = (streams_of_their_own, no_stamp,
+           a_second_late, lost_kernels, no_times, wrong_types, wrong_memory, malformed,
            other_steps, first_step_lost, no_kernels_of_messages)  # fmt: skip
 
 
@@ -144,6 +151,62 @@ def test_no_gate_judges_a_damaged_trace(tmp_path, damage, words):
     answer = type_command(f"debubble {words.format(tmp_path)}", tmp_path)
     assert "rank 2" in answer.text
     assert "cannot be judged" in answer.text
+    assert answer.code == 2
+
+
+@pytest.fixture(scope="module")
+def of_damage(tmp_path_factory):
+    """A run the memory of one of whose ranks cannot be: it is named, and stays in."""
+    folder = tmp_path_factory.mktemp("damaged")
+    for source in (H200 / "fwd_closed_m4").glob("rank*.json.gz"):
+        content = json.loads(gzip.decompress(source.read_bytes()))
+        if source.name == "rank2.json.gz":
+            wrong_memory(content["traceEvents"])
+        (folder / source.name.removesuffix(".gz")).write_text(json.dumps(content))
+    return folder
+
+
+def test_no_change_is_written_out_of_damaged_traces(tmp_path, of_damage):
+    words = f"debubble plan {of_damage} --emit torch -o order.csv --force"
+    answer = type_command(words, tmp_path)
+    assert "--emit writes nothing: rank 2" in answer.text
+    assert (answer.code, answer.out) == (2, "")
+    assert not (tmp_path / "order.csv").exists()
+    sound = type_command("debubble plan tests/data/h200/fwd_closed_m4 --emit torch", tmp_path)
+    assert sound.code == 0
+    assert sound.out
+
+
+@pytest.mark.parametrize("sides", ["kept sound", "sound kept"])
+def test_no_gate_judges_by_what_was_kept_of_damaged_traces(tmp_path, of_damage, sides):
+    store = f"--store sqlite:///{tmp_path}/history.db"
+    for name, traces in (("kept", of_damage), ("sound", "tests/data/h200/fwd_closed_m4")):
+        added = type_command(f"debubble history add {traces} --name {name} {store}", tmp_path)
+        assert added.code == 0
+    answer = type_command(f"debubble compare {sides} --fail-on worse {store}", tmp_path)
+    assert "--fail-on cannot be judged: rank 2" in answer.text
+    assert answer.code == 2
+    assert "warning: rank 2" in type_command(f"debubble compare {sides} {store}", tmp_path).text
+    assert type_command(f"debubble compare sound sound --fail-on worse {store}", tmp_path).code == 0
+
+
+def test_hops_are_not_held_against_those_of_damaged_traces(tmp_path, of_damage):
+    earlier = type_command(f"debubble links {of_damage} --json", tmp_path)
+    (tmp_path / "earlier.json").write_text(earlier.out)
+    words = "debubble links tests/data/h200/fwd_closed_m4 --history earlier.json"
+    answer = type_command(words, tmp_path)
+    assert "earlier.json: an answer of damaged traces: rank 2" in answer.text
+    assert answer.code == 2
+
+
+def test_the_hops_of_a_part_of_a_pipeline_do_not_pass(tmp_path):
+    (tmp_path / "part").mkdir()
+    for rank in (0, 1, 3):
+        file = H200 / "fwd_closed_m4" / f"rank{rank}.json.gz"
+        (tmp_path / "part" / file.name).write_bytes(file.read_bytes())
+    answer = type_command("debubble links part --fail-on slow --class sockets", tmp_path)
+    assert "1 hop healthy" in answer.text
+    assert "--fail-on slow cannot be judged: no trace of rank 2" in answer.text
     assert answer.code == 2
 
 

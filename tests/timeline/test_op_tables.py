@@ -7,7 +7,7 @@ from support.traces.recordings import DATA
 
 import debubble
 from debubble.answers.ledger import say_cause
-from debubble.errors import NoPipeline
+from debubble.errors import Code, NoPipeline
 from debubble.fleet.survey import Question, measure_run
 from debubble.simulate.theory import bubble_fraction
 from debubble.timeline.build import build_run
@@ -15,11 +15,17 @@ from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind
 from debubble.trace.run import find_run, read_run
 
+HEADER = "step,pipeline,stage,microbatch,op,start_us,duration_us"
 
-def table(tmp_path, rows, header="step,pipeline,stage,microbatch,op,start_us,duration_us"):
+
+def written(tmp_path, rows, header=HEADER):
     path = tmp_path / "ops.csv"
     path.write_text("\n".join([header, *rows]))
-    return build_run(read_run(find_run([str(path)])))
+    return path
+
+
+def table(tmp_path, rows, header=HEADER):
+    return build_run(read_run(find_run([str(written(tmp_path, rows, header))])))
 
 
 def equal_stages(stages, microbatches, step=0, origin=0, forward=10):
@@ -106,6 +112,133 @@ def test_a_table_of_what_no_rank_can_have_done_tells_nothing(tmp_path, damage, s
     assert (figures.bubble_fraction, figures.batch_latency_ns, figures.step_time_ns) == (None,) * 3
 
 
+def steps_with(rows_of_odd, many=40, odd=(7,)):
+    """Forward passes of three stages in many steps on one clock, some of them as they are given."""
+    return [
+        row
+        for step in range(many)
+        for row in (rows_of_odd if step in odd else lambda rows: rows)(
+            equal_stages(3, 4, step=step, origin=1000 * step)
+        )
+    ]
+
+
+def second_stage_early(rows):
+    return [row.replace(f",0,1,2,F,{at},", f",0,1,2,F,{at - 4},") for row in rows
+            for at in [row.split(",")[5]] for at in [int(at)]]  # fmt: skip
+
+
+def test_of_many_steps_an_odd_one_is_left_out_and_named(tmp_path):
+    sound = measure_pipeline(table(tmp_path, steps_with(lambda rows: rows)), 0)
+    timeline = table(tmp_path, steps_with(second_stage_early))
+    (gap,) = timeline.gaps
+    assert (gap.code, gap.rank) == (Code.IMPOSSIBLE, 1)
+    assert gap.message.startswith("step 7 left out, because that cannot be: two of its passes")
+    figures = measure_pipeline(timeline, 0)
+    assert [window.step for window in figures.windows] == [*range(7), *range(8, 40)]
+    assert figures.bubble_fraction == sound.bubble_fraction
+    assert figures.step_time_ns == sound.step_time_ns
+
+
+def test_of_steps_of_which_many_are_odd_nothing_is_told(tmp_path):
+    timeline = table(tmp_path, steps_with(second_stage_early, odd=(7, 9, 30)))
+    assert "nothing is told of its pipeline" in timeline.gaps[0].message
+    assert measure_pipeline(timeline, 0).bubble_fraction is None
+
+
+def test_each_pipeline_is_held_against_itself(tmp_path):
+    """The worse one does not hide the other."""
+    rows = [
+        row.replace("0,0,", f"0,{pipeline},", 1)
+        for pipeline, late in ((0, 4), (1, 2))
+        for row in trained(late=lambda stage, m, _, late=late: -4 * stage * (m < late))
+    ]
+    assert {gap.rank for gap in table(tmp_path, rows).gaps} >= {1, 3}
+
+
+def test_a_pass_that_is_far_too_early_moves_no_other_step(tmp_path):
+    early = steps_with(lambda rows: [rows[0].replace(",F,7000,", ",F,5990,"), *rows[1:]])
+    timeline = table(tmp_path, early)
+    assert "steps 6-7 left out" in timeline.gaps[0].message
+    assert "passes of a step among those of the step before" in timeline.gaps[0].message
+    figures = measure_pipeline(timeline, 0)
+    assert figures.step_time_ns == 1_000_000
+    assert figures.batch_latency_ns == 60_000
+
+
+def without_backward(rows, stage):
+    return [row for row in rows if row.split(",")[2::2][:2] != [str(stage), "B"]]
+
+
+def test_a_last_stage_without_backward_passes_is_in_part(tmp_path):
+    rows = without_backward(trained(), 1)
+    assert len(rows) == len(trained()) - 4
+    figures = measure_run(read_run(find_run([str(written(tmp_path, rows))])), Question())
+    assert any(gap.code == Code.CUT_STEPS and "rank 1" in gap.message for gap in figures.gaps)
+
+
+def test_a_first_stage_without_backward_passes_is_frozen_unless_gradients_come(tmp_path):
+    rows = without_backward(trained(), 0)
+    assert table(tmp_path, rows).gaps == ()
+    (gap,) = table(tmp_path, [*rows, "0,0,0,0,backward-recv,80,1"]).gaps
+    assert gap.rank == 0
+    assert "no backward pass, and gradients sent or received" in gap.message
+    other = [row.replace("0,0,", "0,1,", 1) for row in trained()]
+    (gap,) = table(tmp_path, rows + other).gaps
+    assert gap.rank == 0
+    assert "no backward pass, and other ranks with its stage have some" in gap.message
+
+
+def rank_of(cells):
+    return int(cells[3])
+
+
+def scaled(factor):
+    """Passes of rank 4 last so much as long as they did."""
+
+    def change(cells):
+        if rank_of(cells) == 4 and cells[5] in {"forward", "backward"}:
+            cells[7] = str(round(int(cells[7]) * factor))
+        return cells
+
+    return change
+
+
+def other_unit(cells):
+    return [*cells[:7], str(int(cells[7]) // 1000)] if rank_of(cells) == 4 else cells
+
+
+def clock_jumps(cells):
+    later = rank_of(cells) == 4 and int(cells[0]) > 0
+    return [*cells[:6], str(int(cells[6]) + 7_000_000), cells[7]] if later else cells
+
+
+def other_steps(cells):
+    return [str(int(cells[0]) + 1), *cells[1:]] if rank_of(cells) == 4 else cells
+
+
+def lost_row(cells):
+    return None if cells[:6] == ["1", "1", "1", "4", "1", "forward"] else cells
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [scaled(0.7), scaled(0.95), scaled(1.05), scaled(1.3), other_unit, clock_jumps, other_steps,
+     lost_row],
+)  # fmt: skip
+def test_a_rank_whose_rows_were_damaged_is_named(tmp_path, damage):
+    header, *rows = (DATA / "formats" / "slow_device.csv").read_text().splitlines()
+    assert measure(tmp_path, header, rows) == ()
+    changed = [damage(row.split(",")) for row in rows]
+    gaps = measure(tmp_path, header, [",".join(cells) for cells in changed if cells])
+    assert any(gap.rank == 4 or "rank 4" in gap.message for gap in gaps)
+
+
+def measure(tmp_path, header, rows):
+    path = written(tmp_path, rows, header)
+    return measure_run(read_run(find_run([str(path)])), Question()).gaps
+
+
 def test_a_replica_without_a_stage_that_others_have_is_seen_in_part(tmp_path):
     header = "step,pipeline,stage,rank,microbatch,op,start_us,duration_us"
     rows = [
@@ -126,6 +259,12 @@ def test_a_pass_of_a_stage_that_is_not_there_ends_nothing(tmp_path):
     path = tmp_path / "ops.csv"
     path.write_text("\n".join([*rows[:120], ",".join([*cells[:2], "99", *cells[3:]]), *rows[121:]]))
     assert measure_run(read_run(find_run([str(path)])), Question()).gaps
+
+
+def test_steps_that_are_times_are_refused_as_such(tmp_path):
+    rows = [*equal_stages(2, 3, step=1_700_000_000_000), *equal_stages(2, 3, step=5)]
+    with pytest.raises(NoPipeline, match="step 1,700,000,000,000 is no number that a job counts"):
+        table(tmp_path, rows)
 
 
 def test_a_table_without_passes_has_no_pipeline(tmp_path):
@@ -152,7 +291,7 @@ def test_a_send_and_a_receive_in_one_interval_are_one_exchange(public_data):
     assert not timeline.transfers.fused.all()
 
 
-HEADER = "step,dp_rank,pp_rank,chunk,rank,mb_id,op,start_us,duration_us,memory_bytes,hostname"
+OTHER_NAMES = "step,dp_rank,pp_rank,chunk,rank,mb_id,op,start_us,duration_us,memory_bytes,hostname"
 
 
 def test_a_table_tells_hosts_memory_and_chunks(tmp_path):
@@ -162,7 +301,7 @@ def test_a_table_tells_hosts_memory_and_chunks(tmp_path):
         for chunk in range(2)
         for place in range(2)
     ]
-    timeline = table(tmp_path, rows, header=HEADER)
+    timeline = table(tmp_path, rows, header=OTHER_NAMES)
     assert [rank.rank for rank in timeline.ranks] == [10, 11]
     assert [rank.stages for rank in timeline.ranks] == [(0, 2), (1, 3)]
     assert [rank.device[0] for rank in timeline.ranks] == ["node0", "node1"]
@@ -203,7 +342,7 @@ def test_chunks_in_a_v_are_told_by_the_way_that_microbatches_go(tmp_path):
         for m in range(3)
         for at, (chunk, place) in enumerate(way)
     ]
-    timeline = table(tmp_path, rows, header=HEADER)
+    timeline = table(tmp_path, rows, header=OTHER_NAMES)
     assert [rank.stages for rank in timeline.ranks] == [(0, 3), (1, 2)]
 
 

@@ -116,6 +116,7 @@ def test_what_is_no_digest_is_said_so() -> None:
         ({"operators": build(Operators, 1, start_ns=[1], group=[0])}, "operators.group"),
         ({"operators": build(Operators, 1, start_ns=[1], kernel=[2])}, "operators.kernel"),
         ({"operators": build(Operators, 1, start_ns=[1], dtype=[9])}, "operators.dtype"),
+        ({"operators": build(Operators, 1, start_ns=[1], shape=[9])}, "operators.shape"),
         ({"operators": build(Operators, 1, start_ns=[1], operation=[6])}, "operators.operation"),
     ],
 )
@@ -135,6 +136,7 @@ def test_a_row_that_points_outside_is_refused(changes: dict[str, object], column
         ({"header": Header(world_size=10**15)}, "absurd number of ranks"),
         ({"events": -1}, "negative size"),
         ({"names": ("\ud800", "b")}, "is no text"),
+        ({"operators": build(Operators, 1, start_ns=[1], duration_ns=[1], shape=[0])}, "no shape"),
     ],
 )
 def test_what_no_reader_returns_is_refused(changes: dict[str, object], why: str) -> None:

@@ -457,3 +457,20 @@ def test_dates_that_python_cannot_hold_are_an_error_of_the_file(kind):
     with pytest.raises(TraceError) as caught:
         read_op_table("ops.parquet", data=as_parquet(columns))
     assert caught.value.file == "ops.parquet"
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "said"),
+    [
+        ("rank", "0,0,1,0,F,1,1,2147483646", "rank 2,147,483,646 is out of range"),
+        ("peer", "0,0,1,0,F,1,1,2147483646", "peer 2,147,483,646 is out of range"),
+        ("chunk", "0,0,0,1,F,5,1,2147483646", "is out of range"),
+        ("bytes", "0,2000000000,1,0,F,1,1,1", "is out of range"),
+        ("bytes", "0,1000000,10000,0,F,1,1,1", "rank 10,001,010,000 is out of range"),
+        ("bytes", "0,0,2000000000,0,F,1,1,1", "is out of range"),
+    ],
+)
+def test_numbers_beyond_all_clusters_are_refused_before_anything_is_made_of_them(
+    columns, row, said
+):
+    assert said in refuse(f"{HEADER},{columns}", "0,0,0,9,F,1,1,0", row).message

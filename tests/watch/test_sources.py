@@ -169,3 +169,16 @@ def test_digests_alone_are_a_capture_unless_they_are_the_services_own(tmp_path, 
     (ready,) = others.scan(())
     assert names(ready) == ["rank0.debubble.npz", "rank1.debubble.npz"]
     assert own.scan(()) == inside.scan(()) == ()
+
+
+def test_captures_that_were_moved_away_and_left_a_link_stay(tmp_path):
+    archive = tmp_path / "archive" / "a"
+    archive.mkdir(parents=True)
+    (archive / "rank0.json.gz").write_bytes(b"dear")
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "a").symlink_to(archive)
+    source = Source(name="job", folder=str(tmp_path / "t"))
+    beside = f"{tmp_path}/t/../archive/a/rank0.json.gz"
+    remove_capture(source, [str(tmp_path / "t" / "a" / "rank0.json.gz"), beside])
+    assert (archive / "rank0.json.gz").read_bytes() == b"dear"
+    assert (tmp_path / "t" / "a").is_symlink()

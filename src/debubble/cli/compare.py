@@ -100,7 +100,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     print_answer(page, answer, manners)
     exit_strictly(answer.warnings, manners)
     if failing:
-        refuse_damaged("--fail-on", gaps)
+        refuse_damaged("--fail-on cannot be judged", gaps)
     if found.verdict in failing:
         close_gate()
     if failing and found.verdict is Verdict.NOT_COMPARABLE:
@@ -185,7 +185,12 @@ def _measure(
     return _Side(
         measurement=join_measurements(measurements),
         gaps=tuple(
-            dict.fromkeys(gap for analysis in captures for gap in analysis.measured_warnings)
+            dict.fromkeys(
+                (
+                    *(gap for analysis in captures for gap in analysis.measured_warnings),
+                    *(gap for measurement in measurements for gap in measurement.damage),
+                )
+            )
         ),
         captures=tuple(captures),
     )

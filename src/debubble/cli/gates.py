@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from debubble.answers.base import AnswerWarning
-from debubble.errors import Code, Gap, GateError, MissingExtra, RunNotFound, place
+from debubble.errors import DAMAGE, Gap, GateError, MissingExtra, RunNotFound, place
 from debubble.links.judge import Verdict
 from debubble.measure.measurement import Measurement
 from debubble.measure.store import Store, default_url
@@ -56,29 +56,8 @@ def recall(name: str, stated: str | None) -> list[Measurement]:
 
 EXIT_FAILED = 1
 
-# What says that a trace is not as it was recorded. Each is also said where nothing is judged.
-DAMAGE = frozenset(
-    {
-        Code.BAD_TIMES,
-        Code.CLOCK_OFF,
-        Code.CUT_STEPS,
-        Code.DUPLICATE_RANK,
-        Code.IMPOSSIBLE,
-        Code.LOST_OPERATORS,
-        Code.MALFORMED,
-        Code.MIXED_RUNS,
-        Code.NO_KERNELS,
-        Code.NO_RANK,
-        Code.TRUNCATED,
-        Code.UNEVEN_RANGES,
-        Code.UNEVEN_STEPS,
-        Code.UNMATCHED_TRANSFERS,
-        Code.UNREADABLE,
-        Code.WRONG_FIELDS,
-        Code.WRONG_MEMORY,
-    }
-)
 _SOUND = "give the traces as they were recorded, or record them again"
+_ALL_RANKS = "capture the same steps on all ranks of the pipeline"
 
 
 def close_gate() -> NoReturn:
@@ -91,11 +70,11 @@ def refuse_to_judge(flag: str, why: str, hint: str) -> NoReturn:
     raise GateError(f"{flag} cannot be judged: {why}", hint=hint)
 
 
-def refuse_damaged(flag: str, gaps: Sequence[Gap | AnswerWarning]) -> None:
+def refuse_damaged(refusal: str, gaps: Sequence[Gap | AnswerWarning]) -> None:
     """Judge nothing by traces that are damaged: what they say may be anything."""
     for gap in gaps:
         if gap.code in DAMAGE:
-            refuse_to_judge(flag, str(gap), _SOUND)
+            raise GateError(f"{refusal}: {gap}", hint=_SOUND)
 
 
 def judge_bubbles(
@@ -117,8 +96,13 @@ def judge_bubbles(
             refuse_to_judge(
                 "--fail-over",
                 f"the bubble{of} {doubt}",
-                _SOUND if damage else "capture the same steps on all ranks of the pipeline",
+                _SOUND if damage else _ALL_RANKS,
             )
+
+
+def no_trace_of(ranks: Sequence[int]) -> str:
+    """Name ranks of a pipeline that were not captured."""
+    return f"no trace of {'rank' if len(ranks) == 1 else 'ranks'} {show_members(tuple(ranks))}"
 
 
 def _doubt(pipeline: PipelineFigures, damage: Sequence[Gap]) -> str:
@@ -130,16 +114,21 @@ def _doubt(pipeline: PipelineFigures, damage: Sequence[Gap]) -> str:
     if pipeline.bubble_fraction is None or not pipeline.one_run:
         return "cannot be told"
     if pipeline.absent:
-        ranks = "rank" if len(pipeline.absent) == 1 else "ranks"
-        return f"is of a part, with no trace of {ranks} {show_members(pipeline.absent)}"
+        return f"is of a part, with {no_trace_of(pipeline.absent)}"
     return "is of parts of steps" if pipeline.cut else ""
 
 
-def judge_slow(verdicts: Sequence[Verdict], gaps: Sequence[Gap | AnswerWarning] = ()) -> None:
-    """Close where a hop is slow; where no hop could be judged, or traces are damaged, say so."""
-    refuse_damaged("--fail-on slow", gaps)
+def judge_slow(
+    verdicts: Sequence[Verdict],
+    gaps: Sequence[Gap | AnswerWarning] = (),
+    absent: Sequence[int] = (),
+) -> None:
+    """Close where a hop is slow; where no hop could be judged, or not all were seen, say so."""
+    refuse_damaged("--fail-on slow cannot be judged", gaps)
     if Verdict.SLOW in verdicts:
         close_gate()
+    if absent:
+        refuse_to_judge("--fail-on slow", no_trace_of(absent), _ALL_RANKS)
     if Verdict.HEALTHY not in verdicts:
         seen = f"the verdict of {counted(len(verdicts), 'hop')} is unknown"
         refuse_to_judge(

@@ -281,6 +281,8 @@ class _Answer:
     rates: dict[Hop, float]
     slow: list[Hop]
     verdicts: list[Verdict]
+    absent: Sequence[int] = ()
+    """Ranks of the pipeline that no trace is of: nothing is told of their hops."""
 
 
 def _of_traces(analysis: Analysis, words: str) -> _Answer:
@@ -300,6 +302,7 @@ def _of_traces(analysis: Analysis, words: str) -> _Answer:
         },
         slow=slow,
         verdicts=verdicts_of(found.hops),
+        absent=analysis.pipeline.absent,
     )
 
 
@@ -363,4 +366,4 @@ def _finish(answer: _Answer, pictures: _Pictures, fail_on: str | None, manners: 
     print_answer(answer.page, answer.data, manners)
     exit_strictly(answer.gaps, manners)
     if fail_on:
-        judge_slow(answer.verdicts, answer.gaps)
+        judge_slow(answer.verdicts, answer.gaps, answer.absent)

@@ -19,6 +19,7 @@ from debubble.answers.plan import (
     refuse_unknown_frameworks,
 )
 from debubble.answers.server_plan import ServerQuestion, answer_server_plan
+from debubble.cli.gates import refuse_damaged
 from debubble.cli.options import (
     Manners,
     Reader,
@@ -191,6 +192,7 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
         write_html(report, picture, quiet=manners.quiet)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
+        refuse_damaged("--emit writes nothing", answer.warnings)
         _write_emitted(answer.emitted, None, manners)
     exit_strictly(answer.warnings, manners)
 
@@ -346,5 +348,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
         write_html(report, picture, quiet=manners.quiet)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
+        refuse_damaged("--emit writes nothing", answer.warnings)
         _write_emitted(answer.emitted, order, manners)
     exit_strictly(answer.warnings, manners)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from debubble.errors import UsageError
+from debubble.errors import Gap, UsageError
 from debubble.load import SCHEMA, Load, LoadResult
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import JobFacts, ask_job
@@ -110,6 +110,8 @@ class Measurement:
     """Steps timed without the profiler by the job itself: the bucket of context, and seconds."""
     partial: bool = False
     """A rank has no trace, no step was captured whole, or the ranks are of different runs."""
+    damage: tuple[Gap, ...] = ()
+    """What says that its traces are not as they were recorded."""
     repeated: int = 0
     """Captures that were given again, and count once."""
     served: ServerSamples | None = None
@@ -218,6 +220,7 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
         unprofiled_s=tuple(pair for part in parts for pair in part.unprofiled_s),
         served=_joined([part.served for part in parts if part.served is not None]),
         partial=any(part.partial for part in parts),
+        damage=tuple(dict.fromkeys(gap for part in parts for gap in part.damage)),
     )
 
 

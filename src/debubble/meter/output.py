@@ -148,7 +148,9 @@ def write_segment(out: Path, rank: int, segment: Segment, keep: int) -> None:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
     mine = sorted(
-        path for path in out.glob(f"*/rank{rank}.csv") if SEGMENT_NAME.match(path.parent.name)
+        path
+        for path in out.glob(f"*/rank{rank}.csv")
+        if SEGMENT_NAME.match(path.parent.name) and not path.parent.is_symlink()
     )
     names = [path.parent.name for path in mine]
     captured = {

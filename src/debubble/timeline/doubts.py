@@ -12,15 +12,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap
-from debubble.timeline.model import PassKind
+from debubble.timeline.model import I32, I64, Flags, Passes, PassKind
 from debubble.timeline.passes import Assignment
 from debubble.timeline.steps import RankRecord
 from debubble.timeline.work import number_passes
 from debubble.trace.columns import KernelKind, Operation, RankTrace, peak_memory
+from debubble.trace.optable import Op, OpTable
 
 # Passes of one stage and kind that launch neither of their two commonest numbers of kernels are an
 # eighth of all at most on 120 recorded ranks; with a tenth of a rank's kernels lost, a half.
@@ -41,6 +44,17 @@ _OFTEN = 10
 _BACKWARD = re.compile(r"backward|_bwd|bprop|[dw]grad|_grad_", re.IGNORECASE)
 # As torch calls the range of `Optimizer.step`.
 _OPTIMIZER = "Optimizer.step#"
+
+# Passes of ranks are within three times each other in all tables of others; of one in another unit,
+# a thousand times.
+_IN_ANOTHER_UNIT = 300
+# Clocks of timers are off by 2 % of a pass at most in tables of others.
+_AT_ONCE = 0.1
+# On all 24 ranks of production tables that time messages, half of the results are sent within a
+# thousandth of a pass of its end.
+_SENT_AT_ONCE, _SENT_APART = 0.005, 0.03
+# Where more steps than these hold what cannot be, it is no slip of a row or two.
+_ODD_STEPS = 0.05
 
 
 def name_untold(traces: Sequence[RankTrace]) -> list[Gap]:
@@ -90,11 +104,16 @@ def name_untold(traces: Sequence[RankTrace]) -> list[Gap]:
         ),
     )
     return [
-        Gap(code=code, message=message, hint=hint, file=trace.file, rank=trace.rank)
+        _gap(trace, code, message, hint)
         for untold, code, message, hint in asked
         for trace, is_untold in zip(traces, untold, strict=True)
         if is_untold
     ]
+
+
+def _gap(trace: RankTrace, code: Code, message: str, hint: str) -> Gap:
+    """Name a rank that is kept."""
+    return Gap(code=code, message=message, hint=hint, file=trace.file, rank=trace.rank)
 
 
 def _marks_optimizer(trace: RankTrace) -> bool:
@@ -142,13 +161,12 @@ def _name_hidden_backward(assigned: Sequence[tuple[RankRecord, Assignment]]) -> 
         trains = len(rank.trace.kernels) and np.array(names)[rank.work.name].sum() >= _OFTEN
         hidden += [rank] if trains else []
     return [
-        Gap(
-            code=Code.WRONG_FIELDS,
-            message="it runs kernels of backward passes, and no pass is told as one: "
+        _gap(
+            rank.trace,
+            Code.WRONG_FIELDS,
+            "it runs kernels of backward passes, and no pass is told as one: "
             "its threads are not those that it had, or no step of it is whole",
-            hint="record whole steps, and threads as they are; or label passes",
-            file=rank.trace.file,
-            rank=rank.rank,
+            "record whole steps, and threads as they are; or label passes",
         )
         for rank in hidden
     ]
@@ -173,13 +191,12 @@ def _name_uneven_passes(assigned: Sequence[tuple[RankRecord, Assignment]]) -> li
     if 2 * sum(uneven) > len(assigned):
         return []
     return [
-        Gap(
-            code=Code.LOST_OPERATORS,
-            message="its passes run other numbers of kernels, where those of other ranks run "
+        _gap(
+            rank.trace,
+            Code.LOST_OPERATORS,
+            "its passes run other numbers of kernels, where those of other ranks run "
             "the same: some may have been lost",
-            hint="record the rank again; if its stage does differ from pass to pass, all is well",
-            file=rank.trace.file,
-            rank=rank.rank,
+            "record the rank again; if its stage does differ from pass to pass, all is well",
         )
         for (rank, _), is_uneven in zip(assigned, uneven, strict=True)
         if is_uneven
@@ -213,13 +230,12 @@ def _name_uneven_batches(assigned: Sequence[tuple[RankRecord, Assignment]]) -> l
     if 2 * len(uneven) > len(assigned):
         return []
     return [
-        Gap(
-            code=Code.LOST_OPERATORS,
-            message="it runs fewer kernels for some batches than for others, where other ranks run "
+        _gap(
+            rank.trace,
+            Code.LOST_OPERATORS,
+            "it runs fewer kernels for some batches than for others, where other ranks run "
             "the same: some may have been lost",
-            hint="record the rank again; if its stage does differ from batch to batch, all is well",
-            file=rank.trace.file,
-            rank=rank.rank,
+            "record the rank again; if its stage does differ from batch to batch, all is well",
         )
         for rank in uneven
     ]
@@ -268,13 +284,12 @@ def _lost_names(traces: Sequence[RankTrace]) -> list[Gap]:
         ]
         if lost:
             gaps.append(
-                Gap(
-                    code=Code.LOST_OPERATORS,
-                    message=f"it never runs {lost[0][:60]}, which all other ranks run "
+                _gap(
+                    trace,
+                    Code.LOST_OPERATORS,
+                    f"it never runs {lost[0][:60]}, which all other ranks run "
                     f"{often[lost[0]][0]} times and more: its kernels may have been lost",
-                    hint="record the rank again; if its layers are others, all is well",
-                    file=trace.file,
-                    rank=trace.rank,
+                    "record the rank again; if its layers are others, all is well",
                 )
             )
     return gaps
@@ -314,3 +329,143 @@ def _kernel_shares(
             key = (int(step[row]), int(kind[row]), int(microbatch[row]))
             shares[key] = min(shares.get(key, 1.0), float(kernels[row]) / usual)
     return scattered, shares
+
+
+# Op tables: what the passes of no rank can be.
+
+
+def sort_out_steps(
+    wrong: dict[int, tuple[str, frozenset[int]]], passes: Passes, pipeline_of: I64
+) -> tuple[frozenset[int], dict[int, tuple[int, ...]]]:
+    """Return the pipelines that nothing is told of, and the steps that are left out of others.
+
+    Where no more than a step in twenty is wrong, the others stand for the pipeline.
+    """
+    steps_of: dict[int, set[int]] = {}
+    for name, (_, steps) in wrong.items():
+        steps_of.setdefault(int(pipeline_of[name]), set()).update(steps)
+    refused = frozenset(
+        pipeline
+        for pipeline, steps in steps_of.items()
+        if len(steps)
+        > _ODD_STEPS * len(np.unique(passes.step[pipeline_of[passes.rank] == pipeline]))
+    )
+    odd = {
+        name: tuple(sorted(steps))
+        for name, (_, steps) in wrong.items()
+        if pipeline_of[name] not in refused
+    }
+    return refused, odd
+
+
+def name_unlike_sends(apart: dict[int, float], file: str) -> list[Gap]:
+    """Name ranks whose passes do not end when their results are sent, as those of others do."""
+    if not apart or float(np.median([*apart.values()])) > _SENT_AT_ONCE:
+        return []
+    return [
+        Gap(
+            code=Code.IMPOSSIBLE,
+            message=f"its passes end {share:.0%} of a pass away from where their results are sent, "
+            "those of other ranks at once: their times may not be as they were",
+            hint="write its rows again; if it does something between the two, all is well",
+            file=file,
+            rank=name,
+        )
+        for name, share in apart.items()
+        if share > _SENT_APART
+    ]
+
+
+def find_impossible(
+    passes: Passes, pipeline_of: I64, *, whole: bool
+) -> dict[int, tuple[str, frozenset[int]]]:
+    """Say of ranks what none can have done, and in which steps: two passes at once, or one early.
+
+        stage 0   ├ F0 ┤├ F1 ┤               ├─ B0 ─┤
+        stage 1          ├ F0 ┤├─ B0 ─┤       stage 1's F0 not before the end of stage 0's, its B0
+                                              not before its F0, stage 0's B0 not before its B0
+
+    Both are kept to within 2 % of a pass in all tables of others. `whole`: a pass is one row. Of
+    passes in a wrong order, the rank that has most of them in its pipeline is named.
+    """
+    wrong: dict[int, tuple[str, frozenset[int]]] = {}
+
+    def blame(name: int, why: str, rows: NDArray[np.integer[Any]]) -> None:
+        first, steps = wrong.get(name, (why, frozenset()))
+        wrong[name] = first, steps | {*passes.step[rows].tolist()}
+
+    def blame_each(rows: NDArray[np.integer[Any]], why: str) -> None:
+        for name in np.unique(passes.rank[rows]).tolist():
+            blame(name, why, rows[passes.rank[rows] == name])
+
+    lasts = passes.end_ns - passes.start_ns
+    blame_each(np.flatnonzero(lasts <= 0), "passes that take no time")
+    names = np.unique(passes.rank).tolist()
+    usual = {name: float(np.median(lasts[passes.rank == name])) for name in names}
+    middle = sorted(usual.values())[len(usual) // 2] if usual else 0.0
+    short = [name for name in names if 0 < usual[name] < middle / _IN_ANOTHER_UNIT]
+    blame_each(
+        np.flatnonzero(np.isin(passes.rank, short)),
+        "passes hundreds of times as short as those of other ranks",
+    )
+    order = np.lexsort((passes.start_ns, passes.rank))
+    beside = order[1:][_too_early(passes, order, np.diff(passes.rank[order]) == 0)]
+    blame_each(beside, "two of its passes at once")
+    order = np.lexsort((passes.start_ns, passes.kind, passes.stage, passes.rank))
+    alike = np.stack((passes.rank, passes.stage, passes.kind))[:, order]
+    turned = ~np.diff(alike).any(axis=0) & (np.diff(passes.step[order]) < 0)
+    blame_each(
+        np.concatenate((order[:-1][turned], order[1:][turned])),
+        "passes of a step among those of the step before",
+    )
+    if not whole:
+        return wrong
+    batch = (passes.microbatch, passes.step, pipeline_of[passes.rank])
+    forward, backward = passes.kind == PassKind.F, np.isin(passes.kind, (PassKind.B, PassKind.I))
+    early = []
+    for rows, keys in (
+        (forward, (passes.stage, *batch)),
+        (backward, (-passes.stage, *batch)),
+        (forward | backward, (backward, passes.stage, *batch)),
+    ):
+        order = np.lexsort(keys)
+        order = order[(rows & (passes.microbatch >= 0))[order]]
+        apart = [np.diff(np.asarray(key, dtype=np.int64)[order]) for key in keys]
+        found = _too_early(passes, order, (apart[0] == 1) & ~np.any(apart[1:], axis=0))
+        early += [order[:-1][found], order[1:][found]]
+    sides = np.concatenate(early)
+    for pipeline in np.unique(pipeline_of[passes.rank[sides]]).tolist():
+        mine = sides[pipeline_of[passes.rank[sides]] == pipeline]
+        blamed = np.bincount(passes.rank[mine])
+        most = np.flatnonzero(blamed == blamed.max()).tolist()
+        for name in [name for name in most if name in wrong] or most:
+            why = "passes before those that they need, or after those that they feed"
+            blame(name, why, mine)
+    return wrong
+
+
+def find_lost_backward(table: OpTable, rank: I32, is_pass: Flags) -> dict[int, str]:
+    """Name ranks without a backward pass that exchange gradients, or whose stage has one elsewhere.
+
+    The first stages of a model may be frozen: then nothing comes back to them, in no replica.
+    """
+    backward = is_pass & (table.op != Op.FORWARD)
+    back = set(rank[backward].tolist())
+    asked = {
+        "gradients sent or received": np.isin(table.op, (Op.BACKWARD_SEND, Op.BACKWARD_RECEIVE)),
+        "other ranks with its stage have some": np.isin(table.stage, table.stage[backward]),
+    }
+    return {
+        name: f"no backward pass, and {why}"
+        for why, rows in reversed(asked.items())
+        for name in sorted(set(rank[rows].tolist()) - back)
+    }
+
+
+def _too_early(passes: Passes, order: NDArray[np.intp], follows: Flags) -> Flags:
+    """Tell which passes, but for the first, begin before the one ahead of them ends."""
+    before, after = order[:-1], order[1:]
+    lasts = passes.end_ns - passes.start_ns
+    allowed = _AT_ONCE * np.minimum(lasts[before], lasts[after])
+    early: Flags = follows & (passes.end_ns[before] - passes.start_ns[after] > allowed)
+    return early

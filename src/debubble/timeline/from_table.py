@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 from debubble.errors import Code, Gap, NoPipeline
 from debubble.timeline.bubble import CLIPPING, DATA_LOADING, OPTIMIZER, REDUCTION
 from debubble.timeline.clock import Clocks, align, shift_transfers
+from debubble.timeline.doubts import (
+    find_impossible,
+    find_lost_backward,
+    name_unlike_sends,
+    sort_out_steps,
+)
 from debubble.timeline.model import (
     I32,
     I64,
@@ -60,16 +66,11 @@ _REDUCES = (
     (CollectiveKind.REDUCE_SCATTER, re.compile(r"reduce.?scatter", re.IGNORECASE)),
     (CollectiveKind.ALL_REDUCE, re.compile(r"all.?reduce", re.IGNORECASE)),
 )
-# Passes of ranks are within three times each other in all tables of others; of one in another unit,
-# a thousand times.
-_IN_ANOTHER_UNIT = 300
 # The next message of a queue begins so soon after the one before it.
 _AT_ONCE_NS = 5_000
 # Timers of a rank that waits for its messages lie beside its passes for no more of them than this.
 _BESIDE = 0.01
-_COUNTED_FROM = (0, 1)
-# Clocks of timers are off by 2 % of a pass at most in tables of others.
-_AT_ONCE = 0.1
+_COUNTED_FROM, _LAST_STEP = (0, 1), 2**31 - 1
 # Steps on one clock begin at least so much of a step apart, however far the first rank runs ahead.
 _AHEAD = 0.1
 _UNKNOWN_NS = np.iinfo(np.int64).min
@@ -86,6 +87,13 @@ def build_from_table(table: OpTable) -> Timeline:
             hint="name the passes forward-compute, backward-compute, F, B, I or W",
             file=table.file,
         )
+    last = int(table.step[np.abs(table.step).argmax()])
+    if abs(last) > _LAST_STEP:
+        raise NoPipeline(
+            f"step {last:,} is no number that a job counts to",
+            hint="number the steps from 0, not by their times",
+            file=table.file,
+        )
     table = _count_from_zero(table, is_pass)
     rank = table.rank
     if (rank < 0).any():  # not given: counted through pipelines and stages
@@ -94,7 +102,8 @@ def build_from_table(table: OpTable) -> Timeline:
     table = _unfold(table, rank)
     start = table.start_ns + _lift(table)
     end = start + table.duration_ns
-    transfers, _ = match_transfers(_posts(table, rank, start, end, is_pass))
+    posts, apart = _posts(table, rank, start, end, is_pass)
+    transfers, _ = match_transfers(posts)
     clocks = Clocks(offset_ns=dict.fromkeys(np.unique(rank).tolist(), 0), uncertainty_ns=0)
     if (table.peer >= 0).any():  # each message is surely the one it is paired with
         clocks = align(transfers, clocks.offset_ns)
@@ -110,10 +119,20 @@ def build_from_table(table: OpTable) -> Timeline:
         hint="write the passes of all ranks",
         file=table.file,
     )
-    wrong = _impossible(passes, lines, whole=not (table.layer >= 0).any())
+    pipeline_of = np.zeros(int(rank.max()) + 1, dtype=np.int64)
+    pipeline_of[rank] = table.pipeline
+    wrong = find_impossible(passes, pipeline_of, whole=not (table.layer >= 0).any())
+    every = frozenset(passes.step.tolist())
+    for name, why in find_lost_backward(table, rank, is_pass).items():
+        wrong[name] = why, every
+    refused, odd = sort_out_steps(wrong, passes, pipeline_of)
+    left_out = np.zeros(len(passes), dtype=bool)
+    for name, steps in odd.items():
+        of_pipeline = pipeline_of[passes.rank] == pipeline_of[name]
+        left_out |= of_pipeline & np.isin(passes.step, steps)
     return Timeline(
         ranks=lines,
-        passes=passes,
+        passes=passes.where(~left_out),
         transfers=transfers,
         steps=tuple(np.unique(table.step[is_pass]).tolist()),
         clock_uncertainty_ns=clocks.uncertainty_ns,
@@ -122,15 +141,18 @@ def build_from_table(table: OpTable) -> Timeline:
             *(
                 Gap(
                     code=Code.IMPOSSIBLE,
-                    message=f"nothing is told of its pipeline, because it cannot be so: {why}",
+                    message=f"{numbered('step', odd[name])} left out, because that cannot be: {why}"
+                    if name in odd
+                    else f"nothing is told of its pipeline, because it cannot be so: {why}",
                     hint="write its rows again, all on one clock and in one unit",
                     file=table.file,
                     rank=name,
                 )
-                for name, why in sorted(wrong.items())
+                for name, (why, _) in sorted(wrong.items())
             ),
+            *name_unlike_sends(apart, table.file),
         ),
-        mixed=frozenset(line.pipeline for line in lines if line.rank in wrong),
+        mixed=refused,
     )
 
 
@@ -179,64 +201,6 @@ def _unfold(table: OpTable, rank: I32) -> OpTable:
     return replace(table, stage=back.astype(np.int32))
 
 
-def _impossible(passes: Passes, lines: tuple[RankTimeline, ...], *, whole: bool) -> dict[int, str]:
-    """Say of ranks what none can have done: two passes at once, or one before what it needs.
-
-        stage 0   ├ F0 ┤├ F1 ┤               ├─ B0 ─┤
-        stage 1          ├ F0 ┤├─ B0 ─┤       stage 1's F0 not before the end of stage 0's, its B0
-                                              not before its F0, stage 0's B0 not before its B0
-
-    Both are kept to within 2 % of a pass in all tables of others. `whole`: a pass is one row.
-    """
-    wrong: dict[int, str] = {}
-    lasts = passes.end_ns - passes.start_ns
-    for name in np.unique(passes.rank[lasts <= 0]).tolist():
-        wrong[name] = "passes that take no time"
-    names = np.unique(passes.rank).tolist()
-    usual = {name: float(np.median(lasts[passes.rank == name])) for name in names}
-    middle = sorted(usual.values())[len(usual) // 2] if usual else 0.0
-    for name in (name for name in names if 0 < usual[name] < middle / _IN_ANOTHER_UNIT):
-        wrong[name] = "passes hundreds of times as short as those of other ranks"
-    order = np.lexsort((passes.start_ns, passes.rank))
-    beside = order[1:][_too_early(passes, order, np.diff(passes.rank[order]) == 0)]
-    for name in np.unique(passes.rank[beside]).tolist():
-        wrong.setdefault(name, "two of its passes at once")
-    if not whole:
-        return wrong
-    pipeline_of = np.zeros(int(passes.rank.max()) + 1, dtype=np.int64)
-    for line in lines:
-        pipeline_of[line.rank] = line.pipeline
-    alike = (passes.microbatch, passes.step, pipeline_of[passes.rank])
-    forward, backward = passes.kind == PassKind.F, np.isin(passes.kind, (PassKind.B, PassKind.I))
-    blamed = np.zeros(len(pipeline_of), dtype=np.int64)
-    for rows, keys in (
-        (forward, (passes.stage, *alike)),
-        (backward, (-passes.stage, *alike)),
-        (forward | backward, (backward, passes.stage, *alike)),
-    ):
-        order = np.lexsort(keys)
-        order = order[(rows & (passes.microbatch >= 0))[order]]
-        apart = [np.diff(np.asarray(key, dtype=np.int64)[order]) for key in keys]
-        early = _too_early(passes, order, (apart[0] == 1) & ~np.any(apart[1:], axis=0))
-        for side in (order[:-1], order[1:]):
-            np.add.at(blamed, passes.rank[side[early]], 1)
-    if blamed.any():
-        for name in np.flatnonzero(blamed == blamed.max()).tolist():
-            wrong.setdefault(
-                name, "passes before those that they need, or after those that they feed"
-            )
-    return wrong
-
-
-def _too_early(passes: Passes, order: NDArray[np.intp], follows: Flags) -> Flags:
-    """Tell which passes, but for the first, begin before the one ahead of them ends."""
-    before, after = order[:-1], order[1:]
-    lasts = passes.end_ns - passes.start_ns
-    allowed = _AT_ONCE * np.minimum(lasts[before], lasts[after])
-    early: Flags = follows & (passes.end_ns[before] - passes.start_ns[after] > allowed)
-    return early
-
-
 def _set_up(table: OpTable, start: I64, end: I64, kept: Flags) -> tuple[tuple[int, str], ...]:
     """Tell whether the table holds the first step of its job, and it took as long as set-up does.
 
@@ -260,7 +224,10 @@ def _lift(table: OpTable) -> I64:
     end = table.start_ns + table.duration_ns
     begin, reach, row = _spans_of_steps(table.step, table.start_ns, end)
     lengths = reach - begin
-    if (np.diff(begin) >= np.minimum(lengths[:-1], lengths[1:]) * _AHEAD).all():
+    count = np.bincount(row)
+    in_order = table.start_ns[np.lexsort((table.start_ns, row))]
+    middle = in_order[np.cumsum(count) - count + count // 2]
+    if (np.diff(middle) >= np.minimum(lengths[:-1], lengths[1:]) * _AHEAD).all():
         return np.zeros(len(table), dtype=np.int64)
     return (np.concatenate(([0], np.cumsum(lengths)[:-1])) - begin)[row]
 
@@ -449,8 +416,10 @@ def _reductions(
 
 def _posts(
     table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags
-) -> dict[int, RankMessages]:
+) -> tuple[dict[int, RankMessages], dict[int, float]]:
     """Return each rank's messages; a peer is the one named, else the neighbouring stage's rank.
+
+    And how far from the end of a pass its result is sent, as a share of the pass, where it could.
 
     A rank that never computes while it sends waits for its messages, as Megatron and torch's 1F1B
     do: what it computes next is held up by them.
@@ -458,7 +427,7 @@ def _posts(
     stages = zip(table.pipeline.tolist(), table.stage.tolist(), strict=True)
     home = dict(zip(stages, rank.tolist(), strict=True))
     ways = {**_SENDS, **_RECEIVES}
-    posts = {}
+    posts, apart = {}, dict[int, float]()
     for name in np.unique(rank).tolist():
         rows = np.flatnonzero((rank == name) & np.isin(table.op, tuple(ways)))
         rows = rows[np.argsort(start[rows], kind="stable")]
@@ -476,9 +445,16 @@ def _posts(
         beside -= int(computes.covered_until(start[rows[is_send]]).sum())
         waits = beside < _BESIDE * int((end - start)[rows[is_send]].sum())
         queue = _queues(start[rows], end[rows], np.array(peers), is_send)
-        made = _made(table, np.flatnonzero((rank == name) & is_pass), rows, start, end)
+        made = _made(table, np.flatnonzero((rank == name) & is_pass), rows, end)
+        stood = _stood(start[rows], end[rows], queue)
+        freely = np.flatnonzero(is_send & ~stood & (made != _UNKNOWN_NS))
+        if len(freely):
+            lasts = float(np.median((end - start)[(rank == name) & is_pass]))
+            away = float(np.median(np.abs(start[rows[freely]] - made[freely])))
+            apart[name] = away / max(lasts, 1.0)
+        made = np.where(made == _UNKNOWN_NS, start[rows], np.minimum(made, start[rows]))
         messages = Messages(
-            issued_ns=np.where(_stood(start[rows], end[rows], queue), made, start[rows]),
+            issued_ns=np.where(stood, made, start[rows]),
             peer=np.array(peers, dtype=np.int32),
             is_send=is_send,
             start_ns=start[rows],
@@ -491,15 +467,15 @@ def _posts(
             waited_ns=start[rows] if waits else np.full(len(rows), NEVER_WAITED_NS),
         )
         posts[name] = RankMessages(messages=messages, step=table.step[rows].astype(np.int32))
-    return posts
+    return posts, apart
 
 
-def _made(table: OpTable, passes: I64, rows: I64, start: I64, end: I64) -> I64:
-    """Return when the pass ended whose result each message of a rank carries; else its own start.
+def _made(table: OpTable, passes: I64, rows: I64, end: I64) -> I64:
+    """Return when the pass ended whose result each message of a rank carries, where it is known.
 
     The n-th send of a stage in a step, one way, carries the result of its n-th pass that way.
     """
-    made = start[rows]
+    made = np.full(len(rows), _UNKNOWN_NS, dtype=np.int64)
     group = table.step * (int(table.stage.max()) + 1) + table.stage
     for op, kinds in _MAKES.items():
         sends = np.flatnonzero(table.op[rows] == op)  # rows are sorted by start
@@ -516,7 +492,7 @@ def _made(table: OpTable, passes: I64, rows: I64, start: I64, end: I64) -> I64:
         known = ((groups[at] == own) & (sent % count[at] == 0))[whose]
         number = (np.arange(len(sends)) - begins[whose]) // np.maximum(sent // count[at], 1)[whose]
         maker = makers[np.minimum(first[at][whose] + number, len(makers) - 1)]
-        made[sends] = np.where(known, np.minimum(end[maker], made[sends]), made[sends])
+        made[sends] = np.where(known, end[maker], _UNKNOWN_NS)
     return made
 
 

@@ -291,7 +291,7 @@ def _cut_on(passes: Passes, ranks: Sequence[RankTimeline], step: int) -> set[int
     """Return the ranks that hold only a part of a step.
 
     Every stage runs all microbatches forward, and each of them backward if it does so at all: the
-    first stages of a model may be frozen.
+    first stages of a model may be frozen, but none behind one that is not.
     """
     here = passes.where(passes.step == step)
     counts = {
@@ -304,6 +304,8 @@ def _cut_on(passes: Passes, ranks: Sequence[RankTimeline], step: int) -> set[int
         stage: int(count[PassKind.B] + count[PassKind.W]) for stage, count in counts.items()
     }
     unfinished = {stage for stage, count in backward.items() if 0 < count < most}
+    trained = min((stage for stage, count in backward.items() if count), default=max(backward))
+    unfinished |= {stage for stage, count in backward.items() if not count and stage > trained}
     if unfinished:
         unfinished |= {stage for stage, count in backward.items() if count == 0}
     cut = {stage for stage, count in counts.items() if count[PassKind.F] < most} | unfinished

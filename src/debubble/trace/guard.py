@@ -86,6 +86,8 @@ _SHORTEST_SEEN_NS, _TEN_TIMES = 600, 10
 _CONTRADICTED, _ROUNDING_NS = 0.1, 2
 # A thread that launches kernels launches hundreds; those that launch two or three launch their own.
 _FEW, _OFTEN = 3, 10
+# Kernels of 336 recorded ranks run on seven streams at the most. Small captures are allowed for.
+_MANY_STREAMS, _KERNELS_A_STREAM = 32, 2
 # Ranges that began before the capture did are written as well: by half a minute in one of others.
 _FAR_NS = 600_000_000_000
 
@@ -120,12 +122,21 @@ def guard(trace: RankTrace) -> tuple[RankTrace | None, tuple[Gap, ...]]:
         )
     strange = _strange_threads(trace) if len(trace.launches) else 0
     uneven, memory = _uneven_steps(trace), doubt_memory(trace)
+    streams = len(np.unique(trace.kernels.stream))
+    scattered = max(_MANY_STREAMS, len(trace.kernels) // _KERNELS_A_STREAM) < streams
     doubts = (
         (
             Code.WRONG_FIELDS,
             f"{counted(strange, 'kernel')} launched by threads that do nothing else, though others "
             "launch all of their name: passes may be told wrong"
             if strange
+            else "",
+            "record the rank again",
+        ),
+        (
+            Code.WRONG_FIELDS,
+            f"{counted(len(trace.kernels), 'kernel')} on {streams} streams: none tells an order"
+            if scattered
             else "",
             "record the rank again",
         ),

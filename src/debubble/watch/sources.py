@@ -267,15 +267,20 @@ def digest_place(source: Source) -> DigestPlace | None:
 
 
 def remove_capture(source: Source, files: Sequence[str]) -> None:
-    """Remove raw traces and their sidecars, and the folder that they leave empty."""
+    """Remove raw traces and their sidecars, and the folder that they leave empty.
+
+    What was moved away and left a link is somebody else's.
+    """
     inside = _root(source) + "/"
     for file in (name for trace in files for name in (trace, sidecar_of(trace))):
-        if not file.startswith(inside):
+        if not file.startswith(inside) or ".." in file.split("/"):
             continue
         if is_url(file):
             system, path = locate(file)
             with contextlib.suppress(OSError), plain_errors():
                 system.rm_file(path)
+            continue
+        if not Path(file).parent.resolve().is_relative_to(Path(inside).resolve()):
             continue
         with contextlib.suppress(OSError):
             Path(file).unlink()

@@ -202,6 +202,8 @@ def _join(*parts: str) -> str:
     return "/".join(part for part in parts if part)
 
 
+# As readers write shapes of messages: 4096x1x8192.
+_SHAPE = re.compile(r"\d{1,19}(x\d{1,19})*")
 _KINDS: dict[str, type[IntEnum]] = {
     "kind": KernelKind,
     "operation": Operation,
@@ -432,6 +434,9 @@ def _check_trace(trace: RankTrace, file: str) -> None:
         table: Table = getattr(trace, name)
         if len(table):
             _check_table(table, name, sizes, file)
+    for row in np.unique(trace.operators.shape[trace.operators.shape >= 0]).tolist():
+        if not _SHAPE.fullmatch(trace.names[row]):
+            raise damaged(file, f"{trace.names[row][:60]!r} is no shape")
 
 
 def _check_sidecar(sidecar: Sidecar, file: str) -> None:

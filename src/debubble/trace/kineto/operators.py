@@ -189,7 +189,7 @@ def _shape(shapes: list[Any]) -> str:
     first = first[0] if isinstance(first, list) and first and isinstance(first[0], list) else first
     if not isinstance(first, list) or not 0 < len(first) <= _MOST_DIMENSIONS:
         return ""
-    if not all(isinstance(size, int) and 0 <= size <= _MAX_PEER for size in first):
+    if not all(type(size) is int and 0 <= size <= _MAX_PEER for size in first):  # not True
         return ""
     return "x".join(map(str, first))
 

@@ -160,7 +160,7 @@ def _to_ns(times: NDArray[np.generic], base_ns: int = 0) -> I64:
 def _stated_ns(copied: NDArray[np.generic], bandwidth: NDArray[np.generic]) -> I64:
     """Return how long copies took by their bytes and gigabytes a second: bytes a nanosecond."""
     size, rate = copied.astype(np.float64), bandwidth.astype(np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         took = size / rate
     known = (size > 0) & (rate > 0) & (took < _LONGEST_COPY_NS)
     return np.where(known, np.rint(np.where(known, took, 0)), UNKNOWN).astype(np.int64)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from debubble.errors import Code, Gap, TraceError, UsageError
-from debubble.trace.columns import I64, UNKNOWN, OpTable
+from debubble.trace.columns import I64, MOST_RANKS, UNKNOWN, OpTable
 from debubble.trace.format import Format, Reading, TraceFile
 from debubble.trace.optable.files import (
     DEFAULT_UNIT,
@@ -43,6 +43,8 @@ from debubble.units import show_duration
 # Op tables are held whole, some ten times their size; this is about four million passes.
 _TABLE_BYTES = 256 * 1024**2
 _REQUIRED: Final = ("step", "stage", "microbatch", "op", "start")
+# Sixteen times the layers of the deepest models.
+_MOST_STAGES: Final = 2**14
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 _PASSES: Final = (Op.FORWARD, Op.BACKWARD, Op.INPUT_GRAD, Op.WEIGHT_GRAD)
@@ -131,8 +133,15 @@ def shared_stages(tensor: Sequence[int], file: str) -> tuple[Gap, ...]:
 def make_table(columns: dict[str, I64], **told: Any) -> OpTable:
     """Sort columns of whole numbers by step and start; `told` is all of a table that is none.
 
-    A call that sends and receives together becomes a row for each.
+    A call that sends and receives together becomes a row for each. Numbers beyond all clusters are
+    damage: what is between them would be held as ranks and stages that are missing.
     """
+    most = {key: int(columns[key].max(initial=0)) for key in ("rank", "pipeline", "stage", "peer")}
+    if (columns["rank"] < 0).any():  # counted through pipelines and stages
+        most["rank"] = max(most["rank"], (most["pipeline"] + 1) * (most["stage"] + 1) - 1)
+    for key, number in most.items():
+        if number >= (_MOST_STAGES if key == "stage" else MOST_RANKS):
+            raise TraceError(f"{key} {number:,} is out of range", file=str(told["file"]))
     for number, name in enumerate(told["names"]):
         messages = exchange_of(name)
         rows = np.flatnonzero(columns["name"] == number) if messages else ()
