@@ -15,6 +15,7 @@ from debubble.errors import NoFit
 from debubble.serving.account import StreamAccount
 from debubble.serving.batches import Phase
 from debubble.serving.costs import Costs, Pace, measure_costs, pass_ns
+from debubble.serving.queue import Queue
 from debubble.serving.traffic import ServerRates, Setting, Traffic, calibrate, serve
 from debubble.trace.columns import RankTrace
 from debubble.units import show_percent
@@ -127,20 +128,14 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
     tokens_in_out: tuple[float, float] | None = None,
 ) -> ServerModel:
     """Fit a server: what batches take, what is asked of it, and how quick its hosts really are."""
-    batches, queue = account.batches, account.queue
-    if queue is None or batches.in_flight is None or not batches.in_flight_sure:
-        raise NoFit(
-            "the captured batches tell no number in flight",
-            hint="capture some hundred milliseconds of steady traffic with prompts in it, all "
-            "ranks at once",
-        )
+    batches, queue = account.batches, _queue_of(account)
     costs = measure_costs(batches, queue, traces, layers)
     if costs is None:
         raise NoFit(
             "no batch that only decodes was captured: what a token takes is not known",
             hint="capture longer, with record_shapes=True",
         )
-    setting = Setting(in_flight=queue.in_flight or batches.in_flight, chunk=costs.chunk)
+    setting = Setting(in_flight=queue.in_flight or 1, chunk=costs.chunk)
     if traffic is None:
         traffic = _traffic(account, costs, setting, requests_running, tokens_in_out)
         if requests_waiting and requests_waiting >= 1:
@@ -184,6 +179,23 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
         if tokens_out_per_s is not None
         else serve(costs, traffic, setting, Pace(hosts=WITHOUT_PROFILER), traffic.prompt),
     )
+
+
+def _queue_of(account: StreamAccount) -> Queue:
+    """Return the closed queue that a server is, where the captured batches show it."""
+    batches, queue = account.batches, account.queue
+    if queue is None or len(queue) <= (queue.in_flight or 0):
+        raise NoFit(
+            f"{len(queue or ())} batches were seen from end to end: too few to show the way back",
+            hint="capture longer, all ranks at once",
+        )
+    if queue.in_flight is None or not batches.in_flight_sure:
+        raise NoFit(
+            "the captured batches tell no number in flight",
+            hint="state what the server keeps with --in-flight-measured, or capture some hundred "
+            "milliseconds of steady traffic with prompts in it, all ranks at once",
+        )
+    return queue
 
 
 def _traffic(

@@ -19,7 +19,8 @@ import numpy as np
 from debubble.analysis import Analysis, analyse_found
 from debubble.capture.files import list_captures, prepare_out, remove_captures
 from debubble.capture.settings import Settings, environment_for
-from debubble.errors import DebubbleError, TuneError
+from debubble.errors import DebubbleError, TuneError, UsageError
+from debubble.fleet.survey import Question
 from debubble.measure.compare import compare
 from debubble.measure.measurement import Measurement
 from debubble.trace.run import find_run
@@ -130,9 +131,16 @@ def end_marked(token: str) -> int:
     return ended
 
 
-def read_capture(folder: Path | str) -> Analysis:
-    """Read the newest capture of a folder or URL; of several pipelines, the one that waits most."""
-    return analyse_found(find_run([str(folder)]))
+def read_capture(folder: Path | str, in_flight: int | None = None) -> Analysis:
+    """Read the newest capture of a folder or URL; of several pipelines, the one that waits most.
+
+    `in_flight`: what a server was told to keep; it keeps fewer where it has less to do.
+    """
+    found = find_run([str(folder)])
+    if in_flight is not None:
+        with contextlib.suppress(UsageError):
+            return analyse_found(found, Question(in_flight=in_flight))
+    return analyse_found(found)
 
 
 class Kind(StrEnum):
