@@ -1,5 +1,6 @@
 """Captures of the lab's engine: where their time went, and what another setting would do."""
 
+import gzip
 import importlib.util
 import json
 import sys
@@ -309,3 +310,32 @@ def test_too_few_batches_to_show_the_way_back_price_nothing(tmp_path):
     assert len(part.stream.queue) <= 12
     with pytest.raises(NoFit, match="too few to show the way back"):
         part.server_model()
+
+
+def pause(whole, out, pause_us):
+    """Write a capture whose machine stood still once, while no rank was in a pass."""
+    batches = whole.stream.batches
+    ends = np.sort(batches.end[12:-8].ravel())
+    idle = [end for end in ends if not ((batches.start <= end) & (batches.end > end)).any()]
+    for rank in batches.ranks:
+        moment = rank.stamp_us(int(idle[len(idle) // 2]))
+        trace = json.loads(gzip.decompress(Path(rank.file).read_bytes()))
+        for event in trace["traceEvents"]:
+            if "ts" in event and event.get("ph") != "M":
+                end = event["ts"] + event.get("dur", 0)
+                if "dur" in event:
+                    event["dur"] += pause_us * (event["ts"] <= moment < end)
+                event["ts"] += pause_us * (event["ts"] > moment)
+        (out / f"rank{rank.rank}.json").write_text(json.dumps(trace), "utf-8")
+
+
+def test_a_pace_that_no_costs_come_to_prices_nothing(streams, tmp_path):
+    """In the replay of measured parts a pause is a part like others: it misses nothing."""
+    pause(streams["u3337"], tmp_path, pause_us=150_000)
+    part = debubble.analyse(tmp_path)
+    assert part.pipeline.stream.in_flight == 4
+    assert abs(part.stream.replay_error) < 0.001
+    with pytest.raises(NoFit, match=r"misses the captured batches by 2\d %"):
+        part.server_model()
+    for name in ("k4", "u3337"):
+        assert 0.001 < abs(streams[name].server_model().off) < 0.03
