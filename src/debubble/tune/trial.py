@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from debubble.analysis import Analysis, analyse_found
+from debubble.analysis import Analysis, analyse_served
 from debubble.capture.files import list_captures, prepare_out, remove_captures
 from debubble.capture.settings import Settings, environment_for
-from debubble.errors import DebubbleError, TuneError, UsageError
-from debubble.fleet.survey import Question
+from debubble.errors import DebubbleError, TuneError
 from debubble.measure.compare import compare
 from debubble.measure.measurement import Measurement
 from debubble.trace.run import find_run
@@ -134,13 +133,9 @@ def end_marked(token: str) -> int:
 def read_capture(folder: Path | str, in_flight: int | None = None) -> Analysis:
     """Read the newest capture of a folder or URL; of several pipelines, the one that waits most.
 
-    `in_flight`: what a server was told to keep; it keeps fewer where it has less to do.
+    `in_flight`: what a server was told to keep.
     """
-    found = find_run([str(folder)])
-    if in_flight is not None:
-        with contextlib.suppress(UsageError):
-            return analyse_found(found, Question(in_flight=in_flight))
-    return analyse_found(found)
+    return analyse_served(find_run([str(folder)]), in_flight)
 
 
 class Kind(StrEnum):
