@@ -157,7 +157,7 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
         if found is None:
             raise NoFit(
                 "no pace of hosts lands on what the server did without the profiler",
-                hint="state the traffic that it had then: --prompt, --output, --clients",
+                hint="state the traffic that it had then: --load 'clients=32 prompt=512 output=48'",
             )
         pace = found
     as_is = serve(costs, traffic, setting, pace, traffic.prompt)
