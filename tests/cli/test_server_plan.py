@@ -55,16 +55,34 @@ def test_simulate_takes_a_mix_of_lengths_and_a_cache(ask):
     assert option["verdict"] == "refused"
 
 
+@pytest.mark.parametrize("words", [("find",), ("plan",), ("simulate", "--in-flight", "2")])
+def test_what_is_stated_of_the_number_in_flight_is_held_against_the_capture(ask, words):
+    verb, *more = words
+    code, _, err = ask(verb, DATA / "u3337", *more, "--in-flight-measured", "4")
+    assert code == 0, err
+    code, _, err = ask(verb, DATA / "u3337", *more, "--in-flight-measured", "3")
+    assert code == 2
+    assert "3 batches in flight cannot be: the captures show 4 when one enters" in err
+
+
 def test_a_split_of_other_layers_is_refused(ask):
     code, _, err = ask("simulate", DATA / "k4", "--split", "5,5,5,5")
     assert code == 2
     assert "no split of this server's layers" in err
 
 
-@pytest.mark.parametrize("flag", ["--in-flight", "--chunk"])
-def test_flags_of_servers_are_refused_for_runs_with_steps(ask, flag):
+@pytest.mark.parametrize(
+    ("verb", "flag"),
+    [
+        ("simulate", "--in-flight"),
+        ("simulate", "--chunk"),
+        ("find", "--in-flight-measured"),
+        ("plan", "--in-flight-measured"),
+    ],
+)
+def test_flags_of_servers_are_refused_for_runs_with_steps(ask, verb, flag):
     run = Path(__file__).parents[1] / "data" / "h200" / "fwd_closed_m4"
-    code, _, err = ask("simulate", run, flag, "2")
+    code, _, err = ask(verb, run, flag, "2")
     assert code == 2
     assert "about a server" in err
 

@@ -1,5 +1,6 @@
 """Captures of the lab's engine: where their time went, and what another setting would do."""
 
+import gzip
 import importlib.util
 import json
 import sys
@@ -11,12 +12,12 @@ import pytest
 
 import debubble
 from debubble.answers.server_plan import read_traffic
-from debubble.errors import NoFit
+from debubble.errors import NoFit, UsageError
 from debubble.ledger.causes import Cause
 from debubble.serving.batches import Phase
 from debubble.serving.costs import pass_ns
 from debubble.serving.plan import model_server, plan_server, predict
-from debubble.serving.traffic import Setting, _grown, _Request
+from debubble.serving.traffic import Setting, Traffic, _grown, _Request
 
 pytestmark = pytest.mark.slow
 
@@ -155,6 +156,53 @@ def test_a_stage_that_never_waits_leaves_open_how_many_are_in_flight(streams, tm
     assert max(abs(rank.clock_offset_ns) for rank in part.timeline.ranks) < 1_000_000
 
 
+@pytest.mark.parametrize("part", ["middle 40 %", "each from its start"])
+def test_what_captures_leave_open_of_the_number_in_flight_can_be_stated(streams, tmp_path, part):
+    """Then batches are paired as in the whole capture, and predictions are those made of it."""
+    bench.cut(DATA / "u3337", bench.CUTS[part], tmp_path)
+    part, whole = debubble.analyse(tmp_path, in_flight=4), streams["u3337"]
+    assert part.pipeline.stream.in_flight == part.stream.batches.in_flight == 4
+    assert "with 4 batches in flight" in debubble.find(part).verdict
+    kept = np.flatnonzero(part.stream.batches.inside)
+    assert len(kept) > 1
+    for batch in kept.tolist():  # each is the same one on every stage
+        off = np.abs(whole.stream.batches.start - part.stream.batches.start[batch])
+        assert len(set(off.argmin(axis=0).tolist())) == 1
+    alone = Traffic(clients=32, prompts=((0, 1.0),), output=64)  # no prompt falls into the part
+    models = [one.server_model(layers=(3, 3, 3, 7), traffic=alone) for one in (part, whole)]
+    for change in ({"in_flight": 1}, {"in_flight": 8}, {"layers": (4, 4, 4, 4)}):
+        mine, known = (predict(model, replace(model.setting, **change)) for model in models)
+        assert 1 + mine.gain == pytest.approx(1 + known.gain, rel=0.05)
+
+
+def test_a_stated_number_in_flight_that_captures_contradict_is_refused(tmp_path):
+    bench.cut(DATA / "u3337", bench.CUTS["middle 40 %"], tmp_path)
+    with pytest.raises(UsageError, match=r"2 batches in flight cannot be: .* show 3 or more"):
+        debubble.analyse(tmp_path, in_flight=2)
+    for wrong in (3, 5):  # here it shows
+        with pytest.raises(UsageError, match=rf"{wrong} batches in flight cannot be: .* show 4 "):
+            debubble.analyse(DATA / "u3337", in_flight=wrong)
+    with pytest.raises(NoFit, match="no number in flight") as refused:
+        debubble.analyse(tmp_path).server_model()
+    assert "--in-flight-measured" in refused.value.hint
+
+
+def test_more_than_a_first_stage_lets_show_can_be_stated(tmp_path):
+    """The first stage sets the pace of this part: four are in flight, and more may be allowed."""
+    bench.cut(DATA / "k4", bench.CUTS["first 60 %"], tmp_path)
+    shown = debubble.analyse(tmp_path)
+    assert shown.pipeline.stream.first_sets_pace
+    part = debubble.analyse(tmp_path, in_flight=8)
+    assert part.stream.queue.in_flight == 8
+    assert debubble.find(part).theory.bubble_fraction is None
+    assert debubble.find(part).stream.bubble_fraction_of_equal_stages == 0.0
+    # That some never wait for their slot makes nobody's way back longer.
+    backs = [one.stream.queue.back[one.stream.queue.back > 0] for one in (shown, part)]
+    assert np.median(backs[1]) == pytest.approx(np.median(backs[0]), rel=0.01)
+    with pytest.raises(UsageError, match=r"3 batches in flight cannot be: .* show 4 or more"):
+        debubble.analyse(tmp_path, in_flight=3)
+
+
 def test_captures_with_no_batch_in_common_are_not_paired_by_chance(tmp_path):
     """One rank's capture ends before the next one's begins: no offset of clocks may join them."""
     bench.cut(DATA / "k4", [(0.6, 1.0), (0.6, 1.0), (0.0, 0.3), (0.0, 0.3)], tmp_path)
@@ -253,3 +301,41 @@ def test_requests_that_need_more_cache_than_there_is_are_refused(streams):
     assert option.verdict == "refused"
     assert option.served.kv_tokens > 20_000
     assert np.isclose(predict(model, now, limit=20_000).gain, 0.0)
+
+
+def test_too_few_batches_to_show_the_way_back_price_nothing(tmp_path):
+    """Taken as no time at all, it made one in flight give 29 % more than of the whole capture."""
+    bench.cut(DATA / "k4", [(0.0, 0.45)] * 4, tmp_path)
+    part = debubble.analyse(tmp_path, in_flight=12)
+    assert len(part.stream.queue) <= 12
+    with pytest.raises(NoFit, match="too few to show the way back"):
+        part.server_model()
+
+
+def pause(whole, out, pause_us):
+    """Write a capture whose machine stood still once, while no rank was in a pass."""
+    batches = whole.stream.batches
+    ends = np.sort(batches.end[12:-8].ravel())
+    idle = [end for end in ends if not ((batches.start <= end) & (batches.end > end)).any()]
+    for rank in batches.ranks:
+        moment = rank.stamp_us(int(idle[len(idle) // 2]))
+        trace = json.loads(gzip.decompress(Path(rank.file).read_bytes()))
+        for event in trace["traceEvents"]:
+            if "ts" in event and event.get("ph") != "M":
+                end = event["ts"] + event.get("dur", 0)
+                if "dur" in event:
+                    event["dur"] += pause_us * (event["ts"] <= moment < end)
+                event["ts"] += pause_us * (event["ts"] > moment)
+        (out / f"rank{rank.rank}.json").write_text(json.dumps(trace), "utf-8")
+
+
+def test_a_pace_that_no_costs_come_to_prices_nothing(streams, tmp_path):
+    """In the replay of measured parts a pause is a part like others: it misses nothing."""
+    pause(streams["u3337"], tmp_path, pause_us=150_000)
+    part = debubble.analyse(tmp_path)
+    assert part.pipeline.stream.in_flight == 4
+    assert abs(part.stream.replay_error) < 0.001
+    with pytest.raises(NoFit, match=r"misses the captured batches by 2\d %"):
+        part.server_model()
+    for name in ("k4", "u3337"):
+        assert 0.001 < abs(streams[name].server_model().off) < 0.03

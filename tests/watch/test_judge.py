@@ -64,7 +64,12 @@ def watched(tmp_path):
 def test_longer_requests_are_traffic_that_moved_and_no_slower_bucket(watched):
     assert watched.captures(SIZE + 5) == []
     assert watched.captures(15, latency=0.5, bucket=2048) == ["traffic_moved"]
-    change = watched.acknowledge().data["batch_latency_s"]
+    alert = watched.acknowledge()
+    # Captures of late hold some from before: the newest tells what traffic there is now.
+    assert alert.data["after"]["2048"] < 0.5
+    assert alert.data["newest"] == {"2048": 1.0}
+    assert "; 100.0 % of the newest capture's are up to 2,048 tokens" in alert.data["message"]
+    change = alert.data["batch_latency_s"]
     assert change["traffic_moved"] == pytest.approx(change["after"] - change["before"], rel=0.05)
     assert change["buckets_slower"] == pytest.approx(0.0, abs=0.01)
 

@@ -179,10 +179,21 @@ def test_the_page_works_in_a_browser(tmp_path):
     assert "Content Security Policy" not in shown.stderr
 
 
-def test_a_pipeline_without_a_plan_says_why_and_others_say_nothing():
+def test_a_pipeline_says_its_plan_or_why_it_has_none():
     shown = view()
     assert "No plan is watched" not in status_page(shown)
-    latest = shown["pipelines"][0]["latest"] | {"no_plan": f"batches {EVIL}"}
+    latest = shown["pipelines"][0]["latest"]
+    for change, said in (
+        (f"layers {EVIL}", "By this capture layers &lt;script&gt;"),
+        ("", "By this capture nothing that was tried is sure to gain."),
+    ):
+        planned = latest | {"plan": {"change": change, "gain": 0.25}}
+        shown["pipelines"][0]["latest"] = planned
+        for page in (status_page(shown), capture_page("train", planned)):
+            assert said in page
+            assert EVIL not in page
+            assert ("would gain 25.0 % of throughput" in page) == bool(change)
+    latest |= {"plan": None, "no_plan": f"batches {EVIL}"}
     shown["pipelines"][0]["latest"] = latest
     for page in (status_page(shown), capture_page("train", latest)):
         assert "No plan is watched: batches &lt;script&gt;" in page

@@ -521,8 +521,8 @@ def _say_stream(waits: str, analysis: Analysis) -> str:
         )
     if stream is None or expected is None:
         return f"{waits}."
-    if stream.steady:
-        batches = counted(stream.usual_in_flight, "batch", "batches")
+    if stream.kept is not None:
+        batches = counted(stream.kept, "batch", "batches")
     else:
         batches = f"{stream.in_flight:.1f} batches ({stream.most_in_flight} at most)"
     ranks = counted(len(analysis.pipeline.ranks), "rank")

@@ -32,6 +32,7 @@ from debubble.cli.options import (
     exit_strictly,
     gathered,
     html_option,
+    in_flight_option,
     output_options,
     place_for,
     print_answer,
@@ -174,6 +175,7 @@ def _say(words: str, *, quiet: bool) -> None:
 @click.option(
     "--chunks", type=click.IntRange(min=1), metavar="N", help="Stages a rank in that schedule."
 )
+@in_flight_option
 @click.option(
     "--fail-over", metavar="SHARE", help="Exit with 1 when the bubble is larger, such as 20%."
 )
@@ -188,6 +190,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     pipeline: int | None,
     schedule: str | None,
     chunks: int | None,
+    in_flight_measured: int | None,
     fail_over: str | None,
     tariff: Tariff,
     pictures: Pictures,
@@ -200,7 +203,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if schedule is None and chunks is not None:
         raise UsageError("--chunks says something of --schedule only", hint="add --schedule NAME")
     statement = None if schedule is None else state_schedule(schedule, chunks)
-    question = Question(pipeline=pipeline, step=step, statement=statement)
+    question = Question(
+        pipeline=pipeline, step=step, statement=statement, in_flight=in_flight_measured
+    )
     words = shlex.join(traces)
     try:
         analysis = reader.analyse(traces, question, quiet=manners.quiet)

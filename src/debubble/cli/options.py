@@ -150,6 +150,12 @@ tariff_options = gathered(
 )
 
 
+in_flight_option = click.option(
+    "--in-flight-measured",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="Batches that a server keeps in flight, if not told.",
+)
 html_option = click.option(
     "--html", metavar="OUT", help="Write the answer as one HTML file, with pictures."
 )

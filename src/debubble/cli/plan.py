@@ -306,7 +306,13 @@ def command(  # noqa: PLR0913 (one argument a flag)
     latency_ns = None if latency is None else parse_duration(latency)
     if latency_ns == 0:
         raise UsageError("a batch takes some time", hint="leave --latency out, or give it: 302ms")
-    files = Traces(words=traces, also=also, pipeline=pipeline, reader=reader)
+    files = Traces(
+        words=traces,
+        also=also,
+        pipeline=pipeline,
+        reader=reader,
+        in_flight=server.in_flight_measured,
+    )
     run, other = analyse_both(files, schedule, quiet=manners.quiet)
     if run.pipeline.kind == "stream":
         refuse_for_streams(_OF_STEPS)

@@ -11,7 +11,7 @@ import click
 from debubble.analysis import Analysis
 from debubble.answers.change import Tokens
 from debubble.answers.server_plan import ServerQuestion
-from debubble.cli.options import Decorator, Reader, gathered, refuse_typed
+from debubble.cli.options import Decorator, Reader, gathered, in_flight_option, refuse_typed
 from debubble.errors import UsageError
 from debubble.fleet.survey import Question
 from debubble.load import read_load
@@ -26,6 +26,8 @@ class Traces:
     also: str | None
     pipeline: int | None
     reader: Reader
+    in_flight: int | None
+    """That a server is said to keep."""
 
 
 def analyse_both(
@@ -38,7 +40,7 @@ def analyse_both(
             f"what ran must have a name to be changed, and {schedule} is an order",
             hint=f"one of {', '.join(SCHEDULES)}; `find` takes orders",
         )
-    question = Question(pipeline=files.pipeline, statement=statement)
+    question = Question(pipeline=files.pipeline, statement=statement, in_flight=files.in_flight)
     run = files.reader.analyse(files.words, question, quiet=quiet)
     if files.also is None:
         return run, None
@@ -94,7 +96,14 @@ def refuse_for_streams(flags: Collection[str]) -> None:
     )
 
 
-OF_SERVERS = ("--load", "--kv-tokens", "--in-flight", "--chunk", "--requests")
+OF_SERVERS = (
+    "--load",
+    "--kv-tokens",
+    "--in-flight",
+    "--in-flight-measured",
+    "--chunk",
+    "--requests",
+)
 
 
 def refuse_for_steps() -> None:
@@ -108,6 +117,7 @@ class ServerOptions:
 
     load: str | None
     kv_tokens: int | None
+    in_flight_measured: int | None
     in_flight: int | None = None
     chunk: int | None = None
     requests: int | None = None
@@ -141,11 +151,14 @@ _OF_SERVERS = (
     click.option(
         "--kv-tokens", type=click.IntRange(min=1), metavar="N", help="That its cache holds."
     ),
+    in_flight_option,
 )
 
 
-def _said_of_server(*, load: str | None, kv_tokens: int | None) -> ServerOptions:
-    return ServerOptions(load=load, kv_tokens=kv_tokens)
+def _said_of_server(
+    *, load: str | None, kv_tokens: int | None, in_flight_measured: int | None
+) -> ServerOptions:
+    return ServerOptions(load=load, kv_tokens=kv_tokens, in_flight_measured=in_flight_measured)
 
 
 server_options = gathered("server", _said_of_server, *_OF_SERVERS)

@@ -404,7 +404,13 @@ def command(  # noqa: PLR0913 (one argument a flag)
     """
     if draws and manners.as_json:
         raise UsageError("--timeline draws for people, --json is for programs", hint="leave one")
-    files = Traces(words=traces, also=also, pipeline=pipeline, reader=reader)
+    files = Traces(
+        words=traces,
+        also=also,
+        pipeline=pipeline,
+        reader=reader,
+        in_flight=server.in_flight_measured,
+    )
     if traces:
         why, hint = "is for simulating without traces: here it is measured", "leave it out"
         refuse_typed(_BY_HAND, why, f"{hint}, {_SEE}")

@@ -361,7 +361,12 @@ def load_part(order: PartOrder, limits: Limits) -> WholePart:
     traces = tuple(
         translate_peers(stored.read(limits), members.get(stored.rank)) for stored in order.stored
     )
-    built = build_part(traces, marked=order.marked, may_infer=order.may_infer)
+    built = build_part(
+        traces,
+        marked=order.marked,
+        may_infer=order.may_infer,
+        in_flight=order.question.in_flight,
+    )
     if isinstance(built, Timeline):
         built = tell_memory(built, order.sidecars)
     return WholePart(traces=traces, timeline=built)

@@ -47,11 +47,13 @@ _NUMBERS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Which pipeline, which step, and what the user knows of the schedule."""
+    """Which pipeline, which step, and what the user knows of the run."""
 
     pipeline: int | None = None
     step: int | None = None
     statement: Statement | None = None
+    in_flight: int | None = None
+    """Of a server: how many batches it keeps in flight."""
 
 
 def measure_asked(
@@ -60,7 +62,14 @@ def measure_asked(
     """Measure pipelines one by one; the job's word tells an order that no known schedule has."""
     measured = []
     for pipeline in pipelines:
-        figures = measure_pipeline(timeline, pipeline, question.step, question.statement)
+        figures = measure_pipeline(
+            timeline, pipeline, question.step, question.statement, question.in_flight
+        )
+        if question.in_flight is not None and figures.kind != "stream":
+            raise UsageError(
+                "--in-flight-measured is about a server, and this run has steps",
+                hint="leave it out",
+            )
         unknown = figures.schedule is None and figures.kind != "stream"
         if unknown and question.statement is None:
             said = ask_job(sidecars, figures).schedule
@@ -180,7 +189,7 @@ def survey_run(
         if not (run.tables and run.sidecars and not run.ranks):
             return measure_run(run, question)
         with _naming(run):
-            timeline = look_inside_passes(run, build_run(run), means)
+            timeline = look_inside_passes(run, build_run(run, question.in_flight), means)
         return _measure_held(run, timeline, run.ranks, question)
     from debubble.fleet.large import spooling  # noqa: PLC0415 (only large runs need it)
 
@@ -202,7 +211,7 @@ def inspect_run(found: RunFiles, means: Means | None = None) -> Run:
 def measure_run(run: Run, question: Question) -> Survey:
     """Measure a run that is held whole; raises `NoPipelineIn` where it has no pipeline."""
     with _naming(run):
-        return _measure_held(run, build_run(run), run.ranks, question)
+        return _measure_held(run, build_run(run, question.in_flight), run.ranks, question)
 
 
 # What a meter and the captures it has taken are called: the job's start, and the first step.

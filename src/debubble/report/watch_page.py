@@ -201,8 +201,15 @@ def _latest(pipeline: Mapping[str, Any]) -> str:
 
 
 def _plan(capture: Mapping[str, Any]) -> str:
-    """Say why no plan is watched: silence would read as a plan that is still the best."""
-    return f" No plan is watched: {escape(capture['no_plan'])}." if capture.get("no_plan") else ""
+    """Say what would gain with today's traffic and costs, or why no plan is watched."""
+    plan = capture.get("plan")
+    if plan is None:
+        why = capture.get("no_plan")
+        return f" No plan is watched: {escape(why)}." if why else ""
+    if not plan["change"]:
+        return " By this capture nothing that was tried is sure to gain."
+    gain = show_share(plan["gain"])
+    return f" By this capture {escape(plan['change'])} would gain {gain} of throughput."
 
 
 def _context(capture: Mapping[str, Any]) -> str:

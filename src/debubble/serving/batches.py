@@ -86,6 +86,8 @@ class Batches:
     """Names in the traces told the phases, not sizes."""
     in_flight: int | None
     """How many the driver keeps in flight; None where it keeps to no number."""
+    at_entry: int | None
+    """How many are when one enters: fewer than it may where the first stage sets the pace."""
     in_flight_sure: bool
     """Else captures do not show which batch of one rank is which of the next, and `in_flight` goes
     with how they are paired: what waits for what is the same a batch earlier or later."""
@@ -173,7 +175,8 @@ def find_batches(
         rows=decoding,
         phase=phase,
         labelled=labels is not None,
-        in_flight=stream.usual_in_flight if stream and stream.steady else None,
+        in_flight=stream.kept if stream else None,
+        at_entry=stream.usual_in_flight if stream else None,
         in_flight_sure=bool(stream and stream.sure),
         first_sets_pace=bool(stream and stream.first_sets_pace),
     )

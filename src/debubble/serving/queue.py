@@ -109,17 +109,17 @@ def measure_queue(batches: Batches) -> Queue | None:
         turn[:, stage] = _turns(asked - before[:, stage], asked >= sent)
         told.append(int((asked >= sent).sum()))
     back = np.zeros(len(rows), dtype=np.int64)
-    slots = batches.in_flight
-    if slots is not None and slots < len(rows):
+    slots, seen = batches.in_flight, batches.at_entry
+    if slots is not None and seen is not None and max(slots, seen) < len(rows):
         if batches.first_sets_pace:  # how many it would let in does not show
             slots = min(max(slots, stages), len(rows) - 1)
-        since = start[slots:, 0] - end[:-slots, -1]
-        waits = end[:-slots, -1] > end[slots - 1 : -1, 0]  # its slot was taken longer
-        back[slots:] = np.maximum(_turns(since, waits), 0)
-        turn[slots:, 0] = _turns(turn[slots:, 0], ~waits)
+        since = start[seen:, 0] - end[:-seen, -1]
+        waits = end[:-seen, -1] > end[seen - 1 : -1, 0]  # its slot was taken longer
+        back[seen:] = np.maximum(_turns(since, waits), 0)
+        turn[seen:, 0] = _turns(turn[seen:, 0], ~waits)
         # A host that always waits shows no turn of its own: it takes no longer than the way back.
         never = [int((~waits).sum()) < _FEW, *(count < _FEW for count in told)]
-        quick = int(np.percentile(back[slots:], _QUICK_PERCENT))
+        quick = int(np.percentile(back[seen:], _QUICK_PERCENT))
         turn[:, never] = np.minimum(turn[:, never], quick)
     return Queue(
         in_flight=slots,

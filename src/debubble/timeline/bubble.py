@@ -20,6 +20,7 @@ from statistics import fmean, median
 
 import numpy as np
 
+from debubble.errors import UsageError
 from debubble.timeline.model import (
     I32,
     I64,
@@ -33,7 +34,7 @@ from debubble.timeline.model import (
 )
 from debubble.timeline.work import Work, names_like
 from debubble.trace.columns import RankTrace
-from debubble.units import NS_PER_S
+from debubble.units import NS_PER_S, counted
 
 # Steps of a closed loop follow each other, though a first rank may begin the next one while the
 # last weight gradients of the others run. Batches in flight overlap by most of their length.
@@ -161,6 +162,8 @@ class StreamFigures:
     most_in_flight: int
     usual_in_flight: int
     """When one has just entered, in the middle: what its driver allows."""
+    stated: int | None
+    """How many its driver is said to allow."""
     steady: bool
     """Most batches entered with so many in flight."""
     may_be: tuple[int, int | None]
@@ -179,12 +182,17 @@ class StreamFigures:
     @property
     def in_flight(self) -> float:
         """How many batches the driver keeps in flight: a whole number where it keeps to one."""
-        return self.usual_in_flight if self.steady else self.batches_in_flight
+        return self.batches_in_flight if self.kept is None else self.kept
+
+    @property
+    def kept(self) -> int | None:
+        """The number that the driver keeps to, as it is stated or shows; None of none."""
+        return self.stated or (self.usual_in_flight if self.steady else None)
 
     @property
     def sure(self) -> bool:
         """Whether the number in flight can be no other."""
-        return self.may_be[0] == self.may_be[1]
+        return self.stated is not None or self.may_be[0] == self.may_be[1]
 
 
 def is_stream(timeline: Timeline, windows: tuple[Window, ...]) -> bool:
@@ -194,8 +202,13 @@ def is_stream(timeline: Timeline, windows: tuple[Window, ...]) -> bool:
     return len(timeline.passes) > 0 and bool((timeline.passes.kind == PassKind.F).all())
 
 
-def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
-    """Measure the span that all ranks of a pipeline share; None where there is none."""
+def measure_stream(
+    timeline: Timeline, pipeline: int, stated: int | None = None
+) -> StreamFigures | None:
+    """Measure the span that all ranks of a pipeline share; None where there is none.
+
+    `stated`: how many batches its driver is said to allow, refused where the captures say no.
+    """
     ranks = timeline.ranks_of(pipeline)
     span = common_span(ranks)
     if span is None:
@@ -215,6 +228,10 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
     captured = (ranks[0].rank, ranks[-1].rank)
     steady &= captured == (ranks[0].members[0], ranks[0].members[-1])
     fewer, more = timeline.unsure.get(pipeline, (0, 0))
+    may_be = (max(usual - fewer, 1), None if more is None else usual + more)
+    if stated is not None:
+        seen = max(at_entry.values(), default=usual) - fewer
+        _hold_against(stated, may_be if steady and not paced else (max(seen, 1), None))
     return StreamFigures(
         start_ns=span[0],
         end_ns=span[1],
@@ -225,14 +242,29 @@ def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
         most_in_flight=int(in_flight.max(initial=0)),
         usual_in_flight=usual,
         steady=steady,
-        may_be=(max(usual - fewer, 1), None if more is None else usual + more),
-        first_sets_pace=steady and paced,
+        stated=stated,
+        may_be=may_be,
+        first_sets_pace=steady and paced and stated is None,
         batch_latency_ns=round(float(np.median(latency))) if len(latency) else None,
         batch_latency_p95_ns=(
             round(float(np.percentile(latency, _TAIL_PERCENT))) if len(latency) else None
         ),
         batches=len(latency),
         batches_per_s=_batches_per_s(timeline, ranks, span, usual if steady else 1, paced=paced),
+    )
+
+
+def _hold_against(stated: int, may_be: tuple[int, int | None]) -> None:
+    """Refuse a number in flight that the captures contradict."""
+    low, high = may_be
+    if low <= stated <= (high or stated):
+        return
+    shown = f"{low} or more" if high is None else f"{low}" if low == high else f"{low} to {high}"
+    raise UsageError(
+        f"{counted(stated, 'batch', 'batches')} in flight cannot be: the captures show {shown} "
+        "when one enters",
+        hint=f"state {shown}, or leave --in-flight-measured out; a server without enough requests "
+        "keeps fewer in flight than it may",
     )
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from debubble.errors import Code, Gap, NoPipeline
-from debubble.timeline.bubble import missing_in_flight
+from debubble.timeline.bubble import measure_stream, missing_in_flight
 from debubble.timeline.chain import (
     Chain,
     as_collectives,
@@ -76,11 +77,14 @@ from debubble.timeline.steps import (
 )
 from debubble.timeline.transfers import (
     RankMessages,
+    Shift,
     Shifts,
     answers_lag,
     count_cut_off,
     find_shifts,
     match_transfers,
+    pair_earlier,
+    pair_with_more,
 )
 from debubble.timeline.work import find_waits, find_work, order_by_use
 from debubble.trace.columns import KernelKind, Operation, RankTrace
@@ -96,8 +100,11 @@ class NoPipelineHere:
     rings: bool
 
 
-def build_run(run: Run) -> Timeline:
-    """Build the timeline of whatever was read: traces of ranks, or an op table."""
+def build_run(run: Run, in_flight: int | None = None) -> Timeline:
+    """Build the timeline of whatever was read: traces of ranks, or an op table.
+
+    `in_flight`: how many batches of a stream are said to be, where messages leave that open.
+    """
     foreign = [trace for trace in run.ranks if _is_foreign(trace)]
     if foreign:
         raise NoPipeline(
@@ -112,7 +119,7 @@ def build_run(run: Run) -> Timeline:
             hint="give a table of passes, or spans of passes",
         )
     if run.ranks or not run.tables:
-        return tell_memory(build_timeline(run.ranks), run.sidecars)
+        return tell_memory(build_timeline(run.ranks, in_flight), run.sidecars)
     return build_from_table(run.tables[0])
 
 
@@ -122,13 +129,13 @@ def _is_foreign(trace: RankTrace) -> bool:
     return not len(trace.kernels) and any(gap.code in unread for gap in trace.gaps)
 
 
-def build_timeline(traces: Sequence[RankTrace]) -> Timeline:
+def build_timeline(traces: Sequence[RankTrace], in_flight: int | None = None) -> Timeline:
     """Turn unlabelled ranks into pipelines of named passes, each on one clock."""
     named, unknown_groups = name_peers(traces)
     by_rank = {trace.rank: trace for trace in named}
     groups = [[by_rank[rank] for rank in ranks] for ranks in find_parts(named)]
     marked = any(marks_steps(trace) for trace in named)
-    built = [build_part(part, marked=marked) for part in groups]
+    built = [build_part(part, marked=marked, in_flight=in_flight) for part in groups]
     if not all_inferred_alike(built):
         built = [build_part(part, marked=False, may_infer=False) for part in groups]
     return join_parts(built, unknown_groups)
@@ -139,13 +146,15 @@ def build_part(
     *,
     marked: bool,
     may_infer: bool = True,
+    in_flight: int | None = None,
     shifts: Shifts | None = None,
 ) -> Timeline | NoPipelineHere:
     """Turn unlabelled ranks into pipelines of named passes on one clock, if they make any.
 
-    `marked`: some rank of the run, of this part or not, marks steps. `shifts`: how messages of a
-    stream are paired, where that is known.
+    `marked`: some rank of the run, of this part or not, marks steps. `in_flight`: how many batches
+    of a stream are said to be. `shifts`: how its messages are paired, where that is known.
     """
+    again = partial(build_part, named, marked=marked, may_infer=may_infer)
     # Who. Traces → what each rank computed and exchanged → the order of ranks in each pipeline.
     ranks, rings = _record_ranks(named, marked=marked)
     chains = _order_ranks(ranks)
@@ -194,13 +203,13 @@ def build_part(
         drawn, ran = _draw_pipeline(number, chain, ranks, assigned[number], clocks.offset_ns)
         lines += drawn
         passes += ran
-        if earlier := _pair_earlier(chain, ran, shifts):
-            known = {**shifts, **earlier}
-            return build_part(named, marked=marked, may_infer=may_infer, shifts=known)
+        missing = partial(missing_in_flight, join_columns(ran, by="start_ns"), chain.ranks)
+        if earlier := pair_earlier(chain.ranks, shifts, missing):
+            return again(in_flight=in_flight, shifts={**shifts, **earlier})
 
     # Figures are made of this by `figures.measure_pipeline`, for each pipeline.
     steps = {step for rank in ranks for step in rank.work_step.tolist() if in_steps and step >= 0}
-    return Timeline(
+    built = Timeline(
         ranks=tuple(sorted(lines, key=lambda line: (line.pipeline, line.position))),
         passes=join_columns(passes, by="start_ns"),
         transfers=shift_transfers(transfers, clocks),
@@ -212,6 +221,13 @@ def build_part(
         mixed=frozenset(number for number, gap in enumerate(mixed) if gap),
         unsure=unsure,
     )
+    stated: dict[tuple[int, int], Shift | None] = {}
+    for number in unsure:
+        stream = None if in_flight is None else measure_stream(built, number)
+        if stream is not None and in_flight is not None:
+            more = in_flight - stream.usual_in_flight
+            stated |= pair_with_more(chains[number].ranks, shifts, more)
+    return again(shifts={**shifts, **stated}) if stated else built
 
 
 # Who: what each rank did, and the order of ranks in their pipelines.
@@ -333,25 +349,6 @@ def _telling_clocks(transfers: Transfers, shifts: Shifts) -> Transfers:
         if shift is not None and not (shift.sure and shift.waited):
             told &= (transfers.source != source) | (transfers.destination != destination)
     return transfers.where(told)
-
-
-def _pair_earlier(chain: Chain, ran: Sequence[Passes], shifts: Shifts) -> Shifts:
-    """Pair the messages of the one hop that is not sure so that as many are in flight as were seen.
-
-    Where all captures then begin at one and the same batch, they do: the pipeline filled up.
-    """
-    hops = [(hop, shift) for hop in pairwise(chain.ranks) if (shift := shifts.get(hop)) is not None]
-    unsure = [(hop, shift) for hop, shift in hops if not shift.sure]
-    if len(hops) < len(chain.ranks) - 1 or len(unsure) != 1:
-        return {}
-    hop, shift = unsure[0]
-    short = missing_in_flight(join_columns(ran, by="start_ns"), chain.ranks, hop[0])
-    first = shift.first - short
-    if not short or (shift.least is not None and first < shift.least):
-        return {}
-    together = not any(other.first for at, other in hops if at != hop)
-    least = first if together and not first else shift.least
-    return {hop: replace(shift, first=first, least=least, most=first)}
 
 
 def _batches_before(

@@ -286,9 +286,16 @@ class PipelineFigures:
 
 
 def measure_pipeline(
-    timeline: Timeline, pipeline: int, step: int | None = None, statement: Statement | None = None
+    timeline: Timeline,
+    pipeline: int,
+    step: int | None = None,
+    statement: Statement | None = None,
+    in_flight: int | None = None,
 ) -> PipelineFigures:
-    """Measure a pipeline over all its steps, or over one; hold it against a stated schedule."""
+    """Measure a pipeline over all its steps, or over one; hold it against a stated schedule.
+
+    `in_flight`: how many batches are said to be, of a stream.
+    """
     ranks = timeline.ranks_of(pipeline)
     captured = timeline.steps
     scope = _choose_scope(timeline, pipeline, step)
@@ -296,7 +303,7 @@ def measure_pipeline(
     streams = scope.kind == "stream"
     one_run = scope.one_run
     microbatches = count_microbatches(timeline, pipeline) if one_run and not scope.cut else None
-    stream = measure_stream(timeline, pipeline) if streams else None
+    stream = measure_stream(timeline, pipeline, in_flight) if streams else None
     asked = tuple(w for w in all_windows if step is None or w.step == step)
     inside = () if streams else asked
     measured = (stream,) if stream else inside

@@ -11,7 +11,7 @@ the first receive is of a later send, or of one from before the capture (`find_s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -94,6 +94,43 @@ class RankMessages:
         messages = self.messages
         mine = (messages.peer == peer) & (messages.is_send == is_send)
         return np.flatnonzero(mine if step is None else mine & (self.step == step))
+
+
+def pair_earlier(ranks: Sequence[int], shifts: Shifts, missing: Callable[[int], int]) -> Shifts:
+    """Pair the messages of the one hop that is not sure so that as many are in flight as were seen.
+
+    `missing`: how many more that are than with the pairing so far, between the first rank and one.
+    Where all captures then begin at one and the same batch, they do: the pipeline filled up.
+    """
+    hops = [(hop, shift) for hop in pairwise(ranks) if (shift := shifts.get(hop)) is not None]
+    unsure = [(hop, shift) for hop, shift in hops if not shift.sure]
+    if len(hops) < len(ranks) - 1 or len(unsure) != 1:
+        return {}
+    hop, shift = unsure[0]
+    short = missing(hop[0])
+    first = shift.first - short
+    if not short or (shift.least is not None and first < shift.least):
+        return {}
+    together = not any(other.first for at, other in hops if at != hop)
+    least = first if together and not first else shift.least
+    return {hop: replace(shift, first=first, least=least, most=first)}
+
+
+def pair_with_more(ranks: Sequence[int], shifts: Shifts, more: int) -> Shifts:
+    """Pair messages of the hops that are not sure so that so many more batches are in flight.
+
+    Nothing where no pairing gives that.
+    """
+    found: dict[tuple[int, int], Shift | None] = {}
+    for hop in pairwise(ranks):
+        shift = shifts.get(hop)
+        if shift is not None and not shift.sure:
+            first = min(shift.first - more, shift.most)
+            first = first if shift.least is None else max(first, shift.least)
+            more -= shift.first - first
+            # Who waited was told by another pairing.
+            found[hop] = replace(shift, first=first, least=first, most=first, waited=False)
+    return {} if more else found
 
 
 def match_transfers(

@@ -146,13 +146,15 @@ def serve_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
             return came_of(Kind.UNREADABLE, str(error))
         reading, note = None, ""
         if server.kind is not None and chosen.why in ("as it is", "try"):
-            reading, note = _capture(server, server.kind, traces)
+            reading, note = _capture(server, server.kind, traces, chosen.setting.in_flight)
     seconds = time.monotonic() - began
     outcome = Outcome(kind=Kind.MEASURED, seconds=seconds, message=note, measurement=measurement)
     return outcome, reading
 
 
-def _capture(server: Server, kind: str, traces: Path) -> tuple[Analysis | None, str]:
+def _capture(
+    server: Server, kind: str, traces: Path, in_flight: int | None
+) -> tuple[Analysis | None, str]:
     """Have the server profile itself while it is asked; what fails here spoils no measurement."""
     ended = threading.Event()
     load = replace(server.load, seconds=_CAPTURE_AT_MOST_S)
@@ -168,7 +170,7 @@ def _capture(server: Server, kind: str, traces: Path) -> tuple[Analysis | None, 
         captured = capture_server(order)
         if not captured.files:
             return None, f"not captured: {captured.note}"
-        return read_capture(traces), ""
+        return read_capture(traces, in_flight), ""
     except DebubbleError as error:
         return None, f"not captured: {error}"
     finally:
@@ -344,7 +346,7 @@ class ServerLoop(Loop):
             traces = self.bench.folder_of(run.number) / TRACES
             try:
                 if run.number not in self._readings and any(traces.rglob("*.json.gz")):
-                    self._readings[run.number] = read_capture(traces)
+                    self._readings[run.number] = read_capture(traces, run.setting.in_flight)
             except DebubbleError:
                 continue
             if run.number in self._readings:

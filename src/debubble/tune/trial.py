@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from debubble.analysis import Analysis, analyse_found
+from debubble.analysis import Analysis, analyse_served
 from debubble.capture.files import list_captures, prepare_out, remove_captures
 from debubble.capture.settings import Settings, environment_for
 from debubble.errors import DebubbleError, TuneError
@@ -130,9 +130,12 @@ def end_marked(token: str) -> int:
     return ended
 
 
-def read_capture(folder: Path | str) -> Analysis:
-    """Read the newest capture of a folder or URL; of several pipelines, the one that waits most."""
-    return analyse_found(find_run([str(folder)]))
+def read_capture(folder: Path | str, in_flight: int | None = None) -> Analysis:
+    """Read the newest capture of a folder or URL; of several pipelines, the one that waits most.
+
+    `in_flight`: what a server was told to keep.
+    """
+    return analyse_served(find_run([str(folder)]), in_flight)
 
 
 class Kind(StrEnum):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from debubble.analysis import Analysis, analyse_found
+from debubble.analysis import Analysis, analyse_served
 from debubble.answers.change import describe
 from debubble.answers.find import answer_find
 from debubble.answers.server_plan import ServerQuestion, answer_server_plan
@@ -124,6 +124,8 @@ class Task:
     """The server's requests by bucket, where it counts them."""
     digests: DigestPlace | None = None
     """Where a digest of each rank is kept."""
+    in_flight: int | None = None
+    """Batches that the server is said to keep in flight."""
 
 
 def analyse(task: Task) -> Outcome:
@@ -160,7 +162,7 @@ class _TooLate(BaseException):
 
 def _analyse(task: Task) -> tuple[Measurement, Finding]:
     means = Means(limits=task.limits, digests=task.digests)
-    run = analyse_found(find_run(task.files, limits=task.limits), means=means)
+    run = analyse_served(find_run(task.files, limits=task.limits), task.in_flight, means)
     figures, measurement = run.pipeline, run.measurement
     if not figures.windows and figures.stream is None:
         raise NoPipeline("no step was captured whole, so nothing can be measured")

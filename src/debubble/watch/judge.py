@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from debubble import drift
 from debubble.report.watch_page import say_bucket, say_metric, show_metric
-from debubble.units import show_share
+from debubble.units import counted, show_share
 from debubble.watch import mix
 from debubble.watch.analyse import Finding
 from debubble.watch.config import Drift
@@ -133,12 +133,16 @@ class Judge:
         if not mix.moved(state, size, self.settings.rate):
             return
         before, after = mix.shares(state.reference), mix.shares(state.recent)
+        newest = mix.shares(state.recent[-1:])
         old, new = self._level_of(connection, source, "batch_latency_s", {*before, *after})
         data: dict[str, Any] = {
             "before": {str(bucket): share for bucket, share in before.items()},
             "after": {str(bucket): share for bucket, share in after.items()},
+            "captures": len(state.recent),
+            "newest": {str(bucket): share for bucket, share in newest.items()},
             "message": f"{source}: {show_share(mix.distance(before, after))} of the requests "
-            f"moved to other context lengths: those of {_say_shift(before, after)}",
+            f"in {counted(len(state.recent), 'capture')} of late moved to other context lengths: "
+            f"those of {_say_shift(before, after, newest)}",
         }
         if old or new:
             change = mix.decompose(before, old, after, new)
@@ -200,8 +204,11 @@ class Judge:
             self.journal.remember(connection, alert.source, name, drift.Track())
 
 
-def _say_shift(before: mix.Counts, after: mix.Counts) -> str:
-    """Say which lengths grew most and which fell most, from which share to which."""
+def _say_shift(before: mix.Counts, after: mix.Counts, newest: mix.Counts) -> str:
+    """Say which lengths grew most and which fell most, from which share to which.
+
+    Those of late hold captures from before the traffic moved; the newest one does not.
+    """
     grown = {
         bucket: after.get(bucket, 0.0) - before.get(bucket, 0.0) for bucket in {*before, *after}
     }
@@ -211,4 +218,5 @@ def _say_shift(before: mix.Counts, after: mix.Counts) -> str:
         was, now = show_share(before.get(bucket, 0.0)), show_share(after.get(bucket, 0.0))
         return f"{say_bucket(bucket)} went from {was} to {now}"
 
-    return f"{shares(most)}, {shares(least)}"
+    now = f"{show_share(newest.get(most, 0.0))} of the newest capture's are {say_bucket(most)}"
+    return f"{shares(most)}, {shares(least)}; {now}"

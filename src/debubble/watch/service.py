@@ -339,6 +339,7 @@ class Service:
             timeout_s=self.config.analysis.timeout_s,
             traffic=traffic,
             digests=await self._in_thread(digest_place, source),
+            in_flight=source.in_flight,
         )
         analysis = await self._compute(task)
         if analysis is None:
