@@ -80,6 +80,7 @@ class Engine:
         last = np.ones(p + 1, dtype=bool)
         last[program.passes.before] = False
         self._last = np.flatnonzero(last[:p])
+        self._ends = self._pass_start[np.concatenate((self._first, self._last))]
 
     @cached_property
     def exchanged(self) -> Flags:
@@ -118,7 +119,6 @@ class Engine:
         columns = lengths.columns()
         runs = max((column.shape[1] for column in columns.values() if column.ndim > 1), default=1)
         network, floor = self._network(lengths), self._floor(lengths)
-        ends = self._pass_start[np.concatenate((self._first, self._last))]
         found = []
         for first in range(0, runs, _RUNS_AT_ONCE):
             block = slice(first, first + _RUNS_AT_ONCE)
@@ -126,7 +126,7 @@ class Engine:
                 name: column[:, block] if column.ndim > 1 else column
                 for name, column in columns.items()
             }
-            starts = network.run_for(ends, chosen, floor[:, block] if floor.ndim > 1 else floor)
+            starts = network.run_for(self._ends, chosen, floor[:, block] if floor.ndim > 1 else floor)
             begun, last = starts[: len(self._first)], starts[len(self._first) :]
             lasted = chosen["passes"][self._last]
             last = last + (lasted[:, None] if lasted.ndim < last.ndim else lasted)
@@ -159,7 +159,9 @@ class Engine:
     def _of_batches(self, *, queues: bool) -> tuple[Edges, ...]:
         """Let a batch start after the passes before it, in its queue's order; both sides end it."""
         batches, messages = self.program.batches, self.program.messages
-        after = np.flatnonzero(batches.after >= 0)
+        # What the batch before it waits for, too, has been there before that one ends.
+        said = (batches.before >= 0) & (batches.after == batches.after[batches.before]) & queues
+        after = np.flatnonzero((batches.after >= 0) & ~said)
         queued = np.flatnonzero((batches.before >= 0) & queues)
         launched = np.flatnonzero((batches.launched_after >= 0) & queues)
         every, meets = np.arange(len(messages)), np.flatnonzero(messages.rendezvous)
@@ -203,18 +205,27 @@ class Engine:
         """Events with hosts that may hold up any start."""
         starts = np.zeros(self._events, dtype=bool)
         starts[self._pass_start] = starts[self._batch_start] = starts[self._call_end] = True
-        return Network(self._events, self._edges, floored=starts)
+        return Network(self._events, self._edges, floored=starts, asked=self._ends)
 
     @cached_property
     def _free(self) -> Network:
         """Events with nothing to hold up but first passes: a batch that waits for none is there."""
-        passes = np.zeros(self._events, dtype=bool)
-        passes[self._pass_start] = True
-        there = ~passes
+        there = np.ones(self._events, dtype=bool)
+        there[self._pass_start] = False
         for edges in self._edges:
             there[edges.target] = False
         used = np.concatenate([~there[edges.source] for edges in self._edges])
-        return Network(self._events, self._edges, floored=passes, used=used)
+        first = np.zeros(self._events, dtype=bool)
+        first[self._pass_start[self._first]] = True
+        # Of passes that follow the one before alone, every other is skipped at most: long ways back
+        # take long to add up.
+        program = self.program
+        alone = program.passes.before >= 0
+        alone[program.messages.consumer] = alone[program.needs[:, 0]] = False
+        alone[program.waits[:, 0]] = False
+        stays = self._pass_start[alone & alone[program.passes.before]]
+        asked = np.concatenate((self._ends, stays))
+        return Network(self._events, self._edges, floored=first, used=used, asked=asked)
 
     def _floor(self, lengths: Lengths) -> I64:
         """Return the floors of all events."""
@@ -262,9 +273,18 @@ class Network:
     """Runs one set of events with any lengths; events that follow one other alone are skipped."""
 
     def __init__(
-        self, events: int, edges: tuple[Edges, ...], *, floored: Flags, used: Flags | None = None
+        self,
+        events: int,
+        edges: tuple[Edges, ...],
+        *,
+        floored: Flags,
+        asked: I64,
+        used: Flags | None = None,
     ) -> None:
-        """Only `floored` events, and such without sources, may have floors; unused edges go."""
+        """Only `floored` events, and such without sources, may have floors; unused edges go.
+
+        Events that are `asked` for alone, by `run_for`, are never skipped.
+        """
         self._events = events
         names = list(dict.fromkeys(part.length for part in edges))
         target = np.concatenate([part.target for part in edges])
@@ -274,6 +294,7 @@ class Network:
         if used is not None:
             target, source, name, rows = target[used], source[used], name[used], rows[used]
         skips = ~floored & (np.bincount(target, minlength=events) == 1)
+        skips[asked] = False
         # The edge into each event that is skipped.
         into = np.zeros(events, dtype=np.int64)
         only = np.flatnonzero(skips[target])
@@ -317,7 +338,7 @@ class Network:
         return moments
 
     def run_for(self, wanted: I64, columns: Mapping[str, I64], floor_ns: I64) -> I64:
-        """Return when some events happen that may have floors, and no others."""
+        """Return when some of the events that are asked for happen, and no others."""
         after, floor = self._after.of(columns), floor_ns[self._kept]
         return self._graph.run_delays(after, floor, self._number[wanted])
 
