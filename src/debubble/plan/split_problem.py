@@ -24,6 +24,8 @@ from debubble.timeline.model import F64, I64
 Part = Literal["forward", "backward", "weight", "round_trip", "whole"]
 """Of the work of a microbatch: a field or property of `Work`."""
 Flags = NDArray[np.bool_]
+# Splits whose bounds are worked out at a time: what they take fits a processor's cache.
+_BOUND_AT_ONCE = 500
 _ALL_STAGES = slice(None)
 
 
@@ -245,6 +247,13 @@ def min_max(blocks: F64, fits: Flags) -> tuple[tuple[int, ...], float] | None:
 
 def bound_splits(problem: SplitProblem, splits: I64) -> F64:
     """Return a time for each split that no order of its passes can beat."""
+    parts = range(0, len(splits), _BOUND_AT_ONCE)
+    return np.concatenate(
+        [_bound_some(problem, splits[begin : begin + _BOUND_AT_ONCE]) for begin in parts]
+    )
+
+
+def _bound_some(problem: SplitProblem, splits: I64) -> F64:
     m = problem.microbatches
     forward, backward, weight = (
         _seconds_of_splits(problem, splits, part) for part in ("forward", "backward", "weight")
@@ -252,16 +261,23 @@ def bound_splits(problem: SplitProblem, splits: I64) -> F64:
     both = forward + backward
     # What one microbatch takes there and back before it is at each stage, and forward through it.
     away, through = np.cumsum(both, axis=1) - both, np.cumsum(forward, axis=1)
-    bounds = [both.sum(axis=1), (m * both + away).max(axis=1)]
-    for rank in range(problem.ranks):
-        mine = np.flatnonzero(problem.rank == rank)
-        first, last = int(mine[0]), int(mine[-1])
-        waited = both[:, mine].sum(axis=1)
-        on = 0.0 if problem.trains else through[:, -1] - through[:, last]
-        bounds += [
-            m * waited + away[:, first] + on,
-            m * (waited + weight[:, mine].sum(axis=1)) + through[:, first] - forward[:, first],
-        ]
+    # The stages of each rank follow each other here.
+    of_rank = np.argsort(problem.rank, kind="stable")
+    count = np.bincount(problem.rank)
+    begin = np.cumsum(count) - count
+    first, last = of_rank[begin], of_rank[begin + count - 1]
+    waited, later = np.zeros((2, len(splits), problem.ranks))
+    for number in range(int(count.max())):
+        ranks = np.flatnonzero(count > number)
+        waited[:, ranks] += both[:, of_rank[begin[ranks] + number]]
+        later[:, ranks] += weight[:, of_rank[begin[ranks] + number]]
+    on = 0.0 if problem.trains else through[:, -1:] - through[:, last]
+    bounds = [
+        both.sum(axis=1),
+        (m * both + away).max(axis=1),
+        (m * waited + away[:, first] + on).max(axis=1),
+        (m * (waited + later) + through[:, first] - forward[:, first]).max(axis=1),
+    ]
     if problem.turns is not None:
         after = both.sum(axis=1, keepdims=True) - both - away
         spans = _span_at_least(problem.turns, m, forward.T, backward.T, after.T)
