@@ -435,15 +435,14 @@ class _Totals:
         chosen = np.flatnonzero(varies)
         if not wide:
             return Delays(steady=total, rows=chosen, varied=total[:0])
-        wide.sort(key=lambda part: -len(part[0]))
-        new, rows, column = wide[0]
-        if len(new) == len(chosen):
-            varied, wide = column[rows], wide[1:]
-        else:
-            varied = np.zeros((len(chosen), column.shape[1]), dtype=np.int64)
+        varied = np.empty((len(chosen), wide[0][2].shape[1]), dtype=np.int64)
         number = np.cumsum(varies) - 1
         for new, rows, column in wide:
-            varied[number[new]] += column[rows]
+            first = varies[new]
+            varies[new] = False
+            varied[number[new[first]]] = column.take(rows[first], axis=0)
+            if not first.all():
+                varied[number[new[~first]]] += column.take(rows[~first], axis=0)
         return Delays(steady=total, rows=chosen, varied=varied)
 
 
