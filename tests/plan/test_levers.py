@@ -10,15 +10,17 @@ import pytest
 from support.simulator.allocator import ACTIVATION, BATCH, MESSAGE, allocator_run
 from support.timelines.engine_runs import MS, planned_run
 
+import debubble.plan.plan
 from debubble.answers.plan import answer_of_plan
 from debubble.costs.memory import fit_memory
 from debubble.errors import UsageError
 from debubble.plan.baseline import even_split
 from debubble.plan.change import Change
 from debubble.plan.lever import Permissions
-from debubble.plan.option import Idea, cuts_backward, headroom_after, weigh
+from debubble.plan.option import Idea, cuts_backward, headroom_after, quick_latency_s, weigh
 from debubble.plan.plan import make_plan
 from debubble.report.plan import plan_page
+from debubble.schedules import SCHEDULES
 
 pytestmark = pytest.mark.slow
 
@@ -339,3 +341,15 @@ def test_cutting_backward_passes_that_make_no_weight_gradients_is_promised_nothi
         assert option.throughput_gain < 0.0
         assert any("next to no gradients of weights" in said for said in option.assumptions)
     assert not [one for one in plan.recommended if one.change.schedule in {"zb-h1", "zb-h2"}]
+
+
+def test_no_change_is_timed_twice(monkeypatch):
+    timed = []
+
+    def count(baseline, change):
+        timed.append(change)
+        return quick_latency_s(baseline, change)
+
+    monkeypatch.setattr(debubble.plan.plan, "quick_latency_s", count)
+    make_plan(*planned_run("1f1b", 4, 8, split=(3, 3, 3, 7)))
+    assert len(timed) == len(set(timed)) > len(SCHEDULES)

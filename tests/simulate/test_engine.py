@@ -7,11 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import debubble.simulate.program
 from debubble.schedules import order_of
 from debubble.simulate.communication import OF_ONE_SCHEDULE, Communication
 from debubble.simulate.engine import Engine, in_a_pass
 from debubble.simulate.planned import plan_program
-from debubble.simulate.program import NEVER_NS, Lengths, OrderCycle, SyncTable, Times
+from debubble.simulate.program import (
+    NEVER_NS,
+    EventGraph,
+    Lengths,
+    OrderCycle,
+    SyncTable,
+    Times,
+)
 
 ALL = [way for way in Communication if way not in OF_ONE_SCHEDULE]
 FIELDS = ("pass_start", "pass_end", "batch_start", "batch_end")
@@ -188,6 +196,23 @@ def test_what_is_the_same_in_all_runs_need_be_given_once():
         windows = engine.windows(replace(once, **{name: many}))
         assert windows.tolist() == [int(engine.run(once).window_ns)] * 3
     assert engine.windows(once).tolist() == [int(engine.run(once).window_ns)]
+
+
+@pytest.mark.parametrize("communication", ALL)
+def test_one_run_of_few_events_a_level_needs_no_levels(communication, monkeypatch):
+    program = plan_program(order_of("1f1b", 4, 6), communication)
+    lengths = drawn(program, 4, held=False)
+    expected = Engine(program).run(lengths)
+    monkeypatch.setattr(debubble.simulate.program, "_LOOK_EVERY", 1)
+    monkeypatch.setattr(debubble.simulate.program, "_WIDE", 20)
+    engine = Engine(program)
+    for field in FIELDS:
+        assert getattr(engine.run(lengths), field).tolist() == getattr(expected, field).tolist()
+    with monkeypatch.context() as patched:
+        patched.setattr(EventGraph, "run_delays", None)
+        assert engine.windows(lengths).tolist() == [int(expected.window_ns)]
+    twice = replace(lengths, passes=np.stack((lengths.passes, lengths.passes), axis=1))
+    assert engine.windows(twice).tolist() == [int(expected.window_ns)] * 2
 
 
 def test_an_order_that_waits_in_a_circle_is_refused_when_run():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from debubble.simulate.program import EventGraph, OrderCycle
+from debubble.simulate.program import EventGraph, OrderCycle, Waits
 
 
 @st.composite
@@ -37,8 +37,14 @@ def test_every_event_happens_at_the_latest_of_its_sources(graph):
     source = np.array([names[one] for _, one in edges], dtype=np.int64)
     floor = np.zeros(events, dtype=np.int64)
     floor[list(names)] = floors
-    moments = EventGraph(events, target, source).run(np.array(lengths, dtype=np.int64), floor)
-    assert moments[list(names)].tolist() == longest_ways(events, edges, lengths, floors)
+    after, expected = (
+        np.array(lengths, dtype=np.int64),
+        longest_ways(events, edges, lengths, floors),
+    )
+    moments = EventGraph(events, target, source).run(after, floor)
+    assert moments[list(names)].tolist() == expected
+    without_levels = Waits(events, target, source).run_once(after, floor)
+    assert without_levels[list(names)].tolist() == expected
 
 
 @given(graphs(), st.integers(2, 4))
@@ -65,6 +71,8 @@ def test_floors_may_differ_from_run_to_run(graph, runs):
 def test_a_circle_is_refused_with_its_cure():
     with pytest.raises(OrderCycle, match="circle"):
         EventGraph(3, np.array([1, 2, 1]), np.array([0, 1, 2]))
+    with pytest.raises(OrderCycle, match="circle"):
+        Waits(3, np.array([1, 2, 1]), np.array([0, 1, 2])).run_once(*np.zeros((2, 3), dtype=int))
 
 
 def test_wide_levels_and_a_long_chain_behind_them_are_found_alike():

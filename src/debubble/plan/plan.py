@@ -244,6 +244,8 @@ class _Sieve:
     """What the framework cannot be told."""
     weighed: list[OwnOption] = field(default_factory=list)
     """What levers have weighed by themselves."""
+    quick: dict[Change, float] = field(default_factory=dict)
+    """What changes take by means, as far as that was asked."""
 
     def ideas(self) -> list[Idea]:
         """Return what is to be weighed: each lever alone, and the best together."""
@@ -264,7 +266,7 @@ class _Sieve:
             if lever.probe is None or self._can_be_told(lever.key, lever.probe):
                 alone[lever.key] = self._keep(lever.ideas(self.start))
             if lever.key == "schedule":
-                schedules = _best_with_split(self.start, alone[lever.key])
+                schedules = self._best_with_split(alone[lever.key])
             if lever.shown is not None:
                 alone[lever.key] = self.most(alone[lever.key], lever.shown)
         ideas = [idea for found in alone.values() for idea in found]
@@ -349,7 +351,7 @@ class _Sieve:
             count = idea.change.microbatches or baseline.source.microbatches
             work = count * baseline.microbatch_scale(idea.change)
             try:
-                timed.append((quick_latency_s(baseline, idea.change) / work, idea))
+                timed.append((self._latency_s(idea.change) / work, idea))
             except OrderCycle:
                 if not (idea.lever == "combined" and idea.change.defer_receives):
                     self.refuse(idea, _NEVER_ENDS)
@@ -359,6 +361,30 @@ class _Sieve:
         told = (idea for idea in ordered[shown:] if not cuts_untold(baseline, idea.change))
         untold = all(cuts_untold(baseline, idea.change) for idea in ordered[:shown])
         return [*ordered[:shown], *islice(told, int(untold))]
+
+    def _best_with_split(self, schedules: Sequence[Idea]) -> list[Idea]:
+        """Return the best few schedules, each with the best split where it has as many stages.
+
+        A schedule that cuts stages anew looks best where they are cut badly; with a better cut,
+        others may be better by far.
+        """
+        baseline, partition = self.start.baseline, self.start.partition
+        split = partition.split if partition else None
+        timed = []
+        for number, idea in enumerate(schedules):
+            change = idea.change
+            if split is not None and len(baseline.what_if(change).layers) == len(split):
+                change = replace(change, split=split)
+            if all_fit(headroom_after(baseline, change)) is not False:
+                with suppress(OrderCycle):
+                    timed.append((self._latency_s(change), number, idea))
+        return [idea for _, _, idea in sorted(timed, key=lambda one: one[:2])[:_COMBINED]]
+
+    def _latency_s(self, change: Change) -> float:
+        """Return the batch latency of a change by means; many are asked for more than once."""
+        if change not in self.quick:
+            self.quick[change] = quick_latency_s(self.start.baseline, change)
+        return self.quick[change]
 
 
 def _without_idle(options: Sequence[Option]) -> list[Option]:
@@ -377,24 +403,6 @@ def _without_idle(options: Sequence[Option]) -> list[Option]:
 def _too_large(left: Sequence[Headroom] | None) -> str:
     worst = min((rank.bytes for rank in left or () if rank.bytes is not None), default=0.0)
     return f"a rank would need {show_bytes(-worst)} more memory than it has"
-
-
-def _best_with_split(start: Start, schedules: Sequence[Idea]) -> list[Idea]:
-    """Return the best few schedules, each with the best split where it has as many stages.
-
-    A schedule that cuts stages anew looks best where they are cut badly; with a better cut, others
-    may be better by far.
-    """
-    baseline, split = start.baseline, start.partition.split if start.partition else None
-    timed = []
-    for number, idea in enumerate(schedules):
-        change = idea.change
-        if split is not None and len(baseline.what_if(change).layers) == len(split):
-            change = replace(change, split=split)
-        if all_fit(headroom_after(baseline, change)) is not False:
-            with suppress(OrderCycle):
-                timed.append((quick_latency_s(baseline, change), number, idea))
-    return [idea for _, _, idea in sorted(timed, key=lambda one: one[:2])[:_COMBINED]]
 
 
 def _together(start: Start, orders: Sequence[Idea], hold: Hold | None) -> Iterator[Idea]:

@@ -65,8 +65,9 @@ _DRAWN = 2000
 _DESCENTS = 3
 # Relative: latencies are sums of floats, and a gain of a rounding error is none.
 _ROUNDING = 1e-12
-# Splits at a time: more columns than these fit no cache.
-_AT_ONCE = 100
+# Passes of all splits that are timed at a time: more fit no cache, and take longer to be given
+# memory than to be timed.
+_AT_ONCE = 1_000_000
 # Ranks of one kind differ by a tenth or two; a layer counted wrongly, by a layer or more.
 _MOST_APART = 2.5
 # The split in use, or an even one, that takes as long within this is the one to take: repeated runs
@@ -156,10 +157,12 @@ def time_splits(baseline: Baseline, change: Change) -> Evaluate:
     waits = (inside + before)[:, None]
     one_layer = (unit.passes[:, None] - waits) / (1 + extra)
 
+    columns = max(1, _AT_ONCE // len(program.passes))
+
     def latencies(splits: I64) -> F64:
         found = []
-        for begin in range(0, len(splits), _AT_ONCE):
-            held = splits[begin : begin + _AT_ONCE].T[program.passes.stage] + extra
+        for begin in range(0, len(splits), columns):
+            held = splits[begin : begin + columns].T[program.passes.stage] + extra
             passes = np.rint(one_layer * held + waits).astype(np.int64)
             found.append(engine.windows(replace(unit, passes=passes)))
         return np.concatenate(found) * baseline.correction / NS_PER_S

@@ -24,7 +24,9 @@ from debubble.timeline.model import F64, I64
 Part = Literal["forward", "backward", "weight", "round_trip", "whole"]
 """Of the work of a microbatch: a field or property of `Work`."""
 Flags = NDArray[np.bool_]
-_ALL_STAGES = slice(None)
+# Splits whose bounds are worked out at a time: what they take fits a processor's cache.
+_BOUND_AT_ONCE = 500
+_EVERY = slice(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +247,13 @@ def min_max(blocks: F64, fits: Flags) -> tuple[tuple[int, ...], float] | None:
 
 def bound_splits(problem: SplitProblem, splits: I64) -> F64:
     """Return a time for each split that no order of its passes can beat."""
+    parts = range(0, len(splits), _BOUND_AT_ONCE)
+    return np.concatenate(
+        [_bound_some(problem, splits[begin : begin + _BOUND_AT_ONCE]) for begin in parts]
+    )
+
+
+def _bound_some(problem: SplitProblem, splits: I64) -> F64:
     m = problem.microbatches
     forward, backward, weight = (
         _seconds_of_splits(problem, splits, part) for part in ("forward", "backward", "weight")
@@ -252,16 +261,23 @@ def bound_splits(problem: SplitProblem, splits: I64) -> F64:
     both = forward + backward
     # What one microbatch takes there and back before it is at each stage, and forward through it.
     away, through = np.cumsum(both, axis=1) - both, np.cumsum(forward, axis=1)
-    bounds = [both.sum(axis=1), (m * both + away).max(axis=1)]
-    for rank in range(problem.ranks):
-        mine = np.flatnonzero(problem.rank == rank)
-        first, last = int(mine[0]), int(mine[-1])
-        waited = both[:, mine].sum(axis=1)
-        on = 0.0 if problem.trains else through[:, -1] - through[:, last]
-        bounds += [
-            m * waited + away[:, first] + on,
-            m * (waited + weight[:, mine].sum(axis=1)) + through[:, first] - forward[:, first],
-        ]
+    # The stages of each rank follow each other here.
+    of_rank = np.argsort(problem.rank, kind="stable")
+    count = np.bincount(problem.rank)
+    begin = np.cumsum(count) - count
+    first, last = of_rank[begin], of_rank[begin + count - 1]
+    waited, later = np.zeros((2, len(splits), problem.ranks))
+    for number in range(int(count.max())):
+        ranks = np.flatnonzero(count > number)
+        waited[:, ranks] += both[:, of_rank[begin[ranks] + number]]
+        later[:, ranks] += weight[:, of_rank[begin[ranks] + number]]
+    on = 0.0 if problem.trains else through[:, -1:] - through[:, last]
+    bounds = [
+        both.sum(axis=1),
+        (m * both + away).max(axis=1),
+        (m * waited + away[:, first] + on).max(axis=1),
+        (m * (waited + later) + through[:, first] - forward[:, first]).max(axis=1),
+    ]
     if problem.turns is not None:
         after = both.sum(axis=1, keepdims=True) - both - away
         spans = _span_at_least(problem.turns, m, forward.T, backward.T, after.T)
@@ -288,19 +304,28 @@ def bound_blocks(problem: SplitProblem) -> F64:
     m = problem.microbatches
     lead, both = _least_before(problem, "forward"), _least_before(problem, "round_trip")
     after = _least_after(problem, "round_trip")[1:, None, :]
-    bounds = np.empty((problem.stage_count, problem.layer_count + 1, problem.layer_count + 1))
+    bounds = np.full(
+        (problem.stage_count, problem.layer_count + 1, problem.layer_count + 1), np.inf
+    )
+    # The stages before it hold at least so many layers, those after it leave so many.
+    begins = np.cumsum(problem.least) - problem.least
+    most = max(-1, problem.layer_count - int(problem.least.sum()))
     # One stage at a time: what it takes fits a processor's cache.
-    for stage in range(problem.stage_count):
-        one = slice(stage, stage + 1)
-        waited = seconds_of_blocks(problem, "round_trip", one)
-        whole = seconds_of_blocks(problem, "whole", one)
-        span = m * waited + (0.0 if problem.trains else after[one])
+    for stage, begin in enumerate(begins.tolist()):
+        one, first = slice(stage, stage + 1), slice(begin, begin + most + 1)
+        end = slice(begin + int(problem.least[stage]), begin + int(problem.least[stage]) + most + 1)
+        waited = seconds_of_blocks(problem, "round_trip", one, first, end)
+        whole = seconds_of_blocks(problem, "whole", one, first, end)
+        behind = after[one, :, end]
+        span = m * waited + (0.0 if problem.trains else behind)
         if problem.turns is not None:
-            forward = seconds_of_blocks(problem, "forward", one)
+            forward = seconds_of_blocks(problem, "forward", one, first, end)
             backward = waited - forward
-            at_least = _span_at_least(problem.turns, m, forward, backward, after[one], one)
+            at_least = _span_at_least(problem.turns, m, forward, backward, behind, one)
             span = np.maximum(span, at_least)
-        bounds[one] = np.maximum(span + both[one, :, None], m * whole + lead[one, :, None])
+        bounds[one, first, end] = np.maximum(
+            span + both[one, first, None], m * whole + lead[one, first, None]
+        )
     return _only_runs(problem, np.where(np.isfinite(bounds), bounds, np.inf))
 
 
@@ -327,7 +352,7 @@ def _span_at_least(  # noqa: PLR0913, PLR0917 (an order, what its passes take, a
     forward: F64,
     backward: F64,
     after: F64,
-    stages: slice = _ALL_STAGES,
+    stages: slice = _EVERY,
 ) -> F64:
     """Return the least from a stage's first pass to its last: the stage first among the axes.
 
@@ -376,11 +401,17 @@ def _least_after(problem: SplitProblem, part: Part) -> F64:
     return least
 
 
-def seconds_of_blocks(problem: SplitProblem, part: Part, of: slice = _ALL_STAGES) -> F64:
+def seconds_of_blocks(
+    problem: SplitProblem,
+    part: Part,
+    of: slice = _EVERY,
+    first: slice = _EVERY,
+    end: slice = _EVERY,
+) -> F64:
     """Return what each stage takes with layers i to j - 1: [stage, i, j], where j >= i."""
     layers, stages = problem.work(part)
     sums = _sums(layers)
-    lengths = sums[None, None, :] - sums[None, :, None]
+    lengths = sums[None, None, end] - sums[None, first, None]
     return problem.slowness[of, None, None] * lengths + stages[of, None, None]
 
 

@@ -7,10 +7,11 @@ know of a new one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from operator import attrgetter
 from typing import Literal, NamedTuple, cast
 
 from debubble.errors import UsageError
@@ -38,8 +39,11 @@ class Action(NamedTuple):
 Order = list[list[Action]]
 
 
-def cells_of(actions: Iterable[Action]) -> Iterator[tuple[Action, ...]]:
+def cells_of(actions: Sequence[Action]) -> Iterator[tuple[Action, ...]]:
     """Yield passes, those that run as one together."""
+    if not any(map(attrgetter("overlap"), actions)):
+        yield from zip(actions, strict=True)
+        return
     rest = iter(actions)
     for action in rest:
         yield (action, next(rest)) if action.overlap else (action,)
@@ -413,6 +417,10 @@ def defer_weights(stage: int, microbatches: int, *, ahead: int, limit: int) -> l
     return actions + [Action(stage, "W", m) for m in range(weighted, microbatches)]
 
 
+# Stands for the stage of whatever chunk.
+_ANY = -1
+
+
 class Script:
     """Turns words such as `F0` into actions, and counts the microbatches by itself.
 
@@ -425,29 +433,25 @@ class Script:
         self.actions: list[Action] = []
         self._stages = stages
         self._next: Counter[tuple[bool, int]] = Counter()
-        self._unweighted: list[Action] = []
+        self._due: list[Action] = []
+        """Weight gradients whose input gradients were made, the oldest first."""
 
     def run(self, words: str, times: int = 1) -> None:
         """Append the words, over and over."""
-        cells = [word.partition("&") for word in words.split()]
-        for _ in range(times):
-            for first, _, second in cells:
-                self._append(first, overlap=bool(second))
-                if second:
-                    self._append(second)
-
-    def _append(self, word: str, *, overlap: bool = False) -> None:
-        kind, chunk = cast("Kind", word[0]), word[1:]
-        if kind == "W":
-            wanted = {self._stages[int(chunk)]} if chunk else set(self._stages)
-            due = next(n for n, action in enumerate(self._unweighted) if action.stage in wanted)
-            gradient = self._unweighted.pop(due)
-            self.actions.append(Action(gradient.stage, "W", gradient.microbatch))
-            return
-        stage = self._stages[int(chunk)]
-        forward = kind == "F"
-        action = Action(stage, kind, self._next[forward, stage], overlap)
-        self._next[forward, stage] += 1
-        self.actions.append(action)
-        if kind == "I":
-            self._unweighted.append(action)
+        pairs = [word.partition("&") for word in words.split()]
+        parsed = []
+        for first, pair, second in pairs:
+            for word in (first, second) if pair else (first,):
+                stage = self._stages[int(word[1:])] if word[1:] else _ANY
+                parsed.append((cast("Kind", word[0]), stage, bool(pair) and word is first))
+        for kind, stage, overlap in parsed * times:
+            if kind == "W":
+                wanted = (n for n, due in enumerate(self._due) if stage in (due[0], _ANY))
+                self.actions.append(self._due.pop(next(wanted)))
+                continue
+            counted_as = kind == "F", stage
+            microbatch = self._next[counted_as]
+            self._next[counted_as] = microbatch + 1
+            self.actions.append(Action(stage, kind, microbatch, overlap))
+            if kind == "I":
+                self._due.append(Action(stage, "W", microbatch))

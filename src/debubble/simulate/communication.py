@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -225,7 +226,8 @@ class Wiring:
 
 def wire_up(order: Order) -> Wiring:
     """Find out what an order sends from rank to rank."""
-    home = {action.stage: rank for rank, actions in enumerate(order) for action in actions}
+    stage_of = attrgetter("stage")
+    home = {s: rank for rank, actions in enumerate(order) for s in set(map(stage_of, actions))}
     return Wiring(
         cells=[list(cells_of(actions)) for actions in order],
         home=home,
@@ -402,10 +404,18 @@ def take_turns(wiring: Wiring, passes: FlatPasses) -> list[int]:
         np.arange(len(first)),
     )
     every = list(zip(*(column.tolist() for column in columns), strict=True))
+    # The last cell of each stage, and the last of them that goes backward.
+    last_of, back_of = np.full((2, max(wiring.home) + 1), NOTHING)
+    last_of[passes.stage] = passes.cell
+    back = np.flatnonzero((passes.kind == PassKind.B) | (passes.kind == PassKind.W))
+    back_of[passes.stage[back]] = passes.cell[back]
     begin, rests = 0, []
-    for cells in wiring.cells:
+    for rank, cells in enumerate(wiring.cells):
         turns, done = list[tuple[int, ...]](), begin
-        for number, idle in sorted(_idle_turns(cells).items()):
+        mine = [stage for stage, home in wiring.home.items() if home == rank]
+        backward = back_of[mine][back_of[mine] >= 0] - begin
+        idle_turns = _idle_turns(cells, (last_of[mine] - begin).tolist(), backward.tolist())
+        for number, idle in sorted(idle_turns.items()):
             turns += every[done : begin + number]
             turns += [idle_turn] * idle
             done = begin + number
@@ -429,19 +439,18 @@ def take_turns(wiring: Wiring, passes: FlatPasses) -> list[int]:
     return written[:NOTHING]
 
 
-def _idle_turns(cells: list[Cell]) -> dict[int, int]:
+def _idle_turns(cells: list[Cell], last: list[int], backward: list[int]) -> dict[int, int]:
     """Return how many turns torch spends on sharded parameters before a cell; after the last, too.
 
-    It gathers the stages that come next, frees the others, and reduces the gradients of a stage
-    after its last backward pass. Nothing is sent in such a turn, but the others get ahead.
+    Of each stage of the rank, `last` is its last cell, `backward` its last that goes backward. It
+    gathers the stages that come next, frees the others, and reduces the gradients of a stage after
+    its last backward pass. Nothing is sent in such a turn, but the others get ahead.
     """
     idle: Counter[int] = Counter()
-    last = {action.stage: number for number, cell in enumerate(cells) for action in cell}
-    backward = {a.stage: n for n, cell in enumerate(cells) for a in cell if a.kind in "BW"}
-    idle.update(number + 1 for number in backward.values())
+    idle.update(number + 1 for number in backward)
     if len(last) <= _MOST_GATHERED:  # all from the beginning, each until its last pass
         idle[0] += len(last)
-        idle.update(number + 1 for number in last.values())
+        idle.update(number + 1 for number in last)
         return idle
     gathered: frozenset[int] = frozenset()
     for number, upcoming in enumerate((*_upcoming(cells), frozenset[int]())):

@@ -35,6 +35,7 @@ from debubble.simulate.program import (
     OrderCycle,
     Program,
     Times,
+    Waits,
     in_exchange,
 )
 from debubble.timeline.model import F64, I64, Flags
@@ -71,15 +72,12 @@ class Engine:
         self._batch_end = np.arange(2 * p + b, 2 * p + 2 * b)
         self._call_end = np.arange(2 * (p + b), 2 * (p + b) + len(program.syncs))
         self._events = 2 * (p + b) + len(program.syncs)
-        self._edges = (
-            *self._of_passes(),
-            *self._of_batches(queues=queues),
-            *(self._of_hosts() if len(program.syncs) else ()),
-        )
+        self._queues = queues
         self._first = np.flatnonzero(program.passes.before < 0)
         last = np.ones(p + 1, dtype=bool)
         last[program.passes.before] = False
         self._last = np.flatnonzero(last[:p])
+        self._ends = self._pass_start[np.concatenate((self._first, self._last))]
 
     @cached_property
     def exchanged(self) -> Flags:
@@ -118,7 +116,6 @@ class Engine:
         columns = lengths.columns()
         runs = max((column.shape[1] for column in columns.values() if column.ndim > 1), default=1)
         network, floor = self._network(lengths), self._floor(lengths)
-        ends = self._pass_start[np.concatenate((self._first, self._last))]
         found = []
         for first in range(0, runs, _RUNS_AT_ONCE):
             block = slice(first, first + _RUNS_AT_ONCE)
@@ -126,7 +123,9 @@ class Engine:
                 name: column[:, block] if column.ndim > 1 else column
                 for name, column in columns.items()
             }
-            starts = network.run_for(ends, chosen, floor[:, block] if floor.ndim > 1 else floor)
+            starts = network.run_for(
+                self._ends, chosen, floor[:, block] if floor.ndim > 1 else floor
+            )
             begun, last = starts[: len(self._first)], starts[len(self._first) :]
             lasted = chosen["passes"][self._last]
             last = last + (lasted[:, None] if lasted.ndim < last.ndim else lasted)
@@ -136,9 +135,18 @@ class Engine:
     def waits_in_a_circle(self) -> bool:
         """Tell whether this program can never end."""
         try:
-            return self._free is None
+            self._free.refuse_circle()
         except OrderCycle:
             return True
+        return False
+
+    def _edges(self) -> tuple[Edges, ...]:
+        """Return all that waits; large, and asked for once."""
+        return (
+            *self._of_passes(),
+            *self._of_batches(queues=self._queues),
+            *(self._of_hosts() if len(self.program.syncs) else ()),
+        )
 
     def _of_passes(self) -> tuple[Edges, ...]:
         """Let a pass start after the pass before it and its inputs, and end after its start."""
@@ -159,7 +167,9 @@ class Engine:
     def _of_batches(self, *, queues: bool) -> tuple[Edges, ...]:
         """Let a batch start after the passes before it, in its queue's order; both sides end it."""
         batches, messages = self.program.batches, self.program.messages
-        after = np.flatnonzero(batches.after >= 0)
+        # What the batch before it waits for, too, has been there before that one ends.
+        said = (batches.before >= 0) & (batches.after == batches.after[batches.before]) & queues
+        after = np.flatnonzero((batches.after >= 0) & ~said)
         queued = np.flatnonzero((batches.before >= 0) & queues)
         launched = np.flatnonzero((batches.launched_after >= 0) & queues)
         every, meets = np.arange(len(messages)), np.flatnonzero(messages.rendezvous)
@@ -203,18 +213,28 @@ class Engine:
         """Events with hosts that may hold up any start."""
         starts = np.zeros(self._events, dtype=bool)
         starts[self._pass_start] = starts[self._batch_start] = starts[self._call_end] = True
-        return Network(self._events, self._edges, floored=starts)
+        return Network(self._events, self._edges(), floored=starts, asked=self._ends)
 
     @cached_property
     def _free(self) -> Network:
         """Events with nothing to hold up but first passes: a batch that waits for none is there."""
-        passes = np.zeros(self._events, dtype=bool)
-        passes[self._pass_start] = True
-        there = ~passes
-        for edges in self._edges:
-            there[edges.target] = False
-        used = np.concatenate([~there[edges.source] for edges in self._edges])
-        return Network(self._events, self._edges, floored=passes, used=used)
+        edges = self._edges()
+        there = np.ones(self._events, dtype=bool)
+        there[self._pass_start] = False
+        for part in edges:
+            there[part.target] = False
+        used = np.concatenate([~there[part.source] for part in edges])
+        first = np.zeros(self._events, dtype=bool)
+        first[self._pass_start[self._first]] = True
+        # Of passes that follow the one before alone, every other is skipped at most: long ways back
+        # take long to add up.
+        program = self.program
+        alone = program.passes.before >= 0
+        alone[program.messages.consumer] = alone[program.needs[:, 0]] = False
+        alone[program.waits[:, 0]] = False
+        stays = self._pass_start[alone & alone[program.passes.before]]
+        asked = np.concatenate((self._ends, stays))
+        return Network(self._events, edges, floored=first, used=used, asked=asked)
 
     def _floor(self, lengths: Lengths) -> I64:
         """Return the floors of all events."""
@@ -262,9 +282,18 @@ class Network:
     """Runs one set of events with any lengths; events that follow one other alone are skipped."""
 
     def __init__(
-        self, events: int, edges: tuple[Edges, ...], *, floored: Flags, used: Flags | None = None
+        self,
+        events: int,
+        edges: tuple[Edges, ...],
+        *,
+        floored: Flags,
+        asked: I64,
+        used: Flags | None = None,
     ) -> None:
-        """Only `floored` events, and such without sources, may have floors; unused edges go."""
+        """Only `floored` events, and such without sources, may have floors; unused edges go.
+
+        Events that are `asked` for alone, by `run_for`, are never skipped.
+        """
         self._events = events
         names = list(dict.fromkeys(part.length for part in edges))
         target = np.concatenate([part.target for part in edges])
@@ -274,6 +303,7 @@ class Network:
         if used is not None:
             target, source, name, rows = target[used], source[used], name[used], rows[used]
         skips = ~floored & (np.bincount(target, minlength=events) == 1)
+        skips[asked] = False
         # The edge into each event that is skipped.
         into = np.zeros(events, dtype=np.int64)
         only = np.flatnonzero(skips[target])
@@ -283,17 +313,18 @@ class Network:
         """Of each event among those that are kept; -1 where it is skipped."""
         edge = np.flatnonzero(~skips[target])
         anchor, starts, passed = _walk_back(source[edge], skips, into, source)
-        self._graph = EventGraph(
-            len(self._kept),
-            self._number[target[edge]],
-            self._number[anchor],
-            floored[self._kept],
-        )
         # A new edge is as long as the old one that it ends with, and those that it goes past.
-        stands = np.argsort(self._graph.edge_order)
-        new = stands[np.concatenate((np.arange(len(edge)), starts))]
-        old = np.concatenate((edge, passed))
-        self._after = _Totals(len(edge), new, names, name[old], rows[old])
+        new, old = np.concatenate((np.arange(len(edge)), starts)), np.concatenate((edge, passed))
+        target, anchor = self._number[target[edge]], self._number[anchor]
+        left = _Left(
+            target=target,
+            source=anchor,
+            lengths=(new, names, name[old], rows[old]),
+            floored=floored[self._kept],
+            waits=Waits(len(self._kept), target, anchor),
+        )
+        # On many levels of few events one run takes longer than without, and may be the only one.
+        self._left = left if left.waits.narrow else left.put_on_levels()
         anchor, starts, passed = _walk_back(self._skipped, skips, into, source)
         self._anchor = self._number[anchor]
         """The event, by its new number, that each skipped one follows."""
@@ -304,9 +335,14 @@ class Network:
         """When what was skipped happens, after its anchor; many runs never ask."""
         return _Totals(*self._of_later)
 
+    def refuse_circle(self) -> None:
+        """Raise `OrderCycle` where events wait for each other; what is on levels does not."""
+        if isinstance(self._left, _Left):
+            self._left.waits.levels()
+
     def run(self, columns: Mapping[str, I64], floor_ns: I64) -> I64:
         """Return when every event happens; a second dimension of lengths holds many runs."""
-        kept = self._graph.run_delays(self._after.of(columns), floor_ns[self._kept])
+        kept = self._run_kept(columns, floor_ns)
         later = self._later.of(columns)
         moments = np.empty((self._events, *kept.shape[1:]), dtype=np.int64)
         moments[self._kept] = kept
@@ -317,9 +353,43 @@ class Network:
         return moments
 
     def run_for(self, wanted: I64, columns: Mapping[str, I64], floor_ns: I64) -> I64:
-        """Return when some events happen that may have floors, and no others."""
-        after, floor = self._after.of(columns), floor_ns[self._kept]
-        return self._graph.run_delays(after, floor, self._number[wanted])
+        """Return when some of the events that are asked for happen, and no others."""
+        return self._run_kept(columns, floor_ns, self._number[wanted])
+
+    def _run_kept(
+        self, columns: Mapping[str, I64], floor_ns: I64, wanted: I64 | None = None
+    ) -> I64:
+        floor, left = floor_ns[self._kept], self._left
+        if isinstance(left, _Left):
+            if all(column.ndim == 1 for column in (floor, *columns.values())):
+                after = _Totals(len(left.target), *left.lengths).of(columns)
+                moments = left.waits.run_once(after.steady, floor)
+                return moments if wanted is None else moments[wanted]
+            self._left = left = left.put_on_levels()
+        graph, totals = left
+        return graph.run_delays(totals.of(columns), floor, wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Left:
+    """Events that are kept, by their new numbers, and the edges between them."""
+
+    target: I64
+    source: I64
+    lengths: tuple[I64, list[str], I64, I64]
+    """To which edge to add which length: of a name, by its number, in a row."""
+    floored: Flags
+    waits: Waits
+
+    def put_on_levels(self) -> tuple[EventGraph, _Totals]:
+        """Return what runs many runs at once, and the lengths of edges in its order."""
+        graph = EventGraph(
+            len(self.floored), self.target, self.source, self.floored, waits=self.waits
+        )
+        stands = np.empty(len(self.target), dtype=np.int64)
+        stands[graph.edge_order] = np.arange(len(stands))
+        new, names, name, rows = self.lengths
+        return graph, _Totals(len(stands), stands[new], names, name, rows)
 
 
 def _walk_back(start: I64, skips: Flags, into: I64, source: I64) -> tuple[I64, I64, I64]:
@@ -365,15 +435,14 @@ class _Totals:
         chosen = np.flatnonzero(varies)
         if not wide:
             return Delays(steady=total, rows=chosen, varied=total[:0])
-        wide.sort(key=lambda part: -len(part[0]))
-        new, rows, column = wide[0]
-        if len(new) == len(chosen):
-            varied, wide = column[rows], wide[1:]
-        else:
-            varied = np.zeros((len(chosen), column.shape[1]), dtype=np.int64)
+        varied = np.empty((len(chosen), wide[0][2].shape[1]), dtype=np.int64)
         number = np.cumsum(varies) - 1
         for new, rows, column in wide:
-            varied[number[new]] += column[rows]
+            first = varies[new]
+            varies[new] = False
+            varied[number[new[first]]] = column.take(rows[first], axis=0)
+            if not first.all():
+                varied[number[new[~first]]] += column.take(rows[~first], axis=0)
         return Delays(steady=total, rows=chosen, varied=varied)
 
 

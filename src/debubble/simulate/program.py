@@ -62,10 +62,17 @@ class _Level:
 class EventGraph:
     """Events 0 to n - 1; edge i says that `target[i]` waits for `source[i]`."""
 
-    def __init__(self, events: int, target: I64, source: I64, floored: Flags | None = None) -> None:
+    def __init__(
+        self,
+        events: int,
+        target: I64,
+        source: I64,
+        floored: Flags | None = None,
+        waits: Waits | None = None,
+    ) -> None:
         """Without `floored` any event may have a floor; with it, those, and any without sources."""
         self.events = events
-        level = _levels(events, target, source)
+        level = (waits or Waits(events, target, source)).levels()
         sources = np.bincount(target, minlength=events)
         most = int(sources.max(initial=0)) + 1
         # By level, then by most sources: one key sorts quicker than two.
@@ -165,22 +172,55 @@ class _Added:
             latest[self._within[begin:end]] += self._varied[begin:end]
 
 
-def _levels(events: int, target: I64, source: I64) -> I64:
-    """Return how many edges the longest way to each event has."""
-    order = np.argsort(source, kind="stable")
-    reached = target[order]
-    begin = np.append(0, np.cumsum(np.bincount(source, minlength=events)))
-    missing = np.bincount(target, minlength=events)
-    level = np.zeros(events, dtype=np.int64)
-    ready, done = _level_by_level(level, missing, reached, begin)
-    if len(ready):
-        level, done = _event_by_event(level, missing, reached, begin, ready, done)
+class Waits:
+    """Which events wait for each: who happens next, and on which level."""
+
+    def __init__(self, events: int, target: I64, source: I64) -> None:
+        self._by_source = np.argsort(source, kind="stable")
+        self._reached = target[self._by_source]
+        self._begin = np.append(0, np.cumsum(np.bincount(source, minlength=events)))
+        self._sources = np.bincount(target, minlength=events)
+        self._level = np.zeros(events, dtype=np.int64)
+        self._missing = self._sources.copy()
+        self._ready, self._done = _level_by_level(
+            self._level, self._missing, self._reached, self._begin
+        )
+
+    @property
+    def narrow(self) -> bool:
+        """Whether so few events of many are on a level that one run goes event by event."""
+        return len(self._ready) > 0 and len(self._level) >= _LOOK_EVERY * _WIDE
+
+    def levels(self) -> I64:
+        """Return how many edges the longest way to each event has."""
+        lengths = np.ones(len(self._reached), dtype=np.int64)
+        if len(self._ready):
+            self._level, self._done = _event_by_event(
+                self._level,
+                self._missing,
+                (self._reached, self._begin, lengths),
+                self._ready,
+                self._done,
+            )
+            self._ready = self._ready[:0]
+        _refuse_circle(self._done, len(self._level))
+        return self._level
+
+    def run_once(self, after_ns: I64, floor_ns: I64) -> I64:
+        """Return when each event happens in one run, without levels: see `EventGraph.run`."""
+        ready = np.flatnonzero(self._sources == 0)
+        ways = self._reached, self._begin, after_ns[self._by_source]
+        moments, done = _event_by_event(floor_ns, self._sources, ways, ready, 0)
+        _refuse_circle(done, len(moments))
+        return moments
+
+
+def _refuse_circle(done: int, events: int) -> None:
     if done < events:
         raise OrderCycle(
             "passes and messages wait for each other in a circle",
             hint="the traces are of different runs or steps, or their order was not understood",
         )
-    return level
 
 
 def _level_by_level(level: I64, missing: I64, reached: I64, begin: I64) -> tuple[I64, int]:
@@ -206,23 +246,27 @@ def _level_by_level(level: I64, missing: I64, reached: I64, begin: I64) -> tuple
     return ready, done
 
 
-def _event_by_event(  # noqa: PLR0913, PLR0917 (where the other way of doing it stopped)
-    level: I64, missing: I64, reached: I64, begin: I64, ready: I64, done: int
+def _event_by_event(
+    known: I64, missing: I64, ways: tuple[I64, I64, I64], ready: I64, done: int
 ) -> tuple[I64, int]:
-    """Give the others theirs; return all levels, and how many events have one."""
-    levels, lacking, targets = level.tolist(), missing.tolist(), reached.tolist()
-    begins, waiting = begin.tolist(), ready.tolist()
+    """Give each event the longest way to it, or what is known if that is more; count them.
+
+    Of `ways`: the events that each reaches, where those of each begin, and how long they are.
+    """
+    longest, lacking, waiting = known.tolist(), missing.tolist(), ready.tolist()
+    targets, begins, lengths = (column.tolist() for column in ways)
     while waiting:
         event = waiting.pop()
         done += 1
-        after = levels[event] + 1
-        for later in targets[begins[event] : begins[event + 1]]:
-            if levels[later] < after:  # noqa: PLR1730 (`max` takes three times as long here)
-                levels[later] = after
+        here = longest[event]
+        for way in range(begins[event], begins[event + 1]):
+            later, there = targets[way], here + lengths[way]
+            if longest[later] < there:  # noqa: PLR1730 (`max` takes three times as long here)
+                longest[later] = there
             lacking[later] -= 1
             if not lacking[later]:
                 waiting.append(later)
-    return np.array(levels, dtype=np.int64), done
+    return np.array(longest, dtype=np.int64), done
 
 
 NONE = -1
