@@ -24,6 +24,7 @@ from debubble.timeline.steps import RankRecord
 from debubble.timeline.work import number_passes
 from debubble.trace.columns import KernelKind, Operation, RankTrace, peak_memory
 from debubble.trace.optable import Op, OpTable
+from debubble.units import show_percent
 
 # Passes of one stage and kind that launch neither of their two commonest numbers of kernels are an
 # eighth of all at most on 120 recorded ranks; with a tenth of a rank's kernels lost, a half.
@@ -365,8 +366,8 @@ def name_unlike_sends(apart: dict[int, float], file: str) -> list[Gap]:
     return [
         Gap(
             code=Code.IMPOSSIBLE,
-            message=f"its passes end {share:.0%} of a pass away from where their results are sent, "
-            "those of other ranks at once: their times may not be as they were",
+            message=f"its passes end {show_percent(share)} of a pass away from where their results "
+            "are sent, those of other ranks at once: their times may not be as they were",
             hint="write its rows again; if it does something between the two, all is well",
             file=file,
             rank=name,
