@@ -95,14 +95,15 @@ sidecars = st.none() | st.builds(
 @st.composite
 def traces(draw: st.DrawFn) -> RankTrace:
     """Draw a trace whose indices all lead somewhere, and whose numbers are any."""
-    names = tuple(draw(st.lists(_TEXT, max_size=4)))
+    shapes = draw(st.lists(st.from_regex(r"\A[0-9]{1,5}(x[0-9]{1,5}){0,2}\Z"), max_size=2))
+    names = (*shapes, *draw(st.lists(_TEXT, max_size=4)))
     threads = draw(st.lists(st.builds(Thread, identity=_TEXT, name=_TEXT), max_size=3).map(tuple))
     groups = draw(_GROUPS)
     rows = {name: draw(st.integers(0, 6)) for name in TABLES}
     highest = {
         "name": len(names),
         "dtype": len(names),
-        "shape": len(names),
+        "shape": len(shapes),
         "thread": len(threads),
         "group": len(groups),
         "launch": rows["launches"],
