@@ -43,7 +43,7 @@ class Case:
 
 CASES = (
     Case(layers=96, ranks=16, microbatches=32, most=64, repeats=5, bar_s=1.0),
-    Case(layers=192, ranks=64, microbatches=128, most=None, repeats=1, bar_s=5.0),
+    Case(layers=192, ranks=64, microbatches=128, most=None, repeats=3, bar_s=5.0),
 )
 TINY = Case(layers=12, ranks=3, microbatches=4, most=8, repeats=1, bar_s=1.0)
 
