@@ -22,7 +22,7 @@ from debubble.trace.columns import (
     doubt_memory,
     peak_memory,
 )
-from debubble.trace.guard import guard
+from debubble.trace.guard import _of_one_length, guard
 from debubble.trace.kineto import read_kineto
 from debubble.trace.run import find_run, read_run
 from debubble.trace.source import expand
@@ -228,6 +228,21 @@ def test_copies_that_all_take_the_same():
     unstated = np.full(len(copies), -1)
     damaged = with_kernels(trace, duration_ns=duration, stated_ns=unstated)
     assert "all its copies take 1 us" in refusal(damaged)
+
+
+@pytest.mark.parametrize(
+    ("count", "lasts_ns", "told"), [(16, 20_000, True), (15, 20_000, False), (16, 9_999, False)]
+)
+def test_kernels_of_a_name_that_all_take_the_same_are_doubted(count, lasts_ns, told):
+    trace = recorded()
+    lasts = np.where(np.arange(len(trace.kernels)) % 2, 12_345, 23_456)
+    name = np.full(len(lasts), trace.kernels.name[0])
+    name[:count], lasts[:count] = trace.kernels.name[-1], lasts_ns
+    assert trace.kernels.name[0] != trace.kernels.name[-1]
+    said = _of_one_length(with_kernels(trace, duration_ns=lasts, name=name))
+    assert bool(said) is told
+    whole = np.where(lasts == lasts_ns, lasts_ns // 1000 * 1000, 17_000)
+    assert not _of_one_length(with_kernels(trace, duration_ns=whole, name=name))
 
 
 def test_a_kernel_shorter_than_any_seen_and_than_its_like():

@@ -75,6 +75,7 @@ _LONG_IDLE_NS, _FEW_IDLE, _LONGEST_IDLE_NS, _IDLES = 50_000, 2, 200_000, 0.001
 # Compute kernels of each name come as often in one step as in the next, exactly so on 102 of 103
 # recorded ranks. Losses of fewer move no figure.
 _KERNELS_DIFFER = 0.01
+_ENOUGH_ALIKE, _LONG_ALIKE_NS = 16, 10_000  # of one length: on none of 451 recorded ranks
 # A launch takes the host 3 to 17 us in the middle; slow hosts and debuggers are allowed for.
 _LAUNCH_TAKES_NS = (200, 2_000_000)
 # No kernel that we have seen is shorter than 639 ns, on six kinds of device, and none that
@@ -140,6 +141,7 @@ def guard(trace: RankTrace) -> tuple[RankTrace | None, tuple[Gap, ...]]:
             else "",
             "record the rank again",
         ),
+        (Code.BAD_TIMES, _of_one_length(trace), "record the rank again"),
         (
             Code.LOST_OPERATORS,
             f"{uneven}: some may have been lost" if uneven else "",
@@ -351,6 +353,18 @@ def _orphans(trace: RankTrace, streams: _Streams) -> int:
     known[kernels.name[rows[seen]]] = True
     late = ~seen & (np.arange(len(rows)) > first_seen[number]) & known[kernels.name[rows]]
     return int(late.sum())
+
+
+def _of_one_length(trace: RankTrace) -> str:
+    """Say of a name that all its kernels last equally long: devices are not so even."""
+    lasts = trace.kernels.duration_ns
+    _, first, name, count = np.unique(trace.kernels.name, True, True, True)
+    differ = np.bincount(name[lasts != lasts[first][name]], minlength=len(count))
+    even = first[(differ == 0) & (count >= _ENOUGH_ALIKE) & (lasts[first] >= _LONG_ALIKE_NS)]
+    if not len(even) or not (lasts % NS_PER_US).any():  # some clocks tell whole microseconds
+        return ""
+    called, each = trace.names[trace.kernels.name[even[0]]], show_duration(int(lasts[even[0]]))
+    return f"all kernels called {called[:60]} last {each}, to the nanosecond"
 
 
 def _of_waits(trace: RankTrace) -> Iterator[str]:
